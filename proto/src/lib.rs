@@ -16,6 +16,7 @@ pub mod nri;
 pub mod plugin_reports;
 pub mod pod;
 pub mod quantity;
+pub mod read_api;
 pub mod record;
 pub mod request;
 pub mod resource;

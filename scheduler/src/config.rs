@@ -45,6 +45,11 @@ pub struct Args {
     /// Address to serve /healthz, /readyz, /metrics and /version on without TLS, such as 0.0.0.0:8081; nowhere if left out.
     #[arg(long, env = "GPUSHARE_HEALTH_LISTEN", value_name = "ADDRESS")]
     health_listen: Option<SocketAddr>,
+    /// Address to serve the read API on, such as 127.0.0.1:12346; nowhere but under the extender's prefix if left out. On a
+    /// loopback address every client is let in, which is every one that may forward a port to the pod; elsewhere TLS is
+    /// served, and clients need a bearer token.
+    #[arg(long, env = "GPUSHARE_READ_LISTEN", value_name = "ADDRESS")]
+    read_listen: Option<SocketAddr>,
     /// Path that the extender's verbs are under; the `urlPrefix` of kube-scheduler's configuration ends with it.
     #[arg(long, env = "GPUSHARE_PREFIX", default_value = "/gpushare-scheduler", value_parser = prefix)]
     prefix: String,
@@ -182,6 +187,8 @@ pub struct Serving {
     pub listen: SocketAddr,
     /// Address to serve probes and metrics on too, never over TLS.
     pub health_listen: Option<SocketAddr>,
+    /// Address to serve the read API on too.
+    pub read_listen: Option<SocketAddr>,
     /// Path that the verbs are under: empty, or with a slash in front and none behind.
     pub prefix: String,
     /// Largest request body, in bytes.
@@ -271,6 +278,7 @@ impl TryFrom<Args> for Config {
         let serving = Serving {
             listen: args.listen,
             health_listen: args.health_listen,
+            read_listen: args.read_listen,
             prefix: args.prefix,
             max_body: MAX_BODY,
             read_timeout: READ_TIMEOUT,
@@ -282,6 +290,16 @@ impl TryFrom<Args> for Config {
                 .as_ref()
                 .is_some_and(|certificates| certificates.for_extender),
         };
+        if let Some(address) = serving.read_listen
+            && !address.ip().to_canonical().is_loopback()
+            && serving.tls.is_none()
+            && !serving.tls_from_secret
+        {
+            bail!(
+                "--read-listen={address}: tokens would be sent in plain text. Set --tls-cert-file and --tls-key-file, or \
+                 --certificate-secret and --tls-from-secret; or listen on 127.0.0.1"
+            );
+        }
         // A command does not serve.
         serving.check_address(args.insecure_listen || args.command.is_some())?;
         Ok(Self {

@@ -18,8 +18,9 @@ mod request;
 pub mod requeue;
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::body::Body;
@@ -46,7 +47,8 @@ use crate::metrics::{Ending, Metrics, Timer, Verb};
 use crate::serve::ClientCertificate;
 use attempts::Attempts;
 use bind_limiter::{BindLimiter, KeyedLock};
-use inspect::{Access, ViewLimits};
+pub(crate) use inspect::Access;
+use inspect::ViewLimits;
 use preempt::NamedVictims;
 use recent_pods::RecentPods;
 use recheck::Recheck;
@@ -76,6 +78,7 @@ pub struct Extender {
     misfit_nodes: MisfitNodes,
     access: Access,
     view_limits: ViewLimits,
+    filter_clock: FilterClock,
 }
 
 /// State of pods from one request to the next. All of it is lost with the process.
@@ -90,6 +93,22 @@ struct PodMemory {
     retries: SampleRetries,
     waiting: WaitingPods,
     recheck: Recheck,
+}
+
+/// The number of filter requests, and the time of the last one.
+#[derive(Debug, Default)]
+struct FilterClock {
+    n_requests: AtomicU64,
+    /// Unix seconds.
+    last: AtomicU64,
+}
+
+impl FilterClock {
+    fn note(&self) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.n_requests.fetch_add(1, Ordering::Relaxed);
+        self.last.store(now.as_secs(), Ordering::Relaxed);
+    }
 }
 
 /// Limits of single requests.
@@ -192,6 +211,7 @@ impl Extender {
             misfit_nodes: MisfitNodes::default(),
             access: Access::new(serving.guards_views(), &serving.prefix),
             view_limits: ViewLimits::default(),
+            filter_clock: FilterClock::default(),
         }
     }
 
@@ -225,6 +245,23 @@ impl Extender {
     /// The state that requests are answered from.
     pub fn index(&self) -> &Shared<Index> {
         &self.index
+    }
+
+    /// The access of clients to views.
+    pub(crate) fn access(&self) -> &Access {
+        &self.access
+    }
+
+    /// The number of filter requests so far, and the time of the last one in unix seconds.
+    pub fn filter_requests(&self) -> (u64, Option<u64>) {
+        let n_requests = self.filter_clock.n_requests.load(Ordering::Relaxed);
+        let last = self.filter_clock.last.load(Ordering::Relaxed);
+        (n_requests, (n_requests > 0).then_some(last))
+    }
+
+    /// Returns true if this replica may bind pods.
+    pub fn is_leading(&self) -> bool {
+        self.leadership().check(now()).is_ok()
     }
 
     fn memory(&self) -> MutexGuard<'_, PodMemory> {
@@ -316,6 +353,7 @@ pub fn health_router(extender: Arc<Extender>, registry: Arc<Registry>) -> Router
 
 async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     let body = extender.receive(request).await;
+    extender.filter_clock.note();
     // Metrics show the time from the whole request to the answer, not the network.
     let mut timer = extender.metrics.time(Verb::Filter);
     let _permit = extender.answering.acquire().await;

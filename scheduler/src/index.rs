@@ -24,9 +24,10 @@ mod resource_demand;
 mod snapshot;
 mod stamp;
 mod victims;
+mod view;
 
 use std::cmp::max;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,7 @@ use proto::extender::MetaVictims;
 use proto::node::Node;
 use proto::plugin_reports::PluginState;
 use proto::pod::{Pod, Taint};
+use proto::read_api;
 use proto::record::DEVICE_ALLOCATED;
 use proto::request::RequestError;
 use proto::request::hints::DemandedEnforcement;
@@ -58,6 +60,7 @@ pub use resource_demand::ResourceDemand;
 pub use snapshot::{GpuSnapshot, NamespaceSnapshot, Snapshot};
 pub use stamp::Stamps;
 pub use victims::{Preemptor, Promised};
+pub(crate) use view::asked;
 
 use crate::accounting::kubelet_allocations::AllocationsByPod;
 use crate::accounting::{self, Bound, PodFacts};
@@ -93,6 +96,8 @@ pub struct Index {
     plain: PlainPods,
     /// Pods that request device resources and that kube-scheduler keeps a node for.
     nominated: FxHashSet<OwnerId>,
+    /// Pods that request device resources and that no watch has shown bound.
+    unbound: BTreeSet<OwnerId>,
     /// `PreferNoSchedule` taints by node name.
     soft_taints: FxHashMap<Box<str>, Box<[Taint]>>,
     stamps: Stamps,
@@ -142,6 +147,7 @@ impl Index {
             budgets: Budgets::default(),
             plain: PlainPods::default(),
             nominated: FxHashSet::default(),
+            unbound: BTreeSet::new(),
             soft_taints: FxHashMap::default(),
             stamps: Stamps::default(),
             prewarms: false,
@@ -388,6 +394,31 @@ impl Index {
         InspectedNode::of(self.filter(), name)
     }
 
+    /// The requests of typical pods, by which free memory counts as usable.
+    pub fn typical_requests(&self) -> Vec<RequestedGpus> {
+        view::typical_requests(self.fleet())
+    }
+
+    /// A node in the terms of the read API; `None` if it shares no GPUs and has no problem.
+    pub fn view_node(&self, id: NodeId, typical: &[RequestedGpus]) -> Option<read_api::Node> {
+        view::node(self.filter(), id, typical)
+    }
+
+    /// The number of pods that wait for a node, and some of them in the terms of the read API.
+    pub fn pending_pods(&self, most: usize) -> (usize, Vec<read_api::PendingPod>) {
+        view::pending_pods(&self.cluster, &self.unbound, most)
+    }
+
+    /// Pods by whose end a request fits on a node; none if no choice of them was found.
+    pub fn pods_in_the_way(&self, node: NodeId, demand: &ResourceDemand<'_>) -> Vec<read_api::PodName> {
+        view::pods_in_the_way(&self.cluster, node, demand)
+    }
+
+    /// Returns true if no node is refused for its device plugin.
+    pub fn all_plugins_serve(&self) -> bool {
+        self.plugins.is_calm()
+    }
+
     /// The pod's UID, as the text that is kept already if there is one.
     pub fn owner(&self, uid: &str) -> OwnerId {
         self.cluster.pods.owner(uid)
@@ -500,6 +531,7 @@ impl Index {
         let list = self.pod_list.number;
         let owner = self.cluster.pods.owner(uid);
         let Some(bound) = &facts.bound else {
+            self.unbound.insert(owner.clone());
             let entry = self
                 .cluster
                 .pods
@@ -518,6 +550,7 @@ impl Index {
             self.stamps.saw(nanos);
         }
         let node = bound.node.clone();
+        self.unbound.remove(uid);
         let entry = self
             .cluster
             .pods
@@ -538,6 +571,7 @@ impl Index {
         self.hints.end(&mut self.cluster, uid, None);
         self.cluster.fleet.release(uid);
         self.nominated.remove(uid);
+        self.unbound.remove(uid);
         let Some(entry) = self.cluster.pods.remove(uid) else {
             return;
         };

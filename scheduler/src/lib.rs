@@ -15,6 +15,7 @@ pub mod leader;
 pub mod metrics;
 pub mod offline;
 pub mod prewarm;
+pub mod read_api;
 pub mod room;
 pub mod run;
 pub mod serve;

@@ -63,6 +63,7 @@ pub fn serving() -> Serving {
     Serving {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         health_listen: None,
+        read_listen: None,
         prefix: "/gpushare-scheduler".to_owned(),
         max_body: MAX_BODY,
         read_timeout: READ_TIMEOUT,

@@ -24,6 +24,7 @@ use proto::node::Node;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use leader::Replica;
@@ -38,6 +39,7 @@ use crate::index::{Index, RawDevice, Shared};
 use crate::leader::Leadership;
 use crate::metrics::{Metrics, register_watches};
 use crate::prewarm::prewarm;
+use crate::read_api::{self, ReadApi};
 use crate::room::Room;
 use crate::serve::tls::CurrentTls;
 use crate::serve::{serve, serve_with_resets};
@@ -104,9 +106,8 @@ async fn serve_until_stopped(
     // Every address is bound before anything is watched: a process that cannot listen ends at once.
     let listener = listen_for_verbs(&config.serving).await?;
     let webhooks = webhooks(&config, &index, tls.webhooks, &mut registry).await?;
-    let health_listener = OptionFuture::from(config.serving.health_listen.map(listen))
-        .await
-        .transpose()?;
+    let read_listener = listen_if_set(config.serving.read_listen).await?;
+    let health_listener = listen_if_set(config.serving.health_listen).await?;
     info!(
         prefix = config.serving.prefix,
         tls = tls.extender.is_some(),
@@ -131,7 +132,13 @@ async fn serve_until_stopped(
     watch_for_hangs(config.hang_timeout, index)?;
     let registry = Arc::new(registry);
     let read_timeout = config.serving.read_timeout;
-    let routes = router(Arc::clone(&extender), Arc::clone(&registry), &config.serving);
+    let read_api = Arc::new(ReadApi::new(Arc::clone(&extender), stop.clone()));
+    tasks.spawn("history", Arc::clone(&read_api).record_history());
+    let serving = &config.serving;
+    let read =
+        read_listener.map(|listener| serve_reads(listener, &read_api, serving, tls.extender.as_ref(), &stop));
+    let reads_of_verbs = read_api::router(&read_api, &serving.prefix, serving.guards_views());
+    let routes = router(Arc::clone(&extender), Arc::clone(&registry), serving).merge(reads_of_verbs);
     let health = health_listener.map(|listener| {
         let routes = health_router(extender, registry);
         serve(
@@ -159,7 +166,14 @@ async fn serve_until_stopped(
         connection_resets,
         stop.cancelled_owned(),
     );
-    let servers = async { tokio::join!(extender, OptionFuture::from(health), OptionFuture::from(webhooks)) };
+    let servers = async {
+        tokio::join!(
+            extender,
+            OptionFuture::from(health),
+            OptionFuture::from(read),
+            OptionFuture::from(webhooks)
+        )
+    };
     tokio::select! {
         ended = tasks.ended() => Err(ended.into()),
         _ = servers => {
@@ -167,6 +181,29 @@ async fn serve_until_stopped(
             Ok(())
         }
     }
+}
+
+/// Serves the read API on an address of its own.
+fn serve_reads(
+    listener: TcpListener,
+    api: &Arc<ReadApi>,
+    serving: &Serving,
+    tls: Option<&CurrentTls>,
+    stop: &CancellationToken,
+) -> impl Future<Output = ()> + use<> {
+    let is_local = serving
+        .read_listen
+        .is_some_and(|address| address.ip().to_canonical().is_loopback());
+    // A port-forward ends on the loopback address, which no other machine reaches and no certificate names.
+    let tls = tls.filter(|_| !is_local).cloned();
+    let routes = read_api::router(api, "", !is_local);
+    serve(
+        listener,
+        routes,
+        tls,
+        serving.read_timeout,
+        stop.clone().cancelled_owned(),
+    )
 }
 
 fn extender(
@@ -213,6 +250,13 @@ async fn listen_for_verbs(serving: &Serving) -> anyhow::Result<TcpListener> {
         warn!(address = %serving.listen, "--insecure-listen: every client that reaches this address may bind pods");
     }
     listen(serving.listen).await
+}
+
+async fn listen_if_set(address: Option<SocketAddr>) -> anyhow::Result<Option<TcpListener>> {
+    match address {
+        Some(address) => listen(address).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {

@@ -42,6 +42,8 @@ mod old_extender_bugs;
 mod plugin_away;
 #[path = "extender/preempting.rs"]
 mod preempting;
+#[path = "extender/read_api.rs"]
+mod read_api;
 #[path = "extender/readers.rs"]
 mod readers;
 #[path = "extender/repeated.rs"]

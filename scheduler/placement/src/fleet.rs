@@ -184,6 +184,17 @@ impl Fleet {
         self.nodes.iter().map(|(id, node)| NodeView::new(id, node))
     }
 
+    /// Every node with its version, which grows with every change of the node.
+    pub fn node_versions(&self) -> impl Iterator<Item = (NodeId, u64)> {
+        let places = (0..).zip(&self.nodes.summaries).zip(&self.nodes.versions);
+        places
+            .filter(|((_, summary), _)| summary.exists)
+            .map(|((index, summary), version)| {
+                let generation = summary.generation;
+                (NodeId { index, generation }, *version)
+            })
+    }
+
     /// One node; `None` if it is gone.
     pub fn view(&self, id: NodeId) -> Option<NodeView<'_>> {
         Some(NodeView::new(id, self.nodes.get(id)?))
@@ -332,7 +343,7 @@ impl Fleet {
         BatchEvaluation::new(&self.nodes, self.context(hints), &self.cache, request.into())
     }
 
-    fn context<'a>(&'a self, hints: Hints<'a>) -> ChoiceContext<'a> {
+    pub(crate) fn context<'a>(&'a self, hints: Hints<'a>) -> ChoiceContext<'a> {
         ChoiceContext {
             weights: &self.weights,
             model: &self.model,

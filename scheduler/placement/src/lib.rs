@@ -10,7 +10,7 @@
 //!
 //! Each module builds only on those before it: `data` (values), `state` (nodes and every change of them), `choice`
 //! (decisions on one node), `batch` (evaluations of many nodes, and their caches), with `check` and `explain` beside
-//! these; `fleet` is the interface to all of them.
+//! these; `fleet` is the interface to all of them. `trial` places requests on copies of nodes.
 
 mod batch;
 mod check;
@@ -19,6 +19,7 @@ mod data;
 mod explain;
 mod fleet;
 mod state;
+mod trial;
 
 pub use batch::evaluation::BatchEvaluation;
 pub use batch::prewarm::Prewarm;
@@ -50,3 +51,4 @@ pub use data::request::{DeviceRequest, NodeRequest, RequestedGpus, RequestedMemo
 pub use data::workload::{PodProfile, Workload};
 pub use explain::{DeviceFit, GpuView, HeldView, HolderView, NodeView, OtherDeviceView};
 pub use fleet::Fleet;
+pub use trial::Trial;

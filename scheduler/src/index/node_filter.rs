@@ -205,7 +205,7 @@ impl<'a> NodeFilter<'a> {
     }
 
     /// The reason for which a node gets no pods, or few, on account of its plugin.
-    pub(super) fn plugin_problem(self, name: &str) -> Option<String> {
+    pub fn plugin_problem(self, name: &str) -> Option<String> {
         match self.plugins.standing(name) {
             Standing::Offered => None,
             Standing::Tried => Some(format!(

@@ -18,12 +18,12 @@ use crate::objects::{
     annotated, device, gpu, node, old_node, on, phase, placed_by_old_extender, pod, shared, units,
 };
 
-const N_NODES: usize = 3;
+pub(crate) const N_NODES: usize = 3;
 const N_PODS: usize = 6;
 
 /// One thing that happens.
 #[derive(Clone, Debug)]
-enum Step {
+pub(crate) enum Step {
     /// A node is put or changed: which of some forms it takes.
     Node(usize, usize),
     NodeGone(usize),
@@ -47,7 +47,7 @@ enum Step {
     Relist,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         2 => (0..N_NODES, 0..4_usize).prop_map(|(node, form)| Step::Node(node, form)),
         1 => (0..N_NODES).prop_map(Step::NodeGone),
@@ -66,7 +66,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(step, 1..60)
 }
 
-fn node_name(at: usize) -> String {
+pub(crate) fn node_name(at: usize) -> String {
     format!("n{at}")
 }
 
@@ -124,14 +124,14 @@ fn bound_by_others(pod: Value, node: &str, form: usize) -> Value {
 }
 
 /// The objects of the API server, and a scheduler that watches them.
-struct Run {
+pub(crate) struct Run {
     nodes: BTreeMap<usize, Value>,
     devices: BTreeMap<usize, Value>,
-    pods: BTreeMap<usize, Value>,
+    pub(crate) pods: BTreeMap<usize, Value>,
     n_created: usize,
     /// Decisions that the watch has not shown yet.
     open: BTreeMap<usize, Decision>,
-    index: Index,
+    pub(crate) index: Index,
 }
 
 /// The decision for a pod.
@@ -146,7 +146,7 @@ fn object<K: serde::de::DeserializeOwned>(object: &Value) -> K {
 }
 
 impl Run {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let none = std::iter::empty::<Value>;
         let index = offline::index(none(), none(), none());
         Self {
@@ -159,7 +159,7 @@ impl Run {
         }
     }
 
-    fn step(&mut self, step: &Step) {
+    pub(crate) fn step(&mut self, step: &Step) {
         match *step {
             Step::Node(at, form) => {
                 self.nodes.insert(at, some_node(at, form));

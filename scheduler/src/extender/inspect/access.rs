@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, Request, StatusCode, header};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use k8s_openapi::api::authorization::v1::{
-    NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
@@ -38,17 +38,28 @@ const MAX_REVIEWS: usize = 4;
 /// The longest time that a client waits for a review.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Verdicts by right and token, with the times at which they came.
+type Verdicts = HashMap<(Right, Box<str>), (Instant, TokenVerdict)>;
+
 /// Authorizes clients of the views.
-pub(in crate::extender) struct Access {
+pub(crate) struct Access {
     /// True if clients have to authenticate.
     is_required: bool,
     /// The path that RBAC rules name, one for all views.
     path: String,
     /// The API server that reviews tokens; without one only certificates count.
     client: Option<Client>,
-    /// Answers by token, with the times at which they came.
-    cache: Mutex<HashMap<Box<str>, (Instant, TokenVerdict)>>,
+    cache: Mutex<Verdicts>,
     reviews: Semaphore,
+}
+
+/// A right that the API server is asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Right {
+    /// To read the views.
+    Views,
+    /// To list the pods of all namespaces.
+    ListPods,
 }
 
 /// The result of a review.
@@ -63,7 +74,7 @@ enum TokenVerdict {
 
 /// The reason that a client may not read the views.
 #[derive(Debug, thiserror::Error)]
-enum Denied {
+pub(crate) enum Denied {
     /// Neither a certificate nor a token.
     #[error(
         "views demand a client certificate of the configured authorities, or a bearer token of a user who may get {path}"
@@ -127,15 +138,20 @@ impl Access {
         if !self.is_required || has_certificate {
             return Ok(());
         }
+        self.authorize(headers).await
+    }
+
+    /// Checks that a client has a token of a user who may read the views.
+    pub(crate) async fn authorize(&self, headers: &HeaderMap) -> Result<(), Denied> {
         let (Some(token), Some(client)) = (bearer_token(headers), self.client.as_ref()) else {
             return Err(Denied::NoCredentials {
                 path: self.path.clone(),
             });
         };
         // Unknown tokens are cached too: a client that repeats one costs the API server nothing.
-        let verdict = match self.cached(token) {
+        let verdict = match self.cached(Right::Views, token) {
             Some(verdict) => verdict,
-            None => self.review_in_time(client, token).await?,
+            None => self.review_in_time(client, Right::Views, token).await?,
         };
         match verdict {
             TokenVerdict::Allowed => Ok(()),
@@ -147,16 +163,33 @@ impl Access {
         }
     }
 
-    async fn review_in_time(&self, client: &Client, token: &str) -> Result<TokenVerdict, Denied> {
+    /// Returns true if the user of a client's token may list the pods of all namespaces.
+    pub(crate) async fn may_list_pods(&self, headers: &HeaderMap) -> bool {
+        let (Some(token), Some(client)) = (bearer_token(headers), self.client.as_ref()) else {
+            return false;
+        };
+        let verdict = match self.cached(Right::ListPods, token) {
+            Some(verdict) => Ok(verdict),
+            None => self.review_in_time(client, Right::ListPods, token).await,
+        };
+        verdict.is_ok_and(|verdict| verdict == TokenVerdict::Allowed)
+    }
+
+    async fn review_in_time(
+        &self,
+        client: &Client,
+        right: Right,
+        token: &str,
+    ) -> Result<TokenVerdict, Denied> {
         let review = async {
             // Clients with many tokens must not take the API server from binds.
             let _permit = self.reviews.acquire().await;
             // Another request with the same token may have been reviewed meanwhile.
-            if let Some(verdict) = self.cached(token) {
+            if let Some(verdict) = self.cached(right, token) {
                 return Ok(verdict);
             }
-            let verdict = self.review(client, token).await?;
-            self.insert(token, verdict.clone());
+            let verdict = self.review(client, right, token).await?;
+            self.insert(right, token, verdict.clone());
             Ok(verdict)
         };
         let reason = match tokio::time::timeout(REVIEW_TIMEOUT, review).await {
@@ -167,7 +200,7 @@ impl Access {
         Err(Denied::Unreviewed { reason })
     }
 
-    async fn review(&self, client: &Client, token: &str) -> Result<TokenVerdict, kube::Error> {
+    async fn review(&self, client: &Client, right: Right, token: &str) -> Result<TokenVerdict, kube::Error> {
         let spec = TokenReviewSpec {
             token: token.to_owned(),
             ..TokenReviewSpec::default()
@@ -191,7 +224,7 @@ impl Access {
         let name: Arc<str> = user.username.clone().unwrap_or_default().into();
         let review = SubjectAccessReview {
             metadata: ObjectMeta::default(),
-            spec: self.access_spec(user),
+            spec: self.access_spec(right, user),
             status: None,
         };
         let reviewed = Api::<SubjectAccessReview>::all(client.clone())
@@ -205,29 +238,34 @@ impl Access {
         })
     }
 
-    fn access_spec(&self, user: UserInfo) -> SubjectAccessReviewSpec {
-        let attributes = NonResourceAttributes {
+    fn access_spec(&self, right: Right, user: UserInfo) -> SubjectAccessReviewSpec {
+        let views = || NonResourceAttributes {
             path: Some(self.path.clone()),
             verb: Some("get".to_owned()),
         };
+        let pods = || ResourceAttributes {
+            resource: Some("pods".to_owned()),
+            verb: Some("list".to_owned()),
+            ..ResourceAttributes::default()
+        };
         SubjectAccessReviewSpec {
+            resource_attributes: (right == Right::ListPods).then(pods),
             user: user.username,
             uid: user.uid,
             // RBAC may give the right to a group, or by attributes that an authenticator adds.
             groups: user.groups,
             extra: user.extra,
-            non_resource_attributes: Some(attributes),
-            ..SubjectAccessReviewSpec::default()
+            non_resource_attributes: (right == Right::Views).then(views),
         }
     }
 
-    fn cached(&self, token: &str) -> Option<TokenVerdict> {
+    fn cached(&self, right: Right, token: &str) -> Option<TokenVerdict> {
         let cache = self.cache();
-        let (since, verdict) = cache.get(token)?;
+        let (since, verdict) = cache.get(&(right, Box::from(token)))?;
         (since.elapsed() < TTL).then(|| verdict.clone())
     }
 
-    fn insert(&self, token: &str, verdict: TokenVerdict) {
+    fn insert(&self, right: Right, token: &str, verdict: TokenVerdict) {
         // Tokens come from anyone, so the cache must not grow with their number.
         let mut cache = self.cache();
         if cache.len() >= MAX_CACHED {
@@ -237,13 +275,13 @@ impl Access {
             let oldest = cache
                 .iter()
                 .min_by_key(|(_, (since, _))| *since)
-                .map(|(token, _)| token.clone());
-            oldest.and_then(|token| cache.remove(&token));
+                .map(|(key, _)| key.clone());
+            oldest.and_then(|key| cache.remove(&key));
         }
-        cache.insert(token.into(), (Instant::now(), verdict));
+        cache.insert((right, token.into()), (Instant::now(), verdict));
     }
 
-    fn cache(&self) -> MutexGuard<'_, HashMap<Box<str>, (Instant, TokenVerdict)>> {
+    fn cache(&self) -> MutexGuard<'_, Verdicts> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,0 +1,90 @@
+//! Trials: placements on copies of nodes, for the question how many more pods would fit. The fleet itself does not change.
+
+use std::collections::BTreeSet;
+
+use crate::choice::choose::{choose, score};
+use crate::data::amounts::HostAmounts;
+use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
+use crate::data::ident::{NodeId, OwnerId};
+use crate::data::policy::{Policies, Score};
+use crate::data::reason::Reason;
+use crate::data::request::NodeRequest;
+use crate::fleet::Fleet;
+use crate::state::node::{Host, Node, NodeValueCache};
+
+/// Copies of nodes, and the placements that were tried on them.
+#[derive(Debug, Default)]
+pub struct Trial {
+    copies: Vec<Node>,
+    n_placements: u32,
+}
+
+impl Trial {
+    /// Copies a node with its holdings and hints; returns the number of the copy, or `None` if the node is gone.
+    pub fn copy(&mut self, fleet: &Fleet, node: NodeId) -> Option<usize> {
+        let copy = fleet.nodes.get(node)?.copy_with_hints(|_| true);
+        self.copies.push(copy);
+        Some(self.copies.len() - 1)
+    }
+
+    /// Copies a node without any holding, hint or use of its CPU; returns the number of the copy, or `None` if the node is gone.
+    pub fn copy_empty(&mut self, fleet: &Fleet, node: NodeId) -> Option<usize> {
+        let mut copy = fleet.nodes.get(node)?.copy_with_hints(|_| false);
+        copy.held.clear();
+        // Nothing is left to remove; the call computes the free amounts again.
+        copy.remove_all_held(&BTreeSet::new());
+        copy.host = Host {
+            total: copy.host.total,
+            ..Host::default()
+        };
+        self.copies.push(copy);
+        Some(self.copies.len() - 1)
+    }
+
+    /// Returns true if a copy has this CPU and memory free, or its total is not known.
+    pub fn has_host_room(&self, copy: usize, amounts: HostAmounts) -> bool {
+        let free = self.copies.get(copy).map(|node| node.host.free());
+        free.is_some_and(|free| amounts.cpu_milli <= free.cpu_milli && amounts.memory <= free.memory)
+    }
+
+    /// The score of a copy for a request.
+    ///
+    /// # Errors
+    /// The reason for which there is no room.
+    pub fn score(
+        &self,
+        fleet: &Fleet,
+        copy: usize,
+        request: NodeRequest<'_>,
+        policies: Policies,
+    ) -> Result<Score, Reason> {
+        let node = self.copies.get(copy).ok_or(Reason::NoDevice)?;
+        score(node, request, policies, fleet.context(Hints::Respect))
+    }
+
+    /// Places a request on a copy, where it stays.
+    ///
+    /// # Errors
+    /// The reason for which there is no room.
+    pub fn place(
+        &mut self,
+        fleet: &Fleet,
+        copy: usize,
+        request: NodeRequest<'_>,
+        policies: Policies,
+    ) -> Result<Placement, Reason> {
+        let node = self.copies.get_mut(copy).ok_or(Reason::NoDevice)?;
+        let placement = choose(node, request, policies.device, fleet.context(Hints::Respect))?;
+        self.n_placements += 1;
+        // No UID has a slash, so that the name is that of no pod.
+        let owner = OwnerId::from(format!("trial/{}", self.n_placements).as_str());
+        node.insert_held(Held {
+            owner,
+            origin: Origin::Decision,
+            holdings: Holdings::from(&placement),
+        });
+        node.host.used = node.host.used.plus(request.host);
+        node.value_cache = NodeValueCache::default();
+        Ok(placement)
+    }
+}

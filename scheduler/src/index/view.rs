@@ -1,0 +1,255 @@
+//! Nodes and pods in the terms of the read API.
+
+use std::collections::BTreeSet;
+
+use placement::{
+    Amounts, Evictable, Fleet, GpuView, HolderView, NodeId, NodeView, OwnerId, Preemption, RequestedGpus,
+};
+use proto::device::{ENFORCEMENT, GPU_MODEL_LABEL};
+use proto::read_api::{Amount, Gpu, Holder, Node, PendingPod, PodName};
+use proto::request::{Dialect, GpuRequest, Memory};
+
+use super::cluster::{Cluster, NodeState};
+use super::node_filter::NodeFilter;
+use super::resource_demand::ResourceDemand;
+use crate::accounting::ParsedRequest;
+use crate::inventory::record_id;
+
+/// A kind of request is typical if it is this part of the expected pods, in thousandths.
+const TYPICAL: u32 = 20;
+
+/// The requests of typical pods, by which free memory counts as usable.
+pub(super) fn typical_requests(fleet: &Fleet) -> Vec<RequestedGpus> {
+    let mut typical = Vec::new();
+    for (profile, permille) in fleet.expected_workload() {
+        let is_new = !typical.contains(&profile.gpus);
+        let takes_gpus = matches!(profile.gpus, RequestedGpus::Share(_) | RequestedGpus::Whole(_));
+        if permille >= TYPICAL && takes_gpus && is_new {
+            typical.push(profile.gpus);
+        }
+    }
+    typical
+}
+
+/// A node; `None` if it shares no GPUs and has no problem.
+pub(super) fn node(filter: NodeFilter<'_>, id: NodeId, typical: &[RequestedGpus]) -> Option<Node> {
+    let cluster = filter.cluster;
+    let view = cluster.fleet.view(id)?;
+    let state = cluster.nodes.get(view.name()).filter(|state| state.exists())?;
+    let unit = view.inventory().and_then(|inventory| inventory.unit_bytes);
+    let mut gpus = Vec::new();
+    for gpu in view.gpus() {
+        gpus.push(show_gpu(cluster, &gpu, typical, unit));
+    }
+    if gpus.is_empty() && state.problems.is_empty() {
+        return None;
+    }
+    Some(Node {
+        name: view.name().to_owned(),
+        model: model(state, view),
+        unit,
+        problems: state.problems.clone(),
+        plugin: filter.plugin_problem(view.name()),
+        gpus,
+    })
+}
+
+/// The model that a node's label, or else its first GPU, names.
+fn model(state: &NodeState, view: NodeView<'_>) -> String {
+    let labels = state.node.as_ref().and_then(|node| node.metadata.labels.as_ref());
+    let of_node = labels.and_then(|labels| labels.get(GPU_MODEL_LABEL)).cloned();
+    let of_gpu = || {
+        let gpu = view.inventory()?.gpus.first()?;
+        let labels = &gpu.attributes.labels;
+        labels.get(GPU_MODEL_LABEL).map(ToString::to_string)
+    };
+    of_node.or_else(of_gpu).unwrap_or_default()
+}
+
+fn show_gpu(cluster: &Cluster, view: &GpuView<'_>, typical: &[RequestedGpus], unit: Option<u64>) -> Gpu {
+    let GpuView { gpu, free, .. } = view;
+    let used = view.used.plus(view.suspect);
+    let is_usable = |request: &RequestedGpus| has_room(*request, *free, gpu.total(), unit);
+    let is_stranded = gpu.healthy && !typical.is_empty() && !typical.iter().any(is_usable);
+    let mut holders: Vec<Holder> = Vec::with_capacity(view.holders.len());
+    for holder in &view.holders {
+        holders.push(show_holder(cluster, holder));
+    }
+    holders.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
+    Gpu {
+        minor: gpu.minor,
+        uuid: record_id(gpu.uuid.as_str()).to_owned(),
+        healthy: gpu.healthy,
+        memory: Amount {
+            total: gpu.memory_bytes,
+            allocated: used.memory.bytes_ceil(),
+        },
+        stranded: if is_stranded { free.memory.bytes_floor() } else { 0 },
+        core: Amount {
+            total: gpu.core.into(),
+            allocated: used.core.into(),
+        },
+        sharers: Amount {
+            total: gpu.slots.into(),
+            allocated: used.slots.into(),
+        },
+        numa: gpu
+            .attributes
+            .location
+            .as_ref()
+            .and_then(|location| location.numa),
+        enforcement: gpu.attributes.labels.get(ENFORCEMENT).map(ToString::to_string),
+        used: None,
+        holders,
+    }
+}
+
+/// Returns true if one GPU with these free amounts has room for its part of a request.
+fn has_room(request: RequestedGpus, free: Amounts, total: Amounts, unit: Option<u64>) -> bool {
+    match request {
+        RequestedGpus::Share(share) => {
+            let memory = share.memory.on(total.memory, unit);
+            memory.is_some_and(|memory| {
+                let need = Amounts {
+                    memory,
+                    core: share.core,
+                    slots: share.slots,
+                };
+                need.within(free)
+            })
+        }
+        RequestedGpus::Whole(_) => free.memory == total.memory && free.core == total.core,
+        RequestedGpus::All { .. } | RequestedGpus::Nothing => false,
+    }
+}
+
+fn show_holder(cluster: &Cluster, holder: &HolderView<'_>) -> Holder {
+    let mut shown = Holder {
+        uid: holder.owner.to_string(),
+        memory: holder.amounts.memory.bytes_ceil(),
+        core: holder.amounts.core.into(),
+        ..Holder::default()
+    };
+    if let Some(entry) = cluster.pods.get(holder.owner) {
+        shown.namespace = entry.facts.namespace.to_string();
+        shown.name = entry.facts.name.to_string();
+        shown.asked = asked(&entry.facts.request);
+        shown.assumed = entry.assumption.is_some();
+        shown.problem = entry.problem.as_deref().map(str::to_owned);
+    }
+    shown
+}
+
+/// The number of pods that wait for a node, and the first of them.
+pub(super) fn pending_pods(
+    cluster: &Cluster,
+    unbound: &BTreeSet<OwnerId>,
+    most: usize,
+) -> (usize, Vec<PendingPod>) {
+    let mut pods = Vec::new();
+    for uid in unbound {
+        let Some(entry) = cluster.pods.get(uid) else {
+            continue;
+        };
+        // A pod whose binding is under way is shown on its node.
+        if entry.assumption.is_some() || !cluster.concerns(&entry.facts) {
+            continue;
+        }
+        if pods.len() >= most {
+            break;
+        }
+        pods.push(PendingPod {
+            namespace: entry.facts.namespace.to_string(),
+            name: entry.facts.name.to_string(),
+            uid: uid.to_string(),
+            asked: asked(&entry.facts.request),
+        });
+    }
+    (unbound.len(), pods)
+}
+
+/// The request of a pod in a few words, such as `8 GiB, 50 % core, 2 GPUs`.
+pub(crate) fn asked(request: &ParsedRequest) -> String {
+    let request = match request {
+        ParsedRequest::Valid(request) => request,
+        ParsedRequest::Invalid(error, _) => return error.to_string(),
+    };
+    let mut parts: Vec<String> = Vec::new();
+    if let Some(gpus) = &request.gpus {
+        parts.push(asked_gpus(gpus));
+    }
+    for (resource, amount) in &request.others {
+        parts.push(format!("{resource} {amount}"));
+    }
+    parts.join(", ")
+}
+
+fn asked_gpus(gpus: &GpuRequest) -> String {
+    let mut text = match (gpus.dialect, gpus.memory) {
+        (Dialect::AllDevices, _) => return "sight of all GPUs".to_owned(),
+        (Dialect::Vendor, _) if gpus.devices == 1 => return "1 whole GPU".to_owned(),
+        (Dialect::Vendor, _) => return format!("{} whole GPUs", gpus.devices),
+        (_, Memory::Units(units)) => format!("{units} units"),
+        (_, Memory::Bytes(bytes)) => gib(bytes),
+        (_, Memory::Ratio(ratio)) => format!("{ratio} %"),
+    };
+    if gpus.core > 0 {
+        text = format!("{text}, {} % core", gpus.core);
+    }
+    if gpus.devices > 1 {
+        text = format!("{text}, on each of {} GPUs", gpus.devices);
+    }
+    text
+}
+
+/// An amount of memory in GiB, or in MiB if it is less than one.
+#[expect(clippy::cast_precision_loss, reason = "one digit is shown, to people")]
+fn gib(bytes: u64) -> String {
+    let (amount, unit) = if bytes < 1 << 30 {
+        (bytes as f64 / f64::from(1 << 20), "MiB")
+    } else {
+        (bytes as f64 / f64::from(1 << 30), "GiB")
+    };
+    let text = format!("{amount:.1}");
+    format!("{} {unit}", text.strip_suffix(".0").unwrap_or(&text))
+}
+
+/// Pods by whose end a request fits on a node, as the search for victims finds them; priorities do not count.
+pub(super) fn pods_in_the_way(cluster: &Cluster, node: NodeId, demand: &ResourceDemand<'_>) -> Vec<PodName> {
+    let Some(view) = cluster.fleet.view(node) else {
+        return Vec::new();
+    };
+    let mut pods = Vec::new();
+    for held in view.held() {
+        pods.push(Evictable {
+            owner: held.owner.clone(),
+            priority: 0,
+            started: 0,
+            is_leaving: false,
+            is_forced: false,
+            budgets: Vec::new(),
+            frees: Vec::new(),
+        });
+    }
+    let outranked: Vec<OwnerId> = view.hinted().cloned().collect();
+    let preemption = Preemption {
+        pods: &pods,
+        budgets: &[],
+        must_free: &[],
+        outranked: &outranked,
+    };
+    let Some(victims) = cluster.fleet.preempt(node, demand.devices(), preemption) else {
+        return Vec::new();
+    };
+    let mut names = Vec::new();
+    for owner in &victims.owners {
+        if let Some(entry) = cluster.pods.get(owner) {
+            names.push(PodName {
+                namespace: entry.facts.namespace.to_string(),
+                name: entry.facts.name.to_string(),
+            });
+        }
+    }
+    names.sort();
+    names
+}

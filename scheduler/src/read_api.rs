@@ -1,0 +1,403 @@
+//! The read API: versioned JSON about nodes, GPUs and pods for `kubectl gpushare` and live pages. Every replica serves it; it
+//! changes nothing.
+//!
+//! It is served twice. The routes under the extender's prefix have the same access as the views of `inspect`. A listener of its
+//! own (`--read-listen`) lets in every client of the loopback address, which is every client that may forward a port to the pod.
+
+mod changes;
+mod doctor;
+mod explain;
+mod fit;
+mod history;
+mod snapshot;
+
+use std::convert::Infallible;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use axum::extract::{Extension, Path, RawQuery, Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Router, middleware};
+use bytes::Bytes;
+use futures::stream;
+use http::{HeaderMap, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use proto::read_api::{Diagnosis, FitRequest, Node, Replica, State as ClusterState, VERSION};
+use serde::Serialize;
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::extender::Extender;
+use crate::index::{Index, Shared};
+use crate::serve::ClientCertificate;
+pub use doctor::node_findings;
+pub use explain::explain;
+pub use fit::{FitError, fit};
+use history::Recorder;
+use snapshot::{Publisher, Snapshot};
+
+/// The most clients that follow changes at one time.
+const MAX_FOLLOWERS: usize = 64;
+/// The most explanations and fits in work at one time: they take at most one core from filters.
+const MAX_COMPUTING: usize = 1;
+/// Largest body of a request, in bytes.
+const MAX_BODY: usize = 1 << 20;
+/// The time between two points of the history.
+const HISTORY_STEP: Duration = Duration::from_secs(60);
+
+/// State and limits of the read API.
+pub struct ReadApi {
+    extender: Arc<Extender>,
+    publisher: Arc<AsyncMutex<Publisher>>,
+    history: Mutex<Recorder>,
+    followers: Arc<Semaphore>,
+    computing: Semaphore,
+    /// Ends the streams of changes, which would hold up the end of the process.
+    stop: CancellationToken,
+}
+
+/// The rights of a client that was let in.
+#[derive(Clone, Copy, Debug)]
+struct Viewer {
+    sees_names: bool,
+}
+
+/// The clients that a listener lets in.
+#[derive(Clone, Debug)]
+struct Gate {
+    api: Arc<ReadApi>,
+    demands_credentials: bool,
+}
+
+impl fmt::Debug for ReadApi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadApi").finish_non_exhaustive()
+    }
+}
+
+impl ReadApi {
+    /// The read API over the state of an extender, until `stop`.
+    pub fn new(extender: Arc<Extender>, stop: CancellationToken) -> Self {
+        let started = unix_time();
+        let epoch = format!("{:x}.{:x}", started.as_micros(), std::process::id());
+        Self {
+            publisher: Arc::new(AsyncMutex::new(Publisher::new(extender.index().clone(), &epoch))),
+            extender,
+            history: Mutex::default(),
+            followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
+            computing: Semaphore::new(MAX_COMPUTING),
+            stop,
+        }
+    }
+
+    fn index(&self) -> &Shared<Index> {
+        self.extender.index()
+    }
+
+    async fn snapshot(&self) -> Arc<Snapshot> {
+        // In a task of its own: a client that takes nothing of its answer for long must not hold the lock as long.
+        let publisher = Arc::clone(&self.publisher);
+        let renewal = tokio::spawn(async move { publisher.lock_owned().await.current().await });
+        match renewal.await {
+            Ok(snapshot) => snapshot,
+            // The runtime is being shut down.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Records the history for as long as the process runs.
+    pub async fn record_history(self: Arc<Self>) {
+        loop {
+            sleep(HISTORY_STEP).await;
+            if self.index().read().ready().is_ok() {
+                let snapshot = self.snapshot().await;
+                let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+                history.record(unix_time().as_secs(), snapshot.pending.total, &snapshot.models);
+            }
+        }
+    }
+
+    fn replica(&self) -> Replica {
+        let (filter_requests, last_filter) = self.extender.filter_requests();
+        Replica {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            leading: self.extender.is_leading(),
+            not_ready: self.index().read().ready().err(),
+            filter_requests,
+            last_filter_seconds: last_filter.map(|at| unix_time().as_secs().saturating_sub(at)),
+        }
+    }
+}
+
+/// The routes under a prefix, for all clients or for those with credentials.
+pub fn router(api: &Arc<ReadApi>, prefix: &str, demands_credentials: bool) -> Router {
+    let gate = Gate {
+        api: Arc::clone(api),
+        demands_credentials,
+    };
+    let path = |path: &str| format!("{prefix}/{VERSION}/{path}");
+    Router::new()
+        .route(&path("state"), get(state))
+        .route(&path("changes"), get(follow_changes))
+        .route(&path("history"), get(history))
+        .route(&path("doctor"), get(doctor))
+        .route(&path("pods/{namespace}/{name}/explain"), get(explain_pod))
+        .route(&path("fit"), post(fit_pods))
+        .route_layer(middleware::from_fn(demand_sync))
+        .route_layer(from_fn_with_state(gate, admit))
+        .with_state(Arc::clone(api))
+}
+
+/// Passes requests of clients with access.
+async fn admit(State(gate): State<Gate>, mut request: Request<Body>, next: Next) -> Response {
+    let has_certificate = request.extensions().get::<ClientCertificate>().is_some();
+    let access = gate.api.extender.access();
+    let viewer = if !gate.demands_credentials {
+        // A page on the Internet whose name resolves to the loopback address sends its own name here.
+        if !is_local_host(request.headers()) {
+            return (
+                StatusCode::MISDIRECTED_REQUEST,
+                "this address answers only requests to localhost\n",
+            )
+                .into_response();
+        }
+        Viewer { sees_names: true }
+    } else if has_certificate {
+        Viewer { sees_names: true }
+    } else if let Err(denied) = access.authorize(request.headers()).await {
+        return denied.into_response();
+    } else {
+        Viewer {
+            sees_names: access.may_list_pods(request.headers()).await,
+        }
+    };
+    request.extensions_mut().insert(viewer);
+    request.extensions_mut().insert(Arc::clone(&gate.api));
+    next.run(request).await
+}
+
+/// Refuses requests until every watch has listed its objects: half a cluster would be shown as all of it.
+async fn demand_sync(
+    Extension(api): Extension<Arc<ReadApi>>,
+    request: Request<Body>,
+    next: Next,
+) -> Response {
+    // `doctor` says what the replica waits for.
+    let is_exempt = request.uri().path().ends_with("/doctor");
+    let ready = api.index().read().ready();
+    match ready {
+        Err(reason) if !is_exempt => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
+        _ => next.run(request).await,
+    }
+}
+
+fn is_local_host(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST).and_then(|host| host.to_str().ok()) else {
+        return true;
+    };
+    if let Ok(address) = host.parse::<SocketAddr>() {
+        return address.ip().is_loopback();
+    }
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+async fn state(
+    State(api): State<Arc<ReadApi>>,
+    Extension(viewer): Extension<Viewer>,
+    headers: HeaderMap,
+) -> Response {
+    let snapshot = api.snapshot().await;
+    // Both variants of a revision have tags of their own, so that a cache between keeps them apart.
+    let suffix = if viewer.sees_names { "" } else { "-hidden" };
+    let tag = format!("\"{}{suffix}\"", snapshot.id());
+    let known = headers
+        .get(header::IF_NONE_MATCH)
+        .and_then(|tag| tag.to_str().ok());
+    if known.is_some_and(|known| known.split(',').any(|known| known.trim() == tag)) {
+        return (StatusCode::NOT_MODIFIED, [(header::ETAG, tag)]).into_response();
+    }
+    let pieces = stream::iter(
+        state_json(&api, &snapshot, viewer)
+            .into_iter()
+            .map(Ok::<_, Infallible>),
+    );
+    let headers = [
+        (header::ETAG, tag),
+        (header::CONTENT_TYPE, "application/json".to_owned()),
+        (header::CACHE_CONTROL, "no-cache".to_owned()),
+    ];
+    (headers, Body::from_stream(pieces)).into_response()
+}
+
+/// The state in pieces, of which the nodes are shared with the snapshot.
+fn state_json(api: &ReadApi, snapshot: &Snapshot, viewer: Viewer) -> Vec<Bytes> {
+    let mut head = ClusterState {
+        api_version: VERSION.to_owned(),
+        revision: snapshot.id(),
+        time: chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Secs, true),
+        replica: api.replica(),
+        totals: snapshot.totals,
+        models: snapshot.models.clone(),
+        nodes: Vec::new(),
+        pending: Vec::new(),
+        pending_total: snapshot.pending.total,
+        names_hidden: !viewer.sees_names,
+    };
+    if viewer.sees_names {
+        head.pending.clone_from(&snapshot.pending.pods);
+    }
+    let head = json(&head);
+    // The empty list of nodes is where the nodes go.
+    let split = head.windows(NO_NODES.len()).position(|window| window == NO_NODES);
+    let at = split.map_or(0, |at| at + NO_NODES.len() - 1);
+    let head = Bytes::from(head);
+    let mut pieces = Vec::with_capacity(2 * snapshot.nodes.len() + 2);
+    pieces.push(head.slice(..at));
+    for node in snapshot.nodes.values() {
+        if pieces.len() > 1 {
+            pieces.push(Bytes::from_static(b","));
+        }
+        pieces.push(node_json(&node.json, viewer));
+    }
+    pieces.push(head.slice(at..));
+    pieces
+}
+
+/// An empty list of nodes in the JSON of a state.
+const NO_NODES: &[u8] = b"\"nodes\":[]";
+
+fn node_json(json: &Bytes, viewer: Viewer) -> Bytes {
+    if viewer.sees_names {
+        return json.clone();
+    }
+    let mut node: Node = serde_json::from_slice(json).unwrap_or_default();
+    node.hide_names();
+    self::json(&node).into()
+}
+
+async fn follow_changes(
+    State(api): State<Arc<ReadApi>>,
+    Extension(viewer): Extension<Viewer>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Response {
+    let Ok(permit) = Arc::clone(&api.followers).try_acquire_owned() else {
+        let text =
+            format!("{MAX_FOLLOWERS} clients follow changes, as many as may at one time; try again later\n");
+        return (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "10")], text).into_response();
+    };
+    let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
+    let since = last
+        .or_else(|| parameter(query.as_deref(), "since"))
+        .unwrap_or_default();
+    changes::stream(api, viewer, since.to_owned(), permit)
+}
+
+async fn history(State(api): State<Arc<ReadApi>>) -> Response {
+    let history = api
+        .history
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .history();
+    respond(&history)
+}
+
+async fn doctor(State(api): State<Arc<ReadApi>>) -> Response {
+    let snapshot = api.snapshot().await;
+    let replica = api.replica();
+    respond(&Diagnosis {
+        api_version: VERSION.to_owned(),
+        findings: doctor::findings(&replica, &snapshot),
+        replica,
+    })
+}
+
+async fn explain_pod(
+    State(api): State<Arc<ReadApi>>,
+    Extension(viewer): Extension<Viewer>,
+    Path((namespace, name)): Path<(String, String)>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    if !viewer.sees_names {
+        let text = "explain names pods; it takes the right to list pods of all namespaces\n";
+        return (StatusCode::FORBIDDEN, text).into_response();
+    }
+    let all = parameter(query.as_deref(), "all") == Some("true");
+    let index = api.index().clone();
+    let _permit = api.computing.acquire().await;
+    let (for_search, of) = (index, format!("{namespace}/{name}"));
+    let explained = tokio::task::spawn_blocking(move || explain(&for_search, &namespace, &name, all)).await;
+    match explained {
+        Ok(Some(explanation)) => respond(&explanation),
+        Ok(None) => {
+            let text = format!("there is no pod {of:?} that asks for devices\n");
+            (StatusCode::NOT_FOUND, text).into_response()
+        }
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+async fn fit_pods(State(api): State<Arc<ReadApi>>, request: Request<Body>) -> Response {
+    let body = match Limited::new(request.into_body(), MAX_BODY).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) => {
+            return (StatusCode::BAD_REQUEST, format!("the request's body: {error}\n")).into_response();
+        }
+    };
+    let request: FitRequest = match serde_json::from_slice(&body) {
+        Ok(request) => request,
+        Err(error) => return (StatusCode::BAD_REQUEST, format!("fit request: {error}\n")).into_response(),
+    };
+    let index = api.index().clone();
+    let _permit = api.computing.acquire().await;
+    match tokio::task::spawn_blocking(move || fit(&index, &request)).await {
+        Ok(Ok(answer)) => respond(&answer),
+        Ok(Err(error)) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+/// The state of an index outside a scheduler, such as one that the CLI has filled itself.
+pub async fn state_of(index: Shared<Index>) -> ClusterState {
+    let snapshot = Publisher::new(index, "offline").current().await;
+    let mut nodes = Vec::with_capacity(snapshot.nodes.len());
+    for node in snapshot.nodes.values() {
+        nodes.extend(serde_json::from_slice::<Node>(&node.json));
+    }
+    ClusterState {
+        api_version: VERSION.to_owned(),
+        revision: snapshot.id(),
+        totals: snapshot.totals,
+        models: snapshot.models.clone(),
+        nodes,
+        pending: snapshot.pending.pods.clone(),
+        pending_total: snapshot.pending.total,
+        ..ClusterState::default()
+    }
+}
+
+/// The value of a parameter without escapes.
+fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
+    let mut pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
+}
+
+fn respond(answer: &impl Serialize) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], json(answer)).into_response()
+}
+
+fn json(answer: &impl Serialize) -> Vec<u8> {
+    // Structs of texts and numbers always serialize.
+    serde_json::to_vec(answer).unwrap_or_default()
+}
+
+fn unix_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}

@@ -1,0 +1,129 @@
+//! Changes as server-sent events, which a client can resume after a break.
+//!
+//! Each revision is one batch of events, whose last bears the revision as its ID. A client that breaks off within a batch gets
+//! the batch again, which changes nothing: every event carries the whole state of its node.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::stream;
+use http::header;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Duration, Instant, sleep};
+
+use super::snapshot::{Delta, MAX_AGE, Snapshot};
+use super::{ReadApi, Viewer, json, node_json};
+
+/// Time without an event after which a comment is sent, so that proxies keep the connection.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// One client that follows changes.
+struct Follower {
+    api: Arc<ReadApi>,
+    viewer: Viewer,
+    /// The ID of the last event that the client has, until the first batch.
+    since: Option<String>,
+    /// The revision of the last batch.
+    revision: u64,
+    last_sent: Instant,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// Streams the changes after the event with the ID `since`.
+pub(super) fn stream(
+    api: Arc<ReadApi>,
+    viewer: Viewer,
+    since: String,
+    permit: OwnedSemaphorePermit,
+) -> Response {
+    let follower = Follower {
+        api,
+        viewer,
+        since: Some(since),
+        revision: 0,
+        last_sent: Instant::now(),
+        _permit: permit,
+    };
+    let batches = stream::unfold(follower, async |mut follower| {
+        let batch = follower.next_batch().await?;
+        Some((Ok::<_, Infallible>(batch), follower))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, Body::from_stream(batches)).into_response()
+}
+
+impl Follower {
+    async fn next_batch(&mut self) -> Option<Bytes> {
+        loop {
+            if self.api.stop.is_cancelled() {
+                return None;
+            }
+            let snapshot = self.api.snapshot().await;
+            if let Some(batch) = self.batch(&snapshot) {
+                self.last_sent = Instant::now();
+                return Some(batch);
+            }
+            if self.last_sent.elapsed() >= KEEP_ALIVE {
+                self.last_sent = Instant::now();
+                return Some(Bytes::from_static(b":\n\n"));
+            }
+            tokio::select! {
+                () = sleep(MAX_AGE) => {}
+                () = self.api.stop.cancelled() => return None,
+            }
+        }
+    }
+
+    /// The events between the last batch and a snapshot; `None` if nothing has changed.
+    fn batch(&mut self, snapshot: &Snapshot) -> Option<Bytes> {
+        let is_first = self.since.is_some();
+        let known = match self.since.take() {
+            Some(id) => snapshot.parse_id(&id),
+            None => Some(self.revision),
+        };
+        self.revision = snapshot.revision();
+        let delta = known.and_then(|known| snapshot.since(known));
+        let mut text = Vec::new();
+        match delta {
+            // Another process issued the ID, or it is too old: the client has to read the state again.
+            None => write_event(&mut text, "reset", b"{}"),
+            Some(delta) if !delta.is_empty() => self.write_delta(&mut text, &delta, snapshot),
+            // The first event says that the client is up to date, and gives it an ID.
+            Some(_) if is_first => {}
+            Some(_) => return None,
+        }
+        text.extend_from_slice(format!("id: {}\n", snapshot.id()).as_bytes());
+        let totals = serde_json::json!({
+            "totals": snapshot.totals, "models": snapshot.models, "pendingTotal": snapshot.pending.total,
+        });
+        write_event(&mut text, "totals", &json(&totals));
+        Some(text.into())
+    }
+
+    fn write_delta(&self, text: &mut Vec<u8>, delta: &Delta, snapshot: &Snapshot) {
+        for node in &delta.changed {
+            write_event(text, "node", &node_json(&node.json, self.viewer));
+        }
+        for name in &delta.removed {
+            write_event(text, "removed", &json(&serde_json::json!({ "name": &**name })));
+        }
+        if delta.has_new_pending && self.viewer.sees_names {
+            write_event(text, "pending", &json(&snapshot.pending.pods));
+        }
+    }
+}
+
+fn write_event(text: &mut Vec<u8>, name: &str, data: &[u8]) {
+    text.extend_from_slice(b"event: ");
+    text.extend_from_slice(name.as_bytes());
+    // JSON escapes line breaks, so that the data is one line.
+    text.extend_from_slice(b"\ndata: ");
+    text.extend_from_slice(data);
+    text.extend_from_slice(b"\n\n");
+}

@@ -1,0 +1,324 @@
+//! The snapshot that all reads of the state are answered from, and its renewal.
+//!
+//! A renewal renders only the nodes that have changed, a few at a time under a short read lock, so that it holds up no filter.
+//! Nothing is renewed while no client asks, except once a minute for the history.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use placement::{NodeId, RequestedGpus};
+use proto::read_api::{Node, PendingPod, Totals};
+use rustc_hash::FxHashMap;
+use tokio::time::Instant;
+
+use crate::index::{Index, Shared};
+
+/// The age at which a snapshot is renewed: clients see changes at most this much later.
+pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
+/// Nodes that are copied under one lock.
+const NODES: usize = 16;
+/// The most pending pods of a snapshot.
+const MAX_PENDING: usize = 1000;
+/// The most removed nodes that are remembered for clients that resume.
+const MAX_REMOVED: usize = 4096;
+
+/// The state at one revision.
+#[derive(Clone, Debug)]
+pub(super) struct Snapshot {
+    /// Identifies this process among all replicas and restarts.
+    epoch: Arc<str>,
+    revision: u64,
+    pub(super) nodes: BTreeMap<Arc<str>, Arc<RenderedNode>>,
+    /// Removed nodes with the revision that first lacks each, the oldest first.
+    removed: VecDeque<(u64, Arc<str>)>,
+    /// Clients at an older revision cannot resume.
+    oldest: u64,
+    pub(super) pending: Pending,
+    pub(super) totals: Totals,
+    pub(super) models: BTreeMap<String, Totals>,
+}
+
+/// The pods that wait for a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pending {
+    pub(super) revision: u64,
+    pub(super) total: usize,
+    pub(super) pods: Vec<PendingPod>,
+}
+
+/// A node as JSON.
+#[derive(Debug)]
+pub(super) struct RenderedNode {
+    /// The snapshot that first has it so.
+    pub(super) revision: u64,
+    pub(super) json: Bytes,
+    model: String,
+    totals: Totals,
+    plugin: Option<String>,
+    /// True if a holder is assumed: the confirmation changes no version of the node.
+    has_assumed: bool,
+}
+
+/// The difference between two revisions.
+#[derive(Debug, Default)]
+pub(super) struct Delta {
+    pub(super) changed: Vec<Arc<RenderedNode>>,
+    pub(super) removed: Vec<Arc<str>>,
+    pub(super) has_new_pending: bool,
+}
+
+impl Delta {
+    pub(super) fn is_empty(&self) -> bool {
+        self.changed.is_empty() && self.removed.is_empty() && !self.has_new_pending
+    }
+}
+
+impl Snapshot {
+    /// The text that identifies the revision.
+    pub(super) fn id(&self) -> String {
+        format!("{}-{}", self.epoch, self.revision)
+    }
+
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// The revision with this text, if this process has issued it and a client can resume there.
+    pub(super) fn parse_id(&self, id: &str) -> Option<u64> {
+        let (epoch, revision) = id.rsplit_once('-')?;
+        let revision: u64 = revision.parse().ok()?;
+        (epoch == &*self.epoch && (self.oldest..=self.revision).contains(&revision)).then_some(revision)
+    }
+
+    /// The changes after a revision; `None` if they are not remembered.
+    pub(super) fn since(&self, revision: u64) -> Option<Delta> {
+        if revision < self.oldest {
+            return None;
+        }
+        let mut delta = Delta {
+            has_new_pending: self.pending.revision > revision,
+            ..Delta::default()
+        };
+        for node in self.nodes.values().filter(|node| node.revision > revision) {
+            delta.changed.push(Arc::clone(node));
+        }
+        for (removed_at, name) in self.removed.iter().rev() {
+            if *removed_at <= revision {
+                break;
+            }
+            // A node may have come back since.
+            if !self.nodes.contains_key(name) {
+                delta.removed.push(Arc::clone(name));
+            }
+        }
+        Some(delta)
+    }
+
+    fn remove(&mut self, name: &Arc<str>) -> bool {
+        if self.nodes.remove(name).is_none() {
+            return false;
+        }
+        self.removed.push_back((self.revision, Arc::clone(name)));
+        if self.removed.len() > MAX_REMOVED
+            && let Some((revision, _)) = self.removed.pop_front()
+        {
+            self.oldest = revision;
+        }
+        true
+    }
+
+    fn sum_up(&mut self) {
+        self.totals = Totals::default();
+        self.models.clear();
+        for node in self.nodes.values() {
+            self.totals.add(&node.totals);
+            match self.models.get_mut(&node.model) {
+                Some(model) => model.add(&node.totals),
+                None => drop(self.models.insert(node.model.clone(), node.totals)),
+            }
+        }
+    }
+}
+
+/// Keeps the newest snapshot, and what tells changed nodes from others.
+#[derive(Debug)]
+pub(super) struct Publisher {
+    index: Shared<Index>,
+    snapshot: Arc<Snapshot>,
+    renewed: Option<Instant>,
+    /// The version at which each node was rendered last, and its name if it is shown.
+    rendered: FxHashMap<NodeId, (u64, Option<Arc<str>>)>,
+    typical: Vec<RequestedGpus>,
+    /// False if some device plugin was away at the last renewal.
+    all_plugins_served: bool,
+}
+
+/// A node, its version, and its name and JSON if it is shown.
+type Rendering = (NodeId, u64, Option<(String, RenderedNode)>);
+
+/// Nodes to render again.
+struct Changes {
+    nodes: Vec<(NodeId, u64)>,
+    gone: Vec<NodeId>,
+    typical: Vec<RequestedGpus>,
+    all_plugins_serve: bool,
+    pending: Pending,
+}
+
+impl Publisher {
+    /// Publishes the state of an index; `epoch` identifies this process.
+    pub(super) fn new(index: Shared<Index>, epoch: &str) -> Self {
+        let snapshot = Snapshot {
+            epoch: epoch.into(),
+            revision: 0,
+            nodes: BTreeMap::new(),
+            removed: VecDeque::new(),
+            oldest: 0,
+            pending: Pending::default(),
+            totals: Totals::default(),
+            models: BTreeMap::new(),
+        };
+        Self {
+            index,
+            snapshot: Arc::new(snapshot),
+            renewed: None,
+            rendered: FxHashMap::default(),
+            typical: Vec::new(),
+            all_plugins_served: true,
+        }
+    }
+
+    /// The newest snapshot, renewed if it is older than [`MAX_AGE`].
+    pub(super) async fn current(&mut self) -> Arc<Snapshot> {
+        if self.renewed.is_none_or(|renewed| renewed.elapsed() >= MAX_AGE) {
+            self.renew().await;
+        }
+        Arc::clone(&self.snapshot)
+    }
+
+    async fn renew(&mut self) {
+        // The age counts from here: the nodes are as they are now, however long their rendering takes.
+        let began = Instant::now();
+        let changes = self.changes();
+        let mut nodes = Vec::with_capacity(changes.nodes.len());
+        for chunk in changes.nodes.chunks(NODES) {
+            let mut copies = Vec::with_capacity(chunk.len());
+            {
+                let index = self.index.read();
+                for (id, version) in chunk {
+                    copies.push((*id, *version, index.view_node(*id, &changes.typical)));
+                }
+            }
+            for (id, version, node) in copies {
+                nodes.push((id, version, node.map(RenderedNode::from)));
+            }
+            // Filters that wait for a thread come first.
+            tokio::task::yield_now().await;
+        }
+        // From here on nothing waits, so that all of the renewal is kept or none.
+        self.commit(changes, nodes);
+        self.renewed = Some(began);
+    }
+
+    fn changes(&self) -> Changes {
+        let index = self.index.read();
+        let typical = index.typical_requests();
+        let all_plugins_serve = index.all_plugins_serve();
+        let may_have_away = !all_plugins_serve || !self.all_plugins_served;
+        let mut nodes = Vec::new();
+        let mut n_known = 0;
+        for (id, version) in index.fleet().node_versions() {
+            let Some((known, name)) = self.rendered.get(&id) else {
+                nodes.push((id, version));
+                continue;
+            };
+            n_known += 1;
+            let shown = name.as_deref().and_then(|name| self.snapshot.nodes.get(name));
+            let is_same = shown.is_none_or(|node| {
+                let name = name.as_deref().unwrap_or_default();
+                let plugin_is_same = !may_have_away || node.plugin == index.filter().plugin_problem(name);
+                !node.has_assumed && plugin_is_same && typical == self.typical
+            });
+            if *known != version || !is_same {
+                nodes.push((id, version));
+            }
+        }
+        let mut gone = Vec::new();
+        // Most often no node has gone, which the numbers show.
+        if n_known < self.rendered.len() {
+            let is_gone = |id: &&NodeId| index.fleet().view(**id).is_none();
+            gone.extend(self.rendered.keys().filter(is_gone).copied());
+        }
+        let (total, pods) = index.pending_pods(MAX_PENDING);
+        Changes {
+            nodes,
+            gone,
+            typical,
+            all_plugins_serve,
+            pending: Pending {
+                revision: 0,
+                total,
+                pods,
+            },
+        }
+    }
+
+    fn commit(&mut self, changes: Changes, nodes: Vec<Rendering>) {
+        let mut next = Snapshot::clone(&self.snapshot);
+        next.revision += 1;
+        let mut has_changed = false;
+        for id in changes.gone {
+            let name = self.rendered.remove(&id).and_then(|(_, name)| name);
+            has_changed |= name.is_some_and(|name| next.remove(&name));
+        }
+        for (id, version, node) in nodes {
+            let before = self.rendered.get(&id).and_then(|(_, name)| name.clone());
+            let Some((name, mut node)) = node else {
+                self.rendered.insert(id, (version, None));
+                has_changed |= before.is_some_and(|name| next.remove(&name));
+                continue;
+            };
+            let name: Arc<str> = before.unwrap_or_else(|| name.into());
+            self.rendered.insert(id, (version, Some(Arc::clone(&name))));
+            // Hints and CPU change a node's version too, and nothing that is shown.
+            if next.nodes.get(&name).is_none_or(|known| known.json != node.json) {
+                node.revision = next.revision;
+                next.nodes.insert(name, Arc::new(node));
+                has_changed = true;
+            }
+        }
+        let pending = &changes.pending;
+        if (pending.total, &pending.pods) != (next.pending.total, &next.pending.pods) {
+            next.pending = Pending {
+                revision: next.revision,
+                ..changes.pending
+            };
+            has_changed = true;
+        }
+        self.typical = changes.typical;
+        self.all_plugins_served = changes.all_plugins_serve;
+        if has_changed {
+            next.sum_up();
+            self.snapshot = Arc::new(next);
+        }
+    }
+}
+
+impl RenderedNode {
+    fn from(node: Node) -> (String, Self) {
+        let mut holders = node.gpus.iter().flat_map(|gpu| &gpu.holders);
+        let has_assumed = holders.any(|holder| holder.assumed);
+        let rendered = Self {
+            revision: 0,
+            // Structs of texts and numbers always serialize.
+            json: serde_json::to_vec(&node).unwrap_or_default().into(),
+            totals: Totals::of_node(&node),
+            model: node.model,
+            plugin: node.plugin,
+            has_assumed,
+        };
+        (node.name, rendered)
+    }
+}
