@@ -1,0 +1,171 @@
+//! Flags and arguments, parsed and checked once; kubectl's own names where kubectl has them.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+/// Shows the GPUs of a cluster and their pods, explains why a pod waits, and checks the installation of gpushare.
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "kubectl-gpushare",
+    bin_name = "kubectl gpushare",
+    version,
+    max_term_width = 100
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The cluster, and the user and namespace in it.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct ConnectionArgs {
+    /// Kubeconfig file; without it those of KUBECONFIG, or ~/.kube/config.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig.
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) context: Option<String>,
+    /// User to impersonate.
+    #[arg(long = "as", global = true, value_name = "USER")]
+    pub(crate) impersonate: Option<String>,
+    /// Namespace of the pods in question; without it that of the context.
+    #[arg(short, long, global = true)]
+    pub(crate) namespace: Option<String>,
+    /// Namespace that gpushare is installed in.
+    #[arg(
+        long,
+        global = true,
+        env = "GPUSHARE_NAMESPACE",
+        default_value = "gpushare-system",
+        value_name = "NAMESPACE"
+    )]
+    pub(crate) gpushare_namespace: String,
+    /// Address of the read API, such as 127.0.0.1:12346, instead of a port-forward to a pod of the scheduler.
+    #[arg(long, global = true, env = "GPUSHARE_READ_API", value_name = "ADDRESS")]
+    pub(crate) read_api: Option<String>,
+    /// Read the objects instead of asking the scheduler.
+    #[arg(long, global = true, conflicts_with = "read_api")]
+    pub(crate) offline: bool,
+}
+
+/// The form of the answer.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct OutputArgs {
+    /// Form of the answer.
+    #[arg(short, long, global = true, value_enum, default_value = "table")]
+    pub(crate) output: Format,
+    /// Leave out the line of column names, and the sums.
+    #[arg(long, global = true)]
+    pub(crate) no_headers: bool,
+}
+
+/// The form of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// As wide as the terminal.
+    #[default]
+    Table,
+    /// Every column.
+    Wide,
+    /// The answer of the read API.
+    Json,
+    /// The same as YAML.
+    Yaml,
+    /// Names, one a line.
+    Name,
+}
+
+/// A command.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Command {
+    /// GPUs with the pods on them: allocated, free and stranded memory, compute, sharers and health.
+    Top {
+        #[command(subcommand)]
+        kind: Option<Top>,
+        /// Show GPUs again whenever something on their node changes, until interrupted.
+        #[arg(short, long)]
+        watch: bool,
+        /// Label selector of nodes.
+        #[arg(short = 'l', long)]
+        selector: Option<String>,
+    },
+    /// Why a pod waits: the nodes and GPUs that come nearest, what they lack, and the pods in the way. Exits with 2 if no node
+    /// has room.
+    Explain {
+        /// The pod, as NAME, `pod NAME`, `pod/NAME` or NAMESPACE/NAME.
+        #[arg(required = true, num_args = 1..=2, value_name = "[pod] NAME")]
+        pod: Vec<String>,
+        /// Every node and GPU, not only the nearest.
+        #[arg(long)]
+        all: bool,
+    },
+    /// How many equal pods fit now, where, and what blocks the rest. Exits with 2 if not all fit.
+    Fits(Question),
+    /// Checks the installation. Exits with 2 if something is wrong.
+    Doctor,
+    /// Moving nodes from another plugin.
+    #[command(subcommand)]
+    Migrate(Migrate),
+    /// What Cluster Autoscaler, Cluster API and Karpenter have to know of nodes like one of the cluster.
+    AutoscalerHints {
+        /// The node.
+        node: String,
+    },
+    /// Prints a completion script.
+    Completion {
+        /// The shell.
+        shell: Shell,
+    },
+}
+
+/// Kinds of rows other than GPUs.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Top {
+    /// Pods with a share of a GPU: what they asked for, may use and use.
+    Pods {
+        /// Pods of all namespaces.
+        #[arg(short = 'A', long)]
+        all_namespaces: bool,
+        /// Label selector of pods.
+        #[arg(short = 'l', long)]
+        selector: Option<String>,
+    },
+}
+
+/// `fits`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Question {
+    /// Manifest of a pod or of a workload that makes pods; `-` reads standard input.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) filename: PathBuf,
+    /// Number of pods; without it that of each workload.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(proto::read_api::MAX_REPLICAS)))]
+    pub(crate) replicas: Option<u32>,
+    /// Empty nodes to add, as NODE=NUMBER: copies of an existing node, which may be named by its instance type.
+    #[arg(long, value_name = "TYPE=NUMBER", value_parser = added_nodes)]
+    pub(crate) add_nodes: Vec<(String, u32)>,
+}
+
+/// `migrate`.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Migrate {
+    /// Where each node stands.
+    Status,
+}
+
+fn added_nodes(text: &str) -> Result<(String, u32), String> {
+    let wrong = || "write a node, or an instance type, and a number, such as g5.xlarge=3".to_owned();
+    let (name, number) = text.split_once('=').ok_or_else(wrong)?;
+    let number = number.parse().map_err(|_| wrong())?;
+    if name.is_empty() {
+        Err(wrong())
+    } else {
+        Ok((name.to_owned(), number))
+    }
+}

@@ -1,0 +1,133 @@
+//! The connection to the API server, from the kubeconfig and the flags.
+
+use http::{HeaderName, HeaderValue};
+use k8s_openapi::NamespaceResourceScope;
+use kube::api::ListParams;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config, Resource};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::args::ConnectionArgs;
+use crate::failure::{Failure, with_sources};
+
+/// Objects of one page of a list.
+const PAGE: u32 = 500;
+
+/// The cluster, and the user and namespace in it.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    pub(crate) args: ConnectionArgs,
+    client: Result<Client, String>,
+    /// The namespace of the pods in question.
+    pub(crate) namespace: String,
+}
+
+impl Connection {
+    /// Reads the kubeconfig; sends no request.
+    pub(crate) async fn new(args: ConnectionArgs) -> Result<Self, Failure> {
+        let config = match config(&args).await {
+            Ok(config) => config,
+            // With the address of a read API, most commands need no API server.
+            Err(reason) if args.read_api.is_some() => {
+                let namespace = args.namespace.clone().unwrap_or_else(|| "default".to_owned());
+                return Ok(Self {
+                    args,
+                    client: Err(reason),
+                    namespace,
+                });
+            }
+            Err(reason) => return Err(Failure::Kubeconfig(reason)),
+        };
+        let namespace = args
+            .namespace
+            .clone()
+            .unwrap_or_else(|| config.default_namespace.clone());
+        let client = Client::try_from(config).map_err(|error| Failure::Kubeconfig(with_sources(&error)))?;
+        Ok(Self {
+            args,
+            client: Ok(client),
+            namespace,
+        })
+    }
+
+    /// The client of the API server.
+    pub(crate) fn client(&self) -> Result<Client, Failure> {
+        self.client.clone().map_err(Failure::Kubeconfig)
+    }
+
+    /// The JSON at a path of the API server; `None` if there is nothing.
+    pub(crate) async fn get(&self, action: &str, path: &str) -> Result<Option<Value>, Failure> {
+        let request = http::Request::get(path).body(Vec::new());
+        let request = request.map_err(|error| Failure::Input(error.to_string()))?;
+        match self.client()?.request::<Value>(request).await {
+            Ok(answer) => Ok(Some(answer)),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+            Err(error) => Err(Failure::of_kube(action, error)),
+        }
+    }
+
+    /// All objects of a kind, in pages.
+    pub(crate) async fn list<K>(&self, what: &str, selector: Option<&str>) -> Result<Vec<K>, Failure>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        list_pages(&Api::all(self.client()?), what, selector).await
+    }
+
+    /// The objects of a kind in one namespace, in pages.
+    pub(crate) async fn list_in<K>(
+        &self,
+        namespace: &str,
+        what: &str,
+        selector: Option<&str>,
+    ) -> Result<Vec<K>, Failure>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + DeserializeOwned
+            + std::fmt::Debug,
+    {
+        list_pages(&Api::namespaced(self.client()?, namespace), what, selector).await
+    }
+}
+
+async fn list_pages<K>(api: &Api<K>, what: &str, selector: Option<&str>) -> Result<Vec<K>, Failure>
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let mut params = ListParams::default().limit(PAGE);
+    params.label_selector = selector.map(str::to_owned);
+    let mut objects = Vec::new();
+    loop {
+        let page = api.list(&params).await;
+        let page = page.map_err(|error| Failure::of_kube(format_args!("list {what}"), error))?;
+        objects.extend(page.items);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params.continue_token = Some(token),
+            None => return Ok(objects),
+        }
+    }
+}
+
+async fn config(args: &ConnectionArgs) -> Result<Config, String> {
+    let options = KubeConfigOptions {
+        context: args.context.clone(),
+        ..KubeConfigOptions::default()
+    };
+    let config = match &args.kubeconfig {
+        Some(path) => match Kubeconfig::read_from(path) {
+            Ok(kubeconfig) => Config::from_custom_kubeconfig(kubeconfig, &options).await,
+            Err(error) => Err(error),
+        },
+        None => Config::from_kubeconfig(&options).await,
+    };
+    let mut config = config.map_err(|error| with_sources(&error))?;
+    if let Some(user) = &args.impersonate {
+        let value = HeaderValue::from_str(user).map_err(|_| format!("--as={user:?} is no user name"))?;
+        config
+            .headers
+            .push((HeaderName::from_static("impersonate-user"), value));
+    }
+    Ok(config)
+}

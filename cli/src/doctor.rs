@@ -1,0 +1,195 @@
+//! `doctor`: checks the installation, from outside by the objects of the API server and from inside by each replica's read API.
+//!
+//! This file collects facts; `checks` judges them. A right that the user lacks makes a check unknown, and fails no other.
+
+mod checks;
+
+use k8s_openapi::api::core::v1::Pod;
+use proto::read_api::{Diagnosis, Finding, Severity};
+use serde_json::Value;
+
+use crate::args::{Format, OutputArgs};
+use crate::connection::Connection;
+use crate::failure::{Failure, Verdict};
+use crate::format::count;
+use crate::offline;
+use crate::output::{Colour, Screen};
+use crate::read_api::{ReadApi, SCHEDULER, is_ready};
+use checks::{Facts, Objects, Replica};
+
+/// Checks the installation; the answer is no if something is wrong.
+pub(crate) async fn run(
+    connection: &Connection,
+    screen: &Screen,
+    output: &OutputArgs,
+) -> Result<Verdict, Failure> {
+    let facts = collect(connection).await?;
+    let mut findings = checks::findings(&facts);
+    // The worst first; of one weight in the order of the checks.
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    let is_sound = findings
+        .iter()
+        .all(|finding| finding.severity < Severity::Warning);
+    match output.output {
+        format @ (Format::Json | Format::Yaml) => screen.print_as(format, &findings)?,
+        Format::Name => {
+            let bad = findings
+                .iter()
+                .filter(|finding| finding.severity >= Severity::Warning);
+            let names: Vec<String> = bad.map(|finding| format!("{}\n", finding.check)).collect();
+            screen.print(&names.concat())?;
+        }
+        format => screen.print(&render(&findings, screen, format == Format::Wide))?,
+    }
+    Ok(Verdict::of(is_sound))
+}
+
+async fn collect(connection: &Connection) -> Result<Facts, Failure> {
+    let namespace = &connection.args.gpushare_namespace;
+    let in_namespace = |path: &str| path.replace("NS", namespace);
+    // The first request shows whether there is an API server at all.
+    let version = connection
+        .get("read the version of the API server", "/version")
+        .await?;
+    let path = |kind: &str| format!("/apis/admissionregistration.k8s.io/v1/{kind}");
+    let facts = Facts {
+        namespace: namespace.clone(),
+        version: version.unwrap_or_default(),
+        nodes: objects(connection, "/api/v1/nodes").await,
+        pods: objects(connection, "/api/v1/pods").await,
+        devices: objects(connection, "/apis/scheduling.koordinator.sh/v1alpha1/devices").await,
+        daemon_sets: objects(connection, "/apis/apps/v1/daemonsets").await,
+        deployments: objects(
+            connection,
+            &in_namespace("/apis/apps/v1/namespaces/NS/deployments"),
+        )
+        .await,
+        leases: objects(
+            connection,
+            &in_namespace("/apis/coordination.k8s.io/v1/namespaces/NS/leases"),
+        )
+        .await,
+        cluster_roles: objects(
+            connection,
+            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+        )
+        .await,
+        definitions: objects(
+            connection,
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+        )
+        .await,
+        policies: objects(connection, &path("validatingadmissionpolicies")).await,
+        policy_bindings: objects(connection, &path("validatingadmissionpolicybindings")).await,
+        mutating: objects(connection, &path("mutatingwebhookconfigurations")).await,
+        validating: objects(connection, &path("validatingwebhookconfigurations")).await,
+        replicas: replicas(connection).await,
+        state: nodes_of_state(connection).await,
+    };
+    Ok(facts)
+}
+
+/// The objects of a list; a kind that the API server does not know has none.
+async fn objects(connection: &Connection, path: &str) -> Objects {
+    let mut all = Vec::new();
+    let mut token = String::new();
+    loop {
+        let page = format!("{path}?limit=500&continue={token}");
+        let mut list = match connection.get(&format!("list {path}"), &page).await {
+            Ok(list) => list.unwrap_or_default(),
+            Err(failure) => return Err(failure.to_string()),
+        };
+        if let Some(Value::Array(items)) = list.get_mut("items").map(Value::take) {
+            all.extend(items);
+        }
+        match list.pointer("/metadata/continue").and_then(Value::as_str) {
+            // Tokens are base64, of which only these characters mean something in a query.
+            Some(next) if !next.is_empty() => token = next.replace('+', "%2B").replace('=', "%3D"),
+            _ => return Ok(all),
+        }
+    }
+}
+
+async fn replicas(connection: &Connection) -> Result<Vec<Replica>, String> {
+    if let Some(address) = &connection.args.read_api {
+        let diagnosis = match ReadApi::connect(connection).await {
+            Ok(mut api) => api.get::<Diagnosis>("doctor").await,
+            Err(failure) => Err(failure),
+        };
+        return Ok(vec![Replica {
+            pod: address.clone(),
+            diagnosis: diagnosis.map_err(|failure| failure.to_string()),
+        }]);
+    }
+    let namespace = &connection.args.gpushare_namespace;
+    let pods = connection
+        .list_in::<Pod>(namespace, "pods", Some(SCHEDULER))
+        .await;
+    let pods = pods.map_err(|failure| failure.to_string())?;
+    let mut replicas = Vec::new();
+    for pod in pods.iter().filter(|pod| is_ready(pod)) {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let diagnosis = match ReadApi::forward(connection, namespace, &name).await {
+            Ok(mut api) => api.get::<Diagnosis>("doctor").await,
+            Err(failure) => Err(failure),
+        };
+        replicas.push(Replica {
+            pod: name,
+            diagnosis: diagnosis.map_err(|failure| failure.to_string()),
+        });
+    }
+    Ok(replicas)
+}
+
+/// The nodes as the scheduler's library understands the objects, whether or not a scheduler runs.
+async fn nodes_of_state(connection: &Connection) -> Result<Vec<proto::read_api::Node>, String> {
+    match offline::index(connection).await {
+        Ok(index) => Ok(scheduler::read_api::state_of(index).await.nodes),
+        Err(failure) => Err(failure.to_string()),
+    }
+}
+
+fn render(findings: &[Finding], screen: &Screen, is_wide: bool) -> String {
+    let mut lines = String::new();
+    for finding in findings {
+        let (mark, colour) = match finding.severity {
+            Severity::Ok => ("ok     ", Colour::Green),
+            Severity::Unknown => ("unknown", Colour::Grey),
+            Severity::Warning => ("warning", Colour::Yellow),
+            Severity::Error => ("error  ", Colour::Red),
+        };
+        let object = if finding.object.is_empty() {
+            String::new()
+        } else {
+            format!("{}: ", finding.object)
+        };
+        lines += &format!(
+            "{}  {}: {object}{}\n",
+            screen.paint(colour, mark),
+            finding.check,
+            finding.message
+        );
+        if !finding.remedy.is_empty() && (is_wide || finding.severity != Severity::Ok) {
+            lines += &format!("         {}\n", finding.remedy);
+        }
+    }
+    let n = |severity| {
+        u64::try_from(
+            findings
+                .iter()
+                .filter(|finding| finding.severity == severity)
+                .count(),
+        )
+        .unwrap_or(0)
+    };
+    let parts = [
+        count(n(Severity::Error), "error"),
+        count(n(Severity::Warning), "warning"),
+        format!("{} not checked", n(Severity::Unknown)),
+        format!("{} ok", n(Severity::Ok)),
+    ];
+    lines + &parts.join(", ") + "\n"
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,757 @@
+//! The checks of the installation: pure functions of the facts that were collected.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proto::read_api::{Diagnosis, Finding, Node, Severity};
+use proto::resource::GPU_MEM;
+use scheduler::read_api::node_findings;
+use serde_json::Value;
+
+/// The objects of one list, or the reason that they could not be listed.
+pub(super) type Objects = Result<Vec<Value>, String>;
+
+/// The label of nodes that share their GPUs, as the `DaemonSet` selects them.
+const NODE_LABEL: &str = "gpushare";
+/// The names of the admission policies of the installation.
+pub(super) const POLICIES: [&str; 8] = [
+    "gpushare-device-plugin-pods",
+    "gpushare-device-plugin-nodes",
+    "gpushare-device-plugin-devices",
+    "gpushare-device-plugin-events",
+    "gpushare-records",
+    "gpushare-scheduler-pods",
+    "gpushare-scheduler-bindings",
+    "gpushare-scheduler-leaders",
+];
+/// The oldest version of the API server that serves everything the installation uses.
+const OLDEST: (u32, u32) = (1, 33);
+/// Parts of images of other device plugins, and the resource that each serves.
+const OTHER_PLUGINS: [(&str, &str); 4] = [
+    ("k8s-gpushare-plugin", GPU_MEM),
+    ("gpushare-device-plugin:v2-", GPU_MEM),
+    ("projecthami/hami", "nvidia.com/gpu"),
+    ("volcano-vgpu-device-plugin", "volcano.sh/vgpu-number"),
+];
+
+/// One ready replica of the scheduler.
+#[derive(Clone, Debug)]
+pub(super) struct Replica {
+    pub(super) pod: String,
+    pub(super) diagnosis: Result<Diagnosis, String>,
+}
+
+/// Everything that the checks look at.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pub(super) namespace: String,
+    pub(super) version: Value,
+    pub(super) nodes: Objects,
+    pub(super) pods: Objects,
+    pub(super) devices: Objects,
+    pub(super) daemon_sets: Objects,
+    pub(super) deployments: Objects,
+    pub(super) leases: Objects,
+    pub(super) cluster_roles: Objects,
+    pub(super) definitions: Objects,
+    pub(super) policies: Objects,
+    pub(super) policy_bindings: Objects,
+    pub(super) mutating: Objects,
+    pub(super) validating: Objects,
+    pub(super) replicas: Result<Vec<Replica>, String>,
+    pub(super) state: Result<Vec<Node>, String>,
+}
+
+/// The findings of one check.
+struct Report {
+    check: &'static str,
+    findings: Vec<Finding>,
+}
+
+impl Report {
+    fn new(check: &'static str) -> Self {
+        Self {
+            check,
+            findings: Vec::new(),
+        }
+    }
+
+    fn add(
+        &mut self,
+        severity: Severity,
+        object: impl Into<String>,
+        message: impl Into<String>,
+        remedy: &str,
+    ) {
+        self.findings.push(Finding {
+            check: self.check.to_owned(),
+            severity,
+            object: object.into(),
+            message: message.into(),
+            remedy: remedy.to_owned(),
+        });
+    }
+
+    fn error(&mut self, object: impl Into<String>, message: impl Into<String>, remedy: &str) {
+        self.add(Severity::Error, object, message, remedy);
+    }
+
+    fn warn(&mut self, object: impl Into<String>, message: impl Into<String>, remedy: &str) {
+        self.add(Severity::Warning, object, message, remedy);
+    }
+
+    fn unknown(&mut self, reason: &str) {
+        self.add(Severity::Unknown, "", reason, "");
+    }
+
+    /// The findings, or one that all is well.
+    fn or_ok(mut self, message: impl Into<String>) -> Vec<Finding> {
+        if self.findings.is_empty() {
+            self.add(Severity::Ok, "", message, "");
+        }
+        self.findings
+    }
+}
+
+/// All findings.
+pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
+    let checks = [
+        api_version,
+        definitions,
+        scheduler_pods,
+        read_api,
+        leader,
+        versions,
+        rights,
+        policies,
+        webhooks,
+        plugins,
+        device_objects,
+        injection,
+        drivers,
+        memory_units,
+        other_plugins,
+        failed_pods,
+        nodes,
+        replicas,
+    ];
+    checks.into_iter().flat_map(|check| check(facts)).collect()
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+fn name(object: &Value) -> &str {
+    text(object, "/metadata/name")
+}
+
+fn label<'a>(object: &'a Value, key: &str) -> &'a str {
+    let value = object
+        .pointer("/metadata/labels")
+        .and_then(|labels| labels.get(key));
+    value.and_then(Value::as_str).unwrap_or_default()
+}
+
+fn array<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
+}
+
+fn number(object: &Value, pointer: &str) -> u64 {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_u64)
+        .unwrap_or_default()
+}
+
+fn images(object: &Value, containers: &str) -> Vec<String> {
+    let containers = array(object, containers);
+    containers
+        .iter()
+        .map(|container| text(container, "/image").to_owned())
+        .collect()
+}
+
+fn is_named(name: &str, objects: &[Value]) -> bool {
+    objects.iter().any(|object| self::name(object) == name)
+}
+
+/// Returns true if a condition of an object has the status `True`.
+fn has_condition(object: &Value, conditions: &str, kind: &str) -> bool {
+    let mut conditions = array(object, conditions).iter();
+    conditions.any(|condition| text(condition, "/type") == kind && text(condition, "/status") == "True")
+}
+
+fn api_version(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("api-version");
+    let digits = |pointer: &str| -> u32 {
+        let digits: String = text(&facts.version, pointer)
+            .chars()
+            .take_while(char::is_ascii_digit)
+            .collect();
+        digits.parse().unwrap_or(0)
+    };
+    let version = (digits("/major"), digits("/minor"));
+    if version < OLDEST {
+        report.error(
+            "",
+            format!(
+                "the API server has version {}.{}; gpushare needs {}.{}",
+                version.0, version.1, OLDEST.0, OLDEST.1
+            ),
+            "upgrade the cluster",
+        );
+    }
+    report.or_ok(format!(
+        "the API server has version {}",
+        text(&facts.version, "/gitVersion")
+    ))
+}
+
+fn definitions(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("definitions");
+    match &facts.definitions {
+        Err(reason) => report.unknown(reason),
+        Ok(definitions) => {
+            for wanted in [
+                "devices.scheduling.koordinator.sh",
+                "schedulerleaders.gpushare.io",
+            ] {
+                match definitions.iter().find(|definition| name(definition) == wanted) {
+                    None => report.error(
+                        wanted,
+                        "the CustomResourceDefinition does not exist",
+                        "install deploy/base again: kubectl apply -k",
+                    ),
+                    Some(definition) if !has_condition(definition, "/status/conditions", "Established") => {
+                        report.error(
+                            wanted,
+                            "the CustomResourceDefinition is not established",
+                            "see its status: another definition may use its names",
+                        );
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+    }
+    report.or_ok("both CustomResourceDefinitions are established")
+}
+
+fn scheduler_pods(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("scheduler-pods");
+    let deployments = match &facts.deployments {
+        Ok(deployments) => deployments,
+        Err(reason) => {
+            report.unknown(reason);
+            return report.findings;
+        }
+    };
+    let Some(scheduler) = deployments
+        .iter()
+        .find(|deployment| name(deployment) == "gpushare-scheduler")
+    else {
+        report.error(
+            format!("namespace {}", facts.namespace),
+            "there is no Deployment gpushare-scheduler",
+            "install gpushare, or name its namespace with --gpushare-namespace",
+        );
+        return report.findings;
+    };
+    let (wanted, ready) = (
+        number(scheduler, "/spec/replicas"),
+        number(scheduler, "/status/readyReplicas"),
+    );
+    let remedy =
+        "see `kubectl describe pod` and `kubectl logs` of its pods; /readyz says what a replica waits for";
+    if ready == 0 {
+        report.error(
+            "deployment gpushare-scheduler",
+            format!("none of {wanted} replicas is ready"),
+            remedy,
+        );
+    } else if ready < wanted {
+        report.warn(
+            "deployment gpushare-scheduler",
+            format!("{ready} of {wanted} replicas are ready"),
+            remedy,
+        );
+    }
+    report.or_ok(format!("{ready} of {wanted} replicas are ready"))
+}
+
+fn read_api(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("read-api");
+    match &facts.replicas {
+        Err(reason) => report.unknown(reason),
+        Ok(replicas) => {
+            for replica in replicas {
+                if let Err(reason) = &replica.diagnosis {
+                    report.warn(
+                        format!("pod {}", replica.pod),
+                        reason,
+                        "give yourself the right to create pods/portforward, and the scheduler --read-listen=127.0.0.1:12346",
+                    );
+                }
+            }
+        }
+    }
+    report.or_ok("every ready replica answers")
+}
+
+fn leader(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("leader");
+    let Ok(replicas) = &facts.replicas else {
+        report.unknown("no replica could be asked");
+        return report.findings;
+    };
+    let answers = || {
+        replicas
+            .iter()
+            .filter_map(|replica| replica.diagnosis.as_ref().ok())
+    };
+    let n_leading = answers().filter(|diagnosis| diagnosis.replica.leading).count();
+    match (answers().count(), n_leading) {
+        (0, _) => report.unknown("no replica could be asked"),
+        // A replica that could not be asked may be the leader.
+        (n, 0) if n == replicas.len() => report.error(
+            "",
+            "no replica leads, so that no pod with a share of a GPU is bound",
+            "see the Lease in the namespace: its holder, its age, and the right of the scheduler's ServiceAccount to update it",
+        ),
+        (_, 2..) => report.error("", format!("{n_leading} replicas lead"), "give all replicas --leader-elect and one Lease"),
+        _ => {}
+    }
+    if let Ok(leases) = &facts.leases
+        && answers().count() > 1
+        && !leases.iter().any(|lease| name(lease).starts_with("gpushare-"))
+    {
+        report.error(
+            "",
+            "there is no Lease of the scheduler",
+            "give the scheduler --leader-elect, and its Role the right to create Leases",
+        );
+    }
+    report.or_ok("one replica leads")
+}
+
+fn versions(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("versions");
+    let own = env!("CARGO_PKG_VERSION");
+    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for replica in facts.replicas.iter().flatten() {
+        if let Ok(diagnosis) = &replica.diagnosis {
+            found
+                .entry(diagnosis.replica.version.clone())
+                .or_default()
+                .push(replica.pod.clone());
+        }
+    }
+    if found.len() > 1 {
+        let all: Vec<String> = found
+            .iter()
+            .map(|(version, pods)| format!("{version} ({})", pods.join(", ")))
+            .collect();
+        report.warn(
+            "",
+            format!("replicas have different versions: {}", all.join(", ")),
+            "wait for the rollout, or see why it stands",
+        );
+    } else if let Some(version) = found.keys().find(|version| *version != own) {
+        report.warn(
+            "",
+            format!("the scheduler has version {version} and this command {own}"),
+            "install the command of the scheduler's version",
+        );
+    }
+    // The tags of both images are those of one release.
+    let tag = |image: &String| image.rsplit_once(':').map(|(_, tag)| tag.to_owned());
+    let tags = |objects: &Objects, wanted: &str| -> BTreeSet<String> {
+        let objects = objects.iter().flatten().filter(|object| {
+            name(object) == wanted && text(object, "/metadata/namespace") == facts.namespace
+        });
+        let images = objects.flat_map(|object| images(object, "/spec/template/spec/containers"));
+        images
+            .filter(|image| image.contains("gpushare"))
+            .filter_map(|image| tag(&image))
+            .collect()
+    };
+    let scheduler = tags(&facts.deployments, "gpushare-scheduler");
+    let plugin = tags(&facts.daemon_sets, "gpushare-device-plugin");
+    if !scheduler.is_empty() && !plugin.is_empty() && scheduler != plugin {
+        report.warn(
+            "",
+            format!("the scheduler's image has the tag {scheduler:?} and the device plugin's {plugin:?}"),
+            "upgrade both to one release",
+        );
+    }
+    report.or_ok("scheduler, device plugin and this command have one version")
+}
+
+fn rights(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("rights");
+    match &facts.cluster_roles {
+        Err(reason) => report.unknown(reason),
+        Ok(bindings) => {
+            for account in ["gpushare-scheduler", "gpushare-device-plugin"] {
+                let is_subject = |subject: &Value| {
+                    name_of_subject(subject) == account && text(subject, "/namespace") == facts.namespace
+                };
+                if !bindings
+                    .iter()
+                    .any(|binding| array(binding, "/subjects").iter().any(is_subject))
+                {
+                    report.error(
+                        format!("service account {account}"),
+                        "no ClusterRoleBinding gives it any right",
+                        "install deploy/base again: kubectl apply -k",
+                    );
+                }
+            }
+        }
+    }
+    report.or_ok("both service accounts have a ClusterRoleBinding")
+}
+
+fn name_of_subject(subject: &Value) -> &str {
+    text(subject, "/name")
+}
+
+fn policies(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("policies");
+    match (&facts.policies, &facts.policy_bindings) {
+        (Ok(policies), Ok(bindings)) => {
+            for wanted in POLICIES {
+                let is_bound = bindings
+                    .iter()
+                    .any(|binding| text(binding, "/spec/policyName") == wanted);
+                if !is_named(wanted, policies) || !is_bound {
+                    report.warn(
+                        format!("policy {wanted}"),
+                        if is_bound { "it does not exist" } else { "it has no binding, so that it does not apply" },
+                        "install deploy/base again; without the policies, daemons and users may write what is not theirs",
+                    );
+                }
+            }
+        }
+        (Err(reason), _) | (_, Err(reason)) => report.unknown(reason),
+    }
+    report.or_ok("every admission policy is bound")
+}
+
+fn webhooks(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("webhooks");
+    let (mutating, validating) = match (&facts.mutating, &facts.validating) {
+        (Ok(mutating), Ok(validating)) => (mutating, validating),
+        (Err(reason), _) | (_, Err(reason)) => {
+            report.unknown(reason);
+            return report.findings;
+        }
+    };
+    let mut n_ours = 0_usize;
+    for configuration in mutating.iter().chain(validating) {
+        for webhook in array(configuration, "/webhooks") {
+            let service = "/clientConfig/service";
+            if text(webhook, &format!("{service}/namespace")) != facts.namespace {
+                continue;
+            }
+            n_ours += 1;
+            let object = format!("webhook {}", text(webhook, "/name"));
+            if text(webhook, "/clientConfig/caBundle").is_empty() {
+                report.error(
+                    object.as_str(),
+                    "its caBundle is empty, so that the API server cannot call it",
+                    "see the scheduler's log: it writes the bundle once it has certificates, and needs the right to patch the configuration",
+                );
+            }
+            let has_ready = facts
+                .deployments
+                .iter()
+                .flatten()
+                .any(|deployment| number(deployment, "/status/readyReplicas") > 0);
+            if text(webhook, "/failurePolicy") == "Fail" && !has_ready {
+                report.error(
+                    object,
+                    "it refuses all pods that it is asked about, as no replica is ready",
+                    "make the scheduler ready, or delete the configuration meanwhile",
+                );
+            }
+        }
+    }
+    let is_mutating_only = n_ours > 0 && (mutating.is_empty() != validating.is_empty());
+    if is_mutating_only {
+        report.warn(
+            "",
+            "only one of the two webhook configurations exists",
+            "install the component webhooks again",
+        );
+    }
+    report.or_ok(match n_ours {
+        0 => "no webhooks are installed; the filter applies their rules".to_owned(),
+        n => format!("{n} webhooks have a caBundle"),
+    })
+}
+
+fn plugins(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("plugins");
+    let (nodes, pods) = match (&facts.nodes, &facts.pods) {
+        (Ok(nodes), Ok(pods)) => (nodes, pods),
+        (Err(reason), _) | (_, Err(reason)) => {
+            report.unknown(reason);
+            return report.findings;
+        }
+    };
+    let ours = |pod: &&Value| {
+        text(pod, "/metadata/namespace") == facts.namespace
+            && label(pod, "app.kubernetes.io/name") == "gpushare-device-plugin"
+    };
+    let labelled: Vec<&Value> = nodes
+        .iter()
+        .filter(|node| label(node, NODE_LABEL) == "true")
+        .collect();
+    for node in &labelled {
+        let object = format!("node {}", name(node));
+        let mut of_node = pods
+            .iter()
+            .filter(ours)
+            .filter(|pod| text(pod, "/spec/nodeName") == name(node));
+        match of_node.next() {
+            None => report.error(
+                object,
+                "it is labelled for sharing, and no pod of the device plugin is on it",
+                "see `kubectl describe daemonset gpushare-device-plugin`: taints that it does not tolerate, quota, or the DaemonSet is missing",
+            ),
+            Some(pod) if !has_condition(pod, "/status/conditions", "Ready") => report.error(
+                object,
+                format!("the device plugin's pod {} is not ready", name(pod)),
+                "see its log: it names the file, socket or library that it lacks",
+            ),
+            Some(_) => {}
+        }
+    }
+    if labelled.is_empty() {
+        report.warn(
+            "",
+            format!("no node has the label {NODE_LABEL}=true"),
+            "kubectl label node NAME gpushare=true",
+        );
+    }
+    report.or_ok(format!(
+        "the device plugin is ready on {} labelled nodes",
+        labelled.len()
+    ))
+}
+
+fn device_objects(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("device-objects");
+    let (Ok(nodes), Ok(devices)) = (&facts.nodes, &facts.devices) else {
+        report.unknown("nodes or devices could not be listed");
+        return report.findings;
+    };
+    for node in nodes.iter().filter(|node| label(node, NODE_LABEL) == "true") {
+        match devices.iter().find(|device| name(device) == name(node)) {
+            None => report.error(
+                format!("node {}", name(node)),
+                "it has no Device object, so that nothing is scheduled on its GPUs",
+                "see the device plugin's log on the node, and its right to write devices",
+            ),
+            Some(device) if array(device, "/spec/devices").is_empty() => report.error(
+                format!("node {}", name(node)),
+                "its Device object lists no device",
+                "see the device plugin's log: the driver may not be loaded, or --driver-root may be another",
+            ),
+            Some(_) => {}
+        }
+    }
+    for device in devices.iter().filter(|device| !is_named(name(device), nodes)) {
+        report.warn(
+            format!("device {}", name(device)),
+            "it belongs to no node",
+            "delete it",
+        );
+    }
+    report.or_ok("every labelled node has a Device object")
+}
+
+/// The conditions of devices in which the plugin reports that containers cannot get them.
+fn injection(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("injection");
+    let Ok(devices) = &facts.devices else {
+        report.unknown("devices could not be listed");
+        return report.findings;
+    };
+    for device in devices {
+        for kind in ["Injectable", "Isolated"] {
+            let mut refused = array(device, "/spec/devices")
+                .iter()
+                .flat_map(|entry| array(entry, "/conditions"));
+            let refused = refused
+                .find(|condition| text(condition, "/type") == kind && text(condition, "/status") == "False");
+            if let Some(condition) = refused {
+                report.error(
+                    format!("node {}", name(device)),
+                    format!("{kind} is false: {}", text(condition, "/message")),
+                    "turn CDI on in the container runtime, and see docs/node-kinds.md for this kind of node",
+                );
+            }
+        }
+    }
+    report.or_ok("containers can get the devices of every node")
+}
+
+fn drivers(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("drivers");
+    let Ok(devices) = &facts.devices else {
+        report.unknown("devices could not be listed");
+        return report.findings;
+    };
+    let has_gpu = |device: &&Value| {
+        array(device, "/spec/devices")
+            .iter()
+            .any(|entry| text(entry, "/type") == "gpu")
+    };
+    for device in devices.iter().filter(has_gpu) {
+        // Only NVIDIA's driver reports a version; a simulated GPU has none.
+        let is_nvidia = label(device, proto::device::GPU_VENDOR_LABEL) == "nvidia";
+        if is_nvidia && label(device, proto::device::GPU_DRIVER_LABEL).is_empty() {
+            report.warn(
+                format!("node {}", name(device)),
+                "the plugin reports no version of the GPU driver",
+                "run nvidia-smi on the node; reload the driver if it fails",
+            );
+        }
+    }
+    report.or_ok("the driver of every node answers")
+}
+
+fn memory_units(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("memory-units");
+    let Ok(nodes) = &facts.nodes else {
+        report.unknown("nodes could not be listed");
+        return report.findings;
+    };
+    let mut units: BTreeMap<&str, usize> = BTreeMap::new();
+    for node in nodes {
+        let annotations = node.pointer("/metadata/annotations");
+        let unit = annotations.and_then(|annotations| annotations.get(format!("{GPU_MEM}-unit")));
+        let serves_units = node
+            .pointer("/status/capacity")
+            .is_some_and(|capacity| capacity.get(GPU_MEM).is_some());
+        if label(node, NODE_LABEL) != "true" || !serves_units {
+            continue;
+        }
+        match unit.and_then(Value::as_str) {
+            Some(unit) => *units.entry(unit).or_default() += 1,
+            None => report.warn(
+                format!("node {}", name(node)),
+                format!("it serves {GPU_MEM} and does not say how much a unit is"),
+                "restart its device plugin; the old plugin of another project may serve the resource",
+            ),
+        }
+    }
+    if units.len() > 1 {
+        let units: Vec<&str> = units.into_keys().collect();
+        report.warn(
+            "",
+            format!("nodes count memory in different units: {}", units.join(", ")),
+            "set one --memory-unit for all nodes: a pod's number would mean another amount on each",
+        );
+    }
+    report.or_ok("all nodes count memory in one unit")
+}
+
+fn other_plugins(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("other-plugins");
+    let daemon_sets = match &facts.daemon_sets {
+        Ok(daemon_sets) => daemon_sets,
+        Err(reason) => {
+            report.unknown(reason);
+            return report.findings;
+        }
+    };
+    for daemon_set in daemon_sets {
+        let namespace = text(daemon_set, "/metadata/namespace");
+        for image in images(daemon_set, "/spec/template/spec/containers") {
+            let other = OTHER_PLUGINS.iter().find(|(part, _)| image.contains(part));
+            let Some((_, resource)) = other.filter(|_| namespace != facts.namespace) else {
+                continue;
+            };
+            if number(daemon_set, "/status/desiredNumberScheduled") > 0 {
+                report.error(
+                    format!("daemonset {namespace}/{}", name(daemon_set)),
+                    format!("it serves {resource} too ({image}); kubelet keeps the plugin that registered last"),
+                    "keep the two on different nodes by their node selectors, and see `kubectl gpushare migrate status`",
+                );
+            }
+        }
+    }
+    report.or_ok("no other device plugin serves the same resources")
+}
+
+fn failed_pods(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("failed-pods");
+    let Ok(pods) = &facts.pods else {
+        report.unknown("pods could not be listed");
+        return report.findings;
+    };
+    let mut by_node: BTreeMap<&str, usize> = BTreeMap::new();
+    for pod in pods {
+        let is_refused = text(pod, "/status/phase") == "Failed"
+            && text(pod, "/status/reason") == "UnexpectedAdmissionError";
+        let holds_gpus = pod
+            .pointer("/metadata/annotations/scheduling.koordinator.sh~1device-allocated")
+            .is_some();
+        if is_refused && holds_gpus {
+            *by_node.entry(text(pod, "/spec/nodeName")).or_default() += 1;
+        }
+    }
+    for (node, n) in by_node {
+        report.warn(
+            format!("node {node}"),
+            format!("kubelet has refused {n} pods with a share of a GPU (UnexpectedAdmissionError)"),
+            "see their status.message and the device plugin's log; delete them once the cause is gone",
+        );
+    }
+    report.or_ok("kubelet has refused no pod with a share of a GPU")
+}
+
+fn nodes(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("nodes");
+    match &facts.state {
+        Err(reason) => report.unknown(reason),
+        Ok(nodes) => {
+            for node in nodes {
+                report.findings.extend(node_findings(node));
+            }
+        }
+    }
+    report.or_ok("every node's report can be read, every GPU is healthy, and none is overcommitted")
+}
+
+/// The findings of the replicas about themselves. Those about nodes are the same as from outside, but for the plugins that are
+/// away, which only the leader's watches show.
+fn replicas(facts: &Facts) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for replica in facts.replicas.iter().flatten() {
+        let Ok(diagnosis) = &replica.diagnosis else {
+            continue;
+        };
+        for finding in &diagnosis.findings {
+            let is_of_node = !finding.object.is_empty();
+            if is_of_node && (finding.check != "plugin-serves" || !diagnosis.replica.leading) {
+                continue;
+            }
+            let mut finding = finding.clone();
+            if !is_of_node {
+                finding.object = format!("pod {}", replica.pod);
+            }
+            findings.push(finding);
+        }
+    }
+    findings
+}

@@ -1,0 +1,206 @@
+//! Planted faults: each is found by the check that is meant for it, and a sound cluster has none.
+
+use proto::read_api::{Diagnosis, Replica as ReplicaState};
+use rstest::rstest;
+use serde_json::json;
+
+use super::checks::findings;
+use super::*;
+
+fn condition(kind: &str, status: &str) -> Value {
+    json!({"conditions": [{"type": kind, "status": status}]})
+}
+
+fn workload(name: &str, image: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "gpushare-system"},
+        "spec": {"replicas": 2, "template": {"spec": {"containers": [{"name": "c", "image": image}]}}},
+        "status": {"readyReplicas": 2, "desiredNumberScheduled": 1},
+    })
+}
+
+fn binding(account: &str) -> Value {
+    json!({"metadata": {"name": account}, "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": "gpushare-system"}]})
+}
+
+fn webhook(ca: &str) -> Value {
+    json!({"metadata": {"name": "gpushare"}, "webhooks": [{
+        "name": "pods.gpushare.io", "failurePolicy": "Ignore",
+        "clientConfig": {"caBundle": ca, "service": {"namespace": "gpushare-system"}},
+    }]})
+}
+
+fn replica(pod: &str, leading: bool) -> Replica {
+    Replica {
+        pod: pod.to_owned(),
+        diagnosis: Ok(Diagnosis {
+            replica: ReplicaState {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                leading,
+                ..ReplicaState::default()
+            },
+            ..Diagnosis::default()
+        }),
+    }
+}
+
+/// An installation with one node and two replicas.
+fn sound() -> Facts {
+    let policies: Vec<&str> = checks::POLICIES.to_vec();
+    let node = json!({
+        "metadata": {"name": "n1", "labels": {"gpushare": "true"}, "annotations": {"aliyun.com/gpu-mem-unit": "GiB"}},
+        "status": {"capacity": {"aliyun.com/gpu-mem": "16"}},
+    });
+    let plugin = json!({
+        "metadata": {"name": "plugin-1", "namespace": "gpushare-system", "labels": {"app.kubernetes.io/name": "gpushare-device-plugin"}},
+        "spec": {"nodeName": "n1"}, "status": condition("Ready", "True"),
+    });
+    let device = json!({
+        "metadata": {"name": "n1", "labels": {
+            "node.koordinator.sh/gpu-vendor": "nvidia", "node.koordinator.sh/gpu-driver-version": "570.1"}},
+        "spec": {"devices": [{"type": "gpu", "conditions": [{"type": "Injectable", "status": "True"}]}]},
+    });
+    let definition =
+        |name: &str| json!({"metadata": {"name": name}, "status": condition("Established", "True")});
+    Facts {
+        namespace: "gpushare-system".to_owned(),
+        version: json!({"major": "1", "minor": "34+", "gitVersion": "v1.34.1"}),
+        nodes: Ok(vec![node]),
+        pods: Ok(vec![plugin]),
+        devices: Ok(vec![device]),
+        daemon_sets: Ok(vec![workload(
+            "gpushare-device-plugin",
+            "ghcr.io/gpushare/gpushare-device-plugin:v1",
+        )]),
+        deployments: Ok(vec![workload(
+            "gpushare-scheduler",
+            "ghcr.io/gpushare/gpushare-scheduler:v1",
+        )]),
+        leases: Ok(vec![json!({"metadata": {"name": "gpushare-scheduler"}})]),
+        cluster_roles: Ok(vec![
+            binding("gpushare-scheduler"),
+            binding("gpushare-device-plugin"),
+        ]),
+        definitions: Ok(vec![
+            definition("devices.scheduling.koordinator.sh"),
+            definition("schedulerleaders.gpushare.io"),
+        ]),
+        policies: Ok(policies
+            .iter()
+            .map(|name| json!({"metadata": {"name": name}}))
+            .collect()),
+        policy_bindings: Ok(policies
+            .iter()
+            .map(|name| json!({"spec": {"policyName": name}}))
+            .collect()),
+        mutating: Ok(vec![webhook("Zm9v")]),
+        validating: Ok(vec![webhook("Zm9v")]),
+        replicas: Ok(vec![replica("s-1", true), replica("s-2", false)]),
+        state: Ok(Vec::new()),
+    }
+}
+
+#[test]
+fn a_sound_cluster_has_no_finding() {
+    let bad: Vec<Finding> = findings(&sound())
+        .into_iter()
+        .filter(|finding| finding.severity != Severity::Ok)
+        .collect();
+    assert_eq!(bad, Vec::new());
+}
+
+/// The objects of a list, to plant a fault.
+fn first(objects: &mut Objects) -> &mut Value {
+    objects.as_mut().unwrap().first_mut().unwrap()
+}
+
+fn set(objects: &mut Objects, pointer: &str, value: Value) {
+    *first(objects).pointer_mut(pointer).unwrap() = value;
+}
+
+fn answers(facts: &mut Facts) -> Vec<&mut Diagnosis> {
+    let replicas = facts.replicas.as_mut().unwrap();
+    replicas
+        .iter_mut()
+        .map(|replica| replica.diagnosis.as_mut().unwrap())
+        .collect()
+}
+
+fn report(check: &str, object: &str) -> Finding {
+    Finding {
+        check: check.to_owned(),
+        severity: Severity::Error,
+        object: object.to_owned(),
+        ..Finding::default()
+    }
+}
+
+#[rstest]
+#[case::old_api_server("api-version", |facts: &mut Facts| facts.version = json!({"major": "1", "minor": "29"}))]
+#[case::no_definition("definitions", |facts: &mut Facts| drop(facts.definitions.as_mut().unwrap().remove(0)))]
+#[case::definition_not_established("definitions", |facts: &mut Facts| set(&mut facts.definitions, "/status/conditions/0/status", json!("False")))]
+#[case::no_scheduler("scheduler-pods", |facts: &mut Facts| facts.deployments = Ok(Vec::new()))]
+#[case::scheduler_not_ready("scheduler-pods", |facts: &mut Facts| set(&mut facts.deployments, "/status/readyReplicas", json!(0)))]
+#[case::one_replica_not_ready("scheduler-pods", |facts: &mut Facts| set(&mut facts.deployments, "/status/readyReplicas", json!(1)))]
+#[case::read_api_refused("read-api", |facts: &mut Facts| facts.replicas.as_mut().unwrap()[1].diagnosis = Err("refused".to_owned()))]
+#[case::no_leader("leader", |facts: &mut Facts| answers(facts)[0].replica.leading = false)]
+#[case::two_leaders("leader", |facts: &mut Facts| answers(facts)[1].replica.leading = true)]
+#[case::no_lease("leader", |facts: &mut Facts| facts.leases = Ok(Vec::new()))]
+#[case::replicas_differ("versions", |facts: &mut Facts| answers(facts)[1].replica.version = "0.0.1".to_owned())]
+#[case::images_differ("versions", |facts: &mut Facts| set(&mut facts.daemon_sets, "/spec/template/spec/containers/0/image", json!("gpushare-device-plugin:v0")))]
+#[case::no_rights("rights", |facts: &mut Facts| drop(facts.cluster_roles.as_mut().unwrap().remove(1)))]
+#[case::no_policy("policies", |facts: &mut Facts| drop(facts.policies.as_mut().unwrap().remove(4)))]
+#[case::policy_without_binding("policies", |facts: &mut Facts| drop(facts.policy_bindings.as_mut().unwrap().remove(0)))]
+#[case::no_ca("webhooks", |facts: &mut Facts| set(&mut facts.mutating, "/webhooks/0/clientConfig/caBundle", json!("")))]
+#[case::one_configuration("webhooks", |facts: &mut Facts| facts.validating = Ok(Vec::new()))]
+#[case::no_plugin_pod("plugins", |facts: &mut Facts| facts.pods = Ok(Vec::new()))]
+#[case::plugin_not_ready("plugins", |facts: &mut Facts| set(&mut facts.pods, "/status/conditions/0/status", json!("False")))]
+#[case::no_labelled_node("plugins", |facts: &mut Facts| set(&mut facts.nodes, "/metadata/labels/gpushare", json!("false")))]
+#[case::no_device_object("device-objects", |facts: &mut Facts| facts.devices = Ok(Vec::new()))]
+#[case::empty_device_object("device-objects", |facts: &mut Facts| set(&mut facts.devices, "/spec/devices", json!([])))]
+#[case::device_without_node("device-objects", |facts: &mut Facts| facts.devices.as_mut().unwrap().push(json!({"metadata": {"name": "gone"}})))]
+#[case::no_cdi("injection", |facts: &mut Facts| set(&mut facts.devices, "/spec/devices/0/conditions/0/status", json!("False")))]
+#[case::no_driver("drivers", |facts: &mut Facts| set(&mut facts.devices, "/metadata/labels/node.koordinator.sh~1gpu-driver-version", json!("")))]
+#[case::no_unit("memory-units", |facts: &mut Facts| set(&mut facts.nodes, "/metadata/annotations", json!({})))]
+#[case::old_plugin("other-plugins", |facts: &mut Facts| {
+    let mut other = workload("gpushare-device-plugin-ds", "registry/acs/k8s-gpushare-plugin:v2");
+    other["metadata"]["namespace"] = json!("kube-system");
+    facts.daemon_sets.as_mut().unwrap().push(other);
+})]
+#[case::refused_by_kubelet("failed-pods", |facts: &mut Facts| facts.pods.as_mut().unwrap().push(json!({
+    "metadata": {"name": "p", "annotations": {"scheduling.koordinator.sh/device-allocated": "{}"}},
+    "spec": {"nodeName": "n1"}, "status": {"phase": "Failed", "reason": "UnexpectedAdmissionError"},
+})))]
+#[case::sick_gpu("gpu-health", |facts: &mut Facts| facts.state = Ok(vec![proto::read_api::Node {
+    gpus: vec![proto::read_api::Gpu::default()], ..Default::default()
+}]))]
+#[case::extender_not_asked("extender-asked", |facts: &mut Facts| answers(facts)[0].findings.push(report("extender-asked", "")))]
+#[case::plugin_away("plugin-serves", |facts: &mut Facts| answers(facts)[0].findings.push(report("plugin-serves", "node n1")))]
+fn planted_faults(#[case] check: &str, #[case] plant: fn(&mut Facts)) {
+    let mut facts = sound();
+    plant(&mut facts);
+    let bad: Vec<Finding> = findings(&facts)
+        .into_iter()
+        .filter(|finding| finding.severity >= Severity::Warning)
+        .collect();
+    assert!(bad.iter().any(|finding| finding.check == check), "{bad:?}");
+    // A remedy stands beside each; the findings of replicas bring their own.
+    let has_remedy = |finding: &Finding| {
+        !finding.remedy.is_empty() || check == "extender-asked" || check == "plugin-serves"
+    };
+    assert!(bad.iter().all(has_remedy), "{bad:?}");
+}
+
+#[test]
+fn a_right_that_lacks_makes_one_check_unknown() {
+    let mut facts = sound();
+    facts.cluster_roles = Err("forbidden".to_owned());
+    let all = findings(&facts);
+    let unknown: Vec<&str> = all
+        .iter()
+        .filter(|f| f.severity == Severity::Unknown)
+        .map(|f| f.check.as_str())
+        .collect();
+    assert_eq!(unknown, ["rights"]);
+    assert!(all.iter().all(|finding| finding.severity < Severity::Warning));
+}

@@ -1,0 +1,233 @@
+//! `explain`: the reasons for which a pod waits.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use proto::read_api::{Explanation, GpuVerdict, NodeVerdict};
+
+use crate::args::{Format, OutputArgs};
+use crate::connection::Connection;
+use crate::failure::{Failure, Verdict};
+use crate::format::{count, memory};
+use crate::output::{Cell, Colour, Screen, Table, number, text};
+use crate::source::Source;
+
+/// GPUs of one node in the table, unless all are asked for.
+const MAX_GPUS: usize = 2;
+/// Pods in the way that the sentence names.
+const MAX_NAMES: usize = 3;
+
+/// Explains a pod.
+pub(crate) async fn run(
+    connection: &Connection,
+    screen: &Screen,
+    output: &OutputArgs,
+    pod: &[String],
+    all: bool,
+) -> Result<Verdict, Failure> {
+    let (namespace, name) = pod_name(pod, &connection.namespace)?;
+    let mut source = Source::open(connection, screen).await?;
+    let explanation = match source.explain(&namespace, &name, all).await {
+        Err(Failure::Refused(reason)) => return Err(missing(connection, &namespace, &name, reason).await),
+        explanation => explanation?,
+    };
+    match output.output {
+        format @ (Format::Json | Format::Yaml) => screen.print_as(format, &explanation)?,
+        Format::Name => screen.print(&format!("pod/{}\n", explanation.name))?,
+        _ => screen.print(&render(&explanation, screen, all))?,
+    }
+    Ok(Verdict::of(explanation.node.is_some() || explanation.fitting > 0))
+}
+
+/// The namespace and name in `NAME`, `pod NAME`, `pod/NAME` or `NAMESPACE/NAME`.
+fn pod_name(words: &[String], namespace: &str) -> Result<(String, String), Failure> {
+    let word = match words {
+        [word] => word,
+        [kind, word] if is_pod(kind) => word,
+        _ => {
+            return Err(Failure::Input(format!(
+                "{:?} is no pod: write NAME, or pod NAME",
+                words.join(" ")
+            )));
+        }
+    };
+    let (namespace, name) = match word.split_once('/') {
+        Some((kind, name)) if is_pod(kind) => (namespace, name),
+        Some((namespace, name)) => (namespace, name),
+        None => (namespace, word.as_str()),
+    };
+    // The names go into a path.
+    let is_plain = |text: &str| {
+        !text.is_empty()
+            && text
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b))
+    };
+    if is_plain(namespace) && is_plain(name) {
+        Ok((namespace.to_owned(), name.to_owned()))
+    } else {
+        Err(Failure::Input(format!("{word:?} is no name of a pod")))
+    }
+}
+
+fn is_pod(kind: &str) -> bool {
+    ["pod", "pods", "po"].contains(&kind)
+}
+
+/// The failure if the scheduler knows no such pod: it does not exist, or asks for no devices.
+async fn missing(connection: &Connection, namespace: &str, name: &str, reason: String) -> Failure {
+    let Ok(client) = connection.client() else {
+        return Failure::Refused(reason);
+    };
+    match Api::<Pod>::namespaced(client, namespace).get_opt(name).await {
+        Ok(Some(_)) => Failure::Refused(format!(
+            "pod {namespace}/{name} asks for no device of gpushare, or has ended. If it waits, see `kubectl describe pod -n {namespace} {name}`"
+        )),
+        Ok(None) => Failure::Refused(format!(
+            "there is no pod {name} in namespace {namespace}; name another namespace with -n"
+        )),
+        Err(_) => Failure::Refused(reason),
+    }
+}
+
+fn render(explanation: &Explanation, screen: &Screen, all: bool) -> String {
+    let Explanation {
+        namespace,
+        name,
+        asked,
+        nodes,
+        fitting,
+        ..
+    } = explanation;
+    let pod = format!("{namespace}/{name}");
+    if let Some(rule) = &explanation.invalid {
+        let text =
+            format!("{pod} fits no node, whatever is free: {rule}. Correct its resources or annotations.\n");
+        return screen.paint(Colour::Red, &text);
+    }
+    if let Some(node) = &explanation.node {
+        let state = if explanation.assumed {
+            "is being bound to"
+        } else {
+            "is on"
+        };
+        return format!("{pod} needs {asked}; it {state} node {node}.\n");
+    }
+    let mut lines = format!(
+        "{pod} needs {asked}; {fitting} of {} {}",
+        count(*nodes, "node"),
+        if *fitting == 1 { "has room" } else { "have room" }
+    );
+    match explanation.verdicts.iter().find(|verdict| !verdict.fits) {
+        _ if *fitting > 0 => {
+            let fits: Vec<&str> = explanation
+                .verdicts
+                .iter()
+                .filter(|v| v.fits)
+                .map(|v| v.node.as_str())
+                .collect();
+            lines += &format!(
+                ": {}.\nIts devices are no reason to wait: see `kubectl describe pod -n {namespace} {name}` for taints, affinity and CPU.\n",
+                fits.join(", ")
+            );
+        }
+        Some(nearest) => lines += &format!("; {}.\n", nearest_miss(nearest)),
+        None => lines += ".\nLabel a node for the device plugin, and see `kubectl gpushare doctor`.\n",
+    }
+    if explanation.verdicts.iter().any(|verdict| !verdict.fits) {
+        lines += "\n";
+        lines += &table(&explanation.verdicts, all).render(screen);
+    }
+    if !explanation.reasons.is_empty() {
+        lines += "\n";
+    }
+    for (reason, n) in &explanation.reasons {
+        lines += &format!("{}: {reason}\n", count(*n, "node"));
+    }
+    lines
+}
+
+/// The nearest miss in half a sentence.
+fn nearest_miss(verdict: &NodeVerdict) -> String {
+    let mut text = format!("nearest: {}", verdict.node);
+    match verdict.gpus.iter().find(|gpu| !gpu.fits) {
+        Some(gpu) => text += &format!(" GPU {} {}", gpu.minor, lacks(gpu)),
+        None => text += &format!(", where {}", verdict.detail.as_deref().unwrap_or(&verdict.reason)),
+    }
+    let pods = &verdict.would_fit_without;
+    let mut names: Vec<String> = Vec::new();
+    for pod in pods.iter().take(MAX_NAMES) {
+        names.push(format!("{}/{}", pod.namespace, pod.name));
+    }
+    let n_more = pods.len().saturating_sub(names.len());
+    match pods.len() {
+        0 => {}
+        1 => text += &format!("; fits when {} ends", names.concat()),
+        _ if n_more > 0 => text += &format!("; fits when {} and {n_more} more end", names.join(", ")),
+        _ => text += &format!("; fits when {} end", names.join(" and ")),
+    }
+    text
+}
+
+/// What a GPU lacks.
+fn lacks(gpu: &GpuVerdict) -> String {
+    let mut parts = Vec::new();
+    if gpu.needed > gpu.free {
+        parts.push(memory(gpu.needed - gpu.free));
+    }
+    if gpu.needed_core > gpu.free_core {
+        parts.push(format!("{} % core", gpu.needed_core - gpu.free_core));
+    }
+    if gpu.no_sharer {
+        parts.push("a place for one more pod".to_owned());
+    }
+    if parts.is_empty() {
+        format!("is refused: {}", gpu.reason)
+    } else {
+        format!("lacks {}", parts.join(" and "))
+    }
+}
+
+fn table(verdicts: &[NodeVerdict], all: bool) -> Table {
+    let mut table = Table::new([
+        text("NODE", 0),
+        number("GPU", 0),
+        number("NEEDS", 2),
+        number("FREE", 1),
+        text("VERDICT", 0),
+    ]);
+    for verdict in verdicts {
+        let n_gpus = if all { verdict.gpus.len() } else { MAX_GPUS };
+        for gpu in verdict.gpus.iter().take(n_gpus) {
+            table.push([
+                verdict.node.as_str().into(),
+                gpu.minor.to_string().into(),
+                memory(gpu.needed).into(),
+                memory(gpu.free).into(),
+                if gpu.fits {
+                    Cell::coloured("has room", Colour::Green)
+                } else {
+                    lacks(gpu).into()
+                },
+            ]);
+        }
+        // The rule of the node says more than its GPUs do, or it has none to show.
+        if let Some(detail) = verdict
+            .detail
+            .as_deref()
+            .or(verdict.gpus.is_empty().then_some(verdict.reason.as_str()))
+        {
+            let detail = if verdict.fits { "has room" } else { detail };
+            table.push([
+                verdict.node.as_str().into(),
+                "".into(),
+                "".into(),
+                "".into(),
+                detail.into(),
+            ]);
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+//! Amounts for people, and the bar of a GPU.
+
+use proto::read_api::Gpu;
+
+use crate::output::{Cell, Colour, Screen};
+
+/// Columns of a bar.
+pub(crate) const BAR: usize = 20;
+/// The colours of pods on a bar, in turn.
+const PODS: [Colour; 4] = [Colour::Blue, Colour::Cyan, Colour::Magenta, Colour::Green];
+
+/// Memory in GiB, or in MiB below one.
+#[expect(clippy::cast_precision_loss, reason = "one digit is shown, to people")]
+pub(crate) fn memory(bytes: u64) -> String {
+    if bytes == 0 {
+        "0".to_owned()
+    } else if bytes < 1 << 30 {
+        format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20))
+    } else {
+        format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+    }
+}
+
+/// A part of a whole in percent, rounded.
+pub(crate) fn percent(part: u64, whole: u64) -> u64 {
+    let rounded = (u128::from(part) * 100 + u128::from(whole / 2)) / u128::from(whole.max(1));
+    u64::try_from(rounded).unwrap_or(u64::MAX)
+}
+
+/// A number with its noun, in the plural where it is not one.
+pub(crate) fn count(n: impl Into<u64>, noun: &str) -> String {
+    match n.into() {
+        1 => format!("1 {noun}"),
+        n => format!("{n} {noun}s"),
+    }
+}
+
+/// A GPU's memory as a bar: a piece for each pod, then stranded or free memory.
+pub(crate) fn bar(gpu: &Gpu, screen: &Screen) -> Cell {
+    let total = gpu.memory.total.max(1);
+    // Ends are rounded, not lengths, so that many small pods do not add up to more than they are.
+    let end_of = |bytes: u64| {
+        let columns = u128::from(bytes) * BAR as u128 / u128::from(total);
+        usize::try_from(columns).unwrap_or(BAR).min(BAR)
+    };
+    let (pieces, stranded, free) = if screen.has_blocks {
+        (["█", "▓"], "░", "·")
+    } else {
+        (["#", "="], "~", ".")
+    };
+    let mut drawn = String::new();
+    let (mut at, mut held) = (0, 0_u64);
+    for (number, holder) in gpu.holders.iter().enumerate() {
+        held = held.saturating_add(holder.memory);
+        // The smallest share is one column, if there is one left.
+        let end = end_of(held).max((at + 1).min(BAR));
+        let piece = pieces.get(number % pieces.len()).copied().unwrap_or_default();
+        let colour = PODS.get(number % PODS.len()).copied().unwrap_or(Colour::Blue);
+        drawn += &screen.paint(colour, &piece.repeat(end - at));
+        at = end;
+    }
+    let (rest, colour) = if gpu.stranded > 0 {
+        (stranded, Colour::Yellow)
+    } else {
+        (free, Colour::Grey)
+    };
+    drawn += &screen.paint(colour, &rest.repeat(BAR - at));
+    Cell::drawn(format!("[{drawn}]"), BAR + 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::read_api::{Amount, Holder};
+    use rstest::rstest;
+
+    use super::*;
+
+    const PLAIN: Screen = Screen {
+        width: None,
+        has_colour: false,
+        has_blocks: false,
+        has_headers: true,
+    };
+
+    #[rstest]
+    #[case::empty(&[], 0, "[....................]")]
+    #[case::two_pods(&[25, 25], 0, "[#####=====..........]")]
+    #[case::stranded(&[50, 40], 10, "[##########========~~]")]
+    #[case::many_small_pods(&[1; 12], 0, "[#=#=#=#=#=#=........]")]
+    #[case::overcommitted(&[80, 80], 0, "[################====]")]
+    fn bars(#[case] pods: &[u64], #[case] stranded: u64, #[case] expected: &str) {
+        let holders = pods.iter().map(|memory| Holder {
+            memory: *memory,
+            ..Holder::default()
+        });
+        let gpu = Gpu {
+            memory: Amount {
+                total: 100,
+                allocated: pods.iter().sum(),
+            },
+            stranded,
+            holders: holders.collect(),
+            ..Gpu::default()
+        };
+        assert_eq!(
+            format!("{:?}", bar(&gpu, &PLAIN)),
+            format!("{:?}", Cell::drawn(expected.to_owned(), 22))
+        );
+    }
+
+    #[rstest]
+    #[case(0, "0")]
+    #[case(512 << 20, "512 MiB")]
+    #[case(3 << 29, "1.5 GiB")]
+    fn amounts(#[case] bytes: u64, #[case] expected: &str) {
+        assert_eq!(memory(bytes), expected);
+    }
+}

@@ -1,0 +1,95 @@
+//! `kubectl gpushare`: shows the GPUs of a cluster and their pods, explains why a pod waits, and checks the installation.
+//!
+//! It asks the scheduler's read API through a port-forward of its own. Without a scheduler it reads the objects itself, and
+//! applies the scheduler's own library to them. It changes nothing in the cluster.
+
+#![expect(
+    clippy::format_push_string,
+    reason = "a command builds its text once; no line of it is hot"
+)]
+
+mod args;
+mod connection;
+mod doctor;
+mod explain;
+mod failure;
+mod fits;
+mod format;
+mod migrate;
+mod offline;
+mod output;
+mod pods;
+mod read_api;
+mod source;
+mod top;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use args::{Args, Command, Migrate, Top};
+use connection::Connection;
+use failure::{Failure, Verdict};
+use output::Screen;
+
+/// Runs the command of this process's arguments; the exit code is 0 for success or yes, 1 for a failure, and 2 for no.
+pub async fn run() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            // Help goes to standard output, a usage error to standard error; 2 would mean the answer no.
+            let _ = error.print();
+            return ExitCode::from(u8::from(error.use_stderr()));
+        }
+    };
+    let screen = Screen::of_process(args.output.no_headers);
+    let done = tokio::select! {
+        done = execute(args, &screen) => done,
+        _ = tokio::signal::ctrl_c() => return ExitCode::from(130),
+    };
+    match done {
+        Ok(verdict) => ExitCode::from(verdict.code()),
+        Err(Failure::ClosedPipe) => ExitCode::SUCCESS,
+        Err(failure) => {
+            screen.complain(&format!("error: {failure}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn execute(args: Args, screen: &Screen) -> Result<Verdict, Failure> {
+    let Args {
+        connection,
+        output,
+        command,
+    } = args;
+    if let Command::Completion { shell } = command {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Args::command(), "kubectl-gpushare", &mut script);
+        screen.print(&String::from_utf8_lossy(&script))?;
+        return Ok(Verdict::Yes);
+    }
+    let connection = Connection::new(connection).await?;
+    match command {
+        Command::Top {
+            kind: None,
+            watch,
+            selector,
+        } => top::run(&connection, screen, &output, watch, selector).await,
+        Command::Top {
+            kind: Some(Top::Pods {
+                all_namespaces,
+                selector,
+            }),
+            ..
+        } => pods::run(&connection, screen, &output, all_namespaces, selector).await,
+        Command::Explain { pod, all } => explain::run(&connection, screen, &output, &pod, all).await,
+        Command::Fits(question) => fits::run(&connection, screen, &output, &question).await,
+        Command::Doctor => doctor::run(&connection, screen, &output).await,
+        Command::Migrate(Migrate::Status) => migrate::status(&connection, screen, &output).await,
+        Command::AutoscalerHints { node } => {
+            migrate::autoscaler_hints(&connection, screen, &output, &node).await
+        }
+        Command::Completion { .. } => Ok(Verdict::Yes),
+    }
+}

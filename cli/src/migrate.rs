@@ -1,0 +1,251 @@
+//! `migrate status` and `autoscaler-hints`: where each node stands on its way from another plugin, and what autoscalers have to
+//! know of nodes like one of the cluster.
+
+use std::collections::BTreeMap;
+
+use proto::resource::GPU_MEM;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::args::{Format, OutputArgs};
+use crate::connection::Connection;
+use crate::failure::{Failure, Verdict};
+use crate::output::{Screen, Table, number, text};
+use crate::source::Source;
+
+/// The resources that gpushare's plugin puts into the status of a node.
+const RESOURCES: [&str; 8] = [
+    GPU_MEM,
+    "aliyun.com/gpu-count",
+    "koordinator.sh/gpu.shared",
+    "koordinator.sh/gpu-memory",
+    "koordinator.sh/gpu-memory-ratio",
+    "koordinator.sh/gpu-core",
+    "koordinator.sh/gpu",
+    "nvidia.com/gpu",
+];
+/// The labels of a node by which pods choose GPUs.
+const LABELS: [&str; 3] = [
+    "gpushare",
+    proto::device::GPU_VENDOR_LABEL,
+    proto::device::GPU_MODEL_LABEL,
+];
+
+/// The place of one node on its way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Step {
+    node: String,
+    stage: &'static str,
+    pods: usize,
+    next: &'static str,
+}
+
+/// Shows where each node with GPUs stands.
+pub(crate) async fn status(
+    connection: &Connection,
+    screen: &Screen,
+    output: &OutputArgs,
+) -> Result<Verdict, Failure> {
+    let nodes = nodes(connection).await?;
+    let state = Source::open(connection, screen).await?.state().await?;
+    let mut steps = Vec::new();
+    for node in &nodes {
+        let name = text_of(node, "/metadata/name");
+        let shown = state.nodes.iter().find(|shown| shown.name == name);
+        let holders = shown
+            .into_iter()
+            .flat_map(|node| &node.gpus)
+            .flat_map(|gpu| &gpu.holders);
+        let mut uids: Vec<&str> = holders.map(|holder| holder.uid.as_str()).collect();
+        uids.sort_unstable();
+        uids.dedup();
+        if let Some(step) = step(node, uids.len()) {
+            steps.push(step);
+        }
+    }
+    match output.output {
+        format @ (Format::Json | Format::Yaml) => screen.print_as(format, &steps)?,
+        Format::Name => {
+            let names: Vec<String> = steps.iter().map(|step| format!("node/{}\n", step.node)).collect();
+            screen.print(&names.concat())?;
+        }
+        _ if steps.is_empty() => {
+            screen.print("No node has GPUs that gpushare or another plugin serves.\n")?;
+        }
+        _ => {
+            let mut table = Table::new([
+                text("NODE", 0),
+                text("STAGE", 0),
+                number("PODS", 2),
+                text("NEXT STEP", 1),
+            ]);
+            for step in &steps {
+                table.push([
+                    step.node.as_str().into(),
+                    step.stage.into(),
+                    step.pods.to_string().into(),
+                    step.next.into(),
+                ]);
+            }
+            screen.print(&table.render(screen))?;
+        }
+    }
+    Ok(Verdict::Yes)
+}
+
+async fn nodes(connection: &Connection) -> Result<Vec<Value>, Failure> {
+    let list = connection
+        .get("list nodes", "/api/v1/nodes")
+        .await?
+        .unwrap_or_default();
+    Ok(list
+        .get("items")
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default())
+}
+
+fn text_of<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+/// The stage of a node with this number of pods on its GPUs; `None` for a node without GPUs.
+fn step(node: &Value, pods: usize) -> Option<Step> {
+    let has = |resource: &str| {
+        let capacity = node
+            .pointer("/status/capacity")
+            .and_then(|capacity| capacity.get(resource));
+        capacity
+            .and_then(Value::as_str)
+            .is_some_and(|amount| amount != "0")
+    };
+    let is_labelled = text_of(node, "/metadata/labels/gpushare") == "true";
+    let is_ours = has("koordinator.sh/gpu-memory") && has("koordinator.sh/gpu.shared");
+    let (stage, next) = match (is_labelled, is_ours) {
+        (true, true) => ("moved", "none"),
+        (true, false) if has(GPU_MEM) => (
+            "both plugins",
+            "remove the old plugin's label from the node, so that one plugin serves the resource",
+        ),
+        (true, false) => (
+            "labelled",
+            "wait for the device plugin; `kubectl gpushare doctor` says what it lacks",
+        ),
+        (false, true) => (
+            "left",
+            "gpushare's label is gone: its resources go with the next pods that end, or label it again",
+        ),
+        (false, false) if has(GPU_MEM) => (
+            "old gpushare plugin",
+            "kubectl label node NAME gpushare=true, and remove the old plugin's label; running pods stay",
+        ),
+        (false, false) if has("nvidia.com/gpu") => (
+            "vendor's plugin",
+            "drain pods with nvidia.com/gpu, then kubectl label node NAME gpushare=true; see docs/migration.md",
+        ),
+        (false, false) => return None,
+    };
+    Some(Step {
+        node: text_of(node, "/metadata/name").to_owned(),
+        stage,
+        pods,
+        next,
+    })
+}
+
+/// Shows what autoscalers have to know of nodes like this one.
+pub(crate) async fn autoscaler_hints(
+    connection: &Connection,
+    screen: &Screen,
+    output: &OutputArgs,
+    name: &str,
+) -> Result<Verdict, Failure> {
+    let node = connection
+        .get(&format!("read node {name}"), &format!("/api/v1/nodes/{name}"))
+        .await?;
+    let node = node.ok_or_else(|| {
+        Failure::Input(format!(
+            "there is no node {name:?}; `kubectl get nodes` lists all"
+        ))
+    })?;
+    let (resources, labels) = (
+        picked(&node, "/status/capacity", &RESOURCES),
+        picked(&node, "/metadata/labels", &LABELS),
+    );
+    if resources.is_empty() {
+        return Err(Failure::Input(format!(
+            "node {name} has no resource of gpushare; name a node that shares its GPUs"
+        )));
+    }
+    let hints = json!({"resources": resources, "labels": labels});
+    match output.output {
+        format @ (Format::Json | Format::Yaml) => screen.print_as(format, &hints)?,
+        _ => screen.print(&render(&resources, &labels))?,
+    }
+    Ok(Verdict::Yes)
+}
+
+fn picked(node: &Value, pointer: &str, keys: &[&str]) -> BTreeMap<String, String> {
+    let values = node.pointer(pointer);
+    let pairs = keys
+        .iter()
+        .filter_map(|key| Some((key.to_string(), values?.get(key)?.as_str()?.to_owned())));
+    pairs.collect()
+}
+
+fn render(resources: &BTreeMap<String, String>, labels: &BTreeMap<String, String>) -> String {
+    let mut lines = String::from(
+        "# A node group that has scaled to zero shows no node to learn from. Extended resources and labels have to be said.\n\n\
+         # Cluster Autoscaler on AWS: tags of the Auto Scaling group.\n",
+    );
+    for (resource, amount) in resources {
+        lines += &format!("k8s.io/cluster-autoscaler/node-template/resources/{resource}: \"{amount}\"\n");
+    }
+    for (label, value) in labels {
+        lines += &format!("k8s.io/cluster-autoscaler/node-template/label/{label}: \"{value}\"\n");
+    }
+    let list = |pairs: &BTreeMap<String, String>| -> String {
+        let pairs: Vec<String> = pairs
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        pairs.join(",")
+    };
+    lines +=
+        "\n# Cluster API: annotations of the MachineDeployment, or MachineSet, for Cluster Autoscaler.\n";
+    lines += &format!(
+        "capacity.cluster-autoscaler.kubernetes.io/labels: \"{}\"\n",
+        list(labels)
+    );
+    lines += "# It has no annotation for extended resources other than GPUs: keep one node in the group (min-size 1).\n";
+    lines += "\n# Karpenter: a NodeOverlay gives instance types extended resources; labels go into the NodePool's template.\n";
+    lines += "apiVersion: karpenter.sh/v1alpha1\nkind: NodeOverlay\nmetadata:\n  name: gpushare\nspec:\n  capacity:\n";
+    for (resource, amount) in resources {
+        lines += &format!("    {resource}: \"{amount}\"\n");
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::nothing(json!({}), json!({}), None)]
+    #[case::vendor(json!({}), json!({"nvidia.com/gpu": "8"}), Some("vendor's plugin"))]
+    #[case::old(json!({}), json!({"aliyun.com/gpu-mem": "120"}), Some("old gpushare plugin"))]
+    #[case::waiting(json!({"gpushare": "true"}), json!({}), Some("labelled"))]
+    #[case::both(json!({"gpushare": "true"}), json!({"aliyun.com/gpu-mem": "120"}), Some("both plugins"))]
+    #[case::moved(json!({"gpushare": "true"}), json!({"koordinator.sh/gpu-memory": "1Gi", "koordinator.sh/gpu.shared": "100"}), Some("moved"))]
+    #[case::left(json!({}), json!({"koordinator.sh/gpu-memory": "1Gi", "koordinator.sh/gpu.shared": "100"}), Some("left"))]
+    fn stages(#[case] labels: Value, #[case] capacity: Value, #[case] expected: Option<&str>) {
+        let node = json!({"metadata": {"name": "n1", "labels": labels}, "status": {"capacity": capacity}});
+        assert_eq!(step(&node, 0).map(|step| step.stage), expected);
+    }
+}

@@ -1,0 +1,46 @@
+//! The scheduler's own library over objects that this command reads itself, for clusters whose scheduler does not answer.
+
+use std::time::Duration;
+
+use placement::Policies;
+use proto::node::Node;
+use proto::pod::Pod;
+use proto::resource::ResourceNames;
+use scheduler::index::{Index, RawDevice, Shared};
+use scheduler::watch::ObjectStore;
+
+use crate::connection::Connection;
+use crate::failure::Failure;
+
+/// The lifetime of hints, of which an index without requests has none.
+const NO_HINTS: Duration = Duration::from_secs(1);
+
+/// Reads all nodes, Device objects and pods into an index.
+pub(crate) async fn index(connection: &Connection) -> Result<Shared<Index>, Failure> {
+    let (nodes, devices, pods) = tokio::join!(
+        connection.list::<Node>("nodes", None),
+        connection.list::<RawDevice>("devices.scheduling.koordinator.sh", None),
+        connection.list::<Pod>("pods", None),
+    );
+    // A cluster of the old plugin alone has no Device objects.
+    let devices = match devices {
+        Err(Failure::Api { .. }) => Vec::new(),
+        devices => devices?,
+    };
+    let mut index = Index::new(ResourceNames::default(), Policies::default(), NO_HINTS);
+    fill(&mut index, nodes?);
+    fill(&mut index, devices);
+    fill(&mut index, pods?);
+    Ok(Shared::new(index))
+}
+
+fn fill<K>(index: &mut Index, objects: Vec<K>)
+where
+    Index: ObjectStore<K>,
+{
+    ObjectStore::<K>::begin_list(index);
+    for object in objects {
+        index.apply(object);
+    }
+    ObjectStore::<K>::end_list(index);
+}

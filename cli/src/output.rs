@@ -1,0 +1,298 @@
+//! The terminal: its width and colours, tables, and the end of a pipe.
+
+use std::io::{self, ErrorKind, IsTerminal, Write};
+
+use console::Term;
+use serde::Serialize;
+
+use crate::args::Format;
+use crate::failure::Failure;
+
+/// Standard output and standard error.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Screen {
+    /// Columns; `None` if the output is no terminal, where lines may have any length.
+    pub(crate) width: Option<usize>,
+    pub(crate) has_colour: bool,
+    /// False where the locale may not show block characters.
+    pub(crate) has_blocks: bool,
+    pub(crate) has_headers: bool,
+}
+
+/// A colour, by its ANSI number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Colour {
+    Red = 31,
+    Green = 32,
+    Yellow = 33,
+    Blue = 34,
+    Magenta = 35,
+    Cyan = 36,
+    Grey = 90,
+}
+
+impl Screen {
+    /// The screen of this process.
+    pub(crate) fn of_process(no_headers: bool) -> Self {
+        let is_terminal = io::stdout().is_terminal();
+        let has_no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
+            .into_iter()
+            .filter_map(|name| std::env::var(name).ok())
+            .find(|value| !value.is_empty())
+            .unwrap_or_default()
+            .to_ascii_lowercase();
+        Self {
+            width: is_terminal.then(|| usize::from(Term::stdout().size().1)),
+            has_colour: is_terminal && !has_no_color && !is_dumb,
+            has_blocks: locale.contains("utf-8") || locale.contains("utf8"),
+            has_headers: !no_headers,
+        }
+    }
+
+    /// The text in a colour, if the screen has any.
+    pub(crate) fn paint(&self, colour: Colour, text: &str) -> String {
+        if self.has_colour {
+            format!("\u{1b}[{}m{text}\u{1b}[0m", colour as u8)
+        } else {
+            text.to_owned()
+        }
+    }
+
+    /// Writes to standard output.
+    #[expect(clippy::unused_self, reason = "the screen stands for the process's output")]
+    pub(crate) fn print(&self, text: &str) -> Result<(), Failure> {
+        let mut out = io::stdout().lock();
+        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(Failure::ClosedPipe),
+            Err(error) => Err(Failure::Output(error)),
+        }
+    }
+
+    /// Writes a line to standard error.
+    #[expect(clippy::unused_self, reason = "the screen stands for the process's output")]
+    pub(crate) fn complain(&self, line: &str) {
+        // Nothing is left to do if standard error is closed.
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+
+    /// Writes an answer as JSON or YAML.
+    pub(crate) fn print_as(&self, format: Format, answer: &impl Serialize) -> Result<(), Failure> {
+        let text = if format == Format::Yaml {
+            serde_yaml_ng::to_string(answer).map_err(|error| error.to_string())
+        } else {
+            serde_json::to_string_pretty(answer)
+                .map(|text| text + "\n")
+                .map_err(|error| error.to_string())
+        };
+        self.print(&text.map_err(Failure::Input)?)
+    }
+}
+
+/// A table of left-aligned columns, which leaves columns out where it is too wide.
+#[derive(Debug)]
+pub(crate) struct Table {
+    columns: Vec<Column>,
+    rows: Vec<Vec<Cell>>,
+}
+
+/// One column.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Column {
+    pub(crate) name: &'static str,
+    /// Columns with higher numbers are left out first; 0 never.
+    pub(crate) rank: u8,
+    pub(crate) is_number: bool,
+}
+
+/// One cell.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cell {
+    text: String,
+    colour: Option<Colour>,
+    /// The number of columns that the text takes, if it holds control sequences.
+    width: Option<usize>,
+}
+
+/// A column of text.
+pub(crate) const fn text(name: &'static str, rank: u8) -> Column {
+    Column {
+        name,
+        rank,
+        is_number: false,
+    }
+}
+
+/// A column of numbers, aligned to the right.
+pub(crate) const fn number(name: &'static str, rank: u8) -> Column {
+    Column {
+        name,
+        rank,
+        is_number: true,
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Self {
+        Self::from(text.to_owned())
+    }
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Self {
+        Self {
+            text,
+            ..Self::default()
+        }
+    }
+}
+
+impl Cell {
+    pub(crate) fn coloured(text: impl Into<String>, colour: Colour) -> Self {
+        Self {
+            text: text.into(),
+            colour: Some(colour),
+            width: None,
+        }
+    }
+
+    /// A text with control sequences that takes this number of columns.
+    pub(crate) fn drawn(text: String, width: usize) -> Self {
+        Self {
+            text,
+            colour: None,
+            width: Some(width),
+        }
+    }
+
+    fn width(&self) -> usize {
+        self.width.unwrap_or_else(|| self.text.chars().count())
+    }
+}
+
+impl Table {
+    pub(crate) fn new(columns: impl Into<Vec<Column>>) -> Self {
+        Self {
+            columns: columns.into(),
+            rows: Vec::new(),
+        }
+    }
+
+    pub(crate) fn push(&mut self, row: impl Into<Vec<Cell>>) {
+        self.rows.push(row.into());
+    }
+
+    /// The table as lines.
+    pub(crate) fn render(&self, screen: &Screen) -> String {
+        let widths: Vec<usize> = (0..self.columns.len())
+            .map(|at| self.width_of(at, screen))
+            .collect();
+        let shown = self.shown(&widths, screen.width);
+        let last = shown.last().copied();
+        let mut lines = String::new();
+        let mut write = |cells: &dyn Fn(usize) -> Cell| {
+            for at in &shown {
+                let cell = cells(*at);
+                let width = widths.get(*at).copied().unwrap_or_default();
+                let padding = " ".repeat(width.saturating_sub(cell.width()));
+                let painted = match cell.colour {
+                    Some(colour) => screen.paint(colour, &cell.text),
+                    None => cell.text,
+                };
+                match self.columns.get(*at) {
+                    Some(column) if column.is_number => lines += &format!("{padding}{painted}"),
+                    // Blanks at the end of a line would wrap on a narrow terminal.
+                    _ if Some(*at) == last => lines += &painted,
+                    _ => lines += &format!("{painted}{padding}"),
+                }
+                lines += if Some(*at) == last { "\n" } else { "   " };
+            }
+        };
+        if screen.has_headers {
+            write(&|at| Cell::from(self.columns.get(at).map_or("", |column| column.name)));
+        }
+        for row in &self.rows {
+            write(&|at| row.get(at).cloned().unwrap_or_default());
+        }
+        lines
+    }
+
+    fn width_of(&self, at: usize, screen: &Screen) -> usize {
+        let header = self.columns.get(at).filter(|_| screen.has_headers);
+        let cells = self.rows.iter().filter_map(|row| row.get(at)).map(Cell::width);
+        cells
+            .chain(header.map(|column| column.name.len()))
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// The columns that fit the screen: those of the highest rank go first, from the right.
+    fn shown(&self, widths: &[usize], limit: Option<usize>) -> Vec<usize> {
+        let mut shown: Vec<usize> = (0..self.columns.len()).collect();
+        let Some(limit) = limit else { return shown };
+        let total = |shown: &[usize]| -> usize {
+            let widths = shown.iter().filter_map(|at| widths.get(*at));
+            widths.map(|width| width + 3).sum::<usize>().saturating_sub(3)
+        };
+        let rank = |at: &usize| self.columns.get(*at).map_or(0, |column| column.rank);
+        while total(&shown) > limit {
+            let Some(lowest) = shown
+                .iter()
+                .copied()
+                .max_by_key(|at| (rank(at), *at))
+                .filter(|at| rank(at) > 0)
+            else {
+                break;
+            };
+            shown.retain(|at| *at != lowest);
+        }
+        shown
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn screen(width: usize) -> Screen {
+        Screen {
+            width: Some(width),
+            has_colour: false,
+            has_blocks: true,
+            has_headers: true,
+        }
+    }
+
+    #[test]
+    fn columns_of_low_importance_go_when_the_terminal_is_narrow() {
+        let mut table = Table::new([
+            text("NODE", 0),
+            number("FREE", 1),
+            text("UUID", 3),
+            text("HEALTH", 2),
+        ]);
+        table.push([Cell::from("n1"), "7.5 GiB".into(), "GPU-1234".into(), "ok".into()]);
+        assert_eq!(
+            table.render(&screen(80)),
+            "NODE      FREE   UUID       HEALTH\nn1     7.5 GiB   GPU-1234   ok\n"
+        );
+        assert_eq!(
+            table.render(&screen(25)),
+            "NODE      FREE   HEALTH\nn1     7.5 GiB   ok\n"
+        );
+        assert_eq!(table.render(&screen(5)), "NODE\nn1\n");
+    }
+
+    #[test]
+    fn colours_take_no_columns() {
+        let mut table = Table::new([text("A", 0), text("B", 0)]);
+        table.push([Cell::coloured("x", Colour::Red), "y".into()]);
+        let coloured = Screen {
+            has_colour: true,
+            ..screen(80)
+        };
+        assert_eq!(table.render(&coloured), "A   B\n\u{1b}[31mx\u{1b}[0m   y\n");
+    }
+}

@@ -1,0 +1,289 @@
+//! The client of the scheduler's read API: HTTP over a port-forward to one of its pods, or over TCP to an address.
+
+use bytes::{Bytes, BytesMut};
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use proto::read_api::{PORT, VERSION};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+
+use crate::connection::Connection;
+use crate::failure::{Failure, with_sources};
+
+/// The label of the scheduler's pods.
+pub(crate) const SCHEDULER: &str = "app.kubernetes.io/name=gpushare-scheduler";
+/// The label of the leader's pod.
+const LEADER: &str = "gpushare/leader";
+
+/// One connection to the read API.
+#[derive(Debug)]
+pub(crate) struct ReadApi {
+    sender: SendRequest<Full<Bytes>>,
+    /// The pod or address, for people.
+    at: String,
+}
+
+impl ReadApi {
+    /// Connects to the address of `--read-api`, or forwards a port to a pod: the leader's, if it is ready.
+    pub(crate) async fn connect(connection: &Connection) -> Result<Self, Failure> {
+        if let Some(address) = &connection.args.read_api {
+            let stream = TcpStream::connect(address).await;
+            let stream = stream.map_err(|error| Failure::NoReadApi {
+                at: address.clone(),
+                reason: error.to_string(),
+            })?;
+            return Self::over(stream, address.clone()).await;
+        }
+        let namespace = &connection.args.gpushare_namespace;
+        let pods: Vec<Pod> = connection
+            .list_in(
+                namespace,
+                &format!("pods of namespace {namespace}"),
+                Some(SCHEDULER),
+            )
+            .await?;
+        let pod = best(pods).ok_or_else(|| Failure::NoReadApi {
+            at: format!("namespace {namespace}"),
+            reason: format!("no ready pod has the label {SCHEDULER}; is gpushare in another namespace (--gpushare-namespace)?"),
+        })?;
+        Self::forward(connection, namespace, &pod).await
+    }
+
+    /// Forwards a port to a pod.
+    pub(crate) async fn forward(
+        connection: &Connection,
+        namespace: &str,
+        pod: &str,
+    ) -> Result<Self, Failure> {
+        let at = format!("pod {namespace}/{pod}");
+        let api: Api<Pod> = Api::namespaced(connection.client()?, namespace);
+        let forwarded = api.portforward(pod, &[PORT]).await;
+        let mut forwarded =
+            forwarded.map_err(|error| Failure::of_kube(format_args!("forward a port to {at}"), error))?;
+        let stream = forwarded.take_stream(PORT).ok_or_else(|| Failure::NoReadApi {
+            at: at.clone(),
+            reason: "the port-forward has no stream".to_owned(),
+        })?;
+        // The forwarding ends with the process.
+        tokio::spawn(forwarded.join());
+        Self::over(stream, at).await
+    }
+
+    async fn over(
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        at: String,
+    ) -> Result<Self, Failure> {
+        match handshake(TokioIo::new(stream)).await {
+            Ok((sender, connection)) => {
+                tokio::spawn(connection);
+                Ok(Self { sender, at })
+            }
+            Err(error) => Err(Failure::NoReadApi {
+                at,
+                reason: with_sources(&error),
+            }),
+        }
+    }
+
+    /// The answer to a GET of `path` under the version.
+    pub(crate) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Failure> {
+        let response = self.send(Method::GET, path, Bytes::new(), None).await?;
+        self.parse(response).await
+    }
+
+    /// The answer to a POST of `body` to `path` under the version.
+    pub(crate) async fn post<T: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, Failure> {
+        let body = serde_json::to_vec(body).map_err(|error| Failure::Input(error.to_string()))?;
+        let response = self.send(Method::POST, path, body.into(), None).await?;
+        self.parse(response).await
+    }
+
+    /// The events after the one with this ID.
+    pub(crate) async fn follow(&mut self, last: &str) -> Result<Events, Failure> {
+        let response = self
+            .send(Method::GET, "changes", Bytes::new(), Some(last))
+            .await?;
+        Ok(Events {
+            body: response.into_body(),
+            buffer: BytesMut::new(),
+            at: self.at.clone(),
+        })
+    }
+
+    async fn send(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        last: Option<&str>,
+    ) -> Result<Response<Incoming>, Failure> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("/{VERSION}/{path}"))
+            .header(header::HOST, "localhost");
+        if let Some(last) = last {
+            request = request.header("last-event-id", last);
+        }
+        let request = request
+            .body(Full::new(body))
+            .map_err(|error| Failure::Input(error.to_string()))?;
+        let response = self.sender.send_request(request).await;
+        let response = response.map_err(|error| self.unreachable(&error))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let status = response.status();
+        let text = response
+            .into_body()
+            .collect()
+            .await
+            .map(http_body_util::Collected::to_bytes);
+        let text = String::from_utf8_lossy(&text.unwrap_or_default())
+            .trim()
+            .to_owned();
+        // The read API explains each refusal; a path that it does not have gets an empty answer.
+        Err(match status {
+            StatusCode::NOT_FOUND if text.is_empty() => Failure::OldScheduler {
+                at: self.at.clone(),
+                reason: "it does not know the path".to_owned(),
+            },
+            _ => Failure::Refused(text),
+        })
+    }
+
+    async fn parse<T: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<T, Failure> {
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(|error| self.unreachable(&error))?;
+        serde_json::from_slice(&body.to_bytes()).map_err(|error| Failure::OldScheduler {
+            at: self.at.clone(),
+            reason: error.to_string(),
+        })
+    }
+
+    fn unreachable(&self, error: &hyper::Error) -> Failure {
+        Failure::NoReadApi {
+            at: self.at.clone(),
+            reason: format!(
+                "{}. Is the scheduler older, or started without --read-listen?",
+                with_sources(error)
+            ),
+        }
+    }
+}
+
+/// The name of the pod to ask: a ready one, the leader's first.
+fn best(pods: Vec<Pod>) -> Option<String> {
+    let mut ready: Vec<Pod> = pods.into_iter().filter(is_ready).collect();
+    ready.sort_by_key(|pod| {
+        !pod.metadata
+            .labels
+            .as_ref()
+            .is_some_and(|labels| labels.contains_key(LEADER))
+    });
+    ready.into_iter().next()?.metadata.name
+}
+
+/// Returns true if a pod is ready and not being deleted.
+pub(crate) fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    pod.metadata.deletion_timestamp.is_none()
+        && conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// Server-sent events.
+#[derive(Debug)]
+pub(crate) struct Events {
+    body: Incoming,
+    buffer: BytesMut,
+    at: String,
+}
+
+/// One event.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Event {
+    pub(crate) name: String,
+    pub(crate) data: String,
+    pub(crate) id: Option<String>,
+}
+
+impl Events {
+    /// The next event.
+    pub(crate) async fn next(&mut self) -> Result<Event, Failure> {
+        loop {
+            if let Some(event) = take_event(&mut self.buffer) {
+                return Ok(event);
+            }
+            let lost = |reason: String| Failure::NoReadApi {
+                at: self.at.clone(),
+                reason,
+            };
+            let frame = self
+                .body
+                .frame()
+                .await
+                .ok_or_else(|| lost("it ended the stream".to_owned()))?;
+            let frame = frame.map_err(|error| lost(with_sources(&error)))?;
+            if let Ok(data) = frame.into_data() {
+                self.buffer.extend_from_slice(&data);
+            }
+        }
+    }
+}
+
+/// Takes the first whole event with data from a buffer; comments are left out.
+fn take_event(buffer: &mut BytesMut) -> Option<Event> {
+    loop {
+        let end = buffer.windows(2).position(|window| window == b"\n\n")?;
+        let block = buffer.split_to(end + 2);
+        let mut event = Event::default();
+        for line in String::from_utf8_lossy(&block).lines() {
+            match line.split_once(": ") {
+                Some(("event", name)) => name.clone_into(&mut event.name),
+                Some(("data", data)) => data.clone_into(&mut event.data),
+                Some(("id", id)) => event.id = Some(id.to_owned()),
+                _ => {}
+            }
+        }
+        if !event.data.is_empty() {
+            return Some(event);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_arrive_in_any_pieces() {
+        let text = ":\n\nevent: node\ndata: {\"name\":\"n1\"}\n\nid: e-2\nevent: totals\ndata: {}\n\n";
+        for size in 1..text.len() {
+            let mut buffer = BytesMut::new();
+            let mut events = Vec::new();
+            for piece in text.as_bytes().chunks(size) {
+                buffer.extend_from_slice(piece);
+                while let Some(event) = take_event(&mut buffer) {
+                    events.push((event.name, event.data, event.id));
+                }
+            }
+            let node = ("node".to_owned(), "{\"name\":\"n1\"}".to_owned(), None);
+            let totals = ("totals".to_owned(), "{}".to_owned(), Some("e-2".to_owned()));
+            assert_eq!(events, [node, totals], "pieces of {size}");
+        }
+    }
+}

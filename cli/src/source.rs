@@ -1,0 +1,82 @@
+//! The source of answers: the scheduler's read API, or the objects themselves where it cannot be reached.
+
+use proto::read_api::{Explanation, FitAnswer, FitRequest, State};
+use scheduler::index::{Index, Shared};
+use scheduler::read_api;
+
+use crate::connection::Connection;
+use crate::failure::Failure;
+use crate::offline;
+use crate::output::Screen;
+use crate::read_api::ReadApi;
+
+/// Answers questions about the cluster.
+pub(crate) enum Source {
+    /// The scheduler.
+    Scheduler(ReadApi),
+    /// The objects, as the scheduler's library understands them.
+    Objects(Shared<Index>),
+}
+
+impl Source {
+    /// Connects to the scheduler, or reads the objects and says so.
+    pub(crate) async fn open(connection: &Connection, screen: &Screen) -> Result<Self, Failure> {
+        if connection.args.offline {
+            return offline::index(connection).await.map(Self::Objects);
+        }
+        let refused = match ReadApi::connect(connection).await {
+            Ok(mut api) => match api.get::<serde_json::Value>("doctor").await {
+                Ok(_) => return Ok(Self::Scheduler(api)),
+                Err(refused) => refused,
+            },
+            // Without the API server there are no objects to read either.
+            Err(failure @ (Failure::Unreachable(_) | Failure::Kubeconfig(_))) => return Err(failure),
+            Err(refused) => refused,
+        };
+        // The user named the address; the objects may be those of another cluster.
+        if connection.args.read_api.is_some() {
+            return Err(refused);
+        }
+        screen.complain(&format!(
+            "note: {refused}\nnote: reading nodes, devices and pods instead; bindings that are under way are not shown"
+        ));
+        offline::index(connection).await.map(Self::Objects)
+    }
+
+    /// The state of the cluster.
+    pub(crate) async fn state(&mut self) -> Result<State, Failure> {
+        match self {
+            Self::Scheduler(api) => api.get("state").await,
+            Self::Objects(index) => Ok(read_api::state_of(index.clone()).await),
+        }
+    }
+
+    /// The explanation of a pod.
+    pub(crate) async fn explain(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        all: bool,
+    ) -> Result<Explanation, Failure> {
+        match self {
+            Self::Scheduler(api) => {
+                let query = if all { "?all=true" } else { "" };
+                api.get(&format!("pods/{namespace}/{name}/explain{query}")).await
+            }
+            Self::Objects(index) => read_api::explain(index, namespace, name, all).ok_or_else(|| {
+                let pod = format!("{namespace}/{name}");
+                Failure::Refused(format!("there is no pod {pod:?} that asks for devices"))
+            }),
+        }
+    }
+
+    /// The number of equal pods that fit.
+    pub(crate) async fn fit(&mut self, request: &FitRequest) -> Result<FitAnswer, Failure> {
+        match self {
+            Self::Scheduler(api) => api.post("fit", request).await,
+            Self::Objects(index) => {
+                read_api::fit(index, request).map_err(|error| Failure::Refused(error.to_string()))
+            }
+        }
+    }
+}
