@@ -114,6 +114,8 @@ pub struct Cluster {
     scheduler_address: SocketAddr,
     /// The URL of the scheduler's probes.
     health_address: SocketAddr,
+    /// The address of the scheduler's read API.
+    read_address: SocketAddr,
     webhooks: Option<Webhooks>,
     seed: u64,
     deploy: PathBuf,
@@ -165,6 +167,7 @@ impl Cluster {
             None => None,
         };
         let (scheduler_address, health_address) = (free_address()?, free_address()?);
+        let read_address = free_address()?;
         let kubeconfig = user_kubeconfig(&api, dir.path(), SCHEDULER_USER, &[])?;
         let more = spec
             .scheduler_args
@@ -174,7 +177,7 @@ impl Cluster {
             .collect();
         let invocation = scheduler_invocation(
             scheduler_path.clone(),
-            [scheduler_address, health_address],
+            [scheduler_address, health_address, read_address],
             &kubeconfig,
             dir.path(),
             more,
@@ -208,6 +211,7 @@ impl Cluster {
             binaries,
             scheduler_address,
             health_address,
+            read_address,
             webhooks,
             seed: spec.seed,
             deploy: spec.deploy,
@@ -235,6 +239,11 @@ impl Cluster {
         self.until("every node to offer its GPUs", deadline, all_offer)
             .await?;
         self.until_scheduler_ready(deadline).await
+    }
+
+    /// The address of the scheduler's read API.
+    pub fn read_address(&self) -> SocketAddr {
+        self.read_address
     }
 
     /// Waits until `GET /readyz` of the scheduler is 200.
@@ -475,15 +484,16 @@ impl Cluster {
 
 fn scheduler_invocation(
     program: PathBuf,
-    addresses: [SocketAddr; 2],
+    addresses: [SocketAddr; 3],
     kubeconfig: &Path,
     dir: &Path,
     more: Vec<String>,
 ) -> Invocation {
-    let [listen, health] = addresses.map(|address| address.to_string());
+    let [listen, health, read] = addresses.map(|address| address.to_string());
     let pairs = [
         ("--listen", listen),
         ("--health-listen", health),
+        ("--read-listen", read),
         ("--kubeconfig", kubeconfig.display().to_string()),
     ];
     let args = pairs

@@ -99,9 +99,12 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
         let kubeconfig = cluster.kubeconfig().await?;
         let targets = cluster.write_metrics_targets()?;
         console.say(&format!(
-            "\nkubectl --kubeconfig {} get pods,nodes -o wide\nMetrics, as targets of Prometheus: {}\nCtrl-C ends it.",
-            kubeconfig.display(),
-            targets.display()
+            "\nkubectl --kubeconfig {kubeconfig} get pods,nodes -o wide\n\
+             cargo run -p cli -- --kubeconfig {kubeconfig} --read-api {} top\n\
+             Metrics, as targets of Prometheus: {}\nCtrl-C ends it.",
+            cluster.read_address(),
+            targets.display(),
+            kubeconfig = kubeconfig.display(),
         ));
         std::future::pending::<()>().await;
     }
