@@ -69,6 +69,10 @@ async fn ask(server: &ApiServer, token: &str, method: Method, path: &str, body: 
         .unwrap()
 }
 
+async fn code_of(server: &ApiServer, token: &str, method: Method, path: &str, body: &Value) -> u16 {
+    ask(server, token, method, path, body).await.code
+}
+
 async fn apply(server: &ApiServer, file: &str) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config");
@@ -81,7 +85,7 @@ async fn apply(server: &ApiServer, file: &str) {
 
 /// Binds a new pod as a replica of the scheduler; returns the code and the text of the answer.
 async fn bind(server: &ApiServer, token: &str, name: &str) -> (u16, String) {
-    assert_eq!(ask(server, ADMIN, Method::POST, PODS, &pod(name)).await.code, 201);
+    assert_eq!(code_of(server, ADMIN, Method::POST, PODS, &pod(name)).await, 201);
     let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"kind": "Node", "name": "n1"}});
     let answer = ask(
         server,
@@ -92,6 +96,14 @@ async fn bind(server: &ApiServer, token: &str, name: &str) -> (u16, String) {
     )
     .await;
     (answer.code, answer.text)
+}
+
+/// Each of the two replicas binds a new pod; returns the codes of the answers.
+async fn bind_as_each(server: &ApiServer, [first, second]: [&str; 2]) -> (u16, u16) {
+    (
+        bind(server, "s-0", first).await.0,
+        bind(server, "s-1", second).await.0,
+    )
 }
 
 fn lease(holder: &str) -> Value {
@@ -109,15 +121,14 @@ fn leader(holder: &str) -> Value {
 async fn uninstall(server: &ApiServer) {
     for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
         assert_eq!(
-            ask(
+            code_of(
                 server,
                 ADMIN,
                 Method::DELETE,
                 &format!("{ADMISSION}/{plural}"),
                 &Value::Null
             )
-            .await
-            .code,
+            .await,
             200
         );
     }
@@ -151,32 +162,19 @@ async fn a_parameter_of_a_built_in_kind_is_stale_after_its_last_binding_was_dele
     let server = server().await;
     apply_with_lease(&server).await;
     assert_eq!(
-        ask(&server, ADMIN, Method::POST, LEASES, &lease("s-0_a"))
-            .await
-            .code,
+        code_of(&server, ADMIN, Method::POST, LEASES, &lease("s-0_a")).await,
         201
     );
-    assert_eq!(
-        (
-            bind(&server, "s-0", "a").await.0,
-            bind(&server, "s-1", "b").await.0
-        ),
-        (201, 403)
-    );
+    assert_eq!(bind_as_each(&server, ["a", "b"]).await, (201, 403));
     uninstall(&server).await;
     apply_with_lease(&server).await;
     let path = format!("{LEASES}/gpushare-scheduler");
     assert_eq!(
-        ask(&server, ADMIN, Method::PUT, &path, &lease("s-1_b"))
-            .await
-            .code,
+        code_of(&server, ADMIN, Method::PUT, &path, &lease("s-1_b")).await,
         200
     );
     assert_eq!(
-        (
-            bind(&server, "s-0", "c").await.0,
-            bind(&server, "s-1", "d").await.0
-        ),
+        bind_as_each(&server, ["c", "d"]).await,
         (201, 403),
         "the Lease names s-1"
     );
@@ -197,40 +195,25 @@ async fn a_parameter_of_a_custom_kind_is_read_again() {
     let other = ask(&server, "s-1", Method::POST, LEADERS, &leader("s-0_a")).await;
     assert_eq!(other.code, 403, "a replica names another: {}", other.text);
     assert_eq!(
-        ask(&server, "s-0", Method::POST, LEADERS, &leader("s-0_a"))
-            .await
-            .code,
+        code_of(&server, "s-0", Method::POST, LEADERS, &leader("s-0_a")).await,
         201
     );
-    assert_eq!(
-        (
-            bind(&server, "s-0", "a").await.0,
-            bind(&server, "s-1", "b").await.0
-        ),
-        (201, 403)
-    );
+    assert_eq!(bind_as_each(&server, ["a", "b"]).await, (201, 403));
     uninstall(&server).await;
     apply(&server, "scheduler-admission.yaml").await;
     let path = format!("{LEADERS}/gpushare-scheduler");
     assert_eq!(
-        ask(
+        code_of(
             &server,
             "s-1",
             Method::PATCH,
             &path,
             &json!({"spec": {"holderIdentity": "s-1_b"}})
         )
-        .await
-        .code,
+        .await,
         200
     );
-    assert_eq!(
-        (
-            bind(&server, "s-0", "c").await.0,
-            bind(&server, "s-1", "d").await.0
-        ),
-        (403, 201)
-    );
+    assert_eq!(bind_as_each(&server, ["c", "d"]).await, (403, 201));
     server
         .objects()
         .delete(
@@ -279,9 +262,7 @@ async fn policies_decide_changes_of_records_as_kube_apiserver_did(
 ) {
     let server = server().await;
     assert_eq!(
-        ask(&server, "alice", Method::POST, PODS, &recorded("p"))
-            .await
-            .code,
+        code_of(&server, "alice", Method::POST, PODS, &recorded("p")).await,
         201,
         "before there is a policy"
     );
@@ -312,22 +293,21 @@ async fn policies_decide_new_pods_and_bindings_as_kube_apiserver_did() {
     );
     for (token, expected) in [("alice", 403), ("s-0", 201)] {
         assert_eq!(
-            ask(&server, "alice", Method::POST, PODS, &pod(token)).await.code,
+            code_of(&server, "alice", Method::POST, PODS, &pod(token)).await,
             201,
             "a pod without annotations"
         );
         let metadata = json!({"name": token, "annotations": {RECORD: "{}"}});
         let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": {"kind": "Node", "name": "n1"}});
         assert_eq!(
-            ask(
+            code_of(
                 &server,
                 token,
                 Method::POST,
                 &format!("{PODS}/{token}/binding"),
                 &binding
             )
-            .await
-            .code,
+            .await,
             expected
         );
     }
