@@ -333,24 +333,19 @@ impl TryFrom<Args> for Config {
 
 /// Durations such as `500ms`, `4s`, `2m`.
 fn duration(text: &str) -> Result<Duration, String> {
+    let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
+    parse_time(text, &units)
+        .filter(|time| *time <= Duration::from_secs(86_400))
+        .ok_or_else(|| "write a whole number and ms, s, m or h, such as 500ms or 4s; at most 24h".to_owned())
+}
+
+/// A whole number and one of the units, which have their milliseconds beside them.
+fn parse_time(text: &str, units: &[(&str, u64)]) -> Option<Duration> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
-    let millis_per_unit = match unit {
-        "ms" => Some(1),
-        "s" => Some(1000),
-        "m" => Some(60_000),
-        "h" => Some(3_600_000),
-        _ => None,
-    };
-    let number: Option<u64> = number.parse().ok();
-    let millis = number
-        .zip(millis_per_unit)
-        .and_then(|(number, unit)| number.checked_mul(unit));
-    let most = 24 * 3_600_000;
-    let millis = millis.filter(|millis| *millis <= most);
-    millis
-        .map(Duration::from_millis)
-        .ok_or_else(|| "write a whole number and ms, s, m or h, such as 500ms or 4s; at most 24h".to_owned())
+    let (_, millis) = units.iter().find(|(name, _)| *name == unit)?;
+    let number: u64 = number.parse().ok()?;
+    Some(Duration::from_millis(number.checked_mul(*millis)?))
 }
 
 fn concurrency(text: &str) -> Result<usize, String> {

@@ -26,8 +26,8 @@ pub(super) fn review(rules: &Rules, request: &AdmissionRequest) -> Result<Verdic
     let pod: Pod = read(request, "object", "Pod", request.object.as_ref())?;
     let object = request.object.clone().unwrap_or_default();
     Ok(match mutate(rules, &pod, object) {
-        Ok((patch, warnings)) => Verdict::Allowed {
-            patch: patch.into_patch(),
+        Ok((draft, warnings)) => Verdict::Allowed {
+            patch: draft.patch,
             warnings,
         },
         Err(refusal) => Verdict::Refused(refusal),
@@ -36,7 +36,10 @@ pub(super) fn review(rules: &Rules, request: &AdmissionRequest) -> Result<Verdic
 
 /// Changes a pod; `object` is `pod` with all its fields.
 fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>), Refusal> {
-    let mut draft = Draft::new(object);
+    let mut draft = Draft {
+        object,
+        patch: Vec::new(),
+    };
     let asks = Asks::of(pod, &rules.names);
     let all = all_devices(pod) == Some("true");
     if is_mirror(pod) || (asks.is_empty() && !all) {
@@ -202,17 +205,6 @@ struct Draft {
 }
 
 impl Draft {
-    fn new(object: Value) -> Self {
-        Self {
-            object,
-            patch: Vec::new(),
-        }
-    }
-
-    fn into_patch(self) -> Vec<PatchOperation> {
-        self.patch
-    }
-
     /// A field, by the JSON pointer of its parent and its name.
     fn get(&self, parent: &str, key: &str) -> Option<&Value> {
         self.object

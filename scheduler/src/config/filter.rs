@@ -5,6 +5,7 @@ use std::num::NonZeroU8;
 use std::str::FromStr;
 
 use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use placement::{DevicePolicy, NodePolicy, Policies, ResourceName, ResourceWeights};
 use proto::request::hints::DemandedEnforcement;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
@@ -21,11 +22,13 @@ const WEIGHTS: &str = "koordinator.sh/gpu-memory-ratio=1,koordinator.sh/gpu-memo
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct PolicyArgs {
     /// Policy that scores the nodes that fit.
-    #[arg(long, env = "GPUSHARE_NODE_POLICY", value_enum, default_value = "fill")]
-    node_policy: NodePolicyName,
+    #[arg(long, env = "GPUSHARE_NODE_POLICY", default_value = "fill",
+          value_parser = PossibleValuesParser::new(node_policies()).try_map(|name| name.parse::<NodePolicy>()))]
+    node_policy: NodePolicy,
     /// Policy that chooses among the fitting devices of a node.
-    #[arg(long, env = "GPUSHARE_DEVICE_POLICY", value_enum, default_value = "fill")]
-    device_policy: DevicePolicyName,
+    #[arg(long, env = "GPUSHARE_DEVICE_POLICY", default_value = "fill",
+          value_parser = PossibleValuesParser::new(device_policies()).try_map(|name| name.parse::<DevicePolicy>()))]
+    device_policy: DevicePolicy,
     /// Enforcement of memory limits on the GPUs of pods that share them, unless a pod says which it demands (annotation
     /// gpushare/enforcement).
     #[arg(long, env = "GPUSHARE_ENFORCEMENT", value_enum, default_value = "any")]
@@ -36,41 +39,54 @@ pub(super) struct PolicyArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum NodePolicyName {
-    /// The one of which the pods to come still fill most, by what pods have asked for so far.
-    Fill,
-    /// The one whose GPU memory is fullest.
-    Binpack,
-    /// The one whose GPU memory is emptiest.
-    Spread,
-    /// The one with most left of weighted resources, scored as Koordinator does.
-    LeastAllocated,
-    /// The one with most used of weighted resources, scored as Koordinator does.
-    MostAllocated,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum DevicePolicyName {
-    /// The one without which the pods to come still fill most of the node.
-    Fill,
-    /// The one with least room left.
-    Binpack,
-    /// The one with most room left.
-    Spread,
-    /// The one with the lowest minor.
-    InOrder,
-    /// The one with most left of weighted resources, scored as Koordinator does.
-    LeastAllocated,
-    /// The one with most used of weighted resources, scored as Koordinator does.
-    MostAllocated,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum EnforcementName {
     /// Any, also none.
     Any,
     /// By the GPU driver.
     Driver,
+}
+
+/// The policies for nodes, as `--help` describes them.
+fn node_policies() -> [PossibleValue; 5] {
+    [
+        (
+            "fill",
+            "The one of which the pods to come still fill most, by what pods have asked for so far",
+        ),
+        ("binpack", "The one whose GPU memory is fullest"),
+        ("spread", "The one whose GPU memory is emptiest"),
+        (
+            "least-allocated",
+            "The one with most left of weighted resources, scored as Koordinator does",
+        ),
+        (
+            "most-allocated",
+            "The one with most used of weighted resources, scored as Koordinator does",
+        ),
+    ]
+    .map(|(name, help)| PossibleValue::new(name).help(help))
+}
+
+/// The policies for the devices of a node.
+fn device_policies() -> [PossibleValue; 6] {
+    [
+        (
+            "fill",
+            "The one without which the pods to come still fill most of the node",
+        ),
+        ("binpack", "The one with least room left"),
+        ("spread", "The one with most room left"),
+        ("in-order", "The one with the lowest minor"),
+        (
+            "least-allocated",
+            "The one with most left of weighted resources, scored as Koordinator does",
+        ),
+        (
+            "most-allocated",
+            "The one with most used of weighted resources, scored as Koordinator does",
+        ),
+    ]
+    .map(|(name, help)| PossibleValue::new(name).help(help))
 }
 
 impl PolicyArgs {
@@ -82,22 +98,10 @@ impl PolicyArgs {
     }
 
     pub(super) fn policies(&self) -> Policies {
-        let node = match self.node_policy {
-            NodePolicyName::Fill => NodePolicy::Fill,
-            NodePolicyName::Binpack => NodePolicy::Binpack,
-            NodePolicyName::Spread => NodePolicy::Spread,
-            NodePolicyName::LeastAllocated => NodePolicy::LeastAllocated,
-            NodePolicyName::MostAllocated => NodePolicy::MostAllocated,
-        };
-        let device = match self.device_policy {
-            DevicePolicyName::Fill => DevicePolicy::Fill,
-            DevicePolicyName::Binpack => DevicePolicy::Binpack,
-            DevicePolicyName::Spread => DevicePolicy::Spread,
-            DevicePolicyName::InOrder => DevicePolicy::InOrder,
-            DevicePolicyName::LeastAllocated => DevicePolicy::LeastAllocated,
-            DevicePolicyName::MostAllocated => DevicePolicy::MostAllocated,
-        };
-        Policies { node, device }
+        Policies {
+            node: self.node_policy,
+            device: self.device_policy,
+        }
     }
 
     pub(super) fn weights(&self) -> ResourceWeights {

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use proto::admission::UNRESTRICTED_NAMESPACES;
 use proto::resource::ResourceNames;
 
-use super::TlsFiles;
+use super::{TlsFiles, parse_time};
 use crate::admission::Rules;
 
 /// The Secret that is looked at where the command line names none.
@@ -222,16 +222,7 @@ fn long_lifetime(text: &str) -> Result<Duration, String> {
 
 /// A time from ten seconds to the longest.
 fn within(text: &str, most: Duration) -> Option<Duration> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let seconds_per_unit = match unit {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 86_400,
-        _ => return None,
-    };
-    let number: u64 = number.parse().ok()?;
-    let time = Duration::from_secs(number.checked_mul(seconds_per_unit)?);
+    let units = [("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
+    let time = parse_time(text, &units)?;
     (Duration::from_secs(10)..=most).contains(&time).then_some(time)
 }
