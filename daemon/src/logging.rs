@@ -24,6 +24,10 @@ impl FromStr for LogFilter {
 
     fn from_str(text: &str) -> Result<Self, String> {
         const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+        // EnvFilter panics at some of these, such as a space before them.
+        if !text.is_ascii() {
+            return Err("not ASCII".to_owned());
+        }
         EnvFilter::builder()
             .parse(text)
             .map_err(|error| error.to_string())?;
@@ -74,6 +78,7 @@ mod tests {
     #[case::misspelt_among_others("info,kube", false)]
     #[case::no_such_level("kube=loud", false)]
     #[case::nothing("", false)]
+    #[case::not_ascii(" a\u{1f300}=", false)]
     fn filters(#[case] text: &str, #[case] is_valid: bool) {
         assert_eq!(text.parse::<LogFilter>().is_ok(), is_valid);
     }

@@ -14,7 +14,7 @@ use tracing::warn;
 use crate::matching::AllocateLog;
 use crate::node_state::NodeState;
 use crate::pods::annotate::annotate;
-use crate::pods::{NodePod, Pods, Stage};
+use crate::pods::{NodePod, Pods};
 use daemon::api_server::{Connection, one_line};
 
 /// Pauses after failures: the first, which doubles each time, and the longest.
@@ -24,14 +24,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from
 pub fn unmarked(pods: &Pods, log: &AllocateLog) -> Vec<NodePod> {
     let mut unmarked = Vec::new();
     for pod in pods.iter() {
-        let is_unmarked = pod
-            .placement
-            .as_ref()
-            .is_ok_and(|placement| placement.gpushare.is_some() && !placement.is_assigned());
+        let gpushare = pod.record().and_then(|record| record.gpushare);
         // kubelet starts no container before all of a pod's devices are allocated, and until then the match is a guess.
-        let has_devices =
-            pod.stage == Stage::Running || (pod.stage != Stage::Terminal && log.has_started(&pod.uid));
-        if is_unmarked && has_devices {
+        if gpushare.is_some_and(|gpushare| !gpushare.assigned) && log.is_started(pod) {
             unmarked.push(pod.clone());
         }
     }

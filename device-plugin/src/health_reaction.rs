@@ -79,8 +79,8 @@ impl HealthTracker {
             let Some((trouble, since)) = &device.trouble else {
                 continue;
             };
-            for pod in pods.iter() {
-                if pod.stage == Stage::Terminal || !holds(pod, device_type, &device.key) {
+            for pod in pods.live() {
+                if !holds(pod, device_type, &device.key) {
                     continue;
                 }
                 if device.notified.insert(pod.uid.clone()) {

@@ -195,7 +195,7 @@ fn is_candidate(pod: &NodePod, log: &AllocateLog) -> bool {
 
 /// The pod's record if it has one and calls may be matched with it.
 fn candidate<'a>(pod: &'a NodePod, log: &AllocateLog) -> Option<&'a Placement> {
-    pod.placement.as_ref().ok().filter(|_| is_candidate(pod, log))
+    pod.record().filter(|_| is_candidate(pod, log))
 }
 
 /// True if kubelet has gone on to later pods without this one, though nothing kept it from admitting it.
@@ -258,7 +258,7 @@ fn matched(
     Match {
         pod: pod.uid.clone(),
         container,
-        placement: holder.placement.as_ref().ok().cloned(),
+        placement: holder.record().cloned(),
         record_of,
         calls,
         corrects: None,
@@ -392,7 +392,7 @@ fn correct(pods: &Pods, log: &AllocateLog, mistaken: &NodePod, call: &Call<'_>) 
     }
     let (_, likeliest) = best(explaining, log, call)?;
     let record_of = log.record_of(&mistaken.uid).clone();
-    let placement = pods.get(&record_of).and_then(|pod| pod.placement.as_ref().ok());
+    let placement = pods.get(&record_of).and_then(|pod| pod.record());
     let corrected = Match {
         placement: placement.cloned(),
         record_of,

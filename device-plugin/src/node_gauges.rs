@@ -16,7 +16,6 @@ use crate::enforcement::memory_use::{ContainerGpu, MemoryUse};
 use crate::extended_resource::Registrations;
 use crate::fleet::Fleet;
 use crate::node_state::NodeState;
-use crate::pods::Stage;
 use crate::start::blocked::BlockedStarts;
 
 /// The gauges; there are none before the devices of the node are found. Clones share them.
@@ -126,7 +125,7 @@ fn write_memory_use(
     let gauge = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     let (mut used, mut given) = (Vec::new(), Vec::new());
     let pods = node.pods.borrow();
-    for pod in pods.iter().filter(|pod| pod.stage != Stage::Terminal) {
+    for pod in pods.live() {
         let Ok(placement) = &pod.placement else { continue };
         for container in &pod.containers {
             for entry in &fleet.gpus {

@@ -160,9 +160,14 @@ impl NodePod {
         })
     }
 
+    /// Its record, if it has a usable one.
+    pub fn record(&self) -> Option<&Placement> {
+        self.placement.as_ref().ok()
+    }
+
     /// The time at which the scheduler assumed it, unix nanoseconds; none without a usable record.
     pub fn assumed_at(&self) -> Option<u64> {
-        self.placement.as_ref().ok().map(|placement| placement.assumed_at)
+        Some(self.record()?.assumed_at)
     }
 
     /// `namespace/name`.
@@ -322,10 +327,9 @@ impl Pods {
             is_changed = self.annotated.get(&pod.uid) != Some(&annotated);
             self.annotated.insert(pod.uid.clone(), annotated);
         }
-        let before = self.by_uid.get(&pod.uid);
-        is_changed |= before != Some(&pod);
-        let has_ended =
-            pod.stage == Stage::Terminal && before.is_none_or(|before| before.stage != Stage::Terminal);
+        let before = self.by_uid.get(&pod.uid).map(|before| before.stage);
+        is_changed |= self.by_uid.get(&pod.uid) != Some(&pod);
+        let has_ended = pod.stage == Stage::Terminal && before != Some(Stage::Terminal);
         self.n_left += u64::from(has_ended);
         self.by_uid.insert(pod.uid.clone(), pod);
         is_changed
@@ -524,6 +528,16 @@ impl Pods {
     /// The pod with this UID.
     pub fn get(&self, uid: &PodUid) -> Option<&NodePod> {
         self.by_uid.get(uid)
+    }
+
+    /// The pod with this UID, if it has not ended.
+    pub fn get_live(&self, uid: &PodUid) -> Option<&NodePod> {
+        self.get(uid).filter(|pod| pod.stage != Stage::Terminal)
+    }
+
+    /// Every pod that has not ended.
+    pub fn live(&self) -> impl Iterator<Item = &NodePod> {
+        self.iter().filter(|pod| pod.stage != Stage::Terminal)
     }
 
     /// Every pod, in the order of UIDs.

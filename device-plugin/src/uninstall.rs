@@ -26,7 +26,7 @@ use crate::cdi::SpecDir;
 use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::logged_error::LoggedError;
-use crate::pods::{IN_NODE_STATUS, Pods, Stage};
+use crate::pods::{IN_NODE_STATUS, NodePod, Pods};
 
 /// Pause between attempts.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -60,11 +60,7 @@ pub enum UninstallWhen {
 
 /// The pods that hold devices of this node, or may get some.
 pub fn holders(pods: &Pods) -> Vec<String> {
-    let mut holders: Vec<String> = pods
-        .iter()
-        .filter(|pod| pod.stage != Stage::Terminal)
-        .map(crate::pods::NodePod::display_name)
-        .collect();
+    let mut holders: Vec<String> = pods.live().map(NodePod::display_name).collect();
     holders.sort();
     holders
 }

@@ -228,8 +228,8 @@ fn correct(mut allocations: Vec<Allocation>, seen: &SeenGpus, pods: &Pods, fleet
     }
     for (key, gpus) in seen.iter() {
         let (uid, container) = key;
-        let Some(pod) = pods.get(uid) else { continue };
-        if pod.placement.is_ok() || pod.stage == Stage::Terminal || corrected.contains(key) {
+        let Some(pod) = pods.get_live(uid) else { continue };
+        if pod.placement.is_ok() || corrected.contains(key) {
             continue;
         }
         if let Some(resource) = whole_resource(pods, uid, container, fleet) {
@@ -264,7 +264,7 @@ fn progress(pods: &Pods) -> Vec<(PodUid, Stage, Option<String>)> {
     let mut progress = Vec::new();
     for pod in pods.iter() {
         if pod.containers.iter().any(|container| container.whole > 0) {
-            let record = pod.placement.as_ref().ok().map(ToString::to_string);
+            let record = pod.record().map(ToString::to_string);
             progress.push((pod.uid.clone(), pod.stage, record));
         }
     }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::builders::{pod, pods, units};
 use crate::extended_resource::ExtendedResource;
-use crate::pods::PodUid;
+use crate::pods::{PodUid, Stage};
 
 /// True if a pod is to be marked.
 fn is_due(stage: Stage, has_started: bool, is_assigned: bool) -> bool {

@@ -13,7 +13,7 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use crate::enforcement::Enforcements;
 use crate::enforcement::limits::{is_limit, is_of_driver, limits};
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::{DeviceKey, Fleet};
+use crate::fleet::{DeviceKey, Fleet, FleetDevice, FleetGpu};
 use crate::injection::content::{Recipient, variable};
 use crate::pods::{NodePod, OwnVariable, Stage};
 use crate::settings::Settings;
@@ -55,10 +55,10 @@ impl ByVariable<'_> {
         let nodes = device_nodes(fleet, self.resource);
         for given in &self.answer.devices {
             let (mut is_known, mut is_recorded) = (false, false);
-            for node in &nodes {
-                if node.path == Path::new(&given.container_path) {
+            for (device, function, path) in &nodes {
+                if *path == Path::new(&given.container_path) {
                     is_known = true;
-                    is_recorded |= placement.gives(self.resource, &node.device, node.function);
+                    is_recorded |= placement.gives(self.resource, device, *function);
                 }
             }
             if is_known && !is_recorded {
@@ -126,13 +126,7 @@ impl ByVariable<'_> {
         }
         let mut gpus = Vec::new();
         for uuid in &devices {
-            gpus.extend(
-                fleet
-                    .gpus
-                    .iter()
-                    .map(|entry| &entry.gpu)
-                    .find(|gpu| gpu.uuid == *uuid),
-            );
+            gpus.extend(fleet.gpu(uuid));
         }
         let mut kept = BTreeMap::new();
         for (name, value) in self.answer.envs.iter().filter(|(name, _)| is_limit(name)) {
@@ -146,7 +140,7 @@ impl ByVariable<'_> {
             let recipient = Recipient {
                 pod: self.pod,
                 container,
-                placement: self.pod.placement.as_ref().ok(),
+                placement: self.pod.record(),
                 enforcements: self.enforcements,
             };
             recorded = limits(settings.memory_unit, &recipient, &gpus);
@@ -162,42 +156,25 @@ impl ByVariable<'_> {
     }
 }
 
-/// A device node, and the device or virtual function that it is of.
-struct DeviceNode<'a> {
-    device: DeviceKey,
-    /// The virtual function of the device, if the node is not of the device itself.
-    function: Option<&'a str>,
-    path: &'a Path,
-}
+/// A device, its virtual function if the node is of one, and the device node.
+type DeviceNode<'a> = (DeviceKey, Option<&'a str>, &'a Path);
 
 /// The device nodes of every device of a resource's type.
 fn device_nodes(fleet: &Fleet, resource: ExtendedResource) -> Vec<DeviceNode<'_>> {
     let mut nodes = Vec::new();
     if resource.device_type() == TYPE_GPU {
-        for entry in &fleet.gpus {
-            nodes.push(DeviceNode {
-                device: DeviceKey::from(&entry.gpu),
-                function: None,
-                path: &entry.gpu.device_node,
-            });
+        for FleetGpu { gpu, .. } in &fleet.gpus {
+            nodes.push((DeviceKey::from(gpu), None, gpu.device_node.as_path()));
         }
     }
-    for entry in fleet.devices_of(resource.device_type()) {
-        let device = DeviceKey::from(&entry.device);
-        for path in &entry.device.device_nodes {
-            nodes.push(DeviceNode {
-                device: device.clone(),
-                function: None,
-                path,
-            });
+    for FleetDevice { device, .. } in fleet.devices_of(resource.device_type()) {
+        let key = DeviceKey::from(device);
+        for path in &device.device_nodes {
+            nodes.push((key.clone(), None, path.as_path()));
         }
-        for (function, paths) in &entry.device.function_nodes {
+        for (function, paths) in &device.function_nodes {
             for path in paths {
-                nodes.push(DeviceNode {
-                    device: device.clone(),
-                    function: Some(function),
-                    path,
-                });
+                nodes.push((key.clone(), Some(function.as_str()), path));
             }
         }
     }

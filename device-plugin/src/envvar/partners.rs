@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::inventory::PhysicalId;
-use crate::pods::{NodePod, PodUid, Stage};
+use crate::pods::{NodePod, PodUid};
 use crate::verify::visible::{Visible, VisibleByType, visible_by_answer, visible_to_pods};
 use crate::verify::{DevicesByType, Evidence, differing_types, fixed_devices};
 
@@ -26,9 +26,7 @@ pub enum Remedy {
 
 /// The remedy for a pod whose containers see other devices than its record names, if there is one.
 pub fn remedy(evidence: &Evidence<'_>, pod: &NodePod, seen: &VisibleByType) -> Option<Remedy> {
-    let recorded = evidence
-        .recorded_devices(pod, pod.placement.as_ref().ok()?)
-        .ok()?;
+    let recorded = recorded_devices(evidence, pod)?;
     let fixed = fixed_devices(seen, &recorded).ok()?;
     // A container of the pod that started by its CDI spec sees the devices of its record, which must stay its own.
     if evidence.may_have_started(pod) && has_spec(evidence, pod) {
@@ -74,14 +72,12 @@ fn partner(
     recorded: &DevicesByType,
 ) -> Option<(Rank, PodUid)> {
     let known = visible_to_pods(evidence.allocated, evidence.fleet);
-    let mut best = None;
-    for other in evidence.pods.iter() {
-        if other.uid == pod.uid || other.stage == Stage::Terminal || !pod.asks_like(other) {
+    let mut candidates = Vec::new();
+    for other in evidence.pods.live() {
+        if other.uid == pod.uid || !pod.asks_like(other) {
             continue;
         }
-        let placement = other.placement.as_ref().ok();
-        let Some(others) = placement.and_then(|placement| evidence.recorded_devices(other, placement).ok())
-        else {
+        let Some(others) = recorded_devices(evidence, other) else {
             continue;
         };
         if !differing_types(fixed, &others).is_empty() {
@@ -99,13 +95,17 @@ fn partner(
             );
             worst = worst.and_then(|worst| rank.map(|rank| worst.max(rank)));
         }
-        let candidate = worst.map(|rank| (rank, other.assumed_at(), &other.uid));
-        best = match (best, candidate) {
-            (Some(best), Some(candidate)) => Some(std::cmp::min(best, candidate)),
-            (best, candidate) => best.or(candidate),
-        };
+        if let Some(rank) = worst {
+            candidates.push((rank, other.assumed_at(), &other.uid));
+        }
     }
-    best.map(|(rank, _, uid)| (rank, uid.clone()))
+    let (rank, _, uid) = candidates.into_iter().min()?;
+    Some((rank, uid.clone()))
+}
+
+/// The devices of a pod's record, if it has a usable one.
+fn recorded_devices(evidence: &Evidence<'_>, pod: &NodePod) -> Option<DevicesByType> {
+    evidence.recorded_devices(pod, pod.record()?).ok()
 }
 
 /// The rank of `other`, which sees `visible` of a type, as partner of a pod that sees `seen` and whose record names `recorded`;
@@ -141,18 +141,15 @@ fn pairs_beside(evidence: &Evidence<'_>, pod: &NodePod, partner: &PodUid) -> Vec
         *numbers.entry(devices).or_insert(next)
     };
     let mut candidates = Vec::new();
-    for other in evidence.pods.iter() {
+    for other in evidence.pods.live() {
         if other.uid == pod.uid
             || other.uid == *partner
-            || other.stage == Stage::Terminal
             || evidence.may_have_started(other)
             || !pod.asks_like(other)
         {
             continue;
         }
-        let placement = other.placement.as_ref().ok();
-        let Some(recorded) = placement.and_then(|placement| evidence.recorded_devices(other, placement).ok())
-        else {
+        let Some(recorded) = recorded_devices(evidence, other) else {
             continue;
         };
         if let Some(seen) = all_fixed(known.get(&other.uid), &recorded) {

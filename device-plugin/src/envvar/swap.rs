@@ -321,7 +321,7 @@ impl RecordSwaps {
 /// The swapped records after these swaps, and the number of swaps that there is room for: at least one is tried. None if the
 /// record of one of the pods is not known.
 fn swapped(pods: &Pods, swaps: &[(&PodUid, &PodUid)], unit: MemoryUnit) -> Option<(Records, usize)> {
-    let record = |uid: &PodUid| Some(pods.get(uid)?.placement.as_ref().ok()?.to_allocations(unit));
+    let record = |uid: &PodUid| Some(pods.get(uid)?.record()?.to_allocations(unit));
     let mut pairs = Vec::new();
     for (one, other) in swaps {
         pairs.push([((*one).clone(), record(other)?), ((*other).clone(), record(one)?)]);
@@ -430,7 +430,7 @@ fn gone_with_entry(pods: &Pods) -> BTreeSet<PodUid> {
 
 /// The annotations of a pod with these allocations.
 fn annotations(node: &NodeState, pod: &NodePod, allocations: DeviceAllocations) -> BTreeMap<String, String> {
-    let placement = pod.placement.as_ref().ok();
+    let placement = pod.record();
     let fleet = node.fleet.borrow();
     let name = placement.and_then(|placement| placement.gpus.first());
     let gpu = name.and_then(|name| fleet.gpu_named(name));

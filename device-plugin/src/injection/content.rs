@@ -84,8 +84,7 @@ impl<'a> AssignedDevices<'a> {
         if device_type == TYPE_GPU {
             let mut gpus = Vec::new();
             for key in keys {
-                let entry = fleet.gpus.iter().find(|entry| entry.gpu.uuid == key.id);
-                gpus.extend(entry.map(|entry| &entry.gpu));
+                gpus.extend(fleet.gpu(&key.id));
             }
             return Self::Gpus(gpus);
         }

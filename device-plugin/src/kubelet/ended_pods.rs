@@ -14,7 +14,7 @@ use tracing::debug;
 
 use crate::kubelet_checkpoint::Allocated;
 use crate::node_state::NodeState;
-use crate::pods::{Pods, Stage};
+use crate::pods::Pods;
 use daemon::api_server::one_line;
 
 /// Pods that end together are one change, and kubelet sees a deletion no earlier than this plugin.
@@ -70,10 +70,7 @@ async fn changed(pods: &mut watch::Receiver<Pods>, longest: Option<Duration>) {
 
 /// True if the checkpoint names a pod that has ended.
 fn names_ended(allocated: &[Allocated], pods: &Pods) -> bool {
-    allocated.iter().any(|entry| {
-        pods.get(&entry.pod)
-            .is_none_or(|pod| pod.stage == Stage::Terminal)
-    })
+    allocated.iter().any(|entry| pods.get_live(&entry.pod).is_none())
 }
 
 #[cfg(test)]
@@ -84,7 +81,7 @@ mod tests {
     use super::*;
     use crate::builders::{pod, pods, units};
     use crate::extended_resource::ExtendedResource;
-    use crate::pods::{NodePod, PodUid};
+    use crate::pods::{NodePod, PodUid, Stage};
 
     fn entry(uid: &str) -> Allocated {
         let answer = ContainerAllocateResponse::default();

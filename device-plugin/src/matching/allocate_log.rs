@@ -283,7 +283,7 @@ impl AllocateLog {
         let mut in_use = HashSet::new();
         for (ids, answer) in self.answers.get(&resource).into_iter().flatten() {
             let may_live = match &answer.pod {
-                Some(uid) => pods.get(uid).is_some_and(|pod| pod.stage != Stage::Terminal),
+                Some(uid) => pods.get_live(uid).is_some(),
                 None => true,
             };
             if may_live {
@@ -382,7 +382,7 @@ impl AllocateLog {
         if self.proven.contains(&matched) || self.proven.contains(&entry.pod) {
             return;
         }
-        let Some(real) = pods.get(&entry.pod).filter(|pod| pod.stage != Stage::Terminal) else {
+        let Some(real) = pods.get_live(&entry.pod) else {
             return;
         };
         if let Some(call) = answered_call(entry, real) {
@@ -472,6 +472,11 @@ impl AllocateLog {
         self.started.contains(uid)
     }
 
+    /// True if a container of the pod has started, and the pod has not ended.
+    pub fn is_started(&self, pod: &NodePod) -> bool {
+        pod.stage == Stage::Running || (pod.stage != Stage::Terminal && self.has_started(&pod.uid))
+    }
+
     /// True if this process has let the container start that holds these IDs.
     pub fn has_started_container(&self, entry: &Allocated) -> bool {
         self.started_containers
@@ -524,8 +529,7 @@ impl AllocateLog {
         for set in sets.into_iter().chain(&mut self.existing) {
             set.retain(is_there);
         }
-        self.plan
-            .forget_gone(|uid| pods.get(uid).is_some_and(|pod| pod.stage != Stage::Terminal));
+        self.plan.forget_gone(|uid| pods.get_live(uid).is_some());
     }
 
     /// True if every call that the pod is due for has been answered.

@@ -236,7 +236,7 @@ impl StartChecker {
     /// Logs a start with pod, container, and the devices with their amounts.
     fn log_start(&self, pod: &NodePod, allocated: &[Allocated], start: &Start<'_>) {
         let settings = &self.context.node.settings;
-        let record = pod.placement.as_ref().ok();
+        let record = pod.record();
         let devices = record.and_then(|placement| {
             let allocations = placement.to_allocations(settings.memory_unit);
             serde_json::to_string(allocations.get(start.resource.device_type())?).ok()

@@ -110,7 +110,7 @@ impl Reconciler {
             log.forget_gone(&pods);
             log.forget_starts(allocated);
             self.reported.retain(|uid, _| pods.get(uid).is_some());
-            for pod in pods.iter().filter(|pod| has_started(pod, &log)) {
+            for pod in pods.iter().filter(|pod| log.is_started(pod)) {
                 running.push(pod.uid.clone());
             }
         }
@@ -253,10 +253,6 @@ fn try_later(error: &(dyn Error + 'static)) {
     debug!(error = one_line(error), "cannot correct records, trying later");
 }
 
-fn has_started(pod: &NodePod, log: &AllocateLog) -> bool {
-    pod.stage == Stage::Running || (pod.stage != Stage::Terminal && log.has_started(&pod.uid))
-}
-
 /// A running pod compared with its record.
 struct Compared {
     pod: NodePod,
@@ -273,7 +269,7 @@ fn compare(node: &NodeState, allocated: &[Allocated], uid: &PodUid) -> Option<Co
     let pods = node.pods.borrow();
     let log = node.log();
     let fleet = node.fleet.borrow();
-    let pod = pods.get(uid).filter(|pod| has_started(pod, &log))?;
+    let pod = pods.get(uid).filter(|pod| log.is_started(pod))?;
     let (mut is_certain, mut was_placed) = (true, true);
     let mut visible = Vec::with_capacity(allocated.len());
     for entry in allocated {
@@ -335,7 +331,7 @@ fn record_of_visible(node: &NodeState, pod: &NodePod, seen: &VisibleByType) -> O
     let Some(Visible::Devices(gpus)) = seen.get(TYPE_GPU) else {
         return None;
     };
-    let placement = pod.placement.as_ref().ok()?;
+    let placement = pod.record()?;
     let record = placement.to_allocations(node.settings.memory_unit);
     on_gpus(placement, record, gpus, &node.fleet.borrow())
 }
@@ -374,7 +370,7 @@ fn on_gpus(
 fn stale_marks(pods: &Pods, log: &AllocateLog, allocated: &[Allocated]) -> Vec<NodePod> {
     let mut stale = Vec::new();
     for pod in pods.iter() {
-        let is_marked = pod.stage == Stage::Bound && pod.placement.as_ref().is_ok_and(Placement::is_assigned);
+        let is_marked = pod.stage == Stage::Bound && pod.record().is_some_and(Placement::is_assigned);
         if is_marked
             && !log.is_answered(&pod.uid)
             && !log.has_started(&pod.uid)

@@ -137,7 +137,7 @@ fn edits(
     container: &ContainerRequest,
     resource: ExtendedResource,
 ) -> Option<Edits> {
-    let placement = pod.placement.as_ref().ok()?;
+    let placement = pod.record()?;
     let fleet = node.fleet.borrow();
     let names = placement.names(resource).iter();
     let keys: Vec<DeviceKey> = names.filter_map(|name| fleet.find(resource, name)).collect();
@@ -179,7 +179,7 @@ pub(super) fn rebuild(node: &NodeState, pods: &Pods, allocated: &[Allocated]) {
         };
         kept.insert(name.to_owned());
         // kubelet removes the entries of pods that have ended late.
-        let pod = pods.get(&entry.pod).filter(|pod| pod.stage != Stage::Terminal);
+        let pod = pods.get_live(&entry.pod);
         // An existing spec stays: a running container saw its content, and the next start compares it.
         let Some(pod) = pod.filter(|_| !specs.has(name)) else {
             continue;

@@ -10,7 +10,7 @@ use tower_test::mock::Handle;
 
 use super::*;
 use crate::builders::{pod, pods, units};
-use crate::pods::NodePod;
+use crate::pods::Stage;
 
 const SERVED: [&str; 2] = ["aliyun.com/gpu-mem", "koordinator.sh/gpu.shared"];
 

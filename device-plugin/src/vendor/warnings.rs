@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use daemon::events::{EventType, Recorder};
 
 use crate::fleet::Fleet;
-use crate::pods::{NodePod, PodUid, Pods, Stage};
+use crate::pods::{NodePod, PodUid, Pods};
 
 use super::allocation::{Allocation, Claim, PodName};
 
@@ -54,9 +54,8 @@ fn warnings(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> BTreeSet<
             continue;
         }
         let own = allocation.pod.uid(pods);
-        for pod in pods.iter() {
-            let is_other = Some(&pod.uid) != own && pod.stage != Stage::Terminal;
-            if is_other && has_recorded(pod, &allocation.device_ids, fleet) {
+        for pod in pods.live() {
+            if Some(&pod.uid) != own && has_recorded(pod, &allocation.device_ids, fleet) {
                 warnings.insert((Some(pod.uid.clone()), recorded(allocation, claim)));
             }
         }
@@ -115,7 +114,7 @@ mod tests {
 
     use super::*;
     use crate::builders::{fleet, pod, pods, shares};
-    use crate::pods::Claimant;
+    use crate::pods::{Claimant, Stage};
     use crate::vendor::allocation::{ClaimName, DraDevice};
     use crate::vendor::claims::ClaimedDevice;
     use crate::vendor::claims::allocation;

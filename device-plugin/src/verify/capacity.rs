@@ -76,10 +76,8 @@ pub fn check(
 ) -> Result<(), NoCapacity> {
     let mut held = BTreeMap::<&PhysicalId, Amounts>::new();
     let has_started = |pod: &NodePod| pod.stage == Stage::Running || is_started(&pod.uid);
-    let counts = |pod: &&NodePod| {
-        pod.stage != Stage::Terminal && (pod.placement.is_ok() || pod.stage == Stage::Running)
-    };
-    let mut order: Vec<&NodePod> = pods.iter().filter(counts).collect();
+    let counts = |pod: &&NodePod| pod.placement.is_ok() || pod.stage == Stage::Running;
+    let mut order: Vec<&NodePod> = pods.live().filter(counts).collect();
     order.sort_by_cached_key(|pod| (!has_started(pod), pod.assumed_at(), &pod.uid));
     for pod in order {
         let shares = if pod.placement.is_ok() {

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use crate::extended_resource::ExtendedResource;
 use crate::kubelet_pod_resources::PodResourcesError;
-use crate::pods::{NodePod, PodUid, Pods, Stage};
+use crate::pods::{NodePod, PodUid, Pods};
 
 use super::snapshot::Snapshot;
 
@@ -73,10 +73,6 @@ pub fn find_owner(
     }
 }
 
-fn is_live(pod: &NodePod) -> bool {
-    pod.stage != Stage::Terminal
-}
-
 fn by_both(
     pods: &Pods,
     listed: &BTreeSet<(&str, &str)>,
@@ -115,8 +111,7 @@ fn by_name(pods: &Pods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, Owner
         });
     };
     let mut found = pods
-        .iter()
-        .filter(|pod| is_live(pod))
+        .live()
         .filter(|pod| pod.namespace == *namespace && pod.name == *name);
     match (found.next(), found.next()) {
         (Some(pod), None) => Ok(pod.uid.clone()),
@@ -126,9 +121,8 @@ fn by_name(pods: &Pods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, Owner
 }
 
 fn live<'a>(pods: &'a Pods, uids: &BTreeSet<&PodUid>) -> Vec<&'a NodePod> {
-    let known = uids.iter().filter_map(|uid| pods.get(uid));
     // The checkpoint names pods that have ended until kubelet allocates again.
-    known.filter(|pod| is_live(pod)).collect()
+    uids.iter().filter_map(|uid| pods.get_live(uid)).collect()
 }
 
 /// The only live pod among these; none if one of them is not known.
@@ -162,6 +156,7 @@ mod tests {
     use super::*;
     use crate::builders::{pod, pods, units};
     use crate::kubelet_checkpoint::Allocated;
+    use crate::pods::Stage;
     use crate::verify::snapshot::ListedDevices;
 
     /// Pods and their IDs, written `pod=ids` with blanks between them; each letter is an ID.
