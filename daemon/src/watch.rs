@@ -289,8 +289,8 @@ mod tests {
             began.elapsed()
         );
         answer.send_response(list());
-        let told = [news.recv().await, news.recv().await, news.recv().await].map(Option::unwrap);
-        assert_eq!(told, ["interrupted", "listed", "restored"]);
+        let updates = [news.recv().await, news.recv().await, news.recv().await].map(Option::unwrap);
+        assert_eq!(updates, ["interrupted", "listed", "restored"]);
     }
 
     /// Pauses grow to their limit and no further, whatever little succeeds in between.

@@ -354,9 +354,9 @@ async fn only_one_answer_for_a_container_names_the_devices() {
 async fn ids_of_an_init_container_are_reused() {
     let node = Node::new(2);
     let mut kubelet = node.kubelet().await;
-    let mut told = pod("a", &[&[(UNITS, 2)]], &gpushare(1, 2, 1));
-    told["spec"]["initContainers"] = json!([{"name": "i", "resources": {"limits": {UNITS: "2"}}}]);
-    node.show(&told);
+    let mut with_init = pod("a", &[&[(UNITS, 2)]], &gpushare(1, 2, 1));
+    with_init["spec"]["initContainers"] = json!([{"name": "i", "resources": {"limits": {UNITS: "2"}}}]);
+    node.show(&with_init);
     let plugin = kubelet.plugin(UNITS);
     let ids = plugin.preferred(2, &[]).await;
     for _ in 0..2 {
@@ -378,13 +378,13 @@ async fn allocate_waits_for_a_pod_that_is_not_known_yet() {
     let ids = vec!["9507230f-0".to_owned()];
     let plugin = kubelet.plugin(UNITS);
     let call = plugin.allocate(&ids);
-    let tell = async {
+    let show = async {
         sleep(Duration::from_millis(20)).await;
         node.show(&pod("other", &[&[(UNITS, 5)]], &gpushare(0, 5, 1)));
         sleep(Duration::from_millis(20)).await;
         node.show(&pod("late", &[&[(UNITS, 1)]], &gpushare(0, 1, 2)));
     };
-    let (answer, ()) = tokio::join!(call, tell);
+    let (answer, ()) = tokio::join!(call, show);
     assert_eq!(answer.unwrap()["ALIYUN_COM_GPU_MEM_POD"], "1");
 }
 

@@ -443,7 +443,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts the scheduling loop of a cluster that has never heard of gpushare, in place of the one that runs.
+    /// Starts the scheduling loop of a cluster without gpushare, in place of the one that runs.
     pub async fn start_bare_kube_scheduler(&mut self) -> Result<()> {
         let with = self.configuration.clone();
         self.configuration = with.clone().without_extenders();

@@ -15,7 +15,7 @@ use ExtendedResource::{Memory, Shared};
 
 mod restarts;
 
-/// A node with its books, to which calls are made.
+/// The pods of a node and the log of its Allocate calls.
 struct Scene {
     pods: Pods,
     log: AllocateLog,

@@ -147,7 +147,7 @@ struct Placed {
     shape: Shape,
 }
 
-/// The books of a schedule in the making.
+/// The room that a schedule has left so far, while it is generated.
 struct RoomCount {
     n_nodes: usize,
     dice: StdRng,
@@ -157,13 +157,13 @@ struct RoomCount {
 
 /// The steps of a run on `n_nodes` nodes.
 pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<Step> {
-    let mut books = RoomCount {
+    let mut room = RoomCount {
         n_nodes,
         dice: StdRng::seed_from_u64(seed),
         n_pods: 0,
         placed: Vec::new(),
     };
-    (0..n_steps).map(|_| books.step()).collect()
+    (0..n_steps).map(|_| room.step()).collect()
 }
 
 impl RoomCount {

@@ -65,7 +65,7 @@ async fn verify(cluster: &Cluster) -> Result<()> {
 
 /// Waits for an event of this reason on an object.
 async fn until_event(cluster: &Cluster, object: &str, reason: &str) -> Result<()> {
-    let is_told = || {
+    let is_shown = || {
         let events = cluster.api().objects().list("events", None).unwrap_or_default();
         events.iter().any(|event| {
             event.pointer("/reason").is_some_and(|text| text == reason)
@@ -74,8 +74,8 @@ async fn until_event(cluster: &Cluster, object: &str, reason: &str) -> Result<()
                     .is_some_and(|name| name == object)
         })
     };
-    let told = async {
-        while !is_told() {
+    let shown = async {
+        while !is_shown() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
@@ -86,7 +86,7 @@ async fn until_event(cluster: &Cluster, object: &str, reason: &str) -> Result<()
             .map(testbed::daemons::Daemon::log_tail)
             .collect::<String>()
     };
-    tokio::time::timeout(DEADLINE, told)
+    tokio::time::timeout(DEADLINE, shown)
         .await
         .with_context(|| format!("no event {reason} on {object}: {}", log()))
 }

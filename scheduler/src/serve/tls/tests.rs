@@ -157,13 +157,13 @@ async fn unchanged_files_do_not_replace_the_certificates_in_use() {
 async fn the_listener_receives_the_certificates_in_use() {
     let (old, new, authority) = (pair(), pair(), pair());
     let mut mount = Mount::new(&old);
-    let told = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let hears = Arc::clone(&told);
+    let received = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let listener = Arc::clone(&received);
     let certificates = CertificateFiles::load(mount.files())
         .unwrap()
         .on_change(move |in_use| {
             let (shown, clients) = (in_use.chain[0].clone(), in_use.client_authorities[0].clone());
-            hears.lock().unwrap().push([shown, clients]);
+            listener.lock().unwrap().push([shown, clients]);
         });
     tokio::spawn(certificates.follow());
     mount.put(&new.cert.pem(), Some("nonsense"), &authority.cert.pem());
@@ -176,7 +176,7 @@ async fn the_listener_receives_the_certificates_in_use() {
     tokio::time::sleep(INTERVAL * 2).await;
     let der = |pair: &Pair| pair.cert.der().clone();
     assert_eq!(
-        *told.lock().unwrap(),
+        *received.lock().unwrap(),
         [[der(&old), der(&old)], [der(&new), der(&authority)]]
     );
 }

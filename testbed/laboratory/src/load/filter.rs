@@ -266,10 +266,10 @@ impl Client {
                 "filter answers {}",
                 String::from_utf8_lossy(answer)
             );
-            let n_told = answer.windows(5).filter(|name| name == b"node-").count();
+            let n_returned = answer.windows(5).filter(|name| name == b"node-").count();
             ensure!(
-                n_told == 1,
-                "a pod that asks for the first time is answered with {n_told} nodes"
+                n_returned == 1,
+                "a pod that asks for the first time is answered with {n_returned} nodes"
             );
             (asked.request_bytes, asked.answer_bytes) = (body.len(), answer.len());
         }
