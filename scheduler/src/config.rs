@@ -18,8 +18,8 @@ use proto::resource::ResourceNames;
 use crate::index::HintTimes;
 use filter::PolicyArgs;
 pub use filter::{AnswerNodes, MisfitNodes, weights};
-pub use leader::Leader;
 use leader::LeaderArgs;
+pub use leader::LeaderElection;
 use webhooks::WebhookArgs;
 pub use webhooks::{Admission, Certificates, Command, Webhooks};
 
@@ -148,7 +148,7 @@ pub struct Config {
     /// HTTP.
     pub serving: Serving,
     /// Election of a leader, if there are several replicas.
-    pub leader: Option<Leader>,
+    pub leader: Option<LeaderElection>,
     /// Webhooks, and certificates that are made here.
     pub admission: Admission,
     /// The log.

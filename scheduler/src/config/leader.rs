@@ -53,9 +53,9 @@ pub(super) struct LeaderArgs {
     pod_namespace: Option<String>,
 }
 
-/// The part of one replica of several.
+/// The objects and times by which several replicas elect a leader.
 #[derive(Clone, Debug)]
-pub struct Leader {
+pub struct LeaderElection {
     /// Name of the replicas' Lease, and of the object `SchedulerLeader`.
     pub lease: String,
     /// Name of the Lease of the kube-scheduler in this pod, if this replica leads by that one.
@@ -72,7 +72,7 @@ pub struct Leader {
 
 impl LeaderArgs {
     /// The part of a replica; none if it is the only one.
-    pub(super) fn leader(self, bind_timeout: Duration) -> anyhow::Result<Option<Leader>> {
+    pub(super) fn leader(self, bind_timeout: Duration) -> anyhow::Result<Option<LeaderElection>> {
         let is_one_of_several = self.leader_elect || self.kube_scheduler_lease.is_some();
         let Some(pod) = self.pod_name.filter(|_| is_one_of_several) else {
             return Ok(None);
@@ -101,7 +101,7 @@ impl LeaderArgs {
                 "--renew-deadline and --bind-timeout together must not be longer than --lease-duration: a leader's last bind must end before another begins"
             );
         }
-        Ok(Some(Leader {
+        Ok(Some(LeaderElection {
             lease: self.lease_name,
             kube_scheduler_lease: self.kube_scheduler_lease,
             times,

@@ -10,13 +10,14 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep_until;
 use tracing::{info, warn};
 
-use super::election::{Election, LeaseAction, LeaseTimes, Term, TermSource, WriteOutcome};
+use super::election::{Election, LeaseAction, Term, TermSource, WriteOutcome};
 use super::fence::{self, Fence};
 use super::kube_scheduler_lease::{self, KubeSchedulerLease};
 use super::label::{LabelKeeper, PodLabel};
 use super::lease::LeaseObject;
 use super::watch_barrier::WatchBarrier;
 use super::{Leadership, PodName, now, takeover_grace};
+use crate::config::LeaderElection;
 use crate::index::{Index, Shared};
 
 /// Pause between two checks that all lists are complete.
@@ -24,23 +25,15 @@ const READY_POLL: Duration = Duration::from_millis(100);
 /// Longest time to release the Lease, and to remove the label.
 const RESIGN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The names of the objects, and the times.
+/// This replica, and its part in the election.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Name of the replicas' Lease, and of the object `SchedulerLeader`.
-    pub lease: String,
-    /// Name of the Lease of the kube-scheduler in this pod, if this replica leads by that one.
-    pub kube_scheduler_lease: Option<String>,
-    /// Namespace of all three.
-    pub namespace: String,
-    /// This replica's pod.
+    /// The objects and times of the election.
+    pub election: LeaderElection,
+    /// This replica's pod; its namespace is that of the objects too.
     pub pod: PodName,
-    /// The times of the Lease.
-    pub times: LeaseTimes,
     /// Longest time that one bind may take.
     pub bind_timeout: Duration,
-    /// True if a policy of the API server admits bindings only by the replica that the `SchedulerLeader` object names.
-    pub fences_bindings: bool,
 }
 
 /// One replica of several.
@@ -99,27 +92,28 @@ impl Elector {
             settings.pod.name,
             RandomState::new().build_hasher().finish()
         );
-        let (lease_name, lease_holder, source) = if let Some(lease) = &settings.kube_scheduler_lease {
-            let found = KubeSchedulerLease::new(&settings.pod.name, settings.times, now());
+        let (lease_name, lease_holder, source) = if let Some(lease) = &settings.election.kube_scheduler_lease
+        {
+            let found = KubeSchedulerLease::new(&settings.pod.name, settings.election.times, now());
             (
                 lease,
                 kube_scheduler_lease::holder_prefix(&settings.pod.name),
                 Box::new(found) as Box<dyn TermSource>,
             )
         } else {
-            let election = Election::new(identity.clone(), settings.times, now());
+            let election = Election::new(identity.clone(), settings.election.times, now());
             (
-                &settings.lease,
+                &settings.election.lease,
                 identity.clone(),
                 Box::new(election) as Box<dyn TermSource>,
             )
         };
-        let lease = LeaseObject::new(client.clone(), &settings.namespace, lease_name);
+        let lease = LeaseObject::new(client.clone(), &settings.pod.namespace, lease_name);
         let label = LabelKeeper::start(client.clone(), settings.pod.clone(), leadership.clone());
-        let fence = settings.fences_bindings.then(|| {
+        let fence = settings.election.fences_bindings.then(|| {
             let fence = fence::Settings {
-                namespace: settings.namespace.clone(),
-                name: settings.lease.clone(),
+                namespace: settings.pod.namespace.clone(),
+                name: settings.election.lease.clone(),
                 pod: settings.pod.clone(),
                 holder: identity,
                 lease: lease_name.clone(),
@@ -170,16 +164,17 @@ impl Elector {
 
     /// The time of the next step: at the latest the end of the term.
     fn wake(&self, pause: Instant) -> Instant {
-        self.term
-            .map_or(pause, |term| pause.min(term.renewed + self.settings.times.renew))
+        self.term.map_or(pause, |term| {
+            pause.min(term.renewed + self.settings.election.times.renew)
+        })
     }
 
     /// Longest time of a request: at most the rest of the term.
     fn request_timeout(&self) -> Duration {
-        let most = self.settings.times.renew / 2;
+        let most = self.settings.election.times.renew / 2;
         let left = self
             .term
-            .map(|term| (term.renewed + self.settings.times.renew).saturating_duration_since(now()));
+            .map(|term| (term.renewed + self.settings.election.times.renew).saturating_duration_since(now()));
         left.map_or(most, |left| left.min(most))
     }
 
@@ -235,7 +230,8 @@ impl Elector {
             self.end_term();
         }
         if let Some(term) = term {
-            self.leadership.lead(self.settings.times, term.renewed, is_new);
+            self.leadership
+                .lead(self.settings.election.times, term.renewed, is_new);
             if is_new {
                 info!(
                     lease = self.lease.name(),

@@ -34,20 +34,13 @@ pub(super) struct Replica {
 impl Replica {
     pub(super) fn new(config: &Config, namespace: &str) -> Self {
         let bind_timeout = config.scheduling.bind_timeout;
-        let settings = config.leader.as_ref().map(|leader| {
-            let namespace = leader.namespace.clone().unwrap_or_else(|| namespace.to_owned());
-            let pod = PodName {
-                namespace: namespace.clone(),
-                name: leader.pod.clone(),
-            };
+        let settings = config.leader.clone().map(|election| {
+            let namespace = election.namespace.clone().unwrap_or_else(|| namespace.to_owned());
+            let name = election.pod.clone();
             Settings {
-                lease: leader.lease.clone(),
-                kube_scheduler_lease: leader.kube_scheduler_lease.clone(),
-                namespace,
-                pod,
-                times: leader.times,
+                election,
+                pod: PodName { namespace, name },
                 bind_timeout,
-                fences_bindings: leader.fences_bindings,
             }
         });
         let leadership = if settings.is_some() {
@@ -66,7 +59,9 @@ impl Replica {
 
     /// The namespace of the Lease, if there is one.
     pub(super) fn namespace(&self) -> Option<&str> {
-        self.settings.as_ref().map(|settings| settings.namespace.as_str())
+        self.settings
+            .as_ref()
+            .map(|settings| settings.pod.namespace.as_str())
     }
 
     pub(super) fn watch_pods(
@@ -101,7 +96,7 @@ impl Replica {
         let (recorder, writer) = events::recorder(connection, "gpushare-scheduler", None);
         tasks.spawn("events", writer.run());
         let client = connection.client.clone();
-        if settings.kube_scheduler_lease.is_some() {
+        if settings.election.kube_scheduler_lease.is_some() {
             tasks.spawn(
                 "version of kube-scheduler",
                 watch_version(client.clone(), recorder.clone(), settings.pod.clone()),
