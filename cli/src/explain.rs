@@ -151,7 +151,7 @@ fn nearest_miss(verdict: &NodeVerdict) -> String {
     let mut text = format!("nearest: {}", verdict.node);
     match verdict.gpus.iter().find(|gpu| !gpu.fits) {
         Some(gpu) => text += &format!(" GPU {} {}", gpu.minor, lacks(gpu)),
-        None => text += &format!(", where {}", verdict.detail.as_deref().unwrap_or(&verdict.reason)),
+        None => text += &format!(" ({})", verdict.detail.as_deref().unwrap_or(&verdict.reason)),
     }
     let pods = &verdict.would_fit_without;
     let mut names: Vec<String> = Vec::new();

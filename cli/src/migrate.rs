@@ -123,9 +123,12 @@ fn step(node: &Value, pods: usize) -> Option<Step> {
             .and_then(Value::as_str)
             .is_some_and(|amount| amount != "0")
     };
-    let is_labelled = text_of(node, "/metadata/labels/gpushare") == "true";
+    let label = text_of(node, "/metadata/labels/gpushare");
+    let is_labelled = label == "true";
     let is_ours = has("koordinator.sh/gpu-memory") && has("koordinator.sh/gpu.shared");
     let (stage, next) = match (is_labelled, is_ours) {
+        // deploy/uninstall.sh labels nodes so, and a pod on each then removes what the plugin wrote.
+        _ if label == "uninstall" => ("being removed", "wait for the pod gpushare-uninstall of the node"),
         (true, true) => ("moved", "none"),
         (true, false) if has(GPU_MEM) => (
             "both plugins",

@@ -22,13 +22,14 @@ pub(crate) async fn index(connection: &Connection) -> Result<Shared<Index>, Fail
         connection.list::<RawDevice>("devices.scheduling.koordinator.sh", None),
         connection.list::<Pod>("pods", None),
     );
+    let nodes = nodes?;
     // A cluster of the old plugin alone has no Device objects.
     let devices = match devices {
         Err(Failure::Api { .. }) => Vec::new(),
         devices => devices?,
     };
     let mut index = Index::new(ResourceNames::default(), Policies::default(), NO_HINTS);
-    fill(&mut index, nodes?);
+    fill(&mut index, nodes);
     fill(&mut index, devices);
     fill(&mut index, pods?);
     Ok(Shared::new(index))

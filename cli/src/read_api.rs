@@ -138,8 +138,12 @@ impl ReadApi {
         let request = request
             .body(Full::new(body))
             .map_err(|error| Failure::Input(error.to_string()))?;
-        let response = self.sender.send_request(request).await;
-        let response = response.map_err(|error| self.unreachable(&error))?;
+        // The connection may not have noticed yet that the last answer has ended.
+        let sent = match self.sender.ready().await {
+            Ok(()) => self.sender.send_request(request).await,
+            Err(error) => Err(error),
+        };
+        let response = sent.map_err(|error| self.unreachable(&error))?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -157,6 +161,10 @@ impl ReadApi {
             StatusCode::NOT_FOUND if text.is_empty() => Failure::OldScheduler {
                 at: self.at.clone(),
                 reason: "it does not know the path".to_owned(),
+            },
+            StatusCode::SERVICE_UNAVAILABLE => Failure::NoReadApi {
+                at: self.at.clone(),
+                reason: text,
             },
             _ => Failure::Refused(text),
         })

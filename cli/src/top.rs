@@ -209,26 +209,42 @@ async fn follow(
 ) -> Result<Verdict, Failure> {
     let mut last = state.revision;
     loop {
-        let failure = match follow_connection(screen, output, &mut api, &mut last, selected).await {
-            Err(failure @ Failure::NoReadApi { .. }) => failure,
+        let ended = follow_connection(screen, output, &mut api, &mut last, selected).await;
+        match ended {
+            Err(failure @ Failure::NoReadApi { .. }) => {
+                screen.complain(&format!("note: {failure}; connecting again"));
+                api = connect_again(connection).await?;
+            }
             Err(failure) => return Err(failure),
-            Ok(()) => continue,
-        };
-        screen.complain(&format!("note: {failure}; connecting again"));
-        loop {
-            sleep(PAUSE).await;
-            match ReadApi::connect(connection).await {
-                Ok(connected) => {
-                    api = connected;
-                    break;
+            // Another process answers, which does not know what this client has seen.
+            Ok(()) => {
+                match connect_again(connection).await?.get::<State>("state").await {
+                    Ok(mut state) => {
+                        select(&mut state, selected);
+                        show(&state, screen, output)?;
+                        last = state.revision;
+                    }
+                    // It has not seen every object yet, and sends the same reset again.
+                    Err(Failure::NoReadApi { .. }) => sleep(PAUSE).await,
+                    Err(failure) => return Err(failure),
                 }
-                Err(Failure::NoReadApi { .. } | Failure::Unreachable(_)) => {}
-                Err(failure) => return Err(failure),
+                api = connect_again(connection).await?;
             }
         }
     }
 }
 
+/// Connects as soon as a replica is ready.
+async fn connect_again(connection: &Connection) -> Result<ReadApi, Failure> {
+    loop {
+        match ReadApi::connect(connection).await {
+            Err(Failure::NoReadApi { .. } | Failure::Unreachable(_)) => sleep(PAUSE).await,
+            connected => return connected,
+        }
+    }
+}
+
+/// Follows changes until the connection is lost, or the server asks to read the state again.
 async fn follow_connection(
     screen: &Screen,
     output: &OutputArgs,
@@ -253,7 +269,7 @@ async fn follow_connection(
                     show_changed(&node, &without_headers, output)?;
                 }
             }
-            "reset" => screen.complain("note: another replica answers now; changes in between are not shown"),
+            "reset" => return Ok(()),
             _ => {}
         }
     }

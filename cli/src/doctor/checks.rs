@@ -269,7 +269,13 @@ fn scheduler_pods(facts: &Facts) -> Vec<Finding> {
     );
     let remedy =
         "see `kubectl describe pod` and `kubectl logs` of its pods; /readyz says what a replica waits for";
-    if ready == 0 {
+    if wanted == 0 {
+        report.error(
+            "deployment gpushare-scheduler",
+            "it is scaled to 0 replicas",
+            "kubectl scale it to 2",
+        );
+    } else if ready == 0 {
         report.error(
             "deployment gpushare-scheduler",
             format!("none of {wanted} replicas is ready"),
@@ -289,6 +295,7 @@ fn read_api(facts: &Facts) -> Vec<Finding> {
     let mut report = Report::new("read-api");
     match &facts.replicas {
         Err(reason) => report.unknown(reason),
+        Ok(replicas) if replicas.is_empty() => report.unknown("no replica is ready"),
         Ok(replicas) => {
             for replica in replicas {
                 if let Err(reason) = &replica.diagnosis {
@@ -426,17 +433,19 @@ fn policies(facts: &Facts) -> Vec<Finding> {
     let mut report = Report::new("policies");
     match (&facts.policies, &facts.policy_bindings) {
         (Ok(policies), Ok(bindings)) => {
-            for wanted in POLICIES {
-                let is_bound = bindings
+            let is_bound = |name: &str| {
+                bindings
                     .iter()
-                    .any(|binding| text(binding, "/spec/policyName") == wanted);
-                if !is_named(wanted, policies) || !is_bound {
-                    report.warn(
-                        format!("policy {wanted}"),
-                        if is_bound { "it does not exist" } else { "it has no binding, so that it does not apply" },
-                        "install deploy/base again; without the policies, daemons and users may write what is not theirs",
-                    );
-                }
+                    .any(|binding| text(binding, "/spec/policyName") == name)
+            };
+            let mut idle: Vec<&str> = POLICIES.to_vec();
+            idle.retain(|wanted| !is_named(wanted, policies) || !is_bound(wanted));
+            if !idle.is_empty() {
+                report.warn(
+                    "",
+                    format!("policies that do not exist, or have no binding: {}", idle.join(", ")),
+                    "install deploy/base again; without the policies, daemons and users may write what is not theirs",
+                );
             }
         }
         (Err(reason), _) | (_, Err(reason)) => report.unknown(reason),

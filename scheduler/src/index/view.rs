@@ -168,7 +168,7 @@ pub(super) fn pending_pods(
     (unbound.len(), pods)
 }
 
-/// The request of a pod in a few words, such as `8 GiB, 50 % core, 2 GPUs`.
+/// The request of a pod in a few words, such as `8 GiB, 50 % core, over 2 GPUs`.
 pub(crate) fn asked(request: &ParsedRequest) -> String {
     let request = match request {
         ParsedRequest::Valid(request) => request,
@@ -189,6 +189,7 @@ fn asked_gpus(gpus: &GpuRequest) -> String {
         (Dialect::AllDevices, _) => return "sight of all GPUs".to_owned(),
         (Dialect::Vendor, _) if gpus.devices == 1 => return "1 whole GPU".to_owned(),
         (Dialect::Vendor, _) => return format!("{} whole GPUs", gpus.devices),
+        (_, Memory::Units(1)) => "1 unit".to_owned(),
         (_, Memory::Units(units)) => format!("{units} units"),
         (_, Memory::Bytes(bytes)) => gib(bytes),
         (_, Memory::Ratio(ratio)) => format!("{ratio} %"),
@@ -197,7 +198,8 @@ fn asked_gpus(gpus: &GpuRequest) -> String {
         text = format!("{text}, {} % core", gpus.core);
     }
     if gpus.devices > 1 {
-        text = format!("{text}, on each of {} GPUs", gpus.devices);
+        // Amounts of a request are those of all its GPUs together.
+        text = format!("{text}, over {} GPUs", gpus.devices);
     }
     text
 }

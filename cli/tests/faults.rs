@@ -1,0 +1,319 @@
+//! The real program meets faults: each ends with a sentence that says what to do, and with the right exit code.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that cannot go on should end"
+)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::thread;
+
+use rstest::rstest;
+
+/// Status and body of the answer to a path.
+type Answers = fn(&str) -> (u16, &'static str);
+
+/// An HTTP server of these answers; returns its address.
+fn serve(answers: Answers) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || answer_all(stream, answers));
+        }
+    });
+    address
+}
+
+/// Answers requests until the client disconnects.
+fn answer_all(stream: TcpStream, answers: Answers) -> Option<()> {
+    let mut reader = BufReader::new(stream.try_clone().ok()?);
+    let mut stream = stream;
+    loop {
+        let mut head = String::new();
+        reader.read_line(&mut head).ok().filter(|n| *n > 0)?;
+        let path = head.split(' ').nth(1)?.to_owned();
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).ok()?;
+            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse().ok()?;
+            }
+            if line.trim().is_empty() {
+                break;
+            }
+        }
+        std::io::copy(&mut reader.by_ref().take(length), &mut std::io::sink()).ok()?;
+        let (status, body) = answers(path.split('?').next()?);
+        let length = body.len();
+        write!(
+            stream,
+            "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        )
+        .ok()?;
+    }
+}
+
+fn program() -> Command {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_kubectl-gpushare"));
+    program
+        .env_clear()
+        .env("HOME", "/nonexistent")
+        .env("LANG", "C.UTF-8");
+    program
+}
+
+fn manifest(name: &str, text: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// A kubeconfig for an API server at an address.
+fn kubeconfig(name: &str, address: &str) -> PathBuf {
+    let text = format!(
+        "{{apiVersion: v1, kind: Config, current-context: c, clusters: [{{name: c, cluster: {{server: 'http://{address}'}}}}], \
+         users: [{{name: u, user: {{token: t}}}}], contexts: [{{name: c, context: {{cluster: c, user: u}}}}]}}"
+    );
+    manifest(name, &text)
+}
+
+/// Asserts the exit code, and that standard error says this.
+fn check(output: &Output, code: i32, said: &str) {
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(
+        (output.status.code(), error.contains(said)),
+        (Some(code), true),
+        "{error}"
+    );
+}
+
+const FORBIDDEN: &str = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"pods is forbidden: User \"u\" cannot list"}"#;
+
+/// The read API of a scheduler without nodes.
+fn sound(path: &str) -> (u16, &'static str) {
+    match path {
+        "/v1/doctor" => (200, r#"{"replica":{"leading":true}}"#),
+        "/v1/state" => (200, r#"{"apiVersion":"v1","revision":"e-1"}"#),
+        "/v1/fit" => (
+            200,
+            r#"{"asked":"8 units","replicas":2,"fitting":1,"blocked":{"not enough":1}}"#,
+        ),
+        "/v1/pods/default/waits/explain" => (
+            200,
+            r#"{"namespace":"default","name":"waits","asked":"8 units","nodes":1}"#,
+        ),
+        "/v1/pods/default/runs/explain" => (200, r#"{"namespace":"default","name":"runs","node":"n1"}"#),
+        _ => (404, "there is no pod \"default/x\" that asks for devices\n"),
+    }
+}
+
+#[rstest]
+#[case::usage(&["top", "--bad"], 1, "unexpected argument")]
+#[case::no_kubeconfig(&["top"], 1, "cannot use the kubeconfig")]
+#[case::missing_kubeconfig(&["top", "--kubeconfig=/nonexistent/config"], 1, "Name one with --kubeconfig")]
+#[case::read_api_away(&["top", "--read-api=127.0.0.1:1"], 1, "cannot reach the read API at 127.0.0.1:1")]
+#[case::no_file(&["fits", "-f", "/nonexistent/pod.yaml"], 1, "cannot read /nonexistent/pod.yaml")]
+#[case::too_many(&["fits", "-f", "x", "--replicas=99999"], 1, "99999 is not in 1..=10000")]
+fn without_a_cluster(#[case] args: &[&str], #[case] code: i32, #[case] said: &str) {
+    let needs_file = args.contains(&"/nonexistent/pod.yaml");
+    let mut program = program();
+    if needs_file {
+        program.arg(format!("--read-api={}", serve(sound)));
+    }
+    check(&program.args(args).output().unwrap(), code, said);
+}
+
+#[rstest]
+#[case::yes(&["top"], 0, "")]
+#[case::runs(&["explain", "pod", "runs"], 0, "")]
+#[case::waits(&["explain", "waits"], 2, "")]
+#[case::no_such_pod(&["explain", "x"], 1, "there is no pod")]
+#[case::strange_name(&["explain", "a b"], 1, "is no name of a pod")]
+fn answers_of_a_scheduler(#[case] args: &[&str], #[case] code: i32, #[case] said: &str) {
+    let output = program()
+        .arg(format!("--read-api={}", serve(sound)))
+        .args(args)
+        .output()
+        .unwrap();
+    check(&output, code, said);
+}
+
+#[test]
+fn not_all_pods_fit() {
+    let text = "kind: ConfigMap\nmetadata: {name: c}\n---\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n";
+    let path = manifest("pods.yaml", text);
+    let output = program()
+        .arg(format!("--read-api={}", serve(sound)))
+        .args(["fits", "--replicas=2", "-f", path.to_str().unwrap()])
+        .output()
+        .unwrap();
+    check(&output, 2, "no pods in document 1 (ConfigMap/c); left out");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 of 2 pods fit"));
+}
+
+#[test]
+fn no_document_has_a_pod() {
+    let path = manifest("none.yaml", "kind: Service\nmetadata: {name: s}\n");
+    let output = program()
+        .arg(format!("--read-api={}", serve(sound)))
+        .args(["fits", "-f", path.to_str().unwrap()])
+        .output()
+        .unwrap();
+    check(&output, 1, "no document has a pod");
+}
+
+#[test]
+fn an_old_scheduler() {
+    let old = serve(|_| (404, ""));
+    let output = program()
+        .arg(format!("--read-api={old}"))
+        .arg("top")
+        .output()
+        .unwrap();
+    check(&output, 1, "does not serve version v1 of the read API");
+}
+
+#[test]
+fn the_api_server_is_away() {
+    let path = kubeconfig("away.kubeconfig", "127.0.0.1:1");
+    let output = program()
+        .arg("--kubeconfig")
+        .arg(path)
+        .arg("top")
+        .output()
+        .unwrap();
+    check(&output, 1, "the API server does not answer");
+}
+
+#[test]
+fn the_user_has_no_rights() {
+    let path = kubeconfig("forbidden.kubeconfig", &serve(|_| (403, FORBIDDEN)));
+    let output = program()
+        .arg("--kubeconfig")
+        .arg(path)
+        .arg("top")
+        .output()
+        .unwrap();
+    check(&output, 1, "the API server refuses to list nodes");
+}
+
+/// An API server without a scheduler, whose cluster has no nodes.
+fn empty_cluster(path: &str) -> (u16, &'static str) {
+    match path {
+        "/api/v1/namespaces/gpushare-system/pods" | "/api/v1/pods" => (
+            200,
+            r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[]}"#,
+        ),
+        "/api/v1/nodes" => (
+            200,
+            r#"{"kind":"NodeList","apiVersion":"v1","metadata":{},"items":[]}"#,
+        ),
+        _ => (
+            404,
+            r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"message":"not found"}"#,
+        ),
+    }
+}
+
+#[test]
+fn without_a_scheduler_the_objects_are_read() {
+    let path = kubeconfig("empty.kubeconfig", &serve(empty_cluster));
+    let output = program()
+        .arg("--kubeconfig")
+        .arg(path)
+        .arg("top")
+        .output()
+        .unwrap();
+    check(&output, 0, "reading nodes, devices and pods instead");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("No node shares GPUs"));
+}
+
+#[test]
+fn doctor_finds_that_nothing_is_installed() {
+    let path = kubeconfig("doctor.kubeconfig", &serve(empty_cluster));
+    let output = program()
+        .arg("--kubeconfig")
+        .arg(path)
+        .arg("doctor")
+        .output()
+        .unwrap();
+    check(&output, 2, "");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("there is no Deployment gpushare-scheduler"));
+}
+
+#[test]
+fn a_pipe_that_closes_is_no_failure() {
+    let mut program = program()
+        .args(["completion", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(program.stdout.take());
+    let output = program.wait_with_output().unwrap();
+    check(&output, 0, "");
+    assert!(output.stderr.is_empty());
+}
+
+/// The stream of changes breaks off, and the scheduler comes back.
+#[test]
+fn watching_goes_on_after_a_break() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (sender, lines) = std::sync::mpsc::channel();
+    let mut program = program()
+        .arg(format!("--read-api={address}"))
+        .args(["top", "-w", "-o", "name"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let out = BufReader::new(program.stdout.take().expect("it is piped"));
+    thread::spawn(move || {
+        out.lines()
+            .map_while(Result::ok)
+            .try_for_each(|line| sender.send(line))
+    });
+    thread::spawn(move || {
+        for (turn, stream) in listener.incoming().flatten().enumerate() {
+            follow(stream, turn);
+        }
+    });
+    for expected in ["node/n0", "node/n1"] {
+        let line = lines.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
+        assert_eq!(line, expected);
+    }
+    program.kill().unwrap();
+    program.wait().unwrap();
+}
+
+/// Answers until changes are followed, sends one event, and ends the connection.
+fn follow(stream: TcpStream, turn: usize) -> Option<()> {
+    let mut reader = BufReader::new(stream.try_clone().ok()?);
+    let mut stream = stream;
+    loop {
+        let mut head = String::new();
+        reader.read_line(&mut head).ok().filter(|n| *n > 0)?;
+        let mut line = String::new();
+        while reader.read_line(&mut line).ok()? > 2 {
+            line.clear();
+        }
+        if head.contains("/changes") {
+            let event = format!("event: node\ndata: {{\"name\":\"n{turn}\"}}\n\n");
+            return write!(stream, "HTTP/1.1 200 OK\r\n\r\n{event}").ok();
+        }
+        let body = sound(head.split(' ').nth(1)?).1;
+        write!(
+            stream,
+            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .ok()?;
+    }
+}
