@@ -17,7 +17,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The outcome of a question about a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct FilteredMember {
     /// True if a node has room for it.
     pub(super) is_placed: bool,
     /// True if an attempt to schedule the member had failed before.
@@ -50,7 +50,7 @@ impl Gang {
     }
 
     /// Takes note of a question about a member; returns true if it shows that room was kept in vain.
-    fn ask(&mut self, owner: OwnerId, asked: Asked) -> bool {
+    fn note_filter(&mut self, owner: OwnerId, asked: FilteredMember) -> bool {
         let was_in_vain = self.is_in_vain();
         let mut is_news = false;
         if self.asked.contains(&owner) {
@@ -72,10 +72,16 @@ impl Gang {
 impl Gangs {
     /// A member was asked about; its room and that of the others is kept until `end`. Returns true if that shows that their room
     /// was kept for a cycle that came to nothing.
-    pub(super) fn ask(&mut self, group: &str, owner: OwnerId, asked: Asked, end: Instant) -> bool {
+    pub(super) fn note_filter(
+        &mut self,
+        group: &str,
+        owner: OwnerId,
+        asked: FilteredMember,
+        end: Instant,
+    ) -> bool {
         if let Some(gang) = self.0.get_mut(group) {
             gang.end = end;
-            return gang.ask(owner, asked);
+            return gang.note_filter(owner, asked);
         }
         let (asked_about, kept) = (FxHashSet::default(), FxHashSet::default());
         let mut gang = Gang {
@@ -85,7 +91,7 @@ impl Gangs {
             is_bound: false,
             kept,
         };
-        let is_news = gang.ask(owner, asked);
+        let is_news = gang.note_filter(owner, asked);
         self.0.insert(group.into(), gang);
         is_news
     }
@@ -151,11 +157,11 @@ mod tests {
     fn ask(gangs: &mut Gangs, members: &str, now: Instant) {
         for word in members.split_whitespace() {
             let (sign, uid) = word.split_at(1);
-            let asked = Asked {
+            let asked = FilteredMember {
                 is_placed: sign == "+",
                 has_failed: uid.chars().all(char::is_uppercase),
             };
-            gangs.ask("ns/g", owner(&uid.to_lowercase()), asked, now + 30 * SECOND);
+            gangs.note_filter("ns/g", owner(&uid.to_lowercase()), asked, now + 30 * SECOND);
         }
     }
 

@@ -20,7 +20,7 @@ use proto::pod::{Pod, PodCondition};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::cluster::Cluster;
-use super::gangs::{Asked, Gangs};
+use super::gangs::{FilteredMember, Gangs};
 use super::resource_demand::ResourceDemand;
 
 /// Most hints at one time, except for those of `PodGroups`.
@@ -528,10 +528,10 @@ impl HintQueue {
             return;
         };
         let owner = cluster.pods.owner(uid);
-        if self.gangs.ask(
+        if self.gangs.note_filter(
             group,
             owner,
-            Asked {
+            FilteredMember {
                 is_placed,
                 has_failed: decision.failure.is_some(),
             },

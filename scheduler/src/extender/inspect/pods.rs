@@ -137,8 +137,10 @@ pub(super) fn inspect(extender: &Extender, pod: &str) -> InspectedPods {
 
 fn find(index: &Index, namespace: &str, name: &str) -> Vec<(OwnerId, PodFacts)> {
     let named = index.pods_named(namespace, name);
-    let asking = named.filter(|(_, facts)| index.concerns(facts));
-    asking.map(|(uid, facts)| (uid.clone(), facts.clone())).collect()
+    let requesting = named.filter(|(_, facts)| index.concerns(facts));
+    requesting
+        .map(|(uid, facts)| (uid.clone(), facts.clone()))
+        .collect()
 }
 
 impl PodView {
