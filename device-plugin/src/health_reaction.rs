@@ -17,7 +17,7 @@ use crate::eviction::evict;
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, Fleet, FleetEntry, type_name};
 use crate::health::ApplicationFault;
-use crate::pods::{NodePod, PodUid, Pods, Stage};
+use crate::pods::{NodePod, PodUid, Pods, Stage, until_known};
 
 /// The time for which a device must have been unhealthy before its pods are evicted: some trouble passes.
 const EVICTION_GRACE: Duration = Duration::from_secs(60);
@@ -251,9 +251,7 @@ impl HealthReaction {
     /// Writes events and evicts pods until the task is dropped.
     pub async fn run(mut self) {
         let mut tracker = HealthTracker::new(self.evicts);
-        if self.pods.wait_for(Pods::is_synced).await.is_err() {
-            return std::future::pending().await;
-        }
+        until_known(&mut self.pods).await;
         loop {
             let now = Instant::now();
             let fleet = Arc::clone(&self.fleet.borrow_and_update());

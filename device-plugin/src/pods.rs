@@ -17,6 +17,7 @@ use proto::record::{DEVICE_ALLOCATED, DeviceAllocations, MEM_IDX};
 use proto::request::hints::HINTS;
 use proto::request::{self, ContainerKind, ContainerRequest};
 use proto::resource::{HAMI_CORE, ISOLATION_PROVIDER, ResourceNames};
+use tokio::sync::watch::Receiver;
 
 use crate::extended_resource::ExtendedResource;
 
@@ -253,6 +254,14 @@ impl Claimant {
 fn namespace(pod: &Pod) -> String {
     let namespace = pod.metadata.namespace.clone();
     namespace.unwrap_or_else(|| "default".to_owned())
+}
+
+/// Returns once the pods of this node are known; never if they will not be.
+pub(crate) async fn until_known(pods: &mut Receiver<Pods>) {
+    if pods.wait_for(Pods::is_synced).await.is_err() {
+        // The end of the watch ends the process.
+        std::future::pending::<()>().await;
+    }
 }
 
 /// True if the annotations have a record, in either dialect.

@@ -29,7 +29,7 @@ use crate::inventory::PhysicalId;
 use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::kubelet_pod_resources::{PodResources, PodResourcesError};
 use crate::logged_error::LoggedError;
-use crate::pods::{PodUid, Pods, Stage};
+use crate::pods::{PodUid, Pods, Stage, until_known};
 use crate::runtime_hook::seen::SeenGpus;
 use crate::verify::visible::{Visible, visible_by_answer};
 
@@ -97,9 +97,7 @@ impl VendorWatch {
             self.checkpoints.send_replace(Some(KubeletAllocations::default()));
             return std::future::pending().await;
         }
-        if self.pods.wait_for(Pods::is_synced).await.is_err() {
-            return std::future::pending().await;
-        }
+        until_known(&mut self.pods).await;
         if self.settings.has_hook {
             // The published devices stand meanwhile. A runtime without hook never reports.
             let _ = timeout(HOOK_WAIT, self.seen.wait_for(SeenGpus::is_synced)).await;

@@ -154,17 +154,12 @@ impl FileWatch {
     }
 
     fn report_device(&self, id: &PhysicalId, reporter: &Reporter) -> Result<(), Stopped> {
-        let health = &self.latest.health;
-        let health = health
-            .iter()
-            .find(|(other, _)| other == id)
-            .map(|(_, health)| *health);
-        match health.unwrap_or(SimulatedHealth::Lost) {
+        match self.latest.health.get(id).unwrap_or(&SimulatedHealth::Lost) {
             SimulatedHealth::Healthy => reporter.send(Some(id), ObservationKind::AnsweredWithoutFault),
             SimulatedHealth::Lost => reporter.send(Some(id), ObservationKind::Lost),
             // A device with an XID also answers probes: it recovers if the policy ignores the XID, and only then.
             SimulatedHealth::Xid(xid) => {
-                reporter.send(Some(id), ObservationKind::Xid(xid))?;
+                reporter.send(Some(id), ObservationKind::Xid(*xid))?;
                 reporter.send(Some(id), ObservationKind::AnsweredWithoutFault)
             }
         }

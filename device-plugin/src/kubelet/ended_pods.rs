@@ -14,7 +14,7 @@ use tracing::debug;
 
 use crate::kubelet_checkpoint::Allocated;
 use crate::node_state::NodeState;
-use crate::pods::Pods;
+use crate::pods::{Pods, until_known};
 use daemon::api_server::one_line;
 
 /// Pods that end together are one change, and kubelet sees a deletion no earlier than this plugin.
@@ -25,9 +25,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from
 /// Runs until the task is dropped.
 pub async fn free_ended_pods(node: Arc<NodeState>) {
     let mut pods = node.pods.clone();
-    if pods.wait_for(Pods::is_synced).await.is_err() {
-        return std::future::pending().await;
-    }
+    until_known(&mut pods).await;
     let mut pause = PAUSES.0;
     loop {
         let allocated = node.checkpoint.read().unwrap_or_default();

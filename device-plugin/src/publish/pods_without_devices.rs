@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use crate::kubelet_checkpoint;
 use crate::logged_error::LoggedError;
-use crate::pods::{PodUid, Pods, Stage};
+use crate::pods::{PodUid, Pods, Stage, until_known};
 use crate::runtime_hook::seen::SeenGpus;
 
 /// Changes within this time are reported together.
@@ -51,9 +51,7 @@ pub async fn watch_pods_without_devices(
     mut seen: watch::Receiver<SeenGpus>,
     sender: watch::Sender<Option<String>>,
 ) {
-    if pods.wait_for(Pods::is_synced).await.is_err() {
-        return std::future::pending().await;
-    }
+    until_known(&mut pods).await;
     let mut logged = LoggedError::default();
     loop {
         // The checkpoint is read after the pods, so that it is no older: kubelet writes it before it reports on a pod.

@@ -26,7 +26,7 @@ use crate::matching::AllocateLog;
 use crate::metrics::Outcome;
 use crate::node_state::NodeState;
 use crate::pods::annotate::annotate;
-use crate::pods::{NodePod, Placement, PodUid, Pods, Stage};
+use crate::pods::{NodePod, Placement, PodUid, Pods, Stage, until_known};
 use crate::settings::{OnMismatch, Unplaced};
 use crate::verify::visible::{Visible, VisibleByType, visible_to_pod};
 use crate::verify::{Evidence, Refusal};
@@ -68,7 +68,7 @@ impl Reconciler {
     /// Compares again and again until the task is dropped.
     pub async fn run(mut self) {
         let mut pods = self.context.node.pods.clone();
-        let _ = pods.wait_for(Pods::is_synced).await;
+        until_known(&mut pods).await;
         loop {
             if let Some(allocated) = self.context.node.checkpoint.read() {
                 self.reconcile(&allocated).await;

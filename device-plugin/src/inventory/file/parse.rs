@@ -17,7 +17,7 @@ use crate::inventory::{Gpu, Inventory, InventoryError, OtherDevice, PciLocation,
 pub(super) struct SimulatedDevices {
     pub(super) inventory: Inventory,
     /// The health of every device.
-    pub(super) health: Vec<(PhysicalId, SimulatedHealth)>,
+    pub(super) health: BTreeMap<PhysicalId, SimulatedHealth>,
 }
 
 /// The health of a device according to the file.
@@ -39,19 +39,19 @@ pub(super) fn parse(path: &Path, node: &str, text: &[u8]) -> Result<SimulatedDev
     if gpu_values.is_empty() && other_values.is_empty() {
         return Err(no_gpu(path));
     }
-    let mut health = Vec::new();
+    let mut health = BTreeMap::new();
     for (index, value) in (0..).zip(gpu_values) {
         let name = device_name("gpus", "uuid", index, &value);
         let (gpu, its_health) =
             gpu(index, node, value, &inventory.gpus).map_err(|error| error.at(path, &name))?;
-        health.push((gpu.uuid.clone(), its_health));
+        health.insert(gpu.uuid.clone(), its_health);
         inventory.gpus.push(gpu);
     }
     for (index, value) in (0..).zip(other_values) {
         let name = device_name("devices", "id", index, &value);
         let (device, its_health) =
             other_device(node, value, &inventory).map_err(|error| error.at(path, &name))?;
-        health.push((device.id.clone(), its_health));
+        health.insert(device.id.clone(), its_health);
         inventory.others.push(device);
     }
     inventory.gpus.sort_by_key(|gpu| gpu.minor);

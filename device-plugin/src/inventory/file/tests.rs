@@ -69,7 +69,7 @@ fn every_field_is_read_and_gpus_are_sorted_by_minor() {
         (gpu_b.uuid.clone(), SimulatedHealth::Xid(79)),
         (gpu_a.uuid.clone(), SimulatedHealth::Healthy),
     ];
-    assert_eq!(reading.health, health);
+    assert_eq!(reading.health, health.into());
     let driver_version = Some("550".to_owned());
     let expected = Inventory {
         gpus: vec![gpu_a, gpu_b],
