@@ -17,7 +17,9 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 
 use crate::apiserver::{ApiServer, Config as ApiServerConfig, User};
+use crate::connector::Connector;
 use crate::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
+use crate::http_client::HttpClient;
 use crate::kube_scheduler::{Attempt, Configuration, KubeScheduler, Options};
 use crate::manifests;
 use crate::observer::{Condition, Observer, Snapshot};
@@ -420,6 +422,51 @@ impl Cluster {
     /// The attempts since the last call.
     pub fn past_attempts(&mut self) -> Vec<Attempt> {
         std::iter::from_fn(|| self.attempts.try_recv().ok()).collect()
+    }
+
+    /// The scheduler's URL; over TLS by the name that its certificate is for.
+    pub fn scheduler_url(&self) -> String {
+        match &self.webhooks {
+            Some(_) => Webhooks::scheduler_url(self.scheduler_address.port()),
+            None => format!("http://{}", self.scheduler_address),
+        }
+    }
+
+    /// A client with kube-scheduler's rights on the scheduler.
+    pub fn scheduler_client(&self) -> Result<HttpClient> {
+        self.scheduler_client_at(self.scheduler_address)
+    }
+
+    /// The same for a scheduler that serves elsewhere, by the same name if there is one.
+    pub fn scheduler_client_at(&self, address: SocketAddr) -> Result<HttpClient> {
+        let connector = match &self.webhooks {
+            Some(webhooks) => webhooks.connector(address)?,
+            None => Connector::plain(),
+        };
+        Ok(HttpClient::by(connector))
+    }
+
+    /// A client of the scheduler's that shows no certificate; the scheduler must serve over TLS.
+    pub fn scheduler_reader(&self) -> Result<HttpClient> {
+        let webhooks = self
+            .webhooks
+            .as_ref()
+            .context("the scheduler serves in the clear")?;
+        Ok(HttpClient::by(webhooks.anonymous(self.scheduler_address)?))
+    }
+
+    /// Connects to the webhooks as a client without a certificate, and the URL by which it does.
+    ///
+    /// # Errors
+    /// There are no webhooks, or the file of their authority is unreadable.
+    pub fn webhook_connector(&self) -> Result<(Connector, String)> {
+        let webhooks = self.webhooks.as_ref().context("the cluster has no webhooks")?;
+        webhooks.anonymous_to_webhooks()
+    }
+
+    /// True if webhooks are installed.
+    pub fn has_webhooks(&self) -> bool {
+        self.webhooks.is_some()
     }
 
     /// The programs that the cluster starts.

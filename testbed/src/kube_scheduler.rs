@@ -239,7 +239,7 @@ impl Loop {
             let ready = self.nodes.synced && self.pods.synced;
             if let Some((uid, pod)) = ready.then(|| self.queue.pop(Instant::now())).flatten() {
                 match pod_group::group_of(&pod) {
-                    Some(group) => self.schedule_group(&group, &uid).await,
+                    Some(group) => pod_group::schedule_group(&mut self, &group, &uid).await,
                     None => self.schedule(&uid, pod).await,
                 }
                 continue;

@@ -12,9 +12,8 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use bytes::Bytes;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, USER_AGENT, WARNING};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, WARNING};
 use http::{HeaderValue, StatusCode};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -25,21 +24,20 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-use super::access::{Audit, Tokens, UsedAccess, User};
+use super::access::{Audit, Tokens, UsedAccess};
 use super::api_objects::ApiObjects;
+use super::discovery;
 use super::faults::{Call, Fault, Faults, refusal};
 use super::status::ApiError;
-use super::{discovery, object};
+use request::ApiRequest;
 use route::{Query, Route};
 
 mod admitted;
 mod collection;
 mod object_verbs;
+mod request;
 mod route;
 mod watch_stream;
-
-/// The largest body that is read, as in etcd-backed servers.
-const MAX_BODY: usize = 3 * 1024 * 1024;
 
 /// The state that all requests share.
 #[derive(Debug)]
@@ -50,18 +48,6 @@ pub(crate) struct Server {
     pub(crate) faults: Faults,
     pub(crate) bookmark_interval: Duration,
     pub(crate) stopping: CancellationToken,
-}
-
-/// A request for a resource, with its body read.
-#[derive(Debug)]
-struct ApiRequest {
-    route: Route,
-    query: Query,
-    content_type: String,
-    accept: String,
-    body: Bytes,
-    user_agent: String,
-    user: User,
 }
 
 /// The service that answers every path.
@@ -99,47 +85,8 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
         resource: route.resource.plural.clone(),
         subresource: route.subresource.clone(),
     });
-    let request = read_request(request, route, query, user).await?;
+    let request = ApiRequest::read(request, route, query, user).await?;
     with_faults(server, request).await
-}
-
-async fn read_request(
-    request: Request,
-    route: Route,
-    query: Query,
-    user: User,
-) -> Result<ApiRequest, ApiError> {
-    let (head, body) = request.into_parts();
-    let header = |name| {
-        head.headers
-            .get(name)
-            .and_then(|h| h.to_str().ok())
-            .unwrap_or_default()
-            .to_owned()
-    };
-    let content_type = header(CONTENT_TYPE)
-        .split(';')
-        .next()
-        .unwrap_or_default()
-        .trim()
-        .to_owned();
-    let (accept, user_agent) = (header(ACCEPT), header(USER_AGENT));
-    let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
-        if error.downcast_ref::<LengthLimitError>().is_some() {
-            ApiError::new(413, format!("Request entity too large: limit is {MAX_BODY}"))
-        } else {
-            ApiError::bad_request(format!("cannot read the request body: {error}"))
-        }
-    })?;
-    Ok(ApiRequest {
-        route,
-        query,
-        content_type,
-        accept,
-        body: body.to_bytes(),
-        user_agent,
-        user,
-    })
 }
 
 async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Response, ApiError> {
@@ -191,22 +138,6 @@ async fn dispatch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
             &request.route.resource.qualified(),
             verb,
         )),
-    }
-}
-
-impl ApiRequest {
-    /// The name that faults match: that of the path or, for a creation, of the body.
-    fn fault_name(&self) -> String {
-        if !self.route.name.is_empty() || self.route.verb != "create" {
-            return self.route.name.clone();
-        }
-        self.read_body()
-            .map(|body| object::text(&body, "/metadata/name").to_owned())
-            .unwrap_or_default()
-    }
-
-    fn read_body(&self) -> Result<Value, ApiError> {
-        parse_body(&self.content_type, &self.body)
     }
 }
 

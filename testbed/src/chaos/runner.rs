@@ -124,7 +124,7 @@ impl Runner {
     pub(super) async fn take(&mut self, step: &Step) -> Result<()> {
         self.recorder.tally().step += 1;
         match step {
-            Step::Batch(batch) => self.batch(batch).await?,
+            Step::Batch(batch) => batch::batch(self, batch).await?,
             Step::Delete(numbers) => self.delete(numbers).await?,
             Step::Crash(numbers) => self.crash(numbers).await?,
             Step::RestartPlugin(node) => self.restart_plugin(*node).await?,

@@ -10,7 +10,6 @@ use anyhow::{Context, Result};
 use kube::Client;
 use tokio::process::Command;
 
-use super::Cluster;
 use crate::apiserver::ApiServer;
 use crate::connector::{Connector, TlsFiles};
 use crate::manifests;
@@ -108,6 +107,24 @@ impl Webhooks {
         Ok(&self.folder)
     }
 
+    /// The URL of a scheduler that serves at this port, by the name that its certificate is for.
+    pub(super) fn scheduler_url(port: u16) -> String {
+        format!("https://{EXTENDER}:{port}")
+    }
+
+    /// Connects to this address as a client that shows no certificate.
+    pub(super) fn anonymous(&self, address: SocketAddr) -> Result<Connector> {
+        Ok(Connector::anonymous(&self.folder.join("ca.crt"))?.at(address))
+    }
+
+    /// Connects to the webhooks as a client without a certificate, and the URL by which it does.
+    pub(super) fn anonymous_to_webhooks(&self) -> Result<(Connector, String)> {
+        Ok((
+            self.anonymous(self.listen)?,
+            format!("https://{SERVICE}.{NAMESPACE}.svc:443"),
+        ))
+    }
+
     /// The connection to the extender.
     pub(super) fn connector(&self, extender: SocketAddr) -> Result<Connector> {
         let [authorities, certificate, key] =
@@ -118,54 +135,5 @@ impl Webhooks {
             key: &key,
         };
         Ok(Connector::tls(files)?.at(extender))
-    }
-}
-
-impl Cluster {
-    /// The scheduler's URL; over TLS by the name that its certificate is for.
-    pub fn scheduler_url(&self) -> String {
-        match &self.webhooks {
-            Some(_) => format!("https://{EXTENDER}:{}", self.scheduler_address.port()),
-            None => format!("http://{}", self.scheduler_address),
-        }
-    }
-
-    /// A client with kube-scheduler's rights on the scheduler.
-    pub fn scheduler_client(&self) -> Result<crate::http_client::HttpClient> {
-        self.scheduler_client_at(self.scheduler_address)
-    }
-
-    /// The same for a scheduler that serves elsewhere, by the same name if there is one.
-    pub fn scheduler_client_at(&self, address: SocketAddr) -> Result<crate::http_client::HttpClient> {
-        let connector = match &self.webhooks {
-            Some(webhooks) => webhooks.connector(address)?,
-            None => Connector::plain(),
-        };
-        Ok(crate::http_client::HttpClient::by(connector))
-    }
-
-    /// A client of the scheduler's that shows no certificate; the scheduler must serve over TLS.
-    pub fn scheduler_reader(&self) -> Result<crate::http_client::HttpClient> {
-        let webhooks = self
-            .webhooks
-            .as_ref()
-            .context("the scheduler serves in the clear")?;
-        let connector = Connector::anonymous(&webhooks.folder.join("ca.crt"))?.at(self.scheduler_address);
-        Ok(crate::http_client::HttpClient::by(connector))
-    }
-
-    /// Connects to the webhooks as a client without a certificate, and the URL by which it does.
-    ///
-    /// # Errors
-    /// There are no webhooks, or the file of their authority is unreadable.
-    pub fn webhook_connector(&self) -> Result<(Connector, String)> {
-        let webhooks = self.webhooks.as_ref().context("the cluster has no webhooks")?;
-        let connector = Connector::anonymous(&webhooks.folder.join("ca.crt"))?.at(webhooks.listen);
-        Ok((connector, format!("https://{SERVICE}.{NAMESPACE}.svc:443")))
-    }
-
-    /// True if webhooks are installed.
-    pub fn has_webhooks(&self) -> bool {
-        self.webhooks.is_some()
     }
 }

@@ -129,138 +129,146 @@ struct Member {
     found: Placement,
 }
 
-impl Loop {
-    /// Schedules the members of a group, of which one was popped.
-    pub(super) async fn schedule_group(&mut self, group: &GroupKey, popped: &str) {
-        let is_member = |pod: &Pod| group_of(pod).as_ref() == Some(group);
-        let unbound: Vec<String> = self
-            .queue
-            .pods()
-            .filter(|(_, pod)| is_member(pod))
-            .map(|(uid, _)| uid.clone())
-            .collect();
-        let placed: Vec<Arc<Pod>> = self
-            .cache
-            .pods()
-            .into_values()
-            .flatten()
-            .filter(|pod| is_member(pod))
-            .collect();
-        let is_placed = |uid: &String| placed.iter().any(|pod| pod.uid().as_ref() == Some(uid));
-        let n_all = placed.len() + unbound.iter().filter(|uid| !is_placed(uid)).count();
-        // PreEnqueue of GangScheduling keeps members out of the active queue until as many exist as the group
-        // needs.
-        self.queue.gate(popped, Instant::now());
-        let Some(least) = self.groups.0.get(group).copied().filter(|least| n_all >= *least) else {
-            return;
-        };
-        let mut members = Vec::new();
-        for (uid, pod) in self.queue.take(&unbound) {
-            let member = self.look_at_member(uid, pod).await;
-            let is_error = matches!(member.found, Placement::Error(_));
-            // Assumed for the rest of the cycle, so that the next member does not get the same room.
-            if let Some(node) = member.found.node() {
-                self.cache
-                    .assume(&member.uid, node, &member.pod, member.request.clone());
-            }
-            members.push(member);
-            if is_error {
-                break;
-            }
+/// Schedules the members of a group, of which one was popped.
+pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popped: &str) {
+    let is_member = |pod: &Pod| group_of(pod).as_ref() == Some(group);
+    let unbound: Vec<String> = scheduling
+        .queue
+        .pods()
+        .filter(|(_, pod)| is_member(pod))
+        .map(|(uid, _)| uid.clone())
+        .collect();
+    let placed: Vec<Arc<Pod>> = scheduling
+        .cache
+        .pods()
+        .into_values()
+        .flatten()
+        .filter(|pod| is_member(pod))
+        .collect();
+    let is_placed = |uid: &String| placed.iter().any(|pod| pod.uid().as_ref() == Some(uid));
+    let n_all = placed.len() + unbound.iter().filter(|uid| !is_placed(uid)).count();
+    // PreEnqueue of GangScheduling keeps members out of the active queue until as many exist as the group
+    // needs.
+    scheduling.queue.gate(popped, Instant::now());
+    let Some(least) = scheduling
+        .groups
+        .0
+        .get(group)
+        .copied()
+        .filter(|least| n_all >= *least)
+    else {
+        return;
+    };
+    let mut members = Vec::new();
+    for (uid, pod) in scheduling.queue.take(&unbound) {
+        let member = look_at_member(scheduling, uid, pod).await;
+        let is_error = matches!(member.found, Placement::Error(_));
+        // Assumed for the rest of the cycle, so that the next member does not get the same room.
+        if let Some(node) = member.found.node() {
+            scheduling
+                .cache
+                .assume(&member.uid, node, &member.pod, member.request.clone());
         }
-        let verdict = verdict(members.iter().map(|member| &member.found), placed.len(), least);
-        // All room is given back, and bound members are assumed again.
-        for member in members.iter().filter(|member| member.found.node().is_some()) {
-            self.cache.release(&member.uid);
-        }
-        let looked_at: Vec<&String> = members.iter().map(|member| &member.uid).collect();
-        let left: Vec<String> = unbound
-            .iter()
-            .filter(|uid| !looked_at.contains(uid) && !is_placed(uid))
-            .cloned()
-            .collect();
-        for member in members {
-            self.end_member(member, verdict);
-        }
-        for uid in left {
-            self.queue.retry(&uid, Instant::now());
+        members.push(member);
+        if is_error {
+            break;
         }
     }
+    let verdict = verdict(members.iter().map(|member| &member.found), placed.len(), least);
+    // All room is given back, and bound members are assumed again.
+    for member in members.iter().filter(|member| member.found.node().is_some()) {
+        scheduling.cache.release(&member.uid);
+    }
+    let looked_at: Vec<&String> = members.iter().map(|member| &member.uid).collect();
+    let left: Vec<String> = unbound
+        .iter()
+        .filter(|uid| !looked_at.contains(uid) && !is_placed(uid))
+        .cloned()
+        .collect();
+    for member in members {
+        end_member(scheduling, member, verdict);
+    }
+    for uid in left {
+        scheduling.queue.retry(&uid, Instant::now());
+    }
+}
 
-    async fn look_at_member(&mut self, uid: String, pod: Arc<Pod>) -> Member {
-        let mut diagnosis = Diagnosis::default();
-        let request = match Amounts::of_pod(&pod) {
-            Ok(request) => request,
-            Err(error) => {
-                return Member {
-                    uid,
-                    pod,
-                    request: Amounts::default(),
-                    diagnosis,
-                    found: Placement::Error(error.to_string()),
-                };
-            }
-        };
-        let nodes = self.nodes_for(&uid, &pod);
-        let found = match self.cycle.place(&pod, &request, &nodes, &mut diagnosis).await {
-            Ok(node) => Placement::Place(node),
-            Err(Failure::Error(message)) => Placement::Error(message),
-            Err(Failure::NoFit) => match self.preempt(&uid, &pod, &diagnosis).await {
-                Nomination::Node(node) => Placement::AfterVictims(node.clone(), Nomination::Node(node)),
-                nomination => Placement::Nowhere(nomination),
-            },
-        };
-        Member {
-            uid,
-            pod,
-            request,
-            diagnosis,
-            found,
+async fn look_at_member(scheduling: &mut Loop, uid: String, pod: Arc<Pod>) -> Member {
+    let mut diagnosis = Diagnosis::default();
+    let request = match Amounts::of_pod(&pod) {
+        Ok(request) => request,
+        Err(error) => {
+            return Member {
+                uid,
+                pod,
+                request: Amounts::default(),
+                diagnosis,
+                found: Placement::Error(error.to_string()),
+            };
         }
+    };
+    let nodes = scheduling.nodes_for(&uid, &pod);
+    let found = match scheduling
+        .cycle
+        .place(&pod, &request, &nodes, &mut diagnosis)
+        .await
+    {
+        Ok(node) => Placement::Place(node),
+        Err(Failure::Error(message)) => Placement::Error(message),
+        Err(Failure::NoFit) => match scheduling.preempt(&uid, &pod, &diagnosis).await {
+            Nomination::Node(node) => Placement::AfterVictims(node.clone(), Nomination::Node(node)),
+            nomination => Placement::Nowhere(nomination),
+        },
+    };
+    Member {
+        uid,
+        pod,
+        request,
+        diagnosis,
+        found,
     }
+}
 
-    fn end_member(&mut self, member: Member, verdict: GroupVerdict) {
-        let Member {
-            uid,
-            pod,
-            request,
-            diagnosis,
-            found,
-        } = member;
-        let (text, nomination) = match (verdict, found) {
-            (GroupVerdict::Bind, Placement::Place(node)) => {
-                self.cache.assume(&uid, &node, &pod, request);
-                self.nominated.remove(&uid);
-                return self.start_binding(uid, pod, node, diagnosis);
-            }
-            (_, Placement::Error(message)) => return self.fail(&uid, &pod, diagnosis, message),
-            (GroupVerdict::Error, _) => {
-                return self.fail(
-                    &uid,
-                    &pod,
-                    diagnosis,
-                    "failed to schedule other pod from a pod group".to_owned(),
-                );
-            }
-            (GroupVerdict::AwaitVictims, Placement::Place(node)) => {
-                (WAITING.to_owned(), Nomination::Node(node))
-            }
-            (GroupVerdict::AwaitVictims, Placement::AfterVictims(_, nomination))
-            | (_, Placement::Nowhere(nomination)) => (diagnosis.message(), nomination),
-            (_, Placement::Place(_) | Placement::AfterVictims(..)) => (TOO_FEW.to_owned(), Nomination::Clear),
-        };
-        match &nomination {
-            Nomination::Node(node) => drop(
-                self.nominated
-                    .insert(uid.clone(), (node.clone(), Arc::clone(&pod))),
-            ),
-            Nomination::Clear => drop(self.nominated.remove(&uid)),
-            Nomination::Keep => {}
+fn end_member(scheduling: &mut Loop, member: Member, verdict: GroupVerdict) {
+    let Member {
+        uid,
+        pod,
+        request,
+        diagnosis,
+        found,
+    } = member;
+    let (text, nomination) = match (verdict, found) {
+        (GroupVerdict::Bind, Placement::Place(node)) => {
+            scheduling.cache.assume(&uid, &node, &pod, request);
+            scheduling.nominated.remove(&uid);
+            return scheduling.start_binding(uid, pod, node, diagnosis);
         }
-        self.queue.retry(&uid, Instant::now());
-        self.report(&uid, &pod, ReportContent::Unschedulable(text, nomination));
-        self.record(&pod, diagnosis, Outcome::NoFit);
+        (_, Placement::Error(message)) => return scheduling.fail(&uid, &pod, diagnosis, message),
+        (GroupVerdict::Error, _) => {
+            return scheduling.fail(
+                &uid,
+                &pod,
+                diagnosis,
+                "failed to schedule other pod from a pod group".to_owned(),
+            );
+        }
+        (GroupVerdict::AwaitVictims, Placement::Place(node)) => (WAITING.to_owned(), Nomination::Node(node)),
+        (GroupVerdict::AwaitVictims, Placement::AfterVictims(_, nomination))
+        | (_, Placement::Nowhere(nomination)) => (diagnosis.message(), nomination),
+        (_, Placement::Place(_) | Placement::AfterVictims(..)) => (TOO_FEW.to_owned(), Nomination::Clear),
+    };
+    match &nomination {
+        Nomination::Node(node) => drop(
+            scheduling
+                .nominated
+                .insert(uid.clone(), (node.clone(), Arc::clone(&pod))),
+        ),
+        Nomination::Clear => drop(scheduling.nominated.remove(&uid)),
+        Nomination::Keep => {}
     }
+    scheduling.queue.retry(&uid, Instant::now());
+    scheduling.report(&uid, &pod, ReportContent::Unschedulable(text, nomination));
+    scheduling.record(&pod, diagnosis, Outcome::NoFit);
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{ApiRequest, Server};
+use super::Server;
+use super::request::ApiRequest;
 use crate::apiserver::admission::{self, AdmissionChain, Operation, Request, ReviewObjects};
 use crate::apiserver::object;
 use crate::apiserver::patch::Format;
@@ -49,294 +50,288 @@ impl<T> AdmittedWrite<T> {
 
 type AdmissionResult<T> = Result<AdmittedWrite<T>, ApiError>;
 
-impl Server {
-    fn gate(&self, asked: &Request<'_>) -> AdmissionChain {
-        AdmissionChain::of(
-            &self.objects.state(),
-            self.objects.services(),
-            self.objects.params(),
-            asked,
-        )
-    }
+fn gate(server: &Server, asked: &Request<'_>) -> AdmissionChain {
+    AdmissionChain::of(
+        &server.objects.state(),
+        server.objects.services(),
+        server.objects.params(),
+        asked,
+    )
+}
 
-    pub(super) async fn create(
-        &self,
-        request: &ApiRequest,
-        body: Value,
-        options: &WriteOptions,
-    ) -> AdmissionResult<Written> {
-        self.create_at(request, &request.route.target(), body, options)
-            .await
-    }
+pub(super) async fn create(
+    server: &Server,
+    request: &ApiRequest,
+    body: Value,
+    options: &WriteOptions,
+) -> AdmissionResult<Written> {
+    create_at(server, request, &request.route.target(), body, options).await
+}
 
-    async fn create_at(
-        &self,
-        request: &ApiRequest,
-        target: &Target,
-        body: Value,
-        options: &WriteOptions,
-    ) -> AdmissionResult<Written> {
-        let named = Target {
-            name: object::text(&body, "/metadata/name").to_owned(),
-            ..target.clone()
-        };
-        let asked = asked(request, Operation::Create, &named, options);
-        let gate = self.gate(&asked);
-        if gate.is_open() {
-            return create::create(&mut self.objects.state_mut(), target, body, options)
-                .map(AdmittedWrite::unasked);
-        }
-        let resource = &target.resource;
-        let (mut settled, mut draft) = create::draft_new(&self.objects.state(), target, body, options)?;
-        let mut shown = render::shown(resource, &draft);
-        hide_system_fields(&mut shown, named.name.is_empty());
-        let mutated = gate
-            .mutate(
-                &asked,
-                ReviewObjects {
-                    old: Arc::default(),
-                    new: shown.clone(),
-                },
-            )
-            .await?;
-        if mutated != shown {
-            (settled, draft) = create::draft_new(&self.objects.state(), target, mutated, options)?;
-        }
-        create::check_new(&settled, &draft)?;
-        gate.validate(
+async fn create_at(
+    server: &Server,
+    request: &ApiRequest,
+    target: &Target,
+    body: Value,
+    options: &WriteOptions,
+) -> AdmissionResult<Written> {
+    let named = Target {
+        name: object::text(&body, "/metadata/name").to_owned(),
+        ..target.clone()
+    };
+    let asked = asked(request, Operation::Create, &named, options);
+    let gate = gate(server, &asked);
+    if gate.is_open() {
+        return create::create(&mut server.objects.state_mut(), target, body, options)
+            .map(AdmittedWrite::unasked);
+    }
+    let resource = &target.resource;
+    let (mut settled, mut draft) = create::draft_new(&server.objects.state(), target, body, options)?;
+    let mut shown = render::shown(resource, &draft);
+    hide_system_fields(&mut shown, named.name.is_empty());
+    let mutated = gate
+        .mutate(
             &asked,
-            &ReviewObjects {
+            ReviewObjects {
                 old: Arc::default(),
-                new: render::shown(resource, &draft),
+                new: shown.clone(),
             },
         )
         .await?;
-        let written = create::store_new(&mut self.objects.state_mut(), &settled, draft, options)?;
-        Ok(AdmittedWrite::through(&gate, written))
+    if mutated != shown {
+        (settled, draft) = create::draft_new(&server.objects.state(), target, mutated, options)?;
     }
-
-    pub(super) async fn update(
-        &self,
-        request: &ApiRequest,
-        body: Value,
-        options: &WriteOptions,
-    ) -> AdmissionResult<Written> {
-        let target = request.route.target();
-        let draft = |state: &ApiState| {
-            Ok(Draft::Changed {
-                new: update::draft_update(state, &target, body.clone())?,
-                applied: false,
-            })
-        };
-        self.change(request, &target, options, draft).await
-    }
-
-    pub(super) async fn patch(
-        &self,
-        request: &ApiRequest,
-        format: Format,
-        body: Value,
-        options: &WriteOptions,
-    ) -> AdmissionResult<Written> {
-        let target = request.route.target();
-        let draft = |state: &ApiState| patch::draft_patch(state, &target, format, body.clone(), options);
-        self.change(request, &target, options, draft).await
-    }
-
-    async fn change(
-        &self,
-        request: &ApiRequest,
-        target: &Target,
-        options: &WriteOptions,
-        draft: impl Fn(&ApiState) -> Result<Draft, ApiError>,
-    ) -> AdmissionResult<Written> {
-        let asked = asked(request, Operation::Update, target, options);
-        let gate = self.gate(&asked);
-        let mut attempt = 1;
-        loop {
-            let drafted = if gate.is_open() {
-                let mut state = self.objects.state_mut();
-                match draft(&state)? {
-                    Draft::New(body, options) => Draft::New(body, options),
-                    Draft::Changed { new, applied } => {
-                        return update::commit(&mut state, target, new, options, applied)
-                            .map(AdmittedWrite::unasked);
-                    }
-                }
-            } else {
-                draft(&self.objects.state())?
-            };
-            let (new, applied) = match drafted {
-                Draft::New(body, options) => return self.create_at(request, target, body, &options).await,
-                Draft::Changed { new, applied } => (new, applied),
-            };
-            match self
-                .change_once(target, &asked, &gate, new, options, applied)
-                .await
-            {
-                Err(error) if error.code == 409 && attempt < ATTEMPTS => attempt += 1,
-                outcome => return outcome.map(|written| AdmittedWrite::through(&gate, written)),
-            }
-        }
-    }
-
-    async fn change_once(
-        &self,
-        target: &Target,
-        asked: &Request<'_>,
-        gate: &AdmissionChain,
-        new: Value,
-        options: &WriteOptions,
-        applied: bool,
-    ) -> Result<Written, ApiError> {
-        let resource = &target.resource;
-        let old = Arc::new(render::shown(
-            resource,
-            &self.objects.state().current(target)?.value,
-        ));
-        let shown = render::shown(resource, &new);
-        let mutated = gate
-            .mutate(
-                asked,
-                ReviewObjects {
-                    old: Arc::clone(&old),
-                    new: shown.clone(),
-                },
-            )
-            .await?;
-        let new = if mutated == shown {
-            new
-        } else {
-            update::draft_update(&self.objects.state(), target, mutated)?
-        };
-        let settled = update::settle(&self.objects.state(), target, new, options, applied)?;
-        gate.validate(
-            asked,
-            &ReviewObjects {
-                old,
-                new: render::shown(resource, settled.after()),
-            },
-        )
-        .await?;
-        update::store_settled(&mut self.objects.state_mut(), target, settled, options)
-    }
-
-    pub(super) async fn delete(
-        &self,
-        request: &ApiRequest,
-        options: &DeleteOptions,
-    ) -> AdmissionResult<Deleted> {
-        self.delete_at(request, &request.route.target(), options).await
-    }
-
-    async fn delete_at(
-        &self,
-        request: &ApiRequest,
-        target: &Target,
-        options: &DeleteOptions,
-    ) -> AdmissionResult<Deleted> {
-        let write_options = WriteOptions {
-            dry_run: options.dry_run,
-            manager: String::new(),
-            force: false,
-            now: options.now,
-        };
-        let asked = asked(request, Operation::Delete, target, &write_options);
-        let gate = self.gate(&asked);
-        if !gate.is_open() {
-            let old = admission::value_of(Some(&self.objects.state().current(target)?));
-            let objects = ReviewObjects {
-                old,
-                new: Value::Null,
-            };
-            gate.mutate(&asked, objects.clone()).await?;
-            gate.validate(&asked, &objects).await?;
-        }
-        let deleted = delete::delete(&mut self.objects.state_mut(), target, options)?;
-        Ok(AdmittedWrite::through(&gate, deleted))
-    }
-
-    /// Deletes the objects that a selector finds, each past the webhooks on its own.
-    pub(super) async fn delete_all(
-        &self,
-        request: &ApiRequest,
-        selectors: &Selectors,
-        options: &DeleteOptions,
-    ) -> AdmissionResult<Vec<Arc<Version>>> {
-        let found = delete::select(&self.objects.state(), &request.route.target(), selectors);
-        let mut passed = AdmittedWrite::unasked(Vec::new());
-        for target in found {
-            match self.delete_at(request, &target, options).await {
-                Ok(one) => {
-                    passed.done.push(one.done.version);
-                    passed.warnings.extend(one.warnings);
-                }
-                // Another write came first.
-                Err(error) if error.code == 404 => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(passed)
-    }
-
-    pub(super) async fn bind(
-        &self,
-        request: &ApiRequest,
-        pod: &Target,
-        body: Value,
-        options: &WriteOptions,
-    ) -> AdmissionResult<()> {
-        // `POST bindings` is a request for that resource, though it binds a pod all the same.
-        let target = Target {
-            name: pod.name.clone(),
-            ..request.route.target()
-        };
-        let (gate, binding) = self.admit_action(request, &target, body, options).await?;
-        binding::bind(&mut self.objects.state_mut(), pod, &binding, options)?;
-        Ok(AdmittedWrite::through(&gate, ()))
-    }
-
-    pub(super) async fn evict(
-        &self,
-        request: &ApiRequest,
-        body: Value,
-        options: &WriteOptions,
-    ) -> AdmissionResult<()> {
-        let target = request.route.target();
-        let (gate, eviction) = self.admit_action(request, &target, body, options).await?;
-        binding::evict(&mut self.objects.state_mut(), &target, &eviction, options)?;
-        Ok(AdmittedWrite::through(&gate, ()))
-    }
-
-    /// Shows the object of a create-only subresource to the webhooks.
-    async fn admit_action(
-        &self,
-        request: &ApiRequest,
-        target: &Target,
-        body: Value,
-        options: &WriteOptions,
-    ) -> Result<(AdmissionChain, Value), ApiError> {
-        let asked = asked(request, Operation::Create, target, options);
-        let gate = self.gate(&asked);
-        if gate.is_open() {
-            return Ok((gate, body));
-        }
-        let body = gate
-            .mutate(
-                &asked,
-                ReviewObjects {
-                    old: Arc::default(),
-                    new: body,
-                },
-            )
-            .await?;
-        let objects = ReviewObjects {
+    create::check_new(&settled, &draft)?;
+    gate.validate(
+        &asked,
+        &ReviewObjects {
             old: Arc::default(),
-            new: body,
+            new: render::shown(resource, &draft),
+        },
+    )
+    .await?;
+    let written = create::store_new(&mut server.objects.state_mut(), &settled, draft, options)?;
+    Ok(AdmittedWrite::through(&gate, written))
+}
+
+pub(super) async fn update(
+    server: &Server,
+    request: &ApiRequest,
+    body: Value,
+    options: &WriteOptions,
+) -> AdmissionResult<Written> {
+    let target = request.route.target();
+    let draft = |state: &ApiState| {
+        Ok(Draft::Changed {
+            new: update::draft_update(state, &target, body.clone())?,
+            applied: false,
+        })
+    };
+    change(server, request, &target, options, draft).await
+}
+
+pub(super) async fn patch(
+    server: &Server,
+    request: &ApiRequest,
+    format: Format,
+    body: Value,
+    options: &WriteOptions,
+) -> AdmissionResult<Written> {
+    let target = request.route.target();
+    let draft = |state: &ApiState| patch::draft_patch(state, &target, format, body.clone(), options);
+    change(server, request, &target, options, draft).await
+}
+
+async fn change(
+    server: &Server,
+    request: &ApiRequest,
+    target: &Target,
+    options: &WriteOptions,
+    draft: impl Fn(&ApiState) -> Result<Draft, ApiError>,
+) -> AdmissionResult<Written> {
+    let asked = asked(request, Operation::Update, target, options);
+    let gate = gate(server, &asked);
+    let mut attempt = 1;
+    loop {
+        let drafted = if gate.is_open() {
+            let mut state = server.objects.state_mut();
+            match draft(&state)? {
+                Draft::New(body, options) => Draft::New(body, options),
+                Draft::Changed { new, applied } => {
+                    return update::commit(&mut state, target, new, options, applied)
+                        .map(AdmittedWrite::unasked);
+                }
+            }
+        } else {
+            draft(&server.objects.state())?
         };
-        gate.validate(&asked, &objects).await?;
-        Ok((gate, objects.new))
+        let (new, applied) = match drafted {
+            Draft::New(body, options) => return create_at(server, request, target, body, &options).await,
+            Draft::Changed { new, applied } => (new, applied),
+        };
+        match change_once(server, target, &asked, &gate, new, options, applied).await {
+            Err(error) if error.code == 409 && attempt < ATTEMPTS => attempt += 1,
+            outcome => return outcome.map(|written| AdmittedWrite::through(&gate, written)),
+        }
     }
+}
+
+async fn change_once(
+    server: &Server,
+    target: &Target,
+    asked: &Request<'_>,
+    gate: &AdmissionChain,
+    new: Value,
+    options: &WriteOptions,
+    applied: bool,
+) -> Result<Written, ApiError> {
+    let resource = &target.resource;
+    let old = Arc::new(render::shown(
+        resource,
+        &server.objects.state().current(target)?.value,
+    ));
+    let shown = render::shown(resource, &new);
+    let mutated = gate
+        .mutate(
+            asked,
+            ReviewObjects {
+                old: Arc::clone(&old),
+                new: shown.clone(),
+            },
+        )
+        .await?;
+    let new = if mutated == shown {
+        new
+    } else {
+        update::draft_update(&server.objects.state(), target, mutated)?
+    };
+    let settled = update::settle(&server.objects.state(), target, new, options, applied)?;
+    gate.validate(
+        asked,
+        &ReviewObjects {
+            old,
+            new: render::shown(resource, settled.after()),
+        },
+    )
+    .await?;
+    update::store_settled(&mut server.objects.state_mut(), target, settled, options)
+}
+
+pub(super) async fn delete(
+    server: &Server,
+    request: &ApiRequest,
+    options: &DeleteOptions,
+) -> AdmissionResult<Deleted> {
+    delete_at(server, request, &request.route.target(), options).await
+}
+
+async fn delete_at(
+    server: &Server,
+    request: &ApiRequest,
+    target: &Target,
+    options: &DeleteOptions,
+) -> AdmissionResult<Deleted> {
+    let write_options = WriteOptions {
+        dry_run: options.dry_run,
+        manager: String::new(),
+        force: false,
+        now: options.now,
+    };
+    let asked = asked(request, Operation::Delete, target, &write_options);
+    let gate = gate(server, &asked);
+    if !gate.is_open() {
+        let old = admission::value_of(Some(&server.objects.state().current(target)?));
+        let objects = ReviewObjects {
+            old,
+            new: Value::Null,
+        };
+        gate.mutate(&asked, objects.clone()).await?;
+        gate.validate(&asked, &objects).await?;
+    }
+    let deleted = delete::delete(&mut server.objects.state_mut(), target, options)?;
+    Ok(AdmittedWrite::through(&gate, deleted))
+}
+
+/// Deletes the objects that a selector finds, each past the webhooks on its own.
+pub(super) async fn delete_all(
+    server: &Server,
+    request: &ApiRequest,
+    selectors: &Selectors,
+    options: &DeleteOptions,
+) -> AdmissionResult<Vec<Arc<Version>>> {
+    let found = delete::select(&server.objects.state(), &request.route.target(), selectors);
+    let mut passed = AdmittedWrite::unasked(Vec::new());
+    for target in found {
+        match delete_at(server, request, &target, options).await {
+            Ok(one) => {
+                passed.done.push(one.done.version);
+                passed.warnings.extend(one.warnings);
+            }
+            // Another write came first.
+            Err(error) if error.code == 404 => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(passed)
+}
+
+pub(super) async fn bind(
+    server: &Server,
+    request: &ApiRequest,
+    pod: &Target,
+    body: Value,
+    options: &WriteOptions,
+) -> AdmissionResult<()> {
+    // `POST bindings` is a request for that resource, though it binds a pod all the same.
+    let target = Target {
+        name: pod.name.clone(),
+        ..request.route.target()
+    };
+    let (gate, binding) = admit_action(server, request, &target, body, options).await?;
+    binding::bind(&mut server.objects.state_mut(), pod, &binding, options)?;
+    Ok(AdmittedWrite::through(&gate, ()))
+}
+
+pub(super) async fn evict(
+    server: &Server,
+    request: &ApiRequest,
+    body: Value,
+    options: &WriteOptions,
+) -> AdmissionResult<()> {
+    let target = request.route.target();
+    let (gate, eviction) = admit_action(server, request, &target, body, options).await?;
+    binding::evict(&mut server.objects.state_mut(), &target, &eviction, options)?;
+    Ok(AdmittedWrite::through(&gate, ()))
+}
+
+/// Shows the object of a create-only subresource to the webhooks.
+async fn admit_action(
+    server: &Server,
+    request: &ApiRequest,
+    target: &Target,
+    body: Value,
+    options: &WriteOptions,
+) -> Result<(AdmissionChain, Value), ApiError> {
+    let asked = asked(request, Operation::Create, target, options);
+    let gate = gate(server, &asked);
+    if gate.is_open() {
+        return Ok((gate, body));
+    }
+    let body = gate
+        .mutate(
+            &asked,
+            ReviewObjects {
+                old: Arc::default(),
+                new: body,
+            },
+        )
+        .await?;
+    let objects = ReviewObjects {
+        old: Arc::default(),
+        new: body,
+    };
+    gate.validate(&asked, &objects).await?;
+    Ok((gate, objects.new))
 }
 
 fn asked<'a>(

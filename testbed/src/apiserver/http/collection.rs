@@ -8,59 +8,19 @@ use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
 
+use super::Server;
+use super::admitted;
 use super::admitted::AdmittedWrite;
+use super::request::{ApiRequest, invalid};
 use super::watch_stream::{WatchParams, WatchStream};
-use super::{ApiRequest, Server};
 use super::{body_answer, bytes_answer, warned};
-use crate::apiserver::read::{self, ListQuery};
+use crate::apiserver::read::{self};
 use crate::apiserver::render::{self, View};
-use crate::apiserver::selector::{FieldSelector, Selectors};
 use crate::apiserver::status::ApiError;
 use crate::apiserver::watch::{Watch, WatchStart};
 
 /// Bytes of a list that are put together at a time.
 const CHUNK: usize = 256 * 1024;
-
-impl ApiRequest {
-    fn selectors(&self) -> Result<Selectors, ApiError> {
-        let text = |key| self.query.get(key).unwrap_or_default();
-        let mut selectors = Selectors::parse(text("labelSelector"), text("fieldSelector"))?;
-        if !self.route.name.is_empty() {
-            selectors.fields = selectors.fields.and(FieldSelector::name(&self.route.name));
-        }
-        Ok(selectors)
-    }
-
-    fn list_query(&self) -> Result<ListQuery, ApiError> {
-        let revision = self.query.number("resourceVersion")?;
-        let matching = self.query.get("resourceVersionMatch");
-        if matching.is_some() && revision.is_none() {
-            return Err(invalid(
-                "resourceVersionMatch is forbidden unless resourceVersion is provided",
-            ));
-        }
-        if !matches!(matching, None | Some("Exact" | "NotOlderThan")) {
-            return Err(invalid("resourceVersionMatch must be Exact or NotOlderThan"));
-        }
-        let limit = self
-            .query
-            .number("limit")?
-            .map(|l| usize::try_from(l).unwrap_or(usize::MAX));
-        let exact = matching == Some("Exact") || (limit.is_some_and(|l| l > 0) && matching.is_none());
-        Ok(ListQuery {
-            namespace: self.route.namespace.clone(),
-            selectors: self.selectors()?,
-            limit,
-            token: self.query.get("continue").map(str::to_owned),
-            revision,
-            exact,
-        })
-    }
-}
-
-fn invalid(why: &str) -> ApiError {
-    ApiError::new(422, format!("ListOptions.meta.k8s.io \"\" is invalid: {why}"))
-}
 
 pub(super) fn list(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let view = request.view()?;
@@ -159,7 +119,7 @@ pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result
     let AdmittedWrite {
         done: deleted,
         warnings,
-    } = server.delete_all(request, &selectors, &options).await?;
+    } = admitted::delete_all(server, request, &selectors, &options).await?;
     let revision = server.objects.revision();
     let meta = render::list_meta(revision, None, None);
     let (head, tail) = render::envelope(View::Object, &target.resource, &meta);

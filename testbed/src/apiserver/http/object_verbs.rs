@@ -3,69 +3,16 @@
 use std::sync::Arc;
 
 use axum::response::Response;
-use chrono::Utc;
 use serde_json::{Value, json};
 
-use super::admitted::AdmittedWrite;
-use super::{ApiRequest, Server};
-use super::{bytes_answer, json_answer, text_answer, warned};
+use super::Server;
+use super::admitted::{self, AdmittedWrite};
+use super::request::ApiRequest;
+use super::{json_answer, text_answer, warned};
 use crate::apiserver::object;
 use crate::apiserver::patch::Format;
-use crate::apiserver::render::{self, View};
-use crate::apiserver::resource::Resource;
 use crate::apiserver::status::{ApiError, success};
-use crate::apiserver::store::Version;
-use crate::apiserver::verbs::delete::DeleteOptions;
 use crate::apiserver::verbs::{Target, WriteOptions};
-
-impl ApiRequest {
-    /// The view the client prefers.
-    pub(super) fn view(&self) -> Result<View, ApiError> {
-        View::negotiate(&self.accept, self.query.get("includeObject")).ok_or_else(|| {
-            ApiError::new(
-                406,
-                "only the following media types are accepted: application/json",
-            )
-        })
-    }
-
-    fn write_options(&self) -> WriteOptions {
-        let agent = self.user_agent.split('/').next().unwrap_or_default();
-        let default = if self.content_type.starts_with("application/apply-patch") {
-            ""
-        } else {
-            agent
-        };
-        WriteOptions {
-            dry_run: self.query.get("dryRun") == Some("All"),
-            manager: self.query.get("fieldManager").unwrap_or(default).to_owned(),
-            force: self.query.is_set("force"),
-            now: Utc::now(),
-        }
-    }
-
-    fn one(&self, code: u16, resource: &Resource, version: &Version) -> Result<Response, ApiError> {
-        Ok(bytes_answer(code, render::one(self.view()?, resource, version)))
-    }
-
-    /// The options of a deletion: from the body, and from the query where the body says nothing.
-    pub(super) fn delete_options(&self) -> Result<DeleteOptions, ApiError> {
-        let body = if self.body.is_empty() {
-            Value::Null
-        } else {
-            self.read_body()?
-        };
-        let mut options = DeleteOptions::read(&body, Utc::now());
-        if let Some(text) = self.query.get("gracePeriodSeconds") {
-            let parsed = text
-                .parse()
-                .map_err(|_| ApiError::bad_request("gracePeriodSeconds must be an integer"))?;
-            options.grace = options.grace.or(Some(parsed));
-        }
-        options.dry_run |= self.query.get("dryRun") == Some("All");
-        Ok(options)
-    }
-}
 
 pub(super) fn get(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let version = server.objects.state().current(&request.route.target())?;
@@ -90,7 +37,8 @@ pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result
         force: false,
         ..request.write_options()
     };
-    let AdmittedWrite { done, warnings } = server.create(request, request.read_body()?, &options).await?;
+    let AdmittedWrite { done, warnings } =
+        admitted::create(server, request, request.read_body()?, &options).await?;
     Ok(warned(
         request.one(201, &request.route.resource, &done.version)?,
         &warnings,
@@ -100,7 +48,8 @@ pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result
 pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     request.view()?;
     let body = request.read_body()?;
-    let AdmittedWrite { done, warnings } = server.update(request, body, &request.write_options()).await?;
+    let AdmittedWrite { done, warnings } =
+        admitted::update(server, request, body, &request.write_options()).await?;
     Ok(warned(
         request.one(200, &request.route.resource, &done.version)?,
         &warnings,
@@ -117,9 +66,14 @@ pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<
              application/strategic-merge-patch+json, application/apply-patch+yaml",
         )
     })?;
-    let AdmittedWrite { done, warnings } = server
-        .patch(request, format, request.read_body()?, &request.write_options())
-        .await?;
+    let AdmittedWrite { done, warnings } = admitted::patch(
+        server,
+        request,
+        format,
+        request.read_body()?,
+        &request.write_options(),
+    )
+    .await?;
     let code = if done.created { 201 } else { 200 };
     Ok(warned(
         request.one(code, &request.route.resource, &done.version)?,
@@ -133,7 +87,7 @@ pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result
     let AdmittedWrite {
         done: deleted,
         warnings,
-    } = server.delete(request, &options).await?;
+    } = admitted::delete(server, request, &options).await?;
     if !deleted.removed || resource.is_pod() {
         return Ok(warned(request.one(200, resource, &deleted.version)?, &warnings));
     }
@@ -147,9 +101,7 @@ pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result
 pub(super) async fn bind(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let body = request.read_body()?;
     let target = pod_target(server, request, &body)?;
-    let passed = server
-        .bind(request, &target, body, &request.write_options())
-        .await?;
+    let passed = admitted::bind(server, request, &target, body, &request.write_options()).await?;
     Ok(warned(json_answer(201, &success(201, None)), &passed.warnings))
 }
 
@@ -164,9 +116,7 @@ fn pod_target(server: &Arc<Server>, request: &ApiRequest, body: &Value) -> Resul
 }
 
 pub(super) async fn evict(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
-    let passed = server
-        .evict(request, request.read_body()?, &request.write_options())
-        .await?;
+    let passed = admitted::evict(server, request, request.read_body()?, &request.write_options()).await?;
     Ok(warned(json_answer(201, &success(201, None)), &passed.warnings))
 }
 

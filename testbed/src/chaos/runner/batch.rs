@@ -35,236 +35,241 @@ impl Disturbance {
     }
 }
 
-impl Runner {
-    /// Takes a batch from its creation to its running.
-    pub(super) async fn batch(&mut self, batch: &Batch) -> Result<()> {
-        self.node(batch.node)?.kubelet().hold();
-        let mut disturbance = self.disturb(batch);
-        self.create(batch).await?;
-        self.wanted.extend(
-            batch
-                .pods
-                .iter()
-                .filter(|number| !batch.deleted.contains(number))
-                .map(|number| pod_name(*number)),
-        );
-        match batch.meanwhile {
-            Disruption::SchedulerRestartsEarly => self.cluster.scheduler.restart().await?,
-            Disruption::KubeSchedulerRestarts => {
-                self.cluster.stop_kube_scheduler();
-                self.cluster.start_kube_scheduler().await?;
-            }
-            _ => {}
+/// Takes a batch from its creation to its running.
+pub(super) async fn batch(runner: &mut Runner, batch: &Batch) -> Result<()> {
+    runner.node(batch.node)?.kubelet().hold();
+    let mut disturbance = disturb(runner, batch);
+    create(runner, batch).await?;
+    runner.wanted.extend(
+        batch
+            .pods
+            .iter()
+            .filter(|number| !batch.deleted.contains(number))
+            .map(|number| pod_name(*number)),
+    );
+    match batch.meanwhile {
+        Disruption::SchedulerRestartsEarly => runner.cluster.scheduler.restart().await?,
+        Disruption::KubeSchedulerRestarts => {
+            runner.cluster.stop_kube_scheduler();
+            runner.cluster.start_kube_scheduler().await?;
         }
-        self.until_bound(&batch.pods).await?;
-        self.recorder
-            .note_pods(Snapshot::of(self.cluster.api().objects()).pods);
-        let n_expected = self.delete_early(batch, &mut disturbance).await?;
-        self.before_release(batch).await?;
-        let n_calls = self.node(batch.node)?.kubelet().n_allocate_calls();
-        self.node(batch.node)?
-            .kubelet()
-            .release(batch.order, batch.order_seed);
-        self.while_admitted(batch, n_calls, n_expected).await?;
-        disturbance.end();
-        self.until_gone(&batch.deleted).await?;
-        self.until_settled().await
+        _ => {}
     }
+    runner.until_bound(&batch.pods).await?;
+    runner
+        .recorder
+        .note_pods(Snapshot::of(runner.cluster.api().objects()).pods);
+    let n_expected = delete_early(runner, batch, &mut disturbance).await?;
+    before_release(runner, batch).await?;
+    let n_calls = runner.node(batch.node)?.kubelet().n_allocate_calls();
+    runner
+        .node(batch.node)?
+        .kubelet()
+        .release(batch.order, batch.order_seed);
+    while_admitted(runner, batch, n_calls, n_expected).await?;
+    disturbance.end();
+    runner.until_gone(&batch.deleted).await?;
+    runner.until_settled().await
+}
 
-    async fn create(&self, batch: &Batch) -> Result<()> {
-        let creations = batch.pods.iter().map(|number| {
-            let spec = pod_spec(&pod_name(*number), batch.shape).on(&node_name(batch.node));
-            // Its image asks for all GPUs, and it for none.
-            let spec = if self.mode == Mode::Kinds {
-                spec.idle("idle", "nvidia/cuda:12.4.1-base")
-            } else {
-                spec
-            };
-            let pods = self.pods.clone();
-            async move { pods.create(&spec).await }
-        });
-        try_join_all(creations).await?;
-        Ok(())
-    }
+async fn create(runner: &Runner, batch: &Batch) -> Result<()> {
+    let creations = batch.pods.iter().map(|number| {
+        let spec = pod_spec(&pod_name(*number), batch.shape).on(&node_name(batch.node));
+        // Its image asks for all GPUs, and it for none.
+        let spec = if runner.mode == Mode::Kinds {
+            spec.idle("idle", "nvidia/cuda:12.4.1-base")
+        } else {
+            spec
+        };
+        let pods = runner.pods.clone();
+        async move { pods.create(&spec).await }
+    });
+    try_join_all(creations).await?;
+    Ok(())
+}
 
-    /// Starts the faults that hold from the beginning.
-    fn disturb(&self, batch: &Batch) -> Disturbance {
-        let faults = self.cluster.api().faults();
-        let patches = |resource: &str| {
-            Matching::anything()
-                .verb("patch")
-                .resource(resource)
-                .subresource("")
-                .times(N_FAULTS)
-        };
-        let bindings = || {
-            Matching::anything()
-                .verb("create")
-                .resource("pods")
-                .subresource("binding")
-                .times(N_FAULTS)
-        };
-        match batch.meanwhile {
-            Disruption::PluginWatchLags => Disturbance {
-                watches: Some(faults.hold_watches_of(PLUGIN_USER, "pods")),
+/// Starts the faults that hold from the beginning.
+fn disturb(runner: &Runner, batch: &Batch) -> Disturbance {
+    let faults = runner.cluster.api().faults();
+    let patches = |resource: &str| {
+        Matching::anything()
+            .verb("patch")
+            .resource(resource)
+            .subresource("")
+            .times(N_FAULTS)
+    };
+    let bindings = || {
+        Matching::anything()
+            .verb("create")
+            .resource("pods")
+            .subresource("binding")
+            .times(N_FAULTS)
+    };
+    match batch.meanwhile {
+        Disruption::PluginWatchLags => Disturbance {
+            watches: Some(faults.hold_watches_of(PLUGIN_USER, "pods")),
+            ..Disturbance::default()
+        },
+        Disruption::SchedulerWatchLags => Disturbance {
+            watches: Some(faults.hold_watches_of(SCHEDULER_USER, "pods")),
+            ..Disturbance::default()
+        },
+        Disruption::ApiRefuses => {
+            let refuse = |matching| faults.inject(matching, Fault::Refuse(503));
+            Disturbance {
+                faults: vec![refuse(patches("devices")), refuse(patches("pods"))],
                 ..Disturbance::default()
-            },
-            Disruption::SchedulerWatchLags => Disturbance {
-                watches: Some(faults.hold_watches_of(SCHEDULER_USER, "pods")),
-                ..Disturbance::default()
-            },
-            Disruption::ApiRefuses => {
-                let refuse = |matching| faults.inject(matching, Fault::Refuse(503));
-                Disturbance {
-                    faults: vec![refuse(patches("devices")), refuse(patches("pods"))],
-                    ..Disturbance::default()
-                }
             }
-            Disruption::RepliesLost => {
-                let lose = |matching| faults.inject(matching, Fault::DropReply);
-                Disturbance {
-                    faults: vec![lose(patches("devices")), lose(patches("pods")), lose(bindings())],
-                    ..Disturbance::default()
-                }
-            }
-            _ => Disturbance::default(),
         }
+        Disruption::RepliesLost => {
+            let lose = |matching| faults.inject(matching, Fault::DropReply);
+            Disturbance {
+                faults: vec![lose(patches("devices")), lose(patches("pods")), lose(bindings())],
+                ..Disturbance::default()
+            }
+        }
+        _ => Disturbance::default(),
     }
+}
 
-    /// Deletes the pods that the schedule deletes before Allocate, and waits until kubelet holds the rest; returns their number.
-    async fn delete_early(&mut self, batch: &Batch, disturbance: &mut Disturbance) -> Result<usize> {
-        let (n_pods, n_left) = (batch.pods.len(), batch.pods.len() - batch.deleted.len());
-        let faults = self.cluster.api().faults().clone();
-        let is_late = batch.meanwhile == Disruption::KubeletMissesDeletions;
-        if is_late {
-            self.until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| {
+/// Deletes the pods that the schedule deletes before Allocate, and waits until kubelet holds the rest; returns their number.
+async fn delete_early(runner: &mut Runner, batch: &Batch, disturbance: &mut Disturbance) -> Result<usize> {
+    let (n_pods, n_left) = (batch.pods.len(), batch.pods.len() - batch.deleted.len());
+    let faults = runner.cluster.api().faults().clone();
+    let is_late = batch.meanwhile == Disruption::KubeletMissesDeletions;
+    if is_late {
+        runner
+            .until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| {
                 kubelet.n_held() >= n_pods
             })
             .await?;
-            let kubelet = format!("system:node:{}", node_name(batch.node));
-            disturbance.watches = Some(faults.hold_watches_of(&kubelet, "pods"));
-        } else if batch.meanwhile == Disruption::PluginMissesDeletions {
-            disturbance.watches = Some(faults.hold_watches_of(PLUGIN_USER, "pods"));
+        let kubelet = format!("system:node:{}", node_name(batch.node));
+        disturbance.watches = Some(faults.hold_watches_of(&kubelet, "pods"));
+    } else if batch.meanwhile == Disruption::PluginMissesDeletions {
+        disturbance.watches = Some(faults.hold_watches_of(PLUGIN_USER, "pods"));
+    }
+    for number in &batch.deleted {
+        let name = pod_name(*number);
+        if batch.by_force {
+            runner.pods.delete_now(&name).await?;
+        } else {
+            runner.pods.delete(&name).await?;
         }
-        for number in &batch.deleted {
-            let name = pod_name(*number);
-            if batch.by_force {
-                self.pods.delete_now(&name).await?;
-            } else {
-                self.pods.delete(&name).await?;
-            }
-        }
-        if is_late {
-            return Ok(n_pods);
-        }
-        self.until_gone(&batch.deleted).await?;
-        self.until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| {
+    }
+    if is_late {
+        return Ok(n_pods);
+    }
+    runner.until_gone(&batch.deleted).await?;
+    runner
+        .until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| {
             kubelet.n_held() == n_left
         })
         .await?;
-        Ok(n_left)
-    }
+    Ok(n_left)
+}
 
-    /// Runs the events that come once the pods are bound and kubelet knows of them.
-    async fn before_release(&mut self, batch: &Batch) -> Result<()> {
-        let faults = self.cluster.api().faults().clone();
-        match batch.meanwhile {
-            Disruption::PluginRestarts => self.restart_plugin(batch.node).await?,
-            Disruption::KubeletRestarts => {
-                self.node(batch.node)?.restart_kubelet().await?;
-                // Held back as well, it lists every pod of the node.
-                self.until_offered(batch.node).await?;
-            }
-            Disruption::SchedulerRestarts => {
-                self.cluster.scheduler.restart().await?;
-                self.cluster.until_scheduler_ready(DEADLINE).await?;
-            }
-            Disruption::PluginWatchBreaks => faults.drop_watches_of(PLUGIN_USER, "pods"),
-            Disruption::AllWatchesBreak => {
-                self.cluster.api().objects().compact();
-                faults.drop_watches("");
-            }
-            Disruption::CdiBlocked => self.cdi(batch.node)?.block()?,
-            Disruption::DiskFull => self.fill_disk(batch.node, true).await?,
-            Disruption::CdiWiped => self.wipe_cdi(batch.node)?,
-            _ => {}
+/// Runs the events that come once the pods are bound and kubelet knows of them.
+async fn before_release(runner: &mut Runner, batch: &Batch) -> Result<()> {
+    let faults = runner.cluster.api().faults().clone();
+    match batch.meanwhile {
+        Disruption::PluginRestarts => runner.restart_plugin(batch.node).await?,
+        Disruption::KubeletRestarts => {
+            runner.node(batch.node)?.restart_kubelet().await?;
+            // Held back as well, it lists every pod of the node.
+            runner.until_offered(batch.node).await?;
         }
-        Ok(())
-    }
-
-    /// Runs the events that come while kubelet admits.
-    async fn while_admitted(&mut self, batch: &Batch, n_calls: usize, n_expected: usize) -> Result<()> {
-        let begun = |kubelet: &Kubelet| kubelet.n_allocate_calls() > n_calls || n_expected == 0;
-        match batch.meanwhile {
-            Disruption::PluginWatchLags | Disruption::PluginMissesDeletions => {
-                self.until_kubelet(batch.node, "Allocate to be called", begun)
-                    .await?;
-            }
-            Disruption::PluginDies => {
-                self.until_kubelet(batch.node, "Allocate to be called", begun)
-                    .await?;
-                self.restart_plugin(batch.node).await?;
-            }
-            Disruption::KubeletMissesDeletions => self.until_admitted(batch, n_expected).await?,
-            Disruption::CdiBlocked | Disruption::DiskFull => {
-                self.until_admitted(batch, n_expected).await?;
-                self.until_tried(batch, n_expected).await?;
-                match batch.meanwhile {
-                    Disruption::DiskFull => self.fill_disk(batch.node, false).await?,
-                    _ => self.cdi(batch.node)?.unblock()?,
-                }
-            }
-            Disruption::SchedulerWatchLags => self.until_settled().await?,
-            _ => {}
+        Disruption::SchedulerRestarts => {
+            runner.cluster.scheduler.restart().await?;
+            runner.cluster.until_scheduler_ready(DEADLINE).await?;
         }
-        Ok(())
+        Disruption::PluginWatchBreaks => faults.drop_watches_of(PLUGIN_USER, "pods"),
+        Disruption::AllWatchesBreak => {
+            runner.cluster.api().objects().compact();
+            faults.drop_watches("");
+        }
+        Disruption::CdiBlocked => runner.cdi(batch.node)?.block()?,
+        Disruption::DiskFull => fill_disk(runner, batch.node, true).await?,
+        Disruption::CdiWiped => runner.wipe_cdi(batch.node)?,
+        _ => {}
     }
+    Ok(())
+}
 
-    async fn until_admitted(&mut self, batch: &Batch, n_expected: usize) -> Result<()> {
-        let n_before = self.n_admissions_seen.get(batch.node).copied().unwrap_or(0);
-        let all = |kubelet: &Kubelet| kubelet.n_admissions() >= n_before + n_expected;
-        self.until_kubelet(batch.node, "all pods to be admitted", all)
-            .await
+/// Runs the events that come while kubelet admits.
+async fn while_admitted(runner: &mut Runner, batch: &Batch, n_calls: usize, n_expected: usize) -> Result<()> {
+    let begun = |kubelet: &Kubelet| kubelet.n_allocate_calls() > n_calls || n_expected == 0;
+    match batch.meanwhile {
+        Disruption::PluginWatchLags | Disruption::PluginMissesDeletions => {
+            runner
+                .until_kubelet(batch.node, "Allocate to be called", begun)
+                .await?;
+        }
+        Disruption::PluginDies => {
+            runner
+                .until_kubelet(batch.node, "Allocate to be called", begun)
+                .await?;
+            runner.restart_plugin(batch.node).await?;
+        }
+        Disruption::KubeletMissesDeletions => until_admitted(runner, batch, n_expected).await?,
+        Disruption::CdiBlocked | Disruption::DiskFull => {
+            until_admitted(runner, batch, n_expected).await?;
+            until_tried(runner, batch, n_expected).await?;
+            match batch.meanwhile {
+                Disruption::DiskFull => fill_disk(runner, batch.node, false).await?,
+                _ => runner.cdi(batch.node)?.unblock()?,
+            }
+        }
+        Disruption::SchedulerWatchLags => runner.until_settled().await?,
+        _ => {}
     }
+    Ok(())
+}
 
-    /// Waits a little until a start of every pod of the batch has been tried.
-    async fn until_tried(&mut self, batch: &Batch, n_expected: usize) -> Result<()> {
-        let names: BTreeSet<String> = batch.pods.iter().map(|number| pod_name(*number)).collect();
-        let tried = |kubelet: &Kubelet| {
-            let tried: BTreeSet<String> = kubelet
-                .containers()
-                .into_iter()
-                .map(|one| one.pod)
-                .filter(|pod| names.contains(pod))
-                .collect();
-            tried.len() >= n_expected
-        };
-        // It does not matter if all of them were.
-        let _ = self.node(batch.node)?.kubelet().until(TRIED, tried).await;
-        Ok(())
-    }
+async fn until_admitted(runner: &mut Runner, batch: &Batch, n_expected: usize) -> Result<()> {
+    let n_before = runner.n_admissions_seen.get(batch.node).copied().unwrap_or(0);
+    let all = |kubelet: &Kubelet| kubelet.n_admissions() >= n_before + n_expected;
+    runner
+        .until_kubelet(batch.node, "all pods to be admitted", all)
+        .await
+}
 
-    /// Lets a node's plugin write no byte to any file, or lets it again. Needs `prlimit`, which comes with every Linux.
-    async fn fill_disk(&mut self, node: usize, is_full: bool) -> Result<()> {
-        let pid = self
-            .node(node)?
-            .plugin()
-            .and_then(crate::daemons::Daemon::pid)
-            .context("no plugin runs on the node")?;
-        let limit = if is_full {
-            "--fsize=0:"
-        } else {
-            "--fsize=unlimited:"
-        };
-        let mut command = tokio::process::Command::new("prlimit");
-        let status = command
-            .args(["--pid", &pid.to_string(), limit])
-            .status()
-            .await
-            .context("cannot run prlimit")?;
-        anyhow::ensure!(status.success(), "prlimit ended with {status}");
-        Ok(())
-    }
+/// Waits a little until a start of every pod of the batch has been tried.
+async fn until_tried(runner: &mut Runner, batch: &Batch, n_expected: usize) -> Result<()> {
+    let names: BTreeSet<String> = batch.pods.iter().map(|number| pod_name(*number)).collect();
+    let tried = |kubelet: &Kubelet| {
+        let tried: BTreeSet<String> = kubelet
+            .containers()
+            .into_iter()
+            .map(|one| one.pod)
+            .filter(|pod| names.contains(pod))
+            .collect();
+        tried.len() >= n_expected
+    };
+    // It does not matter if all of them were.
+    let _ = runner.node(batch.node)?.kubelet().until(TRIED, tried).await;
+    Ok(())
+}
+
+/// Lets a node's plugin write no byte to any file, or lets it again. Needs `prlimit`, which comes with every Linux.
+async fn fill_disk(runner: &mut Runner, node: usize, is_full: bool) -> Result<()> {
+    let pid = runner
+        .node(node)?
+        .plugin()
+        .and_then(crate::daemons::Daemon::pid)
+        .context("no plugin runs on the node")?;
+    let limit = if is_full {
+        "--fsize=0:"
+    } else {
+        "--fsize=unlimited:"
+    };
+    let mut command = tokio::process::Command::new("prlimit");
+    let status = command
+        .args(["--pid", &pid.to_string(), limit])
+        .status()
+        .await
+        .context("cannot run prlimit")?;
+    anyhow::ensure!(status.success(), "prlimit ended with {status}");
+    Ok(())
 }
 
 fn pod_spec(name: &str, shape: Shape) -> PodSpec {

@@ -1,0 +1,185 @@
+//! A request for a resource, and the options in its query and body.
+
+use axum::extract::Request;
+use axum::response::Response;
+use bytes::Bytes;
+use chrono::Utc;
+use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde_json::Value;
+
+use super::route::{Query, Route};
+use super::{bytes_answer, parse_body};
+use crate::apiserver::access::User;
+use crate::apiserver::object;
+use crate::apiserver::read::ListQuery;
+use crate::apiserver::render::{self, View};
+use crate::apiserver::resource::Resource;
+use crate::apiserver::selector::{FieldSelector, Selectors};
+use crate::apiserver::status::ApiError;
+use crate::apiserver::store::Version;
+use crate::apiserver::verbs::WriteOptions;
+use crate::apiserver::verbs::delete::DeleteOptions;
+
+/// The largest body that is read, as in etcd-backed servers.
+const MAX_BODY: usize = 3 * 1024 * 1024;
+
+/// A request for a resource, with its body read.
+#[derive(Debug)]
+pub(super) struct ApiRequest {
+    pub(super) route: Route,
+    pub(super) query: Query,
+    pub(super) content_type: String,
+    accept: String,
+    pub(super) body: Bytes,
+    user_agent: String,
+    pub(super) user: User,
+}
+
+impl ApiRequest {
+    /// Reads the body of a request whose path and user are known.
+    pub(super) async fn read(
+        request: Request,
+        route: Route,
+        query: Query,
+        user: User,
+    ) -> Result<Self, ApiError> {
+        let (head, body) = request.into_parts();
+        let header = |name| {
+            head.headers
+                .get(name)
+                .and_then(|h| h.to_str().ok())
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let content_type = header(CONTENT_TYPE)
+            .split(';')
+            .next()
+            .unwrap_or_default()
+            .trim()
+            .to_owned();
+        let (accept, user_agent) = (header(ACCEPT), header(USER_AGENT));
+        let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
+            if error.downcast_ref::<LengthLimitError>().is_some() {
+                ApiError::new(413, format!("Request entity too large: limit is {MAX_BODY}"))
+            } else {
+                ApiError::bad_request(format!("cannot read the request body: {error}"))
+            }
+        })?;
+        Ok(Self {
+            route,
+            query,
+            content_type,
+            accept,
+            body: body.to_bytes(),
+            user_agent,
+            user,
+        })
+    }
+
+    /// The name that faults match: that of the path or, for a creation, of the body.
+    pub(super) fn fault_name(&self) -> String {
+        if !self.route.name.is_empty() || self.route.verb != "create" {
+            return self.route.name.clone();
+        }
+        self.read_body()
+            .map(|body| object::text(&body, "/metadata/name").to_owned())
+            .unwrap_or_default()
+    }
+
+    pub(super) fn read_body(&self) -> Result<Value, ApiError> {
+        parse_body(&self.content_type, &self.body)
+    }
+
+    pub(super) fn selectors(&self) -> Result<Selectors, ApiError> {
+        let text = |key| self.query.get(key).unwrap_or_default();
+        let mut selectors = Selectors::parse(text("labelSelector"), text("fieldSelector"))?;
+        if !self.route.name.is_empty() {
+            selectors.fields = selectors.fields.and(FieldSelector::name(&self.route.name));
+        }
+        Ok(selectors)
+    }
+
+    pub(super) fn list_query(&self) -> Result<ListQuery, ApiError> {
+        let revision = self.query.number("resourceVersion")?;
+        let matching = self.query.get("resourceVersionMatch");
+        if matching.is_some() && revision.is_none() {
+            return Err(invalid(
+                "resourceVersionMatch is forbidden unless resourceVersion is provided",
+            ));
+        }
+        if !matches!(matching, None | Some("Exact" | "NotOlderThan")) {
+            return Err(invalid("resourceVersionMatch must be Exact or NotOlderThan"));
+        }
+        let limit = self
+            .query
+            .number("limit")?
+            .map(|l| usize::try_from(l).unwrap_or(usize::MAX));
+        let exact = matching == Some("Exact") || (limit.is_some_and(|l| l > 0) && matching.is_none());
+        Ok(ListQuery {
+            namespace: self.route.namespace.clone(),
+            selectors: self.selectors()?,
+            limit,
+            token: self.query.get("continue").map(str::to_owned),
+            revision,
+            exact,
+        })
+    }
+
+    /// The view the client prefers.
+    pub(super) fn view(&self) -> Result<View, ApiError> {
+        View::negotiate(&self.accept, self.query.get("includeObject")).ok_or_else(|| {
+            ApiError::new(
+                406,
+                "only the following media types are accepted: application/json",
+            )
+        })
+    }
+
+    pub(super) fn write_options(&self) -> WriteOptions {
+        let agent = self.user_agent.split('/').next().unwrap_or_default();
+        let default = if self.content_type.starts_with("application/apply-patch") {
+            ""
+        } else {
+            agent
+        };
+        WriteOptions {
+            dry_run: self.query.get("dryRun") == Some("All"),
+            manager: self.query.get("fieldManager").unwrap_or(default).to_owned(),
+            force: self.query.is_set("force"),
+            now: Utc::now(),
+        }
+    }
+
+    pub(super) fn one(
+        &self,
+        code: u16,
+        resource: &Resource,
+        version: &Version,
+    ) -> Result<Response, ApiError> {
+        Ok(bytes_answer(code, render::one(self.view()?, resource, version)))
+    }
+
+    /// The options of a deletion: from the body, and from the query where the body says nothing.
+    pub(super) fn delete_options(&self) -> Result<DeleteOptions, ApiError> {
+        let body = if self.body.is_empty() {
+            Value::Null
+        } else {
+            self.read_body()?
+        };
+        let mut options = DeleteOptions::read(&body, Utc::now());
+        if let Some(text) = self.query.get("gracePeriodSeconds") {
+            let parsed = text
+                .parse()
+                .map_err(|_| ApiError::bad_request("gracePeriodSeconds must be an integer"))?;
+            options.grace = options.grace.or(Some(parsed));
+        }
+        options.dry_run |= self.query.get("dryRun") == Some("All");
+        Ok(options)
+    }
+}
+
+/// 422 for a query parameter of a list, a watch or a deletion of a collection.
+pub(super) fn invalid(why: &str) -> ApiError {
+    ApiError::new(422, format!("ListOptions.meta.k8s.io \"\" is invalid: {why}"))
+}
