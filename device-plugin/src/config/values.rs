@@ -163,9 +163,9 @@ pub enum NoGpu {
 }
 
 impl NoGpu {
-    /// Returns true if the daemon waits after this error. It always waits where an operator has left out every GPU, as with
-    /// MIG mode, because kubelet would restart it again and again.
+    /// Returns true if the daemon waits after this error.
     pub fn waits_after(self, error: &InventoryError) -> bool {
+        // Where an operator has left out every GPU, as with MIG mode, kubelet would restart the daemon again and again.
         error.is_by_choice() || self == Self::Wait && error.is_absence()
     }
 }

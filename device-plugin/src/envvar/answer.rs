@@ -32,6 +32,7 @@ pub async fn allocate_by_variable(
         return response;
     }
     let has_waited = node.log().take_waited();
+    // `GetPreferredAllocation` has waited for the same pod a moment ago.
     let limit = if has_waited {
         Duration::ZERO
     } else {

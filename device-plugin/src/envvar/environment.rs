@@ -46,8 +46,7 @@ impl ByVariable<'_> {
         self.check_limits(settings, fleet)
     }
 
-    /// The answer's device nodes must be those of the record's devices: after a reboot the number of a node can be another
-    /// device's, while kubelet keeps the answer.
+    /// The answer's device nodes must be those of the record's devices.
     fn check_nodes(&self, fleet: &Fleet) -> Result<(), Refusal> {
         let Ok(placement) = &self.pod.placement else {
             return Ok(());
@@ -61,6 +60,7 @@ impl ByVariable<'_> {
                     is_recorded |= placement.gives(self.resource, device, *function);
                 }
             }
+            // After a reboot the number of a node can be another device's, while kubelet keeps the answer.
             if is_known && !is_recorded {
                 return Err(Refusal::Mismatch {
                     seen: given.container_path.clone(),
@@ -113,14 +113,14 @@ impl ByVariable<'_> {
         is_devices && devices.is_some() && devices == named_devices(self.resource, given, fleet)
     }
 
-    /// The limits of the answer must be those of the record. A running pod started with its own, and keeps them whatever has
-    /// become of its label or of the node's unit.
+    /// The limits of the answer must be those of the record.
     fn check_limits(&self, settings: &Settings, fleet: &Fleet) -> Result<(), Refusal> {
         let visible = variable(self.resource);
         let shown = self.answer.envs.get(visible);
         let Some(devices) = shown.and_then(|value| named_devices(self.resource, value, fleet)) else {
             return Ok(());
         };
+        // A running pod keeps the limits that it started with, whatever has become of its label or of the node's unit.
         if self.pod.stage == Stage::Running || self.resource.device_type() != TYPE_GPU {
             return Ok(());
         }
