@@ -366,6 +366,10 @@ impl Collector for State {
         let unit = Some(&Unit::Seconds);
         let oldest = encoder.encode_descriptor("oldest_unplaced_pod", help, unit, MetricType::Gauge)?;
         ConstGauge::new(unplaced.oldest.as_secs_f64()).encode(oldest)?;
+        let help = "Part of the free memory of healthy GPUs on which no typical pod fits";
+        let fragmentation =
+            encoder.encode_descriptor("fragmentation_ratio", help, None, MetricType::Gauge)?;
+        ConstGauge::new(fragmentation_ratio(&snapshot.gpus)).encode(fragmentation)?;
         for (name, help, value) in NAMESPACE_GAUGES {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for (namespace, sum) in &snapshot.namespaces {
@@ -381,6 +385,20 @@ impl Collector for State {
             }
         }
         Ok(())
+    }
+}
+
+/// Stranded memory by free memory; 0 in a full cluster.
+fn fragmentation_ratio(gpus: &[GpuSnapshot]) -> f64 {
+    let (mut stranded, mut free) = (0_u64, 0_u64);
+    for gpu in gpus.iter().filter(|gpu| gpu.healthy) {
+        stranded = stranded.saturating_add(gpu.stranded);
+        free = free.saturating_add(gpu.total.saturating_sub(gpu.used));
+    }
+    if free == 0 {
+        0.0
+    } else {
+        number(stranded) / number(free)
     }
 }
 
@@ -408,7 +426,7 @@ const NAMESPACE_GAUGES: [NamespaceGauge; 3] = [
 /// A gauge of each GPU: name, help and value.
 type GpuGauge = (&'static str, &'static str, fn(&GpuSnapshot) -> f64);
 
-const GPU_GAUGES: [GpuGauge; 8] = [
+const GPU_GAUGES: [GpuGauge; 9] = [
     ("gpu_memory_total_bytes", "Memory of a GPU", |gpu| {
         number(gpu.total)
     }),
@@ -416,6 +434,11 @@ const GPU_GAUGES: [GpuGauge; 8] = [
         "gpu_memory_allocated_bytes",
         "Memory of a GPU that pods hold",
         |gpu| number(gpu.used),
+    ),
+    (
+        "gpu_memory_stranded_bytes",
+        "Free memory of a GPU on which no typical pod fits",
+        |gpu| number(gpu.stranded),
     ),
     (
         "gpu_core_total_ratio",

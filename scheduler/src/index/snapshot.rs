@@ -7,6 +7,7 @@ use placement::NodeView;
 use super::cluster::Cluster;
 use super::failing::FailingNodes;
 use super::node_filter::NodeFilter;
+use super::view;
 use crate::inventory::record_id;
 
 /// The state in numbers.
@@ -64,6 +65,8 @@ pub struct GpuSnapshot {
     pub total: u64,
     /// Bytes that pods hold, or may hold.
     pub used: u64,
+    /// Free bytes, if no typical pod fits on it.
+    pub stranded: u64,
     /// Core percent that is held, and in all.
     pub core: (u32, u32),
     /// Slots that are held, and in all.
@@ -129,8 +132,10 @@ fn namespace_snapshots(cluster: &Cluster) -> BTreeMap<String, NamespaceSnapshot>
 
 /// Every GPU, by node and minor.
 fn gpu_snapshots(cluster: &Cluster) -> Vec<GpuSnapshot> {
+    let typical = view::typical_requests(&cluster.fleet);
     let mut gpus = Vec::new();
     for node in cluster.fleet.nodes() {
+        let unit = node.inventory().and_then(|inventory| inventory.unit_bytes);
         for view in node.gpus() {
             let used = view.used.plus(view.suspect);
             gpus.push(GpuSnapshot {
@@ -139,6 +144,7 @@ fn gpu_snapshots(cluster: &Cluster) -> Vec<GpuSnapshot> {
                 uuid: record_id(view.gpu.uuid.as_str()).to_owned(),
                 total: view.gpu.memory_bytes,
                 used: used.memory.bytes_ceil(),
+                stranded: view::stranded_bytes(&view, &typical, unit),
                 core: (used.core, view.gpu.core),
                 slots: (used.slots, view.gpu.slots),
                 n_pods: u32::try_from(view.holders.len()).unwrap_or(u32::MAX),

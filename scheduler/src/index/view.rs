@@ -66,11 +66,20 @@ fn model(state: &NodeState, view: NodeView<'_>) -> String {
     of_node.or_else(of_gpu).unwrap_or_default()
 }
 
+/// The free memory of a healthy GPU on which no typical pod fits; 0 if one does, or if no pods are typical.
+pub(super) fn stranded_bytes(view: &GpuView<'_>, typical: &[RequestedGpus], unit: Option<u64>) -> u64 {
+    let is_usable = |request: &RequestedGpus| has_room(*request, view.free, view.gpu.total(), unit);
+    let is_stranded = view.gpu.healthy && !typical.is_empty() && !typical.iter().any(is_usable);
+    if is_stranded {
+        view.free.memory.bytes_floor()
+    } else {
+        0
+    }
+}
+
 fn show_gpu(cluster: &Cluster, view: &GpuView<'_>, typical: &[RequestedGpus], unit: Option<u64>) -> Gpu {
-    let GpuView { gpu, free, .. } = view;
+    let gpu = &view.gpu;
     let used = view.used.plus(view.suspect);
-    let is_usable = |request: &RequestedGpus| has_room(*request, *free, gpu.total(), unit);
-    let is_stranded = gpu.healthy && !typical.is_empty() && !typical.iter().any(is_usable);
     let mut holders: Vec<Holder> = Vec::with_capacity(view.holders.len());
     for holder in &view.holders {
         holders.push(show_holder(cluster, holder));
@@ -84,7 +93,7 @@ fn show_gpu(cluster: &Cluster, view: &GpuView<'_>, typical: &[RequestedGpus], un
             total: gpu.memory_bytes,
             allocated: used.memory.bytes_ceil(),
         },
-        stranded: if is_stranded { free.memory.bytes_floor() } else { 0 },
+        stranded: stranded_bytes(view, typical, unit),
         core: Amount {
             total: gpu.core.into(),
             allocated: used.core.into(),

@@ -243,10 +243,12 @@ async fn metrics_count_requests_and_their_outcomes() {
     gpushare_scheduler_conservative_pods 1
     gpushare_scheduler_contradicting_pods 0
     gpushare_scheduler_failing_nodes 0
+    gpushare_scheduler_fragmentation_ratio 0.0
     gpushare_scheduler_gpu_core_allocated_ratio{node="n1",minor="0",uuid="GPU-n1-0"} 0.0
     gpushare_scheduler_gpu_core_total_ratio{node="n1",minor="0",uuid="GPU-n1-0"} 1.0
     gpushare_scheduler_gpu_healthy{node="n1",minor="0",uuid="GPU-n1-0"} 1.0
     gpushare_scheduler_gpu_memory_allocated_bytes{node="n1",minor="0",uuid="GPU-n1-0"} 63963136.0
+    gpushare_scheduler_gpu_memory_stranded_bytes{node="n1",minor="0",uuid="GPU-n1-0"} 0.0
     gpushare_scheduler_gpu_memory_total_bytes{node="n1",minor="0",uuid="GPU-n1-0"} 104857600.0
     gpushare_scheduler_gpu_nodes 1
     gpushare_scheduler_gpu_pods{node="n1",minor="0",uuid="GPU-n1-0"} 2.0
