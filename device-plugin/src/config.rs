@@ -379,6 +379,7 @@ impl Config {
                 host_root: self.host_root.clone(),
             },
             allows_all_devices: self.allow_all_devices,
+            driver_limits: self.driver_limits,
             hami_core: self.hami_core.clone().map(HamiCore::new),
         }
     }

@@ -17,6 +17,9 @@ use crate::inventory::{Gpu, PhysicalId};
 
 pub use hami_core::HamiCore;
 
+/// The reason if the vendor's specs lack the hook for a GPU.
+const HOOK_MISSING: &str = "HookMissing";
+
 /// The strongest enforcement of memory limits on a GPU; a later level is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -83,6 +86,14 @@ impl Enforcements {
     /// The best level that all GPUs have; none without GPUs, or before the first decision.
     pub fn lowest(&self) -> Option<Level> {
         self.iter().map(|(_, found)| found.level).min()
+    }
+
+    /// True if a GPU that had the driver's level lacks nothing but the hook now.
+    fn lost_hook(&self, before: &Self) -> bool {
+        self.iter().any(|(gpu, found)| {
+            let had_driver = before.of(gpu).is_some_and(|before| before.level == Level::Driver);
+            had_driver && found.reason == HOOK_MISSING
+        })
     }
 
     /// Each GPU with its level.

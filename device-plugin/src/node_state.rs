@@ -123,6 +123,21 @@ impl NodeState {
             // Without a decision an answer names a CDI device, which shows no GPU to the wrong container.
             let _ = timeout(DECISION_WAIT, self.injection.clone().wait_for(Option::is_some)).await;
         }
+        // With CDI the check before the start waits.
+        if self.mode() == Mode::Envvar {
+            let _ = timeout(DECISION_WAIT, self.until_limits_decided()).await;
+        }
+    }
+
+    /// Returns when the enforcement levels are decided, soon after the injection mode, if the driver limits containers: a container that
+    /// starts or is answered for earlier would have no limits.
+    pub async fn until_limits_decided(&self) {
+        if self.settings.driver_limits && !self.fleet.borrow().gpus.is_empty() {
+            let mut enforcements = self.enforcements.clone();
+            let _ = enforcements
+                .wait_for(|levels| levels.iter().next().is_some())
+                .await;
+        }
     }
 
     /// Longest wait of a call for its pod where the answer depends on the pod.

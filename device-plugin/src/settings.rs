@@ -22,6 +22,8 @@ pub struct Settings {
     pub injection: InjectionSettings,
     /// True if pods may see all GPUs of this node and be charged for none.
     pub allows_all_devices: bool,
+    /// True if the driver limits containers where it can.
+    pub driver_limits: bool,
     /// The operator's HAMi-core library, if there is one.
     pub hami_core: Option<HamiCore>,
 }
@@ -40,6 +42,7 @@ impl Settings {
             allocate_wait,
             injection: InjectionSettings::envvar(),
             allows_all_devices: false,
+            driver_limits: false,
             hami_core: None,
         }
     }

@@ -60,6 +60,11 @@ pub enum SpecError {
         /// The name.
         name: String,
     },
+    /// The container has limits, and the vendor's specs lack the hook that acts on them.
+    #[error(
+        "no CDI spec of the vendor has NVIDIA's hook for memory limits now; it starts once the spec is there again"
+    )]
+    NoLimitHook,
     /// The file cannot be written.
     #[error("cannot write {}", path.display())]
     Io {

@@ -2,7 +2,7 @@
 
 use crate::injection::{Injection, Mode, OwnContainer};
 
-use super::{Enforcement, Level};
+use super::{Enforcement, HOOK_MISSING, Level};
 
 /// The first major version of the driver that limits memory per cgroup (CUDA 13.4).
 const FIRST_DRIVER: u32 = 615;
@@ -133,7 +133,7 @@ fn obstacle(node: &NodeFacts, gpu: GpuFacts) -> Option<(&'static str, String)> {
     if !gpu.has_hook {
         let why = "no CDI spec of the vendor has the hook apply-cuda-memory-limits for this GPU: install NVIDIA's container toolkit \
                    1.20.1 or newer, and generate the spec again";
-        return found("HookMissing", why);
+        return found(HOOK_MISSING, why);
     }
     if !node.is_enabled {
         return found("NotEnabled", "--driver-limits of the device plugin is off");

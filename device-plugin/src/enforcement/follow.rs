@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proto::node::Node;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::info;
 
 use crate::fleet::{Fleet, FleetGpu};
@@ -19,6 +19,10 @@ use super::decide::{Cgroup, GpuFacts, NodeFacts, decide, hook_route};
 
 /// Interval at which files of the node are checked: the vendor's specs, and those of MPS and HAMi-core.
 const INTERVAL: Duration = Duration::from_secs(5);
+
+/// Time for which GPUs keep the driver's level while the hook is missing: the vendor's tools replace their specs while pods come, and a
+/// start that needs the hook waits for it.
+const GRACE: Duration = Duration::from_secs(15);
 
 /// Directories in which an MPS control daemon has its pipe: the default of NVIDIA's, and those of NVIDIA's device plugin and of its
 /// fractioning operator. The root directory of the node is before them.
@@ -48,13 +52,23 @@ pub async fn follow_enforcement(
     levels: watch::Sender<Arc<Enforcements>>,
 ) {
     let (mut fleet, mut injection) = (node.fleet.clone(), node.injection.clone());
+    let mut hook_away: Option<Instant> = None;
     loop {
         let runtime = container_runtime(kubernetes_node.borrow_and_update().as_ref());
         // Before the injection mode is known, the level would be a guess that the next second corrects.
         let is_decided = injection.borrow_and_update().is_some();
         if is_decided {
             let fleet = fleet.borrow_and_update().clone();
-            publish(&levels, decide_all(&node, &settings, &fleet, &runtime));
+            let decided = decide_all(&node, &settings, &fleet, &runtime);
+            let is_hook_away = decided.lost_hook(&levels.borrow());
+            hook_away = if is_hook_away {
+                Some(hook_away.unwrap_or_else(Instant::now))
+            } else {
+                None
+            };
+            if hook_away.is_none_or(|since| since.elapsed() >= GRACE) {
+                publish(&levels, decided);
+            }
         }
         let changed = async {
             tokio::select! {

@@ -247,19 +247,13 @@ fn add_nodes_of_gpu(edits: &mut Edits, settings: &Settings, gpu: &Gpu) {
     }
 }
 
+/// True if edits have limits of the driver, and not the hook that acts on them for each GPU.
+pub fn lacks_limit_hook(edits: &Edits) -> bool {
+    edits.env.contains_key(DRIVER_MEMORY_LIMIT) && !edits.others.contains_key("hooks")
+}
+
 /// Adds what acts on the limits among the variables: NVIDIA's hook of each GPU, as the vendor's specs have it, and HAMi-core's files.
 fn add_limiters(edits: &mut Edits, settings: &Settings, gpus: &[&Gpu]) {
-    if edits.env.contains_key(DRIVER_MEMORY_LIMIT) {
-        let mut hooks = Vec::new();
-        for gpu in gpus {
-            if let Some(hook) = settings.injection.vendor_specs.limit_hook(gpu) {
-                // A runtime refuses a spec with fields that are newer than the version it names.
-                edits.version = edits.version.take().max(Some(hook.cdi_version));
-                hooks.push(hook.hook);
-            }
-        }
-        edits.others.insert("hooks".to_owned(), Value::Array(hooks));
-    }
     if edits.env.keys().any(|name| is_of_hami_core(name)) {
         let files = settings.hami_core.iter().flat_map(HamiCore::files);
         let mounts: Vec<Value> = files
@@ -270,6 +264,18 @@ fn add_limiters(edits: &mut Edits, settings: &Settings, gpus: &[&Gpu]) {
         if !mounts.is_empty() {
             edits.others.insert("mounts".to_owned(), Value::Array(mounts));
         }
+    }
+    if edits.env.contains_key(DRIVER_MEMORY_LIMIT) {
+        let mut hooks = Vec::new();
+        for gpu in gpus {
+            let Some(hook) = settings.injection.vendor_specs.limit_hook(gpu) else {
+                return;
+            };
+            // A runtime refuses a spec with fields that are newer than the version it names.
+            edits.version = edits.version.take().max(Some(hook.cdi_version));
+            hooks.push(hook.hook);
+        }
+        edits.others.insert("hooks".to_owned(), Value::Array(hooks));
     }
 }
 

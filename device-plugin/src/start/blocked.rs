@@ -72,6 +72,9 @@ pub enum StartBlocked {
         "the devices that were unhealthy before the plugin started are not known yet: the API server does not answer"
     )]
     HealthUnknown,
+    /// The enforcement levels of the GPUs are not decided yet.
+    #[error("it is not known yet if the driver limits the memory of containers on this node")]
+    LimitsUnknown,
     /// No container of this node can get a device.
     #[error("pod {pod}: this node cannot inject devices: {problem}")]
     NoInjection {
@@ -108,7 +111,7 @@ impl StartBlocked {
             Self::NotSwapped { .. } | Self::SwapsUnknown(_) | Self::HealthUnknown => "no_api_server",
             Self::Unsettled { .. } => "unsettled",
             Self::Spec { .. } => "spec",
-            Self::NoInjection { .. } => "no_injection",
+            Self::NoInjection { .. } | Self::LimitsUnknown => "no_injection",
             Self::NotAdopted { .. } => "unplaced",
             Self::Refused { refusal, .. } => match refusal {
                 Refusal::Unplaced(_) => "unplaced",

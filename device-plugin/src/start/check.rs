@@ -112,6 +112,9 @@ impl StartChecker {
         if !matches!(timeout_at(until, recalled).await, Ok(Ok(_))) {
             return Err(StartBlocked::HealthUnknown);
         }
+        if timeout_at(until, node.until_limits_decided()).await.is_err() {
+            return Err(StartBlocked::LimitsUnknown);
+        }
         loop {
             // kubelet names neither pod nor container in its call, only device IDs.
             let snapshot = self.snapshots.take(node).await;

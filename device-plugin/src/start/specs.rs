@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use crate::cdi::{Edits, SpecDir, SpecError, name_of};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::DeviceKey;
-use crate::injection::content::{AssignedDevices, Recipient, cdi_edits, speaks};
+use crate::injection::content::{AssignedDevices, Recipient, cdi_edits, lacks_limit_hook, speaks};
 use crate::kubelet_checkpoint::Allocated;
 use crate::node_state::NodeState;
 use crate::pods::{NodePod, Pods, Stage};
@@ -106,6 +106,10 @@ fn write_spec(
     let Some(edits) = edits(node, pod, container, resource) else {
         return Ok(None);
     };
+    // The vendor's tools replace their specs while pods come.
+    if lacks_limit_hook(&edits) {
+        return Err(SpecError::NoLimitHook);
+    }
     let file = SpecDir::file(name);
     let specs = &node.settings.injection.specs;
     if !specs.has(name) {
