@@ -3,6 +3,7 @@
 //! This file collects facts; `checks` judges them. A right that the user lacks makes a check unknown, and fails no other.
 
 mod checks;
+mod node_checks;
 
 use k8s_openapi::api::core::v1::Pod;
 use proto::read_api::{Diagnosis, Finding, Severity};

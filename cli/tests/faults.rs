@@ -1,10 +1,6 @@
 //! The real program meets faults: each ends with a sentence that says what to do, and with the right exit code.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test that cannot go on should end"
-)]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should end")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -274,7 +270,7 @@ fn watching_goes_on_after_a_break() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let out = BufReader::new(program.stdout.take().expect("it is piped"));
+    let out = BufReader::new(program.stdout.take().unwrap());
     thread::spawn(move || {
         out.lines()
             .map_while(Result::ok)

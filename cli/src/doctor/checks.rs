@@ -3,15 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proto::read_api::{Diagnosis, Finding, Node, Severity};
-use proto::resource::GPU_MEM;
-use scheduler::read_api::node_findings;
 use serde_json::Value;
+
+use super::node_checks;
 
 /// The objects of one list, or the reason that they could not be listed.
 pub(super) type Objects = Result<Vec<Value>, String>;
 
-/// The label of nodes that share their GPUs, as the `DaemonSet` selects them.
-const NODE_LABEL: &str = "gpushare";
 /// The names of the admission policies of the installation.
 pub(super) const POLICIES: [&str; 8] = [
     "gpushare-device-plugin-pods",
@@ -25,14 +23,6 @@ pub(super) const POLICIES: [&str; 8] = [
 ];
 /// The oldest version of the API server that serves everything the installation uses.
 const OLDEST: (u32, u32) = (1, 33);
-/// Parts of images of other device plugins, and the resource that each serves.
-const OTHER_PLUGINS: [(&str, &str); 4] = [
-    ("k8s-gpushare-plugin", GPU_MEM),
-    ("gpushare-device-plugin:v2-", GPU_MEM),
-    ("projecthami/hami", "nvidia.com/gpu"),
-    ("volcano-vgpu-device-plugin", "volcano.sh/vgpu-number"),
-];
-
 /// One ready replica of the scheduler.
 #[derive(Clone, Debug)]
 pub(super) struct Replica {
@@ -62,20 +52,20 @@ pub(super) struct Facts {
 }
 
 /// The findings of one check.
-struct Report {
+pub(super) struct Report {
     check: &'static str,
-    findings: Vec<Finding>,
+    pub(super) findings: Vec<Finding>,
 }
 
 impl Report {
-    fn new(check: &'static str) -> Self {
+    pub(super) fn new(check: &'static str) -> Self {
         Self {
             check,
             findings: Vec::new(),
         }
     }
 
-    fn add(
+    pub(super) fn add(
         &mut self,
         severity: Severity,
         object: impl Into<String>,
@@ -91,20 +81,20 @@ impl Report {
         });
     }
 
-    fn error(&mut self, object: impl Into<String>, message: impl Into<String>, remedy: &str) {
+    pub(super) fn error(&mut self, object: impl Into<String>, message: impl Into<String>, remedy: &str) {
         self.add(Severity::Error, object, message, remedy);
     }
 
-    fn warn(&mut self, object: impl Into<String>, message: impl Into<String>, remedy: &str) {
+    pub(super) fn warn(&mut self, object: impl Into<String>, message: impl Into<String>, remedy: &str) {
         self.add(Severity::Warning, object, message, remedy);
     }
 
-    fn unknown(&mut self, reason: &str) {
+    pub(super) fn unknown(&mut self, reason: &str) {
         self.add(Severity::Unknown, "", reason, "");
     }
 
     /// The findings, or one that all is well.
-    fn or_ok(mut self, message: impl Into<String>) -> Vec<Finding> {
+    pub(super) fn or_ok(mut self, message: impl Into<String>) -> Vec<Finding> {
         if self.findings.is_empty() {
             self.add(Severity::Ok, "", message, "");
         }
@@ -124,52 +114,52 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
         rights,
         policies,
         webhooks,
-        plugins,
-        device_objects,
-        injection,
-        drivers,
-        memory_units,
-        other_plugins,
-        failed_pods,
-        nodes,
+        node_checks::plugins,
+        node_checks::device_objects,
+        node_checks::injection,
+        node_checks::drivers,
+        node_checks::memory_units,
+        node_checks::other_plugins,
+        node_checks::failed_pods,
+        node_checks::nodes,
         replicas,
     ];
     checks.into_iter().flat_map(|check| check(facts)).collect()
 }
 
-fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+pub(super) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object
         .pointer(pointer)
         .and_then(Value::as_str)
         .unwrap_or_default()
 }
 
-fn name(object: &Value) -> &str {
+pub(super) fn name(object: &Value) -> &str {
     text(object, "/metadata/name")
 }
 
-fn label<'a>(object: &'a Value, key: &str) -> &'a str {
+pub(super) fn label<'a>(object: &'a Value, key: &str) -> &'a str {
     let value = object
         .pointer("/metadata/labels")
         .and_then(|labels| labels.get(key));
     value.and_then(Value::as_str).unwrap_or_default()
 }
 
-fn array<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
+pub(super) fn array<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
     object
         .pointer(pointer)
         .and_then(Value::as_array)
         .map_or(&[], Vec::as_slice)
 }
 
-fn number(object: &Value, pointer: &str) -> u64 {
+pub(super) fn number(object: &Value, pointer: &str) -> u64 {
     object
         .pointer(pointer)
         .and_then(Value::as_u64)
         .unwrap_or_default()
 }
 
-fn images(object: &Value, containers: &str) -> Vec<String> {
+pub(super) fn images(object: &Value, containers: &str) -> Vec<String> {
     let containers = array(object, containers);
     containers
         .iter()
@@ -177,12 +167,12 @@ fn images(object: &Value, containers: &str) -> Vec<String> {
         .collect()
 }
 
-fn is_named(name: &str, objects: &[Value]) -> bool {
+pub(super) fn is_named(name: &str, objects: &[Value]) -> bool {
     objects.iter().any(|object| self::name(object) == name)
 }
 
 /// Returns true if a condition of an object has the status `True`.
-fn has_condition(object: &Value, conditions: &str, kind: &str) -> bool {
+pub(super) fn has_condition(object: &Value, conditions: &str, kind: &str) -> bool {
     let mut conditions = array(object, conditions).iter();
     conditions.any(|condition| text(condition, "/type") == kind && text(condition, "/status") == "True")
 }
@@ -504,242 +494,6 @@ fn webhooks(facts: &Facts) -> Vec<Finding> {
         0 => "no webhooks are installed; the filter applies their rules".to_owned(),
         n => format!("{n} webhooks have a caBundle"),
     })
-}
-
-fn plugins(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("plugins");
-    let (nodes, pods) = match (&facts.nodes, &facts.pods) {
-        (Ok(nodes), Ok(pods)) => (nodes, pods),
-        (Err(reason), _) | (_, Err(reason)) => {
-            report.unknown(reason);
-            return report.findings;
-        }
-    };
-    let ours = |pod: &&Value| {
-        text(pod, "/metadata/namespace") == facts.namespace
-            && label(pod, "app.kubernetes.io/name") == "gpushare-device-plugin"
-    };
-    let labelled: Vec<&Value> = nodes
-        .iter()
-        .filter(|node| label(node, NODE_LABEL) == "true")
-        .collect();
-    for node in &labelled {
-        let object = format!("node {}", name(node));
-        let mut of_node = pods
-            .iter()
-            .filter(ours)
-            .filter(|pod| text(pod, "/spec/nodeName") == name(node));
-        match of_node.next() {
-            None => report.error(
-                object,
-                "it is labelled for sharing, and no pod of the device plugin is on it",
-                "see `kubectl describe daemonset gpushare-device-plugin`: taints that it does not tolerate, quota, or the DaemonSet is missing",
-            ),
-            Some(pod) if !has_condition(pod, "/status/conditions", "Ready") => report.error(
-                object,
-                format!("the device plugin's pod {} is not ready", name(pod)),
-                "see its log: it names the file, socket or library that it lacks",
-            ),
-            Some(_) => {}
-        }
-    }
-    if labelled.is_empty() {
-        report.warn(
-            "",
-            format!("no node has the label {NODE_LABEL}=true"),
-            "kubectl label node NAME gpushare=true",
-        );
-    }
-    report.or_ok(format!(
-        "the device plugin is ready on {} labelled nodes",
-        labelled.len()
-    ))
-}
-
-fn device_objects(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("device-objects");
-    let (Ok(nodes), Ok(devices)) = (&facts.nodes, &facts.devices) else {
-        report.unknown("nodes or devices could not be listed");
-        return report.findings;
-    };
-    for node in nodes.iter().filter(|node| label(node, NODE_LABEL) == "true") {
-        match devices.iter().find(|device| name(device) == name(node)) {
-            None => report.error(
-                format!("node {}", name(node)),
-                "it has no Device object, so that nothing is scheduled on its GPUs",
-                "see the device plugin's log on the node, and its right to write devices",
-            ),
-            Some(device) if array(device, "/spec/devices").is_empty() => report.error(
-                format!("node {}", name(node)),
-                "its Device object lists no device",
-                "see the device plugin's log: the driver may not be loaded, or --driver-root may be another",
-            ),
-            Some(_) => {}
-        }
-    }
-    for device in devices.iter().filter(|device| !is_named(name(device), nodes)) {
-        report.warn(
-            format!("device {}", name(device)),
-            "it belongs to no node",
-            "delete it",
-        );
-    }
-    report.or_ok("every labelled node has a Device object")
-}
-
-/// The conditions of devices in which the plugin reports that containers cannot get them.
-fn injection(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("injection");
-    let Ok(devices) = &facts.devices else {
-        report.unknown("devices could not be listed");
-        return report.findings;
-    };
-    for device in devices {
-        for kind in ["Injectable", "Isolated"] {
-            let mut refused = array(device, "/spec/devices")
-                .iter()
-                .flat_map(|entry| array(entry, "/conditions"));
-            let refused = refused
-                .find(|condition| text(condition, "/type") == kind && text(condition, "/status") == "False");
-            if let Some(condition) = refused {
-                report.error(
-                    format!("node {}", name(device)),
-                    format!("{kind} is false: {}", text(condition, "/message")),
-                    "turn CDI on in the container runtime, and see docs/node-kinds.md for this kind of node",
-                );
-            }
-        }
-    }
-    report.or_ok("containers can get the devices of every node")
-}
-
-fn drivers(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("drivers");
-    let Ok(devices) = &facts.devices else {
-        report.unknown("devices could not be listed");
-        return report.findings;
-    };
-    let has_gpu = |device: &&Value| {
-        array(device, "/spec/devices")
-            .iter()
-            .any(|entry| text(entry, "/type") == "gpu")
-    };
-    for device in devices.iter().filter(has_gpu) {
-        // Only NVIDIA's driver reports a version; a simulated GPU has none.
-        let is_nvidia = label(device, proto::device::GPU_VENDOR_LABEL) == "nvidia";
-        if is_nvidia && label(device, proto::device::GPU_DRIVER_LABEL).is_empty() {
-            report.warn(
-                format!("node {}", name(device)),
-                "the plugin reports no version of the GPU driver",
-                "run nvidia-smi on the node; reload the driver if it fails",
-            );
-        }
-    }
-    report.or_ok("the driver of every node answers")
-}
-
-fn memory_units(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("memory-units");
-    let Ok(nodes) = &facts.nodes else {
-        report.unknown("nodes could not be listed");
-        return report.findings;
-    };
-    let mut units: BTreeMap<&str, usize> = BTreeMap::new();
-    for node in nodes {
-        let annotations = node.pointer("/metadata/annotations");
-        let unit = annotations.and_then(|annotations| annotations.get(format!("{GPU_MEM}-unit")));
-        let serves_units = node
-            .pointer("/status/capacity")
-            .is_some_and(|capacity| capacity.get(GPU_MEM).is_some());
-        if label(node, NODE_LABEL) != "true" || !serves_units {
-            continue;
-        }
-        match unit.and_then(Value::as_str) {
-            Some(unit) => *units.entry(unit).or_default() += 1,
-            None => report.warn(
-                format!("node {}", name(node)),
-                format!("it serves {GPU_MEM} and does not say how much a unit is"),
-                "restart its device plugin; the old plugin of another project may serve the resource",
-            ),
-        }
-    }
-    if units.len() > 1 {
-        let units: Vec<&str> = units.into_keys().collect();
-        report.warn(
-            "",
-            format!("nodes count memory in different units: {}", units.join(", ")),
-            "set one --memory-unit for all nodes: a pod's number would mean another amount on each",
-        );
-    }
-    report.or_ok("all nodes count memory in one unit")
-}
-
-fn other_plugins(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("other-plugins");
-    let daemon_sets = match &facts.daemon_sets {
-        Ok(daemon_sets) => daemon_sets,
-        Err(reason) => {
-            report.unknown(reason);
-            return report.findings;
-        }
-    };
-    for daemon_set in daemon_sets {
-        let namespace = text(daemon_set, "/metadata/namespace");
-        for image in images(daemon_set, "/spec/template/spec/containers") {
-            let other = OTHER_PLUGINS.iter().find(|(part, _)| image.contains(part));
-            let Some((_, resource)) = other.filter(|_| namespace != facts.namespace) else {
-                continue;
-            };
-            if number(daemon_set, "/status/desiredNumberScheduled") > 0 {
-                report.error(
-                    format!("daemonset {namespace}/{}", name(daemon_set)),
-                    format!("it serves {resource} too ({image}); kubelet keeps the plugin that registered last"),
-                    "keep the two on different nodes by their node selectors, and see `kubectl gpushare migrate status`",
-                );
-            }
-        }
-    }
-    report.or_ok("no other device plugin serves the same resources")
-}
-
-fn failed_pods(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("failed-pods");
-    let Ok(pods) = &facts.pods else {
-        report.unknown("pods could not be listed");
-        return report.findings;
-    };
-    let mut by_node: BTreeMap<&str, usize> = BTreeMap::new();
-    for pod in pods {
-        let is_refused = text(pod, "/status/phase") == "Failed"
-            && text(pod, "/status/reason") == "UnexpectedAdmissionError";
-        let holds_gpus = pod
-            .pointer("/metadata/annotations/scheduling.koordinator.sh~1device-allocated")
-            .is_some();
-        if is_refused && holds_gpus {
-            *by_node.entry(text(pod, "/spec/nodeName")).or_default() += 1;
-        }
-    }
-    for (node, n) in by_node {
-        report.warn(
-            format!("node {node}"),
-            format!("kubelet has refused {n} pods with a share of a GPU (UnexpectedAdmissionError)"),
-            "see their status.message and the device plugin's log; delete them once the cause is gone",
-        );
-    }
-    report.or_ok("kubelet has refused no pod with a share of a GPU")
-}
-
-fn nodes(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("nodes");
-    match &facts.state {
-        Err(reason) => report.unknown(reason),
-        Ok(nodes) => {
-            for node in nodes {
-                report.findings.extend(node_findings(node));
-            }
-        }
-    }
-    report.or_ok("every node's report can be read, every GPU is healthy, and none is overcommitted")
 }
 
 /// The findings of the replicas about themselves. Those about nodes are the same as from outside, but for the plugins that are

@@ -142,7 +142,7 @@ impl Snapshot {
     }
 }
 
-/// Keeps the newest snapshot, and what tells changed nodes from others.
+/// Keeps the newest snapshot, and the versions by which changed nodes are found.
 #[derive(Debug)]
 pub(super) struct Publisher {
     index: Shared<Index>,

@@ -1,0 +1,256 @@
+//! The checks of nodes: device plugins, Device objects, injection, drivers and memory units.
+
+use std::collections::BTreeMap;
+
+use proto::read_api::Finding;
+use proto::resource::GPU_MEM;
+use scheduler::read_api::node_findings;
+use serde_json::Value;
+
+use super::checks::{Facts, Report, array, has_condition, images, is_named, label, name, number, text};
+
+/// The label of nodes that share their GPUs, as the `DaemonSet` selects them.
+const NODE_LABEL: &str = "gpushare";
+/// Parts of images of other device plugins, and the resource that each serves.
+const OTHER_PLUGINS: [(&str, &str); 4] = [
+    ("k8s-gpushare-plugin", GPU_MEM),
+    ("gpushare-device-plugin:v2-", GPU_MEM),
+    ("projecthami/hami", "nvidia.com/gpu"),
+    ("volcano-vgpu-device-plugin", "volcano.sh/vgpu-number"),
+];
+
+pub(super) fn plugins(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("plugins");
+    let (nodes, pods) = match (&facts.nodes, &facts.pods) {
+        (Ok(nodes), Ok(pods)) => (nodes, pods),
+        (Err(reason), _) | (_, Err(reason)) => {
+            report.unknown(reason);
+            return report.findings;
+        }
+    };
+    let ours = |pod: &&Value| {
+        text(pod, "/metadata/namespace") == facts.namespace
+            && label(pod, "app.kubernetes.io/name") == "gpushare-device-plugin"
+    };
+    let labelled: Vec<&Value> = nodes
+        .iter()
+        .filter(|node| label(node, NODE_LABEL) == "true")
+        .collect();
+    for node in &labelled {
+        let object = format!("node {}", name(node));
+        let mut of_node = pods
+            .iter()
+            .filter(ours)
+            .filter(|pod| text(pod, "/spec/nodeName") == name(node));
+        match of_node.next() {
+            None => report.error(
+                object,
+                "it is labelled for sharing, and no pod of the device plugin is on it",
+                "see `kubectl describe daemonset gpushare-device-plugin`: taints that it does not tolerate, quota, or the DaemonSet is missing",
+            ),
+            Some(pod) if !has_condition(pod, "/status/conditions", "Ready") => report.error(
+                object,
+                format!("the device plugin's pod {} is not ready", name(pod)),
+                "see its log: it names the file, socket or library that it lacks",
+            ),
+            Some(_) => {}
+        }
+    }
+    if labelled.is_empty() {
+        report.warn(
+            "",
+            format!("no node has the label {NODE_LABEL}=true"),
+            "kubectl label node NAME gpushare=true",
+        );
+    }
+    report.or_ok(format!(
+        "the device plugin is ready on {} labelled nodes",
+        labelled.len()
+    ))
+}
+
+pub(super) fn device_objects(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("device-objects");
+    let (Ok(nodes), Ok(devices)) = (&facts.nodes, &facts.devices) else {
+        report.unknown("nodes or devices could not be listed");
+        return report.findings;
+    };
+    for node in nodes.iter().filter(|node| label(node, NODE_LABEL) == "true") {
+        match devices.iter().find(|device| name(device) == name(node)) {
+            None => report.error(
+                format!("node {}", name(node)),
+                "it has no Device object, so that nothing is scheduled on its GPUs",
+                "see the device plugin's log on the node, and its right to write devices",
+            ),
+            Some(device) if array(device, "/spec/devices").is_empty() => report.error(
+                format!("node {}", name(node)),
+                "its Device object lists no device",
+                "see the device plugin's log: the driver may not be loaded, or --driver-root may be another",
+            ),
+            Some(_) => {}
+        }
+    }
+    for device in devices.iter().filter(|device| !is_named(name(device), nodes)) {
+        report.warn(
+            format!("device {}", name(device)),
+            "it belongs to no node",
+            "delete it",
+        );
+    }
+    report.or_ok("every labelled node has a Device object")
+}
+
+/// The conditions of devices in which the plugin reports that containers cannot get them.
+pub(super) fn injection(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("injection");
+    let Ok(devices) = &facts.devices else {
+        report.unknown("devices could not be listed");
+        return report.findings;
+    };
+    for device in devices {
+        for kind in ["Injectable", "Isolated"] {
+            let mut refused = array(device, "/spec/devices")
+                .iter()
+                .flat_map(|entry| array(entry, "/conditions"));
+            let refused = refused
+                .find(|condition| text(condition, "/type") == kind && text(condition, "/status") == "False");
+            if let Some(condition) = refused {
+                report.error(
+                    format!("node {}", name(device)),
+                    format!("{kind} is false: {}", text(condition, "/message")),
+                    "turn CDI on in the container runtime, and see docs/node-kinds.md for this kind of node",
+                );
+            }
+        }
+    }
+    report.or_ok("containers can get the devices of every node")
+}
+
+pub(super) fn drivers(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("drivers");
+    let Ok(devices) = &facts.devices else {
+        report.unknown("devices could not be listed");
+        return report.findings;
+    };
+    let has_gpu = |device: &&Value| {
+        array(device, "/spec/devices")
+            .iter()
+            .any(|entry| text(entry, "/type") == "gpu")
+    };
+    for device in devices.iter().filter(has_gpu) {
+        // Only NVIDIA's driver reports a version; a simulated GPU has none.
+        let is_nvidia = label(device, proto::device::GPU_VENDOR_LABEL) == "nvidia";
+        if is_nvidia && label(device, proto::device::GPU_DRIVER_LABEL).is_empty() {
+            report.warn(
+                format!("node {}", name(device)),
+                "the plugin reports no version of the GPU driver",
+                "run nvidia-smi on the node; reload the driver if it fails",
+            );
+        }
+    }
+    report.or_ok("the driver of every node answers")
+}
+
+pub(super) fn memory_units(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("memory-units");
+    let Ok(nodes) = &facts.nodes else {
+        report.unknown("nodes could not be listed");
+        return report.findings;
+    };
+    let mut units: BTreeMap<&str, usize> = BTreeMap::new();
+    for node in nodes {
+        let annotations = node.pointer("/metadata/annotations");
+        let unit = annotations.and_then(|annotations| annotations.get(format!("{GPU_MEM}-unit")));
+        let serves_units = node
+            .pointer("/status/capacity")
+            .is_some_and(|capacity| capacity.get(GPU_MEM).is_some());
+        if label(node, NODE_LABEL) != "true" || !serves_units {
+            continue;
+        }
+        match unit.and_then(Value::as_str) {
+            Some(unit) => *units.entry(unit).or_default() += 1,
+            None => report.warn(
+                format!("node {}", name(node)),
+                format!("it serves {GPU_MEM} and does not say how much a unit is"),
+                "restart its device plugin; the old plugin of another project may serve the resource",
+            ),
+        }
+    }
+    if units.len() > 1 {
+        let units: Vec<&str> = units.into_keys().collect();
+        report.warn(
+            "",
+            format!("nodes count memory in different units: {}", units.join(", ")),
+            "set one --memory-unit for all nodes: a pod's number would mean another amount on each",
+        );
+    }
+    report.or_ok("all nodes count memory in one unit")
+}
+
+pub(super) fn other_plugins(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("other-plugins");
+    let daemon_sets = match &facts.daemon_sets {
+        Ok(daemon_sets) => daemon_sets,
+        Err(reason) => {
+            report.unknown(reason);
+            return report.findings;
+        }
+    };
+    for daemon_set in daemon_sets {
+        let namespace = text(daemon_set, "/metadata/namespace");
+        for image in images(daemon_set, "/spec/template/spec/containers") {
+            let other = OTHER_PLUGINS.iter().find(|(part, _)| image.contains(part));
+            let Some((_, resource)) = other.filter(|_| namespace != facts.namespace) else {
+                continue;
+            };
+            if number(daemon_set, "/status/desiredNumberScheduled") > 0 {
+                report.error(
+                    format!("daemonset {namespace}/{}", name(daemon_set)),
+                    format!("it serves {resource} too ({image}); kubelet keeps the plugin that registered last"),
+                    "keep the two on different nodes by their node selectors, and see `kubectl gpushare migrate status`",
+                );
+            }
+        }
+    }
+    report.or_ok("no other device plugin serves the same resources")
+}
+
+pub(super) fn failed_pods(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("failed-pods");
+    let Ok(pods) = &facts.pods else {
+        report.unknown("pods could not be listed");
+        return report.findings;
+    };
+    let mut by_node: BTreeMap<&str, usize> = BTreeMap::new();
+    for pod in pods {
+        let is_refused = text(pod, "/status/phase") == "Failed"
+            && text(pod, "/status/reason") == "UnexpectedAdmissionError";
+        let holds_gpus = pod
+            .pointer("/metadata/annotations/scheduling.koordinator.sh~1device-allocated")
+            .is_some();
+        if is_refused && holds_gpus {
+            *by_node.entry(text(pod, "/spec/nodeName")).or_default() += 1;
+        }
+    }
+    for (node, n) in by_node {
+        report.warn(
+            format!("node {node}"),
+            format!("kubelet has refused {n} pods with a share of a GPU (UnexpectedAdmissionError)"),
+            "see their status.message and the device plugin's log; delete them once the cause is gone",
+        );
+    }
+    report.or_ok("kubelet has refused no pod with a share of a GPU")
+}
+
+pub(super) fn nodes(facts: &Facts) -> Vec<Finding> {
+    let mut report = Report::new("nodes");
+    match &facts.state {
+        Err(reason) => report.unknown(reason),
+        Ok(nodes) => {
+            for node in nodes {
+                report.findings.extend(node_findings(node));
+            }
+        }
+    }
+    report.or_ok("every node's report can be read, every GPU is healthy, and none is overcommitted")
+}
