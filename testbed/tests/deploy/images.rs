@@ -56,3 +56,20 @@ fn images_are_built_with_the_pinned_compiler(
     let text = read(&format!("docker/{recipe}.Dockerfile"));
     assert!(text.contains(&format!("FROM rust:{version}-")), "{version}");
 }
+
+/// cargo builds no package of a workspace whose members are not all there.
+#[test]
+fn every_member_of_the_workspace_reaches_the_build() {
+    let text = |file: &str| std::fs::read_to_string(repository().join(file)).unwrap();
+    let (manifest, ignored) = (text("Cargo.toml"), text(".dockerignore"));
+    let members = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix("members = ["))
+        .unwrap();
+    let members = members.split('"').skip(1).step_by(2);
+    for member in members {
+        let folder = member.split('/').next().unwrap();
+        let admitted = format!("!{folder}");
+        assert!(ignored.lines().any(|line| line == admitted), "{admitted}");
+    }
+}
