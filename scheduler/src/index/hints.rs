@@ -492,7 +492,7 @@ impl HintQueue {
         is_kept
     }
 
-    /// Returns true if [`Self::end_gang_cycles`] has something to do before a pod of this `PodGroup`, or of none, is looked at.
+    /// Returns true if [`super::Index::end_gang_cycles`] has something to do before a pod of this `PodGroup`, or of none, is looked at.
     pub fn has_gang_cycles_in_vain(&self, asked: Option<&str>) -> bool {
         self.gangs.is_in_vain(asked)
     }
