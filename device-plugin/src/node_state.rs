@@ -132,12 +132,18 @@ impl NodeState {
     /// Returns when the enforcement levels are decided, soon after the injection mode, if the driver limits containers: a container that
     /// starts or is answered for earlier would have no limits.
     pub async fn until_limits_decided(&self) {
-        if self.settings.driver_limits && !self.fleet.borrow().gpus.is_empty() {
+        if !self.are_limits_decided() {
             let mut enforcements = self.enforcements.clone();
             let _ = enforcements
                 .wait_for(|levels| levels.iter().next().is_some())
                 .await;
         }
+    }
+
+    /// True if the enforcement levels are decided, or none is needed.
+    pub fn are_limits_decided(&self) -> bool {
+        let is_decided = self.enforcements.borrow().iter().next().is_some();
+        is_decided || !self.settings.driver_limits || self.fleet.borrow().gpus.is_empty()
     }
 
     /// Longest wait of a call for its pod where the answer depends on the pod.

@@ -81,7 +81,10 @@ impl Mode {
                 runtime: *runtime,
                 ..NodeSpec::of_kind(*kind, name, mib_of_gpus)
             },
-            None => NodeSpec::new(name, mib_of_gpus),
+            None => NodeSpec {
+                driver_limits: self == Self::Cdi,
+                ..NodeSpec::new(name, mib_of_gpus)
+            },
         }
     }
 

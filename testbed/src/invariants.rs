@@ -11,7 +11,8 @@ use proto::memory_unit::MemoryUnit;
 use proto::plugin_reports;
 use proto::pod::ALL_DEVICES;
 use proto::record::{
-    BIND_TIMESTAMP, DEVICE_ALLOCATED, DeviceAllocations, GPU_DEVICES, MEM_CONTAINER, MEM_IDX, MEM_POD,
+    BIND_TIMESTAMP, DEVICE_ALLOCATED, DRIVER_MEMORY_LIMIT, DRIVER_MEMORY_REQUEST, DeviceAllocations,
+    GPU_DEVICES, MEM_CONTAINER, MEM_IDX, MEM_POD,
 };
 use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, VENDOR_GPUS};
 
@@ -503,6 +504,39 @@ pub fn stale_spec(container: &kubelet::Container) -> Option<String> {
     let shown = container.env.get(MEM_CONTAINER);
     (shown != Some(&held))
         .then(|| format!("its spec says {MEM_CONTAINER} {shown:?}, and it holds {held} units"))
+}
+
+/// Returns evidence that a started container has another limit of the driver than its part of a GPU of this size, in MiB.
+///
+/// Containers request memory units of a GiB, or shares of a tenth of each GPU.
+pub fn wrong_limit(container: &kubelet::Container, gpu_mib: u64) -> Option<String> {
+    let held = |resource: &str| container.devices.get(resource).map_or(0, Vec::len) as u64;
+    let part = match (held(GPU_MEM), held(GPU_SHARED)) {
+        (0, 0) => return None,
+        (0, _) => gpu_mib / 10,
+        (units, _) => units * 1024,
+    };
+    // The variables by the part, and one hook for each GPU that it sees.
+    let gpus = container
+        .env
+        .get(GPU_DEVICES)
+        .map_or(0, |seen| seen.split(',').count());
+    let limited = part < gpu_mib;
+    let expected = |value: String| limited.then_some(value);
+    let variables = [
+        container.env.get(DRIVER_MEMORY_LIMIT).cloned(),
+        container.env.get(DRIVER_MEMORY_REQUEST).cloned(),
+    ];
+    let is_right = variables == [expected(part.to_string()), expected("0".to_owned())];
+    let hooks = container
+        .hooks
+        .iter()
+        .filter(|hook| hook.contains("apply-cuda-memory-limits"));
+    let n_hooks = hooks.count();
+    let n_expected = if limited { gpus } else { 0 };
+    (!is_right || n_hooks != n_expected).then(|| {
+        format!("its limits are {variables:?} with {n_hooks} hooks, its part is {part} MiB on {gpus} GPUs")
+    })
 }
 
 /// A sentence for each container that sees other devices than it should.

@@ -185,7 +185,8 @@ pub(super) fn rebuild(node: &NodeState, pods: &Pods, allocated: &[Allocated]) {
         // kubelet removes the entries of pods that have ended late.
         let pod = pods.get_live(&entry.pod);
         // An existing spec stays: a running container saw its content, and the next start compares it.
-        let Some(pod) = pod.filter(|_| !specs.has(name)) else {
+        // A spec without limits would have to be replaced as soon as the levels are decided.
+        let Some(pod) = pod.filter(|_| !specs.has(name) && node.are_limits_decided()) else {
             continue;
         };
         let Some(container) = container(pod, &entry.container) else {

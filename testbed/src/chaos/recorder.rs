@@ -45,6 +45,8 @@ pub struct Tally {
     pub sees_more: BTreeSet<(String, String, u32)>,
     /// Starts with the content of a CDI spec that was not written for them.
     pub stale: BTreeSet<(String, String, u32)>,
+    /// Starts with another limit of the driver than the container's part.
+    pub other_limits: BTreeSet<(String, String, u32)>,
     /// Some wrong and stale starts, in words.
     pub wrong_quotes: Vec<String>,
     /// Pods that kubelet failed because of an answer of the plugin.
@@ -91,6 +93,26 @@ impl Recorder {
             tally.note_wrong(&container.pod_uid, container.starts, &view);
         }
         tally.note_stale(container);
+    }
+
+    /// Notes a container on a GPU of this size whose limit of the driver is not its own part.
+    pub fn note_limit(&self, container: &Container, gpu_mib: u64) {
+        let Some(what) = invariants::wrong_limit(container, gpu_mib) else {
+            return;
+        };
+        let mut tally = self.tally();
+        let of = (
+            container.pod_uid.clone(),
+            container.name.clone(),
+            container.starts,
+        );
+        if tally.other_limits.insert(of) && tally.wrong_quotes.len() < QUOTED {
+            let quote = format!(
+                "step {}: {}/{}: {what}",
+                tally.step, container.pod, container.name
+            );
+            tally.wrong_quotes.push(quote);
+        }
     }
 
     /// Notes pods as they are now.
@@ -163,7 +185,10 @@ impl Recorder {
 impl Tally {
     /// Returns true if nothing is wrong.
     pub fn is_clean(&self) -> bool {
-        self.violations.is_empty() && self.wrong.is_empty() && self.stale.is_empty()
+        self.violations.is_empty()
+            && self.wrong.is_empty()
+            && self.stale.is_empty()
+            && self.other_limits.is_empty()
     }
 
     /// Notes a container if the content of its CDI specs was not written for this start.

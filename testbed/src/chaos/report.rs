@@ -30,6 +30,8 @@ pub struct Figures {
     pub sees_more: usize,
     /// Starts with the content of a CDI spec that was not written for them.
     pub stale: usize,
+    /// Starts with another limit of the driver than the container's part.
+    pub other_limits: usize,
     /// Pods killed for good by an answer of the plugin.
     pub killed: usize,
     /// Pods that the plugin evicted.
@@ -71,6 +73,7 @@ impl Figures {
             wrong: tally.wrong.len(),
             sees_more: tally.sees_more.len(),
             stale: tally.stale.len(),
+            other_limits: tally.other_limits.len(),
             killed: tally.killed.len(),
             evicted: tally.evicted.len(),
             died: tally.died.len(),
@@ -92,7 +95,11 @@ impl Figures {
 
     /// True if the run kept the promises of its mode.
     pub fn is_ok(&self) -> bool {
-        let is_right = self.wrong == 0 && self.sees_more == 0 && self.stale == 0 && self.unknown == 0;
+        let is_right = self.wrong == 0
+            && self.sees_more == 0
+            && self.stale == 0
+            && self.other_limits == 0
+            && self.unknown == 0;
         self.violations.is_empty() && is_right && (self.mode == Mode::Envvar || self.killed == 0)
     }
 
@@ -153,6 +160,9 @@ pub fn render(runs: &[Figures]) -> String {
     });
     row("containers started with a stale spec", &|run| {
         run.scaled(run.stale)
+    });
+    row("containers with another limit than their part", &|run| {
+        run.scaled(run.other_limits)
     });
     row("pods killed for good by us", &|run| {
         run.scaled(run.killed + run.evicted)

@@ -67,7 +67,12 @@ impl Runner {
             let (name, recorder) = (node_name(idx), Arc::clone(recorder));
             let node = mode.node(idx, &name, &gpus);
             NodeSpec {
-                started: StartHook::new(move |start| recorder.note_start(&name, start)),
+                started: StartHook::new(move |start| {
+                    recorder.note_start(&name, start);
+                    if mode == Mode::Cdi {
+                        recorder.note_limit(&start.container, UNITS_PER_GPU * 1024);
+                    }
+                }),
                 inject: mode.inject(),
                 plugin_args: node
                     .plugin_args

@@ -26,6 +26,8 @@ const NOTICED: Duration = Duration::from_secs(10);
 
 /// The version of every machine's driver.
 const DRIVER_VERSION: &str = "550.54.15";
+/// A driver that limits memory per cgroup.
+const LIMITING_DRIVER_VERSION: &str = "615.71.09";
 
 /// A running node.
 #[derive(Debug)]
@@ -376,10 +378,15 @@ fn plugin_invocation(
     ];
     let hook = (spec.runtime != RuntimeSpec::Plain)
         .then(|| ("--nri-socket", node_dir.join("nri.sock").display().to_string()));
+    let limits = spec.driver_limits.then(|| {
+        let sysfs = node_dir.join("sys").display().to_string();
+        ["--driver-limits".to_owned(), "--sysfs-root".to_owned(), sysfs]
+    });
     let args = flags
         .into_iter()
         .chain(hook)
         .flat_map(|(flag, value)| [flag.to_owned(), value])
+        .chain(limits.into_iter().flatten())
         .chain(spec.plugin_args.clone());
     let (name, log) = (
         format!("gpushare-device-plugin of {}", spec.name),
@@ -511,6 +518,14 @@ impl MachineFiles {
         }
         write_whole(&self.inventory(), &inventory(spec))?;
         make_dir(&self.dir.join("etc-cdi"))?;
+        if spec.driver_limits {
+            let cgroups = self.dir.join("sys/fs/cgroup");
+            make_dir(&cgroups)?;
+            let controllers = cgroups.join("cgroup.controllers");
+            std::fs::write(&controllers, "cpu memory\n")
+                .with_context(|| format!("cannot write {}", controllers.display()))?;
+            write_whole(&self.dir.join("etc-cdi/limits.json"), &limit_spec(spec))?;
+        }
         self.write_vendor_specs(spec)
     }
 
@@ -555,7 +570,12 @@ fn inventory(spec: &NodeSpec) -> Value {
         entry
     };
     let gpus: Vec<Value> = spec.gpus.iter().map(entry).collect();
-    let mut document = json!({"driverVersion": DRIVER_VERSION, "gpus": gpus, "devices": spec.others});
+    let driver = if spec.driver_limits {
+        LIMITING_DRIVER_VERSION
+    } else {
+        DRIVER_VERSION
+    };
+    let mut document = json!({"driverVersion": driver, "gpus": gpus, "devices": spec.others});
     // Versions that ask nothing of the node's driver do not know this field.
     if spec.plugin.is_none() {
         crate::pods::set(
@@ -582,6 +602,17 @@ fn toolkit_spec(spec: &NodeSpec, driver: &Value) -> Value {
         .map(|(at, own)| gpu(at.to_string(), own.minor));
     let devices: Vec<Value> = by_uuid.chain(by_index).chain([all(spec)]).collect();
     json!({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "containerEdits": driver, "devices": devices})
+}
+
+/// A CDI spec with NVIDIA's hook for memory limits of each GPU, and nothing else.
+fn limit_spec(spec: &NodeSpec) -> Value {
+    let device = |gpu: &GpuSpec| {
+        let hook = json!({"hookName": "createRuntime", "path": "/usr/bin/nvidia-cdi-hook",
+            "args": ["nvidia-cdi-hook", "apply-cuda-memory-limits", "--driver-root", "/", "--gpu-id", gpu.uuid]});
+        json!({"name": gpu.uuid, "containerEdits": {"hooks": [hook]}})
+    };
+    let devices: Vec<Value> = spec.gpus.iter().map(device).collect();
+    json!({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices})
 }
 
 /// The CDI spec that GPU Operator writes.

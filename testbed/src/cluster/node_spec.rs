@@ -113,6 +113,8 @@ pub struct NodeSpec {
     pub machine: Map<String, Value>,
     /// True if its plugin is started so that it survives a limit of zero on the size of files, which stands for a full disk.
     pub disk_may_be_full: bool,
+    /// True if its driver can limit containers and its plugin has the driver do it.
+    pub driver_limits: bool,
 }
 
 impl NodeSpec {
@@ -155,6 +157,7 @@ impl NodeSpec {
             others: Vec::new(),
             machine: Map::new(),
             disk_may_be_full: false,
+            driver_limits: false,
         }
     }
 

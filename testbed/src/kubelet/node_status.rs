@@ -238,7 +238,7 @@ fn status(config: &KubeletConfig, resources: &List) -> Value {
         }],
         "nodeInfo": {
             "machineID": config.node, "systemUUID": config.node, "bootID": config.node, "kernelVersion": "testbed",
-            "osImage": "testbed", "containerRuntimeVersion": "testbed://1", "kubeletVersion": "v1.36.2", "kubeProxyVersion": "",
+            "osImage": "testbed", "containerRuntimeVersion": "containerd://2.4.0", "kubeletVersion": "v1.36.2", "kubeProxyVersion": "",
             "operatingSystem": "linux", "architecture": "amd64",
         },
     })
