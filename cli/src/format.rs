@@ -9,15 +9,17 @@ pub(crate) const BAR: usize = 20;
 /// The colours of pods on a bar, in turn.
 const PODS: [Colour; 4] = [Colour::Blue, Colour::Cyan, Colour::Magenta, Colour::Green];
 
-/// Memory in GiB, or in MiB below one.
+/// Memory in GiB, in MiB below one, in TiB from one on.
 #[expect(clippy::cast_precision_loss, reason = "one digit is shown, to people")]
 pub(crate) fn memory(bytes: u64) -> String {
     if bytes == 0 {
         "0".to_owned()
     } else if bytes < 1 << 30 {
         format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20))
-    } else {
+    } else if bytes < 1 << 40 {
         format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+    } else {
+        format!("{:.1} TiB", (bytes >> 30) as f64 / 1024.0)
     }
 }
 
@@ -112,6 +114,7 @@ mod tests {
     #[case(0, "0")]
     #[case(512 << 20, "512 MiB")]
     #[case(3 << 29, "1.5 GiB")]
+    #[case(5 << 39, "2.5 TiB")]
     fn amounts(#[case] bytes: u64, #[case] expected: &str) {
         assert_eq!(memory(bytes), expected);
     }
