@@ -88,8 +88,8 @@ impl Enforcements {
         self.iter().map(|(_, found)| found.level).min()
     }
 
-    /// True if a GPU that had the driver's level lacks nothing but the hook now.
-    fn lost_hook(&self, before: &Self) -> bool {
+    /// True if the driver enforced limits on a GPU before, and does not now because the vendor's CDI specs lack the hook for it.
+    fn lost_spec_hook(&self, before: &Self) -> bool {
         self.iter().any(|(gpu, found)| {
             let had_driver = before.of(gpu).is_some_and(|before| before.level == Level::Driver);
             had_driver && found.reason == HOOK_MISSING

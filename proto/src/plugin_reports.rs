@@ -57,7 +57,7 @@ pub struct ReportError {
     rule: String,
 }
 
-/// Reads [`EXCHANGED_RECORDS`]; no record is swapped without it.
+/// The records that the plugin has swapped, from the annotation [`EXCHANGED_RECORDS`]; empty without the annotation.
 ///
 /// # Errors
 /// It does not parse, is too long, or names no devices for a pod.

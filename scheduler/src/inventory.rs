@@ -64,12 +64,13 @@ pub struct DeviceReport {
     problems: Vec<String>,
 }
 
-/// What a node has; `None` if it shares no GPUs.
+/// A node's devices; `None` if it shares no GPUs, or if only its Device object can tell and has not been seen yet.
 pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames) -> Option<NodeReport> {
     match device {
         // The author of the object has seen the devices; the capacity would only allow a guess.
         Some(device) => (!device.is_empty() || !device.problems.is_empty()).then(|| device.on(node, names)),
-        // A plugin that publishes bytes publishes a Device object too; until a watch shows it, an equal split would be a guess.
+        // A plugin that states GPU memory in bytes writes a Device object too. Until the watch shows it, dividing the capacity
+        // evenly among the GPUs would be a guess.
         None if node.capacity(GPU_MEMORY).is_some() => None,
         None => of_capacity(node, names),
     }

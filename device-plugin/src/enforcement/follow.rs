@@ -60,7 +60,7 @@ pub async fn follow_enforcement(
         if is_decided {
             let fleet = fleet.borrow_and_update().clone();
             let decided = decide_all(&node, &settings, &fleet, &runtime);
-            let is_hook_away = decided.lost_hook(&levels.borrow());
+            let is_hook_away = decided.lost_spec_hook(&levels.borrow());
             hook_away = if is_hook_away {
                 Some(hook_away.unwrap_or_else(Instant::now))
             } else {

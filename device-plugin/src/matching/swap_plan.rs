@@ -1,4 +1,5 @@
-//! The pods whose calls are matched with another pod's record, until the two records are swapped.
+//! The pods whose Allocate calls are matched with another pod's record, the devices that the scheduler chose for that pod, until the
+//! two records are swapped.
 //!
 //! Always a permutation of pods that ask for the same, so that no record is used twice.
 
@@ -16,12 +17,12 @@ impl SwapPlan {
         self.0.get(pod).unwrap_or(pod)
     }
 
-    /// Matches the pod's further calls with the record of `record_of`.
-    pub(super) fn set(&mut self, pod: &PodUid, record_of: PodUid) {
-        if *pod == record_of {
+    /// Matches the pod's further Allocate calls with the record of the pod `owner`; its own needs no entry.
+    pub(super) fn set(&mut self, pod: &PodUid, owner: PodUid) {
+        if *pod == owner {
             self.0.remove(pod);
         } else {
-            self.0.insert(pod.clone(), record_of);
+            self.0.insert(pod.clone(), owner);
         }
     }
 

@@ -77,7 +77,7 @@ impl DeviceObjectInputs {
             devices.push(self.gpu(entry, fleet.ids.slots(), &conditions));
         }
         for entry in &fleet.others {
-            devices.push(self.other(entry, &conditions));
+            devices.push(self.other_device(entry, &conditions));
         }
         let name = node.metadata.name.clone().unwrap_or_default();
         let mut device = Device::new(&name, DeviceSpec { devices });
@@ -131,12 +131,13 @@ impl DeviceObjectInputs {
         }
     }
 
-    fn other(&self, entry: &FleetDevice, conditions: &Conditions<'_>) -> DeviceInfo {
+    /// The entry of a device that is not a GPU.
+    fn other_device(&self, entry: &FleetDevice, conditions: &Conditions<'_>) -> DeviceInfo {
         let device = &entry.device;
         let (device_type, id) = (&device.device_type, device.id.as_str());
-        let (bus_id, own) = (device.bus_id.as_deref(), &self.overrides.labels);
+        let (bus_id, configured) = (device.bus_id.as_deref(), &self.overrides.labels);
         let mut labels = device.labels.clone();
-        labels.extend(own.of(device_type, id, bus_id));
+        labels.extend(configured.of(device_type, id, bus_id));
         add_location_labels(&device.location, &mut labels);
         DeviceInfo {
             device_type: device_type.clone(),
@@ -146,7 +147,7 @@ impl DeviceObjectInputs {
             health: entry.is_healthy && conditions.is_injectable(device_type),
             resources: device.resources.clone(),
             topology: topology(bus_id, &device.location),
-            vf_groups: own.regroup(device_type, bus_id.unwrap_or(id), &device.vf_groups),
+            vf_groups: configured.regroup(device_type, bus_id.unwrap_or(id), &device.vf_groups),
             conditions: conditions.of(&FleetEntry::from(entry)),
             ..DeviceInfo::default()
         }

@@ -16,10 +16,10 @@ use crate::state::equivalence::EquivalenceClassId;
 use crate::state::node::Node;
 use crate::state::nodes::Nodes;
 
-/// A violated invariant.
+/// A violated invariant. Only amounts count that owners are known to hold, not those that are counted while a record is in doubt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// More of a GPU is certainly held than it has.
+    /// Owners are known to hold more of a GPU than it has.
     Oversubscribed {
         /// The node's name.
         node: String,
@@ -32,7 +32,7 @@ pub enum Violation {
         /// The total, in the same unit.
         total: u128,
     },
-    /// More of a device of another type is certainly held than it has.
+    /// Owners are known to hold more of a device of another type than it has.
     DeviceOversubscribed {
         /// The node's name.
         node: String,
@@ -70,7 +70,7 @@ pub enum Violation {
         /// The GPU.
         gpu: GpuUuid,
     },
-    /// Two owners certainly hold a virtual function.
+    /// Two owners are known to hold a virtual function.
     FunctionHeldTwice {
         /// The node's name.
         node: String,

@@ -361,7 +361,7 @@ fn is_resolved(extender: &Extender, pod: &PodId, stamp: u64) -> bool {
     is_resolved
 }
 
-/// Reads a pod from the API server and settles its decision accordingly.
+/// Asks the API server if the pod's binding was written, and confirms or withdraws the pod's decision.
 async fn look(extender: &Extender, pod: &PodId, moment: Moment) {
     let PodId { namespace, name, uid } = pod;
     match extender.binder.find(pod).await {

@@ -363,7 +363,8 @@ impl HintQueue {
         taken
     }
 
-    /// Ends hints, rests and groups whose time is up, and keeps room for nominated pods.
+    /// Ends the hints whose time is up, those of a group together, and the pauses of pods that get no hint after one expired; then
+    /// keeps room for the pods that kube-scheduler has nominated.
     pub(super) fn advance(&mut self, cluster: &mut Cluster, now: Instant) {
         self.stamp(now);
         while let Some(owner) = self.pop(now) {
@@ -492,7 +493,7 @@ impl HintQueue {
         is_kept
     }
 
-    /// Returns true if [`super::Index::end_gang_cycles`] has something to do before a pod of this `PodGroup`, or of none, is looked at.
+    /// Returns true if [`super::Index::end_gang_cycles`] has something to end before a pod of this group is filtered.
     pub fn has_gang_cycles_in_vain(&self, asked: Option<&str>) -> bool {
         self.gangs.is_in_vain(asked)
     }

@@ -60,6 +60,7 @@ impl ObjectStore<Node> for Index {
         self.node_list.begin(self.cluster.fleet.n_openings());
     }
 
+    /// Removes the pods that the complete list did not show.
     fn end_list(&mut self) {
         let number = self.node_list.number;
         let gone = self
@@ -113,6 +114,7 @@ impl ObjectStore<RawDevice> for Index {
         self.device_list.begin(self.cluster.fleet.n_openings());
     }
 
+    /// Removes the pods that the complete list did not show.
     fn end_list(&mut self) {
         let number = self.device_list.number;
         let gone = self
@@ -193,6 +195,7 @@ impl ObjectStore<Pod> for Index {
         self.pod_list.begin(self.cluster.fleet.n_openings());
     }
 
+    /// Removes the pods that the complete list did not show.
     fn end_list(&mut self) {
         let number = self.pod_list.number;
         for entry in self
@@ -207,11 +210,11 @@ impl ObjectStore<Pod> for Index {
                 .filter(|assumption| assumption.moment.phase == Phase::Written)
             {
                 assumption.unlisted = true;
-                // The permit of a notification is kept until it is waited for.
+                // Wakes the task of the bind, also if it waits only later.
                 self.unlisted.notify_one();
             }
         }
-        // An assumed pod may be younger than the list; the task of its bind looks it up.
+        // An assumed pod may be younger than the list: it stays, and the task of its bind looks it up.
         let gone = self
             .cluster
             .pods
@@ -265,6 +268,7 @@ impl ObjectStore<PodDisruptionBudget> for Index {
         self.budget_list.begin(self.cluster.fleet.n_openings());
     }
 
+    /// Removes the pods that the complete list did not show.
     fn end_list(&mut self) {
         let number = self.budget_list.number;
         self.budgets.retain(|_, budget| budget.list == number);

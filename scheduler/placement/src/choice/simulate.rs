@@ -30,9 +30,9 @@ pub(crate) const N_SEQUENCES: u8 = 8;
 /// Pods of one sequence: the sample is cut into half as many parts as there are sequences, and each part makes two of them.
 const LENGTH: usize = 2 * N_PLACES as usize / N_SEQUENCES as usize;
 
-/// Weight of whole idle GPUs in thousandths, where CPU and memory suffice. With 200, one mix of sizes in 500 lands on up to
-/// three times the nodes that it needs; with 300, none of 1,000 (`tests/engine/nodes_used.rs`). With 400, the default list of
-/// the openb trace loses another quarter of a point.
+/// Weight of whole idle GPUs in thousandths, where CPU and memory suffice. With 200, one of 500 random mixes of pod sizes takes up
+/// to three times the nodes that it needs; with 300, none of 1,000 does (`tests/engine/nodes_used.rs`). With 400, the default pod
+/// list of the openb trace fills 0.25 percentage points less of the GPUs than with 300.
 const IDLE_WEIGHT: u64 = 300;
 
 /// A whole GPU, in thousandths.

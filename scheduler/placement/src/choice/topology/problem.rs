@@ -1,8 +1,8 @@
 //! The problem of choosing leading devices so that the devices of other types that follow them are near.
 //!
 //! [`Rank`] is the specification: of all choices of leading devices that break no rule, the one with the least rank is taken.
-//! The leading devices are those of the first type of a joint allocation, or of a type that is chosen by itself. The devices
-//! of the other types follow from them, see [`Follower::follow`].
+//! In a joint allocation, which asks for devices of several types near each other, the devices of the first type lead, and those of
+//! the other types follow from them, see [`Follower::follow`]. A type outside a joint allocation leads, and no other follows it.
 
 use std::cmp::Reverse;
 
