@@ -71,6 +71,10 @@ pub enum RuntimeSpec {
 
 /// A node to be started.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "properties of a node that are independent of each other"
+)]
 pub struct NodeSpec {
     /// Its name.
     pub name: String,
