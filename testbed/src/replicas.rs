@@ -33,6 +33,7 @@ const LEADERS: &str = "schedulerleaders.gpushare.io";
 const EXTENDER: &str = "--listen";
 const WEBHOOKS: &str = "--webhook-listen";
 const HEALTH: &str = "--health-listen";
+const READ_API: &str = "--read-listen";
 
 /// A Service of `deploy/`, and the flag that says where it leads to.
 struct Service {
@@ -173,7 +174,7 @@ impl Replicas {
     /// The arguments of the only scheduler with ports of its own, and the flags of the election.
     fn args(&self, name: &str) -> Result<(Vec<String>, Ports)> {
         let (mut args, mut ports) = (self.model.args.clone(), Ports::new());
-        for flag in [EXTENDER, WEBHOOKS, HEALTH] {
+        for flag in [EXTENDER, WEBHOOKS, HEALTH, READ_API] {
             if let Some(value) = args
                 .iter()
                 .position(|arg| arg == flag)
