@@ -328,7 +328,8 @@ pub const MAX_REPLICAS: u32 = 10_000;
 /// The most added nodes of one [`FitRequest`].
 pub const MAX_ADDED_NODES: u32 = 1_000;
 
-/// The number of equal pods that fit now, by the devices that they ask for; CPU, taints and affinity are kube-scheduler's.
+/// The number of equal pods that fit now, by the devices that they ask for, and by CPU and memory where those of the node are known.
+/// Taints, affinity and other resources are kube-scheduler's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FitAnswer {
@@ -443,6 +444,17 @@ impl Amount {
     fn add(&mut self, other: Self) {
         self.total = self.total.saturating_add(other.total);
         self.allocated = self.allocated.saturating_add(other.allocated);
+    }
+}
+
+impl Holder {
+    /// Namespace and name, or the UID if names are hidden.
+    pub fn display_name(&self) -> String {
+        if self.name.is_empty() {
+            self.uid.clone()
+        } else {
+            format!("{}/{}", self.namespace, self.name)
+        }
     }
 }
 

@@ -38,13 +38,13 @@ const PLACEMENT_BUCKETS: [f64; 16] = [
 pub enum Verb {
     /// Finds the nodes that fit.
     Filter,
-    /// Scores them.
+    /// Scores nodes.
     Prioritize,
-    /// Bind a pod.
+    /// Binds a pod.
     Bind,
-    /// Name the pods that must go for a pod.
+    /// Names the pods that must go for a pod.
     Preempt,
-    /// Show the state.
+    /// Shows the state.
     Inspect,
 }
 

@@ -309,12 +309,12 @@ async fn history(State(api): State<Arc<ReadApi>>) -> Response {
     respond(&history)
 }
 
-async fn doctor(State(api): State<Arc<ReadApi>>) -> Response {
+async fn doctor(State(api): State<Arc<ReadApi>>, Extension(viewer): Extension<Viewer>) -> Response {
     let snapshot = api.snapshot().await;
     let replica = api.replica();
     respond(&Diagnosis {
         api_version: VERSION.to_owned(),
-        findings: doctor::findings(&replica, &snapshot),
+        findings: doctor::findings(&replica, &snapshot, viewer),
         replica,
     })
 }

@@ -155,7 +155,7 @@ pub(super) fn pending_pods(
     unbound: &BTreeSet<OwnerId>,
     most: usize,
 ) -> (usize, Vec<PendingPod>) {
-    let mut pods = Vec::new();
+    let (mut total, mut pods) = (0, Vec::new());
     for uid in unbound {
         let Some(entry) = cluster.pods.get(uid) else {
             continue;
@@ -164,8 +164,9 @@ pub(super) fn pending_pods(
         if entry.assumption.is_some() || !cluster.concerns(&entry.facts) {
             continue;
         }
+        total += 1;
         if pods.len() >= most {
-            break;
+            continue;
         }
         pods.push(PendingPod {
             namespace: entry.facts.namespace.to_string(),
@@ -174,7 +175,7 @@ pub(super) fn pending_pods(
             asked: asked(&entry.facts.request),
         });
     }
-    (unbound.len(), pods)
+    (total, pods)
 }
 
 /// The request of a pod in a few words, such as `8 GiB, 50 % core, over 2 GPUs`.

@@ -2,19 +2,29 @@
 
 use proto::read_api::{Finding, Node, Replica, Severity};
 
-use super::snapshot::Snapshot;
+use super::Viewer;
+use super::snapshot::{RenderedNode, Snapshot};
 
 /// Seconds without a filter request after which waiting pods show that kube-scheduler does not ask.
 const SILENCE: u64 = 600;
 
-/// All findings.
-pub(super) fn findings(replica: &Replica, snapshot: &Snapshot) -> Vec<Finding> {
+/// All findings that a viewer may see.
+pub(super) fn findings(replica: &Replica, snapshot: &Snapshot, viewer: Viewer) -> Vec<Finding> {
     let mut findings = vec![sync(replica), filter_requests(replica, snapshot.pending.total)];
-    for rendered in snapshot.nodes.values() {
-        let node: Node = serde_json::from_slice(&rendered.json).unwrap_or_default();
-        findings.extend(node_findings(&node));
+    for node in snapshot.nodes.values() {
+        if viewer.sees_names {
+            findings.extend_from_slice(&node.findings);
+        } else if !node.findings.is_empty() {
+            findings.extend(findings_without_names(node));
+        }
     }
     findings
+}
+
+fn findings_without_names(rendered: &RenderedNode) -> Vec<Finding> {
+    let mut node: Node = serde_json::from_slice(&rendered.json).unwrap_or_default();
+    node.hide_names();
+    node_findings(&node)
 }
 
 fn sync(replica: &Replica) -> Finding {
@@ -128,11 +138,41 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
                 add(
                     "pod-record",
                     Severity::Warning,
-                    format!("pod {}/{}: {problem}", holder.namespace, holder.name),
+                    format!("pod {}: {problem}", holder.display_name()),
                     "delete the pod to have it placed with a new record",
                 );
             }
         }
     }
     findings
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::read_api::{Gpu, Holder};
+
+    use super::*;
+
+    #[test]
+    fn a_viewer_without_the_right_to_list_pods_gets_no_names() {
+        let holder = Holder {
+            namespace: "team".to_owned(),
+            name: "secret".to_owned(),
+            uid: "u-1".to_owned(),
+            problem: Some("its record cannot be read".to_owned()),
+            ..Holder::default()
+        };
+        let mut node = Node {
+            gpus: vec![Gpu {
+                holders: vec![holder],
+                ..Gpu::default()
+            }],
+            ..Node::default()
+        };
+        let text = |node: &Node| format!("{:?}", node_findings(node));
+        assert!(text(&node).contains("pod team/secret: its record cannot be read"));
+        node.hide_names();
+        assert!(text(&node).contains("pod u-1: its record cannot be read"));
+        assert!(!text(&node).contains("team") && !text(&node).contains("secret"));
+    }
 }

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use placement::{NodeId, RequestedGpus};
-use proto::read_api::{Node, PendingPod, Totals};
+use proto::read_api::{Finding, Node, PendingPod, Totals};
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
+use super::doctor::node_findings;
 use crate::index::{Index, Shared};
 
 /// The age at which a snapshot is renewed: clients see changes at most this much later.
@@ -54,6 +55,8 @@ pub(super) struct RenderedNode {
     /// The snapshot that first has it so.
     pub(super) revision: u64,
     pub(super) json: Bytes,
+    /// The findings of `doctor` about the node, with the names of pods.
+    pub(super) findings: Vec<Finding>,
     model: String,
     totals: Totals,
     plugin: Option<String>,
@@ -227,6 +230,7 @@ impl Publisher {
         let typical = index.typical_requests();
         let all_plugins_serve = index.all_plugins_serve();
         let may_have_away = !all_plugins_serve || !self.all_plugins_served;
+        let typical_is_same = typical == self.typical;
         let mut nodes = Vec::new();
         let mut n_known = 0;
         for (id, version) in index.fleet().node_versions() {
@@ -239,7 +243,7 @@ impl Publisher {
             let is_same = shown.is_none_or(|node| {
                 let name = name.as_deref().unwrap_or_default();
                 let plugin_is_same = !may_have_away || node.plugin == index.filter().plugin_problem(name);
-                !node.has_assumed && plugin_is_same && typical == self.typical
+                !node.has_assumed && plugin_is_same && typical_is_same
             });
             if *known != version || !is_same {
                 nodes.push((id, version));
@@ -314,6 +318,7 @@ impl RenderedNode {
             revision: 0,
             // Structs of texts and numbers always serialize.
             json: serde_json::to_vec(&node).unwrap_or_default().into(),
+            findings: node_findings(&node),
             totals: Totals::of_node(&node),
             model: node.model,
             plugin: node.plugin,

@@ -60,6 +60,21 @@ async fn the_state_has_gpus_their_holders_and_pods_that_wait() {
 }
 
 #[tokio::test]
+async fn a_pod_whose_binding_is_under_way_does_not_wait() {
+    let pod = shared("a", 1, 6000);
+    let world = World::new().with_node("n1", &[10_000]).with_pod(&pod);
+    let router = api_of(&world, false);
+    assert_eq!(read(&world, &router, "/v1/state").await["pendingTotal"], 1);
+    assert_eq!(world.bind(&pod, "n1").await, "");
+    // The router's snapshot may be a second old.
+    let state = read(&world, &api_of(&world, false), "/v1/state").await;
+    assert_eq!(
+        (&state["pendingTotal"], &state["pending"]),
+        (&json!(0), &json!([]))
+    );
+}
+
+#[tokio::test]
 async fn a_known_revision_is_not_sent_again() {
     let world = small_world().await;
     let router = api_of(&world, false);

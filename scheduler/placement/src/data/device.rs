@@ -142,7 +142,7 @@ pub struct FunctionGroup {
     pub functions: Vec<Function>,
 }
 
-/// What keeps containers within their memory limits on a GPU, as its node reports it; a later level is stronger.
+/// The enforcement of memory limits on a GPU, as its node reports it; a later level is stronger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LimitLevel {
     /// Nothing that is known.
