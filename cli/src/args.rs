@@ -95,8 +95,8 @@ pub(crate) enum Command {
         #[arg(short = 'l', long)]
         selector: Option<String>,
     },
-    /// Why a pod waits: the nodes and GPUs that come nearest, what they lack, and the pods in the way. Exits with 2 if no node
-    /// has room.
+    /// The reasons for which a pod waits: the nodes and GPUs that come nearest, the amounts that they lack, and the pods in the way.
+    /// Exits with 2 if no node has room.
     Explain {
         /// The pod, as NAME, `pod NAME`, `pod/NAME` or NAMESPACE/NAME.
         #[arg(required = true, num_args = 1..=2, value_name = "[pod] NAME")]
@@ -105,14 +105,14 @@ pub(crate) enum Command {
         #[arg(long)]
         all: bool,
     },
-    /// How many equal pods fit now, where, and what blocks the rest. Exits with 2 if not all fit.
+    /// The number of equal pods that fit now, their nodes, and the reasons that block the rest. Exits with 2 if not all fit.
     Fits(Question),
     /// Checks the installation. Exits with 2 if something is wrong.
     Doctor,
     /// Moving nodes from another plugin.
     #[command(subcommand)]
     Migrate(Migrate),
-    /// What Cluster Autoscaler, Cluster API and Karpenter have to know of nodes like one of the cluster.
+    /// The resources and labels that Cluster Autoscaler, Cluster API and Karpenter need for nodes like one of the cluster.
     AutoscalerHints {
         /// The node.
         node: String,
@@ -127,7 +127,7 @@ pub(crate) enum Command {
 /// Kinds of rows other than GPUs.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Top {
-    /// Pods with a share of a GPU: what they asked for, may use and use.
+    /// Pods with a share of a GPU: their requests, limits and use.
     Pods {
         /// Pods of all namespaces.
         #[arg(short = 'A', long)]
@@ -155,7 +155,7 @@ pub(crate) struct Question {
 /// `migrate`.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Migrate {
-    /// Where each node stands.
+    /// The place of each node on the way, and the next step.
     Status,
 }
 

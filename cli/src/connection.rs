@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::args::ConnectionArgs;
 use crate::failure::{Failure, with_sources};
+use crate::fields::text;
 
 /// Objects of one page of a list.
 const PAGE: u32 = 500;
@@ -64,6 +65,27 @@ impl Connection {
             Ok(answer) => Ok(Some(answer)),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
             Err(error) => Err(Failure::of_kube(action, error)),
+        }
+    }
+
+    /// The objects of the list at a path as JSON, in pages; none if the API server does not know their kind.
+    pub(crate) async fn list_json(&self, path: &str) -> Result<Vec<Value>, Failure> {
+        let mut objects = Vec::new();
+        let mut token = String::new();
+        loop {
+            let page = format!("{path}?limit={PAGE}&continue={token}");
+            let mut list = self
+                .get(&format!("list {path}"), &page)
+                .await?
+                .unwrap_or_default();
+            if let Some(Value::Array(items)) = list.get_mut("items").map(Value::take) {
+                objects.extend(items);
+            }
+            match text(&list, "/metadata/continue") {
+                "" => return Ok(objects),
+                // Tokens are base64, of which only these characters mean something in a query.
+                next => token = next.replace('+', "%2B").replace('=', "%3D"),
+            }
         }
     }
 

@@ -7,7 +7,6 @@ mod node_checks;
 
 use k8s_openapi::api::core::v1::Pod;
 use proto::read_api::{Diagnosis, Finding, Severity};
-use serde_json::Value;
 
 use crate::args::{Format, OutputArgs};
 use crate::connection::Connection;
@@ -90,37 +89,17 @@ async fn collect(connection: &Connection) -> Result<Facts, Failure> {
     Ok(facts)
 }
 
-/// The objects of a list; a kind that the API server does not know has none.
 async fn objects(connection: &Connection, path: &str) -> Objects {
-    let mut all = Vec::new();
-    let mut token = String::new();
-    loop {
-        let page = format!("{path}?limit=500&continue={token}");
-        let mut list = match connection.get(&format!("list {path}"), &page).await {
-            Ok(list) => list.unwrap_or_default(),
-            Err(failure) => return Err(failure.to_string()),
-        };
-        if let Some(Value::Array(items)) = list.get_mut("items").map(Value::take) {
-            all.extend(items);
-        }
-        match list.pointer("/metadata/continue").and_then(Value::as_str) {
-            // Tokens are base64, of which only these characters mean something in a query.
-            Some(next) if !next.is_empty() => token = next.replace('+', "%2B").replace('=', "%3D"),
-            _ => return Ok(all),
-        }
-    }
+    connection
+        .list_json(path)
+        .await
+        .map_err(|failure| failure.to_string())
 }
 
 async fn replicas(connection: &Connection) -> Result<Vec<Replica>, String> {
     if let Some(address) = &connection.args.read_api {
-        let diagnosis = match ReadApi::connect(connection).await {
-            Ok(mut api) => api.get::<Diagnosis>("doctor").await,
-            Err(failure) => Err(failure),
-        };
-        return Ok(vec![Replica {
-            pod: address.clone(),
-            diagnosis: diagnosis.map_err(|failure| failure.to_string()),
-        }]);
+        let replica = diagnose(address.clone(), ReadApi::connect(connection).await).await;
+        return Ok(vec![replica]);
     }
     let namespace = &connection.args.gpushare_namespace;
     let pods = connection
@@ -130,16 +109,22 @@ async fn replicas(connection: &Connection) -> Result<Vec<Replica>, String> {
     let mut replicas = Vec::new();
     for pod in pods.iter().filter(|pod| is_ready(pod)) {
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let diagnosis = match ReadApi::forward(connection, namespace, &name).await {
-            Ok(mut api) => api.get::<Diagnosis>("doctor").await,
-            Err(failure) => Err(failure),
-        };
-        replicas.push(Replica {
-            pod: name,
-            diagnosis: diagnosis.map_err(|failure| failure.to_string()),
-        });
+        let connected = ReadApi::forward(connection, namespace, &name).await;
+        replicas.push(diagnose(name, connected).await);
     }
     Ok(replicas)
+}
+
+/// Asks a replica for its findings.
+async fn diagnose(pod: String, connected: Result<ReadApi, Failure>) -> Replica {
+    let diagnosis = match connected {
+        Ok(mut api) => api.get::<Diagnosis>("doctor").await,
+        Err(failure) => Err(failure),
+    };
+    Replica {
+        pod,
+        diagnosis: diagnosis.map_err(|failure| failure.to_string()),
+    }
 }
 
 /// The nodes as the scheduler's library understands the objects, whether or not a scheduler runs.

@@ -168,7 +168,7 @@ fn nearest_miss(verdict: &NodeVerdict) -> String {
     text
 }
 
-/// What a GPU lacks.
+/// The amounts that a GPU lacks, in words.
 fn lacks(gpu: &GpuVerdict) -> String {
     let mut parts = Vec::new();
     if gpu.needed > gpu.free {

@@ -110,8 +110,11 @@ async fn added_nodes(
     asked: &[(String, u32)],
 ) -> Result<Vec<AddedNodes>, Failure> {
     let mut added = Vec::new();
+    if asked.is_empty() {
+        return Ok(added);
+    }
+    let state = source.state().await?;
     for (kind, count) in asked {
-        let state = source.state().await?;
         let like = if state.nodes.iter().any(|node| node.name == *kind) {
             kind.clone()
         } else {

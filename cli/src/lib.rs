@@ -13,6 +13,7 @@ mod connection;
 mod doctor;
 mod explain;
 mod failure;
+mod fields;
 mod fits;
 mod format;
 mod migrate;

@@ -1,32 +1,36 @@
-//! `migrate status` and `autoscaler-hints`: where each node stands on its way from another plugin, and what autoscalers have to
-//! know of nodes like one of the cluster.
+//! `migrate status` and `autoscaler-hints`: the place of each node on its way from another plugin, and the resources and labels that
+//! autoscalers need for nodes like one of the cluster.
 
 use std::collections::BTreeMap;
 
-use proto::resource::GPU_MEM;
+use proto::read_api::Node;
+use proto::resource::{GPU, GPU_CORE, GPU_COUNT, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::args::{Format, OutputArgs};
 use crate::connection::Connection;
 use crate::failure::{Failure, Verdict};
+use crate::fields::{NODE_LABEL, label, name};
 use crate::output::{Screen, Table, number, text};
 use crate::source::Source;
 
+/// The resource of NVIDIA's own plugin.
+const NVIDIA_GPU: &str = "nvidia.com/gpu";
 /// The resources that gpushare's plugin puts into the status of a node.
 const RESOURCES: [&str; 8] = [
     GPU_MEM,
-    "aliyun.com/gpu-count",
-    "koordinator.sh/gpu.shared",
-    "koordinator.sh/gpu-memory",
-    "koordinator.sh/gpu-memory-ratio",
-    "koordinator.sh/gpu-core",
-    "koordinator.sh/gpu",
-    "nvidia.com/gpu",
+    GPU_COUNT,
+    GPU_SHARED,
+    GPU_MEMORY,
+    GPU_MEMORY_RATIO,
+    GPU_CORE,
+    GPU,
+    NVIDIA_GPU,
 ];
 /// The labels of a node by which pods choose GPUs.
 const LABELS: [&str; 3] = [
-    "gpushare",
+    NODE_LABEL,
     proto::device::GPU_VENDOR_LABEL,
     proto::device::GPU_MODEL_LABEL,
 ];
@@ -47,13 +51,17 @@ pub(crate) async fn status(
     screen: &Screen,
     output: &OutputArgs,
 ) -> Result<Verdict, Failure> {
-    let nodes = nodes(connection).await?;
+    let nodes = connection.list_json("/api/v1/nodes").await?;
     let state = Source::open(connection, screen).await?.state().await?;
+    let shown_nodes: BTreeMap<&str, &Node> = state
+        .nodes
+        .iter()
+        .map(|node| (node.name.as_str(), node))
+        .collect();
     let mut steps = Vec::new();
     for node in &nodes {
-        let name = text_of(node, "/metadata/name");
-        let shown = state.nodes.iter().find(|shown| shown.name == name);
-        let holders = shown
+        let holders = shown_nodes
+            .get(name(node))
             .into_iter()
             .flat_map(|node| &node.gpus)
             .flat_map(|gpu| &gpu.holders);
@@ -94,25 +102,6 @@ pub(crate) async fn status(
     Ok(Verdict::Yes)
 }
 
-async fn nodes(connection: &Connection) -> Result<Vec<Value>, Failure> {
-    let list = connection
-        .get("list nodes", "/api/v1/nodes")
-        .await?
-        .unwrap_or_default();
-    Ok(list
-        .get("items")
-        .and_then(Value::as_array)
-        .cloned()
-        .unwrap_or_default())
-}
-
-fn text_of<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-}
-
 /// The stage of a node with this number of pods on its GPUs; `None` for a node without GPUs.
 fn step(node: &Value, pods: usize) -> Option<Step> {
     let has = |resource: &str| {
@@ -123,9 +112,9 @@ fn step(node: &Value, pods: usize) -> Option<Step> {
             .and_then(Value::as_str)
             .is_some_and(|amount| amount != "0")
     };
-    let label = text_of(node, "/metadata/labels/gpushare");
+    let label = label(node, NODE_LABEL);
     let is_labelled = label == "true";
-    let is_ours = has("koordinator.sh/gpu-memory") && has("koordinator.sh/gpu.shared");
+    let is_ours = has(GPU_MEMORY) && has(GPU_SHARED);
     let (stage, next) = match (is_labelled, is_ours) {
         // deploy/uninstall.sh labels nodes so, and a pod on each then removes what the plugin wrote.
         _ if label == "uninstall" => ("being removed", "wait for the pod gpushare-uninstall of the node"),
@@ -146,21 +135,21 @@ fn step(node: &Value, pods: usize) -> Option<Step> {
             "old gpushare plugin",
             "kubectl label node NAME gpushare=true, and remove the old plugin's label; running pods stay",
         ),
-        (false, false) if has("nvidia.com/gpu") => (
+        (false, false) if has(NVIDIA_GPU) => (
             "vendor's plugin",
-            "drain pods with nvidia.com/gpu, then kubectl label node NAME gpushare=true; see docs/migration.md",
+            "drain pods with nvidia.com/gpu, then kubectl label node NAME gpushare=true; see docs/migrate.md",
         ),
         (false, false) => return None,
     };
     Some(Step {
-        node: text_of(node, "/metadata/name").to_owned(),
+        node: name(node).to_owned(),
         stage,
         pods,
         next,
     })
 }
 
-/// Shows what autoscalers have to know of nodes like this one.
+/// Shows the resources and labels that autoscalers need for nodes like this one.
 pub(crate) async fn autoscaler_hints(
     connection: &Connection,
     screen: &Screen,

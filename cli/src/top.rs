@@ -218,7 +218,8 @@ async fn follow(
             Err(failure) => return Err(failure),
             // Another process answers, which does not know what this client has seen.
             Ok(()) => {
-                match connect_again(connection).await?.get::<State>("state").await {
+                api = connect_again(connection).await?;
+                match api.get::<State>("state").await {
                     Ok(mut state) => {
                         select(&mut state, selected);
                         show(&state, screen, output)?;
@@ -228,7 +229,6 @@ async fn follow(
                     Err(Failure::NoReadApi { .. }) => sleep(PAUSE).await,
                     Err(failure) => return Err(failure),
                 }
-                api = connect_again(connection).await?;
             }
         }
     }

@@ -6,6 +6,7 @@ use proto::read_api::{Diagnosis, Finding, Node, Severity};
 use serde_json::Value;
 
 use super::node_checks;
+use crate::fields::{array, has_condition, images, is_named, name, number, text};
 
 /// The objects of one list, or the reason that they could not be listed.
 pub(super) type Objects = Result<Vec<Value>, String>;
@@ -125,56 +126,6 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
         replicas,
     ];
     checks.into_iter().flat_map(|check| check(facts)).collect()
-}
-
-pub(super) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-}
-
-pub(super) fn name(object: &Value) -> &str {
-    text(object, "/metadata/name")
-}
-
-pub(super) fn label<'a>(object: &'a Value, key: &str) -> &'a str {
-    let value = object
-        .pointer("/metadata/labels")
-        .and_then(|labels| labels.get(key));
-    value.and_then(Value::as_str).unwrap_or_default()
-}
-
-pub(super) fn array<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
-}
-
-pub(super) fn number(object: &Value, pointer: &str) -> u64 {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_u64)
-        .unwrap_or_default()
-}
-
-pub(super) fn images(object: &Value, containers: &str) -> Vec<String> {
-    let containers = array(object, containers);
-    containers
-        .iter()
-        .map(|container| text(container, "/image").to_owned())
-        .collect()
-}
-
-pub(super) fn is_named(name: &str, objects: &[Value]) -> bool {
-    objects.iter().any(|object| self::name(object) == name)
-}
-
-/// Returns true if a condition of an object has the status `True`.
-pub(super) fn has_condition(object: &Value, conditions: &str, kind: &str) -> bool {
-    let mut conditions = array(object, conditions).iter();
-    conditions.any(|condition| text(condition, "/type") == kind && text(condition, "/status") == "True")
 }
 
 fn api_version(facts: &Facts) -> Vec<Finding> {
@@ -397,7 +348,7 @@ fn rights(facts: &Facts) -> Vec<Finding> {
         Ok(bindings) => {
             for account in ["gpushare-scheduler", "gpushare-device-plugin"] {
                 let is_subject = |subject: &Value| {
-                    name_of_subject(subject) == account && text(subject, "/namespace") == facts.namespace
+                    text(subject, "/name") == account && text(subject, "/namespace") == facts.namespace
                 };
                 if !bindings
                     .iter()
@@ -413,10 +364,6 @@ fn rights(facts: &Facts) -> Vec<Finding> {
         }
     }
     report.or_ok("both service accounts have a ClusterRoleBinding")
-}
-
-fn name_of_subject(subject: &Value) -> &str {
-    text(subject, "/name")
 }
 
 fn policies(facts: &Facts) -> Vec<Finding> {
@@ -452,45 +399,43 @@ fn webhooks(facts: &Facts) -> Vec<Finding> {
             return report.findings;
         }
     };
-    let mut n_ours = 0_usize;
-    for configuration in mutating.iter().chain(validating) {
-        for webhook in array(configuration, "/webhooks") {
-            let service = "/clientConfig/service";
-            if text(webhook, &format!("{service}/namespace")) != facts.namespace {
-                continue;
-            }
-            n_ours += 1;
-            let object = format!("webhook {}", text(webhook, "/name"));
-            if text(webhook, "/clientConfig/caBundle").is_empty() {
-                report.error(
-                    object.as_str(),
-                    "its caBundle is empty, so that the API server cannot call it",
-                    "see the scheduler's log: it writes the bundle once it has certificates, and needs the right to patch the configuration",
-                );
-            }
-            let has_ready = facts
-                .deployments
-                .iter()
-                .flatten()
-                .any(|deployment| number(deployment, "/status/readyReplicas") > 0);
-            if text(webhook, "/failurePolicy") == "Fail" && !has_ready {
-                report.error(
-                    object,
-                    "it refuses all pods that it is asked about, as no replica is ready",
-                    "make the scheduler ready, or delete the configuration meanwhile",
-                );
-            }
+    let has_ready = facts
+        .deployments
+        .iter()
+        .flatten()
+        .any(|deployment| number(deployment, "/status/readyReplicas") > 0);
+    let is_ours = |webhook: &&Value| text(webhook, "/clientConfig/service/namespace") == facts.namespace;
+    let ours = |configurations: &[Value]| -> Vec<Value> {
+        let webhooks = configurations.iter().flat_map(|found| array(found, "/webhooks"));
+        webhooks.filter(is_ours).cloned().collect()
+    };
+    let (mutating, validating) = (ours(mutating), ours(validating));
+    for webhook in mutating.iter().chain(&validating) {
+        let object = format!("webhook {}", text(webhook, "/name"));
+        if text(webhook, "/clientConfig/caBundle").is_empty() {
+            report.error(
+                object.as_str(),
+                "its caBundle is empty, so that the API server cannot call it",
+                "see the scheduler's log: it writes the bundle once it has certificates, and needs the right to patch the configuration",
+            );
+        }
+        if text(webhook, "/failurePolicy") == "Fail" && !has_ready {
+            report.error(
+                object,
+                "it refuses all pods that it is asked about, as no replica is ready",
+                "make the scheduler ready, or delete the configuration meanwhile",
+            );
         }
     }
-    let is_mutating_only = n_ours > 0 && (mutating.is_empty() != validating.is_empty());
-    if is_mutating_only {
+    // Other webhooks of the cluster say nothing about ours.
+    if mutating.is_empty() != validating.is_empty() {
         report.warn(
             "",
             "only one of the two webhook configurations exists",
             "install the component webhooks again",
         );
     }
-    report.or_ok(match n_ours {
+    report.or_ok(match mutating.len() + validating.len() {
         0 => "no webhooks are installed; the filter applies their rules".to_owned(),
         n => format!("{n} webhooks have a caBundle"),
     })

@@ -1,16 +1,16 @@
 //! The checks of nodes: device plugins, Device objects, injection, drivers and memory units.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proto::read_api::Finding;
+use proto::record::DEVICE_ALLOCATED;
 use proto::resource::GPU_MEM;
 use scheduler::read_api::node_findings;
 use serde_json::Value;
 
-use super::checks::{Facts, Report, array, has_condition, images, is_named, label, name, number, text};
+use super::checks::{Facts, Report};
+use crate::fields::{NODE_LABEL, array, has_condition, images, label, name, number, text};
 
-/// The label of nodes that share their GPUs, as the `DaemonSet` selects them.
-const NODE_LABEL: &str = "gpushare";
 /// Parts of images of other device plugins, and the resource that each serves.
 const OTHER_PLUGINS: [(&str, &str); 4] = [
     ("k8s-gpushare-plugin", GPU_MEM),
@@ -28,21 +28,21 @@ pub(super) fn plugins(facts: &Facts) -> Vec<Finding> {
             return report.findings;
         }
     };
-    let ours = |pod: &&Value| {
-        text(pod, "/metadata/namespace") == facts.namespace
-            && label(pod, "app.kubernetes.io/name") == "gpushare-device-plugin"
-    };
+    let mut plugin_on: BTreeMap<&str, &Value> = BTreeMap::new();
+    for pod in pods {
+        let is_plugin = text(pod, "/metadata/namespace") == facts.namespace
+            && label(pod, "app.kubernetes.io/name") == "gpushare-device-plugin";
+        if is_plugin {
+            plugin_on.entry(text(pod, "/spec/nodeName")).or_insert(pod);
+        }
+    }
     let labelled: Vec<&Value> = nodes
         .iter()
         .filter(|node| label(node, NODE_LABEL) == "true")
         .collect();
     for node in &labelled {
         let object = format!("node {}", name(node));
-        let mut of_node = pods
-            .iter()
-            .filter(ours)
-            .filter(|pod| text(pod, "/spec/nodeName") == name(node));
-        match of_node.next() {
+        match plugin_on.get(name(node)) {
             None => report.error(
                 object,
                 "it is labelled for sharing, and no pod of the device plugin is on it",
@@ -75,8 +75,9 @@ pub(super) fn device_objects(facts: &Facts) -> Vec<Finding> {
         report.unknown("nodes or devices could not be listed");
         return report.findings;
     };
+    let device_of: BTreeMap<&str, &Value> = devices.iter().map(|device| (name(device), device)).collect();
     for node in nodes.iter().filter(|node| label(node, NODE_LABEL) == "true") {
-        match devices.iter().find(|device| name(device) == name(node)) {
+        match device_of.get(name(node)) {
             None => report.error(
                 format!("node {}", name(node)),
                 "it has no Device object, so that nothing is scheduled on its GPUs",
@@ -90,12 +91,9 @@ pub(super) fn device_objects(facts: &Facts) -> Vec<Finding> {
             Some(_) => {}
         }
     }
-    for device in devices.iter().filter(|device| !is_named(name(device), nodes)) {
-        report.warn(
-            format!("device {}", name(device)),
-            "it belongs to no node",
-            "delete it",
-        );
+    let node_names: BTreeSet<&str> = nodes.iter().map(name).collect();
+    for device in device_of.keys().filter(|device| !node_names.contains(*device)) {
+        report.warn(format!("device {device}"), "it belongs to no node", "delete it");
     }
     report.or_ok("every labelled node has a Device object")
 }
@@ -118,7 +116,7 @@ pub(super) fn injection(facts: &Facts) -> Vec<Finding> {
                 report.error(
                     format!("node {}", name(device)),
                     format!("{kind} is false: {}", text(condition, "/message")),
-                    "turn CDI on in the container runtime, and see docs/node-kinds.md for this kind of node",
+                    "turn CDI on in the container runtime, and see docs/nvidia.md for this kind of node",
                 );
             }
         }
@@ -225,9 +223,8 @@ pub(super) fn failed_pods(facts: &Facts) -> Vec<Finding> {
     for pod in pods {
         let is_refused = text(pod, "/status/phase") == "Failed"
             && text(pod, "/status/reason") == "UnexpectedAdmissionError";
-        let holds_gpus = pod
-            .pointer("/metadata/annotations/scheduling.koordinator.sh~1device-allocated")
-            .is_some();
+        let annotations = pod.pointer("/metadata/annotations");
+        let holds_gpus = annotations.is_some_and(|annotations| annotations.get(DEVICE_ALLOCATED).is_some());
         if is_refused && holds_gpus {
             *by_node.entry(text(pod, "/spec/nodeName")).or_default() += 1;
         }

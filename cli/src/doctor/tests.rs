@@ -2,7 +2,7 @@
 
 use proto::read_api::{Diagnosis, Replica as ReplicaState};
 use rstest::rstest;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::checks::findings;
 use super::*;
@@ -153,6 +153,9 @@ fn report(check: &str, object: &str) -> Finding {
 #[case::policy_without_binding("policies", |facts: &mut Facts| drop(facts.policy_bindings.as_mut().unwrap().remove(0)))]
 #[case::no_ca("webhooks", |facts: &mut Facts| set(&mut facts.mutating, "/webhooks/0/clientConfig/caBundle", json!("")))]
 #[case::one_configuration("webhooks", |facts: &mut Facts| facts.validating = Ok(Vec::new()))]
+#[case::one_configuration_beside_those_of_others("webhooks", |facts: &mut Facts| {
+    set(&mut facts.validating, "/webhooks/0/clientConfig/service/namespace", json!("cert-manager"));
+})]
 #[case::no_plugin_pod("plugins", |facts: &mut Facts| facts.pods = Ok(Vec::new()))]
 #[case::plugin_not_ready("plugins", |facts: &mut Facts| set(&mut facts.pods, "/status/conditions/0/status", json!("False")))]
 #[case::no_labelled_node("plugins", |facts: &mut Facts| set(&mut facts.nodes, "/metadata/labels/gpushare", json!("false")))]
