@@ -259,6 +259,37 @@ fn commands_name_files_that_exist() {
     assert!(n_named > 10, "{n_named} files");
 }
 
+/// Errors, alerts, scripts and comments name documents that exist.
+#[test]
+fn documents_that_sources_name_exist() {
+    let mut missing = Vec::new();
+    let mut n_named = 0;
+    for file in ["rs", "yaml", "sh", "txt"]
+        .iter()
+        .flat_map(|kind| files(&root(), kind))
+    {
+        let text = read(&file);
+        for rest in text.split("docs/").skip(1) {
+            let is_of_name = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+            let length = rest.find(|letter| !is_of_name(letter)).unwrap_or(rest.len());
+            let Some(name) = rest
+                .get(..length)
+                .and_then(|name| name.split_inclusive(".md").next())
+            else {
+                continue;
+            };
+            if name.ends_with(".md") {
+                n_named += 1;
+                if !root().join("docs").join(name).exists() {
+                    missing.push(format!("{}: docs/{name}", file.display()));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+    assert!(n_named > 50, "{n_named} names");
+}
+
 /// Each example is the limits of a container that asks for something.
 #[test]
 fn the_cookbook_s_pods_are_understood() {
