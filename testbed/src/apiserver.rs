@@ -50,7 +50,7 @@ pub use self::api_objects::ApiObjects;
 pub use self::faults::{Fault, Faults, HeldWatches, Injected, Matching};
 pub use self::resource::Resource;
 pub use self::status::ApiError;
-pub use self::store::Change;
+pub use self::store::ChangeKind;
 pub use self::watch::{Watch, WatchEvent};
 
 use self::access::{Audit, Tokens};
@@ -58,7 +58,7 @@ use self::http::Server;
 
 /// Settings of a server.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct ApiServerConfig {
     /// Listens here; port 0 takes a free one.
     pub listen: SocketAddr,
     /// Changes per resource that lists and watches can look back on.
@@ -69,7 +69,7 @@ pub struct Config {
     pub tokens: HashMap<String, User>,
 }
 
-impl Config {
+impl ApiServerConfig {
     /// A free port on loopback, no tokens, and the look-back of an ordinary cluster.
     pub fn loopback() -> Self {
         Self {
@@ -92,13 +92,13 @@ pub struct ApiServer {
 
 impl ApiServer {
     /// Starts a server with an empty cluster.
-    pub async fn start(config: Config) -> io::Result<Self> {
+    pub async fn start(config: ApiServerConfig) -> io::Result<Self> {
         let objects = ApiObjects::new(config.event_window);
         Self::start_with(config, objects).await
     }
 
     /// Starts a server over an existing cluster, such as that of a server that was shut down.
-    pub async fn start_with(config: Config, objects: ApiObjects) -> io::Result<Self> {
+    pub async fn start_with(config: ApiServerConfig, objects: ApiObjects) -> io::Result<Self> {
         let listener = TcpListener::bind(config.listen).await?;
         let address = listener.local_addr()?;
         let server = Arc::new(Server {

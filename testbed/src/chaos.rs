@@ -18,15 +18,15 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::cluster::{NodeKind, NodeSpec, RuntimeSpec, default_deploy};
+use crate::cluster::{NodeKind, NodeSetup, RuntimeSpec, default_deploy};
 use crate::console::Console;
 use crate::daemons::Binaries;
 
-pub use recorder::{Recorder, Tally};
+pub use recorder::{RunRecorder, Tally};
 pub use report::{Figures, render};
-pub use schedule::{Batch, Disruption, Shape, Step, n_admissions, schedule};
+pub use schedule::{Batch, ChaosStep, Disruption, Shape, n_admissions, schedule};
 
-/// The nodes of [`Mode::Kinds`]. The hook is where the runtime acts on the variable of images.
+/// The nodes of [`PluginMode::Kinds`]. The hook is where the runtime acts on the variable of images.
 const KINDS: [(NodeKind, RuntimeSpec); 4] = [
     (NodeKind::VariableWithSpec, RuntimeSpec::RequiredPlugins),
     (NodeKind::PlainCdi, RuntimeSpec::Plain),
@@ -37,7 +37,7 @@ const KINDS: [(NodeKind, RuntimeSpec); 4] = [
 /// The plugin's mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Mode {
+pub enum PluginMode {
     /// Devices by CDI, proof before every start.
     Cdi,
     /// Devices by environment variable, proof before every start.
@@ -46,7 +46,7 @@ pub enum Mode {
     Kinds,
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for PluginMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Cdi => "proof, cdi",
@@ -56,7 +56,7 @@ impl fmt::Display for Mode {
     }
 }
 
-impl Mode {
+impl PluginMode {
     /// `--inject` of the plugin.
     pub fn inject(self) -> &'static str {
         match self {
@@ -75,15 +75,15 @@ impl Mode {
     }
 
     /// A node of this name, the one at this place.
-    pub(crate) fn node(self, at: usize, name: &str, mib_of_gpus: &[u64]) -> NodeSpec {
+    pub(crate) fn node(self, at: usize, name: &str, mib_of_gpus: &[u64]) -> NodeSetup {
         match KINDS.get(at).filter(|_| self == Self::Kinds) {
-            Some((kind, runtime)) => NodeSpec {
+            Some((kind, runtime)) => NodeSetup {
                 runtime: *runtime,
-                ..NodeSpec::of_kind(*kind, name, mib_of_gpus)
+                ..NodeSetup::of_kind(*kind, name, mib_of_gpus)
             },
-            None => NodeSpec {
+            None => NodeSetup {
                 driver_limits: self == Self::Cdi,
-                ..NodeSpec::new(name, mib_of_gpus)
+                ..NodeSetup::new(name, mib_of_gpus)
             },
         }
     }
@@ -110,7 +110,7 @@ pub struct ChaosArgs {
     steps: usize,
     /// The plugin's mode.
     #[arg(long, value_enum, default_value = "cdi")]
-    mode: Mode,
+    mode: PluginMode,
     /// Run the modes cdi and envvar one after the other on the same steps.
     #[arg(long, conflicts_with = "mode")]
     compare: bool,
@@ -141,7 +141,7 @@ pub async fn run(args: ChaosArgs) -> Result<bool> {
         return Ok(true);
     }
     let modes = if args.compare {
-        vec![Mode::Cdi, Mode::Envvar]
+        vec![PluginMode::Cdi, PluginMode::Envvar]
     } else {
         vec![args.mode]
     };
@@ -162,14 +162,14 @@ pub async fn run(args: ChaosArgs) -> Result<bool> {
 /// Takes all steps of a schedule.
 pub async fn one_run(
     console: &Console,
-    mode: Mode,
+    mode: PluginMode,
     seed: u64,
     n_steps: usize,
     deploy: PathBuf,
 ) -> Result<Figures> {
     console.step(&format!("{mode}: starting the testbed"));
     let steps = schedule(seed, n_steps, mode.n_nodes());
-    let recorder = Arc::new(Recorder::default());
+    let recorder = Arc::new(RunRecorder::default());
     let mut runner = runner::Runner::start(mode, seed, deploy, &recorder).await?;
     let crashes = runner.crashes().clone();
     let began = Instant::now();

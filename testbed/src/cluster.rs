@@ -16,22 +16,22 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
-use crate::apiserver::{ApiServer, Config as ApiServerConfig, User};
+use crate::apiserver::{ApiServer, ApiServerConfig, User};
 use crate::connector::Connector;
 use crate::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
 use crate::http_client::HttpClient;
-use crate::kube_scheduler::{Attempt, Configuration, KubeScheduler, Options};
+use crate::kube_scheduler::{KubeScheduler, Options, SchedulerConfiguration, SchedulingAttempt};
 use crate::manifests;
-use crate::observer::{Condition, Observer, Snapshot};
+use crate::observer::{ClusterSnapshot, Condition, Observer};
 use crate::ports::free_address;
 
 pub use cdi_dir::CdiDir;
 pub use node::SimulatedNode;
-pub use node_kind::{Deployment, NodeKind, OwnContainer, RUNTIME_CLASS};
-pub use node_spec::{DriverSpecs, GpuSpec, Health, NodeSpec, RuntimeSpec};
+pub use node_kind::{Deployment, NodeKind, PluginContainer, RUNTIME_CLASS};
+pub use node_spec::{DriverSpecs, GpuFault, GpuSpec, NodeSetup, RuntimeSpec};
 pub use webhooks::WebhookSpec;
 
-use webhooks::Webhooks;
+use webhooks::InstalledWebhooks;
 
 mod cdi_dir;
 mod node;
@@ -61,7 +61,7 @@ const CONFIGURATION: &str = "attach/kube-scheduler/kube-scheduler-config.yaml";
 #[derive(Clone, Debug)]
 pub struct ClusterSpec {
     /// The nodes.
-    pub nodes: Vec<NodeSpec>,
+    pub nodes: Vec<NodeSetup>,
     /// The directory `deploy/` of the repository.
     pub deploy: PathBuf,
     /// Further flags of `gpushare-scheduler`.
@@ -78,7 +78,7 @@ pub struct ClusterSpec {
 
 impl ClusterSpec {
     /// A cluster of these nodes with the repository's own `deploy/`.
-    pub fn of(nodes: Vec<NodeSpec>) -> Self {
+    pub fn of(nodes: Vec<NodeSetup>) -> Self {
         Self {
             nodes,
             deploy: default_deploy(),
@@ -97,16 +97,16 @@ pub fn default_deploy() -> PathBuf {
 }
 
 /// A running cluster.
-pub struct Cluster {
+pub struct LocalCluster {
     // Fields are dropped in this order: first the clients of the API server, then the server, then the files.
     kube_scheduler: Option<KubeScheduler>,
     /// `gpushare-scheduler`.
     pub scheduler: Daemon,
     crashes: Crashes,
     nodes: BTreeMap<String, SimulatedNode>,
-    attempts: mpsc::UnboundedReceiver<Attempt>,
-    journal: mpsc::UnboundedSender<Attempt>,
-    configuration: Configuration,
+    attempts: mpsc::UnboundedReceiver<SchedulingAttempt>,
+    journal: mpsc::UnboundedSender<SchedulingAttempt>,
+    configuration: SchedulerConfiguration,
     observer: Observer,
     client: Client,
     api: ApiServer,
@@ -118,13 +118,13 @@ pub struct Cluster {
     health_address: SocketAddr,
     /// The address of the scheduler's read API.
     read_address: SocketAddr,
-    webhooks: Option<Webhooks>,
+    webhooks: Option<InstalledWebhooks>,
     seed: u64,
     deploy: PathBuf,
     dir: TempDir,
 }
 
-impl fmt::Debug for Cluster {
+impl fmt::Debug for LocalCluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cluster")
             .field("dir", &self.dir.path())
@@ -132,7 +132,7 @@ impl fmt::Debug for Cluster {
     }
 }
 
-impl Cluster {
+impl LocalCluster {
     /// Starts everything and waits until every node offers its GPUs and the scheduler is ready.
     pub async fn start(spec: ClusterSpec) -> Result<Self> {
         let cluster = Self::launch(spec).await?;
@@ -164,7 +164,7 @@ impl Cluster {
         }
         let webhooks = match &spec.webhooks {
             Some(webhooks) => {
-                Some(Webhooks::install(webhooks, &client, &api, &spec.deploy, dir.path()).await?)
+                Some(InstalledWebhooks::install(webhooks, &client, &api, &spec.deploy, dir.path()).await?)
             }
             None => None,
         };
@@ -175,7 +175,7 @@ impl Cluster {
             .scheduler_args
             .iter()
             .cloned()
-            .chain(webhooks.iter().flat_map(Webhooks::args))
+            .chain(webhooks.iter().flat_map(InstalledWebhooks::args))
             .collect();
         let invocation = scheduler_invocation(
             scheduler_path.clone(),
@@ -185,7 +185,7 @@ impl Cluster {
             more,
         );
         let scheduler = Daemon::start(invocation, &crashes)?;
-        let configuration = Configuration::read(&spec.deploy.join(CONFIGURATION))?;
+        let configuration = SchedulerConfiguration::read(&spec.deploy.join(CONFIGURATION))?;
         let mut configuration = match &webhooks {
             Some(webhooks) => {
                 let folder = webhooks.issue(&scheduler_path, &kubeconfig).await?;
@@ -230,7 +230,7 @@ impl Cluster {
             .values()
             .filter(|node| node.plugin().is_some())
             .collect();
-        let all_offer = |snapshot: &Snapshot| {
+        let all_offer = |snapshot: &ClusterSnapshot| {
             let missing: Vec<String> = plugins.iter().filter_map(|node| node.missing(snapshot)).collect();
             if missing.is_empty() {
                 Ok(())
@@ -294,7 +294,7 @@ impl Cluster {
         &self,
         what: &str,
         deadline: Duration,
-        condition: impl FnMut(&Snapshot) -> C,
+        condition: impl FnMut(&ClusterSnapshot) -> C,
     ) -> Result<C::Found> {
         tokio::select! {
             biased;
@@ -383,7 +383,7 @@ impl Cluster {
     }
 
     /// kube-scheduler's configuration with the extender at its address here.
-    pub fn configuration(&self) -> &Configuration {
+    pub fn configuration(&self) -> &SchedulerConfiguration {
         &self.configuration
     }
 
@@ -400,7 +400,7 @@ impl Cluster {
     }
 
     /// Adds a node to the running cluster.
-    pub async fn add_node(&mut self, spec: NodeSpec) -> Result<()> {
+    pub async fn add_node(&mut self, spec: NodeSetup) -> Result<()> {
         let name = spec.name.clone();
         let node = SimulatedNode::start(
             spec,
@@ -415,19 +415,19 @@ impl Cluster {
     }
 
     /// The next attempt to schedule a pod.
-    pub async fn next_attempt(&mut self) -> Option<Attempt> {
+    pub async fn next_attempt(&mut self) -> Option<SchedulingAttempt> {
         self.attempts.recv().await
     }
 
     /// The attempts since the last call.
-    pub fn past_attempts(&mut self) -> Vec<Attempt> {
+    pub fn past_attempts(&mut self) -> Vec<SchedulingAttempt> {
         std::iter::from_fn(|| self.attempts.try_recv().ok()).collect()
     }
 
     /// The scheduler's URL; over TLS by the name that its certificate is for.
     pub fn scheduler_url(&self) -> String {
         match &self.webhooks {
-            Some(_) => Webhooks::scheduler_url(self.scheduler_address.port()),
+            Some(_) => InstalledWebhooks::scheduler_url(self.scheduler_address.port()),
             None => format!("http://{}", self.scheduler_address),
         }
     }

@@ -40,7 +40,7 @@ impl std::fmt::Debug for Connector {
 
 /// Files (PEM) for TLS.
 #[derive(Clone, Copy, Debug)]
-pub struct TlsFiles<'a> {
+pub struct ClientTlsFiles<'a> {
     /// Authorities that the server's certificate must come from.
     pub authorities: &'a Path,
     /// The client's certificate.
@@ -56,7 +56,7 @@ impl Connector {
     }
 
     /// TLS by these files, which are read now and never again, as kube-scheduler does.
-    pub fn tls(files: TlsFiles<'_>) -> anyhow::Result<Self> {
+    pub fn tls(files: ClientTlsFiles<'_>) -> anyhow::Result<Self> {
         let roots = roots(files.authorities)?;
         let read = |path: &Path| format!("cannot read {}", path.display());
         let own =

@@ -304,7 +304,7 @@ impl Daemon {
         let (kill, kill_requested) = mpsc::channel(1);
         let (report, ended) = watch::channel(None);
         let is_ending = Arc::new(AtomicBool::new(false));
-        let keeper = Keeper {
+        let keeper = ProcessKeeper {
             child,
             kill_requested,
             report,
@@ -441,7 +441,7 @@ fn is_stopped(pid: u32) -> bool {
 }
 
 /// Waits for a daemon's process, and kills it on request.
-struct Keeper {
+struct ProcessKeeper {
     child: Child,
     kill_requested: mpsc::Receiver<()>,
     report: watch::Sender<Option<ExitStatus>>,
@@ -449,7 +449,7 @@ struct Keeper {
     crashes: Crashes,
 }
 
-impl Keeper {
+impl ProcessKeeper {
     async fn keep(mut self, invocation: Invocation) {
         let ended = tokio::select! {
             ended = self.child.wait() => ended,

@@ -12,15 +12,15 @@ use proto::resource::GPU_MEM;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, ClusterSpec, NodeSpec, WebhookSpec, default_deploy};
+use crate::cluster::{ClusterSpec, LocalCluster, NodeSetup, WebhookSpec, default_deploy};
 use crate::console::{Check, Console, table};
 use crate::daemons::Binaries;
 use crate::invariants::{self, Accounts, ContainerView, GpuUse};
-use crate::kube_scheduler::{Attempt, Outcome};
+use crate::kube_scheduler::{SchedulingAttempt, SchedulingOutcome};
 use crate::manifests;
-use crate::observer::Snapshot;
+use crate::observer::ClusterSnapshot;
 use crate::pod_fields::{is_running, node_of};
-use crate::pods::{PodSpec, Pods};
+use crate::pods::{NamespacePods, PodBuilder};
 
 /// Longest wait for one step.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -66,18 +66,18 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
         ("n2", vec![GPU; 2]),
         ("n3", vec![GPU, 24258]),
     ];
-    let nodes = nodes.map(|(name, gpus)| NodeSpec {
+    let nodes = nodes.map(|(name, gpus)| NodeSetup {
         allocated_resources_status: false,
-        ..NodeSpec::new(name, &gpus).unit("MiB")
+        ..NodeSetup::new(name, &gpus).unit("MiB")
     });
-    let cluster = Cluster::start(ClusterSpec {
+    let cluster = LocalCluster::start(ClusterSpec {
         deploy: args.deploy,
         webhooks: args.webhooks.then_some(WebhookSpec { lifetime: "90d" }),
         ..ClusterSpec::of(nodes.to_vec())
     })
     .await?;
     let mut demo = Demo {
-        pods: Pods::of(cluster.client(), NAMESPACE),
+        pods: NamespacePods::of(cluster.client(), NAMESPACE),
         cluster,
         console,
         checks: Vec::new(),
@@ -113,8 +113,8 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
 }
 
 struct Demo {
-    cluster: Cluster,
-    pods: Pods,
+    cluster: LocalCluster,
+    pods: NamespacePods,
     console: Console,
     checks: Vec<Check>,
 }
@@ -167,7 +167,7 @@ impl Demo {
         self.checks.push(Check::equal(
             "filter figure: the pod is bound to n3",
             &attempt.outcome,
-            &Outcome::Bound("n3".to_owned()),
+            &SchedulingOutcome::Bound("n3".to_owned()),
         ));
         let in_tree = |node: &str| {
             attempt
@@ -228,7 +228,7 @@ impl Demo {
     }
 
     async fn run_pod(&self, name: &str, units: u64, node: Option<&str>) -> Result<()> {
-        let spec = PodSpec::new(name, &[(GPU_MEM, &units.to_string())]);
+        let spec = PodBuilder::new(name, &[(GPU_MEM, &units.to_string())]);
         let spec = match node {
             Some(node) => spec.on(node),
             None => spec,
@@ -242,7 +242,7 @@ impl Demo {
     }
 
     async fn until_running(&self, names: &[String]) -> Result<()> {
-        let all = |snapshot: &Snapshot| {
+        let all = |snapshot: &ClusterSnapshot| {
             names
                 .iter()
                 .all(|name| snapshot.pod(name).is_some_and(is_running))
@@ -269,7 +269,7 @@ impl Demo {
         for name in names {
             self.pods.delete(name).await?;
         }
-        let gone = |snapshot: &Snapshot| {
+        let gone = |snapshot: &ClusterSnapshot| {
             names
                 .iter()
                 .all(|name| snapshot.pod(name).is_none())
@@ -282,7 +282,7 @@ impl Demo {
 
     /// Asks the real extender's filter, as kube-scheduler would: the nodes that fit, and reasons why others do not.
     async fn ask_extender(&self, units: u64, nodes: &[&str]) -> Result<(Vec<String>, Vec<String>)> {
-        let pod = PodSpec::new("asked-only", &[(GPU_MEM, &units.to_string())]).pod()?;
+        let pod = PodBuilder::new("asked-only", &[(GPU_MEM, &units.to_string())]).pod()?;
         let question = json!({"Pod": pod, "Nodes": null, "NodeNames": nodes});
         let url = format!("{}/gpushare-scheduler/filter", self.cluster.scheduler_url());
         let (status, body) = self
@@ -311,7 +311,7 @@ impl Demo {
         Ok((passed, reasons))
     }
 
-    async fn attempt_for(&mut self, pod: &str) -> Result<Attempt> {
+    async fn attempt_for(&mut self, pod: &str) -> Result<SchedulingAttempt> {
         let key = format!("{NAMESPACE}/{pod}");
         let found = async {
             loop {
@@ -364,7 +364,7 @@ fn of_node<'a>(accounts: &'a Accounts, node: &'a str) -> impl Iterator<Item = &'
     accounts.gpus.values().filter(move |gpu| gpu.node == node)
 }
 
-async fn show(cluster: &Cluster, console: &Console, checks: Vec<Check>) -> Result<bool> {
+async fn show(cluster: &LocalCluster, console: &Console, checks: Vec<Check>) -> Result<bool> {
     let snapshot = cluster.observer().now();
     let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
     let views = invariants::container_views(cluster.client(), &snapshot).await?;
@@ -409,7 +409,7 @@ async fn show(cluster: &Cluster, console: &Console, checks: Vec<Check>) -> Resul
     Ok(is_ok)
 }
 
-fn describe(view: &ContainerView, snapshot: &Snapshot) -> String {
+fn describe(view: &ContainerView, snapshot: &ClusterSnapshot) -> String {
     let node = snapshot.pod(&view.pod).and_then(node_of).unwrap_or("no node");
     let sees = if view.sees.is_empty() {
         "no GPU".to_owned()

@@ -9,11 +9,11 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
 
-use crate::cluster::{Cluster, client_of, default_deploy};
+use crate::cluster::{LocalCluster, client_of, default_deploy};
 use crate::console::{Console, table};
 use crate::daemons::Binaries;
 use crate::parts::Commands;
-use crate::scenario::{self, Scenario, Stage, World};
+use crate::scenario::{self, Scenario, ScenarioStage, World};
 
 /// `testbed e2e`.
 #[derive(Clone, Debug, Args)]
@@ -99,7 +99,7 @@ pub async fn on_testbed(
     deploy: PathBuf,
 ) -> Result<Vec<ScenarioResult>> {
     console.step("starting the testbed");
-    let endings = Stage::ALL.map(|stage| {
+    let endings = ScenarioStage::ALL.map(|stage| {
         let here: Vec<Scenario> = chosen
             .iter()
             .filter(|scenario| scenario.stages.contains(&stage))
@@ -116,14 +116,14 @@ pub async fn on_testbed(
 
 async fn on_stage(
     console: &Console,
-    stage: Stage,
+    stage: ScenarioStage,
     chosen: Vec<Scenario>,
     deploy: PathBuf,
 ) -> Result<Vec<ScenarioResult>> {
     if chosen.is_empty() {
         return Ok(Vec::new());
     }
-    let mut cluster = Cluster::start(stage.spec(deploy))
+    let mut cluster = LocalCluster::start(stage.spec(deploy))
         .await
         .with_context(|| format!("stage {}", stage.name()))?;
     let client = cluster.client().clone();

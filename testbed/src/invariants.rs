@@ -16,15 +16,15 @@ use proto::record::{
 };
 use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, VENDOR_GPUS};
 
-use crate::kube_scheduler::Amounts;
+use crate::kube_scheduler::ResourceAmounts;
 use crate::kubelet::{self, DEVICE_NODES};
-use crate::observer::Snapshot;
+use crate::observer::ClusterSnapshot;
 use crate::pod_fields::{
     container_statuses, containers, device_record, has_ended, init_container_statuses, node_of, phase,
 };
 use crate::pods;
 
-use others::Others;
+use others::OtherDevices;
 
 mod constraints;
 mod others;
@@ -68,7 +68,7 @@ pub struct Accounts {
     /// Every GPU, by node and minor.
     pub gpus: BTreeMap<(String, i32), GpuUse>,
     /// Devices of other types.
-    others: Others,
+    others: OtherDevices,
     /// Violations, a sentence each.
     pub violations: Vec<String>,
 }
@@ -86,7 +86,7 @@ enum GpuUseKind {
 
 /// A pod's request of each of its devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Share {
+struct RequestedShare {
     use_kind: GpuUseKind,
     n_devices: u64,
     units: u64,
@@ -95,9 +95,9 @@ struct Share {
     core: u64,
 }
 
-impl Share {
+impl RequestedShare {
     fn of(pod: &Pod) -> Option<Self> {
-        let amounts = Amounts::of_pod(pod).ok()?;
+        let amounts = ResourceAmounts::of_pod(pod).ok()?;
         let whole = |name: &str| u64::try_from(amounts.get(name) / 1000).unwrap_or(0);
         let n_whole: u64 = VENDOR_GPUS.iter().map(|name| whole(name)).sum();
         if n_whole > 0 {
@@ -227,7 +227,7 @@ fn is_served_by_vendor(device: &Device) -> bool {
 }
 
 /// Adds up the amounts that pods hold, and lists the violations. Pods in `excused` may have broken records.
-pub fn accounts(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Accounts {
+pub fn accounts(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Accounts {
     let mut accounts = Accounts::default();
     for (node, device) in &snapshot.devices {
         for info in device.spec.devices.iter().filter(|info| is_gpu(info)) {
@@ -237,7 +237,8 @@ pub fn accounts(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Accounts {
     }
     for (name, pod) in snapshot.pods.iter().filter(|(_, pod)| !has_ended(pod)) {
         let Some(node) = node_of(pod) else { continue };
-        let added = Share::of(pod).map_or(Ok(()), |share| accounts.add_pod(snapshot, name, pod, node, share));
+        let added = RequestedShare::of(pod)
+            .map_or(Ok(()), |share| accounts.add_pod(snapshot, name, pod, node, share));
         let added = added.and_then(|()| accounts.others.add_pod(node, name, pod));
         if let Err(what) = added
             && !excused.contains(name)
@@ -253,7 +254,7 @@ pub fn accounts(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Accounts {
 }
 
 /// A sentence for each demand of a pod's annotations that is not met, and for each pod that another one should have kept off.
-fn disregarded(snapshot: &Snapshot, excused: &BTreeSet<String>) -> Vec<String> {
+fn disregarded(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Vec<String> {
     let mut sentences = Vec::new();
     for (node, device) in &snapshot.devices {
         let mut here: Vec<(&str, &Pod)> = Vec::new();
@@ -296,11 +297,11 @@ impl Accounts {
 
     fn add_pod(
         &mut self,
-        snapshot: &Snapshot,
+        snapshot: &ClusterSnapshot,
         name: &str,
         pod: &Pod,
         node: &str,
-        share: Share,
+        share: RequestedShare,
     ) -> Result<(), String> {
         let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
         if share.use_kind == GpuUseKind::Whole
@@ -378,7 +379,7 @@ fn check_recorded_amounts(
     pod: &Pod,
     exchanged: Option<&DeviceAllocations>,
     minor: i32,
-    share: Share,
+    share: RequestedShare,
     hundredths: u128,
 ) -> Result<(), String> {
     let own = device_record(pod).map_err(|error| error.to_string())?;
@@ -408,7 +409,11 @@ fn check_recorded_amounts(
     }
 }
 
-fn check_gpushare_annotations(pod: &Pod, share: Share, devices: &[(i32, String)]) -> Result<(), String> {
+fn check_gpushare_annotations(
+    pod: &Pod,
+    share: RequestedShare,
+    devices: &[(i32, String)],
+) -> Result<(), String> {
     let annotation = |key: &str| pod.annotations().get(key).cloned().unwrap_or_default();
     if share.units > 0 {
         let minors: Vec<String> = devices.iter().map(|(minor, _)| minor.to_string()).collect();
@@ -428,7 +433,7 @@ fn check_gpushare_annotations(pod: &Pod, share: Share, devices: &[(i32, String)]
 }
 
 /// Bytes of a memory unit on a node; GiB, the old plugin's default, where the node does not say.
-pub fn memory_unit(snapshot: &Snapshot, node: &str) -> u64 {
+pub fn memory_unit(snapshot: &ClusterSnapshot, node: &str) -> u64 {
     let annotations = snapshot.nodes.get(node).map(ResourceExt::annotations);
     let text = annotations.and_then(|annotations| annotations.get(&format!("{GPU_MEM}-unit")));
     text.and_then(|text| text.parse::<MemoryUnit>().ok())
@@ -450,11 +455,14 @@ pub struct ContainerView {
 }
 
 /// Reads the devices that the started containers of all pods with devices see, each from its log.
-pub async fn container_views(client: &Client, snapshot: &Snapshot) -> kube::Result<Vec<ContainerView>> {
+pub async fn container_views(
+    client: &Client,
+    snapshot: &ClusterSnapshot,
+) -> kube::Result<Vec<ContainerView>> {
     let mut views = Vec::new();
     for (name, pod) in &snapshot.pods {
         let known = node_of(pod).is_some_and(|node| snapshot.devices.contains_key(node));
-        if !known || Share::of(pod).is_none() || phase(pod) == "Failed" {
+        if !known || RequestedShare::of(pod).is_none() || phase(pod) == "Failed" {
             continue;
         }
         let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
@@ -489,7 +497,7 @@ pub async fn container_views(client: &Client, snapshot: &Snapshot) -> kube::Resu
 ///
 /// The runtime resolves names by the specs it has read: a name that had other content, or whose spec is gone, is stale.
 /// And a spec of the right name must say how many memory units this container has.
-pub fn stale_spec(container: &kubelet::Container) -> Option<String> {
+pub fn stale_spec(container: &kubelet::RuntimeContainer) -> Option<String> {
     if let Some(name) = container.stale_devices.first() {
         return Some(format!(
             "{name} was injected with content that its spec does not have"
@@ -509,7 +517,7 @@ pub fn stale_spec(container: &kubelet::Container) -> Option<String> {
 /// Returns evidence that a started container has another limit of the driver than its part of a GPU of this size, in MiB.
 ///
 /// Containers request memory units of a GiB, or shares of a tenth of each GPU.
-pub fn wrong_limit(container: &kubelet::Container, gpu_mib: u64) -> Option<String> {
+pub fn wrong_limit(container: &kubelet::RuntimeContainer, gpu_mib: u64) -> Option<String> {
     let held = |resource: &str| container.devices.get(resource).map_or(0, Vec::len) as u64;
     let part = match (held(GPU_MEM), held(GPU_SHARED)) {
         (0, 0) => return None,
@@ -552,14 +560,14 @@ pub fn misfits(views: &[ContainerView]) -> Vec<String> {
 }
 
 /// A sentence for each GPU that a running pod has whole and that a container of another pod sees too.
-pub fn clashes(snapshot: &Snapshot, views: &[ContainerView]) -> Vec<String> {
+pub fn clashes(snapshot: &ClusterSnapshot, views: &[ContainerView]) -> Vec<String> {
     let mut whole = Vec::new();
     let mut others = Vec::new();
     for view in views {
         let Some(pod) = snapshot.pods.get(&view.pod) else {
             continue;
         };
-        match Share::of(pod).map(|share| share.use_kind) {
+        match RequestedShare::of(pod).map(|share| share.use_kind) {
             _ if has_ended(pod) => {}
             Some(GpuUseKind::Whole) => {
                 whole.push(view);

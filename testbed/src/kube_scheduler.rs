@@ -28,20 +28,20 @@ use tracing::debug;
 
 use crate::pod_fields::{has_ended, node_of};
 
-use binding::{Binder, VolumeClaims};
-use cache::{Cache, NodeView};
-use cycle::{Cycle, Failure, Sampling};
+use binding::{PodBinder, VolumeClaims};
+use cache::{Cache, CachedNode};
+use cycle::{Cycle, CycleFailure, Sampling};
 use pod_group::Groups;
 use preemption::{PreemptionContext, evict, priority};
 use queue::Queue;
 use report::{Nomination, Report, ReportContent, nominated_node};
 
-pub use configuration::{Configuration, ConfigurationError, ExtenderConfiguration, ManagedResource};
+pub use configuration::{ConfigurationError, ExtenderConfiguration, ManagedResource, SchedulerConfiguration};
 
-pub use amounts::{AmountError, Amounts};
+pub use amounts::{AmountError, ResourceAmounts};
 pub use binding::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
-pub use diagnosis::{Diagnosis, Refusal, sentence};
-pub use extender::{Extender, ExtenderError, FittingNodes};
+pub use diagnosis::{FilterRefusal, SchedulingDiagnosis, sentence};
+pub use extender::{ExtenderClient, ExtenderError, FittingNodes};
 pub use fit::repels;
 
 mod amounts;
@@ -60,7 +60,7 @@ mod report;
 
 /// The result of an attempt to schedule a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum SchedulingOutcome {
     /// The pod is on this node.
     Bound(String),
     /// No node fits.
@@ -71,13 +71,13 @@ pub enum Outcome {
 
 /// One attempt to schedule a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attempt {
+pub struct SchedulingAttempt {
     /// `namespace/name`.
     pub pod: String,
     /// The refused nodes, and the reasons.
-    pub diagnosis: Diagnosis,
+    pub diagnosis: SchedulingDiagnosis,
     /// The result.
-    pub outcome: Outcome,
+    pub outcome: SchedulingOutcome,
 }
 
 /// Settings beside the configuration.
@@ -86,7 +86,7 @@ pub struct Options {
     /// Seed of the choice among nodes of equal score; the first name wins without one.
     pub seed: Option<u64>,
     /// Receives every attempt.
-    pub journal: Option<mpsc::UnboundedSender<Attempt>>,
+    pub journal: Option<mpsc::UnboundedSender<SchedulingAttempt>>,
 }
 
 /// A running loop. Dropping it stops it at once, with everything it has in flight.
@@ -99,7 +99,7 @@ impl KubeScheduler {
     /// Starts a loop on the API server that `client` talks to.
     pub fn start(
         client: &Client,
-        configuration: &Configuration,
+        configuration: &SchedulerConfiguration,
         options: Options,
     ) -> Result<Self, ConfigurationError> {
         let state = Loop::new(client.clone(), configuration, options)?;
@@ -127,23 +127,23 @@ struct BindingCycle {
     uid: String,
     pod: Arc<Pod>,
     node: String,
-    diagnosis: Diagnosis,
+    diagnosis: SchedulingDiagnosis,
     result: Result<(), String>,
 }
 
 /// Names or UIDs seen since a list began.
 #[derive(Debug, Default)]
-struct Listing {
+struct ListedPods {
     seen: BTreeSet<String>,
     synced: bool,
 }
 
 struct Loop {
-    configuration: Configuration,
+    configuration: SchedulerConfiguration,
     cache: Cache,
     queue: Queue,
     cycle: Cycle,
-    binder: Binder,
+    binder: PodBinder,
     client: Client,
     budgets: BTreeMap<String, PodDisruptionBudget>,
     /// Versions of storage capacities, by UID.
@@ -152,9 +152,9 @@ struct Loop {
     /// The node that is kept for a pod, and the pod: before the API server knows of it.
     nominated: BTreeMap<String, (String, Arc<Pod>)>,
     bindings: JoinSet<()>,
-    nodes: Listing,
-    pods: Listing,
-    journal: Option<mpsc::UnboundedSender<Attempt>>,
+    nodes: ListedPods,
+    pods: ListedPods,
+    journal: Option<mpsc::UnboundedSender<SchedulingAttempt>>,
     reports: Option<mpsc::UnboundedSender<Report>>,
     own_inbox: Option<mpsc::UnboundedSender<Input>>,
 }
@@ -162,19 +162,19 @@ struct Loop {
 impl Loop {
     fn new(
         client: Client,
-        configuration: &Configuration,
+        configuration: &SchedulerConfiguration,
         options: Options,
     ) -> Result<Self, ConfigurationError> {
         let extenders = configuration
             .extenders
             .iter()
             .cloned()
-            .map(Extender::new)
+            .map(ExtenderClient::new)
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             cache: Cache::default(),
             queue: Queue::new(configuration.initial_backoff, configuration.max_backoff),
-            binder: Binder::new(client.clone(), &extenders),
+            binder: PodBinder::new(client.clone(), &extenders),
             client,
             budgets: BTreeMap::new(),
             capacities: BTreeMap::new(),
@@ -189,8 +189,8 @@ impl Loop {
             },
             configuration: configuration.clone(),
             bindings: JoinSet::new(),
-            nodes: Listing::default(),
-            pods: Listing::default(),
+            nodes: ListedPods::default(),
+            pods: ListedPods::default(),
             journal: options.journal,
             reports: None,
             own_inbox: None,
@@ -406,8 +406,8 @@ impl Loop {
     }
 
     async fn schedule(&mut self, uid: &str, pod: Arc<Pod>) {
-        let mut diagnosis = Diagnosis::default();
-        let found = match Amounts::of_pod(&pod) {
+        let mut diagnosis = SchedulingDiagnosis::default();
+        let found = match ResourceAmounts::of_pod(&pod) {
             Ok(request) => {
                 let nodes = self.nodes_for(uid, &pod);
                 self.cycle
@@ -415,7 +415,7 @@ impl Loop {
                     .await
                     .map(|node| (node, request))
             }
-            Err(error) => Err(Failure::Error(error.to_string())),
+            Err(error) => Err(CycleFailure::Error(error.to_string())),
         };
         match found {
             Ok((node, request)) => {
@@ -423,7 +423,7 @@ impl Loop {
                 self.nominated.remove(uid);
                 self.start_binding(uid.to_owned(), pod, node, diagnosis);
             }
-            Err(Failure::NoFit) => {
+            Err(CycleFailure::NoFit) => {
                 let nomination = self.preempt(uid, &pod, &diagnosis).await;
                 self.queue.park(uid, diagnosis.is_by_extender(), Instant::now());
                 self.report(
@@ -431,27 +431,28 @@ impl Loop {
                     &pod,
                     ReportContent::Unschedulable(diagnosis.message(), nomination),
                 );
-                self.record(&pod, diagnosis, Outcome::NoFit);
+                self.record(&pod, diagnosis, SchedulingOutcome::NoFit);
             }
-            Err(Failure::Error(message)) => self.fail(uid, &pod, diagnosis, message),
+            Err(CycleFailure::Error(message)) => self.fail(uid, &pod, diagnosis, message),
         }
     }
 
     /// The nodes as the filters see them for a pod: with the pods that others keep nodes for, unless they are less important.
-    fn nodes_for(&self, uid: &str, pod: &Pod) -> BTreeMap<String, NodeView> {
+    fn nodes_for(&self, uid: &str, pod: &Pod) -> BTreeMap<String, CachedNode> {
         let mut nodes = self.cache.snapshot();
         for (other, (node, nominated)) in &self.nominated {
             let counts = other != uid && priority(nominated) >= priority(pod);
             if let Some(view) = nodes.get_mut(node).filter(|_| counts) {
-                view.used.add(&Amounts::of_pod(nominated).unwrap_or_default());
+                view.used
+                    .add(&ResourceAmounts::of_pod(nominated).unwrap_or_default());
             }
         }
         nodes
     }
 
     /// Evicts pods for one that found no node, if that helps; returns the change of its nominated node.
-    async fn preempt(&mut self, uid: &str, pod: &Arc<Pod>, diagnosis: &Diagnosis) -> Nomination {
-        let Ok(request) = Amounts::of_pod(pod) else {
+    async fn preempt(&mut self, uid: &str, pod: &Arc<Pod>, diagnosis: &SchedulingDiagnosis) -> Nomination {
+        let Ok(request) = ResourceAmounts::of_pod(pod) else {
             return Nomination::Keep;
         };
         // The latest version of the pod counts, as its node may have been written meanwhile.
@@ -480,7 +481,7 @@ impl Loop {
         round.nomination
     }
 
-    fn start_binding(&mut self, uid: String, pod: Arc<Pod>, node: String, diagnosis: Diagnosis) {
+    fn start_binding(&mut self, uid: String, pod: Arc<Pod>, node: String, diagnosis: SchedulingDiagnosis) {
         let Some(inbox) = self.own_inbox.clone() else {
             return;
         };
@@ -516,7 +517,7 @@ impl Loop {
         match result {
             Ok(()) => {
                 self.report(&uid, &pod, ReportContent::Scheduled(node.clone()));
-                self.record(&pod, diagnosis, Outcome::Bound(node));
+                self.record(&pod, diagnosis, SchedulingOutcome::Bound(node));
             }
             Err(message) if self.cache.is_assumed(&uid) => {
                 self.cache.release(&uid);
@@ -530,11 +531,11 @@ impl Loop {
         }
     }
 
-    fn fail(&mut self, uid: &str, pod: &Arc<Pod>, diagnosis: Diagnosis, message: String) {
+    fn fail(&mut self, uid: &str, pod: &Arc<Pod>, diagnosis: SchedulingDiagnosis, message: String) {
         self.queue.retry(uid, Instant::now());
         self.nominated.remove(uid);
         self.report(uid, pod, ReportContent::Failed(message.clone()));
-        self.record(pod, diagnosis, Outcome::Error(message));
+        self.record(pod, diagnosis, SchedulingOutcome::Error(message));
     }
 
     fn report(&self, uid: &str, pod: &Arc<Pod>, news: ReportContent) {
@@ -545,9 +546,9 @@ impl Loop {
         }
     }
 
-    fn record(&self, pod: &Pod, diagnosis: Diagnosis, outcome: Outcome) {
+    fn record(&self, pod: &Pod, diagnosis: SchedulingDiagnosis, outcome: SchedulingOutcome) {
         if let Some(journal) = &self.journal {
-            let attempt = Attempt {
+            let attempt = SchedulingAttempt {
                 pod: format!("{}/{}", report::namespace(pod), pod.name_any()),
                 diagnosis,
                 outcome,

@@ -45,19 +45,19 @@ pub use config::{
     CdiSupport, ContainerStart, Delays, KubeletConfig, KubeletFaults, LogSink, MachineGpus, OrderRule,
     Ordering, RuntimeConfig, StartHook,
 };
-pub use machine::{Admission, StartupError};
-pub use pod::{ContainerKind, EXIT_AFTER};
+pub use machine::{PodAdmission, StartupError};
+pub use pod::{ContainerType, EXIT_AFTER};
 
-pub use runtime::{Container, DEVICE_NODES, RunState};
+pub use runtime::{DEVICE_NODES, RunState, RuntimeContainer};
 
 use config::Hold;
-use machine::{KubeletCounts, Machine};
+use machine::{KubeletCounts, KubeletMachine};
 use pod_table::PodCommand;
 use process::KubeletProcess;
 
 /// The devices of one resource that one container holds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Allocation {
+pub struct ContainerAllocation {
     /// UID of the pod.
     pub pod_uid: String,
     /// Name of the container.
@@ -81,7 +81,7 @@ pub struct UnknownContainer {
 /// Dropping it leaves its tasks running; [`Kubelet::stop`] ends them.
 #[derive(Debug)]
 pub struct Kubelet {
-    machine: Arc<Machine>,
+    machine: Arc<KubeletMachine>,
     process: KubeletProcess,
 }
 
@@ -92,7 +92,7 @@ impl Kubelet {
     }
 
     fn start_held(config: KubeletConfig, hold: watch::Sender<Hold>) -> Result<Self, StartupError> {
-        let machine = Arc::new(Machine::start(config, hold)?);
+        let machine = Arc::new(KubeletMachine::start(config, hold)?);
         let process = KubeletProcess::start(&machine)?;
         Ok(Self { machine, process })
     }
@@ -133,26 +133,30 @@ impl Kubelet {
     }
 
     /// The containers that were started, or tried to, of pods that still exist.
-    pub fn containers(&self) -> Vec<Container> {
+    pub fn containers(&self) -> Vec<RuntimeContainer> {
         self.machine.runtime.all()
     }
 
     /// One container by its pod's namespace and name.
-    pub fn container(&self, namespace: &str, pod: &str, container: &str) -> Option<Container> {
-        let is_it =
-            |found: &Container| found.namespace == namespace && found.pod == pod && found.name == container;
+    pub fn container(&self, namespace: &str, pod: &str, container: &str) -> Option<RuntimeContainer> {
+        let is_it = |found: &RuntimeContainer| {
+            found.namespace == namespace && found.pod == pod && found.name == container
+        };
         self.containers().into_iter().find(is_it)
     }
 
     /// The devices that containers hold, those of ended pods included until kubelet takes them back.
-    pub fn allocations(&self) -> Vec<Allocation> {
+    pub fn allocations(&self) -> Vec<ContainerAllocation> {
         let devices = self.process.devices.lock();
-        let allocations = devices.held().iter().map(|(holder, resource, grant)| Allocation {
-            pod_uid: holder.pod.clone(),
-            container: holder.container.clone(),
-            resource: resource.clone(),
-            device_ids: grant.device_ids(),
-        });
+        let allocations = devices
+            .held()
+            .iter()
+            .map(|(holder, resource, grant)| ContainerAllocation {
+                pod_uid: holder.pod.clone(),
+                container: holder.container.clone(),
+                resource: resource.clone(),
+                device_ids: grant.device_ids(),
+            });
         allocations.collect()
     }
 
@@ -218,12 +222,12 @@ impl Kubelet {
     }
 
     /// All admissions so far, in order.
-    pub fn admissions(&self) -> Vec<Admission> {
+    pub fn admissions(&self) -> Vec<PodAdmission> {
         self.machine.admissions.since(0)
     }
 
     /// The admissions after the first `n_known`.
-    pub fn admissions_since(&self, n_known: usize) -> Vec<Admission> {
+    pub fn admissions_since(&self, n_known: usize) -> Vec<PodAdmission> {
         self.machine.admissions.since(n_known)
     }
 

@@ -22,7 +22,7 @@ use tracing::{debug, info};
 
 /// Every node, pod and Device object.
 #[derive(Clone, Debug, Default)]
-pub struct Snapshot {
+pub struct ClusterSnapshot {
     /// By name.
     pub nodes: BTreeMap<String, Node>,
     /// By `namespace/name`.
@@ -76,14 +76,14 @@ impl<T> Condition for Result<T, String> {
 /// Watches of nodes, pods and Device objects; clones share them.
 #[derive(Clone, Debug)]
 pub struct Observer {
-    snapshot: watch::Receiver<Snapshot>,
+    snapshot: watch::Receiver<ClusterSnapshot>,
     _watches: Arc<[AbortOnDropHandle<()>; 3]>,
 }
 
 impl Observer {
     /// Starts to watch.
     pub fn start(client: &Client) -> Self {
-        let (sender, snapshot) = watch::channel(Snapshot::default());
+        let (sender, snapshot) = watch::channel(ClusterSnapshot::default());
         let watches = [
             spawn(
                 Api::<Node>::all(client.clone()),
@@ -111,7 +111,7 @@ impl Observer {
     }
 
     /// The current view.
-    pub fn now(&self) -> Snapshot {
+    pub fn now(&self) -> ClusterSnapshot {
         self.snapshot.borrow().clone()
     }
 
@@ -130,7 +130,7 @@ impl Observer {
         &self,
         what: &str,
         deadline: Duration,
-        mut condition: impl FnMut(&Snapshot) -> C,
+        mut condition: impl FnMut(&ClusterSnapshot) -> C,
     ) -> Result<C::Found, TimedOut> {
         let began = Instant::now();
         let mut progress = interval_at(began + PROGRESS_INTERVAL, PROGRESS_INTERVAL);
@@ -160,7 +160,7 @@ impl Observer {
     }
 }
 
-impl Snapshot {
+impl ClusterSnapshot {
     /// The objects of an API server of this process.
     pub fn of(api: &ApiObjects) -> Self {
         Self {
@@ -232,8 +232,8 @@ fn key(object: &impl ResourceExt) -> String {
 fn spawn<K>(
     api: Api<K>,
     name: &'static str,
-    part: fn(&mut Snapshot) -> &mut BTreeMap<String, K>,
-    sender: watch::Sender<Snapshot>,
+    part: fn(&mut ClusterSnapshot) -> &mut BTreeMap<String, K>,
+    sender: watch::Sender<ClusterSnapshot>,
 ) -> AbortOnDropHandle<()>
 where
     K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,

@@ -18,9 +18,9 @@ pub type Limits<'a> = [(&'a str, &'a str)];
 
 /// A pod being described; it goes to one namespace and does nothing but print its environment.
 #[derive(Clone, Debug)]
-pub struct PodSpec(Value);
+pub struct PodBuilder(Value);
 
-impl PodSpec {
+impl PodBuilder {
     /// A pod whose one container has these limits.
     pub fn new(name: &str, limits: &Limits<'_>) -> Self {
         Self(json!({
@@ -178,11 +178,11 @@ fn container(name: &str, limits: &Limits<'_>) -> Value {
 
 /// Pods of one namespace.
 #[derive(Clone)]
-pub struct Pods {
+pub struct NamespacePods {
     api: Api<Pod>,
 }
 
-impl Pods {
+impl NamespacePods {
     /// Those of a namespace.
     pub fn of(client: &Client, namespace: &str) -> Self {
         Self {
@@ -191,7 +191,7 @@ impl Pods {
     }
 
     /// Creates a pod.
-    pub async fn create(&self, spec: &PodSpec) -> Result<Pod> {
+    pub async fn create(&self, spec: &PodBuilder) -> Result<Pod> {
         let pod = spec.pod()?;
         self.api
             .create(&PostParams::default(), &pod)
@@ -243,7 +243,7 @@ impl Pods {
     }
 }
 
-impl std::fmt::Debug for Pods {
+impl std::fmt::Debug for NamespacePods {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Pods")
             .field("path", &self.api.resource_url())

@@ -18,7 +18,7 @@ const DEVICES_GROUP: &str = "scheduling.koordinator.sh";
 
 /// Something that a request does to a kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Access<'a> {
+pub struct Permission<'a> {
     /// API group, empty for the core group.
     pub group: &'a str,
     /// Plural name of the kind.
@@ -43,8 +43,8 @@ const fn access(
     resource: &'static str,
     subresource: &'static str,
     verb: &'static str,
-) -> Access<'static> {
-    Access {
+) -> Permission<'static> {
+    Permission {
         group,
         resource,
         subresource,
@@ -53,7 +53,7 @@ const fn access(
 }
 
 /// Every kind of request that the scheduler may make.
-pub const SCHEDULER: &[Access<'static>] = &[
+pub const SCHEDULER: &[Permission<'static>] = &[
     access("", "nodes", "", "list"),
     access("", "nodes", "", "watch"),
     access("", "pods", "", "get"),
@@ -69,7 +69,7 @@ pub const SCHEDULER: &[Access<'static>] = &[
 ];
 
 /// The scheduler's further requests in its own namespace, where its replicas elect a leader.
-pub const SCHEDULER_LEADER: &[Access<'static>] = &[
+pub const SCHEDULER_LEADER: &[Permission<'static>] = &[
     access("coordination.k8s.io", "leases", "", "create"),
     access("coordination.k8s.io", "leases", "", "get"),
     access("coordination.k8s.io", "leases", "", "update"),
@@ -82,20 +82,20 @@ pub const SCHEDULER_LEADER: &[Access<'static>] = &[
 ];
 
 /// Requests that the scheduler may make besides in its own namespace, for the one object by which it announces room.
-pub const SCHEDULER_ROOM: &[Access<'static>] = &[
+pub const SCHEDULER_ROOM: &[Permission<'static>] = &[
     access("storage.k8s.io", "csistoragecapacities", "", "create"),
     access("storage.k8s.io", "csistoragecapacities", "", "patch"),
 ];
 
 /// Requests that the scheduler may make besides in its own namespace, for the Secret of its certificates.
-pub const SCHEDULER_CERTIFICATES: &[Access<'static>] = &[
+pub const SCHEDULER_CERTIFICATES: &[Permission<'static>] = &[
     access("", "secrets", "", "create"),
     access("", "secrets", "", "get"),
     access("", "secrets", "", "update"),
 ];
 
 /// The scheduler's further requests where it writes its authority into its webhook configurations.
-pub const SCHEDULER_WEBHOOKS: &[Access<'static>] = &[
+pub const SCHEDULER_WEBHOOKS: &[Permission<'static>] = &[
     access(
         "admissionregistration.k8s.io",
         "mutatingwebhookconfigurations",
@@ -123,7 +123,7 @@ pub const SCHEDULER_WEBHOOKS: &[Access<'static>] = &[
 ];
 
 /// Every kind of request that a node's device plugin may make.
-pub const DEVICE_PLUGIN: &[Access<'static>] = &[
+pub const DEVICE_PLUGIN: &[Permission<'static>] = &[
     access("", "nodes", "", "list"),
     access("", "nodes", "", "watch"),
     access("", "nodes", "", "patch"),
@@ -224,7 +224,7 @@ impl Rbac {
     }
 
     /// True if a user, such as `system:serviceaccount:gpushare-system:gpushare-scheduler`, may send this request.
-    pub fn allows(&self, user: &str, access: Access<'_>, target: RbacTarget<'_>) -> bool {
+    pub fn allows(&self, user: &str, access: Permission<'_>, target: RbacTarget<'_>) -> bool {
         self.rules_of(user).any(|(namespace, rule)| {
             let here = namespace.is_empty() || namespace == target.namespace;
             here && is_named(rule, target.name) && covers(rule, access)
@@ -232,7 +232,7 @@ impl Rbac {
     }
 
     /// Everything that a user may do to some object somewhere.
-    pub fn granted(&self, user: &str) -> BTreeSet<Access<'_>> {
+    pub fn granted(&self, user: &str) -> BTreeSet<Permission<'_>> {
         self.rules_of(user).flat_map(|(_, rule)| expand(rule)).collect()
     }
 
@@ -282,7 +282,7 @@ impl SubjectBinding {
     }
 }
 
-impl fmt::Display for Access<'_> {
+impl fmt::Display for Permission<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.verb, self.resource)?;
         if !self.subresource.is_empty() {
@@ -343,7 +343,7 @@ fn is_named(rule: &PolicyRule, name: &str) -> bool {
         .is_none_or(|names| names.is_empty() || names.iter().any(|allowed| allowed == name))
 }
 
-fn covers(rule: &PolicyRule, access: Access<'_>) -> bool {
+fn covers(rule: &PolicyRule, access: Permission<'_>) -> bool {
     let has = |words: Option<&Vec<String>>, word: &str| {
         words.is_some_and(|words| words.iter().any(|w| w == word || w == "*"))
     };
@@ -357,12 +357,12 @@ fn covers(rule: &PolicyRule, access: Access<'_>) -> bool {
         && has(Some(&rule.verbs), access.verb)
 }
 
-fn expand(rule: &PolicyRule) -> Vec<Access<'_>> {
+fn expand(rule: &PolicyRule) -> Vec<Permission<'_>> {
     let mut all = Vec::new();
     for group in rule.api_groups.iter().flatten() {
         for resource in rule.resources.iter().flatten() {
             let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-            all.extend(rule.verbs.iter().map(|verb| Access {
+            all.extend(rule.verbs.iter().map(|verb| Permission {
                 group,
                 resource,
                 subresource,
@@ -378,7 +378,7 @@ mod tests {
     use rstest::rstest;
     use serde_json::{Value, json};
 
-    use super::{Access, Rbac, RbacTarget};
+    use super::{Permission, Rbac, RbacTarget};
 
     const READER: &str = "system:serviceaccount:team:reader";
 
@@ -421,7 +421,7 @@ mod tests {
     ) {
         let rbac = Rbac::of(&objects()).unwrap();
         let ([verb, group, resource, subresource], [namespace, name]) = (access, target);
-        let access = Access {
+        let access = Permission {
             group,
             resource,
             subresource,

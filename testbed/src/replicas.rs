@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::apiserver::{self, User};
-use crate::cluster::{Cluster, SCHEDULER_USER};
+use crate::cluster::{LocalCluster, SCHEDULER_USER};
 use crate::daemons::{Crashes, Daemon, Invocation};
 use crate::http_client;
 use crate::manifests;
@@ -91,20 +91,20 @@ pub struct Replicas {
     dir: PathBuf,
     crashes: Crashes,
     addresses: ReplicaAddresses,
-    running: BTreeMap<String, Replica>,
+    running: BTreeMap<String, ReplicaProcess>,
     n_made: usize,
     fronts: Vec<AbortOnDropHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Replica {
+struct ReplicaProcess {
     daemon: Daemon,
     _probe: AbortOnDropHandle<()>,
 }
 
 impl Replicas {
     /// Starts two where the cluster's only scheduler was, which must have ended, and waits until one of them leads.
-    pub async fn start(cluster: &Cluster) -> Result<Self> {
+    pub async fn start(cluster: &LocalCluster) -> Result<Self> {
         let api = cluster.api().objects().clone();
         clean(&api)?;
         for file in FENCE {
@@ -163,7 +163,7 @@ impl Replicas {
         let probe = AbortOnDropHandle::new(tokio::spawn(probe(self.api.clone(), name.clone(), url)));
         self.running.insert(
             name.clone(),
-            Replica {
+            ReplicaProcess {
                 daemon,
                 _probe: probe,
             },
@@ -197,7 +197,7 @@ impl Replicas {
         Ok((args, ports))
     }
 
-    fn replica(&mut self, name: &str) -> Result<&mut Replica> {
+    fn replica(&mut self, name: &str) -> Result<&mut ReplicaProcess> {
         self.running
             .get_mut(name)
             .with_context(|| format!("there is no replica {name}"))
@@ -279,7 +279,7 @@ impl Replicas {
     /// Deletes a replica's pod: no new connections go there, and its process gets SIGTERM.
     pub async fn delete(&mut self, name: &str) -> Result<()> {
         self.api.delete("pods", NAMESPACE, name, Some(30))?;
-        let Replica { daemon, _probe } = self
+        let ReplicaProcess { daemon, _probe } = self
             .running
             .remove(name)
             .with_context(|| format!("there is no replica {name}"))?;
@@ -327,7 +327,7 @@ pub(crate) fn pod(name: &str) -> Value {
 }
 
 /// The kubeconfig of a replica, with a token that names its pod.
-pub(crate) fn write_kubeconfig(cluster: &Cluster, replica: &str) -> Result<()> {
+pub(crate) fn write_kubeconfig(cluster: &LocalCluster, replica: &str) -> Result<()> {
     let token = format!("token-of-pod-{replica}");
     let extra = [(POD_CLAIM.to_owned(), vec![replica.to_owned()])].into();
     cluster.api().add_token(

@@ -9,7 +9,7 @@ use anyhow::Result;
 use futures::future::BoxFuture;
 
 pub use needs::Needs;
-pub use stage::Stage;
+pub use stage::ScenarioStage;
 pub use world::World;
 
 use world::GpuNode;
@@ -65,7 +65,7 @@ pub struct Scenario {
     /// Its needs beside the API of its cluster.
     pub needs: Needs,
     /// The testbed that it runs on.
-    pub stages: &'static [Stage],
+    pub stages: &'static [ScenarioStage],
     body: Body,
 }
 
@@ -83,7 +83,7 @@ struct Group {
     lists: &'static [&'static [ScenarioEntry]],
     /// The needs of those that [`needs::of`] does not name.
     needs: Needs,
-    stages: &'static [Stage],
+    stages: &'static [ScenarioStage],
 }
 
 /// Every scenario, harmless ones first.
@@ -91,12 +91,12 @@ const GROUPS: &[Group] = &[
     Group {
         lists: &[sharing::SCENARIOS, requests::SCENARIOS, isolation::SCENARIOS],
         needs: Needs::Commands(&[]),
-        stages: &[Stage::Plain, Stage::Webhooks],
+        stages: &[ScenarioStage::Plain, ScenarioStage::Webhooks],
     },
     Group {
         lists: &[daemon_faults::SCENARIOS],
         needs: Needs::Testbed("its processes"),
-        stages: &[Stage::Faults],
+        stages: &[ScenarioStage::Faults],
     },
     Group {
         lists: &[daemon_faults::OF_REAL_CLUSTERS],
@@ -106,77 +106,77 @@ const GROUPS: &[Group] = &[
     Group {
         lists: &[node_faults::SCENARIOS, kubelet_accounting::SCENARIOS],
         needs: Needs::Testbed("GPUs that fall sick on command"),
-        stages: &[Stage::Faults],
+        stages: &[ScenarioStage::Faults],
     },
     Group {
         lists: &[network_faults::SCENARIOS],
         needs: Needs::Testbed("an API server that fails on command"),
-        stages: &[Stage::Faults],
+        stages: &[ScenarioStage::Faults],
     },
     Group {
         lists: &[old_nodes::SCENARIOS],
         needs: Needs::Testbed("a node without kubelet"),
-        stages: &[Stage::Faults],
+        stages: &[ScenarioStage::Faults],
     },
     Group {
         lists: &[records::SCENARIOS],
         needs: Needs::Testbed("no policy that guards records"),
-        stages: &[Stage::Faults],
+        stages: &[ScenarioStage::Faults],
     },
     Group {
         lists: &[waits::SCENARIOS],
         needs: Needs::Testbed("a kube-scheduler that waits on command"),
-        stages: &[Stage::Waiting],
+        stages: &[ScenarioStage::Waiting],
     },
     Group {
         lists: &[openings::SCENARIOS],
         needs: Needs::Testbed("a scheduler with other flags, at a known address"),
-        stages: &[Stage::Waiting],
+        stages: &[ScenarioStage::Waiting],
     },
     Group {
         lists: &[all_devices::SCENARIOS, policies::SCENARIOS],
         needs: Needs::Testbed("daemons with other flags"),
-        stages: &[Stage::Faults, Stage::Webhooks],
+        stages: &[ScenarioStage::Faults, ScenarioStage::Webhooks],
     },
     Group {
         lists: &[preemption::SCENARIOS],
         needs: Needs::Testbed("a watch that is late on command"),
-        stages: &[Stage::Waiting],
+        stages: &[ScenarioStage::Waiting],
     },
     Group {
         lists: &[gangs::SCENARIOS],
         needs: Needs::Testbed("two nodes, with five GPUs"),
-        stages: &[Stage::Waiting],
+        stages: &[ScenarioStage::Waiting],
     },
     Group {
         lists: &[webhooks::SCENARIOS, slow::SCENARIOS],
         needs: Needs::Testbed("the port of the webhooks"),
-        stages: &[Stage::Webhooks],
+        stages: &[ScenarioStage::Webhooks],
     },
     Group {
         lists: &[plugin_alone::SCENARIOS],
         needs: Needs::Testbed("an API server that fails on command"),
-        stages: &[Stage::Plugins],
+        stages: &[ScenarioStage::Plugins],
     },
     Group {
         lists: &[plugin_away::SCENARIOS],
         needs: Needs::Testbed("plugins that it starts itself"),
-        stages: &[Stage::Faults],
+        stages: &[ScenarioStage::Faults],
     },
     Group {
         lists: &[replicas::SCENARIOS],
         needs: Needs::Testbed("replicas that it starts itself"),
-        stages: &[Stage::Replicas],
+        stages: &[ScenarioStage::Replicas],
     },
     Group {
         lists: &[second_scheduler::SCENARIOS],
         needs: Needs::Testbed("replicas that it starts itself"),
-        stages: &[Stage::Second],
+        stages: &[ScenarioStage::Second],
     },
     Group {
         lists: &[sampling::SCENARIOS],
         needs: Needs::Testbed("nodes that are objects only"),
-        stages: &[Stage::Second],
+        stages: &[ScenarioStage::Second],
     },
     Group {
         lists: &[
@@ -188,12 +188,12 @@ const GROUPS: &[Group] = &[
             other_types::SCENARIOS,
         ],
         needs: Needs::Testbed("nodes of other kinds"),
-        stages: &[Stage::Mixed],
+        stages: &[ScenarioStage::Mixed],
     },
     Group {
         lists: &topology::SCENARIOS,
         needs: Needs::Testbed("machines of known topologies"),
-        stages: &[Stage::Topology],
+        stages: &[ScenarioStage::Topology],
     },
 ];
 

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::apiserver;
-use crate::cluster::Cluster;
+use crate::cluster::LocalCluster;
 use crate::daemons::{Crashes, Daemon, Invocation, Program};
 use crate::http_client::{HttpClient, is_ok};
 use crate::manifests;
@@ -48,7 +48,7 @@ const IS_LEADER: &str = "gpushare_scheduler_is_leader 1";
 
 /// A container of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Container {
+pub enum SchedulerContainer {
     /// `gpushare-scheduler`.
     Extender,
     /// kube-scheduler, the testbed's model.
@@ -59,7 +59,7 @@ pub enum Container {
 #[derive(Debug)]
 pub struct SecondScheduler {
     api: apiserver::ApiObjects,
-    containers: BTreeMap<(&'static str, Container), Daemon>,
+    containers: BTreeMap<(&'static str, SchedulerContainer), Daemon>,
     extenders: BTreeMap<&'static str, Addresses>,
 }
 
@@ -72,7 +72,7 @@ struct Addresses {
 
 impl SecondScheduler {
     /// Starts both pods on a cluster whose only scheduler has ended.
-    pub async fn start(cluster: &Cluster) -> Result<Self> {
+    pub async fn start(cluster: &LocalCluster) -> Result<Self> {
         let api = cluster.api().objects().clone();
         replicas::clean(&api)?;
         for file in replicas::FENCE {
@@ -93,7 +93,7 @@ impl SecondScheduler {
         Ok(second)
     }
 
-    fn start_pod(&mut self, cluster: &Cluster, pod: &'static str) -> Result<()> {
+    fn start_pod(&mut self, cluster: &LocalCluster, pod: &'static str) -> Result<()> {
         replicas::write_kubeconfig(cluster, pod)?;
         let kubeconfig = replicas::kubeconfig(cluster.dir(), pod).display().to_string();
         self.api.create("pods", replicas::pod(pod))?;
@@ -123,7 +123,7 @@ impl SecondScheduler {
         args.extend(FLAGS);
         self.run(
             cluster,
-            (pod, Container::Extender),
+            (pod, SchedulerContainer::Extender),
             cluster.binaries().path(Program::Scheduler)?,
             args,
         )?;
@@ -140,7 +140,7 @@ impl SecondScheduler {
         ];
         self.run(
             cluster,
-            (pod, Container::KubeScheduler),
+            (pod, SchedulerContainer::KubeScheduler),
             cluster.binaries().path(Program::Testbed)?,
             args,
         )
@@ -148,8 +148,8 @@ impl SecondScheduler {
 
     fn run(
         &mut self,
-        cluster: &Cluster,
-        key: (&'static str, Container),
+        cluster: &LocalCluster,
+        key: (&'static str, SchedulerContainer),
         program: PathBuf,
         args: Vec<&str>,
     ) -> Result<()> {
@@ -172,7 +172,7 @@ impl SecondScheduler {
         Ok(())
     }
 
-    fn container(&mut self, pod: &str, container: Container) -> Result<&mut Daemon> {
+    fn container(&mut self, pod: &str, container: SchedulerContainer) -> Result<&mut Daemon> {
         let found = self
             .containers
             .iter_mut()
@@ -183,23 +183,23 @@ impl SecondScheduler {
     }
 
     /// Kills a container.
-    pub async fn kill(&mut self, pod: &str, container: Container) -> Result<()> {
+    pub async fn kill(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
         self.container(pod, container)?.kill().await;
         Ok(())
     }
 
     /// Starts a container again, as kubelet does.
-    pub async fn restart(&mut self, pod: &str, container: Container) -> Result<()> {
+    pub async fn restart(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
         Ok(self.container(pod, container)?.restart().await?)
     }
 
     /// Stops a container (SIGSTOP).
-    pub async fn pause(&mut self, pod: &str, container: Container) -> Result<()> {
+    pub async fn pause(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
         Ok(self.container(pod, container)?.pause().await?)
     }
 
     /// Lets a container go on.
-    pub async fn resume(&mut self, pod: &str, container: Container) -> Result<()> {
+    pub async fn resume(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
         Ok(self.container(pod, container)?.resume().await?)
     }
 
@@ -301,7 +301,7 @@ impl SecondScheduler {
 }
 
 /// The configuration of a pod's kube-scheduler: the shipped one, with short times and the address of the pod's extender.
-fn write_configuration(cluster: &Cluster, pod: &str, extender: SocketAddr) -> Result<PathBuf> {
+fn write_configuration(cluster: &LocalCluster, pod: &str, extender: SocketAddr) -> Result<PathBuf> {
     let shipped = cluster.deploy().join(CONFIGURATION);
     let text =
         std::fs::read_to_string(&shipped).with_context(|| format!("cannot read {}", shipped.display()))?;

@@ -10,12 +10,12 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::cluster::{Cluster, client_of, default_deploy};
+use crate::cluster::{LocalCluster, client_of, default_deploy};
 use crate::console::{Console, table};
 use crate::daemons::Binaries;
 use crate::parts::{ClusterPart, Commands, Need};
 use crate::scenario::waves::{Plan, Wave, run as run_wave};
-use crate::scenario::{Stage, World};
+use crate::scenario::{ScenarioStage, World};
 
 /// The parts of the testbed that can be killed.
 const OF_TESTBED: [ClusterPart; 4] = [
@@ -69,7 +69,7 @@ pub async fn run(args: WavesArgs) -> Result<bool> {
         (world.broken_by(Some(commands)), parts)
     } else {
         Binaries::locate().await?;
-        let cluster = Cluster::start(Stage::Faults.spec(default_deploy())).await?;
+        let cluster = LocalCluster::start(ScenarioStage::Faults.spec(default_deploy())).await?;
         (
             World::new(cluster.client().clone(), "waves", None, Some(cluster)).await?,
             OF_TESTBED.to_vec(),

@@ -1,10 +1,10 @@
 //! A bounded share of the chaos runs: the daemons under schedules that a seed decides.
 
-use testbed::chaos::{Figures, Mode, one_run};
+use testbed::chaos::{Figures, PluginMode, one_run};
 use testbed::cluster::default_deploy;
 use testbed::console::Console;
 
-async fn run(mode: Mode, seed: u64, steps: usize) -> anyhow::Result<Figures> {
+async fn run(mode: PluginMode, seed: u64, steps: usize) -> anyhow::Result<Figures> {
     let run = one_run(&Console::new(true), mode, seed, steps, default_deploy()).await?;
     assert_eq!(run.violations, Vec::<String>::new());
     assert!(
@@ -16,13 +16,13 @@ async fn run(mode: Mode, seed: u64, steps: usize) -> anyhow::Result<Figures> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_cdi_no_container_sees_a_wrong_device_and_no_pod_is_killed() {
-    let run = run(Mode::Cdi, 1, 16).await.unwrap();
+    let run = run(PluginMode::Cdi, 1, 16).await.unwrap();
     assert_eq!((run.wrong, run.killed), (0, 0), "{:#?}", run.quotes);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_the_variable_no_container_sees_a_wrong_device() {
-    let run = run(Mode::Envvar, 2, 12).await.unwrap();
+    let run = run(PluginMode::Envvar, 2, 12).await.unwrap();
     assert_eq!(run.wrong, 0, "{:#?}", run.quotes);
     assert!(!run.heals.is_empty(), "the schedule puts the plugin to no test");
 }
@@ -30,7 +30,7 @@ async fn with_the_variable_no_container_sees_a_wrong_device() {
 /// Real kinds of nodes, with a container in each pod whose image asks for all GPUs.
 #[tokio::test(flavor = "multi_thread")]
 async fn on_several_kinds_of_nodes_no_container_sees_more_than_its_record_or_has_a_stale_spec() {
-    let run = run(Mode::Kinds, 1, 10).await.unwrap();
+    let run = run(PluginMode::Kinds, 1, 10).await.unwrap();
     assert_eq!(
         (run.wrong, run.sees_more, run.stale, run.killed),
         (0, 0, 0, 0),

@@ -272,17 +272,12 @@ fn documents_that_sources_name_exist() {
         for rest in text.split("docs/").skip(1) {
             let is_of_name = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
             let length = rest.find(|letter| !is_of_name(letter)).unwrap_or(rest.len());
-            let Some(name) = rest
-                .get(..length)
-                .and_then(|name| name.split_inclusive(".md").next())
-            else {
+            let Some((name, _)) = rest.get(..length).and_then(|name| name.split_once(".md")) else {
                 continue;
             };
-            if name.ends_with(".md") {
-                n_named += 1;
-                if !root().join("docs").join(name).exists() {
-                    missing.push(format!("{}: docs/{name}", file.display()));
-                }
+            n_named += 1;
+            if !root().join("docs").join(format!("{name}.md")).exists() {
+                missing.push(format!("{}: docs/{name}.md", file.display()));
             }
         }
     }

@@ -11,13 +11,13 @@ use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use serde_json::json;
 use testbed::apiserver::{Fault, Matching, UsedAccess};
 use testbed::cluster::{
-    Cluster, ClusterSpec, NodeSpec, PLUGIN_USER, SCHEDULER_USER, WebhookSpec, default_deploy,
+    ClusterSpec, LocalCluster, NodeSetup, PLUGIN_USER, SCHEDULER_USER, WebhookSpec, default_deploy,
 };
 use testbed::console::Console;
 use testbed::kubelet::PreparedDevice;
-use testbed::observer::Snapshot;
-use testbed::pods::PodSpec;
-use testbed::rbac::{self, Access, Rbac, RbacTarget};
+use testbed::observer::ClusterSnapshot;
+use testbed::pods::PodBuilder;
+use testbed::rbac::{self, Permission, Rbac, RbacTarget};
 use testbed::scenario::{self, World};
 use testbed::{e2e, manifests, replicas};
 use tokio::time::timeout;
@@ -33,7 +33,7 @@ async fn every_scenario_ends_as_it_promises() {
 }
 
 /// The plugin refuses to start its container twice, as kubelet tries again: it writes an event, and counts the same event again.
-async fn hold_a_pod_bound_without_the_scheduler(cluster: &Cluster) -> Result<(), Box<dyn Error>> {
+async fn hold_a_pod_bound_without_the_scheduler(cluster: &LocalCluster) -> Result<(), Box<dyn Error>> {
     let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), "default");
     let container = json!({"name": "c", "image": "x", "resources": {"limits": {"aliyun.com/gpu-mem": "1"}}});
     let pod = json!({"metadata": {"name": "stray"}, "spec": {"nodeName": "n1", "containers": [container]}});
@@ -57,7 +57,7 @@ async fn hold_a_pod_bound_without_the_scheduler(cluster: &Cluster) -> Result<(),
 }
 
 /// kubelet lists a claim, so the plugin reads that claim to see if it is for administration only. No such claim exists.
-async fn use_a_claim(cluster: &mut Cluster) -> Result<(), Box<dyn Error>> {
+async fn use_a_claim(cluster: &mut LocalCluster) -> Result<(), Box<dyn Error>> {
     let device = PreparedDevice {
         driver: "gpu.nvidia.com".to_owned(),
         pool: "n2".to_owned(),
@@ -71,10 +71,10 @@ async fn use_a_claim(cluster: &mut Cluster) -> Result<(), Box<dyn Error>> {
     let pods: Api<Pod> = Api::namespaced(cluster.client().clone(), "default");
     pods.create(
         &PostParams::default(),
-        &PodSpec::new("claimant", &[]).claiming("one").on("n2").pod()?,
+        &PodBuilder::new("claimant", &[]).claiming("one").on("n2").pod()?,
     )
     .await?;
-    let is_counted = |snapshot: &Snapshot| {
+    let is_counted = |snapshot: &ClusterSnapshot| {
         let device = snapshot.devices.get("n2")?;
         device
             .annotations()
@@ -88,10 +88,10 @@ async fn use_a_claim(cluster: &mut Cluster) -> Result<(), Box<dyn Error>> {
 }
 
 /// Runs the scenarios by which the daemons use all their rights, on a cluster that loses the answers to some writes.
-async fn use_every_right() -> Result<Cluster, Box<dyn Error>> {
-    let cluster = Cluster::start(ClusterSpec::of(vec![
-        NodeSpec::new("n1", &[16384, 16384]),
-        NodeSpec::new("n2", &[16384]),
+async fn use_every_right() -> Result<LocalCluster, Box<dyn Error>> {
+    let cluster = LocalCluster::start(ClusterSpec::of(vec![
+        NodeSetup::new("n1", &[16384, 16384]),
+        NodeSetup::new("n2", &[16384]),
     ]))
     .await?;
     let client = cluster.client().clone();
@@ -142,7 +142,7 @@ fn deployed_rights(deploy: &Path) -> Result<Rbac, Box<dyn Error>> {
 /// True if the roles allow the access, to every object or to one of those that belong to the daemon itself: the leader's own
 /// pod and Lease, and the object by which it announces room.
 fn is_allowed(rbac: &Rbac, used: &UsedAccess) -> bool {
-    let access = Access {
+    let access = Permission {
         group: &used.api_group,
         resource: &used.resource,
         subresource: &used.subresource,
@@ -159,7 +159,7 @@ fn is_allowed(rbac: &Rbac, used: &UsedAccess) -> bool {
 }
 
 /// True if the daemon has used this right.
-fn is_used(daemon: &str, right: &Access<'_>, accesses: &[&UsedAccess]) -> bool {
+fn is_used(daemon: &str, right: &Permission<'_>, accesses: &[&UsedAccess]) -> bool {
     // The API server counts a server-side apply that makes the object as a patch, but also demands `create` for it.
     let is_applied = ["devices", "csistoragecapacities"].contains(&right.resource);
     let verb = if is_applied && right.verb == "create" {
@@ -211,9 +211,9 @@ async fn the_daemons_do_only_what_their_roles_allow() {
 /// Reads the views as users do that show a token and no certificate; returns the accesses of the daemons that this takes.
 async fn read_the_views_with_a_token() -> Result<Vec<UsedAccess>, Box<dyn Error>> {
     let webhooks = Some(WebhookSpec { lifetime: "90d" });
-    let cluster = Cluster::start(ClusterSpec {
+    let cluster = LocalCluster::start(ClusterSpec {
         webhooks,
-        ..ClusterSpec::of(vec![NodeSpec::new("n1", &[16384])])
+        ..ClusterSpec::of(vec![NodeSetup::new("n1", &[16384])])
     })
     .await?;
     let url = format!("{}/gpushare-scheduler/inspect", cluster.scheduler_url());

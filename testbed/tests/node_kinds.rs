@@ -13,12 +13,12 @@ use k8s_openapi::api::core::v1::Pod;
 use proto::device::{CONDITION_INJECTABLE, CONDITION_ISOLATED, DeviceCondition};
 use proto::record::GPU_DEVICES;
 use proto::resource::GPU_MEM;
-use testbed::cluster::{Cluster, ClusterSpec, NodeKind, NodeSpec, RUNTIME_CLASS, RuntimeSpec};
+use testbed::cluster::{ClusterSpec, LocalCluster, NodeKind, NodeSetup, RUNTIME_CLASS, RuntimeSpec};
 use testbed::invariants;
-use testbed::kubelet::{Container, ContainerStart, RunState, StartHook};
-use testbed::observer::Snapshot;
+use testbed::kubelet::{ContainerStart, RunState, RuntimeContainer, StartHook};
+use testbed::observer::ClusterSnapshot;
 use testbed::pod_fields::{is_running, unscheduled_because};
-use testbed::pods::{PodSpec, Pods};
+use testbed::pods::{NamespacePods, PodBuilder};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 const IMAGE: &str = "nvidia/cuda:12.4.1-base-ubuntu22.04";
@@ -218,7 +218,7 @@ fn table() -> String {
 
 /// Every start of a container, by node.
 #[derive(Clone, Debug, Default)]
-struct Starts(Arc<Mutex<Vec<(String, Container)>>>);
+struct Starts(Arc<Mutex<Vec<(String, RuntimeContainer)>>>);
 
 impl Starts {
     fn hook(&self, node: &str) -> StartHook {
@@ -232,7 +232,7 @@ impl Starts {
         })
     }
 
-    fn all(&self) -> Vec<(String, Container)> {
+    fn all(&self) -> Vec<(String, RuntimeContainer)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -241,14 +241,14 @@ fn node_name(kind: NodeKind, inject: &str) -> String {
     format!("{}-{inject}", kind.name())
 }
 
-fn nodes(starts: &Starts) -> Vec<NodeSpec> {
+fn nodes(starts: &Starts) -> Vec<NodeSetup> {
     let node = |kind: NodeKind, inject: &'static str, suffix: &str, runtime: RuntimeSpec| {
         let name = node_name(kind, suffix);
-        NodeSpec {
+        NodeSetup {
             inject,
             runtime,
             started: starts.hook(&name),
-            ..NodeSpec::of_kind(kind, &name, &[16384, 16384])
+            ..NodeSetup::of_kind(kind, &name, &[16384, 16384])
         }
     };
     let mut nodes = Vec::new();
@@ -262,9 +262,9 @@ fn nodes(starts: &Starts) -> Vec<NodeSpec> {
 /// A pod whose first container asks for a GPU if `units` are more than none, and whose sidecar asks for nothing.
 fn pod(name: &str, node: &str, units: u64, class: Option<&str>) -> Result<Pod> {
     let spec = if units > 0 {
-        PodSpec::new(name, &[(GPU_MEM, &units.to_string())])
+        PodBuilder::new(name, &[(GPU_MEM, &units.to_string())])
     } else {
-        PodSpec::new(name, &[])
+        PodBuilder::new(name, &[])
     };
     let mut pod = spec.on(node).container(SIDECAR, &[]).pod()?;
     let spec = pod.spec.as_mut().context("no spec")?;
@@ -276,8 +276,8 @@ fn pod(name: &str, node: &str, units: u64, class: Option<&str>) -> Result<Pod> {
 }
 
 struct Scene {
-    cluster: Cluster,
-    pods: Pods,
+    cluster: LocalCluster,
+    pods: NamespacePods,
     starts: Starts,
 }
 
@@ -290,7 +290,7 @@ impl Scene {
         Ok(())
     }
 
-    fn container(&self, node: &str, pod: &str, container: &str) -> Option<Container> {
+    fn container(&self, node: &str, pod: &str, container: &str) -> Option<RuntimeContainer> {
         let node = self.cluster.nodes().find(|known| known.name() == node)?;
         node.kubelet().container("default", pod, container)
     }
@@ -298,7 +298,7 @@ impl Scene {
     /// Returns the outcome of a pod with a GPU by now, in the words of an [`Outcome`].
     fn observed(
         &self,
-        snapshot: &Snapshot,
+        snapshot: &ClusterSnapshot,
         node: &str,
         name: &str,
         second: Option<&str>,
@@ -368,7 +368,7 @@ impl Scene {
     }
 }
 
-fn condition(snapshot: &Snapshot, node: &str, condition_type: &str) -> Option<DeviceCondition> {
+fn condition(snapshot: &ClusterSnapshot, node: &str, condition_type: &str) -> Option<DeviceCondition> {
     let devices = &snapshot.devices.get(node)?.spec.devices;
     devices
         .first()?
@@ -425,8 +425,8 @@ fn cases() -> Vec<Case> {
 }
 
 /// Waits until each node's condition says what it is to say before a pod comes.
-async fn until_decided(cluster: &Cluster, cases: &[Case]) -> Result<()> {
-    let decided = |snapshot: &Snapshot| {
+async fn until_decided(cluster: &LocalCluster, cases: &[Case]) -> Result<()> {
+    let decided = |snapshot: &ClusterSnapshot| {
         let open: Vec<String> = cases
             .iter()
             .filter_map(|case| {
@@ -460,8 +460,8 @@ async fn until_decided(cluster: &Cluster, cases: &[Case]) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn on_every_kind_of_node_a_container_gets_the_recorded_gpu_or_a_reason() -> Result<()> {
     let starts = Starts::default();
-    let cluster = Cluster::launch(ClusterSpec::of(nodes(&starts))).await?;
-    let pods = Pods::of(cluster.client(), "default");
+    let cluster = LocalCluster::launch(ClusterSpec::of(nodes(&starts))).await?;
+    let pods = NamespacePods::of(cluster.client(), "default");
     let scene = Scene {
         cluster,
         pods,
@@ -486,7 +486,7 @@ async fn on_every_kind_of_node_a_container_gets_the_recorded_gpu_or_a_reason() -
     }
     let bare = scene.create_bare().await?;
     scene.create_seconds(&cases).await?;
-    let settled = |snapshot: &Snapshot| {
+    let settled = |snapshot: &ClusterSnapshot| {
         let open: Vec<String> = cases
             .iter()
             .filter_map(|case| {
@@ -551,7 +551,7 @@ impl Scene {
     async fn create_seconds(&self, cases: &[Case]) -> Result<()> {
         for case in cases {
             let Some(second) = case.second() else { continue };
-            let is_off = |snapshot: &Snapshot| {
+            let is_off = |snapshot: &ClusterSnapshot| {
                 let found = condition(snapshot, &case.node, CONDITION_INJECTABLE);
                 if found.as_ref().is_some_and(|found| found.status == "False") {
                     Ok(())

@@ -14,27 +14,27 @@ use proto::record::{
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use serde_json::{Value, json};
 use testbed::apiserver::{Fault, Matching};
-use testbed::cluster::{Cluster, ClusterSpec, Health, NodeSpec};
+use testbed::cluster::{ClusterSpec, GpuFault, LocalCluster, NodeSetup};
 use testbed::invariants;
 use testbed::kubelet::RunState;
 use testbed::pod_fields::is_running;
-use testbed::pods::{PodSpec, Pods};
+use testbed::pods::{NamespacePods, PodBuilder};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A node of two GPUs of 16 GiB, whose plugin is started with these arguments.
-async fn cluster(plugin_args: &[&str]) -> Result<(Cluster, Pods)> {
+async fn cluster(plugin_args: &[&str]) -> Result<(LocalCluster, NamespacePods)> {
     let args = plugin_args.iter().map(|arg| (*arg).to_owned()).collect();
-    cluster_of(NodeSpec {
+    cluster_of(NodeSetup {
         plugin_args: args,
-        ..NodeSpec::new("n1", &[16384, 16384])
+        ..NodeSetup::new("n1", &[16384, 16384])
     })
     .await
 }
 
-async fn cluster_of(node: NodeSpec) -> Result<(Cluster, Pods)> {
-    let cluster = Cluster::start(ClusterSpec::of(vec![node])).await?;
-    let pods = Pods::of(cluster.client(), "default");
+async fn cluster_of(node: NodeSetup) -> Result<(LocalCluster, NamespacePods)> {
+    let cluster = LocalCluster::start(ClusterSpec::of(vec![node])).await?;
+    let pods = NamespacePods::of(cluster.client(), "default");
     Ok((cluster, pods))
 }
 
@@ -73,13 +73,13 @@ fn stray(name: &str, units: u64, annotations: &BTreeMap<String, String>) -> Resu
     )?)
 }
 
-async fn create(pods: &Pods, pod: &Pod) -> Result<()> {
+async fn create(pods: &NamespacePods, pod: &Pod) -> Result<()> {
     pods.api().create(&kube::api::PostParams::default(), pod).await?;
     Ok(())
 }
 
-async fn until_running(cluster: &Cluster, name: &str) -> Result<Pod> {
-    let running = |snapshot: &testbed::observer::Snapshot| {
+async fn until_running(cluster: &LocalCluster, name: &str) -> Result<Pod> {
+    let running = |snapshot: &testbed::observer::ClusterSnapshot| {
         snapshot
             .pod(&format!("default/{name}"))
             .filter(|pod| is_running(pod))
@@ -89,8 +89,8 @@ async fn until_running(cluster: &Cluster, name: &str) -> Result<Pod> {
 }
 
 /// The minors in a pod's own annotations, once they are these.
-async fn until_recorded(cluster: &Cluster, name: &str, minors: &[i32]) -> Result<()> {
-    let is_so = |snapshot: &testbed::observer::Snapshot| {
+async fn until_recorded(cluster: &LocalCluster, name: &str, minors: &[i32]) -> Result<()> {
+    let is_so = |snapshot: &testbed::observer::ClusterSnapshot| {
         let record = invariants::record(snapshot.pod(&format!("default/{name}"))?).ok()?;
         (record.iter().map(|(minor, _)| *minor).collect::<Vec<_>>() == minors).then_some(())
     };
@@ -100,7 +100,7 @@ async fn until_recorded(cluster: &Cluster, name: &str, minors: &[i32]) -> Result
 }
 
 /// Waits for an event of this reason on an object.
-async fn until_event(cluster: &Cluster, object: &str, reason: &str) -> Result<String> {
+async fn until_event(cluster: &LocalCluster, object: &str, reason: &str) -> Result<String> {
     let events: Api<Event> = Api::namespaced(cluster.client().clone(), "default");
     let found = async {
         loop {
@@ -120,7 +120,7 @@ async fn until_event(cluster: &Cluster, object: &str, reason: &str) -> Result<St
         .with_context(|| format!("no event {reason} on {object}"))?
 }
 
-async fn annotate(pods: &Pods, name: &str, annotations: &Value) -> Result<()> {
+async fn annotate(pods: &NamespacePods, name: &str, annotations: &Value) -> Result<()> {
     let patch = json!({"metadata": {"annotations": annotations}});
     pods.api()
         .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
@@ -129,7 +129,7 @@ async fn annotate(pods: &Pods, name: &str, annotations: &Value) -> Result<()> {
 }
 
 /// Nothing that has started sees what is not counted for it, and nothing is counted twice.
-async fn verify(cluster: &Cluster) -> Result<()> {
+async fn verify(cluster: &LocalCluster) -> Result<()> {
     let snapshot = cluster.observer().now();
     let accounts = invariants::accounts(&snapshot, &std::collections::BTreeSet::new());
     ensure!(accounts.violations.is_empty(), "{:?}", accounts.violations);
@@ -138,7 +138,7 @@ async fn verify(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-fn is_started(cluster: &mut Cluster, name: &str) -> Result<bool> {
+fn is_started(cluster: &mut LocalCluster, name: &str) -> Result<bool> {
     let container = cluster.node("n1")?.kubelet().container("default", name, "c");
     Ok(container.is_some_and(|container| matches!(container.state, RunState::Running { .. })))
 }
@@ -147,7 +147,7 @@ fn is_started(cluster: &mut Cluster, name: &str) -> Result<bool> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_edited_record_of_a_running_pod_is_corrected() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
-    pods.create(&PodSpec::new("a", &[(GPU_MEM, "4")])).await?;
+    pods.create(&PodBuilder::new("a", &[(GPU_MEM, "4")])).await?;
     let pod = until_running(&cluster, "a").await?;
     let minor = invariants::record(&pod)
         .map_err(anyhow::Error::msg)?
@@ -214,7 +214,7 @@ async fn records_that_do_not_fit_together_start_one_after_the_other() -> Result<
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copied_assigned_annotation_does_not_block_a_pod() -> Result<()> {
     let (cluster, pods) = cluster(&[]).await?;
-    let copied = PodSpec::new("a", &[(GPU_MEM, "4")])
+    let copied = PodBuilder::new("a", &[(GPU_MEM, "4")])
         .annotated(&[(MEM_ASSIGNED.to_owned(), "true".to_owned())].into());
     pods.create(&copied).await?;
     until_running(&cluster, "a").await?;
@@ -225,7 +225,7 @@ async fn a_copied_assigned_annotation_does_not_block_a_pod() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unhealthy_gpu_is_reported_on_node_and_pod() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
-    pods.create(&PodSpec::new("a", &[(GPU_MEM, "4")])).await?;
+    pods.create(&PodBuilder::new("a", &[(GPU_MEM, "4")])).await?;
     let pod = until_running(&cluster, "a").await?;
     let minor = u32::try_from(
         invariants::record(&pod)
@@ -234,7 +234,7 @@ async fn an_unhealthy_gpu_is_reported_on_node_and_pod() -> Result<()> {
             .context("no device")?
             .0,
     )?;
-    cluster.node("n1")?.set_health(minor, Health::Xid(79))?;
+    cluster.node("n1")?.set_health(minor, GpuFault::Xid(79))?;
     ensure!(
         until_event(&cluster, "n1", "GPUUnhealthy")
             .await?
@@ -245,7 +245,7 @@ async fn an_unhealthy_gpu_is_reported_on_node_and_pod() -> Result<()> {
             .await?
             .contains("which this pod holds")
     );
-    cluster.node("n1")?.set_health(minor, Health::Healthy)?;
+    cluster.node("n1")?.set_health(minor, GpuFault::Healthy)?;
     until_event(&cluster, "n1", "GPUHealthy").await?;
     until_running(&cluster, "a").await.map(drop)
 }
@@ -255,7 +255,7 @@ async fn an_unhealthy_gpu_is_reported_on_node_and_pod() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_api_server_containers_start_again() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
-    pods.create(&PodSpec::new("a", &[(GPU_MEM, "4")])).await?;
+    pods.create(&PodBuilder::new("a", &[(GPU_MEM, "4")])).await?;
     until_running(&cluster, "a").await?;
     let away = cluster
         .api()
@@ -273,7 +273,7 @@ async fn without_the_api_server_containers_start_again() -> Result<()> {
     let again = kubelet.until(DEADLINE, |kubelet| starts(kubelet) > before).await;
     away.remove();
     ensure!(again, "its container does not start again");
-    pods.create(&PodSpec::new("b", &[(GPU_MEM, "4")])).await?;
+    pods.create(&PodBuilder::new("b", &[(GPU_MEM, "4")])).await?;
     until_running(&cluster, "b").await?;
     verify(&cluster).await
 }
@@ -317,10 +317,10 @@ async fn a_forged_all_devices_annotation_shows_no_gpu() -> Result<()> {
         cluster
             .until_scheduler_shows("n1", "the forged pod", DEADLINE, is_counted)
             .await?;
-        pods.create(&PodSpec::new("honest", &[(GPU_MEM, "4")])).await?;
+        pods.create(&PodBuilder::new("honest", &[(GPU_MEM, "4")])).await?;
         if args.is_empty() {
             // The scheduler, which does not believe it either, takes it for the holder of both GPUs.
-            let is_waiting = |snapshot: &testbed::observer::Snapshot| {
+            let is_waiting = |snapshot: &testbed::observer::ClusterSnapshot| {
                 let status = snapshot.pod("default/honest")?.status.as_ref()?;
                 status
                     .conditions
@@ -343,9 +343,9 @@ async fn a_forged_all_devices_annotation_shows_no_gpu() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_cannot_choose_its_gpus_by_variable() -> Result<()> {
     for inject in ["envvar", "cdi"] {
-        let (mut cluster, pods) = cluster_of(NodeSpec {
+        let (mut cluster, pods) = cluster_of(NodeSetup {
             inject,
-            ..NodeSpec::new("n1", &[16384, 16384])
+            ..NodeSetup::new("n1", &[16384, 16384])
         })
         .await?;
         let with = |name: &str, value: &str| {

@@ -18,8 +18,10 @@ use axum::routing::post;
 use kube::Client;
 use rstest::rstest;
 use serde_json::{Value, json};
-use testbed::apiserver::{ApiServer, Config, Fault, Matching};
-use testbed::kube_scheduler::{Attempt, Configuration, KubeScheduler, Options, Outcome};
+use testbed::apiserver::{ApiServer, ApiServerConfig, Fault, Matching};
+use testbed::kube_scheduler::{
+    KubeScheduler, Options, SchedulerConfiguration, SchedulingAttempt, SchedulingOutcome,
+};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
@@ -49,7 +51,7 @@ async fn handle(
 /// An API server, an extender and a loop.
 struct Rig {
     api: ApiServer,
-    attempts: mpsc::UnboundedReceiver<Attempt>,
+    attempts: mpsc::UnboundedReceiver<SchedulingAttempt>,
     asked: Arc<Mutex<Vec<(String, Value)>>>,
     _loop: KubeScheduler,
     _extender: AbortOnDropHandle<()>,
@@ -75,8 +77,8 @@ impl Rig {
             "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\npodMaxBackoffSeconds: 1\nextenders:\n\
              - urlPrefix: http://{address}/x\n  filterVerb: filter\n  managedResources: [{{name: {RESOURCE}}}]\n{more}"
         );
-        let configuration: Configuration = text.parse().unwrap();
-        let api = ApiServer::start(Config::loopback()).await.unwrap();
+        let configuration: SchedulerConfiguration = text.parse().unwrap();
+        let api = ApiServer::start(ApiServerConfig::loopback()).await.unwrap();
         let client = Client::try_from(kube::Config::new(api.url().parse().unwrap())).unwrap();
         let (journal, attempts) = mpsc::unbounded_channel();
         for (name, shares) in [("a", "4"), ("b", "8"), ("c", "8")] {
@@ -118,7 +120,7 @@ impl Rig {
             .unwrap();
     }
 
-    async fn attempt(&mut self) -> Attempt {
+    async fn attempt(&mut self) -> SchedulingAttempt {
         tokio::time::timeout(DEADLINE, self.attempts.recv())
             .await
             .expect("an attempt in time")
@@ -162,7 +164,7 @@ async fn an_extender_gets_names_in_order_and_its_node_is_bound() {
     let mut rig = Rig::start("  nodeCacheCapable: true", |_, _| (200, passing(&["c"]))).await;
     rig.create("p", "5");
     let attempt = rig.attempt().await;
-    assert_eq!(attempt.outcome, Outcome::Bound("c".to_owned()));
+    assert_eq!(attempt.outcome, SchedulingOutcome::Bound("c".to_owned()));
     assert_eq!(
         attempt.diagnosis.refusals["a"].reasons,
         ["Insufficient example.com/shares"]
@@ -189,7 +191,10 @@ async fn an_extender_without_a_node_cache_gets_whole_nodes() {
     })
     .await;
     rig.create("p", "5");
-    assert_eq!(rig.attempt().await.outcome, Outcome::Bound("b".to_owned()));
+    assert_eq!(
+        rig.attempt().await.outcome,
+        SchedulingOutcome::Bound("b".to_owned())
+    );
     let question = &rig.questions("filter")[0];
     assert_eq!(question["NodeNames"], Value::Null);
     assert_eq!(
@@ -204,7 +209,7 @@ async fn reasons_of_an_extender_are_in_the_condition_and_decide_preemption() {
     let mut rig = Rig::start("  nodeCacheCapable: true", move |_, _| (200, answer.clone())).await;
     rig.create("p", "1");
     let attempt = rig.attempt().await;
-    assert_eq!(attempt.outcome, Outcome::NoFit);
+    assert_eq!(attempt.outcome, SchedulingOutcome::NoFit);
     assert_eq!(attempt.diagnosis.preemption_candidates(), ["a", "b"]);
     let message = "0/3 nodes are available: 1 no device, 2 no room. preemption: 0/3 nodes are available: \
                    1 Preemption is not helpful for scheduling, 2 No preemption victims found for incoming pod.";
@@ -243,10 +248,13 @@ async fn an_error_fails_the_attempt_and_the_pod_is_tried_again(
     rig.create("p", "1");
     let first = rig.attempt().await.outcome;
     assert!(
-        matches!(&first, Outcome::Error(text) if text.contains(message)),
+        matches!(&first, SchedulingOutcome::Error(text) if text.contains(message)),
         "{first:?}"
     );
-    assert_eq!(rig.attempt().await.outcome, Outcome::Bound("b".to_owned()));
+    assert_eq!(
+        rig.attempt().await.outcome,
+        SchedulingOutcome::Bound("b".to_owned())
+    );
 }
 
 #[tokio::test]
@@ -259,7 +267,7 @@ async fn an_ignorable_extender_that_fails_is_skipped() {
     rig.create("p", "1");
     assert_eq!(
         rig.attempt().await.outcome,
-        Outcome::Bound("a".to_owned()),
+        SchedulingOutcome::Bound("a".to_owned()),
         "bound without it"
     );
     assert_eq!(
@@ -283,7 +291,10 @@ async fn scores_of_an_extender_are_weighted_against_those_of_plugins() {
     )
     .await;
     rig.create("p", "1");
-    assert_eq!(rig.attempt().await.outcome, Outcome::Bound("b".to_owned()));
+    assert_eq!(
+        rig.attempt().await.outcome,
+        SchedulingOutcome::Bound("b".to_owned())
+    );
 }
 
 /// The extender gets the UID, and another pod is scheduled while it binds: the first pod's share is taken already.
@@ -303,7 +314,7 @@ async fn a_binding_runs_beside_the_next_scheduling_cycle() {
     assert!(
         [&one, &two]
             .iter()
-            .all(|a| a.outcome == Outcome::Error("not today".to_owned())),
+            .all(|a| a.outcome == SchedulingOutcome::Error("not today".to_owned())),
         "{one:?} {two:?}"
     );
     let bound = rig.questions("bind");
@@ -319,7 +330,7 @@ async fn a_binding_runs_beside_the_next_scheduling_cycle() {
         uid
     );
     // Forgotten after the failure, the share can be taken again.
-    assert!(matches!(rig.attempt().await.outcome, Outcome::Error(_)));
+    assert!(matches!(rig.attempt().await.outcome, SchedulingOutcome::Error(_)));
 }
 
 #[tokio::test]
@@ -330,23 +341,23 @@ async fn an_unschedulable_pod_is_tried_when_room_is_freed() {
     .await;
     for name in ["one", "two"] {
         rig.create(name, "8");
-        assert!(matches!(rig.attempt().await.outcome, Outcome::Bound(_)));
+        assert!(matches!(rig.attempt().await.outcome, SchedulingOutcome::Bound(_)));
     }
     rig.create("waits", "8");
-    assert_eq!(rig.attempt().await.outcome, Outcome::NoFit);
+    assert_eq!(rig.attempt().await.outcome, SchedulingOutcome::NoFit);
     rig.api
         .objects()
         .delete("pods", "default", "one", Some(0))
         .unwrap();
     let last = loop {
         let attempt = rig.attempt().await;
-        if attempt.outcome != Outcome::NoFit {
+        if attempt.outcome != SchedulingOutcome::NoFit {
             break attempt;
         }
     };
     assert_eq!(
         (last.pod.as_str(), last.outcome),
-        ("default/waits", Outcome::Bound("b".to_owned()))
+        ("default/waits", SchedulingOutcome::Bound("b".to_owned()))
     );
 }
 
@@ -380,7 +391,7 @@ async fn the_extender_is_not_called_for_other_schedulers_or_resources() {
     let attempt = rig.attempt().await;
     assert_eq!(
         (attempt.pod.as_str(), attempt.outcome),
-        ("default/plain", Outcome::Bound("a".to_owned()))
+        ("default/plain", SchedulingOutcome::Bound("a".to_owned()))
     );
     assert!(rig.questions("filter").is_empty());
 }
@@ -434,7 +445,7 @@ async fn victims_are_proposed_and_those_of_the_extender_are_evicted() {
     ];
     rig.put("p", "3", 10, None);
     let attempt = rig.attempt().await;
-    assert_eq!(attempt.outcome, Outcome::NoFit);
+    assert_eq!(attempt.outcome, SchedulingOutcome::NoFit);
     let question = &rig.questions("preempt")[0];
     let uids = uids.lock().unwrap().clone();
     let proposed = json!({
@@ -470,7 +481,7 @@ async fn invalid_preemption_answers_evict_no_pod(#[case] answer: Value) {
         rig.put(name, if node == "a" { "4" } else { "8" }, 0, Some(node));
     }
     rig.put("p", "3", 10, None);
-    assert_eq!(rig.attempt().await.outcome, Outcome::NoFit);
+    assert_eq!(rig.attempt().await.outcome, SchedulingOutcome::NoFit);
     assert_eq!(rig.questions("preempt").len(), 1);
     assert!(!["a1", "b1", "c1"].into_iter().any(|name| rig.is_deleted(name)));
 }
@@ -497,17 +508,20 @@ async fn members_of_a_pod_group_are_bound_together_or_not_at_all() {
     let single = rig.attempt().await;
     assert_eq!(
         (single.pod.as_str(), single.outcome),
-        ("default/single", Outcome::Bound("b".to_owned())),
+        ("default/single", SchedulingOutcome::Bound("b".to_owned())),
         "g is not complete"
     );
 
     rig.create_with("g-1", "8", &member);
     for pod in ["default/g-0", "default/g-1"] {
         let attempt = rig.attempt().await;
-        assert_eq!((attempt.pod.as_str(), attempt.outcome), (pod, Outcome::NoFit));
+        assert_eq!(
+            (attempt.pod.as_str(), attempt.outcome),
+            (pod, SchedulingOutcome::NoFit)
+        );
     }
     // Nothing happens in the cluster, and the group is tried again.
-    assert_eq!(rig.attempt().await.outcome, Outcome::NoFit);
+    assert_eq!(rig.attempt().await.outcome, SchedulingOutcome::NoFit);
     let asked: Vec<Value> = rig
         .questions("filter")
         .iter()
@@ -536,7 +550,7 @@ async fn members_of_a_pod_group_are_bound_together_or_not_at_all() {
     let mut bound = Vec::new();
     while bound.len() < 2 {
         let attempt = rig.attempt().await;
-        if let Outcome::Bound(node) = attempt.outcome {
+        if let SchedulingOutcome::Bound(node) = attempt.outcome {
             bound.push((attempt.pod, node));
         }
     }

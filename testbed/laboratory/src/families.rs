@@ -16,7 +16,7 @@ use scheduler::config::AnswerNodes;
 use serde::Serialize;
 use tokio::runtime::Handle;
 
-use crate::replay::conditions::{Conditions, NamedConditions, Overrides};
+use crate::replay::conditions::{NamedConditions, Overrides, RunConditions};
 use crate::replay::fragment::typical_pods;
 use crate::replay::parallel::in_parallel;
 use crate::replay::policy::Policy;
@@ -62,12 +62,12 @@ pub struct FamilyResult {
     /// Its number.
     pub number: u64,
     /// For each policy, in the order of the command line, the GPUs that were allocated, in percent of all.
-    pub allocated: Vec<Spread>,
+    pub allocated: Vec<SeedSpread>,
 }
 
 /// One figure of several runs.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct Spread {
+pub struct SeedSpread {
     /// The mean over seeds.
     pub mean: f64,
     /// The standard deviation over them.
@@ -103,7 +103,7 @@ fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -
     } else {
         &args.kind
     };
-    let conditions = Conditions::of(args.condition, Overrides::default());
+    let conditions = RunConditions::of(args.condition, Overrides::default());
     let mut tasks = Vec::new();
     for kind in kinds {
         for number in args.numbers.iter() {
@@ -127,7 +127,7 @@ fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -
     }
     let line = |((kind_at, number), runs): ((usize, u64), Vec<Vec<f64>>)| {
         let of_policy = |at: usize| {
-            Spread::of(
+            SeedSpread::of(
                 &runs
                     .iter()
                     .filter_map(|run| run.get(at).copied())
@@ -149,7 +149,7 @@ impl Task {
     fn run(
         self,
         policies: &[Policy],
-        conditions: &Conditions,
+        conditions: &RunConditions,
         bars: &Bars,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<f64>>> {
@@ -194,7 +194,7 @@ impl AllocationMeasure {
     }
 }
 
-impl Spread {
+impl SeedSpread {
     fn of(values: &[f64]) -> Self {
         let mean = mean(values.iter().copied());
         let deviation = self::mean(values.iter().map(|value| (value - mean).powi(2))).sqrt();
@@ -231,7 +231,7 @@ fn render(policies: &[Policy], lines: &[FamilyResult]) -> String {
     let mut table = table(heads.collect::<Vec<_>>());
     for line in lines {
         let best = line.best();
-        let cell = |spread: &Spread| {
+        let cell = |spread: &SeedSpread| {
             let loss = best - spread.mean;
             let behind = if loss > 0.005 {
                 format!(" (-{loss:.2})")

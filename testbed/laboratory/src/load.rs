@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use tempfile::TempDir;
 
-use testbed::apiserver::{ApiServer, Config};
+use testbed::apiserver::{ApiServer, ApiServerConfig};
 use testbed::cluster::{SCHEDULER_USER, user_kubeconfig};
 use testbed::console::Console;
 use testbed::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
@@ -87,7 +87,7 @@ struct Rig {
 
 impl Rig {
     async fn start() -> Result<(ApiServer, TempDir)> {
-        let api = ApiServer::start(Config::loopback())
+        let api = ApiServer::start(ApiServerConfig::loopback())
             .await
             .context("cannot start the API server")?;
         Ok((api, TempDir::with_prefix("gpushare-load-")?))

@@ -11,7 +11,7 @@ use clap::Args;
 use scheduler::config::AnswerNodes;
 use tokio::runtime::Handle;
 
-use conditions::{Conditions, NamedConditions, Overrides, PlainPods, TieBreak};
+use conditions::{NamedConditions, Overrides, PlainPods, RunConditions, TieBreak};
 use fragment::{TypicalPod, typical_pods};
 use kube::SampleSize;
 use parallel::in_parallel;
@@ -169,7 +169,7 @@ fn factor(text: &str) -> Result<f64, String> {
 }
 
 /// A list of pods with its nodes.
-struct List {
+struct PodList {
     name: String,
     world: ReplayInput,
     typical: Vec<TypicalPod>,
@@ -185,10 +185,10 @@ pub async fn run(args: ReplayArgs) -> Result<bool> {
         ties: args.ties,
         plain_pods: args.cpu_pods,
     };
-    let conditions: Vec<Conditions> = args
+    let conditions: Vec<RunConditions> = args
         .condition
         .iter()
-        .map(|named| Conditions::of(*named, overrides))
+        .map(|named| RunConditions::of(*named, overrides))
         .collect();
     let plots = args.plots.clone();
     let plan = ReplayPlan {
@@ -251,13 +251,13 @@ fn draw(dir: &Path, summaries: &[Summary], console: &Console) -> Result<()> {
     Ok(())
 }
 
-async fn read(args: &ReplayArgs) -> Result<Vec<List>> {
+async fn read(args: &ReplayArgs) -> Result<Vec<PodList>> {
     let named = |path: &Path, world: ReplayInput| {
         let name = path
             .file_stem()
             .map(|name| name.to_string_lossy().into_owned())
             .unwrap_or_default();
-        List {
+        PodList {
             name,
             typical: typical_pods(&world),
             world,
@@ -286,8 +286,8 @@ async fn read(args: &ReplayArgs) -> Result<Vec<List>> {
 
 /// Everything that is to be run.
 struct ReplayPlan {
-    lists: Vec<List>,
-    conditions: Vec<Conditions>,
+    lists: Vec<PodList>,
+    conditions: Vec<RunConditions>,
     bars: Bars,
     args: ReplayArgs,
 }
@@ -295,9 +295,9 @@ struct ReplayPlan {
 /// One line of the results, by places in the plan.
 #[derive(Clone, Copy)]
 struct RunGroup<'p> {
-    list: &'p List,
+    list: &'p PodList,
     policy: &'p Policy,
-    conditions: &'p Conditions,
+    conditions: &'p RunConditions,
 }
 
 impl ReplayPlan {

@@ -13,14 +13,14 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use serde_json::Value;
 
-use self::hook::{AdmissionPhase, Webhook};
+use self::hook::{AdmissionPhase, WebhookConfig};
 use self::policy::Expressions;
 use super::access::User;
 use super::object;
 use super::resource::Resource;
 use super::status::ApiError;
-use super::store::{Key, Version};
-use super::verbs::{ApiState, Target};
+use super::store::{Key, ObjectVersion};
+use super::verbs::{ApiState, RequestTarget};
 
 pub(crate) use self::hook::check_configuration;
 pub(crate) use self::policy::Params;
@@ -50,13 +50,13 @@ impl Services {
 
 /// The operation of a request on an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Operation {
+pub(crate) enum AdmissionOperation {
     Create,
     Update,
     Delete,
 }
 
-impl Operation {
+impl AdmissionOperation {
     fn as_str(self) -> &'static str {
         match self {
             Self::Create => "CREATE",
@@ -68,9 +68,9 @@ impl Operation {
 
 /// A write as webhooks see it, without the object.
 #[derive(Debug)]
-pub(crate) struct Request<'a> {
-    pub(crate) operation: Operation,
-    pub(crate) target: &'a Target,
+pub(crate) struct ReviewedWrite<'a> {
+    pub(crate) operation: AdmissionOperation,
+    pub(crate) target: &'a RequestTarget,
     /// Empty for the object itself.
     pub(crate) subresource: &'a str,
     pub(crate) user: &'a User,
@@ -89,8 +89,8 @@ pub(crate) struct ReviewObjects {
 /// The webhooks and policies that one request has to pass.
 #[derive(Debug)]
 pub(crate) struct AdmissionChain {
-    mutating: Vec<Webhook>,
-    validating: Vec<Webhook>,
+    mutating: Vec<WebhookConfig>,
+    validating: Vec<WebhookConfig>,
     policies: Vec<policy::PolicyRule>,
     /// The namespace of the request as an object; null for cluster-scoped ones.
     namespace: Arc<Value>,
@@ -105,7 +105,7 @@ impl AdmissionChain {
         state: &ApiState,
         services: &Arc<Services>,
         params: &Params,
-        request: &Request<'_>,
+        request: &ReviewedWrite<'_>,
     ) -> Self {
         let resource = &request.target.resource;
         let own_kind = matches!(
@@ -151,7 +151,7 @@ impl AdmissionChain {
     /// Asks the mutating webhooks; the new object as they leave it.
     pub(crate) async fn mutate(
         &self,
-        request: &Request<'_>,
+        request: &ReviewedWrite<'_>,
         mut objects: ReviewObjects,
     ) -> Result<Value, ApiError> {
         let mut seen = Vec::new();
@@ -169,8 +169,8 @@ impl AdmissionChain {
 
     async fn mutate_by(
         &self,
-        hook: &Webhook,
-        request: &Request<'_>,
+        hook: &WebhookConfig,
+        request: &ReviewedWrite<'_>,
         objects: &mut ReviewObjects,
     ) -> Result<(), ApiError> {
         let patch = self.ask(hook, request, objects).await?;
@@ -184,7 +184,7 @@ impl AdmissionChain {
     /// Asks policies and the validating webhooks, which receive the object as it would be stored.
     pub(crate) async fn validate(
         &self,
-        request: &Request<'_>,
+        request: &ReviewedWrite<'_>,
         objects: &ReviewObjects,
     ) -> Result<(), ApiError> {
         for policy in &self.policies {
@@ -203,8 +203,8 @@ impl AdmissionChain {
     /// The patch that a webhook answers with.
     async fn ask(
         &self,
-        hook: &Webhook,
-        request: &Request<'_>,
+        hook: &WebhookConfig,
+        request: &ReviewedWrite<'_>,
         objects: &ReviewObjects,
     ) -> Result<Option<Value>, ApiError> {
         if !hook.selects(request, objects, &self.namespace) {
@@ -245,7 +245,11 @@ impl AdmissionChain {
     }
 
     /// Returns true if a webhook's `matchConditions` are met; one that cannot be evaluated is a failure of the webhook.
-    fn is_meant(hook: &Webhook, request: &Request<'_>, objects: &ReviewObjects) -> Result<bool, ApiError> {
+    fn is_meant(
+        hook: &WebhookConfig,
+        request: &ReviewedWrite<'_>,
+        objects: &ReviewObjects,
+    ) -> Result<bool, ApiError> {
         if hook.conditions.is_empty() {
             return Ok(true);
         }
@@ -290,7 +294,7 @@ fn kind_of(resource: &Resource, subresource: &str, new: &Value) -> (String, Stri
 }
 
 /// The stored version of an object, or null.
-pub(crate) fn value_of(version: Option<&Arc<Version>>) -> Arc<Value> {
+pub(crate) fn value_of(version: Option<&Arc<ObjectVersion>>) -> Arc<Value> {
     version
         .map(|version| Arc::clone(&version.value))
         .unwrap_or_default()

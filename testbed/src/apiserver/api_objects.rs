@@ -11,7 +11,7 @@ use chrono::Utc;
 use serde_json::{Value, json};
 
 use super::admission::{Params, Services};
-use super::patch::Format;
+use super::patch::PatchFormat;
 use super::pod_log::PodLogs;
 use super::read::ListQuery;
 use super::resource::{Registry, Resource};
@@ -19,18 +19,20 @@ use super::selector::Selectors;
 use super::status::ApiError;
 use super::store::{Key, Store};
 use super::verbs::delete::DeleteOptions;
-use super::verbs::{ApiState, SharedState, Target, WriteOptions, binding, create, delete, patch, update};
+use super::verbs::{
+    ApiState, RequestTarget, SharedState, WriteOptions, binding, create, delete, patch, update,
+};
 use super::watch::{Watch, WatchStart};
 use super::{object, read};
 
 /// A cheap handle to one API; clones share it.
 #[derive(Debug, Clone)]
 pub struct ApiObjects {
-    inner: Arc<Inner>,
+    inner: Arc<ApiObjectState>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct ApiObjectState {
     state: SharedState,
     logs: PodLogs,
     services: Arc<Services>,
@@ -47,7 +49,7 @@ impl ApiObjects {
             store: Store::new(event_window),
             registry: Registry::new(),
         };
-        let inner = Inner {
+        let inner = ApiObjectState {
             state: SharedState::new(state),
             logs: PodLogs::new(),
             services: Arc::default(),
@@ -101,14 +103,14 @@ impl ApiObjects {
         found.ok_or_else(|| ApiError::new(404, format!("the server doesn't have a resource type \"{name}\"")))
     }
 
-    fn target(&self, resource: &str, namespace: &str, name: &str) -> Result<Target, ApiError> {
+    fn target(&self, resource: &str, namespace: &str, name: &str) -> Result<RequestTarget, ApiError> {
         let resource = self.resource(resource)?;
         let namespace = if resource.namespaced {
             namespace.to_owned()
         } else {
             String::new()
         };
-        Ok(Target {
+        Ok(RequestTarget {
             resource,
             namespace,
             name: name.to_owned(),
@@ -137,7 +139,7 @@ impl ApiObjects {
     /// Creates an object; `apiVersion`, `kind` and the namespace `default` are filled in where missing.
     pub fn create(&self, resource: &str, mut value: Value) -> Result<Arc<Value>, ApiError> {
         let target = self.target_of(resource, &mut value)?;
-        let unnamed = Target {
+        let unnamed = RequestTarget {
             name: String::new(),
             ..target
         };
@@ -152,7 +154,7 @@ impl ApiObjects {
         Ok(Arc::clone(&written.version.value))
     }
 
-    fn target_of(&self, resource: &str, value: &mut Value) -> Result<Target, ApiError> {
+    fn target_of(&self, resource: &str, value: &mut Value) -> Result<RequestTarget, ApiError> {
         let mut target = self.target(resource, "", object::text(value, "/metadata/name"))?;
         let map = object::make_object(value);
         object::default(map, "apiVersion", target.resource.api_version());
@@ -173,7 +175,7 @@ impl ApiObjects {
         patch: Value,
     ) -> Result<Arc<Value>, ApiError> {
         let target = self.target(resource, namespace, name)?;
-        self.apply_patch(&target, Format::Merge, patch)
+        self.apply_patch(&target, PatchFormat::Merge, patch)
     }
 
     /// Patches an object's status: `patch` is the new part of the status itself. Lists with merge keys, such as
@@ -185,19 +187,24 @@ impl ApiObjects {
         name: &str,
         patch: &Value,
     ) -> Result<Arc<Value>, ApiError> {
-        let target = Target {
+        let target = RequestTarget {
             status: true,
             ..self.target(resource, namespace, name)?
         };
         let format = if target.resource.custom {
-            Format::Merge
+            PatchFormat::Merge
         } else {
-            Format::Strategic
+            PatchFormat::Strategic
         };
         self.apply_patch(&target, format, json!({"status": patch}))
     }
 
-    fn apply_patch(&self, target: &Target, format: Format, patch: Value) -> Result<Arc<Value>, ApiError> {
+    fn apply_patch(
+        &self,
+        target: &RequestTarget,
+        format: PatchFormat,
+        patch: Value,
+    ) -> Result<Arc<Value>, ApiError> {
         let written = patch::patch(&mut self.state_mut(), target, format, patch, &options())?;
         Ok(Arc::clone(&written.version.value))
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::{ApiServer, Config};
+use super::{ApiServer, ApiServerConfig};
 
 /// Flags of `testbed api-server`.
 #[derive(Clone, Debug, Args)]
@@ -17,7 +17,7 @@ pub(crate) struct ApiServerArgs {
 
 /// Serves until it is interrupted.
 pub(crate) async fn run(args: ApiServerArgs) -> Result<bool> {
-    let server = ApiServer::start(Config::loopback())
+    let server = ApiServer::start(ApiServerConfig::loopback())
         .await
         .context("cannot start the API server")?;
     server

@@ -100,7 +100,7 @@ impl Matching {
         }
     }
 
-    fn accepts(&self, call: &Call<'_>) -> bool {
+    fn accepts(&self, call: &ApiCall<'_>) -> bool {
         let is = |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|w| w == found);
         is(&self.verb, call.verb)
             && is(&self.resource, call.resource)
@@ -111,7 +111,7 @@ impl Matching {
 
 /// A request, as faults see it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Call<'a> {
+pub(crate) struct ApiCall<'a> {
     pub(crate) verb: &'a str,
     pub(crate) resource: &'a str,
     pub(crate) subresource: &'a str,
@@ -268,7 +268,7 @@ impl Faults {
     }
 
     /// The fault that meets a request, if any; counts as a hit.
-    pub(crate) fn meet(&self, call: &Call<'_>) -> Option<Fault> {
+    pub(crate) fn meet(&self, call: &ApiCall<'_>) -> Option<Fault> {
         let mut rules = self.0.rules.lock().unwrap_or_else(PoisonError::into_inner);
         let rule = rules
             .values_mut()

@@ -27,7 +27,7 @@ use tower::ServiceExt as _;
 use super::access::{Audit, Tokens, UsedAccess};
 use super::api_objects::ApiObjects;
 use super::discovery;
-use super::faults::{Call, Fault, Faults, refusal};
+use super::faults::{ApiCall, Fault, Faults, refusal};
 use super::status::ApiError;
 use request::ApiRequest;
 use route::{Query, Route};
@@ -91,7 +91,7 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
 
 async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Response, ApiError> {
     let named = request.fault_name();
-    let call = Call {
+    let call = ApiCall {
         verb: request.route.verb,
         resource: &request.route.resource.plural,
         subresource: &request.route.subresource,

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::object;
 use super::resource::Resource;
-use super::status::FieldError;
+use super::status::InvalidField;
 
 const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', \
     and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \
@@ -36,8 +36,8 @@ pub(crate) fn is_subdomain(text: &str) -> bool {
 }
 
 /// Why a name is not acceptable for a resource.
-pub(crate) fn check_name(resource: &Resource, name: &str) -> Option<FieldError> {
-    let bad = |why: &str| Some(FieldError::invalid("metadata.name", name, why));
+pub(crate) fn check_name(resource: &Resource, name: &str) -> Option<InvalidField> {
+    let bad = |why: &str| Some(InvalidField::invalid("metadata.name", name, why));
     let label_only = matches!(resource.plural.as_str(), "namespaces" | "services");
     if resource.group == "rbac.authorization.k8s.io" {
         let legal = !name.contains(['/', '%']) && !matches!(name, "." | "..");
@@ -54,7 +54,7 @@ pub(crate) fn check_name(resource: &Resource, name: &str) -> Option<FieldError> 
 }
 
 /// The problems of labels and annotations.
-pub(crate) fn check_metadata(object: &Value) -> Vec<FieldError> {
+pub(crate) fn check_metadata(object: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     for (key, value) in object::object(object, "/metadata/labels").into_iter().flatten() {
         check_key("metadata.labels", key, &mut errors);
@@ -62,7 +62,7 @@ pub(crate) fn check_metadata(object: &Value) -> Vec<FieldError> {
         if !value.is_empty() && !is_qualified_part(value) {
             let why = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', \
                 and must start and end with an alphanumeric character";
-            errors.push(FieldError::invalid("metadata.labels", value, why));
+            errors.push(InvalidField::invalid("metadata.labels", value, why));
         }
     }
     let annotations = object::object(object, "/metadata/annotations");
@@ -75,7 +75,7 @@ pub(crate) fn check_metadata(object: &Value) -> Vec<FieldError> {
         .map(|(k, v)| k.len() + v.as_str().map_or(0, str::len))
         .sum();
     if size > 256 * 1024 {
-        errors.push(FieldError::forbidden(
+        errors.push(InvalidField::forbidden(
             "metadata.annotations",
             "may not be more than 262144 bytes",
         ));
@@ -83,7 +83,7 @@ pub(crate) fn check_metadata(object: &Value) -> Vec<FieldError> {
     errors
 }
 
-fn check_key(field: &str, key: &str, errors: &mut Vec<FieldError>) {
+fn check_key(field: &str, key: &str, errors: &mut Vec<InvalidField>) {
     let (prefix, name) = match key.rsplit_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
         None => (None, key),
@@ -91,7 +91,7 @@ fn check_key(field: &str, key: &str, errors: &mut Vec<FieldError>) {
     if !is_qualified_part(name) || prefix.is_some_and(|p| !is_subdomain(p)) {
         let why = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
             alphanumeric character";
-        errors.push(FieldError::invalid(field, key, why));
+        errors.push(InvalidField::invalid(field, key, why));
     }
 }
 

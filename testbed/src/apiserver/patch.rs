@@ -14,14 +14,14 @@ pub(crate) mod strategic;
 
 /// The patch formats, by content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum PatchFormat {
     Json,
     Merge,
     Strategic,
     Apply,
 }
 
-impl Format {
+impl PatchFormat {
     /// The format of a content type, parameters already cut off.
     pub(crate) fn of(content_type: &str) -> Option<Self> {
         match content_type {

@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use proto::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
-use super::status::FieldError;
+use super::status::InvalidField;
 use super::{name, object};
 
 /// Fills in the defaults of a new pod, and resets its status.
@@ -136,11 +136,11 @@ pub(crate) fn grace(pod: &Value, asked: Option<i64>) -> i64 {
 }
 
 /// The problems of a defaulted pod.
-pub(crate) fn validate(pod: &Value) -> Vec<FieldError> {
+pub(crate) fn validate(pod: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     let mut names = HashSet::new();
     if object::array(pod, "/spec/containers").is_empty() {
-        errors.push(FieldError::required("spec.containers", ""));
+        errors.push(InvalidField::required("spec.containers", ""));
     }
     for list in ["initContainers", "containers"] {
         for (i, container) in object::array(pod, &format!("/spec/{list}")).iter().enumerate() {
@@ -151,14 +151,14 @@ pub(crate) fn validate(pod: &Value) -> Vec<FieldError> {
     let policy = object::text(pod, "/spec/restartPolicy");
     if !matches!(policy, "Always" | "OnFailure" | "Never") {
         let allowed = ["Always", "OnFailure", "Never"];
-        errors.push(FieldError::unsupported("spec.restartPolicy", policy, &allowed));
+        errors.push(InvalidField::unsupported("spec.restartPolicy", policy, &allowed));
     }
     let grace = pod
         .pointer("/spec/terminationGracePeriodSeconds")
         .and_then(Value::as_i64);
     if let Some(negative) = grace.filter(|g| *g < 0) {
         let why = "must be greater than or equal to 0";
-        errors.push(FieldError::invalid(
+        errors.push(InvalidField::invalid(
             "spec.terminationGracePeriodSeconds",
             &negative.to_string(),
             why,
@@ -171,28 +171,28 @@ fn check_container<'a>(
     container: &'a Value,
     at: &str,
     names: &mut HashSet<&'a str>,
-    errors: &mut Vec<FieldError>,
+    errors: &mut Vec<InvalidField>,
 ) {
     let found = object::text(container, "/name");
     if found.is_empty() {
-        errors.push(FieldError::required(format!("{at}.name"), ""));
+        errors.push(InvalidField::required(format!("{at}.name"), ""));
     } else if !name::is_label(found) {
-        errors.push(FieldError::invalid(
+        errors.push(InvalidField::invalid(
             format!("{at}.name"),
             found,
             "a lowercase RFC 1123 label is required",
         ));
     } else if !names.insert(found) {
-        errors.push(FieldError::duplicate(format!("{at}.name"), found));
+        errors.push(InvalidField::duplicate(format!("{at}.name"), found));
     }
     if object::text(container, "/image").is_empty() {
-        errors.push(FieldError::required(format!("{at}.image"), ""));
+        errors.push(InvalidField::required(format!("{at}.image"), ""));
     }
     check_resources(container, at, errors);
 }
 
 /// The forbidden changes of an update.
-pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<FieldError> {
+pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
     let (before, after) = (old.get("spec"), new.get("spec"));
     if before == after {
         return Vec::new();
@@ -202,7 +202,7 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<FieldError> {
         object::array(old, "/spec/tolerations"),
         object::array(new, "/spec/tolerations"),
     ) {
-        errors.push(FieldError::forbidden(
+        errors.push(InvalidField::forbidden(
             "spec.tolerations",
             "existing toleration can not be modified except its tolerationSeconds",
         ));
@@ -211,7 +211,7 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<FieldError> {
         object::array(new, "/spec/schedulingGates"),
         object::array(old, "/spec/schedulingGates"),
     ) {
-        errors.push(FieldError::forbidden(
+        errors.push(InvalidField::forbidden(
             "spec.schedulingGates",
             "only deletion is allowed",
         ));
@@ -222,14 +222,14 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<FieldError> {
     {
         let is = deadline(new).map_or_else(|| "null".to_owned(), |d| d.to_string());
         let why = "must be less than or equal to previous value";
-        errors.push(FieldError::invalid("spec.activeDeadlineSeconds", &is, why));
+        errors.push(InvalidField::invalid("spec.activeDeadlineSeconds", &is, why));
     }
     let gated = !object::array(old, "/spec/schedulingGates").is_empty();
     if frozen(before, gated) != frozen(after, gated) {
         let why = "pod updates may not change fields other than `spec.containers[*].image`,\
             `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing \
             tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
-        errors.push(FieldError::forbidden("spec", why));
+        errors.push(InvalidField::forbidden("spec", why));
     }
     errors
 }
@@ -336,7 +336,7 @@ fn amount(value: &Value) -> Option<Quantity> {
 }
 
 /// Checks one container's resources; `at` is the path of the container.
-fn check_resources(container: &Value, at: &str, errors: &mut Vec<FieldError>) {
+fn check_resources(container: &Value, at: &str, errors: &mut Vec<InvalidField>) {
     let empty = Map::new();
     let limits = object::object(container, "/resources/limits").unwrap_or(&empty);
     let requests = object::object(container, "/resources/requests").unwrap_or(&empty);
@@ -350,7 +350,7 @@ fn check_resources(container: &Value, at: &str, errors: &mut Vec<FieldError>) {
         let Some(limit) = limits.get(name) else {
             if !is_overcommittable(name) {
                 let why = "Limit must be set for non overcommitable resources";
-                errors.push(FieldError::required(format!("{at}.resources.limits"), why));
+                errors.push(InvalidField::required(format!("{at}.resources.limits"), why));
             }
             continue;
         };
@@ -360,19 +360,19 @@ fn check_resources(container: &Value, at: &str, errors: &mut Vec<FieldError>) {
         let (asked_text, limit_text) = (text_of(request), text_of(limit));
         if !is_overcommittable(name) && asked != allowed {
             let why = format!("must be equal to {name} limit of {limit_text}");
-            errors.push(FieldError::invalid(&field, &asked_text, &why));
+            errors.push(InvalidField::invalid(&field, &asked_text, &why));
         } else if asked > allowed {
             let why = format!("must be less than or equal to {name} limit of {limit_text}");
-            errors.push(FieldError::invalid(&field, &asked_text, &why));
+            errors.push(InvalidField::invalid(&field, &asked_text, &why));
         }
     }
 }
 
-fn check_amount(list: &str, name: &str, value: &Value, errors: &mut Vec<FieldError>) {
+fn check_amount(list: &str, name: &str, value: &Value, errors: &mut Vec<InvalidField>) {
     let field = format!("{list}[{name}]");
     let text = text_of(value);
     if !name.contains('/') && !is_native(name) {
-        errors.push(FieldError::invalid(
+        errors.push(InvalidField::invalid(
             &field,
             name,
             "must be a standard resource type or fully qualified",
@@ -380,14 +380,14 @@ fn check_amount(list: &str, name: &str, value: &Value, errors: &mut Vec<FieldErr
     }
     match amount(value) {
         Some(found) if text.starts_with('-') && found < Quantity::from_integer(0) => {
-            errors.push(FieldError::invalid(
+            errors.push(InvalidField::invalid(
                 &field,
                 &text,
                 "must be greater than or equal to 0",
             ));
         }
         Some(found) if is_extended(name) && found.integer().is_none() => {
-            errors.push(FieldError::invalid(&field, &text, "must be an integer"));
+            errors.push(InvalidField::invalid(&field, &text, "must be an integer"));
         }
         _ => {}
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::selector::Selectors;
 use super::status::ApiError;
-use super::store::{Key, Slice, Store, Version};
+use super::store::{Key, ObjectVersion, Slice, Store};
 
 /// The parameters of a list.
 #[derive(Debug, Clone, Default)]
@@ -22,15 +22,15 @@ pub(crate) struct ListQuery {
 
 /// One page of a list.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub(crate) struct ListPage {
     pub(crate) revision: u64,
-    pub(crate) items: Vec<Arc<Version>>,
+    pub(crate) items: Vec<Arc<ObjectVersion>>,
     pub(crate) next: Option<String>,
     pub(crate) remaining: Option<usize>,
 }
 
 /// Reads one page.
-pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<Page, ApiError> {
+pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<ListPage, ApiError> {
     let token = query.token.as_deref().map(parse_token).transpose()?;
     let current = store.revision();
     let asked = query.revision.filter(|rv| *rv > 0);
@@ -73,7 +73,7 @@ pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<Pa
         .filter(|_| n_left > 0)
         .map(|key| format!("{at}/{}/{}", key.namespace, key.name));
     let remaining = (counting && next.is_some()).then_some(n_left);
-    Ok(Page {
+    Ok(ListPage {
         revision: at,
         items,
         next,

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::resource::{Conversion, Resource};
-use super::store::Version;
+use super::store::ObjectVersion;
 use super::{object, table};
 
 /// The part of an object that a table row carries.
@@ -71,7 +71,7 @@ pub(crate) fn shown(resource: &Resource, stored: &Value) -> Value {
 }
 
 /// One object as an answer or as the object of a watch event.
-pub(crate) fn one(view: View, resource: &Resource, version: &Version) -> Bytes {
+pub(crate) fn one(view: View, resource: &Resource, version: &ObjectVersion) -> Bytes {
     if view.is_raw(resource) {
         return version.bytes.clone();
     }
@@ -87,7 +87,7 @@ pub(crate) fn one(view: View, resource: &Resource, version: &Version) -> Bytes {
 }
 
 /// One item of a list.
-pub(crate) fn item(view: View, resource: &Resource, version: &Version) -> Bytes {
+pub(crate) fn item(view: View, resource: &Resource, version: &ObjectVersion) -> Bytes {
     match view {
         View::Table(row) => Bytes::from(table::row(resource, &version.value, row).to_string()),
         _ => one(view, resource, version),

@@ -11,7 +11,7 @@ use super::object;
 
 /// One printed column of a custom resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Column {
+pub(crate) struct PrintedColumn {
     pub(crate) name: String,
     pub(crate) kind: String,
     pub(crate) path: String,
@@ -58,7 +58,7 @@ pub struct Resource {
     pub(crate) storage_version: String,
     pub(crate) conversion: Conversion,
     pub(crate) schema: Option<Arc<Value>>,
-    pub(crate) columns: Vec<Column>,
+    pub(crate) columns: Vec<PrintedColumn>,
 }
 
 impl Resource {
@@ -611,8 +611,8 @@ fn custom(definition: &Value, version: &Value) -> Resource {
     }
 }
 
-fn column(value: &Value) -> Column {
-    Column {
+fn column(value: &Value) -> PrintedColumn {
+    PrintedColumn {
         name: object::text(value, "/name").to_owned(),
         kind: object::text(value, "/type").to_owned(),
         path: object::text(value, "/jsonPath").to_owned(),

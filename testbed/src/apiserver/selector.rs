@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::status::ApiError;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Test {
+enum SelectorTest {
     In(Vec<String>),
     NotIn(Vec<String>),
     Exists,
@@ -16,23 +16,23 @@ enum Test {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Requirement {
+struct SelectorRequirement {
     key: String,
-    test: Test,
+    test: SelectorTest,
 }
 
 /// A parsed label selector; empty matches everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct LabelSelector(Vec<Requirement>);
+pub(crate) struct ParsedSelector(Vec<SelectorRequirement>);
 
 /// A parsed field selector; empty matches everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct FieldSelector(Vec<Requirement>);
+pub(crate) struct FieldSelector(Vec<SelectorRequirement>);
 
 /// Both selectors of a list or watch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Selectors {
-    pub(crate) labels: LabelSelector,
+    pub(crate) labels: ParsedSelector,
     pub(crate) fields: FieldSelector,
 }
 
@@ -40,7 +40,7 @@ impl Selectors {
     /// Parses both selectors from their text form; empty text matches everything.
     pub(crate) fn parse(labels: &str, fields: &str) -> Result<Self, ApiError> {
         Ok(Self {
-            labels: LabelSelector::parse(labels)?,
+            labels: ParsedSelector::parse(labels)?,
             fields: FieldSelector::parse(fields)?,
         })
     }
@@ -55,7 +55,7 @@ impl Selectors {
     }
 }
 
-impl LabelSelector {
+impl ParsedSelector {
     pub(crate) fn parse(text: &str) -> Result<Self, ApiError> {
         let parts = split_outside_parentheses(text);
         let parsed: Result<Vec<_>, _> = parts.into_iter().map(parse_label).collect();
@@ -67,20 +67,20 @@ impl LabelSelector {
     /// The selector that an object's field holds; an unknown operator matches nothing.
     pub(crate) fn of(selector: &meta::LabelSelector) -> Self {
         let equal = selector.match_labels.iter().flatten();
-        let equal = equal.map(|(key, value)| Requirement {
+        let equal = equal.map(|(key, value)| SelectorRequirement {
             key: key.clone(),
-            test: Test::In(vec![value.clone()]),
+            test: SelectorTest::In(vec![value.clone()]),
         });
         let expressions = selector.match_expressions.iter().flatten().map(|one| {
             let values = one.values.clone().unwrap_or_default();
             let test = match one.operator.as_str() {
-                "NotIn" => Test::NotIn(values),
-                "Exists" => Test::Exists,
-                "DoesNotExist" => Test::Absent,
-                "In" => Test::In(values),
-                _ => Test::In(Vec::new()),
+                "NotIn" => SelectorTest::NotIn(values),
+                "Exists" => SelectorTest::Exists,
+                "DoesNotExist" => SelectorTest::Absent,
+                "In" => SelectorTest::In(values),
+                _ => SelectorTest::In(Vec::new()),
             };
-            Requirement {
+            SelectorRequirement {
                 key: one.key.clone(),
                 test,
             }
@@ -109,9 +109,9 @@ impl FieldSelector {
 
     /// The selector for one object's name.
     pub(crate) fn name(name: &str) -> Self {
-        Self(vec![Requirement {
+        Self(vec![SelectorRequirement {
             key: "metadata.name".to_owned(),
-            test: Test::In(vec![name.to_owned()]),
+            test: SelectorTest::In(vec![name.to_owned()]),
         }])
     }
 
@@ -133,13 +133,13 @@ impl FieldSelector {
     }
 }
 
-impl Requirement {
+impl SelectorRequirement {
     fn accepts(&self, found: Option<&str>) -> bool {
         match (&self.test, found) {
-            (Test::In(values), Some(found)) => values.iter().any(|v| v == found),
-            (Test::In(_) | Test::Exists, None) | (Test::Absent, Some(_)) => false,
-            (Test::NotIn(values), Some(found)) => values.iter().all(|v| v != found),
-            (Test::NotIn(_) | Test::Absent, None) | (Test::Exists, Some(_)) => true,
+            (SelectorTest::In(values), Some(found)) => values.iter().any(|v| v == found),
+            (SelectorTest::In(_) | SelectorTest::Exists, None) | (SelectorTest::Absent, Some(_)) => false,
+            (SelectorTest::NotIn(values), Some(found)) => values.iter().all(|v| v != found),
+            (SelectorTest::NotIn(_) | SelectorTest::Absent, None) | (SelectorTest::Exists, Some(_)) => true,
         }
     }
 }
@@ -159,7 +159,7 @@ fn split_outside_parentheses(text: &str) -> Vec<&str> {
     .collect()
 }
 
-fn parse_label(part: &str) -> Result<Requirement, String> {
+fn parse_label(part: &str) -> Result<SelectorRequirement, String> {
     if let Some(requirement) = parse_equality(part) {
         return checked(requirement);
     }
@@ -171,25 +171,25 @@ fn parse_label(part: &str) -> Result<Requirement, String> {
         let mut words = head.split_whitespace();
         let key = words.next().unwrap_or_default().to_owned();
         let test = match words.next() {
-            Some("in") => Test::In(values),
-            Some("notin") => Test::NotIn(values),
+            Some("in") => SelectorTest::In(values),
+            Some("notin") => SelectorTest::NotIn(values),
             _ => return Err(format!("'{part}' has neither 'in' nor 'notin'")),
         };
-        return checked(Requirement { key, test });
+        return checked(SelectorRequirement { key, test });
     }
     match part.strip_prefix('!') {
-        Some(key) => checked(Requirement {
+        Some(key) => checked(SelectorRequirement {
             key: key.trim().to_owned(),
-            test: Test::Absent,
+            test: SelectorTest::Absent,
         }),
-        None => checked(Requirement {
+        None => checked(SelectorRequirement {
             key: part.to_owned(),
-            test: Test::Exists,
+            test: SelectorTest::Exists,
         }),
     }
 }
 
-fn checked(requirement: Requirement) -> Result<Requirement, String> {
+fn checked(requirement: SelectorRequirement) -> Result<SelectorRequirement, String> {
     let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
     let key = &requirement.key;
     if key.is_empty() || !key.chars().all(legal) {
@@ -198,7 +198,7 @@ fn checked(requirement: Requirement) -> Result<Requirement, String> {
     Ok(requirement)
 }
 
-fn parse_equality(part: &str) -> Option<Requirement> {
+fn parse_equality(part: &str) -> Option<SelectorRequirement> {
     if part.contains('(') {
         return None;
     }
@@ -212,11 +212,11 @@ fn parse_equality(part: &str) -> Option<Requirement> {
     };
     let values = vec![value.trim().to_owned()];
     let test = if equal {
-        Test::In(values)
+        SelectorTest::In(values)
     } else {
-        Test::NotIn(values)
+        SelectorTest::NotIn(values)
     };
-    Some(Requirement {
+    Some(SelectorRequirement {
         key: key.trim().to_owned(),
         test,
     })

@@ -22,13 +22,13 @@ pub struct ApiError {
 
 /// One rejected field of an invalid object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FieldError {
+pub(crate) struct InvalidField {
     reason: &'static str,
     field: String,
     message: String,
 }
 
-impl FieldError {
+impl InvalidField {
     /// The value is there and not acceptable.
     pub(crate) fn invalid(field: impl Into<String>, value: &str, why: &str) -> Self {
         let message = format!("Invalid value: \"{value}\": {why}");
@@ -169,8 +169,8 @@ impl ApiError {
     }
 
     /// 422 with the rejected fields.
-    pub(crate) fn invalid(kind: &str, group: &str, name: &str, fields: &[FieldError]) -> Self {
-        let lines: Vec<String> = fields.iter().map(FieldError::line).collect();
+    pub(crate) fn invalid(kind: &str, group: &str, name: &str, fields: &[InvalidField]) -> Self {
+        let lines: Vec<String> = fields.iter().map(InvalidField::line).collect();
         let text = match lines.as_slice() {
             [one] => one.clone(),
             many => format!("[{}]", many.join(", ")),

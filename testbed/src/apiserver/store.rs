@@ -33,7 +33,7 @@ impl Key {
 
 /// One immutable version of an object.
 #[derive(Debug)]
-pub(crate) struct Version {
+pub(crate) struct ObjectVersion {
     pub(crate) rv: u64,
     pub(crate) value: Arc<Value>,
     pub(crate) bytes: Bytes,
@@ -52,7 +52,7 @@ pub(crate) struct Slice<'a> {
 
 #[derive(Debug)]
 struct Collection {
-    objects: BTreeMap<Key, Arc<Version>>,
+    objects: BTreeMap<Key, Arc<ObjectVersion>>,
     log: EventLog,
     signal: watch::Sender<u64>,
 }
@@ -82,36 +82,41 @@ impl Store {
         self.revision
     }
 
-    pub(crate) fn get(&self, storage: &str, key: &Key) -> Option<&Arc<Version>> {
+    pub(crate) fn get(&self, storage: &str, key: &Key) -> Option<&Arc<ObjectVersion>> {
         self.collections.get(storage)?.objects.get(key)
     }
 
     /// Stores a new version under the next revision.
-    pub(crate) fn put(&mut self, storage: &str, key: Key, value: Value) -> Arc<Version> {
+    pub(crate) fn put(&mut self, storage: &str, key: Key, value: Value) -> Arc<ObjectVersion> {
         self.revision += 1;
         let version = Arc::new(stamp(value, self.revision));
         let collection = self.collection(storage);
         let previous = collection.objects.insert(key.clone(), Arc::clone(&version));
         let change = if previous.is_some() {
-            Change::Modified
+            ChangeKind::Modified
         } else {
-            Change::Added
+            ChangeKind::Added
         };
-        collection.record(Event::new(change, key, Arc::clone(&version), previous));
+        collection.record(ObjectChange::new(change, key, Arc::clone(&version), previous));
         version
     }
 
     /// Removes an object; its last state under the deletion's revision is returned and logged.
     /// `last` replaces that state where the deletion itself changed it.
-    pub(crate) fn remove(&mut self, storage: &str, key: &Key, last: Option<Value>) -> Option<Arc<Version>> {
+    pub(crate) fn remove(
+        &mut self,
+        storage: &str,
+        key: &Key,
+        last: Option<Value>,
+    ) -> Option<Arc<ObjectVersion>> {
         // The revision advances only if there is an object to remove.
         let revision = self.revision + 1;
         let collection = self.collection(storage);
         let previous = collection.objects.remove(key)?;
         let value = last.unwrap_or_else(|| Value::clone(&previous.value));
         let version = Arc::new(stamp(value, revision));
-        collection.record(Event::new(
-            Change::Deleted,
+        collection.record(ObjectChange::new(
+            ChangeKind::Deleted,
             key.clone(),
             Arc::clone(&version),
             Some(previous),
@@ -125,7 +130,7 @@ impl Store {
         &self,
         storage: &str,
         slice: Slice<'_>,
-        mut visit: impl FnMut(&Key, &Arc<Version>) -> ControlFlow<()>,
+        mut visit: impl FnMut(&Key, &Arc<ObjectVersion>) -> ControlFlow<()>,
     ) -> Result<(), Compacted> {
         let Some(collection) = self.collections.get(storage) else {
             return Ok(());
@@ -164,7 +169,7 @@ impl Store {
         storage: &str,
         after: u64,
         max: usize,
-    ) -> Result<(Vec<Arc<Event>>, u64), Compacted> {
+    ) -> Result<(Vec<Arc<ObjectChange>>, u64), Compacted> {
         let Some(collection) = self.collections.get(storage) else {
             let oldest = self.compacted;
             return if after < oldest {
@@ -216,14 +221,14 @@ impl Store {
 }
 
 impl Collection {
-    fn record(&mut self, event: Event) {
+    fn record(&mut self, event: ObjectChange) {
         let rv = event.version.rv;
         self.log.push(event);
         self.signal.send_replace(rv);
     }
 
     /// The versions at a revision of all keys that were changed after it.
-    fn undone_since(&self, rv: u64) -> Result<BTreeMap<Key, Option<Arc<Version>>>, Compacted> {
+    fn undone_since(&self, rv: u64) -> Result<BTreeMap<Key, Option<Arc<ObjectVersion>>>, Compacted> {
         let mut past = BTreeMap::new();
         // Backwards, so that of several changes of one key the oldest decides.
         for event in self.log.since(rv)?.rev() {
@@ -233,10 +238,10 @@ impl Collection {
     }
 }
 
-fn stamp(mut value: Value, rv: u64) -> Version {
+fn stamp(mut value: Value, rv: u64) -> ObjectVersion {
     object::meta(&mut value).insert("resourceVersion".to_owned(), Value::from(rv.to_string()));
     let bytes = Bytes::from(value.to_string());
-    Version {
+    ObjectVersion {
         rv,
         value: Arc::new(value),
         bytes,
@@ -245,9 +250,9 @@ fn stamp(mut value: Value, rv: u64) -> Version {
 
 /// Merges two iterators that are sorted by key and have no key in common.
 fn merged<'a>(
-    left: impl Iterator<Item = (&'a Key, &'a Arc<Version>)>,
-    right: impl Iterator<Item = (&'a Key, &'a Arc<Version>)>,
-) -> impl Iterator<Item = (&'a Key, &'a Arc<Version>)> {
+    left: impl Iterator<Item = (&'a Key, &'a Arc<ObjectVersion>)>,
+    right: impl Iterator<Item = (&'a Key, &'a Arc<ObjectVersion>)>,
+) -> impl Iterator<Item = (&'a Key, &'a Arc<ObjectVersion>)> {
     let (mut left, mut right) = (left.peekable(), right.peekable());
     std::iter::from_fn(move || match (left.peek(), right.peek()) {
         (Some((l, _)), Some((r, _))) if r < l => right.next(),
@@ -258,7 +263,7 @@ fn merged<'a>(
 
 /// The kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum ChangeKind {
     /// It came into being.
     Added,
     /// It was replaced by a newer version.
@@ -269,22 +274,22 @@ pub enum Change {
 
 /// One change of one object.
 #[derive(Debug)]
-pub(crate) struct Event {
-    pub(crate) change: Change,
+pub(crate) struct ObjectChange {
+    pub(crate) change: ChangeKind,
     pub(crate) key: Key,
     /// The version after the change; for a deletion the last state under the deletion's revision.
-    pub(crate) version: Arc<Version>,
+    pub(crate) version: Arc<ObjectVersion>,
     /// The version before the change.
-    pub(crate) previous: Option<Arc<Version>>,
-    departed: OnceLock<Option<Arc<Version>>>,
+    pub(crate) previous: Option<Arc<ObjectVersion>>,
+    departed: OnceLock<Option<Arc<ObjectVersion>>>,
 }
 
-impl Event {
+impl ObjectChange {
     pub(crate) fn new(
-        change: Change,
+        change: ChangeKind,
         key: Key,
-        version: Arc<Version>,
-        previous: Option<Arc<Version>>,
+        version: Arc<ObjectVersion>,
+        previous: Option<Arc<ObjectVersion>>,
     ) -> Self {
         Self {
             change,
@@ -297,7 +302,7 @@ impl Event {
 
     /// The previous version under this event's revision, for watches whose selector the object left.
     /// Computed once for all watchers.
-    pub(crate) fn departed(&self) -> Option<Arc<Version>> {
+    pub(crate) fn departed(&self) -> Option<Arc<ObjectVersion>> {
         let make = || {
             self.previous
                 .as_ref()
@@ -307,11 +312,11 @@ impl Event {
     }
 }
 
-fn restamped(version: &Version, rv: u64) -> Version {
+fn restamped(version: &ObjectVersion, rv: u64) -> ObjectVersion {
     let mut value = Value::clone(&version.value);
     object::meta(&mut value).insert("resourceVersion".to_owned(), Value::from(rv.to_string()));
     let bytes = Bytes::from(value.to_string());
-    Version {
+    ObjectVersion {
         rv,
         value: Arc::new(value),
         bytes,
@@ -328,7 +333,7 @@ pub(crate) struct Compacted {
 /// The changes of one collection, oldest first.
 #[derive(Debug)]
 pub(crate) struct EventLog {
-    events: VecDeque<Arc<Event>>,
+    events: VecDeque<Arc<ObjectChange>>,
     window: usize,
     complete_after: u64,
 }
@@ -343,7 +348,7 @@ impl EventLog {
     }
 
     /// Appends a change, forgetting the oldest beyond the window.
-    pub(crate) fn push(&mut self, event: Event) {
+    pub(crate) fn push(&mut self, event: ObjectChange) {
         self.events.push_back(Arc::new(event));
         while self.events.len() > self.window {
             self.forget_oldest();
@@ -365,7 +370,10 @@ impl EventLog {
     }
 
     /// The changes after a revision, oldest first.
-    pub(crate) fn since(&self, rv: u64) -> Result<impl DoubleEndedIterator<Item = &Arc<Event>>, Compacted> {
+    pub(crate) fn since(
+        &self,
+        rv: u64,
+    ) -> Result<impl DoubleEndedIterator<Item = &Arc<ObjectChange>>, Compacted> {
         if rv < self.complete_after {
             return Err(Compacted {
                 oldest: self.complete_after,

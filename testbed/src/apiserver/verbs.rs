@@ -10,10 +10,10 @@ use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::patch::managers::Writer;
+use super::patch::managers::FieldWriter;
 use super::resource::{Conversion, Registry, Resource};
 use super::status::ApiError;
-use super::store::{Key, Store, Version};
+use super::store::{Key, ObjectVersion, Store};
 use super::{object, pod};
 
 pub(crate) mod binding;
@@ -31,7 +31,7 @@ pub(crate) struct ApiState {
 
 /// The object (or, with an empty name, the collection) that a request is about.
 #[derive(Debug, Clone)]
-pub(crate) struct Target {
+pub(crate) struct RequestTarget {
     pub(crate) resource: Arc<Resource>,
     /// Empty for cluster-scoped resources.
     pub(crate) namespace: String,
@@ -52,11 +52,11 @@ pub(crate) struct WriteOptions {
 /// The result of a write.
 #[derive(Debug, Clone)]
 pub(crate) struct Written {
-    pub(crate) version: Arc<Version>,
+    pub(crate) version: Arc<ObjectVersion>,
     pub(crate) created: bool,
 }
 
-impl Target {
+impl RequestTarget {
     pub(crate) fn key(&self) -> Key {
         Key::new(self.namespace.clone(), self.name.clone())
     }
@@ -69,9 +69,9 @@ impl Target {
         &self.resource.storage
     }
 
-    fn writer<'a>(&'a self, options: &'a WriteOptions, api_version: &'a str) -> Writer<'a> {
+    fn writer<'a>(&'a self, options: &'a WriteOptions, api_version: &'a str) -> FieldWriter<'a> {
         let subresource = if self.status { "status" } else { "" };
-        Writer {
+        FieldWriter {
             manager: &options.manager,
             subresource,
             api_version,
@@ -100,17 +100,17 @@ impl SharedState {
 
 impl ApiState {
     /// The stored version of a target.
-    pub(crate) fn current(&self, target: &Target) -> Result<Arc<Version>, ApiError> {
+    pub(crate) fn current(&self, target: &RequestTarget) -> Result<Arc<ObjectVersion>, ApiError> {
         self.store
             .get(target.storage(), &target.key())
             .cloned()
             .ok_or_else(|| target.not_found())
     }
 
-    fn keep(&mut self, target: &Target, value: Value, dry_run: bool) -> Arc<Version> {
+    fn keep(&mut self, target: &RequestTarget, value: Value, dry_run: bool) -> Arc<ObjectVersion> {
         if dry_run {
             let bytes = value.to_string().into();
-            return Arc::new(Version {
+            return Arc::new(ObjectVersion {
                 rv: self.store.revision(),
                 value: Arc::new(value),
                 bytes,
@@ -122,7 +122,7 @@ impl ApiState {
 
 /// Checks that a body is an object of the target's kind. Built-in kinds may leave `kind` and `apiVersion` out, as
 /// typed decoding knows what to expect.
-fn check_kind(target: &Target, body: &mut Value) -> Result<(), ApiError> {
+fn check_kind(target: &RequestTarget, body: &mut Value) -> Result<(), ApiError> {
     if !body.is_object() {
         return Err(ApiError::bad_request("the request body must be a JSON object"));
     }

@@ -12,8 +12,8 @@ use tokio::sync::watch;
 
 use super::selector::Selectors;
 use super::status::ApiError;
-use super::store::{Change, Event};
-use super::store::{Slice, Version};
+use super::store::{ChangeKind, ObjectChange};
+use super::store::{ObjectVersion, Slice};
 use super::verbs::SharedState;
 
 /// Changes read from the log at a time, to keep the lock short.
@@ -32,16 +32,16 @@ pub(crate) enum WatchStart {
 #[derive(Debug, Clone)]
 pub struct WatchEvent {
     /// The kind of an event, as the watch's selectors see it.
-    pub change: Change,
+    pub change: ChangeKind,
     /// The object after the change; for a deletion its last state.
     pub object: Arc<Value>,
 }
 
 /// A change with its serialised version.
 #[derive(Debug, Clone)]
-pub(crate) struct Delta {
-    pub(crate) change: Change,
-    pub(crate) version: Arc<Version>,
+pub(crate) struct EncodedChange {
+    pub(crate) change: ChangeKind,
+    pub(crate) version: Arc<ObjectVersion>,
 }
 
 /// A running watch.
@@ -53,7 +53,7 @@ pub struct Watch {
     selectors: Selectors,
     cursor: u64,
     signal: watch::Receiver<u64>,
-    pending: VecDeque<Delta>,
+    pending: VecDeque<EncodedChange>,
 }
 
 impl Watch {
@@ -91,8 +91,8 @@ impl Watch {
         // A scan of the present never meets compacted revisions.
         let _ = state.store.scan(storage, slice, |_, version| {
             if selectors.is_everything() || selectors.matches(&version.value) {
-                pending.push_back(Delta {
-                    change: Change::Added,
+                pending.push_back(EncodedChange {
+                    change: ChangeKind::Added,
                     version: Arc::clone(version),
                 });
             }
@@ -124,7 +124,7 @@ impl Watch {
     }
 
     /// The events that can be reported now, without waiting.
-    pub(crate) fn read(&mut self) -> Result<Vec<Delta>, ApiError> {
+    pub(crate) fn read(&mut self) -> Result<Vec<EncodedChange>, ApiError> {
         if !self.pending.is_empty() {
             return Ok(std::mem::take(&mut self.pending).into());
         }
@@ -135,7 +135,7 @@ impl Watch {
             let (events, seen) = read.map_err(|c| ApiError::expired(self.cursor, c.oldest))?;
             let exhausted = events.len() < BATCH;
             self.cursor = seen;
-            let found: Vec<Delta> = events.iter().filter_map(|e| self.view(e)).collect();
+            let found: Vec<EncodedChange> = events.iter().filter_map(|e| self.view(e)).collect();
             if exhausted || !found.is_empty() {
                 // More events wait in the log, so the next wait must not block.
                 if !exhausted {
@@ -155,7 +155,7 @@ impl Watch {
     }
 
     /// Maps an event through the selectors: an object that leaves them is deleted, one that enters is added.
-    fn view(&self, event: &Event) -> Option<Delta> {
+    fn view(&self, event: &ObjectChange) -> Option<EncodedChange> {
         if self
             .namespace
             .as_deref()
@@ -163,23 +163,26 @@ impl Watch {
         {
             return None;
         }
-        let matches = |v: &Arc<Version>| self.selectors.is_everything() || self.selectors.matches(&v.value);
+        let matches =
+            |v: &Arc<ObjectVersion>| self.selectors.is_everything() || self.selectors.matches(&v.value);
         let before = event.previous.as_ref().is_some_and(matches);
-        let after = event.change != Change::Deleted && matches(&event.version);
-        let delta = |change, version: &Arc<Version>| {
-            Some(Delta {
+        let after = event.change != ChangeKind::Deleted && matches(&event.version);
+        let delta = |change, version: &Arc<ObjectVersion>| {
+            Some(EncodedChange {
                 change,
                 version: Arc::clone(version),
             })
         };
         match (before, after) {
             (false, false) => None,
-            (false, true) => delta(Change::Added, &event.version),
-            (true, true) => delta(Change::Modified, &event.version),
-            (true, false) if event.change == Change::Deleted => delta(Change::Deleted, &event.version),
+            (false, true) => delta(ChangeKind::Added, &event.version),
+            (true, true) => delta(ChangeKind::Modified, &event.version),
+            (true, false) if event.change == ChangeKind::Deleted => {
+                delta(ChangeKind::Deleted, &event.version)
+            }
             (true, false) => event
                 .departed()
-                .and_then(|version| delta(Change::Deleted, &version)),
+                .and_then(|version| delta(ChangeKind::Deleted, &version)),
         }
     }
 }

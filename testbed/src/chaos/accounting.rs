@@ -8,21 +8,21 @@ use crate::http_client::HttpClient;
 use crate::invariants::Accounts;
 
 #[derive(Debug, Deserialize)]
-struct Inspected {
+struct AccountedNode {
     nodes: Vec<NodeAmounts>,
 }
 
 #[derive(Debug, Deserialize)]
 struct NodeAmounts {
     name: String,
-    devs: Vec<Gpu>,
+    devs: Vec<AccountedGpu>,
     #[serde(default)]
     problems: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Gpu {
+struct AccountedGpu {
     id: i32,
     used_bytes: u64,
     used_core: u64,
@@ -34,7 +34,7 @@ pub(super) async fn differences(client: &HttpClient, scheduler: &str, accounts: 
         .get(&format!("{scheduler}/gpushare-scheduler/inspect"))
         .await
     {
-        Ok((_, body)) => serde_json::from_slice::<Inspected>(&body).map_err(|error| error.to_string()),
+        Ok((_, body)) => serde_json::from_slice::<AccountedNode>(&body).map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     };
     match answer {
@@ -86,7 +86,7 @@ mod tests {
         accounts
             .gpus
             .extend([(("n1".to_owned(), 0), gpu(0)), (("n1".to_owned(), 1), gpu(1))]);
-        let nodes = |text: &str| serde_json::from_str::<Inspected>(text).unwrap().nodes;
+        let nodes = |text: &str| serde_json::from_str::<AccountedNode>(text).unwrap().nodes;
         let alike = r#"{"nodes": [{"name": "n1", "devs": [{"id": 0, "usedBytes": 0, "usedCore": 0}, {"id": 1, "usedBytes": 0, "usedCore": 0}]}]}"#;
         assert_eq!(compare(nodes(alike), &accounts), Vec::<String>::new());
         let unlike = r#"{"nodes": [{"name": "n1", "problems": ["odd"], "devs": [{"id": 0, "usedBytes": 7, "usedCore": 0}]}]}"#;

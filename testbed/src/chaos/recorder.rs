@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::apiserver::ApiObjects as Api;
 use crate::invariants::{self, ContainerView};
-use crate::kubelet::{Admission, Container, ContainerStart};
+use crate::kubelet::{ContainerStart, PodAdmission, RuntimeContainer};
 
 /// kubelet's pause before it tries to start a container again.
 pub(super) const RETRY: Duration = Duration::from_secs(10);
@@ -21,7 +21,7 @@ const QUOTED: usize = 10;
 
 /// The recorder of one run; shared with the kubelets.
 #[derive(Debug, Default)]
-pub struct Recorder {
+pub struct RunRecorder {
     api: OnceLock<Api>,
     tally: Mutex<Tally>,
     /// Pods as they were last seen, by UID: a container may start when its pod is gone already.
@@ -65,7 +65,7 @@ pub struct Tally {
     pub violations: Vec<String>,
 }
 
-impl Recorder {
+impl RunRecorder {
     /// Says where records are looked up.
     pub fn connect(&self, api: Api) {
         // A second opening would be of the same cluster.
@@ -96,7 +96,7 @@ impl Recorder {
     }
 
     /// Notes a container on a GPU of this size whose limit of the driver is not its own part.
-    pub fn note_limit(&self, container: &Container, gpu_mib: u64) {
+    pub fn note_limit(&self, container: &RuntimeContainer, gpu_mib: u64) {
         let Some(what) = invariants::wrong_limit(container, gpu_mib) else {
             return;
         };
@@ -166,7 +166,7 @@ impl Recorder {
     }
 
     /// Notes an admission.
-    pub fn note_admission(&self, admission: &Admission) {
+    pub fn note_admission(&self, admission: &PodAdmission) {
         let mut tally = self.tally();
         tally.admitted.insert(admission.uid.clone());
         tally.admissions.push(admission.took);
@@ -192,7 +192,7 @@ impl Tally {
     }
 
     /// Notes a container if the content of its CDI specs was not written for this start.
-    pub fn note_stale(&mut self, container: &Container) {
+    pub fn note_stale(&mut self, container: &RuntimeContainer) {
         let Some(what) = invariants::stale_spec(container) else {
             return;
         };
@@ -271,7 +271,7 @@ mod tests {
     use proto::resource::GPU_MEM;
 
     use super::*;
-    use crate::kubelet::{ContainerKind, RunState};
+    use crate::kubelet::{ContainerType, RunState};
 
     fn view(sees: &[&str], should_see: &[&str]) -> ContainerView {
         let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect();
@@ -284,13 +284,13 @@ mod tests {
     }
 
     /// A container by CDI that holds two memory units.
-    fn container(stale_devices: &[&str], units: &str) -> Container {
-        Container {
+    fn container(stale_devices: &[&str], units: &str) -> RuntimeContainer {
+        RuntimeContainer {
             namespace: "default".to_owned(),
             pod: "p".to_owned(),
             pod_uid: "u".to_owned(),
             name: "c".to_owned(),
-            kind: ContainerKind::App,
+            kind: ContainerType::App,
             state: RunState::Waiting {
                 reason: String::new(),
                 message: String::new(),
@@ -330,7 +330,7 @@ mod tests {
         tally.note_stale(&container(&[], "2"));
         assert!(tally.is_clean(), "{:?}", tally.wrong_quotes);
         tally.note_stale(&container(&["gpushare.dev/gpu=x"], "2"));
-        tally.note_stale(&Container {
+        tally.note_stale(&RuntimeContainer {
             starts: 2,
             ..container(&[], "3")
         });

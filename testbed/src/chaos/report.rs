@@ -6,14 +6,14 @@ use std::time::Duration;
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
-use super::Mode;
+use super::PluginMode;
 use super::recorder::Tally;
 
 /// The figures of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figures {
     /// The plugin's mode.
-    pub mode: Mode,
+    pub mode: PluginMode,
     /// Its seed.
     pub seed: u64,
     /// Steps that were taken.
@@ -56,7 +56,13 @@ pub struct Figures {
 
 impl Figures {
     /// The figures of a run.
-    pub fn of(mode: Mode, seed: u64, tally: &Tally, heals: BTreeMap<String, u64>, took: Duration) -> Self {
+    pub fn of(
+        mode: PluginMode,
+        seed: u64,
+        tally: &Tally,
+        heals: BTreeMap<String, u64>,
+        took: Duration,
+    ) -> Self {
         let killed = tally
             .killed
             .iter()
@@ -100,7 +106,7 @@ impl Figures {
             && self.stale == 0
             && self.other_limits == 0
             && self.unknown == 0;
-        self.violations.is_empty() && is_right && (self.mode == Mode::Envvar || self.killed == 0)
+        self.violations.is_empty() && is_right && (self.mode == PluginMode::Envvar || self.killed == 0)
     }
 
     /// A count scaled to 100,000 admissions, and the count itself.

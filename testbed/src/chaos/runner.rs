@@ -10,18 +10,18 @@ use kube::ResourceExt;
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use tokio::time::Instant;
 
-use super::Mode;
+use super::PluginMode;
 use super::accounting;
-use super::recorder::Recorder;
-use super::schedule::{N_GPUS, Step, UNITS_PER_GPU};
-use crate::cluster::{CdiDir, Cluster, ClusterSpec, NodeSpec, SimulatedNode};
+use super::recorder::RunRecorder;
+use super::schedule::{ChaosStep, N_GPUS, UNITS_PER_GPU};
+use crate::cluster::{CdiDir, ClusterSpec, LocalCluster, NodeSetup, SimulatedNode};
 use crate::daemons::Crashes;
 use crate::http_client::HttpClient;
 use crate::invariants::{self, ContainerView};
-use crate::kubelet::{Container, ContainerKind, Delays, Kubelet, RunState, StartHook};
-use crate::observer::Snapshot;
+use crate::kubelet::{ContainerType, Delays, Kubelet, RunState, RuntimeContainer, StartHook};
+use crate::observer::ClusterSnapshot;
 use crate::pod_fields::{is_running, node_of, phase};
-use crate::pods::Pods;
+use crate::pods::NamespacePods;
 
 mod batch;
 
@@ -34,16 +34,16 @@ const SETTLING: Duration = Duration::from_secs(10);
 /// A run under way.
 #[derive(Debug)]
 pub(super) struct Runner {
-    cluster: Cluster,
-    pods: Pods,
-    recorder: Arc<Recorder>,
+    cluster: LocalCluster,
+    pods: NamespacePods,
+    recorder: Arc<RunRecorder>,
     /// Outcomes counted by plugins that have been killed since.
     heals: BTreeMap<String, u64>,
     cdi: Vec<CdiDir>,
     n_admissions_seen: Vec<usize>,
     /// Pods that no step has deleted.
     wanted: BTreeSet<String>,
-    mode: Mode,
+    mode: PluginMode,
 }
 
 fn node_name(node: usize) -> String {
@@ -57,19 +57,19 @@ fn pod_name(number: usize) -> String {
 impl Runner {
     /// Starts the cluster.
     pub(super) async fn start(
-        mode: Mode,
+        mode: PluginMode,
         seed: u64,
         deploy: std::path::PathBuf,
-        recorder: &Arc<Recorder>,
+        recorder: &Arc<RunRecorder>,
     ) -> Result<Self> {
         let gpus: Vec<u64> = (0..N_GPUS).map(|_| UNITS_PER_GPU * 1024).collect();
         let nodes = (0..mode.n_nodes()).map(|idx| {
             let (name, recorder) = (node_name(idx), Arc::clone(recorder));
             let node = mode.node(idx, &name, &gpus);
-            NodeSpec {
+            NodeSetup {
                 started: StartHook::new(move |start| {
                     recorder.note_start(&name, start);
-                    if mode == Mode::Cdi {
+                    if mode == PluginMode::Cdi {
                         recorder.note_limit(&start.container, UNITS_PER_GPU * 1024);
                     }
                 }),
@@ -95,14 +95,14 @@ impl Runner {
             max_backoff: Some(Duration::from_millis(500)),
             ..ClusterSpec::of(nodes.collect())
         };
-        let mut cluster = Cluster::start(spec).await?;
+        let mut cluster = LocalCluster::start(spec).await?;
         cluster.keep_files(true);
         recorder.connect(cluster.api().objects().clone());
         let cdi = cluster
             .nodes()
             .map(|node| CdiDir::of(node.kubelet().config()))
             .collect::<Result<Vec<_>>>()?;
-        let pods = Pods::of(cluster.client(), "default");
+        let pods = NamespacePods::of(cluster.client(), "default");
         Ok(Self {
             cluster,
             pods,
@@ -126,15 +126,15 @@ impl Runner {
     }
 
     /// Takes one step, and looks at everything.
-    pub(super) async fn take(&mut self, step: &Step) -> Result<()> {
+    pub(super) async fn take(&mut self, step: &ChaosStep) -> Result<()> {
         self.recorder.tally().step += 1;
         match step {
-            Step::Batch(batch) => batch::batch(self, batch).await?,
-            Step::Delete(numbers) => self.delete(numbers).await?,
-            Step::Crash(numbers) => self.crash(numbers).await?,
-            Step::RestartPlugin(node) => self.restart_plugin(*node).await?,
-            Step::RestartKubelet(node) => self.restart_kubelet(*node).await?,
-            Step::BreakStream(node) => {
+            ChaosStep::Batch(batch) => batch::batch(self, batch).await?,
+            ChaosStep::Delete(numbers) => self.delete(numbers).await?,
+            ChaosStep::Crash(numbers) => self.crash(numbers).await?,
+            ChaosStep::RestartPlugin(node) => self.restart_plugin(*node).await?,
+            ChaosStep::RestartKubelet(node) => self.restart_kubelet(*node).await?,
+            ChaosStep::BreakStream(node) => {
                 let kubelet = self.node(*node)?.kubelet();
                 let n_before = kubelet.n_registrations();
                 kubelet.drop_stream(GPU_MEM);
@@ -144,7 +144,7 @@ impl Runner {
                 .await?;
                 self.until_offered(*node).await?;
             }
-            Step::WipeCdi(node, numbers) => {
+            ChaosStep::WipeCdi(node, numbers) => {
                 self.wipe_cdi(*node)?;
                 self.crash(numbers).await?;
             }
@@ -180,19 +180,20 @@ impl Runner {
     async fn crash(&mut self, numbers: &[usize]) -> Result<()> {
         let names: Vec<String> = numbers.iter().map(|number| pod_name(*number)).collect();
         for node in self.cluster.nodes() {
-            let running = |one: &Container| {
-                one.kind == ContainerKind::App
+            let running = |one: &RuntimeContainer| {
+                one.kind == ContainerType::App
                     && names.contains(&one.pod)
                     && matches!(one.state, RunState::Running { .. })
             };
-            let crashed: Vec<Container> = node.kubelet().containers().into_iter().filter(running).collect();
+            let crashed: Vec<RuntimeContainer> =
+                node.kubelet().containers().into_iter().filter(running).collect();
             for container in &crashed {
                 node.kubelet()
                     .restart_container("default", &container.pod, &container.name)?;
             }
             let again = |kubelet: &Kubelet| {
                 let now = kubelet.containers();
-                let is_back = |old: &Container| {
+                let is_back = |old: &RuntimeContainer| {
                     now.iter().any(|one| {
                         one.pod_uid == old.pod_uid && one.name == old.name && one.starts > old.starts
                     })
@@ -253,7 +254,7 @@ impl Runner {
 
     async fn until_bound(&self, numbers: &[usize]) -> Result<()> {
         let names: Vec<String> = numbers.iter().map(|number| pod_name(*number)).collect();
-        let bound = |snapshot: &Snapshot| {
+        let bound = |snapshot: &ClusterSnapshot| {
             names
                 .iter()
                 .all(|name| snapshot.pod(name).and_then(node_of).is_some())
@@ -264,7 +265,7 @@ impl Runner {
 
     async fn until_gone(&self, numbers: &[usize]) -> Result<()> {
         let names: Vec<String> = numbers.iter().map(|number| pod_name(*number)).collect();
-        let gone = |snapshot: &Snapshot| {
+        let gone = |snapshot: &ClusterSnapshot| {
             names
                 .iter()
                 .all(|name| snapshot.pod(name).is_none())
@@ -280,7 +281,7 @@ impl Runner {
         let is_settled = |pod: &k8s_openapi::api::core::v1::Pod| {
             is_running(pod) || matches!(phase(pod), "Failed" | "Succeeded")
         };
-        let settled = |snapshot: &Snapshot| snapshot.pods.values().all(is_settled).then_some(());
+        let settled = |snapshot: &ClusterSnapshot| snapshot.pods.values().all(is_settled).then_some(());
         self.cluster
             .until("every pod to run or to have failed", DEADLINE, settled)
             .await
@@ -295,7 +296,7 @@ impl Runner {
                 self.recorder.note_admission(&admission);
             }
         }
-        let mut snapshot = Snapshot::of(self.cluster.api().objects());
+        let mut snapshot = ClusterSnapshot::of(self.cluster.api().objects());
         self.recorder.replace_pods(snapshot.pods.clone());
         let (there, gone) = std::mem::take(&mut self.wanted)
             .into_iter()
@@ -315,8 +316,10 @@ impl Runner {
         let (client, url) = (HttpClient::new(), self.cluster.scheduler_url());
         let until = Instant::now() + SETTLING;
         loop {
-            let accounts =
-                invariants::accounts(&Snapshot::of(self.cluster.api().objects()), &BTreeSet::new());
+            let accounts = invariants::accounts(
+                &ClusterSnapshot::of(self.cluster.api().objects()),
+                &BTreeSet::new(),
+            );
             let differences = accounting::differences(&client, &url, &accounts).await;
             if differences.is_empty() {
                 return;
@@ -331,8 +334,8 @@ impl Runner {
     /// A record that has moved away from a container that has started counts as a wrong device.
     async fn look_at_started(&self) {
         let api = self.cluster.api().objects().clone();
-        let none = |_: &Snapshot| {
-            misplaced(&self.cluster, &Snapshot::of(&api))
+        let none = |_: &ClusterSnapshot| {
+            misplaced(&self.cluster, &ClusterSnapshot::of(&api))
                 .is_empty()
                 .then_some(())
         };
@@ -344,7 +347,7 @@ impl Runner {
             .is_err()
         {
             let mut tally = self.recorder.tally();
-            for (uid, turn, view) in misplaced(&self.cluster, &Snapshot::of(&api)) {
+            for (uid, turn, view) in misplaced(&self.cluster, &ClusterSnapshot::of(&api)) {
                 tally.note_wrong(&uid, turn, &view);
             }
         }
@@ -384,7 +387,7 @@ impl Runner {
 }
 
 /// Containers that have started and see other devices than their pods' records name now.
-fn misplaced(cluster: &Cluster, snapshot: &Snapshot) -> Vec<(String, u32, ContainerView)> {
+fn misplaced(cluster: &LocalCluster, snapshot: &ClusterSnapshot) -> Vec<(String, u32, ContainerView)> {
     let mut found = Vec::new();
     for node in cluster.nodes() {
         let device = snapshot.devices.get(node.name());

@@ -122,7 +122,7 @@ pub struct Batch {
 
 /// One step of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub enum Step {
+pub enum ChaosStep {
     /// A batch of pods comes.
     Batch(Batch),
     /// Pods are deleted.
@@ -156,7 +156,7 @@ struct RoomCount {
 }
 
 /// The steps of a run on `n_nodes` nodes.
-pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<Step> {
+pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<ChaosStep> {
     let mut room = RoomCount {
         n_nodes,
         dice: StdRng::seed_from_u64(seed),
@@ -167,22 +167,22 @@ pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<Step> {
 }
 
 impl RoomCount {
-    fn step(&mut self) -> Step {
+    fn step(&mut self) -> ChaosStep {
         let node = self.dice.random_range(0..self.n_nodes);
         if self.used(node) > MOST_UNITS * 2 / 3 || self.on(node).len() > MOST_PODS_OF_NODE - MOST_PODS {
-            return Step::Delete(self.remove_some(node));
+            return ChaosStep::Delete(self.remove_some(node));
         }
         if self.on(node).is_empty() {
             return self.batch(node);
         }
         match self.dice.random_range(0..100) {
             0..72 => self.batch(node),
-            72..80 => Step::Crash(self.some_of(node)),
-            80..86 => Step::RestartPlugin(node),
-            86..91 => Step::RestartKubelet(node),
-            91..94 => Step::BreakStream(node),
-            94..97 => Step::WipeCdi(node, self.some_of(node)),
-            _ => Step::Delete(self.remove_some(node)),
+            72..80 => ChaosStep::Crash(self.some_of(node)),
+            80..86 => ChaosStep::RestartPlugin(node),
+            86..91 => ChaosStep::RestartKubelet(node),
+            91..94 => ChaosStep::BreakStream(node),
+            94..97 => ChaosStep::WipeCdi(node, self.some_of(node)),
+            _ => ChaosStep::Delete(self.remove_some(node)),
         }
     }
 
@@ -219,7 +219,7 @@ impl RoomCount {
         numbers
     }
 
-    fn batch(&mut self, node: usize) -> Step {
+    fn batch(&mut self, node: usize) -> ChaosStep {
         let shape = self.shape(node);
         let room = usize::try_from((MOST_UNITS - self.used(node)) / shape.units()).unwrap_or(0);
         let most = if shape == Shape::TwoDevices {
@@ -264,7 +264,7 @@ impl RoomCount {
             .copied()
             .unwrap_or(OrderRule::Shuffled);
         let (order_seed, by_force) = (self.dice.random(), self.dice.random());
-        Step::Batch(Batch {
+        ChaosStep::Batch(Batch {
             node,
             pods,
             shape,
@@ -315,9 +315,9 @@ impl RoomCount {
 }
 
 /// The least number of admissions that a schedule asks for: a pod that is deleted before need not be one.
-pub fn n_admissions(steps: &[Step]) -> usize {
-    let of = |step: &Step| match step {
-        Step::Batch(batch) => batch.pods.len() - batch.deleted.len(),
+pub fn n_admissions(steps: &[ChaosStep]) -> usize {
+    let of = |step: &ChaosStep| match step {
+        ChaosStep::Batch(batch) => batch.pods.len() - batch.deleted.len(),
         _ => 0,
     };
     steps.iter().map(of).sum()
@@ -350,7 +350,7 @@ mod tests {
         let batches: Vec<&Batch> = steps
             .iter()
             .filter_map(|step| {
-                if let Step::Batch(batch) = step {
+                if let ChaosStep::Batch(batch) = step {
                     Some(batch)
                 } else {
                     None
@@ -367,8 +367,8 @@ mod tests {
                 && batches.iter().any(|batch| !batch.deleted.is_empty())
         );
         assert!(
-            steps.iter().any(|step| matches!(step, Step::WipeCdi(..)))
-                && steps.iter().any(|step| matches!(step, Step::BreakStream(_)))
+            steps.iter().any(|step| matches!(step, ChaosStep::WipeCdi(..)))
+                && steps.iter().any(|step| matches!(step, ChaosStep::BreakStream(_)))
         );
         assert!(n_admissions(&steps) > 15_000, "{}", n_admissions(&steps));
     }
@@ -379,7 +379,7 @@ mod tests {
             let mut pods = BTreeMap::new();
             for step in schedule(seed, 100, N_NODES) {
                 match step {
-                    Step::Batch(batch) => {
+                    ChaosStep::Batch(batch) => {
                         prop_assert!(batch.deleted.iter().all(|number| batch.pods.contains(number)));
                         pods.extend(batch.pods.iter().map(|number| (*number, (batch.node, batch.shape.units()))));
                         for node in 0..N_NODES {
@@ -389,12 +389,12 @@ mod tests {
                         }
                         pods.retain(|number, _| !batch.deleted.contains(number));
                     }
-                    Step::Delete(numbers) => {
+                    ChaosStep::Delete(numbers) => {
                         for number in numbers {
                             prop_assert!(pods.remove(&number).is_some());
                         }
                     }
-                    Step::Crash(numbers) | Step::WipeCdi(_, numbers) => prop_assert!(numbers.iter().all(|number| pods.contains_key(number))),
+                    ChaosStep::Crash(numbers) | ChaosStep::WipeCdi(_, numbers) => prop_assert!(numbers.iter().all(|number| pods.contains_key(number))),
                     _ => {}
                 }
             }

@@ -10,14 +10,14 @@ use anyhow::{Context, Result, ensure};
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use serde_json::{Value, json};
 
-use super::node_spec::{DriverSpecs, GpuSpec, Health, NodeSpec, RuntimeSpec};
+use super::node_spec::{DriverSpecs, GpuFault, GpuSpec, NodeSetup, RuntimeSpec};
 use super::{PLUGIN_USER, user_client, user_kubeconfig};
 use crate::apiserver::ApiServer;
 use crate::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
 use crate::http_client::HttpClient;
 use crate::kubelet::nvidia_runtime::VISIBLE_DEVICES;
 use crate::kubelet::{Kubelet, KubeletConfig, MachineGpus};
-use crate::observer::Snapshot;
+use crate::observer::ClusterSnapshot;
 use crate::ports::free_address;
 use crate::vendor_plugin::{NVIDIA_GPU, VendorPlugin};
 
@@ -32,7 +32,7 @@ const LIMITING_DRIVER_VERSION: &str = "615.71.09";
 /// A running node.
 #[derive(Debug)]
 pub struct SimulatedNode {
-    spec: NodeSpec,
+    spec: NodeSetup,
     machine: MachineFiles,
     /// The command line of its plugin.
     invocation: Invocation,
@@ -48,7 +48,7 @@ pub struct SimulatedNode {
 
 impl SimulatedNode {
     pub(super) async fn start(
-        spec: NodeSpec,
+        spec: NodeSetup,
         dir: &Path,
         api: &ApiServer,
         (binaries, crashes): (&Binaries, &Crashes),
@@ -298,7 +298,7 @@ impl SimulatedNode {
     }
 
     /// Makes a GPU sick or well; the plugin notices by its inventory file.
-    pub fn set_health(&mut self, minor: u32, health: Health) -> Result<()> {
+    pub fn set_health(&mut self, minor: u32, health: GpuFault) -> Result<()> {
         let gpu = self.spec.gpus.iter_mut().find(|gpu| gpu.minor == minor);
         gpu.with_context(|| format!("{} has no GPU {minor}", self.spec.name))?
             .health = health;
@@ -312,7 +312,7 @@ impl SimulatedNode {
     }
 
     /// The Device object, devices or resources of this node that the API server does not show yet; `None` if all are there.
-    pub fn missing(&self, snapshot: &Snapshot) -> Option<String> {
+    pub fn missing(&self, snapshot: &ClusterSnapshot) -> Option<String> {
         let name = &self.spec.name;
         let Some(device) = snapshot.devices.get(name) else {
             return Some(format!("{name} has no Device object"));
@@ -350,7 +350,7 @@ impl SimulatedNode {
 }
 
 fn plugin_invocation(
-    spec: &NodeSpec,
+    spec: &NodeSetup,
     program: PathBuf,
     plugin_dir: &Path,
     inventory: &Path,
@@ -413,7 +413,7 @@ fn plugin_invocation(
 }
 
 /// The script of a shell that starts the plugin; none if it needs nothing before.
-fn script(spec: &NodeSpec) -> Option<String> {
+fn script(spec: &NodeSetup) -> Option<String> {
     // The signal that comes with that limit kills; a full disk does not.
     let trap = spec.disk_may_be_full.then(|| "trap '' XFSZ; ".to_owned());
     let variable = spec
@@ -505,8 +505,8 @@ impl MachineFiles {
     }
 
     /// Makes everything as the node is now.
-    fn set(&self, spec: &NodeSpec) -> Result<()> {
-        let listed = spec.gpus.iter().filter(|gpu| gpu.health != Health::Lost);
+    fn set(&self, spec: &NodeSetup) -> Result<()> {
+        let listed = spec.gpus.iter().filter(|gpu| gpu.health != GpuFault::Lost);
         self.gpus
             .set(listed.map(|gpu| (gpu.uuid.clone(), gpu.minor)).collect());
         let nodes = self.dir.join("root/dev");
@@ -530,7 +530,7 @@ impl MachineFiles {
     }
 
     /// Writes the specs that the vendor's services write when the machine starts, where they do it.
-    fn write_vendor_specs(&self, spec: &NodeSpec) -> Result<()> {
+    fn write_vendor_specs(&self, spec: &NodeSetup) -> Result<()> {
         let (file, document) = match spec.driver {
             DriverSpecs::Toolkit => ("nvidia.json", toolkit_spec(spec, &driver_edits())),
             DriverSpecs::LongToolkit => ("nvidia.json", toolkit_spec(spec, &long_driver_edits())),
@@ -555,12 +555,12 @@ fn write_whole(path: &Path, document: &Value) -> Result<()> {
     std::fs::rename(&fresh, path).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn inventory(spec: &NodeSpec) -> Value {
+fn inventory(spec: &NodeSetup) -> Value {
     let entry = |gpu: &GpuSpec| {
         let health = match gpu.health {
-            Health::Healthy => "Healthy".to_owned(),
-            Health::Xid(number) => format!("Xid {number}"),
-            Health::Lost => "Lost".to_owned(),
+            GpuFault::Healthy => "Healthy".to_owned(),
+            GpuFault::Xid(number) => format!("Xid {number}"),
+            GpuFault::Lost => "Lost".to_owned(),
         };
         let mut entry = json!({"uuid": gpu.uuid, "minor": gpu.minor, "memory": format!("{}Mi", gpu.mib), "model": "Simulated", "health": health});
         entry
@@ -592,7 +592,7 @@ fn inventory(spec: &NodeSpec) -> Value {
 }
 
 /// The CDI spec that nvidia-ctk writes for such a machine, as far as a recorded container shows it.
-fn toolkit_spec(spec: &NodeSpec, driver: &Value) -> Value {
+fn toolkit_spec(spec: &NodeSetup, driver: &Value) -> Value {
     let gpu = |name: String, minor: u32| json!({"name": name, "containerEdits": {"deviceNodes": [character_device(&format!("/dev/nvidia{minor}"), minor)]}});
     let by_uuid = spec.gpus.iter().map(|own| gpu(own.uuid.clone(), own.minor));
     let by_index = spec
@@ -605,7 +605,7 @@ fn toolkit_spec(spec: &NodeSpec, driver: &Value) -> Value {
 }
 
 /// A CDI spec with NVIDIA's hook for memory limits of each GPU, and nothing else.
-fn limit_spec(spec: &NodeSpec) -> Value {
+fn limit_spec(spec: &NodeSetup) -> Value {
     let device = |gpu: &GpuSpec| {
         let hook = json!({"hookName": "createRuntime", "path": "/usr/bin/nvidia-cdi-hook",
             "args": ["nvidia-cdi-hook", "apply-cuda-memory-limits", "--driver-root", "/", "--gpu-id", gpu.uuid]});
@@ -616,12 +616,12 @@ fn limit_spec(spec: &NodeSpec) -> Value {
 }
 
 /// The CDI spec that GPU Operator writes.
-fn management_spec(spec: &NodeSpec) -> Value {
+fn management_spec(spec: &NodeSetup) -> Value {
     json!({"cdiVersion": "0.5.0", "kind": "management.nvidia.com/gpu", "containerEdits": driver_edits(), "devices": [all(spec)]})
 }
 
 /// The device that stands for every GPU.
-fn all(spec: &NodeSpec) -> Value {
+fn all(spec: &NodeSetup) -> Value {
     let nodes: Vec<Value> = spec
         .gpus
         .iter()

@@ -67,7 +67,7 @@ impl Deployment {
 
 /// The plugin's own container, as the container runtime makes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnContainer {
+pub struct PluginContainer {
     /// The value of `NVIDIA_VISIBLE_DEVICES` in it.
     pub variable: Option<String>,
     /// True if NVML is in it.
@@ -167,7 +167,7 @@ impl NodeKind {
     }
 
     /// The plugin's own container there, as the runtime makes it.
-    pub fn own_container(self) -> OwnContainer {
+    pub fn own_container(self) -> PluginContainer {
         let RuntimeConfig {
             nvidia, nvidia_class, ..
         } = self.container_runtime();
@@ -188,7 +188,7 @@ impl NodeKind {
             Modification::InMemory(_) => ("void", true),
             Modification::Specs(names) => ("void", names.iter().all(|name| self.resolves(name))),
         };
-        OwnContainer {
+        PluginContainer {
             variable: Some(value.to_owned()),
             has_nvml: has_driver || self.deployment() == Deployment::DriverRoot,
         }

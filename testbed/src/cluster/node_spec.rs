@@ -23,14 +23,14 @@ pub struct GpuSpec {
     /// Its memory.
     pub mib: u64,
     /// Its health, as the inventory file says it.
-    pub health: Health,
+    pub health: GpuFault,
     /// Further fields of the inventory file, such as the NUMA node.
     pub details: Map<String, Value>,
 }
 
 /// The fault of a simulated GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Health {
+pub enum GpuFault {
     /// Nothing.
     #[default]
     Healthy,
@@ -75,7 +75,7 @@ pub enum RuntimeSpec {
     clippy::struct_excessive_bools,
     reason = "properties of a node that are independent of each other"
 )]
-pub struct NodeSpec {
+pub struct NodeSetup {
     /// Its name.
     pub name: String,
     /// Its GPUs.
@@ -121,14 +121,14 @@ pub struct NodeSpec {
     pub driver_limits: bool,
 }
 
-impl NodeSpec {
+impl NodeSetup {
     /// A node with GPUs of these sizes, in GiB units.
     pub fn new(name: &str, mib_of_gpus: &[u64]) -> Self {
         let gpu = |(minor, mib): (u32, &u64)| GpuSpec {
             uuid: format!("GPU-{name}-{minor}"),
             minor,
             mib: *mib,
-            health: Health::Healthy,
+            health: GpuFault::Healthy,
             details: Map::new(),
         };
         Self {

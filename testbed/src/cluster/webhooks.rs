@@ -11,7 +11,7 @@ use kube::Client;
 use tokio::process::Command;
 
 use crate::apiserver::ApiServer;
-use crate::connector::{Connector, TlsFiles};
+use crate::connector::{ClientTlsFiles, Connector};
 use crate::manifests;
 use crate::ports::free_address;
 
@@ -40,14 +40,14 @@ pub struct WebhookSpec {
 
 /// Installed webhooks.
 #[derive(Clone, Debug)]
-pub(super) struct Webhooks {
+pub(super) struct InstalledWebhooks {
     listen: SocketAddr,
     lifetime: &'static str,
     /// The files that kube-scheduler is given.
     folder: PathBuf,
 }
 
-impl Webhooks {
+impl InstalledWebhooks {
     /// Applies the component and leads the Service that it names to a port of this machine.
     pub(super) async fn install(
         spec: &WebhookSpec,
@@ -129,7 +129,7 @@ impl Webhooks {
     pub(super) fn connector(&self, extender: SocketAddr) -> Result<Connector> {
         let [authorities, certificate, key] =
             ["ca.crt", "client.crt", "client.key"].map(|file| self.folder.join(file));
-        let files = TlsFiles {
+        let files = ClientTlsFiles {
             authorities: &authorities,
             certificate: &certificate,
             key: &key,

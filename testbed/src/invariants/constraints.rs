@@ -22,7 +22,7 @@ struct Joint {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Hint {
+struct HintDemands {
     selector: Option<LabelSelector>,
     vf_selector: Option<LabelSelector>,
     allocate_strategy: String,
@@ -32,19 +32,19 @@ struct Hint {
 
 /// The demands of a pod's annotations.
 #[derive(Debug, Default)]
-pub(super) struct Constraints {
+pub(super) struct PodDemands {
     joint: Joint,
-    hints: BTreeMap<String, Hint>,
+    hints: BTreeMap<String, HintDemands>,
 }
 
 /// The devices of a pod, and the Device object of its node.
 struct Case<'a> {
     device: &'a Device,
     record: DeviceAllocations,
-    constraints: Constraints,
+    constraints: PodDemands,
 }
 
-impl Constraints {
+impl PodDemands {
     /// Those that can be read.
     pub(super) fn of(pod: &Pod) -> Self {
         Self {
@@ -121,7 +121,7 @@ impl<'a> Case<'a> {
         Some(Self {
             device,
             record: device_record(pod).ok()?,
-            constraints: Constraints::of(pod),
+            constraints: PodDemands::of(pod),
         })
     }
 
@@ -156,7 +156,7 @@ impl<'a> Case<'a> {
         places.map(|(numa, switch)| format!("{numa}/{switch}")).collect()
     }
 
-    fn unmet(&self, kind: &str, hint: &Hint, held: &[DeviceAllocation]) -> Vec<String> {
+    fn unmet(&self, kind: &str, hint: &HintDemands, held: &[DeviceAllocation]) -> Vec<String> {
         let mut unmet = Vec::new();
         for one in held {
             let mut of_kind = self.devices(kind);
@@ -184,7 +184,7 @@ impl<'a> Case<'a> {
         unmet
     }
 
-    fn scope(&self, kind: &str, hint: &Hint) -> Option<String> {
+    fn scope(&self, kind: &str, hint: &HintDemands) -> Option<String> {
         let places = self.places(kind);
         let n_places = match hint.required_topology_scope.as_str() {
             "PCIe" => places.len(),
@@ -196,7 +196,7 @@ impl<'a> Case<'a> {
     }
 
     /// True if the other pod has a device that the hint of this one excludes.
-    fn excludes(&self, kind: &str, hint: &Hint, other: &Self) -> bool {
+    fn excludes(&self, kind: &str, hint: &HintDemands, other: &Self) -> bool {
         match hint.exclusive_policy.as_str() {
             "DeviceLevel" => !other.minors(kind).is_disjoint(&self.minors(kind)),
             "PCIeLevel" => !other.places(kind).is_disjoint(&self.places(kind)),
@@ -205,7 +205,7 @@ impl<'a> Case<'a> {
     }
 }
 
-fn is_selected(hint: &Hint, info: &DeviceInfo) -> bool {
+fn is_selected(hint: &HintDemands, info: &DeviceInfo) -> bool {
     match &hint.selector {
         Some(selector) => selects(selector, &info.labels),
         None => true,

@@ -7,8 +7,8 @@ use proto::device::{Device, TYPE_GPU};
 use proto::record::DEVICE_ALLOCATED;
 use proto::resource::canonical;
 
-use super::constraints::Constraints;
-use crate::kube_scheduler::Amounts;
+use super::constraints::PodDemands;
+use crate::kube_scheduler::ResourceAmounts;
 use crate::pod_fields::device_record;
 
 /// Node, type, minor, resource.
@@ -16,11 +16,11 @@ type AmountKey = (String, String, i32, String);
 
 /// Totals and held amounts of devices other than GPUs, with their holders.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Others {
+pub(super) struct OtherDevices {
     amounts: BTreeMap<AmountKey, (u64, u64, Vec<String>)>,
 }
 
-impl Others {
+impl OtherDevices {
     pub(super) fn add_node(&mut self, node: &str, device: &Device) {
         for info in device
             .spec
@@ -69,8 +69,8 @@ impl Others {
             }
         }
         let (asked, constraints) = (
-            Amounts::of_pod(pod).map_err(|error| error.to_string())?,
-            Constraints::of(pod),
+            ResourceAmounts::of_pod(pod).map_err(|error| error.to_string())?,
+            PodDemands::of(pod),
         );
         for resource in resources {
             let asked = u64::try_from(asked.get(&resource) / 1000).unwrap_or(0);

@@ -4,7 +4,7 @@ use super::*;
 
 const GIB: u64 = 1 << 30;
 
-fn snapshot(pods: &[Value]) -> Snapshot {
+fn snapshot(pods: &[Value]) -> ClusterSnapshot {
     let device = |minor: i32| {
         json!({"type": "gpu", "id": format!("GPU-n-{minor}"), "minor": minor, "health": true,
                "resources": {GPU_MEMORY: "8Gi", GPU_CORE: "100", GPU_MEMORY_RATIO: "100"}})
@@ -12,7 +12,7 @@ fn snapshot(pods: &[Value]) -> Snapshot {
     let object = json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",
                         "metadata": {"name": "n"}, "spec": {"devices": [device(0), device(1)]}});
     let node = json!({"metadata": {"name": "n", "annotations": {"aliyun.com/gpu-mem-unit": "GiB"}}});
-    let mut snapshot = Snapshot::default();
+    let mut snapshot = ClusterSnapshot::default();
     snapshot
         .devices
         .insert("n".to_owned(), serde_json::from_value(object).unwrap());

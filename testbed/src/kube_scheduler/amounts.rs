@@ -14,7 +14,7 @@ const DEFAULT_SCORED: [(&str, i128); 2] = [("cpu", 100), ("memory", 200 * 1024 *
 
 /// Thousandths by resource name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Amounts(BTreeMap<String, i128>);
+pub struct ResourceAmounts(BTreeMap<String, i128>);
 
 /// A quantity that does not parse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,7 +24,7 @@ pub struct AmountError {
     value: String,
 }
 
-impl Amounts {
+impl ResourceAmounts {
     /// A pod's requests: the sum of its containers and sidecars, or the largest init container, plus its overhead.
     pub fn of_pod(pod: &Pod) -> Result<Self, AmountError> {
         let mut total = match &pod.spec {
@@ -123,9 +123,12 @@ impl Amounts {
     }
 }
 
-fn of_spec(spec: &PodSpec) -> Result<Amounts, AmountError> {
-    let (mut running, mut sidecars, mut init_peak) =
-        (Amounts::default(), Amounts::default(), Amounts::default());
+fn of_spec(spec: &PodSpec) -> Result<ResourceAmounts, AmountError> {
+    let (mut running, mut sidecars, mut init_peak) = (
+        ResourceAmounts::default(),
+        ResourceAmounts::default(),
+        ResourceAmounts::default(),
+    );
     for container in spec.init_containers.iter().flatten() {
         let mut amounts = of_container(container)?;
         if container.restart_policy.as_deref() == Some("Always") {
@@ -146,18 +149,20 @@ fn of_spec(spec: &PodSpec) -> Result<Amounts, AmountError> {
 }
 
 /// Requests, and limits where nothing is requested, as the API server fills them in.
-fn of_container(container: &Container) -> Result<Amounts, AmountError> {
+fn of_container(container: &Container) -> Result<ResourceAmounts, AmountError> {
     let Some(resources) = &container.resources else {
-        return Ok(Amounts::default());
+        return Ok(ResourceAmounts::default());
     };
     let mut amounts = read(resources.limits.iter().flatten())?;
     amounts.0.extend(read(resources.requests.iter().flatten())?.0);
     Ok(amounts)
 }
 
-fn read<'a>(quantities: impl Iterator<Item = (&'a String, &'a Quantity)>) -> Result<Amounts, AmountError> {
+fn read<'a>(
+    quantities: impl Iterator<Item = (&'a String, &'a Quantity)>,
+) -> Result<ResourceAmounts, AmountError> {
     let parsed = quantities.map(|(name, quantity)| Ok((name.clone(), thousandths(name, quantity)?)));
-    Ok(Amounts(parsed.collect::<Result<_, _>>()?))
+    Ok(ResourceAmounts(parsed.collect::<Result<_, _>>()?))
 }
 
 fn thousandths(resource: &str, quantity: &Quantity) -> Result<i128, AmountError> {
@@ -186,8 +191,8 @@ mod tests {
         json!({"name": "c", "resources": {"limits": limits}})
     }
 
-    fn amounts(entries: &[(&str, i128)]) -> Amounts {
-        Amounts(
+    fn amounts(entries: &[(&str, i128)]) -> ResourceAmounts {
+        ResourceAmounts(
             entries
                 .iter()
                 .map(|(name, amount)| ((*name).to_owned(), amount * THOUSAND))
@@ -209,7 +214,7 @@ mod tests {
             container(&json!({"a/b": 1})),
             container(&json!({"a/b": 2, "x/y": 1}))
         ]);
-        let requested = Amounts::of_pod(&pod(
+        let requested = ResourceAmounts::of_pod(&pod(
             &json!({"initContainers": inits, "containers": apps, "overhead": {"cpu": "250m"}}),
         ))
         .unwrap();
@@ -222,7 +227,8 @@ mod tests {
     #[test]
     fn the_error_of_a_malformed_quantity_names_the_resource() {
         let error =
-            Amounts::of_pod(&pod(&json!({"containers": [container(&json!({"a/b": "lots"}))]}))).unwrap_err();
+            ResourceAmounts::of_pod(&pod(&json!({"containers": [container(&json!({"a/b": "lots"}))]})))
+                .unwrap_err();
         assert_eq!(error.to_string(), r#"a/b is "lots", which is not a quantity"#);
     }
 
@@ -262,6 +268,9 @@ mod tests {
             score(&[]) > score(&[("pods", 50)]),
             "pods without requests count as something"
         );
-        assert_eq!(request.score(&Amounts::default(), &Amounts::default()), 0);
+        assert_eq!(
+            request.score(&ResourceAmounts::default(), &ResourceAmounts::default()),
+            0
+        );
     }
 }

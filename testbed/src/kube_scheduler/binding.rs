@@ -12,19 +12,19 @@ use kube::api::{Api, PostParams};
 use kube::{Client, ResourceExt};
 use tracing::warn;
 
-use super::extender::Extender;
+use super::extender::ExtenderClient;
 use super::report::{namespace, nominate};
 
 /// Binds pods; cloned into every binding cycle.
 #[derive(Clone)]
-pub(super) struct Binder {
+pub(super) struct PodBinder {
     client: Client,
-    extender: Option<Extender>,
+    extender: Option<ExtenderClient>,
 }
 
-impl Binder {
+impl PodBinder {
     /// A binder that asks the one extender that binds, if there is one.
-    pub(super) fn new(client: Client, extenders: &[Extender]) -> Self {
+    pub(super) fn new(client: Client, extenders: &[ExtenderClient]) -> Self {
         Self {
             client,
             extender: extenders.iter().find(|extender| extender.is_binder()).cloned(),

@@ -7,29 +7,29 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 
-use super::amounts::Amounts;
+use super::amounts::ResourceAmounts;
 
 /// One node as the filters see it.
 #[derive(Clone, Debug)]
-pub(super) struct NodeView {
+pub(super) struct CachedNode {
     pub(super) node: Arc<Node>,
-    pub(super) allocatable: Amounts,
-    pub(super) used: Amounts,
+    pub(super) allocatable: ResourceAmounts,
+    pub(super) used: ResourceAmounts,
 }
 
 #[derive(Debug)]
 struct Holding {
     node: String,
     pod: Arc<Pod>,
-    amounts: Amounts,
+    amounts: ResourceAmounts,
     assumed: bool,
 }
 
 /// Nodes by name and the holdings of pods by UID.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
-    nodes: BTreeMap<String, (Arc<Node>, Amounts)>,
-    used: HashMap<String, Amounts>,
+    nodes: BTreeMap<String, (Arc<Node>, ResourceAmounts)>,
+    used: HashMap<String, ResourceAmounts>,
     holdings: HashMap<String, Holding>,
 }
 
@@ -37,7 +37,7 @@ impl Cache {
     /// Updates a node; true if a part that scheduling looks at has changed.
     pub(super) fn put_node(&mut self, name: &str, node: Node) -> bool {
         let changed = self.nodes.get(name).is_none_or(|(old, _)| is_changed(old, &node));
-        let allocatable = Amounts::allocatable(&node);
+        let allocatable = ResourceAmounts::allocatable(&node);
         self.nodes.insert(name.to_owned(), (Arc::new(node), allocatable));
         changed
     }
@@ -55,8 +55,8 @@ impl Cache {
     }
 
     /// All nodes, by name.
-    pub(super) fn snapshot(&self) -> BTreeMap<String, NodeView> {
-        let view = |name: &String, node: &Arc<Node>, allocatable: &Amounts| NodeView {
+    pub(super) fn snapshot(&self) -> BTreeMap<String, CachedNode> {
+        let view = |name: &String, node: &Arc<Node>, allocatable: &ResourceAmounts| CachedNode {
             node: Arc::clone(node),
             allocatable: allocatable.clone(),
             used: self.used.get(name).cloned().unwrap_or_default(),
@@ -68,7 +68,7 @@ impl Cache {
     }
 
     /// Counts a pod on a node before it is bound.
-    pub(super) fn assume(&mut self, uid: &str, node: &str, pod: &Arc<Pod>, amounts: Amounts) {
+    pub(super) fn assume(&mut self, uid: &str, node: &str, pod: &Arc<Pod>, amounts: ResourceAmounts) {
         self.hold(
             uid,
             Holding {
@@ -91,7 +91,7 @@ impl Cache {
             return false;
         }
         // The API server has accepted the pod, so its quantities parse.
-        let amounts = Amounts::of_pod(pod).unwrap_or_default();
+        let amounts = ResourceAmounts::of_pod(pod).unwrap_or_default();
         self.hold(
             uid,
             Holding {
@@ -191,7 +191,7 @@ mod tests {
     fn a_pod_counts_once_from_assumption_to_release() {
         let mut cache = Cache::default();
         assert!(cache.put_node("n", node(10)));
-        cache.assume("u", "n", &pod("3"), Amounts::of_pod(&pod("3")).unwrap());
+        cache.assume("u", "n", &pod("3"), ResourceAmounts::of_pod(&pod("3")).unwrap());
         assert_eq!(used(&cache), 3_000);
         assert!(cache.is_assumed("u"));
         assert!(cache.bind("u", "n", &pod("3")));

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
-use crate::connector::{Connector, TlsFiles};
+use crate::connector::{ClientTlsFiles, Connector};
 
 const API_VERSION: &str = "kubescheduler.config.k8s.io/v1";
 const KIND: &str = "KubeSchedulerConfiguration";
@@ -22,7 +22,7 @@ const DEFAULT_HTTP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The part of the configuration that the loop acts on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Configuration {
+pub struct SchedulerConfiguration {
     /// `schedulerName` of every profile: pods of other schedulers are left alone.
     pub schedulers: BTreeSet<String>,
     /// In the order in which they are called: as written, ignorable ones last.
@@ -182,7 +182,7 @@ struct Profile {
     percentage_of_nodes_to_score: Option<usize>,
 }
 
-impl Configuration {
+impl SchedulerConfiguration {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self, ConfigurationError> {
         let fail = |source| ConfigurationError::Read {
@@ -254,7 +254,7 @@ impl Configuration {
     }
 }
 
-impl FromStr for Configuration {
+impl FromStr for SchedulerConfiguration {
     type Err = ConfigurationError;
 
     fn from_str(text: &str) -> Result<Self, ConfigurationError> {
@@ -319,7 +319,7 @@ impl ExtenderConfiguration {
     pub(super) fn connector(&self) -> Result<Connector, ConfigurationError> {
         let connector = match &self.tls_config {
             Some(tls) if self.enable_https => {
-                let files = TlsFiles {
+                let files = ClientTlsFiles {
                     authorities: &tls.authorities,
                     certificate: &tls.certificate,
                     key: &tls.key,

@@ -9,17 +9,17 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use tracing::warn;
 
-use super::amounts::Amounts;
+use super::amounts::ResourceAmounts;
 use super::binding::VolumeClaims;
-use super::cache::NodeView;
-use super::diagnosis::{Diagnosis, Refusal};
-use super::extender::{Extender, ExtenderError};
+use super::cache::CachedNode;
+use super::diagnosis::{FilterRefusal, SchedulingDiagnosis};
+use super::extender::{ExtenderClient, ExtenderError};
 use super::fit;
 use super::report::nominated_node;
 
 /// Why a cycle found no node.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum CycleFailure {
     /// No node fits.
     NoFit,
     /// Something went wrong.
@@ -29,7 +29,7 @@ pub(super) enum Failure {
 /// Finds nodes for pods.
 #[derive(Debug)]
 pub(super) struct Cycle {
-    pub(super) extenders: Vec<Extender>,
+    pub(super) extenders: Vec<ExtenderClient>,
     /// Resources that the aggregate fit leaves out.
     pub(super) ignored: BTreeSet<String>,
     /// Chooses among equal scores; the first name wins without it.
@@ -44,10 +44,10 @@ impl Cycle {
     pub(super) async fn place(
         &mut self,
         pod: &Pod,
-        request: &Amounts,
-        nodes: &BTreeMap<String, NodeView>,
-        diagnosis: &mut Diagnosis,
-    ) -> Result<String, Failure> {
+        request: &ResourceAmounts,
+        nodes: &BTreeMap<String, CachedNode>,
+        diagnosis: &mut SchedulingDiagnosis,
+    ) -> Result<String, CycleFailure> {
         diagnosis.n_nodes = nodes.len();
         // The node that is kept for the pod is looked at first, and taken if it fits.
         let nominated = nominated_node(pod).and_then(|name| nodes.get_key_value(name));
@@ -67,11 +67,11 @@ impl Cycle {
             .filter_map(|at| all.get(at).copied())
             .collect();
         let found = self.fitting(pod, request, order, n_to_find, diagnosis).await;
-        let (feasible, n_seen) = found.map_err(|error| Failure::Error(error.to_string()))?;
+        let (feasible, n_seen) = found.map_err(|error| CycleFailure::Error(error.to_string()))?;
         self.sampling.seen(n_seen, all.len());
         // As in kube-scheduler, a single feasible node is taken without calling any scorer.
         match feasible.len() {
-            0 => Err(Failure::NoFit),
+            0 => Err(CycleFailure::NoFit),
             1 => Ok(feasible.keys().map(|name| (*name).to_owned()).collect()),
             _ => Ok(self.choose(&self.scores(pod, request, &feasible).await)),
         }
@@ -82,12 +82,12 @@ impl Cycle {
     async fn fitting<'n>(
         &self,
         pod: &Pod,
-        request: &Amounts,
-        nodes: impl IntoIterator<Item = (&'n String, &'n NodeView)>,
+        request: &ResourceAmounts,
+        nodes: impl IntoIterator<Item = (&'n String, &'n CachedNode)>,
         n_to_find: usize,
-        diagnosis: &mut Diagnosis,
-    ) -> Result<(BTreeMap<&'n str, &'n NodeView>, usize), ExtenderError> {
-        let mut feasible: BTreeMap<&str, &NodeView> = BTreeMap::new();
+        diagnosis: &mut SchedulingDiagnosis,
+    ) -> Result<(BTreeMap<&'n str, &'n CachedNode>, usize), ExtenderError> {
+        let mut feasible: BTreeMap<&str, &CachedNode> = BTreeMap::new();
         let mut n_seen = 0;
         for (name, view) in nodes {
             if feasible.len() >= n_to_find {
@@ -106,11 +106,11 @@ impl Cycle {
     fn look<'n>(
         &self,
         pod: &Pod,
-        request: &Amounts,
+        request: &ResourceAmounts,
         name: &'n str,
-        view: &'n NodeView,
-        feasible: &mut BTreeMap<&'n str, &'n NodeView>,
-        diagnosis: &mut Diagnosis,
+        view: &'n CachedNode,
+        feasible: &mut BTreeMap<&'n str, &'n CachedNode>,
+        diagnosis: &mut SchedulingDiagnosis,
     ) {
         if let Some(refusal) = fit::refusal(pod, request, view, &self.ignored) {
             diagnosis.refusals.insert(name.to_owned(), refusal);
@@ -118,7 +118,7 @@ impl Cycle {
             let reasons = vec!["node(s) had volume node affinity conflict".to_owned()];
             diagnosis.refusals.insert(
                 name.to_owned(),
-                Refusal {
+                FilterRefusal {
                     reasons,
                     unresolvable: true,
                     by_extender: false,
@@ -132,8 +132,8 @@ impl Cycle {
     async fn ask_extenders(
         &self,
         pod: &Pod,
-        feasible: &mut BTreeMap<&str, &NodeView>,
-        diagnosis: &mut Diagnosis,
+        feasible: &mut BTreeMap<&str, &CachedNode>,
+        diagnosis: &mut SchedulingDiagnosis,
     ) -> Result<(), ExtenderError> {
         for extender in self
             .extenders
@@ -172,8 +172,8 @@ impl Cycle {
     async fn scores(
         &self,
         pod: &Pod,
-        request: &Amounts,
-        feasible: &BTreeMap<&str, &NodeView>,
+        request: &ResourceAmounts,
+        feasible: &BTreeMap<&str, &CachedNode>,
     ) -> BTreeMap<String, i64> {
         let own = feasible
             .iter()
@@ -213,7 +213,7 @@ impl Cycle {
     }
 }
 
-fn whole<'a>(views: &BTreeMap<&'a str, &'a NodeView>) -> BTreeMap<&'a str, &'a Node> {
+fn whole<'a>(views: &BTreeMap<&'a str, &'a CachedNode>) -> BTreeMap<&'a str, &'a Node> {
     views.iter().map(|(name, view)| (*name, &*view.node)).collect()
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// Why one node was refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Refusal {
+pub struct FilterRefusal {
     /// In the filters' or the extender's words.
     pub reasons: Vec<String>,
     /// True if evicting pods cannot help.
@@ -15,14 +15,14 @@ pub struct Refusal {
 
 /// Refusals by node; every node that was looked at is here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Diagnosis {
+pub struct SchedulingDiagnosis {
     /// Number of nodes in the cluster.
     pub n_nodes: usize,
     /// By node name.
-    pub refusals: BTreeMap<String, Refusal>,
+    pub refusals: BTreeMap<String, FilterRefusal>,
 }
 
-impl Diagnosis {
+impl SchedulingDiagnosis {
     /// Nodes on which kube-scheduler would try to preempt.
     pub fn preemption_candidates(&self) -> Vec<&str> {
         self.refusals
@@ -93,9 +93,9 @@ mod tests {
 
     #[test]
     fn the_message_is_that_of_kube_scheduler() {
-        let mut diagnosis = Diagnosis {
+        let mut diagnosis = SchedulingDiagnosis {
             n_nodes: 3,
-            ..Diagnosis::default()
+            ..SchedulingDiagnosis::default()
         };
         diagnosis.refuse("n1", "Insufficient aliyun.com/gpu-mem", false);
         diagnosis.refuse("n2", "no GPU fits", true);
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn the_message_of_a_cluster_without_nodes() {
         assert_eq!(
-            Diagnosis::default().message(),
+            SchedulingDiagnosis::default().message(),
             "no nodes available to schedule pods"
         );
     }

@@ -26,7 +26,7 @@ const SCORE_FACTOR: i64 = 10;
 
 /// An extender that can be called.
 #[derive(Clone, Debug)]
-pub struct Extender {
+pub struct ExtenderClient {
     configuration: ExtenderConfiguration,
     client: Client<Connector, Full<Bytes>>,
 }
@@ -141,7 +141,7 @@ struct BindingArgs<'a> {
 
 /// The pods that must go on one node.
 #[derive(Clone, Debug)]
-pub(super) struct Victims {
+pub(super) struct PreemptionVictims {
     /// By falling importance.
     pub(super) pods: Vec<Arc<Pod>>,
     pub(super) n_pdb_violations: i64,
@@ -154,7 +154,7 @@ struct BindingResult {
     error: String,
 }
 
-impl Extender {
+impl ExtenderClient {
     /// A client of the extender that the configuration names; nothing is sent yet.
     ///
     /// # Errors
@@ -259,10 +259,10 @@ impl Extender {
     pub(super) async fn preempt(
         &self,
         pod: &Pod,
-        candidates: &BTreeMap<String, Victims>,
+        candidates: &BTreeMap<String, PreemptionVictims>,
     ) -> Result<BTreeMap<String, MetaVictims>, ExtenderError> {
         let args = if self.configuration.node_cache_capable {
-            let by_uid = |victims: &Victims| MetaVictims {
+            let by_uid = |victims: &PreemptionVictims| MetaVictims {
                 pods: victims
                     .pods
                     .iter()
@@ -278,7 +278,7 @@ impl Extender {
                 .collect();
             json!({"Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": by_uid})
         } else {
-            let whole = |victims: &Victims| {
+            let whole = |victims: &PreemptionVictims| {
                 let pods: Vec<&Pod> = victims.pods.iter().map(|pod| &**pod).collect();
                 json!({"Pods": pods, "NumPDBViolations": victims.n_pdb_violations})
             };

@@ -6,28 +6,28 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 
-use super::amounts::Amounts;
-use super::cache::NodeView;
-use super::diagnosis::Refusal;
+use super::amounts::ResourceAmounts;
+use super::cache::CachedNode;
+use super::diagnosis::FilterRefusal;
 
 const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 
 /// Why a node cannot take a pod; `None` if it can.
 pub(super) fn refusal(
     pod: &Pod,
-    request: &Amounts,
-    view: &NodeView,
+    request: &ResourceAmounts,
+    view: &CachedNode,
     ignored: &BTreeSet<String>,
-) -> Option<Refusal> {
+) -> Option<FilterRefusal> {
     if let Some(reason) = repulsion(pod, &view.node) {
-        return Some(Refusal {
+        return Some(FilterRefusal {
             reasons: vec![reason],
             unresolvable: true,
             by_extender: false,
         });
     }
     let (reasons, unresolvable) = request.shortages(&view.allocatable, &view.used, ignored);
-    (!reasons.is_empty()).then_some(Refusal {
+    (!reasons.is_empty()).then_some(FilterRefusal {
         reasons,
         unresolvable,
         by_extender: false,
@@ -113,16 +113,21 @@ mod tests {
 
     use super::*;
 
-    fn refused(pod_spec: &Value, node: &Value) -> Option<Refusal> {
+    fn refused(pod_spec: &Value, node: &Value) -> Option<FilterRefusal> {
         let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": pod_spec})).unwrap();
         let node: Node = serde_json::from_value(node.clone()).unwrap();
-        let allocatable = Amounts::allocatable(&node);
-        let view = NodeView {
+        let allocatable = ResourceAmounts::allocatable(&node);
+        let view = CachedNode {
             node: Arc::new(node),
             allocatable,
-            used: Amounts::default(),
+            used: ResourceAmounts::default(),
         };
-        refusal(&pod, &Amounts::of_pod(&pod).unwrap(), &view, &BTreeSet::new())
+        refusal(
+            &pod,
+            &ResourceAmounts::of_pod(&pod).unwrap(),
+            &view,
+            &BTreeSet::new(),
+        )
     }
 
     fn node(spec: &Value) -> Value {
@@ -166,7 +171,7 @@ mod tests {
         let refusal = refused(&pod, &node(&json!({}))).unwrap();
         assert_eq!(
             refusal,
-            Refusal {
+            FilterRefusal {
                 reasons: vec!["Insufficient a/b".to_owned()],
                 unresolvable: true,
                 by_extender: false

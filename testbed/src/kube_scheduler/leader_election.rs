@@ -19,11 +19,11 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 
 use super::configuration::LeaderElection;
-use super::{Configuration, KubeScheduler, Loop, Options};
+use super::{KubeScheduler, Loop, Options, SchedulerConfiguration};
 use crate::cluster::client_of;
 
 /// One process's part in the election.
-pub(super) struct Elector {
+pub(super) struct SchedulerElector {
     api: Api<Lease>,
     settings: LeaderElection,
     /// Host name and a number that no other process has.
@@ -32,7 +32,7 @@ pub(super) struct Elector {
     observed: Option<(Lease, Instant)>,
 }
 
-impl Elector {
+impl SchedulerElector {
     /// A process on the host of this name, which is its pod's.
     pub(super) fn new(client: Client, settings: LeaderElection, host: &str) -> Self {
         let identity = format!("{host}_{:016x}", RandomState::new().build_hasher().finish());
@@ -194,7 +194,7 @@ pub struct KubeSchedulerArgs {
 /// # Errors
 /// A file is unreadable or malformed.
 pub async fn run(args: KubeSchedulerArgs, stop: impl Future<Output = ()>) -> Result<bool> {
-    let configuration = Configuration::read(&args.config)?;
+    let configuration = SchedulerConfiguration::read(&args.config)?;
     let client = client_of(&args.kubeconfig).await?;
     tokio::pin!(stop);
     let Some(election) = configuration.leader_election.clone() else {
@@ -203,7 +203,7 @@ pub async fn run(args: KubeSchedulerArgs, stop: impl Future<Output = ()>) -> Res
         return Ok(true);
     };
     loop {
-        let mut elector = Elector::new(client.clone(), election.clone(), &args.host_name);
+        let mut elector = SchedulerElector::new(client.clone(), election.clone(), &args.host_name);
         let is_asked_to_end = tokio::select! {
             result = lead(&mut elector, &client, &configuration) => result.map(|()| false)?,
             () = &mut stop => true,
@@ -216,7 +216,11 @@ pub async fn run(args: KubeSchedulerArgs, stop: impl Future<Output = ()>) -> Res
 }
 
 /// Runs the loop from the time at which the Lease is held until it is lost.
-async fn lead(elector: &mut Elector, client: &Client, configuration: &Configuration) -> Result<()> {
+async fn lead(
+    elector: &mut SchedulerElector,
+    client: &Client,
+    configuration: &SchedulerConfiguration,
+) -> Result<()> {
     elector.acquire().await;
     let running = Loop::new(client.clone(), configuration, Options::default())?;
     tokio::select! {

@@ -17,12 +17,12 @@ use kube::ResourceExt;
 use kube::runtime::watcher;
 use tokio::time::Instant;
 
-use super::amounts::Amounts;
-use super::cycle::Failure;
-use super::diagnosis::Diagnosis;
+use super::amounts::ResourceAmounts;
+use super::cycle::CycleFailure;
+use super::diagnosis::SchedulingDiagnosis;
 use super::report::Nomination;
 use super::report::{ReportContent, namespace};
-use super::{Loop, Outcome};
+use super::{Loop, SchedulingOutcome};
 
 /// The message of a member that has a place while its group has not enough of them.
 const TOO_FEW: &str = "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled, one or more plugins asked \
@@ -63,7 +63,7 @@ impl Groups {
 
 /// The result of one member in a cycle.
 #[derive(Debug)]
-enum Placement {
+enum MemberResult {
     /// It fits this node.
     Place(String),
     /// It will fit this node once its victims have ended.
@@ -87,7 +87,7 @@ enum GroupVerdict {
     Error,
 }
 
-impl Placement {
+impl MemberResult {
     fn node(&self) -> Option<&str> {
         match self {
             Self::Place(node) | Self::AfterVictims(node, _) => Some(node),
@@ -98,17 +98,17 @@ impl Placement {
 
 /// Returns how a cycle ends. `n_placed_before` members had a place before it; a group without a least number needs one place.
 fn verdict<'a>(
-    found: impl IntoIterator<Item = &'a Placement>,
+    found: impl IntoIterator<Item = &'a MemberResult>,
     n_placed_before: usize,
     least: usize,
 ) -> GroupVerdict {
     let (mut n_placed, mut n_found, mut has_victims) = (n_placed_before, 0, false);
     for member in found {
         match member {
-            Placement::Error(_) => return GroupVerdict::Error,
-            Placement::Nowhere(_) => continue,
-            Placement::AfterVictims(..) => has_victims = true,
-            Placement::Place(_) => {}
+            MemberResult::Error(_) => return GroupVerdict::Error,
+            MemberResult::Nowhere(_) => continue,
+            MemberResult::AfterVictims(..) => has_victims = true,
+            MemberResult::Place(_) => {}
         }
         n_placed += 1;
         n_found += 1;
@@ -124,9 +124,9 @@ fn verdict<'a>(
 struct Member {
     uid: String,
     pod: Arc<Pod>,
-    request: Amounts,
-    diagnosis: Diagnosis,
-    found: Placement,
+    request: ResourceAmounts,
+    diagnosis: SchedulingDiagnosis,
+    found: MemberResult,
 }
 
 /// Schedules the members of a group, of which one was popped.
@@ -162,7 +162,7 @@ pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popp
     let mut members = Vec::new();
     for (uid, pod) in scheduling.queue.take(&unbound) {
         let member = look_at_member(scheduling, uid, pod).await;
-        let is_error = matches!(member.found, Placement::Error(_));
+        let is_error = matches!(member.found, MemberResult::Error(_));
         // Assumed for the rest of the cycle, so that the next member does not get the same room.
         if let Some(node) = member.found.node() {
             scheduling
@@ -194,16 +194,16 @@ pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popp
 }
 
 async fn look_at_member(scheduling: &mut Loop, uid: String, pod: Arc<Pod>) -> Member {
-    let mut diagnosis = Diagnosis::default();
-    let request = match Amounts::of_pod(&pod) {
+    let mut diagnosis = SchedulingDiagnosis::default();
+    let request = match ResourceAmounts::of_pod(&pod) {
         Ok(request) => request,
         Err(error) => {
             return Member {
                 uid,
                 pod,
-                request: Amounts::default(),
+                request: ResourceAmounts::default(),
                 diagnosis,
-                found: Placement::Error(error.to_string()),
+                found: MemberResult::Error(error.to_string()),
             };
         }
     };
@@ -213,11 +213,11 @@ async fn look_at_member(scheduling: &mut Loop, uid: String, pod: Arc<Pod>) -> Me
         .place(&pod, &request, &nodes, &mut diagnosis)
         .await
     {
-        Ok(node) => Placement::Place(node),
-        Err(Failure::Error(message)) => Placement::Error(message),
-        Err(Failure::NoFit) => match scheduling.preempt(&uid, &pod, &diagnosis).await {
-            Nomination::Node(node) => Placement::AfterVictims(node.clone(), Nomination::Node(node)),
-            nomination => Placement::Nowhere(nomination),
+        Ok(node) => MemberResult::Place(node),
+        Err(CycleFailure::Error(message)) => MemberResult::Error(message),
+        Err(CycleFailure::NoFit) => match scheduling.preempt(&uid, &pod, &diagnosis).await {
+            Nomination::Node(node) => MemberResult::AfterVictims(node.clone(), Nomination::Node(node)),
+            nomination => MemberResult::Nowhere(nomination),
         },
     };
     Member {
@@ -238,12 +238,12 @@ fn end_member(scheduling: &mut Loop, member: Member, verdict: GroupVerdict) {
         found,
     } = member;
     let (text, nomination) = match (verdict, found) {
-        (GroupVerdict::Bind, Placement::Place(node)) => {
+        (GroupVerdict::Bind, MemberResult::Place(node)) => {
             scheduling.cache.assume(&uid, &node, &pod, request);
             scheduling.nominated.remove(&uid);
             return scheduling.start_binding(uid, pod, node, diagnosis);
         }
-        (_, Placement::Error(message)) => return scheduling.fail(&uid, &pod, diagnosis, message),
+        (_, MemberResult::Error(message)) => return scheduling.fail(&uid, &pod, diagnosis, message),
         (GroupVerdict::Error, _) => {
             return scheduling.fail(
                 &uid,
@@ -252,10 +252,14 @@ fn end_member(scheduling: &mut Loop, member: Member, verdict: GroupVerdict) {
                 "failed to schedule other pod from a pod group".to_owned(),
             );
         }
-        (GroupVerdict::AwaitVictims, Placement::Place(node)) => (WAITING.to_owned(), Nomination::Node(node)),
-        (GroupVerdict::AwaitVictims, Placement::AfterVictims(_, nomination))
-        | (_, Placement::Nowhere(nomination)) => (diagnosis.message(), nomination),
-        (_, Placement::Place(_) | Placement::AfterVictims(..)) => (TOO_FEW.to_owned(), Nomination::Clear),
+        (GroupVerdict::AwaitVictims, MemberResult::Place(node)) => {
+            (WAITING.to_owned(), Nomination::Node(node))
+        }
+        (GroupVerdict::AwaitVictims, MemberResult::AfterVictims(_, nomination))
+        | (_, MemberResult::Nowhere(nomination)) => (diagnosis.message(), nomination),
+        (_, MemberResult::Place(_) | MemberResult::AfterVictims(..)) => {
+            (TOO_FEW.to_owned(), Nomination::Clear)
+        }
     };
     match &nomination {
         Nomination::Node(node) => drop(
@@ -268,7 +272,7 @@ fn end_member(scheduling: &mut Loop, member: Member, verdict: GroupVerdict) {
     }
     scheduling.queue.retry(&uid, Instant::now());
     scheduling.report(&uid, &pod, ReportContent::Unschedulable(text, nomination));
-    scheduling.record(&pod, diagnosis, Outcome::NoFit);
+    scheduling.record(&pod, diagnosis, SchedulingOutcome::NoFit);
 }
 
 #[cfg(test)]
@@ -278,12 +282,12 @@ mod tests {
     use super::*;
 
     /// `+` for a member with a place, `v` for one with victims, `-` for one without, `!` for an error.
-    fn found(members: &str) -> Vec<Placement> {
+    fn found(members: &str) -> Vec<MemberResult> {
         let one = |sign| match sign {
-            '+' => Placement::Place("n".to_owned()),
-            'v' => Placement::AfterVictims("n".to_owned(), Nomination::Node("n".to_owned())),
-            '-' => Placement::Nowhere(Nomination::Keep),
-            _ => Placement::Error("e".to_owned()),
+            '+' => MemberResult::Place("n".to_owned()),
+            'v' => MemberResult::AfterVictims("n".to_owned(), Nomination::Node("n".to_owned())),
+            '-' => MemberResult::Nowhere(Nomination::Keep),
+            _ => MemberResult::Error("e".to_owned()),
         };
         members.chars().map(one).collect()
     }

@@ -19,10 +19,10 @@ use proto::extender::{MetaPod, MetaVictims};
 use serde_json::json;
 use tracing::debug;
 
-use super::amounts::Amounts;
-use super::cache::NodeView;
-use super::diagnosis::Diagnosis;
-use super::extender::{Extender, Victims};
+use super::amounts::ResourceAmounts;
+use super::cache::CachedNode;
+use super::diagnosis::SchedulingDiagnosis;
+use super::extender::{ExtenderClient, PreemptionVictims};
 use super::fit;
 use super::report::{Nomination, namespace, nominated_node};
 use crate::pod_fields::condition;
@@ -36,7 +36,7 @@ const BY_SCHEDULER: &str = "PreemptionByScheduler";
 pub(super) struct PreemptionRound {
     pub(super) nomination: Nomination,
     /// The node on which pods are evicted, and these pods.
-    pub(super) evicted: Option<(String, Victims)>,
+    pub(super) evicted: Option<(String, PreemptionVictims)>,
 }
 
 impl PreemptionRound {
@@ -50,11 +50,11 @@ impl PreemptionRound {
 
 /// The nodes, pods, budgets and extenders that a round looks at.
 pub(super) struct PreemptionContext<'a> {
-    pub(super) nodes: &'a BTreeMap<String, NodeView>,
+    pub(super) nodes: &'a BTreeMap<String, CachedNode>,
     /// The pods of each node.
     pub(super) pods: &'a BTreeMap<String, Vec<Arc<Pod>>>,
     pub(super) budgets: &'a [PodDisruptionBudget],
-    pub(super) extenders: &'a [Extender],
+    pub(super) extenders: &'a [ExtenderClient],
     pub(super) ignored: &'a BTreeSet<String>,
 }
 
@@ -63,8 +63,8 @@ impl PreemptionContext<'_> {
     pub(super) async fn preempt(
         &self,
         pod: &Pod,
-        request: &Amounts,
-        diagnosis: &Diagnosis,
+        request: &ResourceAmounts,
+        diagnosis: &SchedulingDiagnosis,
     ) -> PreemptionRound {
         if !self.is_eligible(pod, diagnosis) {
             return PreemptionRound::without_victims(Nomination::Keep);
@@ -108,7 +108,7 @@ impl PreemptionContext<'_> {
 
     /// `PodEligibleToPreemptOthers`: not while pods that were evicted for it leave its nominated node, unless that node cannot
     /// be helped.
-    fn is_eligible(&self, pod: &Pod, diagnosis: &Diagnosis) -> bool {
+    fn is_eligible(&self, pod: &Pod, diagnosis: &SchedulingDiagnosis) -> bool {
         if pod
             .spec
             .as_ref()
@@ -135,7 +135,7 @@ impl PreemptionContext<'_> {
     /// `SelectVictimsOnNode`: without all less important pods the pod must fit; then those are put back that can be.
     ///
     /// `None` if nothing helps.
-    fn victims_on(&self, node: &str, pod: &Pod, request: &Amounts) -> Option<Victims> {
+    fn victims_on(&self, node: &str, pod: &Pod, request: &ResourceAmounts) -> Option<PreemptionVictims> {
         let mut view = self.nodes.get(node)?.clone();
         let all = self.pods.get(node).into_iter().flatten();
         let mut potential: Vec<Arc<Pod>> = all
@@ -148,7 +148,7 @@ impl PreemptionContext<'_> {
             return None;
         }
         potential.sort_by_key(|pod| importance(pod));
-        let amounts = |pod: &Pod| Amounts::of_pod(pod).unwrap_or_default();
+        let amounts = |pod: &Pod| ResourceAmounts::of_pod(pod).unwrap_or_default();
         for pod in &potential {
             view.used.subtract(&amounts(pod));
         }
@@ -160,7 +160,7 @@ impl PreemptionContext<'_> {
         let (violating, others): (Vec<_>, Vec<_>) = with_violations(&potential, self.budgets)
             .into_iter()
             .partition(|(_, violates)| *violates);
-        let mut victims = Victims {
+        let mut victims = PreemptionVictims {
             pods: Vec::new(),
             n_pdb_violations: 0,
         };
@@ -181,8 +181,8 @@ impl PreemptionContext<'_> {
     async fn ask_extenders(
         &self,
         pod: &Pod,
-        mut candidates: BTreeMap<String, Victims>,
-    ) -> Result<BTreeMap<String, Victims>, String> {
+        mut candidates: BTreeMap<String, PreemptionVictims>,
+    ) -> Result<BTreeMap<String, PreemptionVictims>, String> {
         for extender in self
             .extenders
             .iter()
@@ -211,7 +211,10 @@ impl PreemptionContext<'_> {
         Ok(candidates)
     }
 
-    fn convert(&self, answer: &BTreeMap<String, MetaVictims>) -> Result<BTreeMap<String, Victims>, String> {
+    fn convert(
+        &self,
+        answer: &BTreeMap<String, MetaVictims>,
+    ) -> Result<BTreeMap<String, PreemptionVictims>, String> {
         let find = |node: &str, meta: &MetaPod| {
             let pods = self
                 .pods
@@ -236,7 +239,7 @@ impl PreemptionContext<'_> {
                 .collect::<Result<_, String>>()?;
             Ok((
                 node.clone(),
-                Victims {
+                PreemptionVictims {
                     pods,
                     n_pdb_violations: metas.n_pdb_violations,
                 },
@@ -247,7 +250,7 @@ impl PreemptionContext<'_> {
 }
 
 /// Evicts the victims that are not being deleted yet: writes a condition with the reason, then deletes them.
-pub(super) async fn evict(client: &Client, victims: &Victims) {
+pub(super) async fn evict(client: &Client, victims: &PreemptionVictims) {
     for victim in victims
         .pods
         .iter()
@@ -278,8 +281,8 @@ pub(super) async fn evict(client: &Client, victims: &Victims) {
 }
 
 /// `pickOneNodeForPreemption`: violations, highest priority, sum of priorities, number, latest start; then any.
-fn pick(candidates: &BTreeMap<String, Victims>) -> Option<String> {
-    let cost = |victims: &Victims| {
+fn pick(candidates: &BTreeMap<String, PreemptionVictims>) -> Option<String> {
+    let cost = |victims: &PreemptionVictims| {
         let highest = victims.pods.first().map(|pod| priority(pod));
         let sum: i64 = victims
             .pods

@@ -27,7 +27,7 @@ use crate::dice::dice;
 /// The part of a spec's edits that a recorded container shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct Edits {
+pub(crate) struct RecordedEdits {
     pub(crate) env: Vec<String>,
     pub(crate) device_nodes: Vec<DeviceNode>,
     pub(crate) mounts: Vec<MountPoint>,
@@ -51,7 +51,7 @@ pub(crate) struct CdiHook {
     pub(crate) args: Vec<String>,
 }
 
-impl Edits {
+impl RecordedEdits {
     fn append(&mut self, other: &Self) {
         self.env.extend(other.env.iter().cloned());
         self.device_nodes.extend(other.device_nodes.iter().cloned());
@@ -65,22 +65,22 @@ impl Edits {
 struct CdiSpec {
     kind: String,
     #[serde(default)]
-    container_edits: Edits,
+    container_edits: RecordedEdits,
     devices: Vec<SpecDevice>,
     #[serde(skip)]
-    file: SpecFile,
+    file: SpecFileVersion,
 }
 
 /// The file that a spec was read from, as it was then.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct SpecFile {
+struct SpecFileVersion {
     path: PathBuf,
     inode: u64,
     modified: Option<SystemTime>,
     size: u64,
 }
 
-impl SpecFile {
+impl SpecFileVersion {
     fn of(path: &Path, metadata: &Metadata) -> Self {
         Self {
             path: path.to_owned(),
@@ -101,7 +101,7 @@ impl SpecFile {
 struct SpecDevice {
     name: String,
     #[serde(default)]
-    container_edits: Edits,
+    container_edits: RecordedEdits,
 }
 
 /// Names that no spec defines.
@@ -113,7 +113,7 @@ pub(crate) struct Unresolvable(pub(crate) Vec<String>);
 type CdiDevices = HashMap<String, (Arc<CdiSpec>, usize)>;
 
 /// The edits of all `names`: of each spec once, before the first of its devices.
-fn resolve(devices: &CdiDevices, names: &[String]) -> Result<Edits, Unresolvable> {
+fn resolve(devices: &CdiDevices, names: &[String]) -> Result<RecordedEdits, Unresolvable> {
     let missing: Vec<String> = names
         .iter()
         .filter(|name| !devices.contains_key(*name))
@@ -122,7 +122,7 @@ fn resolve(devices: &CdiDevices, names: &[String]) -> Result<Edits, Unresolvable
     if !missing.is_empty() {
         return Err(Unresolvable(missing));
     }
-    let mut edits = Edits::default();
+    let mut edits = RecordedEdits::default();
     let mut seen: Vec<&Arc<CdiSpec>> = Vec::new();
     for (spec, at) in names.iter().filter_map(|name| devices.get(name)) {
         // InjectDevices of the CDI package: the edits of a spec apply once, however many of its devices a
@@ -187,7 +187,7 @@ fn read(dirs: &[PathBuf]) -> CdiDevices {
 }
 
 /// Resolves names by the specs as they are now: programs without a cache of their own, such as NVIDIA's container runtime.
-pub(crate) fn resolve_now(dirs: &[PathBuf], names: &[String]) -> Result<Edits, Unresolvable> {
+pub(crate) fn resolve_now(dirs: &[PathBuf], names: &[String]) -> Result<RecordedEdits, Unresolvable> {
     resolve(&read(dirs), names)
 }
 
@@ -201,12 +201,12 @@ pub struct RefreshDelay {
 /// The cache of one runtime; its watch ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct CdiCache {
-    shared: Arc<Shared>,
+    shared: Arc<CacheContents>,
     _watching: AbortOnDropHandle<()>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct CacheContents {
     dirs: Vec<PathBuf>,
     state: Mutex<CacheState>,
 }
@@ -246,7 +246,7 @@ impl CdiCache {
             tracked: BTreeSet::new(),
             watches,
         });
-        let shared = Arc::new(Shared { dirs, state });
+        let shared = Arc::new(CacheContents { dirs, state });
         {
             let mut state = shared.lock();
             state.track_new(&shared.dirs);
@@ -260,7 +260,7 @@ impl CdiCache {
     }
 
     /// The edits of all `names` as far as is known, and those of `names` whose edits are not those of the specs as they are now.
-    pub(crate) fn inject(&self, names: &[String]) -> Result<(Edits, Vec<String>), Unresolvable> {
+    pub(crate) fn inject(&self, names: &[String]) -> Result<(RecordedEdits, Vec<String>), Unresolvable> {
         let known = self.known();
         let edits = resolve(&known, names)?;
         if names.is_empty() {
@@ -288,7 +288,7 @@ impl CdiCache {
     }
 }
 
-impl Shared {
+impl CacheContents {
     fn lock(&self) -> MutexGuard<'_, CacheState> {
         // A panic elsewhere leaves a complete set of devices, old or new.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -335,7 +335,7 @@ impl CacheState {
 }
 
 /// Reads all specs again after each change.
-async fn watch(shared: Arc<Shared>, inotify: Inotify, delay: RefreshDelay, mut dice: StdRng) {
+async fn watch(shared: Arc<CacheContents>, inotify: Inotify, delay: RefreshDelay, mut dice: StdRng) {
     let Ok(mut events) = inotify.into_event_stream(vec![0; 4096]) else {
         return;
     };
@@ -375,7 +375,7 @@ fn is_spec_name(name: &OsStr) -> bool {
 
 fn read_spec(path: &Path) -> Option<CdiSpec> {
     let mut opened = File::open(path).ok()?;
-    let file = SpecFile::of(path, &opened.metadata().ok()?);
+    let file = SpecFileVersion::of(path, &opened.metadata().ok()?);
     let mut text = String::new();
     opened.read_to_string(&mut text).ok()?;
     // JSON is YAML, but its own parser is much faster.

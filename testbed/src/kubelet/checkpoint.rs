@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// Why a checkpoint cannot be written or used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum CheckpointError {
+pub(crate) enum CheckpointFileError {
     #[error("cannot read or write the checkpoint {}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
     #[error("the checkpoint {} is not JSON of the expected shape", path.display())]
@@ -44,7 +44,7 @@ pub(crate) struct CheckpointEntry {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub(crate) struct Data {
+pub(crate) struct CheckpointData {
     pub(crate) pod_device_entries: Vec<CheckpointEntry>,
     /// Healthy devices by resource.
     pub(crate) registered_devices: BTreeMap<String, Vec<String>>,
@@ -53,7 +53,7 @@ pub(crate) struct Data {
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct File {
-    data: Data,
+    data: CheckpointData,
     checksum: u32,
 }
 
@@ -67,8 +67,8 @@ pub(crate) fn render(entries: &[&str], registered: &str) -> String {
 }
 
 /// Replaces the file at once, so that a reader sees the old content or the new.
-pub(crate) fn write(path: &Path, content: &str) -> Result<(), CheckpointError> {
-    let failed = |source| CheckpointError::Io {
+pub(crate) fn write(path: &Path, content: &str) -> Result<(), CheckpointFileError> {
+    let failed = |source| CheckpointFileError::Io {
         path: path.to_owned(),
         source,
     };
@@ -78,25 +78,25 @@ pub(crate) fn write(path: &Path, content: &str) -> Result<(), CheckpointError> {
 }
 
 /// Reads the file; `None` if there is none.
-pub(crate) fn read(path: &Path) -> Result<Option<Data>, CheckpointError> {
+pub(crate) fn read(path: &Path) -> Result<Option<CheckpointData>, CheckpointFileError> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => {
-            return Err(CheckpointError::Io {
+            return Err(CheckpointFileError::Io {
                 path: path.to_owned(),
                 source,
             });
         }
     };
-    let shape = |source| CheckpointError::Shape {
+    let shape = |source| CheckpointFileError::Shape {
         path: path.to_owned(),
         source,
     };
     let file: File = serde_json::from_str(&text).map_err(shape)?;
     let computed = checksum(&serde_json::to_string(&file.data).map_err(shape)?);
     if computed != file.checksum {
-        return Err(CheckpointError::Checksum {
+        return Err(CheckpointFileError::Checksum {
             path: path.to_owned(),
             stated: file.checksum,
             computed,

@@ -11,7 +11,7 @@ use kube::Client;
 
 use super::cdi::RefreshDelay;
 use super::nvidia_runtime::NvidiaRuntime;
-use super::runtime::Container;
+use super::runtime::RuntimeContainer;
 
 /// Receives a container's output: namespace, pod, container, text.
 pub type LogSink = Arc<dyn Fn(&str, &str, &str, String) + Send + Sync>;
@@ -211,7 +211,7 @@ impl fmt::Debug for StartHook {
 #[derive(Clone, Debug)]
 pub struct ContainerStart {
     /// The container.
-    pub container: Container,
+    pub container: RuntimeContainer,
     /// The reasons of refused attempts before: by a plugin, or for a CDI device that no spec defines.
     pub refusals: Vec<String>,
     /// Time in calls to plugins and in the making of the container, all attempts together, without the pauses between.

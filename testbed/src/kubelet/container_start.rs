@@ -10,17 +10,17 @@ use std::time::Instant;
 use k8s_openapi::jiff::Timestamp;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
-use super::cdi::{Edits, resolve_now};
+use super::cdi::{RecordedEdits, resolve_now};
 use super::config::{CdiSupport, ContainerStart, RuntimeConfig};
 use super::device_manager::{DeviceManager, PreStartError, Reusable};
 use super::devices::AllocationError;
-use super::devices::Holder;
+use super::devices::DeviceHolder;
 use super::injector::InjectError;
-use super::machine::Machine;
+use super::machine::KubeletMachine;
 use super::nri::CreateError;
 use super::nvidia_runtime::{Created, Modification, VISIBLE_DEVICES, find_gpus};
-use super::pod::{ContainerKind, ContainerSpec, KubeletPod};
-use super::runtime::{Attempts, Container, DEVICE_NODES, RunState, StartTimes};
+use super::pod::{ContainerSpec, ContainerType, KubeletPod};
+use super::runtime::{DEVICE_NODES, RunState, RuntimeContainer, StartAttempts, StartTimes};
 
 /// The library that every CUDA program needs, as far as a recorded container shows it.
 const DRIVER_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
@@ -77,7 +77,7 @@ impl StartError {
 /// Starts containers: prepares their devices and makes them in the container runtime.
 #[derive(Debug)]
 pub(crate) struct ContainerStarter {
-    pub(crate) machine: Arc<Machine>,
+    pub(crate) machine: Arc<KubeletMachine>,
     pub(crate) devices: Arc<DeviceManager>,
 }
 
@@ -111,8 +111,8 @@ impl ContainerStarter {
         pod: &KubeletPod,
         container: &ContainerSpec,
         spent: &mut StartTimes,
-    ) -> Result<Container, StartError> {
-        let holder = Holder::new(pod, container);
+    ) -> Result<RuntimeContainer, StartError> {
+        let holder = DeviceHolder::new(pod, container);
         let limits = self
             .devices
             .in_random_order(pod, container, self.next_start(pod, container));
@@ -164,8 +164,8 @@ impl ContainerStarter {
         pod: &KubeletPod,
         container: &ContainerSpec,
         responses: &[Arc<ContainerAllocateResponse>],
-        mut made: Container,
-    ) -> Result<Container, StartError> {
+        mut made: RuntimeContainer,
+    ) -> Result<RuntimeContainer, StartError> {
         let RuntimeConfig {
             nvidia, nvidia_class, ..
         } = &self.machine.config.runtime;
@@ -242,7 +242,13 @@ impl ContainerStarter {
     }
 
     /// Records a container as started; those that end by themselves have ended at once.
-    fn record(&self, pod: &KubeletPod, container: &ContainerSpec, started: Container, attempts: Attempts) {
+    fn record(
+        &self,
+        pod: &KubeletPod,
+        container: &ContainerSpec,
+        started: RuntimeContainer,
+        attempts: StartAttempts,
+    ) {
         let mut lines = started.env.iter().fold(String::new(), |text, (name, value)| {
             text + name + "=" + value + "\n"
         });
@@ -251,8 +257,8 @@ impl ContainerStarter {
         }
         (self.machine.config.log)(&pod.namespace, &pod.name, &container.name, lines);
         let now = Timestamp::now();
-        let ends = container.kind == ContainerKind::Init
-            || (container.kind == ContainerKind::App && container.finishes);
+        let ends = container.kind == ContainerType::Init
+            || (container.kind == ContainerType::App && container.finishes);
         let state = if ends {
             RunState::Exited {
                 code: 0,
@@ -263,12 +269,12 @@ impl ContainerStarter {
             RunState::Running { since: now }
         };
         let starts = self.next_start(pod, container);
-        let container = Container {
+        let container = RuntimeContainer {
             state,
             starts,
             ..started
         };
-        let Attempts { refusals, spent } = attempts;
+        let StartAttempts { refusals, spent } = attempts;
         let StartTimes {
             total,
             pre_start,
@@ -294,13 +300,13 @@ impl ContainerStarter {
     }
 
     /// The runtime's edits of these CDI devices, and the names of those that are stale.
-    async fn inject(&self, devices: &[String]) -> Result<(Edits, Vec<String>), StartError> {
+    async fn inject(&self, devices: &[String]) -> Result<(RecordedEdits, Vec<String>), StartError> {
         match &self.machine.injector {
             Some(injector) => injector.inject(devices).await.map_err(StartError::Cdi),
             None if self.machine.config.runtime.cdi == CdiSupport::Refused && !devices.is_empty() => {
                 Err(StartError::CdiDisabled)
             }
-            None => Ok((Edits::default(), Vec::new())),
+            None => Ok((RecordedEdits::default(), Vec::new())),
         }
     }
 }
@@ -321,8 +327,8 @@ fn compose(
     container: &ContainerSpec,
     responses: &[Arc<ContainerAllocateResponse>],
     devices: BTreeMap<String, Vec<String>>,
-    (cdi_devices, (edits, stale_devices)): (Vec<String>, (Edits, Vec<String>)),
-) -> Container {
+    (cdi_devices, (edits, stale_devices)): (Vec<String>, (RecordedEdits, Vec<String>)),
+) -> RuntimeContainer {
     let mut env: BTreeMap<String, String> = BTreeMap::new();
     for (name, value) in responses.iter().flat_map(|response| &response.envs) {
         let first = env.entry(name.clone()).or_insert_with(|| value.clone());
@@ -355,7 +361,7 @@ fn compose(
         reason: "ContainerCreating".to_owned(),
         message: String::new(),
     };
-    Container {
+    RuntimeContainer {
         env,
         devices,
         cdi_devices,
@@ -367,6 +373,6 @@ fn compose(
         mounts: mounts
             .chain(edits.mounts.into_iter().map(|mount| mount.container_path))
             .collect(),
-        ..Container::never_started(pod, container, waiting)
+        ..RuntimeContainer::never_started(pod, container, waiting)
     }
 }

@@ -20,15 +20,15 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::checkpoint;
-use super::devices::{AllocationError, Capacity, Choice, DeviceRequest, DeviceState};
-use super::devices::{DeviceId, HeldDevices, Holder};
+use super::devices::{AllocationError, Capacity, DeviceChoice, DeviceManagerState, ResourceRequest};
+use super::devices::{DeviceHolder, DeviceId, HeldDevices};
 use super::endpoint::{ConnectError, Endpoint, EndpointError};
 use super::fit::is_extended;
-use super::machine::{KubeletCounts, Machine};
-use super::pod::{ContainerKind, ContainerSpec, KubeletPod};
+use super::machine::{KubeletCounts, KubeletMachine};
+use super::pod::{ContainerSpec, ContainerType, KubeletPod};
 use super::pod_table::PodTable;
 use super::runtime::RunState;
-use super::tasks::Tasks;
+use super::tasks::KubeletTasks;
 use crate::dice::dice;
 
 /// Devices of ordinary init containers by resource, offered first to the containers after them.
@@ -64,10 +64,10 @@ pub(crate) enum PreStartError {
 
 #[derive(Debug)]
 pub(crate) struct DeviceManager {
-    machine: Arc<Machine>,
+    machine: Arc<KubeletMachine>,
     pods: Arc<PodTable>,
-    tasks: Tasks,
-    devices: Mutex<DeviceState>,
+    tasks: KubeletTasks,
+    devices: Mutex<DeviceManagerState>,
     plugins: Mutex<BTreeMap<String, Arc<RegisteredPlugin>>>,
     /// Wakes the task that keeps node status.
     pub(crate) capacity_changed: Notify,
@@ -75,7 +75,7 @@ pub(crate) struct DeviceManager {
 
 impl DeviceManager {
     /// Loads the checkpoint; a broken one counts as none, as in kubelet.
-    pub(crate) fn start(machine: &Arc<Machine>, pods: &Arc<PodTable>, tasks: &Tasks) -> Self {
+    pub(crate) fn start(machine: &Arc<KubeletMachine>, pods: &Arc<PodTable>, tasks: &KubeletTasks) -> Self {
         let data = checkpoint::read(&machine.config.checkpoint()).unwrap_or_else(|error| {
             tracing::error!(%error, "continues without the checkpoint");
             None
@@ -87,7 +87,7 @@ impl DeviceManager {
             machine: Arc::clone(machine),
             pods: Arc::clone(pods),
             tasks: tasks.clone(),
-            devices: Mutex::new(DeviceState::restore(
+            devices: Mutex::new(DeviceManagerState::restore(
                 HeldDevices::restore(entries),
                 registered.into_keys(),
             )),
@@ -96,7 +96,7 @@ impl DeviceManager {
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, DeviceState> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, DeviceManagerState> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -220,13 +220,13 @@ impl DeviceManager {
         for container in &pod.containers {
             self.allocate_container(pod, container, &reusable).await?;
             let devices = self.lock();
-            for (resource, grant) in devices.held().of(&Holder::new(pod, container)) {
+            for (resource, grant) in devices.held().of(&DeviceHolder::new(pod, container)) {
                 let ids = grant.devices();
                 let offered = reusable.entry(resource.clone()).or_default();
                 // devicesToReuse: a sidecar goes on beside the app containers, so only ordinary init
                 // containers hand devices on; an app container keeps those that it takes from the containers
                 // after it.
-                if container.kind == ContainerKind::Init {
+                if container.kind == ContainerType::Init {
                     offered.extend(ids);
                 } else {
                     offered.retain(|id| !ids.contains(id));
@@ -243,7 +243,7 @@ impl DeviceManager {
         container: &ContainerSpec,
         reusable: &Reusable,
     ) -> Result<(), AllocationError> {
-        let holder = Holder::new(pod, container);
+        let holder = DeviceHolder::new(pod, container);
         let nothing = BTreeSet::new();
         let mut has_freed_ended = false;
         let mut has_granted = false;
@@ -256,7 +256,7 @@ impl DeviceManager {
             if !std::mem::replace(&mut has_freed_ended, true) {
                 self.free_ended();
             }
-            let request = DeviceRequest {
+            let request = ResourceRequest {
                 holder: &holder,
                 resource,
                 required: usize::try_from(amount).unwrap_or_default(),
@@ -308,7 +308,7 @@ impl DeviceManager {
     async fn allocate_resource(
         &self,
         pod: &KubeletPod,
-        request: &DeviceRequest<'_>,
+        request: &ResourceRequest<'_>,
         reusable: &BTreeSet<DeviceId>,
     ) -> Result<bool, AllocationError> {
         let mut rng = dice(
@@ -352,15 +352,15 @@ impl DeviceManager {
     /// Chooses devices, after `GetPreferredAllocation` where the choice is open; `None` if the container has its devices.
     async fn choose(
         &self,
-        request: &DeviceRequest<'_>,
+        request: &ResourceRequest<'_>,
         reusable: &BTreeSet<DeviceId>,
         rng: &mut StdRng,
     ) -> Result<Option<BTreeSet<DeviceId>>, AllocationError> {
         let choice = self.lock().begin(request, reusable, rng)?;
         let open = match choice {
-            Choice::Nothing => return Ok(None),
-            Choice::Done(chosen) => return Ok(Some(chosen)),
-            Choice::Open(open) => open,
+            DeviceChoice::Nothing => return Ok(None),
+            DeviceChoice::Done(chosen) => return Ok(Some(chosen)),
+            DeviceChoice::Open(open) => open,
         };
         let mut available: Vec<String> = open
             .available
@@ -385,7 +385,7 @@ impl DeviceManager {
     }
 
     /// Calls `PreStartContainer` of the resource's plugin if it wants that.
-    pub(crate) async fn pre_start(&self, holder: &Holder, resource: &str) -> Result<(), PreStartError> {
+    pub(crate) async fn pre_start(&self, holder: &DeviceHolder, resource: &str) -> Result<(), PreStartError> {
         let (endpoint, ids) = {
             let devices = self.lock();
             let endpoint = devices
@@ -396,7 +396,7 @@ impl DeviceManager {
                 return Ok(());
             }
             let Some(grant) = devices.held().grant(holder, resource) else {
-                let Holder { pod, container } = holder.clone();
+                let DeviceHolder { pod, container } = holder.clone();
                 return Err(PreStartError::NothingHeld {
                     pod,
                     container,
@@ -413,7 +413,7 @@ impl DeviceManager {
     }
 
     /// The answers and devices of a container; answers in the order of `limits`.
-    pub(crate) fn granted(&self, holder: &Holder, limits: &[(&str, i64)]) -> Granted {
+    pub(crate) fn granted(&self, holder: &DeviceHolder, limits: &[(&str, i64)]) -> Granted {
         let devices = self.lock();
         let (mut responses, mut ids) = (Vec::new(), BTreeMap::new());
         for (resource, _) in limits {

@@ -1,7 +1,7 @@
 //! The device manager's state: the devices of plugins, their holders, and the choice of devices for a container.
 //!
-//! Pure but for the clock inside an endpoint; calls to plugins happen between [`DeviceState::begin`] and
-//! [`DeviceState::finish`], without the lock that guards this state.
+//! Pure but for the clock inside an endpoint; calls to plugins happen between [`DeviceManagerState::begin`] and
+//! [`DeviceManagerState::finish`], without the lock that guards this state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -50,8 +50,8 @@ pub(crate) enum AllocationError {
 
 /// A container's request for devices of one resource.
 #[derive(Clone, Debug)]
-pub(crate) struct DeviceRequest<'a> {
-    pub(crate) holder: &'a Holder,
+pub(crate) struct ResourceRequest<'a> {
+    pub(crate) holder: &'a DeviceHolder,
     pub(crate) resource: &'a str,
     pub(crate) required: usize,
     /// The container runs and pods are still being listed: it is left alone.
@@ -60,7 +60,7 @@ pub(crate) struct DeviceRequest<'a> {
 
 /// A choice of devices under way.
 #[derive(Debug)]
-pub(crate) enum Choice {
+pub(crate) enum DeviceChoice {
     /// The container already has its devices.
     Nothing,
     /// Reused devices suffice.
@@ -104,7 +104,7 @@ pub(crate) struct Capacity {
 
 /// The state of kubelet's device manager.
 #[derive(Debug, Default)]
-pub(crate) struct DeviceState {
+pub(crate) struct DeviceManagerState {
     offers: BTreeMap<String, PluginDevices>,
     endpoints: BTreeMap<String, Arc<Endpoint>>,
     /// Devices in use, kept beside `held` and rebuilt from it when a pod has ended.
@@ -112,7 +112,7 @@ pub(crate) struct DeviceState {
     held: HeldDevices,
 }
 
-impl DeviceState {
+impl DeviceManagerState {
     /// The state after a start: the checkpoint's devices, behind stopped endpoints.
     pub(crate) fn restore(held: HeldDevices, registered: impl IntoIterator<Item = String>) -> Self {
         let mut devices = Self {
@@ -259,10 +259,10 @@ impl DeviceState {
     /// Checks the request and takes reusable devices; the remaining choice waits for the plugin's preference.
     pub(crate) fn begin(
         &mut self,
-        request: &DeviceRequest<'_>,
+        request: &ResourceRequest<'_>,
         reusable: &BTreeSet<DeviceId>,
         rng: &mut StdRng,
-    ) -> Result<Choice, AllocationError> {
+    ) -> Result<DeviceChoice, AllocationError> {
         let resource = request.resource;
         let held = self
             .held
@@ -271,7 +271,7 @@ impl DeviceState {
             .unwrap_or_default();
         // devicesToAllocate: devices are chosen once, so a changed limit of an admitted pod is an error.
         if !held.is_empty() && held.len() != request.required {
-            let Holder { pod, container } = request.holder.clone();
+            let DeviceHolder { pod, container } = request.holder.clone();
             let resource = resource.to_owned();
             return Err(AllocationError::RequestChanged {
                 pod,
@@ -283,7 +283,7 @@ impl DeviceState {
         }
         // After a restart kubelet leaves running containers alone, even if their devices are unhealthy.
         if request.untouchable {
-            return Ok(Choice::Nothing);
+            return Ok(DeviceChoice::Nothing);
         }
         // After a reboot kubelet may admit a pod before its plugin has registered. It fails the pod and does
         // not wait.
@@ -300,13 +300,13 @@ impl DeviceState {
         }
         let mut taken = BTreeSet::new();
         if !held.is_empty() || request.required == 0 {
-            return Ok(Choice::Nothing);
+            return Ok(DeviceChoice::Nothing);
         }
         // Devices of earlier init containers come first: the container runs after them, and nothing else may
         // have them.
         self.take(resource, reusable, request.required, &mut taken, rng);
         if taken.len() == request.required {
-            return Ok(Choice::Done(taken));
+            return Ok(DeviceChoice::Done(taken));
         }
         let missing = request.required - taken.len();
         let available = self.available(resource);
@@ -318,7 +318,7 @@ impl DeviceState {
                 available: available.len(),
             });
         }
-        Ok(Choice::Open(OpenChoice {
+        Ok(DeviceChoice::Open(OpenChoice {
             taken,
             available,
             required: request.required,
@@ -352,7 +352,7 @@ impl DeviceState {
     /// Records the plugin's answer for devices that were chosen.
     pub(crate) fn grant(
         &mut self,
-        request: &DeviceRequest<'_>,
+        request: &ResourceRequest<'_>,
         chosen: &BTreeSet<DeviceId>,
         response: ContainerAllocateResponse,
     ) {
@@ -418,12 +418,12 @@ pub(crate) const NO_NUMA: i64 = -1;
 
 /// One container of one pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Holder {
+pub(crate) struct DeviceHolder {
     pub(crate) pod: String,
     pub(crate) container: String,
 }
 
-impl Holder {
+impl DeviceHolder {
     pub(crate) fn new(pod: &KubeletPod, container: &ContainerSpec) -> Self {
         Self {
             pod: pod.uid.clone(),
@@ -454,12 +454,12 @@ impl Grant {
 
 /// All grants of the node.
 #[derive(Debug, Default)]
-pub(crate) struct HeldDevices(BTreeMap<Holder, BTreeMap<String, Grant>>);
+pub(crate) struct HeldDevices(BTreeMap<DeviceHolder, BTreeMap<String, Grant>>);
 
 impl HeldDevices {
     pub(crate) fn insert(
         &mut self,
-        holder: &Holder,
+        holder: &DeviceHolder,
         resource: &str,
         by_numa: BTreeMap<i64, Vec<DeviceId>>,
         response: ContainerAllocateResponse,
@@ -490,7 +490,7 @@ impl HeldDevices {
     pub(crate) fn restore(entries: Vec<CheckpointEntry>) -> Self {
         let mut held = Self::default();
         for entry in entries {
-            let holder = Holder {
+            let holder = DeviceHolder {
                 pod: entry.pod_uid,
                 container: entry.container_name,
             };
@@ -509,15 +509,15 @@ impl HeldDevices {
         held
     }
 
-    pub(crate) fn grant(&self, holder: &Holder, resource: &str) -> Option<&Grant> {
+    pub(crate) fn grant(&self, holder: &DeviceHolder, resource: &str) -> Option<&Grant> {
         self.0.get(holder)?.get(resource)
     }
 
-    pub(crate) fn of(&self, holder: &Holder) -> impl Iterator<Item = (&String, &Grant)> {
+    pub(crate) fn of(&self, holder: &DeviceHolder) -> impl Iterator<Item = (&String, &Grant)> {
         self.0.get(holder).into_iter().flatten()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Holder, &String, &Grant)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&DeviceHolder, &String, &Grant)> {
         self.0.iter().flat_map(|(holder, grants)| {
             grants
                 .iter()

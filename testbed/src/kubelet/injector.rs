@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
-use super::cdi::{CdiCache, CdiHook, DeviceNode, Edits, MountPoint, Unresolvable};
+use super::cdi::{CdiCache, CdiHook, DeviceNode, MountPoint, RecordedEdits, Unresolvable};
 use super::config::KubeletConfig;
 
 /// The runtime does not inject CDI devices.
@@ -43,7 +43,7 @@ struct InjectorAnswer {
     error: String,
 }
 
-impl From<InjectorAnswer> for Edits {
+impl From<InjectorAnswer> for RecordedEdits {
     fn from(answer: InjectorAnswer) -> Self {
         Self {
             env: answer.env.unwrap_or_default(),
@@ -81,10 +81,10 @@ impl Injector {
 
     /// The edits of all `names` as far as the runtime knows, and those of `names` whose edits are not those of the specs as
     /// they are now, which only the model detects.
-    pub(crate) async fn inject(&self, names: &[String]) -> Result<(Edits, Vec<String>), InjectError> {
+    pub(crate) async fn inject(&self, names: &[String]) -> Result<(RecordedEdits, Vec<String>), InjectError> {
         match self {
             Self::Modelled(cache) => Ok(cache.inject(names)?),
-            Self::Containerd(_) if names.is_empty() => Ok((Edits::default(), Vec::new())),
+            Self::Containerd(_) if names.is_empty() => Ok((RecordedEdits::default(), Vec::new())),
             Self::Containerd(socket) => {
                 let answer = ask(socket, names).await.map_err(|source| InjectError::Silent {
                     socket: socket.clone(),
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(edits.hooks[0].args, ["nvidia-cdi-hook", "update-ldcache"]);
         assert_eq!(
             injector.inject(&[]).await.unwrap().0,
-            Edits::default(),
+            RecordedEdits::default(),
             "a container without devices asks nothing"
         );
     }

@@ -31,7 +31,7 @@ pub enum StartupError {
 }
 
 #[derive(Debug)]
-pub(crate) struct Machine {
+pub(crate) struct KubeletMachine {
     pub(crate) config: KubeletConfig,
     pub(crate) runtime: Arc<Runtime>,
     pub(crate) admissions: AdmissionLog,
@@ -45,7 +45,7 @@ pub(crate) struct Machine {
     changes: watch::Sender<()>,
 }
 
-impl Machine {
+impl KubeletMachine {
     /// Starts the container runtime. `hold` outlives a reboot.
     pub(crate) fn start(config: KubeletConfig, hold: watch::Sender<Hold>) -> Result<Self, StartupError> {
         let changes = watch::Sender::new(());
@@ -109,7 +109,7 @@ impl KubeletCounts {
 
 /// The course of one admission.
 #[derive(Clone, Debug)]
-pub struct Admission {
+pub struct PodAdmission {
     /// `namespace/name`.
     pub pod: String,
     /// UID of the pod.
@@ -124,11 +124,11 @@ pub struct Admission {
 
 /// All admissions since the machine was started, across restarts of kubelet.
 #[derive(Debug, Default)]
-pub(crate) struct AdmissionLog(Mutex<Vec<Admission>>);
+pub(crate) struct AdmissionLog(Mutex<Vec<PodAdmission>>);
 
 impl AdmissionLog {
     /// The admissions after the first `n_known`.
-    pub(crate) fn since(&self, n_known: usize) -> Vec<Admission> {
+    pub(crate) fn since(&self, n_known: usize) -> Vec<PodAdmission> {
         self.lock().get(n_known..).unwrap_or_default().to_vec()
     }
 
@@ -136,11 +136,11 @@ impl AdmissionLog {
         self.lock().len()
     }
 
-    pub(crate) fn add(&self, admission: Admission) {
+    pub(crate) fn add(&self, admission: PodAdmission) {
         self.lock().push(admission);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Admission>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<PodAdmission>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

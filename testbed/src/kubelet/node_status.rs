@@ -20,22 +20,22 @@ use super::config::KubeletConfig;
 use super::device_manager::DeviceManager;
 use super::devices::Capacity;
 use super::fit::{WholeAmounts, is_extended};
-use super::machine::Machine;
+use super::machine::KubeletMachine;
 use super::status_manager::text;
 
 /// Quantities by resource name, as in node status.
 type List = BTreeMap<String, String>;
 
 #[derive(Debug)]
-pub(crate) struct NodeStatus {
-    machine: Arc<Machine>,
+pub(crate) struct NodeStatusSync {
+    machine: Arc<KubeletMachine>,
     devices: Arc<DeviceManager>,
     /// The node's allocatable as the API server shows it.
     allocatable: Mutex<WholeAmounts>,
 }
 
-impl NodeStatus {
-    pub(crate) fn new(machine: &Arc<Machine>, devices: &Arc<DeviceManager>) -> Self {
+impl NodeStatusSync {
+    pub(crate) fn new(machine: &Arc<KubeletMachine>, devices: &Arc<DeviceManager>) -> Self {
         Self {
             machine: Arc::clone(machine),
             devices: Arc::clone(devices),

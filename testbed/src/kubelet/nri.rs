@@ -26,7 +26,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::pod::KubeletPod;
-use super::runtime::{Container, RunState, Runtime};
+use super::runtime::{RunState, Runtime, RuntimeContainer};
 use super::socket;
 
 /// The deadline of a plugin's answer.
@@ -95,8 +95,8 @@ impl Nri {
     pub(crate) async fn make(
         &self,
         pod: &KubeletPod,
-        mut container: Container,
-    ) -> Result<Container, CreateError> {
+        mut container: RuntimeContainer,
+    ) -> Result<RuntimeContainer, CreateError> {
         let mut plugins = self.plugins.lock().await;
         let mut left = std::mem::take(&mut *plugins).into_iter();
         let mut made = Ok(());
@@ -303,8 +303,8 @@ fn sandbox_of(pod: &KubeletPod) -> PodSandbox {
     }
 }
 
-fn sandbox_message(container: &Container) -> PodSandbox {
-    let Container {
+fn sandbox_message(container: &RuntimeContainer) -> PodSandbox {
+    let RuntimeContainer {
         pod,
         pod_uid,
         namespace,
@@ -319,7 +319,7 @@ fn sandbox_message(container: &Container) -> PodSandbox {
     }
 }
 
-fn as_message(container: &Container) -> api::Container {
+fn as_message(container: &RuntimeContainer) -> api::Container {
     let state = match container.state {
         RunState::Waiting { .. } => ContainerState::Created,
         RunState::Running { .. } => ContainerState::Running,
@@ -347,7 +347,7 @@ fn as_message(container: &Container) -> api::Container {
     }
 }
 
-fn adjust(container: &mut Container, adjustment: ContainerAdjustment) {
+fn adjust(container: &mut RuntimeContainer, adjustment: ContainerAdjustment) {
     container
         .env
         .extend(adjustment.env.into_iter().map(|pair| (pair.key, pair.value)));

@@ -18,7 +18,7 @@ pub const EXIT_AFTER: &str = "testbed/exit-after";
 
 /// The time of a pod's life in which a container runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ContainerKind {
+pub enum ContainerType {
     /// To completion, before the containers after it.
     Init,
     /// A restartable init container: from its turn to the end of the pod.
@@ -32,7 +32,7 @@ pub enum ContainerKind {
 pub(crate) struct ContainerSpec {
     pub(crate) name: String,
     pub(crate) image: String,
-    pub(crate) kind: ContainerKind,
+    pub(crate) kind: ContainerType,
     /// Whole units of each limit, rounded up.
     pub(crate) limits: BTreeMap<String, i64>,
     pub(crate) requests: WholeAmounts,
@@ -81,14 +81,14 @@ impl KubeletPod {
             read_container(
                 container,
                 if sidecar {
-                    ContainerKind::Sidecar
+                    ContainerType::Sidecar
                 } else {
-                    ContainerKind::Init
+                    ContainerType::Init
                 },
             )
         });
         let app = spec.containers.iter().map(|container| {
-            let read = read_container(container, ContainerKind::App);
+            let read = read_container(container, ContainerType::App);
             ContainerSpec {
                 finishes: !restarts && (annotated || read.finishes),
                 ..read
@@ -121,7 +121,7 @@ impl KubeletPod {
     }
 }
 
-fn read_container(container: &Container, kind: ContainerKind) -> ContainerSpec {
+fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
     let resources = container.resources.as_ref();
     let limits = resources.and_then(|all| all.limits.as_ref());
     let requests = resources.and_then(|all| all.requests.as_ref());
@@ -173,9 +173,9 @@ fn pod_requests(containers: &[ContainerSpec], overhead: &WholeAmounts) -> WholeA
     let mut peak = WholeAmounts::default();
     for container in containers {
         match container.kind {
-            ContainerKind::App => running.add(&container.requests),
-            ContainerKind::Sidecar => sidecars.add(&container.requests),
-            ContainerKind::Init => {
+            ContainerType::App => running.add(&container.requests),
+            ContainerType::Sidecar => sidecars.add(&container.requests),
+            ContainerType::Init => {
                 let mut step = sidecars.clone();
                 step.add(&container.requests);
                 peak.raise_all(&step);

@@ -15,23 +15,27 @@ use tonic::{Request, Response, Status};
 
 use super::claims::PreparedClaims;
 use super::device_manager::DeviceManager;
-use super::devices::DeviceState;
-use super::devices::Holder;
-use super::machine::{KubeletCounts, Machine};
-use super::pod::{ContainerKind, KubeletPod};
+use super::devices::DeviceHolder;
+use super::devices::DeviceManagerState;
+use super::machine::{KubeletCounts, KubeletMachine};
+use super::pod::{ContainerType, KubeletPod};
 use super::pod_table::PodTable;
 
 /// The service of `pod-resources/kubelet.sock`.
 #[derive(Debug)]
 pub(crate) struct PodResourcesService {
-    machine: Arc<Machine>,
+    machine: Arc<KubeletMachine>,
     devices: Arc<DeviceManager>,
     pods: Arc<PodTable>,
     limit: RateLimit,
 }
 
 impl PodResourcesService {
-    pub(crate) fn new(machine: &Arc<Machine>, devices: &Arc<DeviceManager>, pods: &Arc<PodTable>) -> Self {
+    pub(crate) fn new(
+        machine: &Arc<KubeletMachine>,
+        devices: &Arc<DeviceManager>,
+        pods: &Arc<PodTable>,
+    ) -> Self {
         Self {
             machine: Arc::clone(machine),
             devices: Arc::clone(devices),
@@ -103,15 +107,15 @@ impl PodResourcesLister for PodResourcesService {
     }
 }
 
-fn of_pod(devices: &DeviceState, claims: &PreparedClaims, pod: &KubeletPod) -> PodResources {
+fn of_pod(devices: &DeviceManagerState, claims: &PreparedClaims, pod: &KubeletPod) -> PodResources {
     let listed = pod
         .containers
         .iter()
         // kubelet leaves ordinary init containers out, as they do not run while the pod runs.
-        .filter(|container| container.kind != ContainerKind::Init);
+        .filter(|container| container.kind != ContainerType::Init);
     let containers = listed.map(|container| {
         let mut listed = Vec::new();
-        for (resource, grant) in devices.held().of(&Holder::new(pod, container)) {
+        for (resource, grant) in devices.held().of(&DeviceHolder::new(pod, container)) {
             listed.extend(
                 grant
                     .device_ids()
@@ -133,7 +137,7 @@ fn of_pod(devices: &DeviceState, claims: &PreparedClaims, pod: &KubeletPod) -> P
     }
 }
 
-fn one_device(devices: &DeviceState, resource: &str, id: &str) -> ContainerDevices {
+fn one_device(devices: &DeviceManagerState, resource: &str, id: &str) -> ContainerDevices {
     let topology = devices.topology(resource, id);
     let nodes = topology.map(|topology| TopologyInfo {
         nodes: topology

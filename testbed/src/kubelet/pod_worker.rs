@@ -9,15 +9,15 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::Instant;
 
 use super::container_start::{ContainerStarter, StartError};
-use super::machine::Machine;
-use super::pod::{ContainerKind, ContainerSpec, KubeletPod};
+use super::machine::KubeletMachine;
+use super::pod::{ContainerSpec, ContainerType, KubeletPod};
 use super::pod_table::{PodCommand, PodTable};
-use super::runtime::{Container, KILLED, RunState};
+use super::runtime::{KILLED, RunState, RuntimeContainer};
 use super::status_manager::StatusManager;
-use super::tasks::Tasks;
+use super::tasks::KubeletTasks;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
+enum WorkerProgress {
     /// Nothing to do until the next command.
     Settled,
     /// A container could not be started.
@@ -32,7 +32,7 @@ pub(crate) struct PodWorkers {
     pub(crate) starter: ContainerStarter,
     pub(crate) pods: Arc<PodTable>,
     pub(crate) status: Arc<StatusManager>,
-    pub(crate) tasks: Tasks,
+    pub(crate) tasks: KubeletTasks,
 }
 
 impl PodWorkers {
@@ -71,8 +71,8 @@ impl PodWorkers {
                     Some(command) => return self.terminate(pod, &command).await,
                 },
                 progress = step => {
-                    due = (progress == Progress::Retry).then(|| Instant::now() + self.machine().config.delays.start_retry);
-                    if progress == Progress::Finished {
+                    due = (progress == WorkerProgress::Retry).then(|| Instant::now() + self.machine().config.delays.start_retry);
+                    if progress == WorkerProgress::Finished {
                         self.machine().runtime.kill(&pod.uid, 0);
                         self.pods.lock().end(&pod.uid);
                     }
@@ -82,34 +82,34 @@ impl PodWorkers {
         }
     }
 
-    fn machine(&self) -> &Machine {
+    fn machine(&self) -> &KubeletMachine {
         &self.starter.machine
     }
 
     /// Starts the containers that should run and do not.
-    async fn sync_pod(&self, pod: &KubeletPod) -> Progress {
-        let mut progress = Progress::Settled;
+    async fn sync_pod(&self, pod: &KubeletPod) -> WorkerProgress {
+        let mut progress = WorkerProgress::Settled;
         for container in &pod.containers {
             if !self.should_start(pod, container) {
                 continue;
             }
             if let Err(error) = self.starter.start(pod, container).await {
                 self.report_failed_start(pod, container, &error);
-                progress = Progress::Retry;
-                if container.kind != ContainerKind::App {
+                progress = WorkerProgress::Retry;
+                if container.kind != ContainerType::App {
                     return progress;
                 }
             }
         }
         let finished = |container: &ContainerSpec| {
-            container.kind != ContainerKind::App
+            container.kind != ContainerType::App
                 || matches!(
                     self.machine().runtime.state(&pod.uid, &container.name),
                     Some(RunState::Exited { .. })
                 )
         };
         if pod.containers.iter().all(finished) {
-            Progress::Finished
+            WorkerProgress::Finished
         } else {
             progress
         }
@@ -119,7 +119,7 @@ impl PodWorkers {
         match self.machine().runtime.state(&pod.uid, &container.name) {
             None | Some(RunState::Waiting { .. }) => true,
             Some(RunState::Running { .. }) => false,
-            Some(RunState::Exited { .. }) => container.kind != ContainerKind::Init && pod.restarts,
+            Some(RunState::Exited { .. }) => container.kind != ContainerType::Init && pod.restarts,
         }
     }
 
@@ -148,7 +148,7 @@ impl PodWorkers {
         {
             self.machine()
                 .runtime
-                .put(Container::never_started(pod, container, state));
+                .put(RuntimeContainer::never_started(pod, container, state));
         }
     }
 

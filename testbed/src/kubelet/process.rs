@@ -1,6 +1,6 @@
 //! One life of the kubelet process: its state, its sockets, its tasks.
 //!
-//! The [`Machine`] outlives it; everything else is read again from the checkpoint and from the API server.
+//! The [`KubeletMachine`] outlives it; everything else is read again from the checkpoint and from the API server.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,27 +12,27 @@ use tonic::transport::Server;
 
 use super::container_start::ContainerStarter;
 use super::device_manager::{DeviceManager, RegistrationService};
-use super::machine::{Machine, StartupError};
-use super::node_status::NodeStatus;
+use super::machine::{KubeletMachine, StartupError};
+use super::node_status::NodeStatusSync;
 use super::pod_resources::PodResourcesService;
 use super::pod_table::PodTable;
 use super::pod_worker::PodWorkers;
 use super::socket;
 use super::status_manager::StatusManager;
 use super::sync_loop::SyncLoop;
-use super::tasks::Tasks;
+use super::tasks::KubeletTasks;
 
 /// A running kubelet process.
 #[derive(Debug)]
 pub(crate) struct KubeletProcess {
     pub(crate) devices: Arc<DeviceManager>,
     pub(crate) pods: Arc<PodTable>,
-    tasks: Tasks,
+    tasks: KubeletTasks,
 }
 
 impl KubeletProcess {
     /// Removes old sockets, loads the checkpoint, opens the sockets, starts the tasks.
-    pub(crate) fn start(machine: &Arc<Machine>) -> Result<Self, StartupError> {
+    pub(crate) fn start(machine: &Arc<KubeletMachine>) -> Result<Self, StartupError> {
         let config = &machine.config;
         let plugin_dir = config.plugin_dir();
         clear_sockets(&plugin_dir).map_err(|source| StartupError::Prepare {
@@ -40,11 +40,11 @@ impl KubeletProcess {
             source,
         })?;
         let is_new_node = !config.checkpoint().exists();
-        let tasks = Tasks::default();
+        let tasks = KubeletTasks::default();
         let pods = Arc::new(PodTable::default());
         let devices = Arc::new(DeviceManager::start(machine, &pods, &tasks));
         let status = Arc::new(StatusManager::new(machine, &pods, &devices, &tasks));
-        let node = Arc::new(NodeStatus::new(machine, &devices));
+        let node = Arc::new(NodeStatusSync::new(machine, &devices));
         let workers = Arc::new(PodWorkers {
             starter: ContainerStarter {
                 machine: Arc::clone(machine),
@@ -79,7 +79,7 @@ impl KubeletProcess {
         self.tasks.stop().await;
     }
 
-    fn serve(&self, machine: &Arc<Machine>) -> Result<(), StartupError> {
+    fn serve(&self, machine: &Arc<KubeletMachine>) -> Result<(), StartupError> {
         let registration = RegistrationServer::new(RegistrationService(Arc::clone(&self.devices)));
         let lister =
             PodResourcesListerServer::new(PodResourcesService::new(machine, &self.devices, &self.pods));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 
-use super::pod::{ContainerKind, ContainerSpec, KubeletPod};
+use super::pod::{ContainerSpec, ContainerType, KubeletPod};
 
 /// The variable in which a container on a machine with GPUs prints its device nodes, separated by commas.
 pub const DEVICE_NODES: &str = "DEVICE_NODES";
@@ -45,7 +45,7 @@ pub enum RunState {
 
 /// A container as it was last started.
 #[derive(Clone, Debug)]
-pub struct Container {
+pub struct RuntimeContainer {
     /// Namespace of its pod.
     pub namespace: String,
     /// Name of its pod.
@@ -55,7 +55,7 @@ pub struct Container {
     /// Its own name.
     pub name: String,
     /// The time of the pod's life in which it runs.
-    pub kind: ContainerKind,
+    pub kind: ContainerType,
     /// Its state.
     pub state: RunState,
     /// The number of its starts.
@@ -78,7 +78,7 @@ pub struct Container {
     pub gpus: Vec<String>,
 }
 
-impl Container {
+impl RuntimeContainer {
     /// A container of this pod that was not started yet.
     pub(crate) fn never_started(pod: &KubeletPod, container: &ContainerSpec, state: RunState) -> Self {
         Self {
@@ -103,7 +103,7 @@ impl Container {
 
 /// The attempts to start a container.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Attempts {
+pub(crate) struct StartAttempts {
     /// Why it did not start, each time.
     pub(crate) refusals: Vec<String>,
     pub(crate) spent: StartTimes,
@@ -123,9 +123,9 @@ pub(crate) struct StartTimes {
 /// All containers of the node.
 #[derive(Debug)]
 pub(crate) struct Runtime {
-    containers: Mutex<BTreeMap<(String, String), Container>>,
+    containers: Mutex<BTreeMap<(String, String), RuntimeContainer>>,
     /// Starts that have been tried and have not succeeded yet.
-    attempts: Mutex<BTreeMap<(String, String), Attempts>>,
+    attempts: Mutex<BTreeMap<(String, String), StartAttempts>>,
     changed: watch::Sender<()>,
 }
 
@@ -145,7 +145,7 @@ impl Runtime {
     }
 
     /// The containers of one pod, by name.
-    pub(crate) fn of_pod(&self, uid: &str) -> BTreeMap<String, Container> {
+    pub(crate) fn of_pod(&self, uid: &str) -> BTreeMap<String, RuntimeContainer> {
         let containers = self.lock();
         let of_pod = containers
             .range((uid.to_owned(), String::new())..)
@@ -155,12 +155,12 @@ impl Runtime {
             .collect()
     }
 
-    pub(crate) fn all(&self) -> Vec<Container> {
+    pub(crate) fn all(&self) -> Vec<RuntimeContainer> {
         self.lock().values().cloned().collect()
     }
 
     /// Replaces or creates a container; the number of its starts is kept.
-    pub(crate) fn put(&self, container: Container) {
+    pub(crate) fn put(&self, container: RuntimeContainer) {
         let key = (container.pod_uid.clone(), container.name.clone());
         self.lock().insert(key, container);
         self.changed.send_replace(());
@@ -202,7 +202,7 @@ impl Runtime {
         container: &str,
         spent: StartTimes,
         error: Option<String>,
-    ) -> Attempts {
+    ) -> StartAttempts {
         let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
         let attempt = attempts
             .entry((uid.to_owned(), container.to_owned()))
@@ -229,7 +229,7 @@ impl Runtime {
         self.changed.send_replace(());
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, String), Container>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, String), RuntimeContainer>> {
         self.containers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -15,31 +15,31 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::device_manager::DeviceManager;
-use super::devices::Holder;
-use super::machine::Machine;
-use super::pod::{ContainerKind, ContainerSpec, KubeletPod};
+use super::devices::DeviceHolder;
+use super::machine::KubeletMachine;
+use super::pod::{ContainerSpec, ContainerType, KubeletPod};
 use super::pod_table::PodTable;
-use super::runtime::{Container, RunState};
-use super::tasks::Tasks;
+use super::runtime::{RunState, RuntimeContainer};
+use super::tasks::KubeletTasks;
 
 /// Most requests to the API server at one time.
 const IN_FLIGHT: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct StatusManager {
-    machine: Arc<Machine>,
+    machine: Arc<KubeletMachine>,
     pods: Arc<PodTable>,
     devices: Arc<DeviceManager>,
-    tasks: Tasks,
+    tasks: KubeletTasks,
     /// Pods with a task that writes, by UID.
-    pending: Mutex<BTreeMap<String, Pending>>,
+    pending: Mutex<BTreeMap<String, PendingWrites>>,
     permits: Semaphore,
     n_events: AtomicU64,
 }
 
 /// The writes that one pod waits for.
 #[derive(Debug)]
-struct Pending {
+struct PendingWrites {
     namespace: String,
     name: String,
     status: Option<Value>,
@@ -48,10 +48,10 @@ struct Pending {
 
 impl StatusManager {
     pub(crate) fn new(
-        machine: &Arc<Machine>,
+        machine: &Arc<KubeletMachine>,
         pods: &Arc<PodTable>,
         devices: &Arc<DeviceManager>,
-        tasks: &Tasks,
+        tasks: &KubeletTasks,
     ) -> Self {
         Self {
             machine: Arc::clone(machine),
@@ -88,21 +88,21 @@ impl StatusManager {
             .collect();
         let started = record.started;
         drop(pods);
-        let statuses = |wanted: fn(ContainerKind) -> bool| -> Vec<Value> {
+        let statuses = |wanted: fn(ContainerType) -> bool| -> Vec<Value> {
             let listed = pod.containers.iter().filter(|container| wanted(container.kind));
             listed
                 .map(|container| self.container_status(pod, container, containers.get(&container.name)))
                 .collect()
         };
         let ip = self.machine.config.address.to_string();
-        let init = statuses(|kind| kind != ContainerKind::App);
+        let init = statuses(|kind| kind != ContainerType::App);
         let status = json!({
             "phase": phase,
             "conditions": conditions,
             "hostIP": ip, "hostIPs": [{"ip": ip}],
             "podIP": ip, "podIPs": [{"ip": ip}],
             "startTime": text(started),
-            "containerStatuses": statuses(|kind| kind == ContainerKind::App),
+            "containerStatuses": statuses(|kind| kind == ContainerType::App),
             "initContainerStatuses": if init.is_empty() { Value::Null } else { Value::Array(init) },
         });
         self.submit(pod, |pending| pending.status = Some(status));
@@ -149,7 +149,7 @@ impl StatusManager {
         &self,
         pod: &KubeletPod,
         container: &ContainerSpec,
-        runs: Option<&Container>,
+        runs: Option<&RuntimeContainer>,
     ) -> Value {
         let running = matches!(runs.map(|runs| &runs.state), Some(RunState::Running { .. }));
         let completed = matches!(
@@ -167,7 +167,7 @@ impl StatusManager {
             "image": container.image,
             "imageID": format!("testbed://{}", container.image),
             // An init container is ready once it has completed; a sidecar while it runs.
-            "ready": running || (completed && container.kind == ContainerKind::Init),
+            "ready": running || (completed && container.kind == ContainerType::Init),
             "started": running,
             "restartCount": starts.saturating_sub(1),
             "state": state(pod, container, runs),
@@ -180,7 +180,7 @@ impl StatusManager {
     fn allocated(&self, pod: &KubeletPod, container: &ContainerSpec) -> Vec<Value> {
         let devices = self.devices.lock();
         let mut resources = Vec::new();
-        for (resource, grant) in devices.held().of(&Holder::new(pod, container)) {
+        for (resource, grant) in devices.held().of(&DeviceHolder::new(pod, container)) {
             let mut entries = Vec::new();
             for id in grant.device_ids() {
                 let health = if devices.is_healthy(resource, &id) {
@@ -196,12 +196,12 @@ impl StatusManager {
     }
 
     /// Notes a write, and starts the task that writes if there is none.
-    fn submit(self: &Arc<Self>, pod: &KubeletPod, change: impl FnOnce(&mut Pending)) {
+    fn submit(self: &Arc<Self>, pod: &KubeletPod, change: impl FnOnce(&mut PendingWrites)) {
         let mut all = self.lock();
         if let Some(pending) = all.get_mut(&pod.uid) {
             return change(pending);
         }
-        let mut pending = Pending {
+        let mut pending = PendingWrites {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             status: None,
@@ -261,7 +261,7 @@ impl StatusManager {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Pending>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PendingWrites>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -293,16 +293,16 @@ fn is_final(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
 }
 
-fn state(pod: &KubeletPod, container: &ContainerSpec, runs: Option<&Container>) -> Value {
+fn state(pod: &KubeletPod, container: &ContainerSpec, runs: Option<&RuntimeContainer>) -> Value {
     match runs.map(|runs| &runs.state) {
         None => {
             // App containers wait as PodInitializing while the pod has init containers at all, also after
             // these have ended.
-            let initializing = container.kind == ContainerKind::App
+            let initializing = container.kind == ContainerType::App
                 && pod
                     .containers
                     .iter()
-                    .any(|other| other.kind == ContainerKind::Init);
+                    .any(|other| other.kind == ContainerType::Init);
             json!({"waiting": {"reason": if initializing { "PodInitializing" } else { "ContainerCreating" }}})
         }
         Some(RunState::Waiting { reason, message }) => {
@@ -320,15 +320,15 @@ fn state(pod: &KubeletPod, container: &ContainerSpec, runs: Option<&Container>) 
     }
 }
 
-fn phase(pod: &KubeletPod, containers: &BTreeMap<String, Container>, ended: bool) -> &'static str {
+fn phase(pod: &KubeletPod, containers: &BTreeMap<String, RuntimeContainer>, ended: bool) -> &'static str {
     let app = || {
         pod.containers
             .iter()
-            .filter(|container| container.kind == ContainerKind::App)
+            .filter(|container| container.kind == ContainerType::App)
             .map(|spec| containers.get(&spec.name))
     };
     if ended {
-        let clean = |container: Option<&Container>| {
+        let clean = |container: Option<&RuntimeContainer>| {
             matches!(
                 container.map(|it| &it.state),
                 Some(RunState::Exited { code: 0, .. })
@@ -343,7 +343,10 @@ fn phase(pod: &KubeletPod, containers: &BTreeMap<String, Container>, ended: bool
     }
 }
 
-fn conditions(pod: &KubeletPod, containers: &BTreeMap<String, Container>) -> [(&'static str, bool); 4] {
+fn conditions(
+    pod: &KubeletPod,
+    containers: &BTreeMap<String, RuntimeContainer>,
+) -> [(&'static str, bool); 4] {
     let state = |spec: &ContainerSpec| containers.get(&spec.name).map(|container| &container.state);
     let of = |kind| {
         pod.containers
@@ -351,10 +354,10 @@ fn conditions(pod: &KubeletPod, containers: &BTreeMap<String, Container>) -> [(&
             .filter(move |container| container.kind == kind)
     };
     let running = |spec| matches!(state(spec), Some(RunState::Running { .. }));
-    let sidecars = of(ContainerKind::Sidecar).all(running);
+    let sidecars = of(ContainerType::Sidecar).all(running);
     let initialized = sidecars
-        && of(ContainerKind::Init).all(|spec| matches!(state(spec), Some(RunState::Exited { code: 0, .. })));
-    let ready = sidecars && of(ContainerKind::App).all(running);
+        && of(ContainerType::Init).all(|spec| matches!(state(spec), Some(RunState::Exited { code: 0, .. })));
+    let ready = sidecars && of(ContainerType::App).all(running);
     [
         ("PodScheduled", true),
         ("Initialized", initialized),

@@ -20,14 +20,14 @@ use super::config::{Hold, OrderRule};
 use super::device_manager::DeviceManager;
 use super::devices::AllocationError;
 use super::fit::{Shortage, fit};
-use super::machine::{Admission, Machine};
-use super::node_status::NodeStatus;
+use super::machine::{KubeletMachine, PodAdmission};
+use super::node_status::NodeStatusSync;
 use super::pod::KubeletPod;
 use super::pod_table::{PodCommand, PodTable};
 use super::pod_worker::PodWorkers;
 use super::runtime::KILLED;
 use super::status_manager::StatusManager;
-use super::tasks::Tasks;
+use super::tasks::KubeletTasks;
 use crate::dice::dice;
 
 /// A change of this node's pods in the API.
@@ -60,13 +60,13 @@ impl Rejection {
 
 #[derive(Debug)]
 pub(crate) struct SyncLoop {
-    pub(crate) machine: Arc<Machine>,
+    pub(crate) machine: Arc<KubeletMachine>,
     pub(crate) pods: Arc<PodTable>,
     pub(crate) devices: Arc<DeviceManager>,
     pub(crate) status: Arc<StatusManager>,
-    pub(crate) node: Arc<NodeStatus>,
+    pub(crate) node: Arc<NodeStatusSync>,
     pub(crate) workers: Arc<PodWorkers>,
-    pub(crate) tasks: Tasks,
+    pub(crate) tasks: KubeletTasks,
 }
 
 impl SyncLoop {
@@ -284,7 +284,7 @@ impl SyncLoop {
                 Some((reason, message))
             }
         };
-        self.machine.admissions.add(Admission {
+        self.machine.admissions.add(PodAdmission {
             pod: pod.full_name(),
             uid: pod.uid.clone(),
             began,

@@ -4,12 +4,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tasks {
+pub(crate) struct KubeletTasks {
     cancel: CancellationToken,
     tracker: TaskTracker,
 }
 
-impl Tasks {
+impl KubeletTasks {
     /// Runs a task until it returns or the process ends.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let cancel = self.cancel.clone();

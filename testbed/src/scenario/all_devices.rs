@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{Body, DEADLINE, GpuNode, World};
 use crate::invariants;
-use crate::pods::{Limits, PodSpec};
+use crate::pods::{Limits, PodBuilder};
 
 /// Name, promise, body. They start the daemons in another way.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -32,13 +32,13 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
 const FLAG: &str = "--allow-all-devices";
 
 /// A pod that is marked; with webhooks it need not say more.
-fn monitor(world: &World, name: &str) -> PodSpec {
+fn monitor(world: &World, name: &str) -> PodBuilder {
     let share: &Limits<'_> = if world.has_webhooks {
         &[]
     } else {
         &[(GPU_SHARED, "1")]
     };
-    PodSpec::new(name, share).annotated(&BTreeMap::from([(ALL_DEVICES.to_owned(), "true".to_owned())]))
+    PodBuilder::new(name, share).annotated(&BTreeMap::from([(ALL_DEVICES.to_owned(), "true".to_owned())]))
 }
 
 fn all_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
@@ -64,7 +64,7 @@ fn all_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
 
 async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
     world
-        .start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node.name))
+        .start(PodBuilder::new("before", &[(GPU_MEM, "1")]).on(&node.name))
         .await?;
     world.create(monitor(world, "monitor").on(&node.name)).await?;
     until_held(world, "monitor", "GPUAllDevicesForbidden", FLAG).await?;
@@ -98,7 +98,7 @@ async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
     world.delete("before").await?;
     for (idx, units) in node.units.iter().enumerate() {
         world
-            .start(PodSpec::new(&format!("full-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name))
+            .start(PodBuilder::new(&format!("full-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name))
             .await?;
     }
     world.start(monitor(world, "late").on(&node.name)).await?;

@@ -12,7 +12,7 @@ use kube::api::{Api, LogParams};
 use proto::resource::{GPU_MEM, GPU_SHARED};
 
 use super::{DEADLINE, World};
-use crate::observer::Snapshot;
+use crate::observer::ClusterSnapshot;
 use crate::parts::{ClusterPart, Commands, NodeFile};
 use crate::pod_fields::{container_statuses, node_of};
 
@@ -39,7 +39,7 @@ pub(super) struct Killed {
 
 impl Killed {
     /// Returns true if other containers of the part have been started in the place of all that there were.
-    fn has_begun(&self, snapshot: &Snapshot) -> bool {
+    fn has_begun(&self, snapshot: &ClusterSnapshot) -> bool {
         let begun = |status: &ContainerStatus| {
             !self.containers.contains(&id(status))
                 && status.state.as_ref().is_some_and(|state| state.running.is_some())
@@ -48,7 +48,7 @@ impl Killed {
     }
 
     /// The conditions of the part that do not hold yet.
-    fn missing(&self, snapshot: &Snapshot) -> Option<String> {
+    fn missing(&self, snapshot: &ClusterSnapshot) -> Option<String> {
         let is_ready = self.has_begun(snapshot)
             && containers(snapshot, self.part, &self.node).all(|status| status.ready);
         (!is_ready).then(|| format!("{} does not serve again", self.part))
@@ -61,7 +61,7 @@ fn id(status: &ContainerStatus) -> String {
 
 /// The containers of a part, by the labels and names of `deploy/`.
 fn containers<'a>(
-    snapshot: &'a Snapshot,
+    snapshot: &'a ClusterSnapshot,
     part: ClusterPart,
     node: &'a str,
 ) -> impl Iterator<Item = &'a ContainerStatus> {
@@ -95,7 +95,7 @@ fn is_ready(node: &Node) -> bool {
 }
 
 /// The conditions that nodes with devices do not show yet: that they are ready, and that they offer some.
-fn unready_nodes(snapshot: &Snapshot) -> Option<String> {
+fn unready_nodes(snapshot: &ClusterSnapshot) -> Option<String> {
     let is_ready = |node: &&String| snapshot.nodes.get(*node).is_some_and(is_ready);
     let offers = |node: &&String| {
         let allocatable = snapshot
@@ -141,7 +141,7 @@ pub(super) async fn restart_without(
         return restart_in_testbed(world, part, node, file).await;
     }
     // One that was killed before may not have been started again, and cannot be killed.
-    let begun = |snapshot: &Snapshot| {
+    let begun = |snapshot: &ClusterSnapshot| {
         world
             .killed
             .iter()
@@ -241,7 +241,7 @@ pub(super) async fn remove_kubelet_socket(world: &mut World, node: &str) -> Resu
 pub(super) async fn until_plugin_waits_for_kubelet(world: &mut World, node: &str) -> Result<()> {
     if world.cluster.is_none() {
         let killed = world.killed.last().context("the plugin was not killed")?;
-        let runs = |snapshot: &Snapshot| {
+        let runs = |snapshot: &ClusterSnapshot| {
             let mut again = containers(snapshot, ClusterPart::Plugin, node)
                 .filter(|status| !killed.containers.contains(&id(status)));
             again
@@ -282,7 +282,7 @@ pub(super) async fn until_serving(world: &World, killed: &[Killed], deadline: Du
     if let Some(cluster) = &world.cluster {
         return cluster.until_ready(deadline).await;
     }
-    let is_ready = |snapshot: &Snapshot| {
+    let is_ready = |snapshot: &ClusterSnapshot| {
         let missing: Vec<String> = killed
             .iter()
             .filter_map(|killed| killed.missing(snapshot))

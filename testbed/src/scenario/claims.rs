@@ -17,7 +17,7 @@ use super::vendors::share;
 use super::{Body, DEADLINE, World};
 use crate::invariants;
 use crate::kubelet::PreparedDevice;
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -88,7 +88,7 @@ fn unknown_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let uid = create_claim_for_administration(world, "monitor", &all).await?;
         prepare(world, "monitor", &uid, &all)?;
         world
-            .start(PodSpec::new("monitor", &[]).claiming("monitor").on(CLAIMED))
+            .start(PodBuilder::new("monitor", &[]).claiming("monitor").on(CLAIMED))
             .await?;
         // Once this one counts, the monitor's has been looked at.
         start_claiming(world, "one", &["gpu-1"]).await?;
@@ -108,7 +108,7 @@ fn unknown_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
 async fn start_claiming(world: &mut World, name: &str, devices: &[&str]) -> Result<()> {
     prepare(world, name, &format!("uid-of-{name}"), devices)?;
     world
-        .start(PodSpec::new(name, &[]).claiming(name).on(CLAIMED))
+        .start(PodBuilder::new(name, &[]).claiming(name).on(CLAIMED))
         .await?;
     Ok(())
 }
@@ -163,7 +163,7 @@ async fn until_counted(world: &mut World, minors: &[u32]) -> Result<()> {
         .filter(|gpu| minors.contains(&gpu.minor))
         .map(|gpu| gpu.uuid.clone())
         .collect();
-    let counted = |snapshot: &crate::observer::Snapshot| {
+    let counted = |snapshot: &crate::observer::ClusterSnapshot| {
         let checkpoints = KubeletAllocations::read(snapshot.devices.get(CLAIMED)?.annotations()).ok()??;
         let is_drivers = checkpoints
             .entries

@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use proto::resource::GPU_MEM;
 
 use super::{Body, DEADLINE, World, breaking};
-use crate::observer::Snapshot;
+use crate::observer::ClusterSnapshot;
 use crate::parts::ClusterPart;
 
 /// Pods that are on their way while something is killed.
@@ -51,7 +51,7 @@ pub(super) const OF_REAL_CLUSTERS: &[(&str, &str, Body)] = &[
 /// Waits until a further part of the pods is bound, so that each kill meets a different moment.
 async fn until_part_bound(world: &World, names: &[String], n_bound: usize) -> Result<()> {
     let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
-    let enough = |snapshot: &Snapshot| (World::n_bound(snapshot, &keys) >= n_bound).then_some(());
+    let enough = |snapshot: &ClusterSnapshot| (World::n_bound(snapshot, &keys) >= n_bound).then_some(());
     Ok(world
         .observer
         .until(&format!("{n_bound} pods to be bound"), DEADLINE, enough)

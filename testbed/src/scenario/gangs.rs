@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{Body, World};
 use crate::pod_fields::node_of;
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -39,8 +39,8 @@ const AT_ONCE: Duration = Duration::from_secs(10);
 /// Memory in GiB with which a pod gets a GPU of 16 GiB, or of 24, for itself.
 const LARGE: &str = "14";
 
-fn asking(name: &str, gib: &str) -> PodSpec {
-    PodSpec::new(name, &[(GPU_MEM, gib)])
+fn asking(name: &str, gib: &str) -> PodBuilder {
+    PodBuilder::new(name, &[(GPU_MEM, gib)])
 }
 
 fn groups(world: &World) -> Api<PodGroup> {

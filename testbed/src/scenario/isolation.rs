@@ -16,7 +16,7 @@ use super::{Body, World};
 use proto::record::GPU_DEVICES;
 
 use crate::invariants;
-use crate::pods::{Limits, PodSpec};
+use crate::pods::{Limits, PodBuilder};
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
@@ -60,8 +60,8 @@ fn limits(world: &mut World) -> BoxFuture<'_, Result<()>> {
     .boxed()
 }
 
-fn limited(name: &str, limits: &Limits<'_>, node: &str) -> PodSpec {
-    PodSpec::new(name, limits)
+fn limited(name: &str, limits: &Limits<'_>, node: &str) -> PodBuilder {
+    PodBuilder::new(name, limits)
         .on(node)
         .labelled(ISOLATION_PROVIDER, HAMI_CORE)
 }
@@ -94,7 +94,7 @@ async fn try_pods(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     let unit = invariants::memory_unit(&world.observer.now(), node);
     says(world, "units", node, |_| unit, None).await?;
     world
-        .start(PodSpec::new("free", &[(GPU_MEM, "1")]).on(node))
+        .start(PodBuilder::new("free", &[(GPU_MEM, "1")]).on(node))
         .await?;
     let found = environment(world, "free").await?;
     ensure!(

@@ -10,11 +10,11 @@ use serde_json::json;
 
 use super::breaking::{self, until_registered};
 use super::{Body, DEADLINE, World};
-use crate::cluster::Health;
+use crate::cluster::GpuFault;
 use crate::kubelet::OrderRule;
-use crate::observer::Snapshot;
+use crate::observer::ClusterSnapshot;
 use crate::parts::{ClusterPart, NodeFile};
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -44,7 +44,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
 const PATCHED: [&str; 3] = [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO];
 
 /// A node's amount of a resource.
-fn offered(snapshot: &Snapshot, node: &str, resource: &str) -> Option<String> {
+fn offered(snapshot: &ClusterSnapshot, node: &str, resource: &str) -> Option<String> {
     snapshot
         .nodes
         .get(node)?
@@ -63,7 +63,7 @@ fn sick_and_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let mut names = Vec::new();
         // All that the node has, in the terms of node status, so that a GPU less would not be enough for them.
         for idx in 0..all {
-            let spec = PodSpec::new(
+            let spec = PodBuilder::new(
                 &format!("full-{idx}"),
                 &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")],
             );
@@ -73,8 +73,8 @@ fn sick_and_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world
             .cluster()?
             .node(&node.name)?
-            .set_health(0, Health::Xid(79))?;
-        let is_sick = |snapshot: &Snapshot| {
+            .set_health(0, GpuFault::Xid(79))?;
+        let is_sick = |snapshot: &ClusterSnapshot| {
             let device = snapshot.devices.get(&node.name)?;
             device
                 .spec
@@ -96,7 +96,7 @@ fn sick_and_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world
             .cluster()?
             .node(&node.name)?
-            .set_health(0, Health::Healthy)?;
+            .set_health(0, GpuFault::Healthy)?;
         world
             .until("the GPU to recover", |snapshot| {
                 is_sick(snapshot).is_none().then_some(())
@@ -104,7 +104,7 @@ fn sick_and_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
             .await?;
         world.clear().await?;
         world
-            .start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node.name))
+            .start(PodBuilder::new("after", &[(GPU_MEM, "1")]).on(&node.name))
             .await
             .map(|_| ())
     }
@@ -115,7 +115,7 @@ fn sick_and_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
 async fn until_worth(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     let percent = (n_gpus * 100).to_string();
     let wanted = (n_gpus > 0).then_some(percent);
-    let is_worth = |snapshot: &Snapshot| {
+    let is_worth = |snapshot: &ClusterSnapshot| {
         let is_there = offered(snapshot, node, GPU_MEMORY).is_some();
         let percents = [GPU_CORE, GPU_MEMORY_RATIO].map(|resource| offered(snapshot, node, resource));
         (is_there == (n_gpus > 0) && percents.iter().all(|percent| *percent == wanted)).then_some(())
@@ -155,13 +155,16 @@ fn devices_gone(world: &mut World) -> BoxFuture<'_, Result<()>> {
             until_shares(world, name, 100 * n_left).await?;
         }
         for gpu in &gpus {
-            world.cluster()?.node(name)?.set_health(gpu.minor, Health::Lost)?;
+            world
+                .cluster()?
+                .node(name)?
+                .set_health(gpu.minor, GpuFault::Lost)?;
         }
         until_worth(world, name, 0).await?;
         until_shares(world, name, 0).await?;
         world
             .create(
-                PodSpec::new(
+                PodBuilder::new(
                     "waits",
                     &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")],
                 )
@@ -207,7 +210,7 @@ fn checkpoint_lost(world: &mut World) -> BoxFuture<'_, Result<()>> {
         )
         .await?;
         until_registered(world, &node).await?;
-        let is_restored = |snapshot: &Snapshot| {
+        let is_restored = |snapshot: &ClusterSnapshot| {
             let now: Vec<_> = PATCHED
                 .iter()
                 .map(|resource| offered(snapshot, &node, resource))
@@ -217,7 +220,7 @@ fn checkpoint_lost(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.until("what was zeroed to be restored", is_restored).await?;
         world
             .start(
-                PodSpec::new(
+                PodBuilder::new(
                     "after",
                     &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")],
                 )
@@ -236,7 +239,7 @@ fn ended_pods_forgotten(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let mut sizes = node.units.clone();
         sizes.sort_unstable_by_key(|units| Reverse(*units));
         let full = |name: &str, units: u64| {
-            PodSpec::new(name, &[(GPU_MEM, units.to_string().as_str())]).on(&node.name)
+            PodBuilder::new(name, &[(GPU_MEM, units.to_string().as_str())]).on(&node.name)
         };
         let names = |prefix: &str| {
             (0..sizes.len())
@@ -261,7 +264,7 @@ fn ended_pods_forgotten(world: &mut World) -> BoxFuture<'_, Result<()>> {
         for (name, units) in names("after").iter().zip(&sizes) {
             world.create(full(name, *units)).await?;
             let key = [world.key(name)];
-            let is_bound = |snapshot: &Snapshot| (World::n_bound(snapshot, &key) == 1).then_some(());
+            let is_bound = |snapshot: &ClusterSnapshot| (World::n_bound(snapshot, &key) == 1).then_some(());
             world.until(&format!("{name} to be bound"), is_bound).await?;
         }
         world.cluster()?.node(&node.name)?.restart_kubelet().await?;

@@ -15,9 +15,9 @@ use serde_json::json;
 use super::vendors::{share, until_offered, whole};
 use super::{Body, DEADLINE, World};
 use crate::invariants;
-use crate::observer::Snapshot;
+use crate::observer::ClusterSnapshot;
 use crate::pod_fields::node_of;
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -39,7 +39,7 @@ pub(super) const MOVING: &str = "moving";
 pub(super) const KOORDINATOR: &str = "koordinator";
 
 /// The UIDs that a node's Device object says kubelet has given devices to.
-fn checkpointed(snapshot: &Snapshot, node: &str) -> Option<String> {
+fn checkpointed(snapshot: &ClusterSnapshot, node: &str) -> Option<String> {
     snapshot
         .devices
         .get(node)?
@@ -51,7 +51,7 @@ fn checkpointed(snapshot: &Snapshot, node: &str) -> Option<String> {
 async fn until_listed(world: &World, listed: &[&Pod], unlisted: &[&Pod]) -> Result<()> {
     let uids = |pods: &[&Pod]| -> Vec<String> { pods.iter().filter_map(|pod| pod.uid()).collect() };
     let (listed, unlisted) = (uids(listed), uids(unlisted));
-    let agrees = |snapshot: &Snapshot| {
+    let agrees = |snapshot: &ClusterSnapshot| {
         let text = checkpointed(snapshot, MOVING).unwrap_or_default();
         let is_there = |uid: &String| text.contains(uid.as_str());
         (listed.iter().all(is_there) && !unlisted.iter().any(is_there)).then_some(())
@@ -178,7 +178,7 @@ fn from_koordinator(world: &mut World) -> BoxFuture<'_, Result<()>> {
         for (name, minor, ratio) in [("koord-0", 0, 50), ("koord-1", 1, 70)] {
             let amount = ratio.to_string();
             let limits = [(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, amount.as_str()), (GPU_CORE, amount.as_str())];
-            let spec = PodSpec::new(name, &limits).annotated(&record(minor, ratio)).scheduler("koord-scheduler");
+            let spec = PodBuilder::new(name, &limits).annotated(&record(minor, ratio)).scheduler("koord-scheduler");
             let pod = world.pods.create(&spec).await?;
             let binding = json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": KOORDINATOR}});
             world.cluster()?.api().objects().bind(&namespace, name, binding)?;

@@ -10,7 +10,7 @@ use proto::resource::GPU_MEM;
 
 use super::{Body, World};
 use crate::apiserver::{Fault, Matching};
-use crate::observer::Snapshot;
+use crate::observer::ClusterSnapshot;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -120,7 +120,7 @@ async fn deletions_need_no_watch(world: &mut World) -> Result<()> {
     let late = world.cluster()?.api().faults().hold_watches("pods");
     world.create_many("unseen", 2, &[(GPU_MEM, "1")]).await?;
     world.pods.delete_all().await?;
-    let shown = Snapshot::of(world.cluster()?.api().objects());
+    let shown = ClusterSnapshot::of(world.cluster()?.api().objects());
     let ours = shown
         .pods
         .iter()

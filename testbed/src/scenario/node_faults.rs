@@ -7,10 +7,10 @@ use proto::resource::GPU_MEM;
 
 use super::breaking::{self, until_registered};
 use super::{Body, World};
-use crate::cluster::Health;
-use crate::observer::Snapshot;
+use crate::cluster::GpuFault;
+use crate::observer::ClusterSnapshot;
 use crate::parts::ClusterPart;
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -36,12 +36,12 @@ fn kubelet_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?.name;
         world
-            .start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node))
+            .start(PodBuilder::new("before", &[(GPU_MEM, "1")]).on(&node))
             .await?;
         breaking::restart(world, ClusterPart::Kubelet, &node).await?;
         until_registered(world, &node).await?;
         world
-            .start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node))
+            .start(PodBuilder::new("after", &[(GPU_MEM, "1")]).on(&node))
             .await?;
         world.until_running(&["before", "after"]).await
     }
@@ -54,7 +54,7 @@ fn own_socket_deleted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         breaking::replace_plugin_sockets(world, &node).await?;
         until_registered(world, &node).await?;
         world
-            .start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node))
+            .start(PodBuilder::new("after", &[(GPU_MEM, "1")]).on(&node))
             .await
             .map(|_| ())
     }
@@ -70,7 +70,7 @@ fn kubelet_missing(world: &mut World) -> BoxFuture<'_, Result<()>> {
         breaking::restart(world, ClusterPart::Kubelet, &node).await?;
         until_registered(world, &node).await?;
         world
-            .start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node))
+            .start(PodBuilder::new("after", &[(GPU_MEM, "1")]).on(&node))
             .await
             .map(|_| ())
     }
@@ -81,7 +81,7 @@ fn xid_79(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(2)?;
         let sick_minor = 0;
-        let is_healthy = |snapshot: &Snapshot| {
+        let is_healthy = |snapshot: &ClusterSnapshot| {
             let device = snapshot.devices.get(&node.name)?;
             device
                 .spec
@@ -93,7 +93,7 @@ fn xid_79(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world
             .cluster()?
             .node(&node.name)?
-            .set_health(sick_minor, Health::Xid(79))?;
+            .set_health(sick_minor, GpuFault::Xid(79))?;
         world
             .until("the GPU to be reported sick", |snapshot| {
                 (is_healthy(snapshot) == Some(false)).then_some(())
@@ -102,19 +102,20 @@ fn xid_79(world: &mut World) -> BoxFuture<'_, Result<()>> {
         for (idx, units) in node.units.iter().enumerate().skip(1) {
             world
                 .start(
-                    PodSpec::new(&format!("beside-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name),
+                    PodBuilder::new(&format!("beside-{idx}"), &[(GPU_MEM, &units.to_string())])
+                        .on(&node.name),
                 )
                 .await?;
         }
         world
-            .create(PodSpec::new("waits", &[(GPU_MEM, "1")]).on(&node.name))
+            .create(PodBuilder::new("waits", &[(GPU_MEM, "1")]).on(&node.name))
             .await?;
         world.until_refused("waits", "nodes are available").await?;
         world.verify().await?;
         world
             .cluster()?
             .node(&node.name)?
-            .set_health(sick_minor, Health::Healthy)?;
+            .set_health(sick_minor, GpuFault::Healthy)?;
         world.until_running(&["waits"]).await
     }
     .boxed()

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{Body, World};
 use crate::apiserver::{Fault, Matching};
 use crate::pod_fields::node_of;
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
@@ -94,7 +94,7 @@ fn nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
         for minor in 0..2 {
             // Fills 12 of 16 units of each.
             world
-                .start(PodSpec::new(&format!("holder-{minor}"), &[(GPU_MEM, "12")]).on(EDITED))
+                .start(PodBuilder::new(&format!("holder-{minor}"), &[(GPU_MEM, "12")]).on(EDITED))
                 .await?;
         }
         let sound = device(world)?;
@@ -114,7 +114,7 @@ fn nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
         // One that fits waits for nothing but the truth.
         write(world, &json!([]))?;
         world
-            .create(PodSpec::new("patient", &[(GPU_MEM, "4")]).on(EDITED))
+            .create(PodBuilder::new("patient", &[(GPU_MEM, "4")]).on(EDITED))
             .await?;
         world.until_refused("patient", "nodes are available").await?;
         blocked.remove();
@@ -128,11 +128,11 @@ fn nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
         write(world, &json!([more(0), more(1)]))?;
         until_repaired(world, &sound).await?;
         world
-            .create(PodSpec::new("too-much", &[(GPU_MEM, "5")]).on(EDITED))
+            .create(PodBuilder::new("too-much", &[(GPU_MEM, "5")]).on(EDITED))
             .await?;
         world.until_refused("too-much", "nodes are available").await?;
         world
-            .start(PodSpec::new("just-right", &[(GPU_MEM, "4")]).on(EDITED))
+            .start(PodBuilder::new("just-right", &[(GPU_MEM, "4")]).on(EDITED))
             .await
             .map(|_| ())
     }
@@ -144,7 +144,7 @@ async fn edit(world: &mut World, idx: usize, devices: &Value) -> Result<()> {
     write(world, devices)?;
     let name = format!("greedy-{idx}");
     world
-        .create(PodSpec::new(&name, &[(GPU_MEM, "5")]).on(EDITED))
+        .create(PodBuilder::new(&name, &[(GPU_MEM, "5")]).on(EDITED))
         .await?;
     world.until_refused(&name, "nodes are available").await?;
     let is_bound = world.pod(&name).is_ok_and(|pod| node_of(&pod).is_some());

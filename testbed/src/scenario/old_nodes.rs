@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::{Body, DEADLINE, World};
 use crate::pod_fields::node_of;
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 const OLD: &str = "old-node";
 
@@ -100,7 +100,7 @@ async fn place(
     units: &str,
     annotations: &BTreeMap<String, String>,
 ) -> Result<()> {
-    let spec = PodSpec::new(name, &[(GPU_MEM, units)])
+    let spec = PodBuilder::new(name, &[(GPU_MEM, units)])
         .annotated(annotations)
         .scheduler("another");
     let pod = world.pods.create(&spec).await?;
@@ -127,7 +127,7 @@ fn of_old_extender(idx: &str, units: &str) -> BTreeMap<String, String> {
 
 async fn until_bound(world: &World, name: &str) -> Result<BTreeMap<String, String>> {
     let key = world.key(name);
-    let bound = |snapshot: &crate::observer::Snapshot| {
+    let bound = |snapshot: &crate::observer::ClusterSnapshot| {
         snapshot
             .pods
             .get(&key)
@@ -144,7 +144,7 @@ fn old_node(world: &mut World) -> BoxFuture<'_, Result<()>> {
         place(world, "placed-1", "4", &of_old_extender("1", "4")).await?;
         until_extender_shows(world, OLD, "both pods", |node| used(node) == 14).await?;
         world
-            .create(PodSpec::new("new-8", &[(GPU_MEM, "8")]).on(OLD))
+            .create(PodBuilder::new("new-8", &[(GPU_MEM, "8")]).on(OLD))
             .await?;
         let annotations = until_bound(world, "new-8").await?;
         ensure!(
@@ -152,7 +152,7 @@ fn old_node(world: &mut World) -> BoxFuture<'_, Result<()>> {
             "8 units fit GPU 1 only, it got {annotations:?}"
         );
         world
-            .create(PodSpec::new("new-7", &[(GPU_MEM, "7")]).on(OLD))
+            .create(PodBuilder::new("new-7", &[(GPU_MEM, "7")]).on(OLD))
             .await?;
         world.until_refused("new-7", "not enough free GPU memory").await?;
         remove_old_node(world).await
@@ -170,7 +170,7 @@ fn annotation_nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
         until_extender_shows(world, OLD, "the pod", |node| used(node) > 0).await?;
         // The 4 units may be on either GPU, so neither is known to be empty.
         world
-            .create(PodSpec::new("whole", &[(GPU_MEM, "16")]).on(OLD))
+            .create(PodBuilder::new("whole", &[(GPU_MEM, "16")]).on(OLD))
             .await?;
         world.until_refused("whole", "nodes are available").await?;
         ensure!(

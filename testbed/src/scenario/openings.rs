@@ -12,9 +12,9 @@ use tokio::time::sleep;
 
 use super::{Body, DEADLINE, World};
 use crate::cluster::SCHEDULER_USER;
-use crate::observer::Snapshot;
+use crate::observer::ClusterSnapshot;
 use crate::pod_fields::node_of;
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -39,8 +39,8 @@ const HINT: Duration = Duration::from_secs(3);
 /// Longest time from the opening of room until the pod that waits for it is bound, on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
-fn whole(name: &str) -> PodSpec {
-    PodSpec::new(name, &[(GPU_MEM, WHOLE)]).on(NODE)
+fn whole(name: &str) -> PodBuilder {
+    PodBuilder::new(name, &[(GPU_MEM, WHOLE)]).on(NODE)
 }
 
 /// Creates a pod that finds no room.
@@ -56,7 +56,7 @@ async fn refused(world: &World, name: &str) -> Result<()> {
 /// Waits until a pod is bound for which room opens now.
 async fn bound_soon(world: &World, name: &str) -> Result<()> {
     let key = world.key(name);
-    let is_bound = |snapshot: &Snapshot| snapshot.pods.get(&key).and_then(node_of).map(drop);
+    let is_bound = |snapshot: &ClusterSnapshot| snapshot.pods.get(&key).and_then(node_of).map(drop);
     world
         .until_within(SOON, "the pod to be bound for which room has opened", is_bound)
         .await

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{Body, DEADLINE, World};
 use crate::pod_fields::device_record;
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -70,7 +70,7 @@ fn unknown_type(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let object = json!({"metadata": {"name": NPU_NODE}, "spec": {"devices": [device(0), device(1)]}});
         api.create("devices.scheduling.koordinator.sh", object)?;
         api.patch_status("nodes", "", NPU_NODE, &json!({"capacity": {NPU: "8"}, "allocatable": {NPU: "8"}}))?;
-        let npu = |name: &str, amount: &str| PodSpec::new(name, &[(NPU, amount)]).on(NPU_NODE);
+        let npu = |name: &str, amount: &str| PodBuilder::new(name, &[(NPU, amount)]).on(NPU_NODE);
         let [one, other] = [world.start(npu("three-0", "3")).await?, world.start(npu("three-1", "3")).await?];
         let (one, other) = (held(&one, "npu", NPU), held(&other, "npu", NPU));
         let minors: BTreeSet<i32> = one.iter().chain(&other).map(|(minor, _)| *minor).collect();
@@ -127,7 +127,7 @@ fn rdma_and_fpga(world: &mut World) -> BoxFuture<'_, Result<()>> {
             kubelet.capacity()
         );
         let whole = world
-            .start(PodSpec::new("two-adapters", &[(RDMA, "200")]).on(MANIFOLD))
+            .start(PodBuilder::new("two-adapters", &[(RDMA, "200")]).on(MANIFOLD))
             .await?;
         ensure!(
             held(&whole, "rdma", RDMA) == [(0, 100), (1, 100)],
@@ -135,7 +135,7 @@ fn rdma_and_fpga(world: &mut World) -> BoxFuture<'_, Result<()>> {
             held(&whole, "rdma", RDMA)
         );
         world
-            .create(PodSpec::new("adapter", &[(RDMA, "50")]).on(MANIFOLD))
+            .create(PodBuilder::new("adapter", &[(RDMA, "50")]).on(MANIFOLD))
             .await?;
         world.until_refused("adapter", "nodes are available").await?;
         world.verify().await?;
@@ -147,7 +147,7 @@ fn rdma_and_fpga(world: &mut World) -> BoxFuture<'_, Result<()>> {
             (RDMA, "100"),
             (FPGA, "100"),
         ];
-        let beside = world.start(PodSpec::new("beside", &all).on(MANIFOLD)).await?;
+        let beside = world.start(PodBuilder::new("beside", &all).on(MANIFOLD)).await?;
         let (adapter, card) = (held(&beside, "rdma", RDMA), held(&beside, "fpga", FPGA));
         let half = held(&world.pod("adapter")?, "rdma", RDMA);
         let is_apart = matches!((&*adapter, &*half), (&[(whole, 100)], &[(part, 50)]) if whole != part);
@@ -162,7 +162,7 @@ fn rdma_and_fpga(world: &mut World) -> BoxFuture<'_, Result<()>> {
             ensure_shown(world, "adapter", "rdma", RDMA_DEVICES).await?;
         }
         world
-            .create(PodSpec::new("card", &[(FPGA, "1")]).on(MANIFOLD))
+            .create(PodBuilder::new("card", &[(FPGA, "1")]).on(MANIFOLD))
             .await?;
         world.until_refused("card", "nodes are available").await
     }

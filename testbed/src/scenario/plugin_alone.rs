@@ -15,11 +15,11 @@ use tokio::time::sleep;
 
 use super::{Body, DEADLINE, World};
 use crate::apiserver::{Fault, Matching};
-use crate::cluster::{CdiDir, Health, SimulatedNode};
+use crate::cluster::{CdiDir, GpuFault, SimulatedNode};
 use crate::kubelet::Kubelet;
-use crate::observer::Snapshot;
+use crate::observer::ClusterSnapshot;
 use crate::pod_fields::phase;
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -101,7 +101,7 @@ fn without_api_server(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let (node, namespace) = (world.gpu_node(2)?.name, world.namespace.clone());
         world
-            .start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node))
+            .start(PodBuilder::new("before", &[(GPU_MEM, "1")]).on(&node))
             .await?;
         let idle = u32::from(gpu_of(world, "before")?.ends_with("-0"));
         let faults = world.cluster()?.api().faults().clone();
@@ -117,7 +117,7 @@ fn without_api_server(world: &mut World) -> BoxFuture<'_, Result<()>> {
         );
         let n_starts = starts(found.kubelet(), &namespace, "before");
         found.kubelet().restart_container(&namespace, "before", "main")?;
-        found.set_health(idle, Health::Xid(79))?;
+        found.set_health(idle, GpuFault::Xid(79))?;
         sleep(AWAY.saturating_sub(began.elapsed())).await;
         let found = world.cluster()?.node(&node)?;
         ensure!(
@@ -136,7 +136,7 @@ fn without_api_server(world: &mut World) -> BoxFuture<'_, Result<()>> {
             starts_again,
             "{FOLLOWED:?} after the return of the API server the container has not started"
         );
-        let is_sick = |snapshot: &Snapshot| {
+        let is_sick = |snapshot: &ClusterSnapshot| {
             let mut devices = snapshot
                 .devices
                 .get(&node)
@@ -146,14 +146,17 @@ fn without_api_server(world: &mut World) -> BoxFuture<'_, Result<()>> {
         };
         // The testbed's own watches have pauses too, so the API server's objects are read directly.
         let objects = world.cluster()?.api().objects().clone();
-        while !is_sick(&Snapshot::of(&objects)) {
+        while !is_sick(&ClusterSnapshot::of(&objects)) {
             ensure!(
                 back.elapsed() < FOLLOWED,
                 "{FOLLOWED:?} after the return of the API server the sick GPU is not published"
             );
             sleep(Duration::from_millis(50)).await;
         }
-        world.cluster()?.node(&node)?.set_health(idle, Health::Healthy)?;
+        world
+            .cluster()?
+            .node(&node)?
+            .set_health(idle, GpuFault::Healthy)?;
         world.cluster()?.until_ready(DEADLINE).await?;
         world.until_running(&["before"]).await
     }
@@ -165,7 +168,7 @@ fn mode(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let node = world.gpu_node(1)?.name;
         // A runtime that was there before the directory of CDI specs watches it from its first container on.
         world
-            .start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node))
+            .start(PodBuilder::new("before", &[(GPU_MEM, "1")]).on(&node))
             .await?;
         let faults = world.cluster()?.api().faults().clone();
         let away = faults.inject(Matching::anything(), Fault::DropConnection);
@@ -190,7 +193,7 @@ fn mode(world: &mut World) -> BoxFuture<'_, Result<()>> {
         )
         .await?;
         away.remove();
-        let is_published = |snapshot: &Snapshot| {
+        let is_published = |snapshot: &ClusterSnapshot| {
             let device = snapshot.devices.get(&node)?.spec.devices.first()?;
             let condition = device
                 .conditions
@@ -221,7 +224,7 @@ fn kubelet_socket_removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
             healthy(found.kubelet())
         );
         world
-            .start(PodSpec::new("meanwhile", &[(GPU_MEM, "1")]).on(&node))
+            .start(PodBuilder::new("meanwhile", &[(GPU_MEM, "1")]).on(&node))
             .await?;
         let found = world.cluster()?.node(&node)?;
         ensure!(
@@ -231,7 +234,7 @@ fn kubelet_socket_removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
         found.restart_kubelet().await?;
         super::breaking::until_registered(world, &node).await?;
         world
-            .start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node))
+            .start(PodBuilder::new("after", &[(GPU_MEM, "1")]).on(&node))
             .await?;
         world.until_running(&["meanwhile", "after"]).await
     }
@@ -251,14 +254,14 @@ fn plugin_hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?.name;
         world
-            .start(PodSpec::new("before", &[(GPU_MEM, "1")]).on(&node))
+            .start(PodBuilder::new("before", &[(GPU_MEM, "1")]).on(&node))
             .await?;
         let found = world.cluster()?.node(&node)?;
         let checkpoint = found.kubelet().config().checkpoint();
         replace_by_pipe(&checkpoint).await?;
         let began = Instant::now();
         world
-            .create(PodSpec::new("caught", &[(GPU_MEM, "1")]).on(&node))
+            .create(PodBuilder::new("caught", &[(GPU_MEM, "1")]).on(&node))
             .await?;
         let found = world.cluster()?.node(&node)?;
         let has_ended = match found.plugin() {
@@ -275,7 +278,7 @@ fn plugin_hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
         super::breaking::until_registered(world, &node).await?;
         // kubelet fails the pod whose call was under way.
         let key = world.key("caught");
-        let is_settled = |snapshot: &Snapshot| {
+        let is_settled = |snapshot: &ClusterSnapshot| {
             let phase = snapshot.pods.get(&key).map(phase)?;
             ["Failed", "Running"].contains(&phase).then_some(())
         };
@@ -284,7 +287,7 @@ fn plugin_hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
             .await?;
         world.delete("caught").await?;
         world
-            .start(PodSpec::new("after", &[(GPU_MEM, "1")]).on(&node))
+            .start(PodBuilder::new("after", &[(GPU_MEM, "1")]).on(&node))
             .await?;
         world.until_running(&["before", "after"]).await
     }
@@ -322,7 +325,7 @@ fn line_with(log: &Path, words: &[&str]) -> Result<String> {
 fn metrics(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(2)?.name;
-        world.start(PodSpec::new("placed", &[(GPU_MEM, "2")]).on(&node)).await?;
+        world.start(PodBuilder::new("placed", &[(GPU_MEM, "2")]).on(&node)).await?;
         let found = world.cluster()?.node(&node)?;
         for line in [
             format!(r#"gpushare_device_plugin_device_healthy{{type="gpu",device="GPU-{node}-0",minor="0","#),
@@ -334,9 +337,9 @@ fn metrics(world: &mut World) -> BoxFuture<'_, Result<()>> {
             until_metrics(found, &line, true).await?;
         }
         let sick = format!(r#"gpushare_device_plugin_device_healthy{{type="gpu",device="GPU-{node}-1",minor="1",reason="Xid79"}} 0"#);
-        found.set_health(1, Health::Xid(79))?;
+        found.set_health(1, GpuFault::Xid(79))?;
         until_metrics(found, &sick, true).await?;
-        found.set_health(1, Health::Healthy)?;
+        found.set_health(1, GpuFault::Healthy)?;
         until_metrics(found, &sick, false).await?;
 
         let device = gpu_of(world, "placed")?;
@@ -348,7 +351,7 @@ fn metrics(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let allocated = line_with(&log, &["allocated"])?;
         ensure!(!allocated.contains("pod="), "the answer to Allocate names a pod: {allocated}");
 
-        let mut stray = PodSpec::new("stray", &[(GPU_MEM, "1")]).pod()?;
+        let mut stray = PodBuilder::new("stray", &[(GPU_MEM, "1")]).pod()?;
         if let Some(spec) = &mut stray.spec {
             spec.node_name = Some(node.clone());
         }

@@ -14,9 +14,9 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::{Body, DEADLINE, World};
 use crate::apiserver::{Fault, Matching};
-use crate::observer::Snapshot;
+use crate::observer::ClusterSnapshot;
 use crate::pod_fields::{is_running, phase};
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// The node, and its label, by which all pods are sent there.
 const NODE: &str = "n1";
@@ -58,7 +58,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
 
 fn plugin_replaced(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
-        let specs: Vec<PodSpec> = (0..N_PODS).map(|nth| spec(&format!("pod-{nth}"))).collect();
+        let specs: Vec<PodBuilder> = (0..N_PODS).map(|nth| spec(&format!("pod-{nth}"))).collect();
         let specs = specs.into_iter().map(|spec| match &world.scheduler_name {
             Some(name) => spec.scheduler(name),
             None => spec,
@@ -138,7 +138,7 @@ impl Kept {
                 self.names.push(name);
             }
             let keys: Vec<String> = self.names.iter().map(|name| world.key(name)).collect();
-            let found = |snapshot: &Snapshot| {
+            let found = |snapshot: &ClusterSnapshot| {
                 let pods: Vec<&Pod> = keys.iter().filter_map(|key| snapshot.pods.get(key)).collect();
                 let is_any_failed = pods.iter().any(|pod| phase(pod) == "Failed");
                 let run_all = pods.len() == keys.len() && pods.iter().all(|pod| is_running(pod));
@@ -177,6 +177,6 @@ impl Kept {
     }
 }
 
-fn spec(name: &str) -> PodSpec {
-    PodSpec::new(name, &[(GPU_MEM, "1")]).on(NODE)
+fn spec(name: &str) -> PodBuilder {
+    PodBuilder::new(name, &[(GPU_MEM, "1")]).on(NODE)
 }

@@ -9,7 +9,7 @@ use proto::resource::{GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::json;
 
 use super::{Body, DEADLINE, World};
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
@@ -18,8 +18,8 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
     denied,
 )];
 
-fn share(name: &str) -> PodSpec {
-    PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")])
+fn share(name: &str) -> PodBuilder {
+    PodBuilder::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")])
 }
 
 fn denied(world: &mut World) -> BoxFuture<'_, Result<()>> {
@@ -53,7 +53,7 @@ async fn try_pods(world: &World) -> Result<()> {
         )
         .await?;
     let privileged =
-        PodSpec::new("privileged", &[(GPU_MEM, "1")]).with("securityContext", json!({"privileged": true}));
+        PodBuilder::new("privileged", &[(GPU_MEM, "1")]).with("securityContext", json!({"privileged": true}));
     world
         .until_breaks_rule(privileged, "container \"main\" is privileged")
         .await?;

@@ -15,8 +15,8 @@ use serde_json::json;
 use super::{Body, World};
 use crate::cluster::SCHEDULER_USER;
 use crate::invariants;
-use crate::observer::Snapshot;
-use crate::pods::PodSpec;
+use crate::observer::ClusterSnapshot;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -50,8 +50,8 @@ const IMPORTANT: i32 = 1000;
 /// The class of pods of that priority.
 const CLASS: &str = "gpushare-e2e-important";
 
-fn share(name: &str, percent: u32, priority: i32) -> PodSpec {
-    let spec = PodSpec::new(
+fn share(name: &str, percent: u32, priority: i32) -> PodBuilder {
+    let spec = PodBuilder::new(
         name,
         &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, &percent.to_string())],
     );
@@ -113,7 +113,7 @@ async fn until_one_gpu_has_changed_hands(
         .pop()
         .and_then(|(_, place)| place)
         .context("the pod has no record")?;
-    let snapshot: Snapshot = world.observer.now();
+    let snapshot: ClusterSnapshot = world.observer.now();
     let is_gone = |name: &String| {
         let pod = snapshot.pods.get(&world.key(name));
         pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
@@ -156,7 +156,7 @@ async fn try_watch_is_behind(world: &mut World) -> Result<()> {
         .hold_watches_of(SCHEDULER_USER, "pods");
     world.create(share("high", 50, IMPORTANT)).await?;
     let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
-    let two_ended = |snapshot: &Snapshot| {
+    let two_ended = |snapshot: &ClusterSnapshot| {
         (keys
             .iter()
             .filter(|key| !snapshot.pods.contains_key(*key))

@@ -22,9 +22,9 @@ use super::breaking::until_registered;
 use super::{Body, World};
 use crate::cluster::user_client;
 use crate::manifests;
-use crate::observer::Snapshot;
+use crate::observer::ClusterSnapshot;
 use crate::pod_fields::node_of;
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -59,7 +59,7 @@ fn record(minors: &[u32]) -> BTreeMap<String, String> {
 }
 
 /// Puts a pod on a node as its author can with `nodeName`.
-async fn put(world: &mut World, spec: PodSpec, node: &str) -> Result<String> {
+async fn put(world: &mut World, spec: PodBuilder, node: &str) -> Result<String> {
     let pod = world.pods.create(&spec.scheduler(NO_SCHEDULER)).await?;
     let (name, namespace) = (pod.name_any(), world.namespace.clone());
     world.excused.insert(world.key(&name));
@@ -79,10 +79,17 @@ fn forged(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let minors: Vec<u32> = (0..).take(node.units.len()).collect();
         let mut without = Vec::new();
         for (name, minors) in [("names-nothing-there", &[99][..]), ("names-all", &minors)] {
-            let spec = PodSpec::new(name, &[("cpu", "1m")]).annotated(&record(minors));
+            let spec = PodBuilder::new(name, &[("cpu", "1m")]).annotated(&record(minors));
             without.push(put(world, spec, &node.name).await?);
         }
-        without.push(put(world, PodSpec::new("core-alone", &[(GPU_CORE, "50")]), &node.name).await?);
+        without.push(
+            put(
+                world,
+                PodBuilder::new("core-alone", &[(GPU_CORE, "50")]),
+                &node.name,
+            )
+            .await?,
+        );
         world
             .until_running(&["names-nothing-there", "names-all", "core-alone"])
             .await?;
@@ -93,7 +100,7 @@ fn forged(world: &mut World) -> BoxFuture<'_, Result<()>> {
         // The largest first, one after the other: a smaller one may not take the only GPU that is large enough.
         for (name, units) in names.iter().zip(units.iter().rev()) {
             world
-                .start(PodSpec::new(name, &[(GPU_MEM, &units.to_string())]).on(&node.name))
+                .start(PodBuilder::new(name, &[(GPU_MEM, &units.to_string())]).on(&node.name))
                 .await?;
         }
         for name in &names {
@@ -116,7 +123,7 @@ fn forged(world: &mut World) -> BoxFuture<'_, Result<()>> {
 
 /// A pod whose device is not known leaves the other GPUs of its node as they are.
 async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
-    put(world, PodSpec::new("direct", &[(GPU_MEM, "1")]), node).await?;
+    put(world, PodBuilder::new("direct", &[(GPU_MEM, "1")]), node).await?;
     // The GPU with the most room is the one that is charged for it.
     let largest = world
         .gpu_node(2)?
@@ -137,10 +144,10 @@ async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
             .unwrap_or_default()
     };
     world
-        .create(PodSpec::new("beside", &[(GPU_MEM, &next.to_string())]).on(node))
+        .create(PodBuilder::new("beside", &[(GPU_MEM, &next.to_string())]).on(node))
         .await?;
     let key = world.key("beside");
-    let is_bound = |snapshot: &Snapshot| snapshot.pods.get(&key).and_then(node_of).map(drop);
+    let is_bound = |snapshot: &ClusterSnapshot| snapshot.pods.get(&key).and_then(node_of).map(drop);
     world
         .until(
             "a pod to be placed beside one whose device is not known",
@@ -155,7 +162,7 @@ async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
 
 /// Waits until the Device object of a node says that these pods were given nothing.
 async fn until_reported(world: &mut World, node: &str, uids: &[String]) -> Result<()> {
-    let reported = |snapshot: &Snapshot| {
+    let reported = |snapshot: &ClusterSnapshot| {
         let text = snapshot
             .devices
             .get(node)?
@@ -220,7 +227,7 @@ async fn until_whole(
     removed: u64,
 ) -> Result<BTreeMap<String, String>> {
     let key = world.key(name);
-    let is_whole = |snapshot: &Snapshot| {
+    let is_whole = |snapshot: &ClusterSnapshot| {
         let pod = snapshot
             .pods
             .get(&key)
@@ -242,10 +249,10 @@ fn removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?.name;
         world
-            .start(PodSpec::new("held", &[(GPU_MEM, "2")]).on(&node))
+            .start(PodBuilder::new("held", &[(GPU_MEM, "2")]).on(&node))
             .await?;
         let key = world.key("held");
-        let is_assigned = |snapshot: &Snapshot| {
+        let is_assigned = |snapshot: &ClusterSnapshot| {
             (snapshot.pods.get(&key)?.annotations().get(MEM_ASSIGNED)? == "true").then_some(())
         };
         world
@@ -267,7 +274,7 @@ fn removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
         until_whole(world, "held", &before, version).await?;
         // Until then kubelet fails the pod at once, and the plugin never checks it.
         until_registered(world, &node).await?;
-        put(world, PodSpec::new("bound-by-hand", &[(GPU_MEM, "1")]), &node).await?;
+        put(world, PodBuilder::new("bound-by-hand", &[(GPU_MEM, "1")]), &node).await?;
         until_held(
             world,
             "bound-by-hand",
@@ -292,7 +299,7 @@ fn guarded(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let node = world.gpu_node(1)?;
         put(
             world,
-            PodSpec::new("before", &[("cpu", "1m")]).annotated(&record(&[0])),
+            PodBuilder::new("before", &[("cpu", "1m")]).annotated(&record(&[0])),
             &node.name,
         )
         .await?;
@@ -323,7 +330,7 @@ async fn try_accounts(world: &mut World, alice: &Client) -> Result<()> {
         }
         other => bail!("{what}: {other:?}"),
     };
-    let forged = PodSpec::new("forged", &[("cpu", "1m")])
+    let forged = PodBuilder::new("forged", &[("cpu", "1m")])
         .annotated(&record(&[0]))
         .pod()?;
     refused(
@@ -356,13 +363,13 @@ async fn try_accounts(world: &mut World, alice: &Client) -> Result<()> {
     change(false, json!({"note": "anything"}))
         .await
         .context("a pod with a record is no longer changeable")?;
-    let served = world.start(PodSpec::new("served", &[(GPU_MEM, "2")])).await?;
+    let served = world.start(PodBuilder::new("served", &[(GPU_MEM, "2")])).await?;
     ensure!(
         served.annotations().contains_key(DEVICE_ALLOCATED),
         "the scheduler wrote no record"
     );
     let key = world.key("served");
-    let is_assigned = |snapshot: &Snapshot| {
+    let is_assigned = |snapshot: &ClusterSnapshot| {
         let assigned = snapshot.pods.get(&key)?.annotations().get(MEM_ASSIGNED)?;
         (assigned == "true").then_some(())
     };

@@ -18,7 +18,7 @@ use crate::apiserver::{self, Fault, Matching};
 use crate::cluster::SCHEDULER_USER;
 use crate::manifests;
 use crate::pod_fields::node_of;
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 use crate::replicas::{NAMESPACE, Replicas};
 
 /// Pods that are on their way while a leader is killed.
@@ -131,9 +131,9 @@ fn leader_paused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
         let room = node.units.iter().min().copied().unwrap_or_default();
         for (idx, units) in node.units.iter().enumerate().skip(1) {
             // All GPUs but one are taken.
-            world.start(PodSpec::new(&format!("holder-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name)).await?;
+            world.start(PodBuilder::new(&format!("holder-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name)).await?;
         }
-        let late = world.pods.create(&PodSpec::new("late", &[(GPU_MEM, &room.to_string())]).scheduler(NO_SCHEDULER)).await?;
+        let late = world.pods.create(&PodBuilder::new("late", &[(GPU_MEM, &room.to_string())]).scheduler(NO_SCHEDULER)).await?;
         let leader = replicas.until_led_by_another_than("").await?;
         let (url, client) = {
             let cluster = world.cluster()?;
@@ -149,7 +149,7 @@ fn leader_paused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
         });
         let waking = tokio::spawn(async move { client.post(&format!("{url}/bind"), bind.to_string()).await });
         replicas.until_led_by_another_than(&leader).await?;
-        world.start(PodSpec::new("prompt", &[(GPU_MEM, &room.to_string())]).on(&node.name)).await?;
+        world.start(PodBuilder::new("prompt", &[(GPU_MEM, &room.to_string())]).on(&node.name)).await?;
         replicas.resume(&leader).await?;
         // It may also find its connection closed.
         if let Ok((_, body)) = tokio::time::timeout(DEADLINE, waking).await.context("the late bind is not answered")?? {
@@ -169,7 +169,7 @@ fn leader_paused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
 fn fence_reinstalled<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
     async move {
         let leader = replicas.until_led_by_another_than("").await?;
-        world.start(PodSpec::new("before", &[(GPU_MEM, "1")])).await?;
+        world.start(PodBuilder::new("before", &[(GPU_MEM, "1")])).await?;
         let (client, path) = {
             let cluster = world.cluster()?;
             (
@@ -190,12 +190,12 @@ fn fence_reinstalled<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> Bo
             .context("cannot delete policies")?;
         manifests::apply_file(&client, &path).await?;
         world
-            .start(PodSpec::new("reinstalled", &[(GPU_MEM, "1")]))
+            .start(PodBuilder::new("reinstalled", &[(GPU_MEM, "1")]))
             .await?;
         replicas.kill(&leader).await?;
         replicas.until_led_by_another_than(&leader).await?;
         world
-            .start(PodSpec::new("next-leader", &[(GPU_MEM, "1")]))
+            .start(PodBuilder::new("next-leader", &[(GPU_MEM, "1")]))
             .await?;
         replicas.restart(&leader).await?;
         replicas.until_ready(&leader).await
@@ -220,7 +220,7 @@ fn fence_refused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFut
         for pod in ["waits", "waits-again"] {
             api.create("validatingadmissionpolicies", policy.clone())?;
             api.create("validatingadmissionpolicybindings", binding.clone())?;
-            world.create(PodSpec::new(pod, &[(GPU_MEM, "1")])).await?;
+            world.create(PodBuilder::new(pod, &[(GPU_MEM, "1")])).await?;
             until("the leader not to be ready", || !replicas.is_ready(&leader)).await?;
             let before = version.clone();
             until("an event of the leader's pod", || {
@@ -274,7 +274,7 @@ async fn arrivals(world: &World, replicas: &mut Replicas) -> Result<Vec<String>>
             _ = arrival.tick() => {
                 let name = format!("pod-{}", names.len());
                 // It can be placed only if the webhook has completed it.
-                world.create(PodSpec::new(&name, &[(GPU_MEMORY, "64Mi")])).await?;
+                world.create(PodBuilder::new(&name, &[(GPU_MEMORY, "64Mi")])).await?;
                 names.push(name);
             }
         }

@@ -9,7 +9,7 @@ use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_
 
 use super::{Body, World};
 use crate::invariants;
-use crate::pods::{Limits, PodSpec};
+use crate::pods::{Limits, PodBuilder};
 use crate::vendor_plugin::NVIDIA_GPU;
 
 /// Name, promise, body.
@@ -195,7 +195,7 @@ fn fate(world: &World, form: &RequestForm) -> Expected {
 
 async fn try_form(world: &World, form: &RequestForm) -> Result<()> {
     let (name, limits, ..) = *form;
-    let spec = PodSpec::new(name, limits);
+    let spec = PodBuilder::new(name, limits);
     match fate(world, form) {
         Runs(n_devices) => {
             let pod = world.start(spec).await?;
@@ -238,7 +238,7 @@ fn exact_thirds(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?;
         let share = |name: &str, ratio: &str| {
-            PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(&node.name)
+            PodBuilder::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(&node.name)
         };
         for idx in 1..node.units.len() {
             world.start(share(&format!("whole-{idx}"), "100")).await?;
@@ -264,14 +264,16 @@ fn exact_thirds(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn whole_by_ratio(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(2)?;
-        let pair = PodSpec::new("pair", &[(GPU_MEMORY_RATIO, "200"), (GPU_CORE, "200")]).on(&node.name);
+        let pair = PodBuilder::new("pair", &[(GPU_MEMORY_RATIO, "200"), (GPU_CORE, "200")]).on(&node.name);
         if world.has_webhooks {
             world.start(pair).await?;
         } else {
             world.until_breaks_rule(pair, UNSERVED).await?;
             world.delete("pair").await?;
             let limits: &Limits<'_> = &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "200"), (GPU_CORE, "200")];
-            world.start(PodSpec::new("pair", limits).on(&node.name)).await?;
+            world
+                .start(PodBuilder::new("pair", limits).on(&node.name))
+                .await?;
         }
         let accounts = invariants::accounts(&world.observer.now(), &world.excused);
         let full = accounts
@@ -284,11 +286,11 @@ fn whole_by_ratio(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let n_left = node.units.len() - 2;
         for idx in 0..n_left {
             world
-                .start(PodSpec::new(&format!("whole-{idx}"), whole).on(&node.name))
+                .start(PodBuilder::new(&format!("whole-{idx}"), whole).on(&node.name))
                 .await?;
         }
         world
-            .create(PodSpec::new("one-more", whole).on(&node.name))
+            .create(PodBuilder::new("one-more", whole).on(&node.name))
             .await?;
         world.until_refused("one-more", "nodes are available").await
     }

@@ -83,7 +83,7 @@ async fn pinned(world: &mut World) -> Result<()> {
         "kubelet cannot have given a GPU that the vendor's plugin does not offer"
     );
     let uid = pod.uid().unwrap_or_default();
-    let shows = |snapshot: &crate::observer::Snapshot| {
+    let shows = |snapshot: &crate::observer::ClusterSnapshot| {
         let device = snapshot.devices.get(HOOKED)?;
         let checkpoints = KubeletAllocations::read(device.annotations()).ok()??;
         checkpoints

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use super::old_nodes::until_extender_shows;
 use super::{Body, World};
 use crate::apiserver::ApiObjects;
-use crate::kube_scheduler::Outcome;
+use crate::kube_scheduler::SchedulingOutcome;
 use crate::pod_fields::node_of;
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
@@ -87,7 +87,10 @@ fn one_has_room(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.cluster()?.start_sampling_kube_scheduler().await?;
         world.cluster()?.past_attempts();
         world
-            .start(PodSpec::new("large", &[(GPU_SHARED, "1"), (GPU_MEMORY, ASKED)]))
+            .start(PodBuilder::new(
+                "large",
+                &[(GPU_SHARED, "1"), (GPU_MEMORY, ASKED)],
+            ))
             .await?;
         let node = node_of(&world.pod("large")?).map(str::to_owned);
         ensure!(
@@ -98,7 +101,7 @@ fn one_has_room(world: &mut World) -> BoxFuture<'_, Result<()>> {
             .cluster()?
             .past_attempts()
             .into_iter()
-            .filter(|attempt| attempt.outcome == Outcome::NoFit);
+            .filter(|attempt| attempt.outcome == SchedulingOutcome::NoFit);
         let messages: Vec<String> = refusals.map(|attempt| attempt.diagnosis.message()).collect();
         ensure!(
             messages.len() >= N_REFUSALS,

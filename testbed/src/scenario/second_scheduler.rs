@@ -11,8 +11,8 @@ use tokio::time::timeout;
 use super::{Body, DEADLINE, World};
 use crate::http_client::HttpClient;
 use crate::pod_fields::node_of;
-use crate::pods::PodSpec;
-use crate::second_scheduler::{Container, PROFILE, SecondScheduler};
+use crate::pods::PodBuilder;
+use crate::second_scheduler::{PROFILE, SchedulerContainer, SecondScheduler};
 
 /// Pods per step.
 const N_PODS: usize = 4;
@@ -59,13 +59,13 @@ async fn pods_run(world: &mut World, second: &SecondScheduler, prefix: &str) -> 
     for idx in 0..N_PODS {
         let name = format!("{prefix}-{idx}");
         world
-            .create(PodSpec::new(&name, &[(GPU_MEM, "1")]).scheduler(PROFILE))
+            .create(PodBuilder::new(&name, &[(GPU_MEM, "1")]).scheduler(PROFILE))
             .await?;
         names.push(name);
     }
     let plain = format!("{prefix}-plain");
     world
-        .create(PodSpec::new(&plain, &[("cpu", "1m")]).scheduler(PROFILE))
+        .create(PodBuilder::new(&plain, &[("cpu", "1m")]).scheduler(PROFILE))
         .await?;
     names.push(plain);
     let watching = async {
@@ -84,12 +84,12 @@ fn killed<'a>(world: &'a mut World, second: &'a mut SecondScheduler) -> BoxFutur
     async move {
         pods_run(world, second, "first").await?;
         let leader = second.holder();
-        second.kill(&leader, Container::Extender).await?;
-        second.restart(&leader, Container::Extender).await?;
+        second.kill(&leader, SchedulerContainer::Extender).await?;
+        second.restart(&leader, SchedulerContainer::Extender).await?;
         pods_run(world, second, "extender-killed").await?;
         let leader = second.holder();
-        second.kill(&leader, Container::KubeScheduler).await?;
-        second.restart(&leader, Container::KubeScheduler).await?;
+        second.kill(&leader, SchedulerContainer::KubeScheduler).await?;
+        second.restart(&leader, SchedulerContainer::KubeScheduler).await?;
         pods_run(world, second, "kube-scheduler-killed").await?;
         world.verify().await
     }
@@ -99,10 +99,10 @@ fn killed<'a>(world: &'a mut World, second: &'a mut SecondScheduler) -> BoxFutur
 fn paused<'a>(world: &'a mut World, second: &'a mut SecondScheduler) -> BoxFuture<'a, Result<()>> {
     async move {
         let stopped = second.holder();
-        second.pause(&stopped, Container::KubeScheduler).await?;
+        second.pause(&stopped, SchedulerContainer::KubeScheduler).await?;
         second.until_held_by_another_than(&stopped).await?;
         pods_run(world, second, "kube-scheduler-stopped").await?;
-        second.resume(&stopped, Container::KubeScheduler).await?;
+        second.resume(&stopped, SchedulerContainer::KubeScheduler).await?;
         pods_run(world, second, "kube-scheduler-goes-on").await?;
         late_bind(world, second).await?;
         world.verify().await
@@ -115,7 +115,7 @@ async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()
     let node = world.gpu_node(2)?;
     let units = node.units.iter().max().copied().unwrap_or_default().to_string();
     let spec = |name: &str, scheduler: &str| {
-        PodSpec::new(name, &[(GPU_MEM, &units)])
+        PodBuilder::new(name, &[(GPU_MEM, &units)])
             .on(&node.name)
             .scheduler(scheduler)
     };
@@ -124,14 +124,14 @@ async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()
     let (url, client) = (second.extender(&stopped)?, HttpClient::new());
     // A connection that is kept, so that the request on it lies there until the process goes on.
     client.get(&format!("{url}/inspect")).await?;
-    second.pause(&stopped, Container::Extender).await?;
+    second.pause(&stopped, SchedulerContainer::Extender).await?;
     let bind = json!({"PodName": late.name_any(), "PodNamespace": late.namespace(), "PodUID": late.uid(), "Node": node.name});
     let waking = tokio::spawn(async move { client.post(&format!("{url}/bind"), bind.to_string()).await });
-    second.kill(&stopped, Container::KubeScheduler).await?;
+    second.kill(&stopped, SchedulerContainer::KubeScheduler).await?;
     second.until_held_by_another_than(&stopped).await?;
     world.create(spec("prompt", PROFILE)).await?;
     world.until_running(&["prompt"]).await?;
-    second.resume(&stopped, Container::Extender).await?;
+    second.resume(&stopped, SchedulerContainer::Extender).await?;
     // Its connection may be closed too.
     if let Ok((_, body)) = timeout(DEADLINE, waking)
         .await
@@ -145,7 +145,7 @@ async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()
         node_of(&world.pods.api().get("late").await?).is_none(),
         "the late bind was written"
     );
-    second.restart(&stopped, Container::KubeScheduler).await
+    second.restart(&stopped, SchedulerContainer::KubeScheduler).await
 }
 
 fn parted<'a>(world: &'a mut World, second: &'a mut SecondScheduler) -> BoxFuture<'a, Result<()>> {

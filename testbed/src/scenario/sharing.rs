@@ -8,7 +8,7 @@ use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARE
 
 use super::{Body, World};
 use crate::invariants;
-use crate::pods::{Limits, PodSpec};
+use crate::pods::{Limits, PodBuilder};
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -58,7 +58,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
 
 fn gpushare_pod(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
-        world.start(PodSpec::new("units", &[(GPU_MEM, "2")])).await?;
+        world.start(PodBuilder::new("units", &[(GPU_MEM, "2")])).await?;
         let key = world.key("units");
         let assigned = |annotations: &std::collections::BTreeMap<String, String>| {
             annotations.get(MEM_ASSIGNED).is_some_and(|text| text == "true")
@@ -98,7 +98,10 @@ fn gpushare_pod(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn koordinator_pod(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let pod = world
-            .start(PodSpec::new("bytes", &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")]))
+            .start(PodBuilder::new(
+                "bytes",
+                &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")],
+            ))
             .await?;
         let devices = invariants::record(&pod).unwrap_or_default();
         ensure!(devices.len() == 1, "it has {devices:?}");
@@ -110,7 +113,7 @@ fn koordinator_pod(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn two_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let pod = world
-            .start(PodSpec::new(
+            .start(PodBuilder::new(
                 "two",
                 &[(GPU_SHARED, "2"), (GPU_MEMORY, "2Gi"), (GPU_CORE, "20")],
             ))
@@ -125,7 +128,7 @@ fn two_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn many_containers(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let one: &[(&str, &str)] = &[(GPU_MEM, "1")];
-        let units = PodSpec::new("units", one)
+        let units = PodBuilder::new("units", one)
             .container("second", &[(GPU_MEM, "2")])
             .container("without", &[]);
         world
@@ -133,7 +136,7 @@ fn many_containers(world: &mut World) -> BoxFuture<'_, Result<()>> {
             .await?;
         let shared: &[(&str, &str)] = &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")];
         world
-            .create(PodSpec::new("bytes", shared).init("prepare", shared))
+            .create(PodBuilder::new("bytes", shared).init("prepare", shared))
             .await?;
         world.until_running(&["units", "bytes"]).await?;
         let pod = world.pod("units")?;
@@ -159,14 +162,14 @@ fn ratio_and_core(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let n_fit = node.units.len() * 3;
         for idx in 0..n_fit {
             world
-                .create(PodSpec::new(&format!("third-{idx}"), third).on(&node.name))
+                .create(PodBuilder::new(&format!("third-{idx}"), third).on(&node.name))
                 .await?;
         }
         world
             .until_all_run(&(0..n_fit).map(|idx| format!("third-{idx}")).collect::<Vec<_>>())
             .await?;
         world
-            .create(PodSpec::new("one-more", third).on(&node.name))
+            .create(PodBuilder::new("one-more", third).on(&node.name))
             .await?;
         world.until_refused("one-more", "nodes are available").await
     }
@@ -191,7 +194,7 @@ fn many_gpus_at_once(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let limits = share.to_string();
         let creations = names
             .iter()
-            .map(|name| world.create(PodSpec::new(name, &[(GPU_MEM, &limits)]).on(&node.name)));
+            .map(|name| world.create(PodBuilder::new(name, &[(GPU_MEM, &limits)]).on(&node.name)));
         futures::future::try_join_all(creations).await?;
         world.until_all_run(&names).await
     }
@@ -203,7 +206,7 @@ fn refusals(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let node = world.gpu_node(2)?;
         let too_large = (node.units.iter().max().copied().unwrap_or(0) + 1).to_string();
         world
-            .create(PodSpec::new("too-large", &[(GPU_MEM, &too_large)]).on(&node.name))
+            .create(PodBuilder::new("too-large", &[(GPU_MEM, &too_large)]).on(&node.name))
             .await?;
         world
             .until_refused("too-large", "larger than the node's GPUs")
@@ -221,11 +224,11 @@ fn refusals(world: &mut World) -> BoxFuture<'_, Result<()>> {
             ),
         ];
         let tried = pods.iter().map(|(name, limits, words)| {
-            world.until_breaks_rule(PodSpec::new(name, limits).on(&node.name), words)
+            world.until_breaks_rule(PodBuilder::new(name, limits).on(&node.name), words)
         });
         futures::future::try_join_all(tried).await?;
         world
-            .start(PodSpec::new("sound", &[(GPU_MEM, "1")]).on(&node.name))
+            .start(PodBuilder::new("sound", &[(GPU_MEM, "1")]).on(&node.name))
             .await
             .map(|_| ())
     }
@@ -240,7 +243,7 @@ fn coming_and_going(world: &mut World) -> BoxFuture<'_, Result<()>> {
             for (idx, units) in node.units.iter().enumerate() {
                 let name = format!("whole-{round}-{idx}");
                 world
-                    .create(PodSpec::new(&name, &[(GPU_MEM, &units.to_string())]).on(&node.name))
+                    .create(PodBuilder::new(&name, &[(GPU_MEM, &units.to_string())]).on(&node.name))
                     .await?;
                 names.push(name);
             }
@@ -262,13 +265,15 @@ fn waiting_for_room(world: &mut World) -> BoxFuture<'_, Result<()>> {
         for (idx, units) in node.units.iter().enumerate() {
             let (most, rest) = (units - 2, 2.min(*units));
             world
-                .start(PodSpec::new(&format!("fill-{idx}"), &[(GPU_MEM, &most.to_string())]).on(&node.name))
+                .start(
+                    PodBuilder::new(&format!("fill-{idx}"), &[(GPU_MEM, &most.to_string())]).on(&node.name),
+                )
                 .await?;
             ensure!(rest == 2, "GPU {idx} of {} is too small for this", node.name);
         }
         // Two units are left on each GPU: enough in all, not enough on any one.
         world
-            .create(PodSpec::new("waits", &[(GPU_MEM, "3")]).on(&node.name))
+            .create(PodBuilder::new("waits", &[(GPU_MEM, "3")]).on(&node.name))
             .await?;
         world.until_refused("waits", "not enough free GPU memory").await?;
         world.verify().await?;

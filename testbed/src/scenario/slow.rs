@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tower::Service;
 
 use super::{Body, DEADLINE, World, breaking};
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -42,7 +42,7 @@ fn hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let mut waiting = Vec::new();
         for idx in 0..N_WAITING {
             let (name, began) = (format!("gpu-{idx}"), Instant::now());
-            world.create(PodSpec::new(&name, &[(GPU_MEM, "1")])).await?;
+            world.create(PodBuilder::new(&name, &[(GPU_MEM, "1")])).await?;
             ensure!(
                 began.elapsed() < MADE,
                 "pod {name} took {:?} to be made",
@@ -51,7 +51,7 @@ fn hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
             waiting.push(name);
         }
         let began = Instant::now();
-        world.create(PodSpec::new("plain", &[("cpu", "1m")])).await?;
+        world.create(PodBuilder::new("plain", &[("cpu", "1m")])).await?;
         world.until_running(&["plain"]).await?;
         ensure!(
             began.elapsed() < PLACED,
@@ -79,7 +79,7 @@ fn slow_clients(world: &mut World) -> BoxFuture<'_, Result<()>> {
         });
         let slow = timeout(DEADLINE, try_join_all(slow)).await.context("the webhooks take no connections")??;
         // It can be placed only if the webhook has completed it.
-        world.start(PodSpec::new("completed", &[(GPU_MEMORY, "64Mi")])).await?;
+        world.start(PodBuilder::new("completed", &[(GPU_MEMORY, "64Mi")])).await?;
         drop(slow);
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{claims, migration, nonsense, other_types, runtime_hook, topology, vendors};
-use crate::cluster::{ClusterSpec, NodeSpec, RuntimeSpec, WebhookSpec};
+use crate::cluster::{ClusterSpec, NodeSetup, RuntimeSpec, WebhookSpec};
 
 /// The longest wait of the scheduling loop between two attempts, shorter than the default of ten seconds.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
@@ -13,7 +13,7 @@ const LIFETIME: &str = "10s";
 
 /// One cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum ScenarioStage {
     /// As `deploy/base` makes it.
     Plain,
     /// The same, for scenarios that break things.
@@ -34,7 +34,7 @@ pub enum Stage {
     Topology,
 }
 
-impl Stage {
+impl ScenarioStage {
     /// Every stage.
     pub const ALL: [Self; 9] = [
         Self::Plain,
@@ -90,20 +90,20 @@ impl Stage {
     }
 }
 
-fn usual_nodes() -> Vec<NodeSpec> {
+fn usual_nodes() -> Vec<NodeSetup> {
     vec![
-        NodeSpec::new("n1", &[16384, 16384, 24576]),
-        NodeSpec::new("n2", &[16384, 16384]),
+        NodeSetup::new("n1", &[16384, 16384, 24576]),
+        NodeSetup::new("n2", &[16384, 16384]),
     ]
 }
 
-fn mixed_nodes() -> Vec<NodeSpec> {
-    let three = |name: &str| NodeSpec::new(name, &[16384; 3]);
-    let with = |node: NodeSpec, args: [&str; 2]| NodeSpec {
+fn mixed_nodes() -> Vec<NodeSetup> {
+    let three = |name: &str| NodeSetup::new(name, &[16384; 3]);
+    let with = |node: NodeSetup, args: [&str; 2]| NodeSetup {
         plugin_args: args.map(str::to_owned).to_vec(),
         ..node
     };
-    let bare = |node: NodeSpec| NodeSpec {
+    let bare = |node: NodeSetup| NodeSetup {
         has_plugin: false,
         ..node
     };
@@ -112,17 +112,17 @@ fn mixed_nodes() -> Vec<NodeSpec> {
         three(vendors::THEIRS),
         three(claims::CLAIMED),
         with(three(vendors::DIVIDED), ["--shared-devices", "0,1"]),
-        NodeSpec {
+        NodeSetup {
             runtime: RuntimeSpec::Plugins,
             ..three(runtime_hook::HOOKED)
         },
         bare(three(migration::MOVING)),
-        bare(NodeSpec::new(migration::KOORDINATOR, &[16384; 2])),
-        NodeSpec::new(nonsense::EDITED, &[16384; 2]),
-        bare(NodeSpec::new(other_types::NPU_NODE, &[])),
-        NodeSpec {
+        bare(NodeSetup::new(migration::KOORDINATOR, &[16384; 2])),
+        NodeSetup::new(nonsense::EDITED, &[16384; 2]),
+        bare(NodeSetup::new(other_types::NPU_NODE, &[])),
+        NodeSetup {
             others: other_types::others(),
-            ..NodeSpec::new(other_types::MANIFOLD, &[16384])
+            ..NodeSetup::new(other_types::MANIFOLD, &[16384])
         },
     ]
 }

@@ -16,7 +16,7 @@ use proto::request::hints::{ALLOCATE_HINT as HINT, JOINT_ALLOCATE as JOINT, PART
 use serde_json::Value;
 
 use super::{Body, World};
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: [&[(&str, &str, Body)]; 3] =
@@ -28,7 +28,7 @@ const APART: &str = "devices that belong together";
 const NO_DEVICE: &str = "devices of another type";
 
 /// A pod with annotations in JSON.
-fn annotated(spec: PodSpec, annotations: &[(&str, Value)]) -> PodSpec {
+fn annotated(spec: PodBuilder, annotations: &[(&str, Value)]) -> PodBuilder {
     let annotations: BTreeMap<String, String> = annotations
         .iter()
         .map(|(key, value)| ((*key).to_owned(), value.to_string()))

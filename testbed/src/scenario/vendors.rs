@@ -9,7 +9,7 @@ use proto::resource::{GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
 
 use super::{Body, DEADLINE, World};
 use crate::invariants;
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 use crate::vendor_plugin::NVIDIA_GPU;
 
 /// Name, promise, body.
@@ -38,12 +38,12 @@ pub(super) const THEIRS: &str = "theirs";
 /// Node whose first two GPUs are shared and whose last one is the vendor's.
 pub(super) const DIVIDED: &str = "divided";
 
-pub(super) fn whole(name: &str, n_gpus: usize, node: &str) -> PodSpec {
-    PodSpec::new(name, &[(NVIDIA_GPU, &n_gpus.to_string())]).on(node)
+pub(super) fn whole(name: &str, n_gpus: usize, node: &str) -> PodBuilder {
+    PodBuilder::new(name, &[(NVIDIA_GPU, &n_gpus.to_string())]).on(node)
 }
 
-pub(super) fn share(name: &str, ratio: &str, node: &str) -> PodSpec {
-    PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(node)
+pub(super) fn share(name: &str, ratio: &str, node: &str) -> PodBuilder {
+    PodBuilder::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(node)
 }
 
 /// Waits until kubelet's node offers `n` of the vendor's resource.
@@ -61,7 +61,7 @@ pub(super) async fn until_offered(world: &mut World, node: &str, n_gpus: usize) 
         kubelet.capacity()
     );
     let text = n_gpus.to_string();
-    let shows = |snapshot: &crate::observer::Snapshot| {
+    let shows = |snapshot: &crate::observer::ClusterSnapshot| {
         let allocatable = snapshot.nodes.get(node)?.status.as_ref()?.allocatable.as_ref()?;
         allocatable
             .get(NVIDIA_GPU)
@@ -94,7 +94,7 @@ fn ours(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.create(whole("whole-1", 1, OURS)).await?;
         world.until_refused("whole-1", "nodes are available").await?;
         world
-            .create(PodSpec::new("units", &[(GPU_MEM, "8")]).on(OURS))
+            .create(PodBuilder::new("units", &[(GPU_MEM, "8")]).on(OURS))
             .await?;
         world.until_refused("units", "nodes are available").await?;
         // Either of the two may be tried first, and takes the GPU that is free then.

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use super::{Body, DEADLINE, World};
 use crate::kube_scheduler::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
 use crate::pod_fields::node_of;
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -35,12 +35,12 @@ const HINT: Duration = Duration::from_secs(1);
 const WAIT: &str = "5000";
 
 /// A pod that asks for `gib` of memory of the node `n2`, which has two GPUs of 16 GiB.
-fn asking(name: &str, gib: &str) -> PodSpec {
-    PodSpec::new(name, &[(GPU_MEM, gib)]).on("n2")
+fn asking(name: &str, gib: &str) -> PodBuilder {
+    PodBuilder::new(name, &[(GPU_MEM, gib)]).on("n2")
 }
 
 /// As much memory as only one GPU has left beside 8 GiB on the other; the sums of the node would let in two such pods.
-fn large(name: &str) -> PodSpec {
+fn large(name: &str) -> PodBuilder {
     asking(name, "12")
 }
 
@@ -64,7 +64,7 @@ fn permit_wait(world: &mut World) -> BoxFuture<'_, Result<()>> {
 }
 
 /// A pod waits for the last GPU of a node, for longer than room is usually kept; another that comes later gets it afterwards.
-async fn keeps_its_gpu(world: &mut World, waiting: PodSpec) -> Result<()> {
+async fn keeps_its_gpu(world: &mut World, waiting: PodBuilder) -> Result<()> {
     let usual = world.cluster()?.scheduler.invocation().clone();
     let mut hasty = usual.clone();
     hasty
@@ -78,7 +78,7 @@ async fn keeps_its_gpu(world: &mut World, waiting: PodSpec) -> Result<()> {
     tried
 }
 
-async fn try_pods(world: &World, waiting: PodSpec) -> Result<()> {
+async fn try_pods(world: &World, waiting: PodBuilder) -> Result<()> {
     world.start(asking("first", "8")).await?;
     world.create(waiting).await?;
     sleep(HINT * 2).await;

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{DEADLINE, World, breaking};
 use crate::invariants;
-use crate::observer::Snapshot;
+use crate::observer::ClusterSnapshot;
 use crate::parts::ClusterPart;
 use crate::pod_fields::{is_running, phase};
 
@@ -70,7 +70,8 @@ pub async fn run(world: &mut World, plan: &Plan) -> Result<Wave> {
         .create_many(&plan.prefix, plan.n_pods, &[(GPU_MEM, "1")])
         .await?;
     let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
-    let is_time = |snapshot: &Snapshot| (World::n_bound(snapshot, &keys) >= plan.n_bound).then_some(());
+    let is_time =
+        |snapshot: &ClusterSnapshot| (World::n_bound(snapshot, &keys) >= plan.n_bound).then_some(());
     world.until_within(LIMIT, "the moment to kill", is_time).await?;
     let killed_at = Instant::now();
     if let Some(part) = plan.kill {
@@ -79,7 +80,7 @@ pub async fn run(world: &mut World, plan: &Plan) -> Result<Wave> {
     }
     let killed = std::mem::take(&mut world.killed);
     let settled = async {
-        let is_settled = |snapshot: &Snapshot| {
+        let is_settled = |snapshot: &ClusterSnapshot| {
             keys.iter()
                 .all(|key| snapshot.pods.get(key).is_some_and(is_settled))
                 .then_some(())
@@ -109,8 +110,8 @@ fn is_settled(pod: &Pod) -> bool {
 /// The counts of pods once they have settled.
 async fn judge(world: &World, keys: &[String]) -> Result<Wave> {
     // Watches run ahead of each other: a difference that another watch explains in a moment is not wrong.
-    let violations = |snapshot: &Snapshot| invariants::accounts(snapshot, &BTreeSet::new()).violations;
-    let agree = |snapshot: &Snapshot| violations(snapshot).is_empty().then_some(());
+    let violations = |snapshot: &ClusterSnapshot| invariants::accounts(snapshot, &BTreeSet::new()).violations;
+    let agree = |snapshot: &ClusterSnapshot| violations(snapshot).is_empty().then_some(());
     let _ = world
         .until_within(DEADLINE / 4, "the accounts to agree", agree)
         .await;

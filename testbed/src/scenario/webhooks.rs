@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::{Body, DEADLINE, World};
 use crate::cluster::webhooks::{CONFIGURATION, SECRET};
-use crate::kube_scheduler::Outcome;
-use crate::pods::PodSpec;
+use crate::kube_scheduler::SchedulingOutcome;
+use crate::pods::PodBuilder;
 
 /// Name, promise, body.
 pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
@@ -43,11 +43,11 @@ const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookcon
 fn webhooks_away(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         world.cluster()?.scheduler.kill().await;
-        let share = PodSpec::new("gpu", &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")]);
+        let share = PodBuilder::new("gpu", &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")]);
         for (name, spec) in [
-            ("ordinary", PodSpec::new("ordinary", &[])),
+            ("ordinary", PodBuilder::new("ordinary", &[])),
             ("gpu", share),
-            ("units", PodSpec::new("units", &[(GPU_MEM, "1")])),
+            ("units", PodBuilder::new("units", &[(GPU_MEM, "1")])),
         ] {
             let began = Instant::now();
             world.create(spec).await?;
@@ -72,26 +72,26 @@ fn uncounted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let annotated = BTreeMap::from([(annotation.to_owned(), "nvidia.com/gpu=0".to_owned())]);
         for (spec, words) in [
             (
-                PodSpec::new("all", &[]).with("env", visible("all")),
+                PodBuilder::new("all", &[]).with("env", visible("all")),
                 "sets NVIDIA_VISIBLE_DEVICES to \"all\"",
             ),
             (
-                PodSpec::new("one", &[]).with("env", visible("GPU-n1-0")),
+                PodBuilder::new("one", &[]).with("env", visible("GPU-n1-0")),
                 "sets NVIDIA_VISIBLE_DEVICES to \"GPU-n1-0\"",
             ),
             (
-                PodSpec::new("whole", &whole).with("env", visible("all")),
+                PodBuilder::new("whole", &whole).with("env", visible("all")),
                 "wins over the GPUs that it is given for nvidia.com/gpu",
             ),
             (
-                PodSpec::new("annotated", &[]).annotated(&annotated),
+                PodBuilder::new("annotated", &[]).annotated(&annotated),
                 "annotation nvidia.cdi.k8s.io/pod is \"nvidia.com/gpu=0\"",
             ),
         ] {
             world.until_breaks_rule(spec, words).await?;
         }
         world
-            .start(PodSpec::new("none", &[]).with("env", visible("void")))
+            .start(PodBuilder::new("none", &[]).with("env", visible("void")))
             .await?;
         let usual = world.cluster()?.scheduler.invocation().clone();
         let mut lenient = usual.clone();
@@ -101,7 +101,7 @@ fn uncounted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.cluster()?.scheduler.restart_as(lenient).await?;
         world.cluster()?.until_scheduler_ready(DEADLINE).await?;
         let made = world
-            .start(PodSpec::new("exporter", &[]).with("env", visible("all")))
+            .start(PodBuilder::new("exporter", &[]).with("env", visible("all")))
             .await;
         world.delete("exporter").await?;
         world.cluster()?.scheduler.restart_as(usual).await?;
@@ -184,7 +184,7 @@ async fn load(world: &mut World) -> Result<()> {
     let mut certificate = secret(world, "tls.crt")?;
     // A scheduler that an earlier scenario started again waits out its predecessor's binds first.
     world
-        .start(PodSpec::new("before", &[(GPU_MEMORY_RATIO, "1")]))
+        .start(PodBuilder::new("before", &[(GPU_MEMORY_RATIO, "1")]))
         .await?;
     world.pods.delete("before").await?;
     world.cluster()?.past_attempts();
@@ -197,7 +197,7 @@ async fn load(world: &mut World) -> Result<()> {
         );
         let name = format!("load-{n_pods}");
         world
-            .create(PodSpec::new(&name, &[(GPU_MEMORY_RATIO, "1")]))
+            .create(PodBuilder::new(&name, &[(GPU_MEMORY_RATIO, "1")]))
             .await
             .context("while certificates change")?;
         let url = format!("{}/gpushare-scheduler/inspect", world.cluster()?.scheduler_url());
@@ -218,7 +218,7 @@ async fn load(world: &mut World) -> Result<()> {
         .cluster()?
         .past_attempts()
         .into_iter()
-        .filter(|attempt| matches!(attempt.outcome, Outcome::Error(_)));
+        .filter(|attempt| matches!(attempt.outcome, SchedulingOutcome::Error(_)));
     let failed: Vec<_> = failed.collect();
     ensure!(failed.is_empty(), "kube-scheduler met errors: {failed:?}");
     ensure!(secret(world, "ca.crt")? == authority, "the authority has changed");

@@ -12,24 +12,24 @@ use serde_json::json;
 use tracing::warn;
 
 use super::{DEADLINE, Scenario, breaking, old_nodes, sampling};
-use crate::cluster::Cluster;
+use crate::cluster::LocalCluster;
 use crate::cluster::webhooks::CONFIGURATION as WEBHOOKS;
-use crate::observer::{Condition, Observer, Snapshot};
+use crate::observer::{ClusterSnapshot, Condition, Observer};
 use crate::parts::{ClusterPart, Commands, Need};
 use crate::pod_fields::{container_statuses, containers, is_running, node_of, phase, unscheduled_because};
-use crate::pods::{PodSpec, Pods};
+use crate::pods::{NamespacePods, PodBuilder};
 use crate::{invariants, pods};
 
 /// A cluster as scenarios see it.
 #[derive(Debug)]
 pub struct World {
-    pub(super) pods: Pods,
+    pub(super) pods: NamespacePods,
     pub(super) observer: Observer,
     pub(super) namespace: String,
     pub(super) scheduler_name: Option<String>,
     pub(super) client: DebugClient,
     /// The testbed's cluster, if it is one.
-    pub(super) cluster: Option<Cluster>,
+    pub(super) cluster: Option<LocalCluster>,
     /// The commands that break parts of a real cluster, if that is allowed.
     pub(super) commands: Option<Commands>,
     /// The parts of a real cluster that were killed and are to be waited for.
@@ -55,7 +55,7 @@ impl World {
         client: Client,
         namespace: &str,
         scheduler_name: Option<String>,
-        cluster: Option<Cluster>,
+        cluster: Option<LocalCluster>,
     ) -> Result<Self> {
         let object: Namespace = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
         let namespaces: Api<Namespace> = Api::all(client.clone());
@@ -75,7 +75,7 @@ impl World {
             .context("cannot read webhook configurations")?
             .is_some();
         let world = Self {
-            pods: Pods::of(&client, namespace),
+            pods: NamespacePods::of(&client, namespace),
             observer,
             namespace: namespace.to_owned(),
             scheduler_name,
@@ -157,7 +157,7 @@ impl World {
     }
 
     /// Removes the objects of [`World::new`] and of the scenarios, and hands the cluster back.
-    pub async fn end(self) -> Result<Option<Cluster>> {
+    pub async fn end(self) -> Result<Option<LocalCluster>> {
         self.clear().await?;
         let namespaces: Api<Namespace> = Api::all(self.client.0.clone());
         namespaces
@@ -168,7 +168,7 @@ impl World {
     }
 
     /// The testbed's cluster.
-    pub(super) fn cluster(&mut self) -> Result<&mut Cluster> {
+    pub(super) fn cluster(&mut self) -> Result<&mut LocalCluster> {
         self.cluster
             .as_mut()
             .context("this needs the testbed's own cluster")
@@ -178,7 +178,7 @@ impl World {
         format!("{}/{name}", self.namespace)
     }
 
-    pub(super) async fn create(&self, spec: PodSpec) -> Result<Pod> {
+    pub(super) async fn create(&self, spec: PodBuilder) -> Result<Pod> {
         let spec = match &self.scheduler_name {
             Some(name) => spec.scheduler(name),
             None => spec,
@@ -198,7 +198,7 @@ impl World {
     pub(super) async fn until<C: Condition>(
         &self,
         what: &str,
-        condition: impl FnMut(&Snapshot) -> C,
+        condition: impl FnMut(&ClusterSnapshot) -> C,
     ) -> Result<C::Found> {
         self.until_within(DEADLINE, what, condition).await
     }
@@ -207,7 +207,7 @@ impl World {
         &self,
         deadline: Duration,
         what: &str,
-        condition: impl FnMut(&Snapshot) -> C,
+        condition: impl FnMut(&ClusterSnapshot) -> C,
     ) -> Result<C::Found> {
         match &self.cluster {
             Some(cluster) => cluster.until(what, deadline, condition).await,
@@ -218,7 +218,7 @@ impl World {
     /// Waits until pods run; one that fails for good is an error.
     pub(super) async fn until_running(&self, names: &[&str]) -> Result<()> {
         let keys: Vec<String> = names.iter().map(|name| self.key(name)).collect();
-        let looks = |snapshot: &Snapshot| {
+        let looks = |snapshot: &ClusterSnapshot| {
             let pods: Vec<_> = keys.iter().map(|key| snapshot.pods.get(key)).collect();
             let failed = pods.iter().flatten().find(|pod| phase(pod) == "Failed");
             if let Some(pod) = failed {
@@ -241,7 +241,7 @@ impl World {
     }
 
     /// Creates a pod and waits until it runs.
-    pub(super) async fn start(&self, spec: PodSpec) -> Result<Pod> {
+    pub(super) async fn start(&self, spec: PodBuilder) -> Result<Pod> {
         let name = self.create(spec).await?.name_any();
         self.until_running(&[&name]).await?;
         self.pod(&name)
@@ -250,7 +250,7 @@ impl World {
     /// Ends the container `main` of a running pod, and waits until kubelet has started it again.
     pub(super) async fn restart_container(&mut self, node: &str, name: &str) -> Result<()> {
         let (namespace, key) = (self.namespace.clone(), self.key(name));
-        let starts = |snapshot: &Snapshot| {
+        let starts = |snapshot: &ClusterSnapshot| {
             let mut statuses = container_statuses(snapshot.pods.get(&key)?);
             Some(statuses.find(|container| container.name == "main")?.restart_count)
         };
@@ -259,7 +259,7 @@ impl World {
             .node(node)?
             .kubelet()
             .restart_container(&namespace, name, "main")?;
-        let again = |snapshot: &Snapshot| {
+        let again = |snapshot: &ClusterSnapshot| {
             let is_up = starts(snapshot).is_some_and(|now| now > before)
                 && snapshot.pods.get(&key).is_some_and(is_running);
             is_up.then_some(())
@@ -270,7 +270,7 @@ impl World {
     /// Waits until a pod's condition says why it is not scheduled, in words that hold `fragment`.
     pub(super) async fn until_refused(&self, name: &str, fragment: &str) -> Result<()> {
         let key = self.key(name);
-        let says = |snapshot: &Snapshot| {
+        let says = |snapshot: &ClusterSnapshot| {
             snapshot
                 .pods
                 .get(&key)
@@ -284,7 +284,7 @@ impl World {
     }
 
     /// Tries a pod that breaks a rule: it is refused in these words, when it is made where there are webhooks, else by the filter.
-    pub(super) async fn until_breaks_rule(&self, spec: PodSpec, words: &str) -> Result<()> {
+    pub(super) async fn until_breaks_rule(&self, spec: PodBuilder, words: &str) -> Result<()> {
         match self.create(spec).await {
             Ok(pod) if self.has_webhooks => bail!("{} was made although it breaks a rule", pod.name_any()),
             Ok(pod) => self.until_refused(&pod.name_any(), words).await,
@@ -325,7 +325,7 @@ impl World {
         // Watches run ahead of each other.
         let mut snapshot = self.cluster.as_ref().map_or_else(
             || self.observer.now(),
-            |cluster| Snapshot::of(cluster.api().objects()),
+            |cluster| ClusterSnapshot::of(cluster.api().objects()),
         );
         let mut problems = invariants::accounts(&snapshot, &self.excused).violations;
         snapshot
@@ -350,15 +350,15 @@ impl World {
         self.pods.delete_all().await?;
         let prefix = format!("{}/", self.namespace);
         // A pod that no watch has shown yet may still be there.
-        let is_left = |cluster: &Cluster| {
+        let is_left = |cluster: &LocalCluster| {
             cluster
                 .api()
                 .objects()
                 .list("pods", Some(&self.namespace))
                 .is_ok_and(|pods| !pods.is_empty())
         };
-        let is_shown = |snapshot: &Snapshot| snapshot.pods.keys().any(|key| key.starts_with(&prefix));
-        let gone = |snapshot: &Snapshot| {
+        let is_shown = |snapshot: &ClusterSnapshot| snapshot.pods.keys().any(|key| key.starts_with(&prefix));
+        let gone = |snapshot: &ClusterSnapshot| {
             (!is_shown(snapshot) && !self.cluster.as_ref().is_some_and(is_left)).then_some(())
         };
         self.until_within(deadline, "all pods to be gone", gone).await
@@ -386,7 +386,7 @@ impl World {
     }
 
     /// The number of these pods that are bound.
-    pub(super) fn n_bound(snapshot: &Snapshot, keys: &[String]) -> usize {
+    pub(super) fn n_bound(snapshot: &ClusterSnapshot, keys: &[String]) -> usize {
         keys.iter()
             .filter(|key| snapshot.pods.get(*key).is_some_and(|pod| node_of(pod).is_some()))
             .count()
@@ -400,7 +400,9 @@ impl World {
         limits: &pods::Limits<'_>,
     ) -> Result<Vec<String>> {
         let names: Vec<String> = (0..n_pods).map(|idx| format!("{prefix}-{idx}")).collect();
-        let creations = names.iter().map(|name| self.create(PodSpec::new(name, limits)));
+        let creations = names
+            .iter()
+            .map(|name| self.create(PodBuilder::new(name, limits)));
         futures::future::try_join_all(creations).await?;
         Ok(names)
     }

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use testbed::apiserver::{ApiServer, Config};
+use testbed::apiserver::{ApiServer, ApiServerConfig};
 
 /// The longest that anything here may take.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
@@ -16,8 +16,8 @@ pub(crate) async fn start() -> ApiServer {
     start_with(|_| {}).await
 }
 
-pub(crate) async fn start_with(change: impl FnOnce(&mut Config)) -> ApiServer {
-    let mut config = Config::loopback();
+pub(crate) async fn start_with(change: impl FnOnce(&mut ApiServerConfig)) -> ApiServer {
+    let mut config = ApiServerConfig::loopback();
     change(&mut config);
     ApiServer::start(config).await.unwrap()
 }

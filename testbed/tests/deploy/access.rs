@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use rstest::rstest;
 use testbed::rbac::{
-    Access, DEVICE_PLUGIN, Rbac, RbacTarget, SCHEDULER, SCHEDULER_CERTIFICATES, SCHEDULER_LEADER,
+    DEVICE_PLUGIN, Permission, Rbac, RbacTarget, SCHEDULER, SCHEDULER_CERTIFICATES, SCHEDULER_LEADER,
     SCHEDULER_ROOM,
 };
 
@@ -22,12 +22,12 @@ const PLUGIN_ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-dev
 fn may_do_what_it_does_and_nothing_else(
     #[case] folder: &str,
     #[case] account: &str,
-    #[case] used: &[Access<'static>],
-    #[case] at_home: &[(&str, &[Access<'static>])],
+    #[case] used: &[Permission<'static>],
+    #[case] at_home: &[(&str, &[Permission<'static>])],
 ) {
     let rbac = Rbac::of(&render(folder)).unwrap();
-    let everywhere: BTreeSet<Access<'_>> = used.iter().copied().collect();
-    let named: BTreeSet<Access<'_>> = at_home
+    let everywhere: BTreeSet<Permission<'_>> = used.iter().copied().collect();
+    let named: BTreeSet<Permission<'_>> = at_home
         .iter()
         .flat_map(|(_, accesses)| accesses.iter().copied())
         .collect();
@@ -100,7 +100,7 @@ fn each_daemon_runs_under_its_account(#[case] kind: &str, #[case] name: &str, #[
 fn the_second_scheduler_adds_its_lease_and_the_roles_of_kube_scheduler() {
     let objects = render("attach/second-scheduler");
     let rbac = Rbac::of(&objects).unwrap();
-    let used: BTreeSet<Access<'_>> = SCHEDULER
+    let used: BTreeSet<Permission<'_>> = SCHEDULER
         .iter()
         .chain(SCHEDULER_LEADER)
         .chain(SCHEDULER_ROOM)
@@ -108,7 +108,7 @@ fn the_second_scheduler_adds_its_lease_and_the_roles_of_kube_scheduler() {
         .copied()
         .collect();
     assert_eq!(rbac.granted(SCHEDULER_ACCOUNT), used);
-    let update = Access {
+    let update = Permission {
         group: "coordination.k8s.io",
         resource: "leases",
         subresource: "",

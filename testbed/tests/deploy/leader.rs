@@ -210,7 +210,7 @@ fn only_the_named_scheduler_binds() {
     );
     let resources = texts(&spec["matchConstraints"]["resourceRules"][0]["resources"]);
     // The API server answers a review and stores nothing.
-    let stores = |access: &&testbed::rbac::Access<'_>| {
+    let stores = |access: &&testbed::rbac::Permission<'_>| {
         access.verb == "create" && !access.resource.ends_with("reviews")
     };
     for access in testbed::rbac::SCHEDULER.iter().filter(stores) {

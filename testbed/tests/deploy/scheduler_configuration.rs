@@ -11,7 +11,7 @@ use proto::resource::{
 use rstest::rstest;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use testbed::kube_scheduler::Configuration;
+use testbed::kube_scheduler::SchedulerConfiguration;
 
 use crate::daemons::SCHEDULER;
 use crate::render::{documents, render};
@@ -193,7 +193,7 @@ fn the_second_scheduler_uses_loopback_and_its_own_lease() {
 #[case::own(OWN, "default-scheduler")]
 #[case::second(SECOND, "gpushare-scheduler")]
 fn the_model_of_kube_scheduler_reads_the_configuration(#[case] path: &str, #[case] scheduler: &str) {
-    let configuration = Configuration::read(&deploy().join(path)).unwrap();
+    let configuration = SchedulerConfiguration::read(&deploy().join(path)).unwrap();
     assert_eq!(configuration.schedulers.iter().collect::<Vec<_>>(), [scheduler]);
     assert_eq!(configuration.extenders[0].url_prefix, extender(path).url_prefix);
 }
@@ -204,7 +204,7 @@ fn the_model_of_kube_scheduler_reads_the_configuration(#[case] path: &str, #[cas
 #[case::second(SECOND)]
 fn all_nodes_are_scored(#[case] path: &str) {
     assert_eq!(
-        Configuration::read(&deploy().join(path))
+        SchedulerConfiguration::read(&deploy().join(path))
             .unwrap()
             .percentage_of_nodes_to_score,
         100

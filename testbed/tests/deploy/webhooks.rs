@@ -10,7 +10,7 @@ use proto::resource::{
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::rbac::{
-    Access, Rbac, RbacTarget, SCHEDULER as SCHEDULER_RIGHTS, SCHEDULER_CERTIFICATES, SCHEDULER_WEBHOOKS,
+    Permission, Rbac, RbacTarget, SCHEDULER as SCHEDULER_RIGHTS, SCHEDULER_CERTIFICATES, SCHEDULER_WEBHOOKS,
 };
 
 use crate::daemons::{DEVICE_PLUGIN, SCHEDULER};
@@ -229,7 +229,7 @@ fn the_scheduler_may_write_its_secret_and_its_configurations(#[case] folder: &st
     let objects = render_with(folder, &[OWN_CERTIFICATES]);
     let before = Rbac::of(&render(folder)).unwrap();
     let rbac = Rbac::of(&objects).unwrap();
-    let used: BTreeSet<Access<'_>> = before
+    let used: BTreeSet<Permission<'_>> = before
         .granted(ACCOUNT)
         .into_iter()
         .chain(SCHEDULER_WEBHOOKS.iter().copied())

@@ -9,7 +9,7 @@ use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testbed::apiserver::{ApiServer, Config};
+use testbed::apiserver::{ApiServer, ApiServerConfig};
 use testbed::kubelet::{Kubelet, KubeletConfig};
 
 use crate::plugin::{Plugin, Script};
@@ -31,7 +31,7 @@ impl Node {
     }
 
     pub(crate) async fn start_with(change: impl FnOnce(&mut KubeletConfig)) -> Self {
-        let api = ApiServer::start(Config::loopback()).await.unwrap();
+        let api = ApiServer::start(ApiServerConfig::loopback()).await.unwrap();
         let client = Client::try_from(kube::Config::new(api.url().parse().unwrap())).unwrap();
         let dir = TempDir::new().unwrap();
         let logs: Arc<Mutex<Vec<(String, String)>>> = Arc::default();

@@ -6,10 +6,10 @@ use anyhow::{Result, ensure};
 use proto::resource::GPU_MEM;
 use rstest::rstest;
 use testbed::apiserver::{Fault, Matching};
-use testbed::cluster::{Cluster, ClusterSpec, Health, NodeSpec};
+use testbed::cluster::{ClusterSpec, GpuFault, LocalCluster, NodeSetup};
 use testbed::kubelet::Kubelet;
-use testbed::observer::Snapshot;
-use testbed::pods::{PodSpec, Pods};
+use testbed::observer::ClusterSnapshot;
+use testbed::pods::{NamespacePods, PodBuilder};
 
 use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_event, until_run, verify};
 
@@ -19,13 +19,13 @@ const A_WHILE: Duration = Duration::from_secs(12);
 const BEAT: Duration = Duration::from_secs(2);
 
 /// Two nodes of two GPUs of 16 GiB, whose plugins give containers their devices in this manner.
-async fn cluster(inject: &'static str) -> Result<(Cluster, Pods)> {
-    let node = |name: &str| NodeSpec {
+async fn cluster(inject: &'static str) -> Result<(LocalCluster, NamespacePods)> {
+    let node = |name: &str| NodeSetup {
         inject,
-        ..NodeSpec::new(name, &[16384, 16384])
+        ..NodeSetup::new(name, &[16384, 16384])
     };
-    let cluster = Cluster::start(ClusterSpec::of(vec![node("n1"), node("n2")])).await?;
-    let pods = Pods::of(cluster.client(), "default");
+    let cluster = LocalCluster::start(ClusterSpec::of(vec![node("n1"), node("n2")])).await?;
+    let pods = NamespacePods::of(cluster.client(), "default");
     Ok((cluster, pods))
 }
 
@@ -35,7 +35,7 @@ async fn cluster(inject: &'static str) -> Result<(Cluster, Pods)> {
 async fn away(inject: &'static str, period: Duration) -> Result<()> {
     let (mut cluster, pods) = cluster(inject).await?;
     for (name, node) in [("a", "n1"), ("b", "n2")] {
-        pods.create(&PodSpec::new(name, &[(GPU_MEM, "12")]).on(node))
+        pods.create(&PodBuilder::new(name, &[(GPU_MEM, "12")]).on(node))
             .await?;
     }
     until_run(&cluster, &["a", "b"]).await?;
@@ -51,7 +51,7 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
         .faults()
         .inject(Matching::anything(), Fault::DropConnection);
     cluster.api().faults().drop_watches("");
-    cluster.node("n1")?.set_health(idle, Health::Xid(79))?;
+    cluster.node("n1")?.set_health(idle, GpuFault::Xid(79))?;
     let healthy = |kubelet: &Kubelet| kubelet.capacity().get(GPU_MEM).map_or(0, |(_, healthy)| *healthy);
     ensure!(
         cluster
@@ -101,7 +101,7 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
             .unwrap_or_default()
     );
     ensure!(seen(kubelet, "b")? == of_b, "b sees another GPU than before");
-    let is_sick = |snapshot: &Snapshot| {
+    let is_sick = |snapshot: &ClusterSnapshot| {
         let device = snapshot
             .devices
             .get("n1")?
@@ -115,7 +115,7 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
         .until("the sick GPU to be published", DEADLINE, is_sick)
         .await?;
     until_event(&cluster, "n1", "GPUUnhealthy").await?;
-    pods.create(&PodSpec::new("new", &[(GPU_MEM, "12")]).on("n2"))
+    pods.create(&PodBuilder::new("new", &[(GPU_MEM, "12")]).on("n2"))
         .await?;
     until_run(&cluster, &["a", "b", "new"]).await?;
     ensure!(

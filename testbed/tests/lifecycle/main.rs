@@ -7,20 +7,21 @@ mod specs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use testbed::cluster::Cluster;
+use testbed::cluster::LocalCluster;
 use testbed::invariants;
 use testbed::kubelet::Kubelet;
-use testbed::observer::Snapshot;
+use testbed::observer::ClusterSnapshot;
 use testbed::pod_fields::is_running;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 /// The time for which a container that must not start is watched.
 const LOOK: Duration = Duration::from_secs(3);
 
-async fn until_run(cluster: &Cluster, names: &[&str]) -> Result<()> {
-    let is_up =
-        |snapshot: &Snapshot, name: &str| snapshot.pod(&format!("default/{name}")).is_some_and(is_running);
-    let all_up = |snapshot: &Snapshot| names.iter().all(|name| is_up(snapshot, name)).then_some(());
+async fn until_run(cluster: &LocalCluster, names: &[&str]) -> Result<()> {
+    let is_up = |snapshot: &ClusterSnapshot, name: &str| {
+        snapshot.pod(&format!("default/{name}")).is_some_and(is_running)
+    };
+    let all_up = |snapshot: &ClusterSnapshot| names.iter().all(|name| is_up(snapshot, name)).then_some(());
     cluster
         .until(&format!("{} to run", names.join(", ")), DEADLINE, all_up)
         .await
@@ -54,8 +55,8 @@ fn seen(kubelet: &Kubelet, name: &str) -> Result<String> {
 }
 
 /// Nothing that has started sees what is not counted for it, and nothing is counted twice.
-async fn verify(cluster: &Cluster) -> Result<()> {
-    let snapshot = Snapshot::of(cluster.api().objects());
+async fn verify(cluster: &LocalCluster) -> Result<()> {
+    let snapshot = ClusterSnapshot::of(cluster.api().objects());
     let accounts = invariants::accounts(&snapshot, &std::collections::BTreeSet::new());
     ensure!(accounts.violations.is_empty(), "{:?}", accounts.violations);
     let misfits = invariants::misfits(&invariants::container_views(cluster.client(), &snapshot).await?);
@@ -64,7 +65,7 @@ async fn verify(cluster: &Cluster) -> Result<()> {
 }
 
 /// Waits for an event of this reason on an object.
-async fn until_event(cluster: &Cluster, object: &str, reason: &str) -> Result<()> {
+async fn until_event(cluster: &LocalCluster, object: &str, reason: &str) -> Result<()> {
     let is_shown = || {
         let events = cluster.api().objects().list("events", None).unwrap_or_default();
         events.iter().any(|event| {

@@ -5,47 +5,47 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use proto::resource::{GPU_MEM, GPU_MEMORY};
 use serde_json::Value;
-use testbed::cluster::{CdiDir, Cluster, ClusterSpec, GpuSpec, NodeSpec};
+use testbed::cluster::{CdiDir, ClusterSpec, GpuSpec, LocalCluster, NodeSetup};
 use testbed::invariants;
 use testbed::kubelet::{Kubelet, RunState};
-use testbed::observer::Snapshot;
+use testbed::observer::ClusterSnapshot;
 use testbed::pod_fields::{phase, unscheduled_because};
-use testbed::pods::{PodSpec, Pods};
+use testbed::pods::{NamespacePods, PodBuilder};
 
 use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_event, until_run, verify};
 
 /// The time in which a plugin has to end.
 const GRACE: Duration = Duration::from_secs(10);
 
-async fn cluster_of(node: NodeSpec) -> Result<(Cluster, Pods)> {
-    let cluster = Cluster::start(ClusterSpec::of(vec![node])).await?;
-    let pods = Pods::of(cluster.client(), "default");
+async fn cluster_of(node: NodeSetup) -> Result<(LocalCluster, NamespacePods)> {
+    let cluster = LocalCluster::start(ClusterSpec::of(vec![node])).await?;
+    let pods = NamespacePods::of(cluster.client(), "default");
     Ok((cluster, pods))
 }
 
 /// A node whose GPUs have 16 GiB each.
-fn node_of(n_gpus: usize) -> NodeSpec {
-    NodeSpec::new("n1", &vec![16384; n_gpus])
+fn node_of(n_gpus: usize) -> NodeSetup {
+    NodeSetup::new("n1", &vec![16384; n_gpus])
 }
 
-async fn run(cluster: &Cluster, pods: &Pods, name: &str, units: u64) -> Result<()> {
-    pods.create(&PodSpec::new(name, &[(GPU_MEM, &units.to_string())]))
+async fn run(cluster: &LocalCluster, pods: &NamespacePods, name: &str, units: u64) -> Result<()> {
+    pods.create(&PodBuilder::new(name, &[(GPU_MEM, &units.to_string())]))
         .await?;
     until_run(cluster, &[name]).await
 }
 
 /// Creates a pod that finds no room, and waits until its condition says so.
-async fn waits(cluster: &Cluster, pods: &Pods, name: &str, units: u64) -> Result<()> {
-    pods.create(&PodSpec::new(name, &[(GPU_MEM, &units.to_string())]))
+async fn waits(cluster: &LocalCluster, pods: &NamespacePods, name: &str, units: u64) -> Result<()> {
+    pods.create(&PodBuilder::new(name, &[(GPU_MEM, &units.to_string())]))
         .await?;
-    let is_refused = |snapshot: &Snapshot| snapshot.pod(name).and_then(unscheduled_because).map(drop);
+    let is_refused = |snapshot: &ClusterSnapshot| snapshot.pod(name).and_then(unscheduled_because).map(drop);
     cluster
         .until(&format!("{name} to be refused"), DEADLINE, is_refused)
         .await
 }
 
 /// Waits until the scheduler counts the given number of GPUs of the node as healthy: an event may be there before.
-async fn until_healthy(cluster: &Cluster, n_healthy: usize) -> Result<()> {
+async fn until_healthy(cluster: &LocalCluster, n_healthy: usize) -> Result<()> {
     let shows = |node: &Value| {
         let gpus = node.get("devs").and_then(Value::as_array);
         gpus.is_some_and(|gpus| gpus.iter().filter(|gpu| gpu["healthy"] == true).count() == n_healthy)
@@ -68,7 +68,7 @@ async fn stays(kubelet: &Kubelet, name: &str, n_starts: u32) -> Result<()> {
 }
 
 /// Waits until the plugin has sent kubelet both its resources, after `n_before` earlier registrations; node status follows.
-async fn until_registered(cluster: &mut Cluster, n_before: usize) -> Result<()> {
+async fn until_registered(cluster: &mut LocalCluster, n_before: usize) -> Result<()> {
     let is_known = |kubelet: &Kubelet| {
         kubelet.n_registrations() >= n_before + 2
             && kubelet.capacity().values().all(|(_, healthy)| *healthy > 0)
@@ -110,7 +110,7 @@ async fn running_pods_survive_a_change_of_the_memory_unit() -> Result<()> {
         "it sees another GPU"
     );
     let is_published =
-        |snapshot: &Snapshot| (invariants::memory_unit(snapshot, "n1") == 1 << 20).then_some(());
+        |snapshot: &ClusterSnapshot| (invariants::memory_unit(snapshot, "n1") == 1 << 20).then_some(());
     cluster
         .until("the unit to be published", DEADLINE, is_published)
         .await?;
@@ -203,7 +203,7 @@ fn block(kubelet: &Kubelet) -> Result<CdiDir> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn containers_wait_while_cdi_specs_cannot_be_written() -> Result<()> {
-    let (mut cluster, pods) = cluster_of(NodeSpec {
+    let (mut cluster, pods) = cluster_of(NodeSetup {
         inject: "cdi",
         ..node_of(1)
     })
@@ -244,7 +244,7 @@ async fn containers_wait_while_cdi_specs_cannot_be_written() -> Result<()> {
 }
 
 /// Lets the plugin write no byte to any file, or lets it again.
-async fn fill_disk(cluster: &mut Cluster, is_full: bool) -> Result<()> {
+async fn fill_disk(cluster: &mut LocalCluster, is_full: bool) -> Result<()> {
     let pid = cluster
         .node("n1")?
         .plugin()
@@ -265,7 +265,7 @@ async fn fill_disk(cluster: &mut Cluster, is_full: bool) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn containers_wait_while_the_disk_is_full() -> Result<()> {
-    let (mut cluster, pods) = cluster_of(NodeSpec {
+    let (mut cluster, pods) = cluster_of(NodeSetup {
         disk_may_be_full: true,
         inject: "cdi",
         ..node_of(1)
@@ -273,7 +273,8 @@ async fn containers_wait_while_the_disk_is_full() -> Result<()> {
     .await?;
     run(&cluster, &pods, "before", 4).await?;
     fill_disk(&mut cluster, true).await?;
-    pods.create(&PodSpec::new("meanwhile", &[(GPU_MEM, "4")])).await?;
+    pods.create(&PodBuilder::new("meanwhile", &[(GPU_MEM, "4")]))
+        .await?;
     until_event(&cluster, "meanwhile", "GPUNotReady").await?;
     let kubelet = cluster.node("n1")?.kubelet();
     stays(kubelet, "meanwhile", 0).await?;
@@ -331,7 +332,7 @@ async fn after_a_reboot_with_a_late_plugin_kubelet_fails_the_old_pods() -> Resul
     let (mut cluster, pods) = cluster_of(node_of(1)).await?;
     run(&cluster, &pods, "before", 16).await?;
     cluster.node("n1")?.reboot().await?;
-    let is_failed = |snapshot: &Snapshot| {
+    let is_failed = |snapshot: &ClusterSnapshot| {
         snapshot
             .pod("before")
             .is_some_and(|pod| phase(pod) == "Failed")

@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 use proto::record::{GPU_DEVICES, MEM_CONTAINER};
 use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_SHARED};
-use testbed::cluster::{Cluster, ClusterSpec, NodeKind, NodeSpec, PLUGIN_USER};
+use testbed::cluster::{ClusterSpec, LocalCluster, NodeKind, NodeSetup, PLUGIN_USER};
 use testbed::invariants;
-use testbed::kubelet::{Container, ContainerStart, Kubelet, OrderRule, RunState, StartHook};
-use testbed::observer::Snapshot;
-use testbed::pods::{PodSpec, Pods};
+use testbed::kubelet::{ContainerStart, Kubelet, OrderRule, RunState, RuntimeContainer, StartHook};
+use testbed::observer::ClusterSnapshot;
+use testbed::pods::{NamespacePods, PodBuilder};
 
 use crate::{DEADLINE, seen, starts, starts_again, until_run, verify};
 
-type Starts = Arc<Mutex<Vec<Container>>>;
+type Starts = Arc<Mutex<Vec<RuntimeContainer>>>;
 
 struct Scene {
-    cluster: Cluster,
-    pods: Pods,
+    cluster: LocalCluster,
+    pods: NamespacePods,
     starts: Starts,
 }
 
@@ -31,12 +31,12 @@ impl Scene {
                 .unwrap_or_else(PoisonError::into_inner)
                 .push(start.container.clone());
         });
-        let node = NodeSpec {
+        let node = NodeSetup {
             started,
-            ..NodeSpec::of_kind(NodeKind::PlainCdi, "n1", &[16384, 16384])
+            ..NodeSetup::of_kind(NodeKind::PlainCdi, "n1", &[16384, 16384])
         };
-        let cluster = Cluster::start(ClusterSpec::of(vec![node])).await?;
-        let pods = Pods::of(cluster.client(), "default");
+        let cluster = LocalCluster::start(ClusterSpec::of(vec![node])).await?;
+        let pods = NamespacePods::of(cluster.client(), "default");
         Ok(Self {
             cluster,
             pods,
@@ -48,13 +48,13 @@ impl Scene {
         Ok(self.cluster.nodes().next().context("no node")?.kubelet())
     }
 
-    fn container(&self, pod: &str, container: &str) -> Result<Container> {
+    fn container(&self, pod: &str, container: &str) -> Result<RuntimeContainer> {
         self.kubelet()?
             .container("default", pod, container)
             .with_context(|| format!("{pod} has no container {container}"))
     }
 
-    async fn run(&self, pod: PodSpec, name: &str) -> Result<()> {
+    async fn run(&self, pod: PodBuilder, name: &str) -> Result<()> {
         self.pods.create(&pod).await?;
         until_run(&self.cluster, &[name]).await
     }
@@ -63,7 +63,7 @@ impl Scene {
     async fn check(&self, what: &str, n_starts: usize) -> Result<()> {
         let started = std::mem::take(&mut *self.starts.lock().unwrap_or_else(PoisonError::into_inner));
         ensure!(started.len() >= n_starts, "{what}: {} starts", started.len());
-        let snapshot = Snapshot::of(self.cluster.api().objects());
+        let snapshot = ClusterSnapshot::of(self.cluster.api().objects());
         for container in started {
             let name = format!("{what}: {}/{}", container.pod, container.name);
             let pod = snapshot.pod(&container.pod).context("a pod is gone")?;
@@ -94,8 +94,8 @@ impl Scene {
     }
 }
 
-fn units(name: &str, units: &str) -> PodSpec {
-    PodSpec::new(name, &[(GPU_MEM, units)])
+fn units(name: &str, units: &str) -> PodBuilder {
+    PodBuilder::new(name, &[(GPU_MEM, units)])
 }
 
 /// Waits until the plugin offers everything to a kubelet that has just started or lost it.
@@ -129,7 +129,7 @@ async fn every_start_uses_the_spec_that_was_written_for_it() -> Result<()> {
         .await?;
     scene
         .run(
-            PodSpec::new("bytes", &bytes("4Gi")).init("prepare", &bytes("1Gi")),
+            PodBuilder::new("bytes", &bytes("4Gi")).init("prepare", &bytes("1Gi")),
             "bytes",
         )
         .await?;

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::mix::{Mix, MixRules};
 use crate::replay::objects;
 use crate::replay::portion::{floor, real};
-use crate::replay::trace::{NodeRow, PodRow, WHOLE};
+use crate::replay::trace::{NodeRow, TracePod, WHOLE};
 use crate::replay::world::{PlacedPod, ReplayInput};
 use testbed::dice::dice;
 
@@ -297,8 +297,8 @@ fn blend(one: &Mix, amount: i64, other: Mix, other_amount: i64) -> Mix {
     one.clone().with(other, percent)
 }
 
-fn pods(phases: &[LoadPhase], capacity: i64, dice: &mut StdRng) -> Vec<PodRow> {
-    let mut rows: Vec<PodRow> = Vec::new();
+fn pods(phases: &[LoadPhase], capacity: i64, dice: &mut StdRng) -> Vec<TracePod> {
+    let mut rows: Vec<TracePod> = Vec::new();
     let mut now = 0.0;
     for phase in phases {
         let demand = capacity * phase.percent / 100;
@@ -317,7 +317,7 @@ fn pods(phases: &[LoadPhase], capacity: i64, dice: &mut StdRng) -> Vec<PodRow> {
             if now > until {
                 break;
             }
-            rows.push(PodRow {
+            rows.push(TracePod {
                 name: format!("p{:06}", rows.len()),
                 cpu_milli: size.cpu_milli,
                 memory_mib: size.memory_mib,
@@ -342,8 +342,8 @@ fn exponential(mean: f64, dice: &mut StdRng) -> f64 {
 
 /// Every node has this number of pods of `DaemonSets` that ask for some CPU.
 fn add_daemons(world: &mut ReplayInput, n: usize, cpu_milli: i64) {
-    let rows: Vec<PodRow> = (0..n)
-        .map(|at| PodRow {
+    let rows: Vec<TracePod> = (0..n)
+        .map(|at| TracePod {
             name: format!("daemon-{at}"),
             cpu_milli,
             memory_mib: 256,

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 
 use super::cluster::Family;
-use super::{FamilyResult, Spread, render};
+use super::{FamilyResult, SeedSpread, render};
 use crate::replay::policy::Policy;
 
 #[test]
@@ -57,7 +57,7 @@ fn losses_are_relative_to_the_best_policy() {
     let line = |kind: &str, runs: [Vec<f64>; 2]| FamilyResult {
         kind: kind.to_owned(),
         number: 1,
-        allocated: runs.map(|runs| Spread::of(&runs)).into(),
+        allocated: runs.map(|runs| SeedSpread::of(&runs)).into(),
     };
     let lines = [
         line("shares", [vec![97.0, 99.0], vec![98.0, 98.0]]),

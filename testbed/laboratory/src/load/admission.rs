@@ -12,14 +12,14 @@ use futures::stream::{StreamExt, TryStreamExt};
 use proto::resource::GPU_MEM;
 use serde::Serialize;
 
-use testbed::chaos::Mode;
-use testbed::cluster::{Cluster, ClusterSpec, NodeSpec};
+use testbed::chaos::PluginMode;
+use testbed::cluster::{ClusterSpec, LocalCluster, NodeSetup};
 use testbed::console::{Console, table};
 use testbed::invariants;
 use testbed::kubelet::{Kubelet, OrderRule, StartHook};
-use testbed::observer::Snapshot;
+use testbed::observer::ClusterSnapshot;
 use testbed::pod_fields::{is_running, node_of, phase};
-use testbed::pods::{PodSpec, Pods};
+use testbed::pods::{NamespacePods, PodBuilder};
 
 /// Longest wait for one thing.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -39,7 +39,7 @@ pub struct AdmissionArgs {
     pub rounds: u32,
     /// The plugin's mode.
     #[arg(long, value_enum, default_value = "cdi")]
-    pub mode: Mode,
+    pub mode: PluginMode,
     /// True if an init container alone asks for devices, which kubelet's pod-resources list leaves out.
     #[arg(long)]
     pub init_only: bool,
@@ -49,7 +49,7 @@ pub struct AdmissionArgs {
 #[derive(Clone, Debug, Serialize)]
 pub struct Admitted {
     /// The plugin's mode.
-    pub mode: Mode,
+    pub mode: PluginMode,
     /// Pods in all.
     pub pods: usize,
     /// Pods that pass admission in a second.
@@ -121,7 +121,7 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
     let starts = Starts::default();
     let entered = Arc::clone(&starts);
     let gpus: Vec<u64> = (0..GPUS[0]).map(|_| GPUS[1] * 1024).collect();
-    let node = NodeSpec {
+    let node = NodeSetup {
         started: StartHook::new(move |start| {
             entered
                 .lock()
@@ -131,9 +131,9 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         inject: args.mode.inject(),
         plugin_args: args.mode.plugin_args(),
         max_pods: args.pods + 10,
-        ..NodeSpec::new("n1", &gpus)
+        ..NodeSetup::new("n1", &gpus)
     };
-    let mut cluster = Cluster::start(ClusterSpec {
+    let mut cluster = LocalCluster::start(ClusterSpec {
         max_backoff: Some(Duration::from_millis(500)),
         ..ClusterSpec::of(vec![node])
     })
@@ -164,18 +164,18 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
 }
 
 /// Binds the pods of a round and lets kubelet admit them together; how many it admits in a second.
-async fn fill(cluster: &mut Cluster, args: &AdmissionArgs, round: u32) -> Result<f64> {
+async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> Result<f64> {
     let n_pods = usize::try_from(args.pods)?;
     let n_before = cluster.node("n1")?.kubelet().n_admissions();
     cluster.node("n1")?.kubelet().hold();
-    let pods = Pods::of(cluster.client(), "default");
+    let pods = NamespacePods::of(cluster.client(), "default");
     let created = futures::stream::iter(0..args.pods).map(|number| {
         let name = format!("r{round}-p{number}");
         let unit = [(GPU_MEM, "1")];
         let spec = if args.init_only {
-            PodSpec::new(&name, &[]).init("init", &unit)
+            PodBuilder::new(&name, &[]).init("init", &unit)
         } else {
-            PodSpec::new(&name, &unit)
+            PodBuilder::new(&name, &unit)
         };
         let pods = pods.clone();
         async move { pods.create(&spec).await }
@@ -184,7 +184,7 @@ async fn fill(cluster: &mut Cluster, args: &AdmissionArgs, round: u32) -> Result
         .buffer_unordered(CONCURRENCY)
         .try_collect::<Vec<_>>()
         .await?;
-    let bound = |snapshot: &Snapshot| {
+    let bound = |snapshot: &ClusterSnapshot| {
         snapshot
             .pods
             .values()
@@ -214,7 +214,7 @@ async fn fill(cluster: &mut Cluster, args: &AdmissionArgs, round: u32) -> Result
         .max()
         .context("no pod was admitted")?
         - began;
-    let settled = |snapshot: &Snapshot| {
+    let settled = |snapshot: &ClusterSnapshot| {
         snapshot
             .pods
             .values()
@@ -226,8 +226,8 @@ async fn fill(cluster: &mut Cluster, args: &AdmissionArgs, round: u32) -> Result
 }
 
 /// The problems now: refused pods, wrong devices, sums.
-fn look(cluster: &mut Cluster) -> Result<Vec<String>> {
-    let snapshot = Snapshot::of(cluster.api().objects());
+fn look(cluster: &mut LocalCluster) -> Result<Vec<String>> {
+    let snapshot = ClusterSnapshot::of(cluster.api().objects());
     let mut wrong = invariants::accounts(&snapshot, &BTreeSet::new()).violations;
     let device = snapshot.devices.get("n1");
     let kubelet: &Kubelet = cluster.node("n1")?.kubelet();
@@ -257,9 +257,9 @@ fn look(cluster: &mut Cluster) -> Result<Vec<String>> {
     Ok(wrong)
 }
 
-async fn empty(cluster: &Cluster) -> Result<()> {
-    let pods = Pods::of(cluster.client(), "default");
-    let names = Snapshot::of(cluster.api().objects()).pods.into_keys();
+async fn empty(cluster: &LocalCluster) -> Result<()> {
+    let pods = NamespacePods::of(cluster.client(), "default");
+    let names = ClusterSnapshot::of(cluster.api().objects()).pods.into_keys();
     let deleted = futures::stream::iter(names).map(|key| {
         let pods = pods.clone();
         async move { pods.delete(key.rsplit('/').next().unwrap_or(&key)).await }
@@ -290,7 +290,7 @@ fn quantiles(mut durations: Vec<Duration>) -> [f64; 3] {
 mod tests {
     use super::*;
 
-    async fn admitted(mode: Mode, init_only: bool) -> Admitted {
+    async fn admitted(mode: PluginMode, init_only: bool) -> Admitted {
         let args = AdmissionArgs {
             pods: 24,
             rounds: 2,
@@ -302,7 +302,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn every_start_is_confirmed_by_kubelet() {
-        let admitted = admitted(Mode::Cdi, false).await;
+        let admitted = admitted(PluginMode::Cdi, false).await;
         assert_eq!(
             (admitted.wrong.as_slice(), admitted.refused, admitted.pods),
             (&[][..], 0, 48)
@@ -316,7 +316,7 @@ mod tests {
     /// Such pods are not in the list of pod-resources: kubelet's checkpoint names the holders of their devices.
     #[tokio::test(flavor = "multi_thread")]
     async fn pods_with_devices_in_init_containers_only_are_measured() {
-        for mode in [Mode::Cdi, Mode::Envvar] {
+        for mode in [PluginMode::Cdi, PluginMode::Envvar] {
             let admitted = admitted(mode, true).await;
             assert_eq!(admitted.wrong, Vec::<String>::new(), "{admitted:?}");
         }

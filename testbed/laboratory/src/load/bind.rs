@@ -37,7 +37,7 @@ pub struct BindArgs {
 
 /// The measurements.
 #[derive(Clone, Debug, Serialize)]
-struct Bound {
+struct BindMeasurement {
     nodes: u32,
     pods: u32,
     concurrency: u16,
@@ -84,7 +84,7 @@ pub(super) async fn run(console: &Console, args: &BindArgs) -> Result<()> {
     Ok(())
 }
 
-impl Bound {
+impl BindMeasurement {
     fn row(&self) -> Vec<String> {
         let slowest = self
             .each_second
@@ -114,7 +114,7 @@ impl Bound {
     }
 }
 
-async fn bind(console: &Console, args: &BindArgs) -> Result<Bound> {
+async fn bind(console: &Console, args: &BindArgs) -> Result<BindMeasurement> {
     console.step(&format!("{} bindings without a scheduler", args.pods));
     let floor = floor(args).await?;
     console.step(&format!("making {} nodes and {} pods", args.nodes, args.pods));
@@ -142,7 +142,7 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<Bound> {
     });
     let done = Done::of(args.concurrency, requests).await?;
     let spent = [rig.cpu_seconds()? - cpu[0], own_cpu_seconds()? - cpu[1]];
-    let bound = Bound {
+    let bound = BindMeasurement {
         nodes: args.nodes,
         pods: args.pods,
         concurrency: args.concurrency,

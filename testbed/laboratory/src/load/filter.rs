@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::baseline::Baseline;
 use super::churn::Churn;
 use super::kept_connection::{KeptConnection, wire};
-use super::requests::{MOST_SHAPES, Requests};
+use super::requests::{MOST_SHAPES, PreparedRequests};
 use super::viewers::Viewers;
 use super::{Rig, fleet, float, growth, quantiles};
 use testbed::console::{Console, table};
@@ -178,7 +178,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     sizes.sort_unstable();
     sizes.dedup();
     let mut measured = Vec::new();
-    let requests = Requests::new((0..n_nodes).map(fleet::node_name), args.shapes, args.pod_bytes)?;
+    let requests = PreparedRequests::new((0..n_nodes).map(fleet::node_name), args.shapes, args.pod_bytes)?;
     // One client for all sizes: a pod that asks again is answered with all nodes.
     let mut client = Client {
         requests,
@@ -228,7 +228,7 @@ struct FilterAnswers {
 
 /// Requests, and whom they are put to.
 struct Client {
-    requests: Requests,
+    requests: PreparedRequests,
     scheduler: KeptConnection,
     floor: KeptConnection,
 }

@@ -16,13 +16,13 @@ use proto::resource::GPU_MEM;
 use serde::Serialize;
 use serde_json::Value;
 
-use testbed::cluster::{Cluster, ClusterSpec, DriverSpecs, NodeSpec};
+use testbed::cluster::{ClusterSpec, DriverSpecs, LocalCluster, NodeSetup};
 use testbed::console::{Console, table};
 use testbed::invariants;
-use testbed::kubelet::{Container, ContainerStart, OrderRule, RuntimeConfig, StartHook};
-use testbed::observer::Snapshot;
+use testbed::kubelet::{ContainerStart, OrderRule, RuntimeConfig, RuntimeContainer, StartHook};
+use testbed::observer::ClusterSnapshot;
 use testbed::pod_fields::{is_running, node_of, phase};
-use testbed::pods::{PodSpec, Pods};
+use testbed::pods::{NamespacePods, PodBuilder};
 
 /// Longest wait for one thing.
 const DEADLINE: Duration = Duration::from_secs(180);
@@ -166,10 +166,10 @@ impl WatchedNode {
         }
     }
 
-    fn spec(&self, args: &InjectionArgs) -> NodeSpec {
+    fn spec(&self, args: &InjectionArgs) -> NodeSetup {
         let starts = Arc::clone(&self.starts);
         let gpus: Vec<u64> = (0..GPUS[0]).map(|_| GPUS[1] * 1024).collect();
-        NodeSpec {
+        NodeSetup {
             started: StartHook::new(move |start| {
                 starts
                     .lock()
@@ -182,7 +182,7 @@ impl WatchedNode {
             driver: DriverSpecs::LongToolkit,
             plugin: args.former.clone().filter(|_| self.plugin == FORMER),
             cdi_injector: Some(args.injector.clone()),
-            ..NodeSpec::new(&self.node, &gpus)
+            ..NodeSetup::new(&self.node, &gpus)
         }
     }
 
@@ -206,7 +206,7 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
             .map(|_| WatchedNode::new("former".to_owned(), FORMER)),
     );
     let specs = nodes.iter().map(|watched| watched.spec(args)).collect();
-    let mut cluster = Cluster::start(ClusterSpec {
+    let mut cluster = LocalCluster::start(ClusterSpec {
         max_backoff: Some(Duration::from_millis(500)),
         ..ClusterSpec::of(specs)
     })
@@ -249,7 +249,7 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
 }
 
 /// Starts a burst of pods, checks their devices, and removes as many of the oldest.
-async fn burst(cluster: &mut Cluster, watched: &mut WatchedNode, n_pods: u32, round: u64) -> Result<()> {
+async fn burst(cluster: &mut LocalCluster, watched: &mut WatchedNode, n_pods: u32, round: u64) -> Result<()> {
     let names: Vec<String> = (0..n_pods)
         .map(|number| format!("{}-r{round}-{number}", watched.node))
         .collect();
@@ -257,7 +257,7 @@ async fn burst(cluster: &mut Cluster, watched: &mut WatchedNode, n_pods: u32, ro
     look(cluster, watched)?;
     watched.standing.extend(names);
     let leaving: Vec<String> = watched.standing.drain(..usize::try_from(n_pods)?).collect();
-    let pods = Pods::of(cluster.client(), "default");
+    let pods = NamespacePods::of(cluster.client(), "default");
     let deleted = futures::stream::iter(leaving.clone()).map(|name| {
         let pods = pods.clone();
         async move { pods.delete(&name).await }
@@ -266,7 +266,7 @@ async fn burst(cluster: &mut Cluster, watched: &mut WatchedNode, n_pods: u32, ro
         .buffer_unordered(CONCURRENCY)
         .try_collect::<Vec<_>>()
         .await?;
-    let are_gone = |snapshot: &Snapshot| {
+    let are_gone = |snapshot: &ClusterSnapshot| {
         leaving
             .iter()
             .all(|name| !snapshot.pods.contains_key(&key(name)))
@@ -276,25 +276,25 @@ async fn burst(cluster: &mut Cluster, watched: &mut WatchedNode, n_pods: u32, ro
 }
 
 /// Binds pods to a node and lets its kubelet have them together.
-async fn start_together(cluster: &mut Cluster, node: &str, names: &[String], seed: u64) -> Result<()> {
+async fn start_together(cluster: &mut LocalCluster, node: &str, names: &[String], seed: u64) -> Result<()> {
     cluster.node(node)?.kubelet().hold();
-    let pods = Pods::of(cluster.client(), "default");
+    let pods = NamespacePods::of(cluster.client(), "default");
     let created = futures::stream::iter(names).map(|name| {
-        let (pods, pod) = (pods.clone(), PodSpec::new(name, &[(GPU_MEM, "1")]).on(node));
+        let (pods, pod) = (pods.clone(), PodBuilder::new(name, &[(GPU_MEM, "1")]).on(node));
         async move { pods.create(&pod).await }
     });
     created
         .buffer_unordered(CONCURRENCY)
         .try_collect::<Vec<_>>()
         .await?;
-    let all = |snapshot: &Snapshot, is_so: &dyn Fn(&k8s_openapi::api::core::v1::Pod) -> bool| {
+    let all = |snapshot: &ClusterSnapshot, is_so: &dyn Fn(&k8s_openapi::api::core::v1::Pod) -> bool| {
         names
             .iter()
             .all(|name| snapshot.pods.get(&key(name)).is_some_and(is_so))
             .then_some(())
     };
     cluster
-        .until("all pods to be bound", DEADLINE, |snapshot: &Snapshot| {
+        .until("all pods to be bound", DEADLINE, |snapshot: &ClusterSnapshot| {
             all(snapshot, &|pod| node_of(pod).is_some())
         })
         .await?;
@@ -308,7 +308,7 @@ async fn start_together(cluster: &mut Cluster, node: &str, names: &[String], see
     kubelet.release(OrderRule::Shuffled, seed);
     let is_settled = |pod: &k8s_openapi::api::core::v1::Pod| is_running(pod) || phase(pod) == "Failed";
     cluster
-        .until("all pods to run", DEADLINE, |snapshot: &Snapshot| {
+        .until("all pods to run", DEADLINE, |snapshot: &ClusterSnapshot| {
             all(snapshot, &is_settled)
         })
         .await
@@ -319,8 +319,8 @@ fn key(pod: &str) -> String {
 }
 
 /// Compares the devices in the containers of a burst with their specs and with the records of their pods.
-fn look(cluster: &mut Cluster, watched: &mut WatchedNode) -> Result<()> {
-    let snapshot = Snapshot::of(cluster.api().objects());
+fn look(cluster: &mut LocalCluster, watched: &mut WatchedNode) -> Result<()> {
+    let snapshot = ClusterSnapshot::of(cluster.api().objects());
     let device = snapshot.devices.get(&watched.node);
     let dirs = cluster.node(&watched.node)?.kubelet().config().cdi_dirs.clone();
     let dir = dirs.last().context("the node has no directory of CDI specs")?;
@@ -356,7 +356,7 @@ fn look(cluster: &mut Cluster, watched: &mut WatchedNode) -> Result<()> {
 }
 
 /// Returns true if a container got the edits of its spec: all of it, and no GPU besides.
-fn is_as_written(dir: &Path, container: &Container) -> Result<bool> {
+fn is_as_written(dir: &Path, container: &RuntimeContainer) -> Result<bool> {
     let names = container
         .cdi_devices
         .iter()
@@ -492,15 +492,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use testbed::kubelet::{ContainerKind, RunState};
+    use testbed::kubelet::{ContainerType, RunState};
 
-    fn container(env: &[(&str, &str)], nodes: &[&str]) -> Container {
-        Container {
+    fn container(env: &[(&str, &str)], nodes: &[&str]) -> RuntimeContainer {
+        RuntimeContainer {
             namespace: "default".to_owned(),
             pod: "a".to_owned(),
             pod_uid: "a".to_owned(),
             name: "main".to_owned(),
-            kind: ContainerKind::App,
+            kind: ContainerType::App,
             state: RunState::Exited {
                 code: 0,
                 started: k8s_openapi::jiff::Timestamp::UNIX_EPOCH,

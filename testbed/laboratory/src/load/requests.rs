@@ -12,7 +12,7 @@ use rand::seq::SliceRandom;
 use serde_json::{Value, json};
 
 use super::kept_connection::wire;
-use testbed::pods::{Limits, PodSpec};
+use testbed::pods::{Limits, PodBuilder};
 
 /// Requests of pods; all of them fit a node of whose GPUs half are half full and one has some small pods more.
 pub(super) const SHAPES: [&Limits<'_>; 8] = [
@@ -31,7 +31,7 @@ pub(super) const MOST_SHAPES: u8 = 8;
 
 /// Requests about one cluster.
 #[derive(Debug)]
-pub(super) struct Requests {
+pub(super) struct PreparedRequests {
     /// Pods as JSON, in two parts that their UID goes between.
     pods: Vec<(String, String)>,
     /// kube-scheduler's list of nodes: every name once, in quotes.
@@ -41,7 +41,7 @@ pub(super) struct Requests {
     n_asked: usize,
 }
 
-impl Requests {
+impl PreparedRequests {
     /// Requests about these nodes, by pods of `n_shapes` shapes and of about `bytes`.
     pub(super) fn new(names: impl Iterator<Item = String>, n_shapes: u8, pod_bytes: usize) -> Result<Self> {
         let pods = SHAPES
@@ -81,7 +81,7 @@ impl Requests {
 /// A pod as JSON, without its UID.
 fn pod(limits: &Limits<'_>, bytes: usize) -> Result<(String, String)> {
     const UID: &str = "UID-OF-THE-POD";
-    let mut pod: Value = serde_json::to_value(PodSpec::new("asked", limits).pod()?)?;
+    let mut pod: Value = serde_json::to_value(PodBuilder::new("asked", limits).pod()?)?;
     let size = pod.to_string().len();
     let metadata = pod
         .get_mut("metadata")
@@ -102,11 +102,12 @@ fn pod(limits: &Limits<'_>, bytes: usize) -> Result<(String, String)> {
 mod tests {
     use serde_json::Value;
 
-    use super::Requests;
+    use super::PreparedRequests;
 
     #[test]
     fn requests_go_round_the_list_of_nodes_with_a_new_pod_each() {
-        let mut requests = Requests::new(["a", "b", "c"].into_iter().map(str::to_owned), 2, 2048).unwrap();
+        let mut requests =
+            PreparedRequests::new(["a", "b", "c"].into_iter().map(str::to_owned), 2, 2048).unwrap();
         let mut ask = || {
             let wire = String::from_utf8(requests.next(2).unwrap()).unwrap();
             let (head, body) = wire.split_once("\r\n\r\n").unwrap();

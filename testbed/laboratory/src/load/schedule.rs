@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 
 use super::fleet;
 use super::requests::{MOST_SHAPES, SHAPES};
-use bindings::{Bindings, Rates};
+use bindings::{BindingWatch, Rates};
 use fill::{ClusterSize, LABEL, WAITING, path};
 use halt::HaltedProcess;
 use objects::{Objects, each};
 use testbed::cluster::client_of;
 use testbed::console::{Console, table};
-use testbed::pods::{PodSpec, set};
+use testbed::pods::{PodBuilder, set};
 
 mod bindings;
 mod fill;
@@ -174,7 +174,7 @@ async fn schedule(console: &Console, client: &Client, args: &ScheduleArgs) -> Re
     let mut stage = TurnContext {
         console,
         args,
-        bindings: Bindings::watch(client).await?,
+        bindings: BindingWatch::watch(client).await?,
         objects,
     };
     stage.empty().await?;
@@ -200,7 +200,7 @@ struct TurnContext<'a> {
     console: &'a Console,
     args: &'a ScheduleArgs,
     objects: Objects,
-    bindings: Bindings,
+    bindings: BindingWatch,
 }
 
 impl TurnContext<'_> {
@@ -269,7 +269,7 @@ fn waiting_pod(scheduler: &str, round: u32, idx: u32, args: &ScheduleArgs) -> Re
     let shape = shapes
         .get(idx as usize % shapes.len().max(1))
         .context("there is no shape")?;
-    let pod = PodSpec::new(&format!("{scheduler}-{round}-{idx:06}"), shape)
+    let pod = PodBuilder::new(&format!("{scheduler}-{round}-{idx:06}"), shape)
         .scheduler(scheduler)
         .pod()?;
     let mut pod = fill::of_load(serde_json::to_value(pod)?, WAITING);

@@ -42,7 +42,7 @@ pub enum TieBreak {
 
 /// Everything that one run depends on besides pods, policy and seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Conditions {
+pub struct RunConditions {
     /// The name in the results.
     pub label: String,
     /// The number of nodes that are looked at.
@@ -64,7 +64,7 @@ pub struct Overrides {
     pub plain_pods: Option<PlainPods>,
 }
 
-impl Conditions {
+impl RunConditions {
     /// Named conditions, with replaced settings.
     pub fn of(named: NamedConditions, overrides: Overrides) -> Self {
         let (label, sampling, ties, plain_pods) = match named {
@@ -147,14 +147,14 @@ mod tests {
             ties: Some(TieBreak::Fixed),
             plain_pods: Some(PlainPods::Extender),
         };
-        let conditions = Conditions::of(NamedConditions::S, overrides);
+        let conditions = RunConditions::of(NamedConditions::S, overrides);
         assert_eq!(conditions.label, "S nodes=5% ties=fixed cpu-pods=extender");
         assert_eq!(
             (conditions.sampling, conditions.ties, conditions.plain_pods),
             (SampleSize::Percent(5), Ties::Fixed, PlainPods::Extender)
         );
         assert_eq!(
-            Conditions::of(NamedConditions::P, Overrides::default()).label,
+            RunConditions::of(NamedConditions::P, Overrides::default()).label,
             "P"
         );
         assert!(

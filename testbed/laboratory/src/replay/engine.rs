@@ -23,7 +23,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::arrivals::Arrival;
-use super::occupancy::{GpuShare, Occupancy};
+use super::occupancy::{FreeRoom, GpuShare};
 use super::refusal::{Misfits, Refused};
 use super::trace::PERCENT;
 use super::world::{ReplayInput, ReplayPod};
@@ -308,7 +308,7 @@ impl<'w> Engine<'w> {
     }
 
     /// Finds every invariant of the engine that does not hold, and every GPU that it counts otherwise than the records say.
-    pub fn check(&self, occupancy: &Occupancy) -> Result<()> {
+    pub fn check(&self, occupancy: &FreeRoom) -> Result<()> {
         let index = self.extender.index().read();
         let violations = index.fleet().check();
         if let Some(violation) = violations.last().filter(|_| violations.len() > self.n_broken) {

@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 
-use super::occupancy::{NodeUse, Occupancy};
+use super::occupancy::{FreeRoom, NodeUse};
 use super::portion::{floor, portion};
 use super::world::{ReplayInput, ReplayNode, ReplayPod};
 
@@ -96,7 +96,7 @@ impl SearchModel {
     pub fn find(
         &mut self,
         world: &ReplayInput,
-        occupancy: &Occupancy,
+        occupancy: &FreeRoom,
         pod: &ReplayPod,
         found: &mut SearchResult,
     ) {
@@ -188,7 +188,7 @@ mod tests {
     use rstest::rstest;
 
     use super::super::objects;
-    use super::super::trace::{NodeRow, PodRow};
+    use super::super::trace::{NodeRow, TracePod};
     use super::*;
 
     const GIB: i64 = 1024;
@@ -203,9 +203,9 @@ mod tests {
         }
     }
 
-    fn pod(cpu_milli: i64, memory_mib: i64) -> PodRow {
+    fn pod(cpu_milli: i64, memory_mib: i64) -> TracePod {
         let (name, models) = ("p".to_owned(), String::new());
-        PodRow {
+        TracePod {
             name,
             cpu_milli,
             memory_mib,
@@ -279,13 +279,13 @@ mod tests {
             &nodes,
             &[
                 pod(1, 1),
-                PodRow {
+                TracePod {
                     models: "odd".to_owned(),
                     ..pod(1, 1)
                 },
             ],
         );
-        let occupancy = Occupancy::empty(&world);
+        let occupancy = FreeRoom::empty(&world);
         let mut kube = SearchModel::new(200, SampleSize::Stock, Ties::Random, 0);
         let mut found = SearchResult::default();
         let mut find = |pod: usize| {

@@ -5,7 +5,7 @@ use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHA
 use serde_json::{Map, Value, json};
 
 use super::kube::{DEFAULT_CPU, DEFAULT_MEMORY};
-use super::trace::{NodeRow, PERCENT, PodRow};
+use super::trace::{NodeRow, PERCENT, TracePod};
 use super::world::{Lifetime, NumberTable, ReplayInput, ReplayNode, ReplayPod};
 use testbed::vendor_plugin::NVIDIA_GPU;
 
@@ -19,7 +19,7 @@ const NAMESPACE: &str = "default";
 pub const COLUMNS: [&str; 4] = [GPU_SHARED, GPU_MEMORY_RATIO, GPU_CORE, NVIDIA_GPU];
 
 /// The world of a trace.
-pub fn world(nodes: &[NodeRow], pods: &[PodRow]) -> ReplayInput {
+pub fn world(nodes: &[NodeRow], pods: &[TracePod]) -> ReplayInput {
     let models: Vec<&str> = nodes.iter().map(|node| node.model.as_str()).collect();
     let serves_vendor = pods.iter().any(|pod| pod.is_vendor);
     let (pods, eligible) = self::pods(pods, &models);
@@ -35,7 +35,7 @@ pub fn world(nodes: &[NodeRow], pods: &[PodRow]) -> ReplayInput {
 }
 
 /// Pods in the order of their names, and the sets of nodes that they may go to, for nodes of these models.
-pub fn pods(rows: &[PodRow], models: &[&str]) -> (Vec<ReplayPod>, Vec<Box<[bool]>>) {
+pub fn pods(rows: &[TracePod], models: &[&str]) -> (Vec<ReplayPod>, Vec<Box<[bool]>>) {
     let mut sets = NumberTable::default();
     let mut eligible = Vec::new();
     let mut set_of = |wanted: &str| {
@@ -97,13 +97,13 @@ fn node(row: &NodeRow, serves_vendor: bool) -> ReplayNode {
     }
 }
 
-fn pod(row: &PodRow) -> ReplayPod {
+fn pod(row: &TracePod) -> ReplayPod {
     let (cpu, memory) = (row.cpu_milli, row.memory_mib * MIB);
     let n_gpus = i64::try_from(row.gpus).unwrap_or(0);
     let percent = n_gpus * row.gpu_milli / PERCENT;
     let extended: Vec<(usize, i64)> = match row {
-        PodRow { gpus: 0, .. } => Vec::new(),
-        PodRow { is_vendor: true, .. } => vec![(3, n_gpus)],
+        TracePod { gpus: 0, .. } => Vec::new(),
+        TracePod { is_vendor: true, .. } => vec![(3, n_gpus)],
         _ => (0..).zip([n_gpus, percent, percent]).collect(),
     };
     ReplayPod {
@@ -129,7 +129,7 @@ fn pod(row: &PodRow) -> ReplayPod {
     }
 }
 
-fn spec(row: &PodRow, extended: &[(usize, i64)]) -> Value {
+fn spec(row: &TracePod, extended: &[(usize, i64)]) -> Value {
     let named = extended.iter().filter_map(|(column, amount)| {
         Some(((*COLUMNS.get(*column)?).to_owned(), json!(amount.to_string())))
     });

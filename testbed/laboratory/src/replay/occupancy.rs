@@ -5,7 +5,7 @@ use super::world::{PlacedPod, ReplayInput, ReplayNode, ReplayPod};
 
 /// Every node's free room.
 #[derive(Clone, Debug)]
-pub struct Occupancy {
+pub struct FreeRoom {
     nodes: Vec<NodeUse>,
     n_allocated: i64,
 }
@@ -95,7 +95,7 @@ impl NodeUse {
     }
 }
 
-impl Occupancy {
+impl FreeRoom {
     /// An empty cluster.
     pub fn empty(world: &ReplayInput) -> Self {
         Self {

@@ -1,6 +1,6 @@
 //! Plots of replays: curves over offered demand, a panel for each condition, and bars of the unallocated GPUs.
 
-use super::summary::{Spread, Summary};
+use super::summary::{AllocationSpread, Summary};
 use crate::plot::{Axis, Drawing, LEFT, PANEL, Panel, colour, height_of_bars, left_of, number, step_of};
 
 /// Room for names of policies left of the first panel.
@@ -20,7 +20,7 @@ pub enum PlottedValue {
 }
 
 impl PlottedValue {
-    fn of(self, spread: &Spread) -> (f64, f64) {
+    fn of(self, spread: &AllocationSpread) -> (f64, f64) {
         match self {
             Self::Allocated => (spread.allocated, spread.allocated_sd),
             Self::Fragment => (spread.fragment, spread.fragment_sd),
@@ -76,12 +76,12 @@ pub fn curves(title: &str, measure: PlottedValue, summaries: &[&Summary]) -> Str
                     .position(|policy| *policy == summary.policy)
                     .unwrap_or(0),
             );
-            let curve: Vec<&Spread> = summary
+            let curve: Vec<&AllocationSpread> = summary
                 .curve
                 .iter()
                 .filter(|spread| number(spread.offered) >= first)
                 .collect();
-            let at = |spread: &Spread, deviations: f64| {
+            let at = |spread: &AllocationSpread, deviations: f64| {
                 let (mean, deviation) = measure.of(spread);
                 (number(spread.offered), mean + deviations * deviation)
             };

@@ -4,7 +4,7 @@
 
 use super::fragment::{TypicalPod, fragment};
 use super::kube::{SearchModel, default_score};
-use super::occupancy::{GpuShare, NodeUse, Occupancy};
+use super::occupancy::{FreeRoom, GpuShare, NodeUse};
 use super::policy::Reference;
 use super::portion::{floor, portion, real};
 use super::trace::WHOLE;
@@ -60,7 +60,7 @@ impl<'w> Chooser<'w> {
         &mut self,
         pod_at: usize,
         nodes: &[usize],
-        occupancy: &Occupancy,
+        occupancy: &FreeRoom,
         kube: &mut SearchModel,
     ) -> Vec<(usize, i64)> {
         let Some(pod) = self.world.pods.get(pod_at) else {

@@ -11,7 +11,7 @@ use proto::extender::Name;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::kube::SearchResult;
-use super::occupancy::{NodeUse, Occupancy};
+use super::occupancy::{FreeRoom, NodeUse};
 use super::world::{ReplayInput, ReplayPod};
 use testbed::kube_scheduler::sentence;
 
@@ -45,7 +45,7 @@ impl Refused {
 /// The text of the condition of a pod for which none of the nodes was left that kube-scheduler had found.
 pub fn message(
     world: &ReplayInput,
-    occupancy: &Occupancy,
+    occupancy: &FreeRoom,
     pod: &ReplayPod,
     found: &SearchResult,
     refused: &Refused,
@@ -169,13 +169,7 @@ mod tests {
             n_resolvable: 0,
         };
         assert_eq!(
-            message(
-                &world,
-                &Occupancy::empty(&world),
-                &world.pods[0],
-                &found,
-                &refused
-            ),
+            message(&world, &FreeRoom::empty(&world), &world.pods[0], &found, &refused),
             "0/4 nodes are available: 1 Insufficient cpu, 1 Insufficient koordinator.sh/gpu-core, \
              1 Insufficient koordinator.sh/gpu-memory-ratio, 1 Insufficient koordinator.sh/gpu.shared, 1 no device, \
              1 node(s) didn't match Pod's node affinity/selector. preemption: 0/4 nodes are available: \

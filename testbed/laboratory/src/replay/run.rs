@@ -13,12 +13,12 @@ use scheduler::config::AnswerNodes;
 use serde::Serialize;
 
 use super::arrivals::{Arrival, by_time, recorded, shuffled};
-use super::conditions::{Conditions, PlainPods};
+use super::conditions::{PlainPods, RunConditions};
 use super::curve::{Curve, Point, without_gaps};
 use super::engine::{Engine, FilterOutcome};
 use super::fragment::{TypicalPod, fragment};
 use super::kube::{SearchModel, SearchResult, default_score};
-use super::occupancy::{GpuShare, Occupancy};
+use super::occupancy::{FreeRoom, GpuShare};
 use super::policy::Policy;
 use super::portion::{floor, percent, real};
 use super::reference::Chooser;
@@ -39,7 +39,7 @@ pub struct Job<'w> {
     /// The policy.
     pub policy: &'w Policy,
     /// Under which circumstances.
-    pub conditions: &'w Conditions,
+    pub conditions: &'w RunConditions,
     /// Decides everything that is random.
     pub seed: u64,
     /// Demand to bring the pods to, as a part of the cluster's GPUs; as they are without it.
@@ -95,7 +95,7 @@ pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<RunResul
         .map(|part| floor(part * real(capacity)));
     let arrivals = arrivals(job, demand);
     bar.set_length(arrivals.len());
-    let mut run = Run::new(job);
+    let mut run = ReplayRun::new(job);
     for (at, arrival) in arrivals.iter().enumerate() {
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
@@ -106,7 +106,7 @@ pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<RunResul
     }
     run.check()?;
     let (pods, seconds) = (arrivals.len(), began.elapsed().as_secs_f64());
-    let Run {
+    let ReplayRun {
         unplaced,
         sample_refusals,
         missed,
@@ -150,13 +150,13 @@ fn arrivals(job: Job<'_>, demand: Option<i64>) -> Vec<Arrival> {
     arrivals
 }
 
-struct Run<'w> {
+struct ReplayRun<'w> {
     job: Job<'w>,
     engine: Engine<'w>,
     chooser: Option<Chooser<'w>>,
     kube: SearchModel,
     found: SearchResult,
-    occupancy: Occupancy,
+    occupancy: FreeRoom,
     /// Every node's fragmentation, and the sum.
     fragments: Vec<f64>,
     fragment: f64,
@@ -183,7 +183,7 @@ enum AttemptResult {
     RefusedByExtender(String),
 }
 
-impl<'w> Run<'w> {
+impl<'w> ReplayRun<'w> {
     fn new(job: Job<'w>) -> Self {
         let Job {
             world,
@@ -200,7 +200,7 @@ impl<'w> Run<'w> {
                 Some(Chooser::new(world, *reference, typical)),
             ),
         };
-        let occupancy = Occupancy::at_start(world);
+        let occupancy = FreeRoom::at_start(world);
         let fragments: Vec<f64> = occupancy
             .nodes()
             .iter()

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::curve::Point;
 use super::fragment::{self, TypicalPod};
-use super::occupancy::Occupancy;
+use super::occupancy::FreeRoom;
 use super::portion::{floor, percent, real};
 use super::run::RunResult;
 use super::world::{ReplayInput, ReplayPod};
@@ -27,14 +27,14 @@ pub struct Summary {
     /// Under which conditions.
     pub conditions: String,
     /// The averages over all runs, by percent of offered demand.
-    pub curve: Vec<Spread>,
+    pub curve: Vec<AllocationSpread>,
     /// The runs.
     pub runs: Vec<RunResult>,
 }
 
 /// Averages over runs at one percentage of offered demand.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Spread {
+pub struct AllocationSpread {
     /// GPUs that have been asked for, in percent of all.
     pub offered: usize,
     /// GPUs that are allocated, in percent of all.
@@ -66,7 +66,7 @@ impl Summary {
                 |value: fn(&Point) -> f64| mean_and_deviation(&points().map(value).collect::<Vec<f64>>());
             let ((allocated, allocated_sd), (fragment, fragment_sd)) =
                 (of(|point| point.allocated), of(|point| point.fragment));
-            Some(Spread {
+            Some(AllocationSpread {
                 offered,
                 allocated,
                 allocated_sd,
@@ -85,13 +85,13 @@ impl Summary {
     }
 
     /// The averages at a percentage of offered demand, if it was reached.
-    pub fn at(&self, offered: usize) -> Option<&Spread> {
+    pub fn at(&self, offered: usize) -> Option<&AllocationSpread> {
         self.curve.iter().find(|spread| spread.offered == offered)
     }
 
     /// A cluster with its pods where they are today.
     pub fn as_it_is(list: &str, world: &ReplayInput, typical: &[TypicalPod]) -> Self {
-        let occupancy = Occupancy::as_it_is(world);
+        let occupancy = FreeRoom::as_it_is(world);
         let capacity = world.capacity();
         let fragments: f64 = occupancy
             .nodes()
@@ -100,7 +100,7 @@ impl Summary {
             .map(|(at, free)| fragment::fragment(world, at, free, typical))
             .sum();
         let demand = world.present_demand() + world.pods.iter().map(ReplayPod::demand).sum::<i64>();
-        let end = Spread {
+        let end = AllocationSpread {
             offered: usize::try_from(floor(percent(demand, capacity) + 0.5)).unwrap_or(0),
             allocated: percent(occupancy.n_allocated(), capacity),
             allocated_sd: 0.0,
@@ -205,13 +205,13 @@ fn absent() -> String {
     "-".to_owned()
 }
 
-fn allocated(spread: Option<&Spread>) -> String {
+fn allocated(spread: Option<&AllocationSpread>) -> String {
     spread.map_or_else(absent, |spread| {
         format!("{:.2} ±{:.2}", spread.allocated, spread.allocated_sd)
     })
 }
 
-fn fragment(spread: Option<&Spread>) -> String {
+fn fragment(spread: Option<&AllocationSpread>) -> String {
     spread.map_or_else(absent, |spread| {
         format!("{:.2} ±{:.2}", spread.fragment, spread.fragment_sd)
     })

@@ -5,7 +5,7 @@ use insta::assert_snapshot;
 use super::*;
 
 /// Nodes of two kinds, and pods whose sizes repeat.
-pub(super) fn list(n_nodes: usize, n_pods: usize) -> List {
+pub(super) fn list(n_nodes: usize, n_pods: usize) -> PodList {
     let node = |at: usize| {
         format!(
             "n{at:03},{},262144,{},{}\n",
@@ -38,7 +38,7 @@ pub(super) fn list(n_nodes: usize, n_pods: usize) -> List {
     ))
     .unwrap();
     let world = objects::world(&nodes, &pods);
-    List {
+    PodList {
         name: "made".to_owned(),
         typical: typical_pods(&world),
         world,
@@ -78,11 +78,11 @@ pub(super) async fn replayed_with(text: &str) -> Vec<Summary> {
 }
 
 /// Results without the fields that depend on the machine.
-async fn results(args: ReplayArgs, lists: Vec<List>) -> Vec<Summary> {
+async fn results(args: ReplayArgs, lists: Vec<PodList>) -> Vec<Summary> {
     let conditions = args
         .condition
         .iter()
-        .map(|named| Conditions::of(*named, Overrides::default()))
+        .map(|named| RunConditions::of(*named, Overrides::default()))
         .collect();
     let console = Console::new(true);
     let plan = ReplayPlan {
@@ -161,7 +161,7 @@ async fn a_pod_whose_sample_has_no_fitting_node_is_tried_again() {
     );
     let world = objects::world(&nodes, &pods.unwrap());
     let replayed = async |condition: &str| {
-        let list = List {
+        let list = PodList {
             name: "made".to_owned(),
             typical: typical_pods(&world),
             world: world.clone(),

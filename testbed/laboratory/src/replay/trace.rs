@@ -32,7 +32,7 @@ pub struct NodeRow {
 
 /// A pod of the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodRow {
+pub struct TracePod {
     /// Its name.
     pub name: String,
     /// Thousandths of a CPU.
@@ -65,7 +65,7 @@ pub fn nodes(path: &Path) -> Result<Vec<NodeRow>> {
 ///
 /// # Errors
 /// The file, the line and the column that cannot be read.
-pub fn pods(path: &Path) -> Result<Vec<PodRow>> {
+pub fn pods(path: &Path) -> Result<Vec<TracePod>> {
     rows(path, pods_of)
 }
 
@@ -96,9 +96,9 @@ pub fn nodes_of(text: &str) -> Result<Vec<NodeRow>> {
 ///
 /// # Errors
 /// The line and the column that cannot be read.
-pub fn pods_of(text: &str) -> Result<Vec<PodRow>> {
+pub fn pods_of(text: &str) -> Result<Vec<TracePod>> {
     parse(text, |row| {
-        let pod = PodRow {
+        let pod = TracePod {
             name: row.text("name")?.to_owned(),
             cpu_milli: row.number("cpu_milli")?,
             memory_mib: row.number("memory_mib")?,
@@ -116,14 +116,14 @@ pub fn pods_of(text: &str) -> Result<Vec<PodRow>> {
             is_amount,
             "gpu_milli is {milli}: a pod asks for whole percents of a GPU, 10 to 1000 thousandths in steps of 10"
         );
-        Ok(PodRow {
+        Ok(TracePod {
             gpu_milli: if gpus == 0 { 0 } else { milli },
             ..pod
         })
     })
 }
 
-fn parse<T>(text: &str, parse: impl Fn(Row<'_>) -> Result<T>) -> Result<Vec<T>> {
+fn parse<T>(text: &str, parse: impl Fn(TraceRow<'_>) -> Result<T>) -> Result<Vec<T>> {
     let mut lines = text.lines();
     let heads: Vec<&str> = lines
         .next()
@@ -134,17 +134,17 @@ fn parse<T>(text: &str, parse: impl Fn(Row<'_>) -> Result<T>) -> Result<Vec<T>> 
     let filled = (2..).zip(lines).filter(|(_, line)| !line.trim().is_empty());
     let rows = filled.map(|(number, line)| {
         let cells = line.split(',').map(str::trim).collect();
-        parse(Row { heads: &heads, cells }).with_context(|| format!("line {number}"))
+        parse(TraceRow { heads: &heads, cells }).with_context(|| format!("line {number}"))
     });
     rows.collect()
 }
 
-struct Row<'a> {
+struct TraceRow<'a> {
     heads: &'a [&'a str],
     cells: Vec<&'a str>,
 }
 
-impl Row<'_> {
+impl TraceRow<'_> {
     fn cell(&self, column: &str) -> Option<&str> {
         let at = self.heads.iter().position(|head| *head == column)?;
         Some(self.cells.get(at).copied().unwrap_or_default())

@@ -19,8 +19,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::hook::Webhook;
-use super::{Operation, Request, ReviewObjects, Services, kind_of};
+use super::hook::WebhookConfig;
+use super::{AdmissionOperation, ReviewObjects, ReviewedWrite, Services, kind_of};
 use crate::apiserver::object;
 use crate::apiserver::status::ApiError;
 
@@ -55,7 +55,11 @@ enum Address {
 }
 
 /// Posts a review; the answer's JSON.
-pub(super) async fn post(services: &Services, hook: &Webhook, review: &Value) -> Result<Value, CallError> {
+pub(super) async fn post(
+    services: &Services,
+    hook: &WebhookConfig,
+    review: &Value,
+) -> Result<Value, CallError> {
     let place = locate(services, hook)?;
     let failed = |why: String| CallError::Post {
         url: place.url.clone(),
@@ -84,7 +88,7 @@ fn with_sources(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-fn locate(services: &Services, hook: &Webhook) -> Result<WebhookAddress, CallError> {
+fn locate(services: &Services, hook: &WebhookConfig) -> Result<WebhookAddress, CallError> {
     let query = format!("timeout={}s", hook.timeout.as_secs());
     if let Some(service) = &hook.client.service {
         let port = service
@@ -125,7 +129,7 @@ fn locate(services: &Services, hook: &Webhook) -> Result<WebhookAddress, CallErr
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 async fn exchange(
-    hook: &Webhook,
+    hook: &WebhookConfig,
     place: &WebhookAddress,
     review: &Value,
 ) -> Result<(StatusCode, Bytes), AnyError> {
@@ -153,7 +157,7 @@ async fn exchange(
     Ok((head.status, body.to_bytes()))
 }
 
-fn client_config(hook: &Webhook) -> Result<ClientConfig, AnyError> {
+fn client_config(hook: &WebhookConfig) -> Result<ClientConfig, AnyError> {
     let mut roots = RootCertStore::empty();
     let bundle = hook
         .client
@@ -180,7 +184,7 @@ pub(super) struct WebhookVerdict {
 }
 
 /// The question.
-pub(super) fn request(uid: &str, request: &Request<'_>, objects: &ReviewObjects) -> Value {
+pub(super) fn request(uid: &str, request: &ReviewedWrite<'_>, objects: &ReviewObjects) -> Value {
     let resource = &request.target.resource;
     let (group, version, kind) = kind_of(resource, request.subresource, &objects.new);
     let kind = json!({"group": group, "version": version, "kind": kind});
@@ -194,7 +198,7 @@ pub(super) fn request(uid: &str, request: &Request<'_>, objects: &ReviewObjects)
         "requestResource": plural,
         "operation": request.operation.as_str(),
         "userInfo": {"username": user.name, "groups": user.all_groups()},
-        "object": if request.operation == Operation::Delete { &Value::Null } else { &objects.new },
+        "object": if request.operation == AdmissionOperation::Delete { &Value::Null } else { &objects.new },
         "oldObject": *objects.old,
         "dryRun": request.dry_run,
         "options": request.options,
@@ -212,7 +216,7 @@ pub(super) fn request(uid: &str, request: &Request<'_>, objects: &ReviewObjects)
 }
 
 /// The answer, if it is one to this question.
-pub(super) fn read(uid: &str, hook: &Webhook, answer: &Value) -> Result<WebhookVerdict, CallError> {
+pub(super) fn read(uid: &str, hook: &WebhookConfig, answer: &Value) -> Result<WebhookVerdict, CallError> {
     let bad = |why: String| CallError::Response(why);
     let (version, kind) = (object::text(answer, "/apiVersion"), object::text(answer, "/kind"));
     if version != "admission.k8s.io/v1" || kind != "AdmissionReview" {

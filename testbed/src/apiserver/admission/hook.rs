@@ -8,11 +8,11 @@ use k8s_openapi::api::admissionregistration::v1::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Request, ReviewObjects};
+use super::{ReviewObjects, ReviewedWrite};
 use crate::apiserver::object;
 use crate::apiserver::resource::{ADMISSION, Resource};
-use crate::apiserver::selector::LabelSelector;
-use crate::apiserver::status::FieldError;
+use crate::apiserver::selector::ParsedSelector;
+use crate::apiserver::status::InvalidField;
 use crate::apiserver::store::Slice;
 use crate::apiserver::verbs::ApiState;
 
@@ -25,7 +25,7 @@ pub(crate) enum AdmissionPhase {
 
 /// A webhook with its defaults filled in.
 #[derive(Debug, Clone)]
-pub(crate) struct Webhook {
+pub(crate) struct WebhookConfig {
     pub(crate) name: String,
     pub(crate) client: WebhookClientConfig,
     pub(crate) timeout: Duration,
@@ -37,15 +37,15 @@ pub(crate) struct Webhook {
     /// Expressions that must all be true.
     pub(crate) conditions: Vec<MatchCondition>,
     rules: Vec<RuleWithOperations>,
-    namespaces: LabelSelector,
-    objects: LabelSelector,
+    namespaces: ParsedSelector,
+    objects: ParsedSelector,
 }
 
-impl Webhook {
+impl WebhookConfig {
     fn read(value: &Value) -> Option<Self> {
         // A validating webhook has the fields of a mutating one but for `reinvocationPolicy`.
         let hook = MutatingWebhook::deserialize(value).ok()?;
-        let selector = |given: Option<_>| given.as_ref().map(LabelSelector::of).unwrap_or_default();
+        let selector = |given: Option<_>| given.as_ref().map(ParsedSelector::of).unwrap_or_default();
         Some(Self {
             name: hook.name,
             client: hook.client_config,
@@ -65,12 +65,17 @@ impl Webhook {
     }
 
     /// True if a rule names the request's operation and resource.
-    pub(crate) fn matches(&self, request: &Request<'_>) -> bool {
+    pub(crate) fn matches(&self, request: &ReviewedWrite<'_>) -> bool {
         self.rules.iter().any(|rule| rule_matches(rule, request))
     }
 
     /// True if the selectors accept the namespace, and the object before or after the write.
-    pub(crate) fn selects(&self, request: &Request<'_>, objects: &ReviewObjects, namespace: &Value) -> bool {
+    pub(crate) fn selects(
+        &self,
+        request: &ReviewedWrite<'_>,
+        objects: &ReviewObjects,
+        namespace: &Value,
+    ) -> bool {
         let resource = &request.target.resource;
         let labelled = |of: &Value| !of.is_null() && self.objects.matches(of);
         // The namespaceSelector of a webhook looks at a Namespace's own labels, and at those of its namespace
@@ -90,7 +95,7 @@ impl Webhook {
     }
 }
 
-pub(super) fn rule_matches(rule: &RuleWithOperations, request: &Request<'_>) -> bool {
+pub(super) fn rule_matches(rule: &RuleWithOperations, request: &ReviewedWrite<'_>) -> bool {
     let resource = &request.target.resource;
     let has = |list: &Option<Vec<String>>, wanted: &str| {
         list.iter().flatten().any(|item| item == "*" || item == wanted)
@@ -118,7 +123,7 @@ fn names(pattern: &str, resource: &Resource, subresource: &str) -> bool {
 }
 
 /// All webhooks of a phase, ordered by the names of their configurations.
-pub(crate) fn all(state: &ApiState, phase: AdmissionPhase) -> Vec<Webhook> {
+pub(crate) fn all(state: &ApiState, phase: AdmissionPhase) -> Vec<WebhookConfig> {
     let plural = match phase {
         AdmissionPhase::Mutating => "mutatingwebhookconfigurations",
         AdmissionPhase::Validating => "validatingwebhookconfigurations",
@@ -132,7 +137,7 @@ pub(crate) fn all(state: &ApiState, phase: AdmissionPhase) -> Vec<Webhook> {
             hooks.extend(
                 object::array(&version.value, "/webhooks")
                     .iter()
-                    .filter_map(Webhook::read),
+                    .filter_map(WebhookConfig::read),
             );
             std::ops::ControlFlow::Continue(())
         },
@@ -141,7 +146,7 @@ pub(crate) fn all(state: &ApiState, phase: AdmissionPhase) -> Vec<Webhook> {
 }
 
 /// The problems of a configuration object.
-pub(crate) fn check_configuration(resource: &Resource, body: &Value) -> Vec<FieldError> {
+pub(crate) fn check_configuration(resource: &Resource, body: &Value) -> Vec<InvalidField> {
     if !resource.is(ADMISSION, "mutatingwebhookconfigurations")
         && !resource.is(ADMISSION, "validatingwebhookconfigurations")
     {
@@ -153,11 +158,11 @@ pub(crate) fn check_configuration(resource: &Resource, body: &Value) -> Vec<Fiel
         .collect()
 }
 
-fn check_hook(path: &str, hook: &Value) -> Vec<FieldError> {
+fn check_hook(path: &str, hook: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     let name = object::text(hook, "/name");
     if name.split('.').filter(|part| !part.is_empty()).count() < 3 {
-        errors.push(FieldError::invalid(
+        errors.push(InvalidField::invalid(
             format!("{path}.name"),
             name,
             "should be a domain with at least three segments separated by dots",
@@ -169,14 +174,14 @@ fn check_hook(path: &str, hook: &Value) -> Vec<FieldError> {
         .any(|version| matches!(version.as_str(), Some("v1" | "v1beta1")))
     {
         let why = "must specify one of v1, v1beta1";
-        errors.push(FieldError::required(
+        errors.push(InvalidField::required(
             format!("{path}.admissionReviewVersions"),
             why,
         ));
     }
     let side_effects = object::text(hook, "/sideEffects");
     if !matches!(side_effects, "None" | "NoneOnDryRun") {
-        errors.push(FieldError::unsupported(
+        errors.push(InvalidField::unsupported(
             format!("{path}.sideEffects"),
             side_effects,
             &["None", "NoneOnDryRun"],
@@ -185,7 +190,7 @@ fn check_hook(path: &str, hook: &Value) -> Vec<FieldError> {
     let timeout = hook.get("timeoutSeconds").and_then(Value::as_i64).unwrap_or(10);
     if !(1..=30).contains(&timeout) {
         let why = "the timeout value must be between 1 and 30 seconds";
-        errors.push(FieldError::invalid(
+        errors.push(InvalidField::invalid(
             format!("{path}.timeoutSeconds"),
             &timeout.to_string(),
             why,
@@ -196,7 +201,7 @@ fn check_hook(path: &str, hook: &Value) -> Vec<FieldError> {
         .map_or(Some("Fail"), Value::as_str)
         .unwrap_or_default();
     if !matches!(policy, "Fail" | "Ignore") {
-        errors.push(FieldError::unsupported(
+        errors.push(InvalidField::unsupported(
             format!("{path}.failurePolicy"),
             policy,
             &["Fail", "Ignore"],
@@ -208,14 +213,14 @@ fn check_hook(path: &str, hook: &Value) -> Vec<FieldError> {
     );
     match (url, service) {
         (Some(url), None) if !url.starts_with("https://") => {
-            errors.push(FieldError::invalid(
+            errors.push(InvalidField::invalid(
                 format!("{path}.clientConfig.url"),
                 url,
                 "'https' is the only allowed URL scheme",
             ));
         }
         (Some(_), None) | (None, Some(_)) => {}
-        _ => errors.push(FieldError::required(
+        _ => errors.push(InvalidField::required(
             format!("{path}.clientConfig"),
             "exactly one of url or service is required",
         )),

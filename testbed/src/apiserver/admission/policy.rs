@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::hook::rule_matches;
-use super::{Request, ReviewObjects, call};
+use super::{ReviewObjects, ReviewedWrite, call};
 use crate::apiserver::resource::{ADMISSION, Resource};
 use crate::apiserver::status::ApiError;
 use crate::apiserver::store::{Key, Slice};
@@ -128,7 +128,7 @@ pub(super) struct PolicyRule {
 }
 
 /// The policies that a request has to pass.
-pub(super) fn rules(state: &ApiState, params: &Params, request: &Request<'_>) -> Vec<PolicyRule> {
+pub(super) fn rules(state: &ApiState, params: &Params, request: &ReviewedWrite<'_>) -> Vec<PolicyRule> {
     let policies: Vec<ValidatingAdmissionPolicy> = objects(state, "validatingadmissionpolicies");
     let bindings: Vec<ValidatingAdmissionPolicyBinding> = objects(state, "validatingadmissionpolicybindings");
     let bound: Vec<(&ValidatingAdmissionPolicy, &ValidatingAdmissionPolicyBinding)> = bindings
@@ -239,7 +239,11 @@ fn param(
 
 impl PolicyRule {
     /// Refuses a request that an expression forbids, or that cannot be compared with one.
-    pub(super) fn validate(&self, request: &Request<'_>, objects: &ReviewObjects) -> Result<(), ApiError> {
+    pub(super) fn validate(
+        &self,
+        request: &ReviewedWrite<'_>,
+        objects: &ReviewObjects,
+    ) -> Result<(), ApiError> {
         let Some(spec) = &self.policy.spec else {
             return Ok(());
         };
@@ -284,7 +288,7 @@ impl PolicyRule {
         self.policy.metadata.name.as_deref().unwrap_or_default()
     }
 
-    fn denied(&self, request: &Request<'_>, reason: &str, message: &str) -> ApiError {
+    fn denied(&self, request: &ReviewedWrite<'_>, reason: &str, message: &str) -> ApiError {
         let (resource, name) = (request.target.resource.qualified(), &request.target.name);
         let (policy, binding) = (self.name(), &self.binding);
         // The API allows these four reasons; each has its HTTP status, and Invalid is the default.
@@ -327,7 +331,7 @@ pub(super) struct Expressions {
 impl Expressions {
     /// The names of a request; `params` is the parameter of a policy, and a webhook has none.
     pub(super) fn new(
-        request: &Request<'_>,
+        request: &ReviewedWrite<'_>,
         objects: &ReviewObjects,
         params: Option<&Value>,
     ) -> Result<Self, String> {

@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 
 use super::Server;
 use super::request::ApiRequest;
-use crate::apiserver::admission::{self, AdmissionChain, Operation, Request, ReviewObjects};
+use crate::apiserver::admission::{self, AdmissionChain, AdmissionOperation, ReviewObjects, ReviewedWrite};
 use crate::apiserver::object;
-use crate::apiserver::patch::Format;
+use crate::apiserver::patch::PatchFormat;
 use crate::apiserver::render;
 use crate::apiserver::selector::Selectors;
 use crate::apiserver::status::ApiError;
-use crate::apiserver::store::Version;
+use crate::apiserver::store::ObjectVersion;
 use crate::apiserver::verbs::delete::{DeleteOptions, Deleted};
-use crate::apiserver::verbs::patch::Draft;
+use crate::apiserver::verbs::patch::PatchedObject;
 use crate::apiserver::verbs::{
-    ApiState, Target, WriteOptions, Written, binding, create, delete, patch, update,
+    ApiState, RequestTarget, WriteOptions, Written, binding, create, delete, patch, update,
 };
 
 /// Attempts of a write that other writes come in between of.
@@ -50,7 +50,7 @@ impl<T> AdmittedWrite<T> {
 
 type AdmissionResult<T> = Result<AdmittedWrite<T>, ApiError>;
 
-fn gate(server: &Server, asked: &Request<'_>) -> AdmissionChain {
+fn gate(server: &Server, asked: &ReviewedWrite<'_>) -> AdmissionChain {
     AdmissionChain::of(
         &server.objects.state(),
         server.objects.services(),
@@ -71,15 +71,15 @@ pub(super) async fn create(
 async fn create_at(
     server: &Server,
     request: &ApiRequest,
-    target: &Target,
+    target: &RequestTarget,
     body: Value,
     options: &WriteOptions,
 ) -> AdmissionResult<Written> {
-    let named = Target {
+    let named = RequestTarget {
         name: object::text(&body, "/metadata/name").to_owned(),
         ..target.clone()
     };
-    let asked = asked(request, Operation::Create, &named, options);
+    let asked = asked(request, AdmissionOperation::Create, &named, options);
     let gate = gate(server, &asked);
     if gate.is_open() {
         return create::create(&mut server.objects.state_mut(), target, body, options)
@@ -122,7 +122,7 @@ pub(super) async fn update(
 ) -> AdmissionResult<Written> {
     let target = request.route.target();
     let draft = |state: &ApiState| {
-        Ok(Draft::Changed {
+        Ok(PatchedObject::Changed {
             new: update::draft_update(state, &target, body.clone())?,
             applied: false,
         })
@@ -133,7 +133,7 @@ pub(super) async fn update(
 pub(super) async fn patch(
     server: &Server,
     request: &ApiRequest,
-    format: Format,
+    format: PatchFormat,
     body: Value,
     options: &WriteOptions,
 ) -> AdmissionResult<Written> {
@@ -145,19 +145,19 @@ pub(super) async fn patch(
 async fn change(
     server: &Server,
     request: &ApiRequest,
-    target: &Target,
+    target: &RequestTarget,
     options: &WriteOptions,
-    draft: impl Fn(&ApiState) -> Result<Draft, ApiError>,
+    draft: impl Fn(&ApiState) -> Result<PatchedObject, ApiError>,
 ) -> AdmissionResult<Written> {
-    let asked = asked(request, Operation::Update, target, options);
+    let asked = asked(request, AdmissionOperation::Update, target, options);
     let gate = gate(server, &asked);
     let mut attempt = 1;
     loop {
         let drafted = if gate.is_open() {
             let mut state = server.objects.state_mut();
             match draft(&state)? {
-                Draft::New(body, options) => Draft::New(body, options),
-                Draft::Changed { new, applied } => {
+                PatchedObject::New(body, options) => PatchedObject::New(body, options),
+                PatchedObject::Changed { new, applied } => {
                     return update::commit(&mut state, target, new, options, applied)
                         .map(AdmittedWrite::unasked);
                 }
@@ -166,8 +166,10 @@ async fn change(
             draft(&server.objects.state())?
         };
         let (new, applied) = match drafted {
-            Draft::New(body, options) => return create_at(server, request, target, body, &options).await,
-            Draft::Changed { new, applied } => (new, applied),
+            PatchedObject::New(body, options) => {
+                return create_at(server, request, target, body, &options).await;
+            }
+            PatchedObject::Changed { new, applied } => (new, applied),
         };
         match change_once(server, target, &asked, &gate, new, options, applied).await {
             Err(error) if error.code == 409 && attempt < ATTEMPTS => attempt += 1,
@@ -178,8 +180,8 @@ async fn change(
 
 async fn change_once(
     server: &Server,
-    target: &Target,
-    asked: &Request<'_>,
+    target: &RequestTarget,
+    asked: &ReviewedWrite<'_>,
     gate: &AdmissionChain,
     new: Value,
     options: &WriteOptions,
@@ -228,7 +230,7 @@ pub(super) async fn delete(
 async fn delete_at(
     server: &Server,
     request: &ApiRequest,
-    target: &Target,
+    target: &RequestTarget,
     options: &DeleteOptions,
 ) -> AdmissionResult<Deleted> {
     let write_options = WriteOptions {
@@ -237,7 +239,7 @@ async fn delete_at(
         force: false,
         now: options.now,
     };
-    let asked = asked(request, Operation::Delete, target, &write_options);
+    let asked = asked(request, AdmissionOperation::Delete, target, &write_options);
     let gate = gate(server, &asked);
     if !gate.is_open() {
         let old = admission::value_of(Some(&server.objects.state().current(target)?));
@@ -258,7 +260,7 @@ pub(super) async fn delete_all(
     request: &ApiRequest,
     selectors: &Selectors,
     options: &DeleteOptions,
-) -> AdmissionResult<Vec<Arc<Version>>> {
+) -> AdmissionResult<Vec<Arc<ObjectVersion>>> {
     let found = delete::select(&server.objects.state(), &request.route.target(), selectors);
     let mut passed = AdmittedWrite::unasked(Vec::new());
     for target in found {
@@ -278,12 +280,12 @@ pub(super) async fn delete_all(
 pub(super) async fn bind(
     server: &Server,
     request: &ApiRequest,
-    pod: &Target,
+    pod: &RequestTarget,
     body: Value,
     options: &WriteOptions,
 ) -> AdmissionResult<()> {
     // `POST bindings` is a request for that resource, though it binds a pod all the same.
-    let target = Target {
+    let target = RequestTarget {
         name: pod.name.clone(),
         ..request.route.target()
     };
@@ -308,11 +310,11 @@ pub(super) async fn evict(
 async fn admit_action(
     server: &Server,
     request: &ApiRequest,
-    target: &Target,
+    target: &RequestTarget,
     body: Value,
     options: &WriteOptions,
 ) -> Result<(AdmissionChain, Value), ApiError> {
-    let asked = asked(request, Operation::Create, target, options);
+    let asked = asked(request, AdmissionOperation::Create, target, options);
     let gate = gate(server, &asked);
     if gate.is_open() {
         return Ok((gate, body));
@@ -336,15 +338,15 @@ async fn admit_action(
 
 fn asked<'a>(
     request: &'a ApiRequest,
-    operation: Operation,
-    target: &'a Target,
+    operation: AdmissionOperation,
+    target: &'a RequestTarget,
     options: &WriteOptions,
-) -> Request<'a> {
+) -> ReviewedWrite<'a> {
     let kind = match (operation, request.route.verb) {
         (_, "patch") => "PatchOptions",
-        (Operation::Create, _) => "CreateOptions",
-        (Operation::Update, _) => "UpdateOptions",
-        (Operation::Delete, _) => "DeleteOptions",
+        (AdmissionOperation::Create, _) => "CreateOptions",
+        (AdmissionOperation::Update, _) => "UpdateOptions",
+        (AdmissionOperation::Delete, _) => "DeleteOptions",
     };
     let mut given = json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
     if !options.manager.is_empty() {
@@ -354,7 +356,7 @@ fn asked<'a>(
     if options.dry_run {
         object::make_object(&mut given).insert("dryRun".to_owned(), json!(["All"]));
     }
-    Request {
+    ReviewedWrite {
         operation,
         target,
         subresource: &request.route.subresource,

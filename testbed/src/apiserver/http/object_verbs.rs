@@ -10,9 +10,9 @@ use super::admitted::{self, AdmittedWrite};
 use super::request::ApiRequest;
 use super::{json_answer, text_answer, warned};
 use crate::apiserver::object;
-use crate::apiserver::patch::Format;
+use crate::apiserver::patch::PatchFormat;
 use crate::apiserver::status::{ApiError, success};
-use crate::apiserver::verbs::{Target, WriteOptions};
+use crate::apiserver::verbs::{RequestTarget, WriteOptions};
 
 pub(super) fn get(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let version = server.objects.state().current(&request.route.target())?;
@@ -58,7 +58,7 @@ pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result
 
 pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     request.view()?;
-    let format = Format::of(&request.content_type).ok_or_else(|| {
+    let format = PatchFormat::of(&request.content_type).ok_or_else(|| {
         ApiError::new(
             415,
             "the body of the request was in an unknown format - accepted media types include: \
@@ -106,7 +106,7 @@ pub(super) async fn bind(server: &Arc<Server>, request: &ApiRequest) -> Result<R
 }
 
 /// The pod of a binding; `POST bindings` names it in the body only.
-fn pod_target(server: &Arc<Server>, request: &ApiRequest, body: &Value) -> Result<Target, ApiError> {
+fn pod_target(server: &Arc<Server>, request: &ApiRequest, body: &Value) -> Result<RequestTarget, ApiError> {
     let mut target = request.route.target();
     if target.name.is_empty() {
         object::text(body, "/metadata/name").clone_into(&mut target.name);

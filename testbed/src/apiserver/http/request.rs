@@ -17,7 +17,7 @@ use crate::apiserver::render::{self, View};
 use crate::apiserver::resource::Resource;
 use crate::apiserver::selector::{FieldSelector, Selectors};
 use crate::apiserver::status::ApiError;
-use crate::apiserver::store::Version;
+use crate::apiserver::store::ObjectVersion;
 use crate::apiserver::verbs::WriteOptions;
 use crate::apiserver::verbs::delete::DeleteOptions;
 
@@ -155,7 +155,7 @@ impl ApiRequest {
         &self,
         code: u16,
         resource: &Resource,
-        version: &Version,
+        version: &ObjectVersion,
     ) -> Result<Response, ApiError> {
         Ok(bytes_answer(code, render::one(self.view()?, resource, version)))
     }

@@ -7,7 +7,7 @@ use http::Method;
 use crate::apiserver::api_objects::ApiObjects;
 use crate::apiserver::resource::Resource;
 use crate::apiserver::status::ApiError;
-use crate::apiserver::verbs::Target;
+use crate::apiserver::verbs::RequestTarget;
 
 /// The parameters of a query.
 #[derive(Debug)]
@@ -145,8 +145,8 @@ impl Route {
     }
 
     /// The target of this route.
-    pub(super) fn target(&self) -> Target {
-        Target {
+    pub(super) fn target(&self) -> RequestTarget {
+        RequestTarget {
             resource: Arc::clone(&self.resource),
             namespace: self.namespace.clone().unwrap_or_default(),
             name: self.name.clone(),

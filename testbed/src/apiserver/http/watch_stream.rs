@@ -15,8 +15,8 @@ use crate::apiserver::faults::WatchFault;
 use crate::apiserver::render::{self, View};
 use crate::apiserver::resource::Resource;
 use crate::apiserver::status::ApiError;
-use crate::apiserver::store::Change;
-use crate::apiserver::watch::{Delta, Watch};
+use crate::apiserver::store::ChangeKind;
+use crate::apiserver::watch::{EncodedChange, Watch};
 
 /// The life of a watch whose client sets no limit.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -156,13 +156,13 @@ impl WatchStream {
         Some(Ok(line("BOOKMARK", object.to_string().as_bytes())))
     }
 
-    fn lines(&self, deltas: &[Delta]) -> Bytes {
+    fn lines(&self, deltas: &[EncodedChange]) -> Bytes {
         let mut lines = BytesMut::new();
         for delta in deltas {
             let kind = match delta.change {
-                Change::Added => "ADDED",
-                Change::Modified => "MODIFIED",
-                Change::Deleted => "DELETED",
+                ChangeKind::Added => "ADDED",
+                ChangeKind::Modified => "MODIFIED",
+                ChangeKind::Deleted => "DELETED",
             };
             write_line(
                 &mut lines,

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::fields::{FieldSet, differing, elements, lookup};
-use super::managers::{self, Manager, Operation, Writer};
+use super::managers::{self, FieldWriter, Manager, ManagerOperation};
 use super::strategic::{ListRule, Schema};
 use crate::apiserver::object;
 use crate::apiserver::status::ApiError;
@@ -12,7 +12,7 @@ use crate::apiserver::status::ApiError;
 pub(crate) fn apply(
     live: Option<&Value>,
     declared: &Value,
-    writer: Writer<'_>,
+    writer: FieldWriter<'_>,
     force: bool,
     schema: &Schema,
 ) -> Result<Value, ApiError> {
@@ -25,7 +25,7 @@ pub(crate) fn apply(
     let mut others = recorded(live, writer, schema);
     let own = others
         .iter()
-        .position(|m| m.is(writer, Operation::Apply))
+        .position(|m| m.is(writer, ManagerOperation::Apply))
         .map(|at| others.remove(at));
     if let Some(live) = live {
         settle_conflicts(&mut others, &wanted, live, &merged, force, schema)?;
@@ -38,9 +38,9 @@ pub(crate) fn apply(
     }
     prune(&mut merged, &dropped, &kept, schema);
     let unchanged = live.is_some_and(|l| managers::contents(l) == managers::contents(&merged));
-    let mut entry = Manager::new(writer, Operation::Apply, wanted);
+    let mut entry = Manager::new(writer, ManagerOperation::Apply, wanted);
     let before = live.map(managers::read).unwrap_or_default();
-    if let Some(old) = before.iter().find(|m| m.is(writer, Operation::Apply))
+    if let Some(old) = before.iter().find(|m| m.is(writer, ManagerOperation::Apply))
         && unchanged
         && old.fields == entry.fields
     {
@@ -51,7 +51,7 @@ pub(crate) fn apply(
     Ok(merged)
 }
 
-fn recorded(live: Option<&Value>, writer: Writer<'_>, schema: &Schema) -> Vec<Manager> {
+fn recorded(live: Option<&Value>, writer: FieldWriter<'_>, schema: &Schema) -> Vec<Manager> {
     let Some(live) = live else { return Vec::new() };
     let managers = managers::read(live);
     if managers.is_empty() {

@@ -12,7 +12,7 @@ use crate::apiserver::object;
 
 /// The operation by which a manager came to own fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Operation {
+pub(crate) enum ManagerOperation {
     Apply,
     Update,
 }
@@ -21,7 +21,7 @@ pub(crate) enum Operation {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Manager {
     pub(crate) name: String,
-    pub(crate) operation: Operation,
+    pub(crate) operation: ManagerOperation,
     pub(crate) subresource: String,
     pub(crate) api_version: String,
     pub(crate) time: Value,
@@ -30,7 +30,7 @@ pub(crate) struct Manager {
 
 /// The manager of a write, and its time.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Writer<'a> {
+pub(crate) struct FieldWriter<'a> {
     pub(crate) manager: &'a str,
     pub(crate) subresource: &'a str,
     pub(crate) api_version: &'a str,
@@ -38,7 +38,7 @@ pub(crate) struct Writer<'a> {
 }
 
 impl Manager {
-    pub(crate) fn new(writer: Writer<'_>, operation: Operation, fields: FieldSet) -> Self {
+    pub(crate) fn new(writer: FieldWriter<'_>, operation: ManagerOperation, fields: FieldSet) -> Self {
         Self {
             name: writer.manager.to_owned(),
             operation,
@@ -49,7 +49,7 @@ impl Manager {
         }
     }
 
-    pub(crate) fn is(&self, writer: Writer<'_>, operation: Operation) -> bool {
+    pub(crate) fn is(&self, writer: FieldWriter<'_>, operation: ManagerOperation) -> bool {
         self.name == writer.manager && self.operation == operation && self.subresource == writer.subresource
     }
 
@@ -64,9 +64,9 @@ impl Manager {
         Self {
             name: text("manager"),
             operation: if text("operation") == "Apply" {
-                Operation::Apply
+                ManagerOperation::Apply
             } else {
-                Operation::Update
+                ManagerOperation::Update
             },
             subresource: text("subresource"),
             api_version: text("apiVersion"),
@@ -76,7 +76,7 @@ impl Manager {
     }
 
     fn to_value(&self) -> Value {
-        let operation = if self.operation == Operation::Apply {
+        let operation = if self.operation == ManagerOperation::Apply {
             "Apply"
         } else {
             "Update"
@@ -118,7 +118,7 @@ pub(crate) fn write(object: &mut Value, managers: &[Manager]) {
 }
 
 /// Updates the record after a write that was not an apply: changed fields go to the writer.
-pub(crate) fn track_update(old: &Value, new: &mut Value, writer: Writer<'_>, schema: &Schema) {
+pub(crate) fn track_update(old: &Value, new: &mut Value, writer: FieldWriter<'_>, schema: &Schema) {
     let mut managers = read(old);
     if managers.is_empty() {
         object::meta(new).remove("managedFields");
@@ -133,7 +133,7 @@ pub(crate) fn track_update(old: &Value, new: &mut Value, writer: Writer<'_>, sch
     changed.union(&fresh);
     for manager in &mut managers {
         manager.fields.subtract(&gone);
-        if !manager.is(writer, Operation::Update) {
+        if !manager.is(writer, ManagerOperation::Update) {
             manager.fields.subtract(&changed);
         }
     }
@@ -143,13 +143,16 @@ pub(crate) fn track_update(old: &Value, new: &mut Value, writer: Writer<'_>, sch
     write(new, &managers);
 }
 
-fn grant(managers: &mut Vec<Manager>, writer: Writer<'_>, changed: &FieldSet) {
-    match managers.iter_mut().find(|m| m.is(writer, Operation::Update)) {
+fn grant(managers: &mut Vec<Manager>, writer: FieldWriter<'_>, changed: &FieldSet) {
+    match managers
+        .iter_mut()
+        .find(|m| m.is(writer, ManagerOperation::Update))
+    {
         Some(own) => {
             own.fields.union(changed);
             own.time = object::timestamp(writer.now);
         }
-        None => managers.push(Manager::new(writer, Operation::Update, changed.clone())),
+        None => managers.push(Manager::new(writer, ManagerOperation::Update, changed.clone())),
     }
 }
 
@@ -191,11 +194,11 @@ pub(crate) fn contents(object: &Value) -> Value {
 }
 
 /// The entry for everything that was there before the first apply.
-pub(crate) fn before_first_apply(object: &Value, writer: Writer<'_>, schema: &Schema) -> Manager {
-    let whose = Writer {
+pub(crate) fn before_first_apply(object: &Value, writer: FieldWriter<'_>, schema: &Schema) -> Manager {
+    let whose = FieldWriter {
         manager: "before-first-apply",
         subresource: "",
         ..writer
     };
-    Manager::new(whose, Operation::Update, owned(object, schema))
+    Manager::new(whose, ManagerOperation::Update, owned(object, schema))
 }

@@ -4,7 +4,7 @@ use chrono::DateTime;
 use rstest::rstest;
 use serde_json::json;
 
-use super::managers::Writer;
+use super::managers::FieldWriter;
 use super::strategic::Schema;
 use super::*;
 
@@ -120,8 +120,8 @@ fn a_failed_json_patch_test_is_unprocessable() {
     );
 }
 
-fn writer(manager: &str) -> Writer<'_> {
-    Writer {
+fn writer(manager: &str) -> FieldWriter<'_> {
+    FieldWriter {
         manager,
         subresource: "",
         api_version: "v1",

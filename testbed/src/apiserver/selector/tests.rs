@@ -33,7 +33,7 @@ fn pod() -> Value {
 #[case::absent("!none", true)]
 #[case::empty_value("example.com/x=", true)]
 fn label_selectors_match_as_in_kubernetes(#[case] text: &str, #[case] expected: bool) {
-    assert_eq!(LabelSelector::parse(text).unwrap().matches(&pod()), expected);
+    assert_eq!(ParsedSelector::parse(text).unwrap().matches(&pod()), expected);
 }
 
 #[rstest]
@@ -42,7 +42,7 @@ fn label_selectors_match_as_in_kubernetes(#[case] text: &str, #[case] expected: 
 #[case::no_key("=a")]
 #[case::bad_key("a b=c")]
 fn bad_label_selectors_are_refused(#[case] text: &str) {
-    assert_eq!(LabelSelector::parse(text).unwrap_err().code, 400);
+    assert_eq!(ParsedSelector::parse(text).unwrap_err().code, 400);
 }
 
 #[rstest]

@@ -35,7 +35,7 @@ fn contents(store: &Store, at: u64) -> Option<Model> {
         at: Some(at),
         ..Slice::default()
     };
-    let visit = |key: &Key, version: &Arc<Version>| {
+    let visit = |key: &Key, version: &Arc<ObjectVersion>| {
         found.insert(key.clone(), version.value["n"].as_u64().unwrap());
         ControlFlow::Continue(())
     };
@@ -52,10 +52,10 @@ fn replayed(store: &Store, mut state: Model, from: u64) -> Option<Model> {
             let known = state.contains_key(&event.key);
             assert_eq!(
                 known,
-                event.change != Change::Added,
+                event.change != ChangeKind::Added,
                 "additions are of unknown objects"
             );
-            if event.change == Change::Deleted {
+            if event.change == ChangeKind::Deleted {
                 state.remove(&event.key);
             } else {
                 state.insert(event.key.clone(), event.version.value["n"].as_u64().unwrap());

@@ -6,19 +6,19 @@ use serde_json::{Value, json};
 
 use super::create::refuse;
 use super::delete::{DeleteOptions, delete};
-use super::{ApiState, Target, WriteOptions};
+use super::{ApiState, RequestTarget, WriteOptions};
 use crate::apiserver::object;
 use crate::apiserver::pod;
-use crate::apiserver::status::{ApiError, FieldError};
-use crate::apiserver::store::Version;
+use crate::apiserver::status::{ApiError, InvalidField};
+use crate::apiserver::store::ObjectVersion;
 
 /// Binds a pod to the node that a Binding names; its annotations and labels become the pod's in the same write.
 pub(crate) fn bind(
     state: &mut ApiState,
-    target: &Target,
+    target: &RequestTarget,
     binding: &Value,
     options: &WriteOptions,
-) -> Result<Arc<Version>, ApiError> {
+) -> Result<Arc<ObjectVersion>, ApiError> {
     check_binding(target, binding)?;
     let current = state.current(target)?;
     let node = object::text(binding, "/target/name");
@@ -44,7 +44,7 @@ pub(crate) fn bind(
 /// Evicts a pod: a deletion with the options that the Eviction carries.
 pub(crate) fn evict(
     state: &mut ApiState,
-    target: &Target,
+    target: &RequestTarget,
     eviction: &Value,
     options: &WriteOptions,
 ) -> Result<(), ApiError> {
@@ -57,7 +57,7 @@ pub(crate) fn evict(
     delete(state, target, &deletion).map(drop)
 }
 
-fn check_binding(target: &Target, binding: &Value) -> Result<(), ApiError> {
+fn check_binding(target: &RequestTarget, binding: &Value) -> Result<(), ApiError> {
     if !matches!(object::text(binding, "/kind"), "" | "Binding") {
         return Err(ApiError::bad_request("the request body must be a Binding"));
     }
@@ -70,16 +70,20 @@ fn check_binding(target: &Target, binding: &Value) -> Result<(), ApiError> {
     let mut errors = Vec::new();
     let kind = object::text(binding, "/target/kind");
     if !matches!(kind, "" | "Node") {
-        errors.push(FieldError::unsupported("target.kind", kind, &["Node", "<empty>"]));
+        errors.push(InvalidField::unsupported(
+            "target.kind",
+            kind,
+            &["Node", "<empty>"],
+        ));
     }
     if object::text(binding, "/target/name").is_empty() {
-        errors.push(FieldError::required("target.name", ""));
+        errors.push(InvalidField::required("target.name", ""));
     }
     refuse_binding(target, &errors)?;
     super::check_string_maps(binding)
 }
 
-fn refuse_binding(target: &Target, errors: &[FieldError]) -> Result<(), ApiError> {
+fn refuse_binding(target: &RequestTarget, errors: &[InvalidField]) -> Result<(), ApiError> {
     refuse(&target.resource, &target.name, errors).map_err(|error| ApiError {
         message: error.message.replacen("Pod ", "Binding ", 1),
         ..error

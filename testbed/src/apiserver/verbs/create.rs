@@ -2,16 +2,16 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{ApiState, Target, WriteOptions, Written, check_kind, settle_types, to_stored};
+use super::{ApiState, RequestTarget, WriteOptions, Written, check_kind, settle_types, to_stored};
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, NAMESPACES, Resource, established};
-use crate::apiserver::status::{ApiError, FieldError};
+use crate::apiserver::status::{ApiError, InvalidField};
 use crate::apiserver::store::Key;
 use crate::apiserver::{admission, name, object, pod};
 
 /// Creates the object in `body`. The target's name may be empty: the body then names the object.
 pub(crate) fn create(
     state: &mut ApiState,
-    target: &Target,
+    target: &RequestTarget,
     body: Value,
     options: &WriteOptions,
 ) -> Result<Written, ApiError> {
@@ -23,10 +23,10 @@ pub(crate) fn create(
 /// The new object with its name, system fields and defaults, not validated.
 pub(crate) fn draft_new(
     state: &ApiState,
-    target: &Target,
+    target: &RequestTarget,
     mut body: Value,
     options: &WriteOptions,
-) -> Result<(Target, Value), ApiError> {
+) -> Result<(RequestTarget, Value), ApiError> {
     check_kind(target, &mut body)?;
     to_stored(&target.resource, &mut body);
     object::strip_nulls(&mut body);
@@ -46,7 +46,7 @@ pub(crate) fn draft_new(
 /// Stores an object that has been checked, unless its name is taken.
 pub(crate) fn store_new(
     state: &mut ApiState,
-    target: &Target,
+    target: &RequestTarget,
     body: Value,
     options: &WriteOptions,
 ) -> Result<Written, ApiError> {
@@ -64,7 +64,7 @@ pub(crate) fn store_new(
     })
 }
 
-fn check_namespace(state: &ApiState, target: &Target) -> Result<(), ApiError> {
+fn check_namespace(state: &ApiState, target: &RequestTarget) -> Result<(), ApiError> {
     if !target.resource.namespaced {
         return Ok(());
     }
@@ -87,12 +87,12 @@ fn check_namespace(state: &ApiState, target: &Target) -> Result<(), ApiError> {
 }
 
 /// Refuses a new object that breaks a rule.
-pub(crate) fn check_new(target: &Target, draft: &Value) -> Result<(), ApiError> {
+pub(crate) fn check_new(target: &RequestTarget, draft: &Value) -> Result<(), ApiError> {
     refuse(&target.resource, &target.name, &check(&target.resource, draft))
 }
 
 /// Refuses an object with rejected fields.
-pub(super) fn refuse(resource: &Resource, name: &str, errors: &[FieldError]) -> Result<(), ApiError> {
+pub(super) fn refuse(resource: &Resource, name: &str, errors: &[InvalidField]) -> Result<(), ApiError> {
     if errors.is_empty() {
         Ok(())
     } else {
@@ -101,7 +101,7 @@ pub(super) fn refuse(resource: &Resource, name: &str, errors: &[FieldError]) -> 
 }
 
 /// Settles the namespace and name of a new object.
-fn place(target: &Target, body: &mut Value) -> Result<Target, ApiError> {
+fn place(target: &RequestTarget, body: &mut Value) -> Result<RequestTarget, ApiError> {
     let mut target = target.clone();
     let meta = object::meta(body);
     let text = |meta: &Map<String, Value>, field: &str| {
@@ -133,7 +133,7 @@ fn place(target: &Target, body: &mut Value) -> Result<Target, ApiError> {
     }
     meta.insert("name".to_owned(), Value::from(target.name.clone()));
     if target.name.is_empty() {
-        let missing = FieldError::required("metadata.name", "name or generateName is required");
+        let missing = InvalidField::required("metadata.name", "name or generateName is required");
         return refuse(&target.resource, "", &[missing]).map(|()| target);
     }
     refuse(
@@ -211,7 +211,7 @@ fn base64(bytes: &[u8]) -> String {
         .unwrap_or_default()
 }
 
-fn check(resource: &Resource, body: &Value) -> Vec<FieldError> {
+fn check(resource: &Resource, body: &Value) -> Vec<InvalidField> {
     let mut errors = name::check_metadata(body);
     if resource.is_pod() {
         errors.extend(pod::validate(body));
@@ -223,11 +223,11 @@ fn check(resource: &Resource, body: &Value) -> Vec<FieldError> {
     errors
 }
 
-fn check_definition(body: &Value) -> Vec<FieldError> {
+fn check_definition(body: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     for field in ["group", "scope", "names/plural", "names/kind"] {
         if object::text(body, &format!("/spec/{field}")).is_empty() {
-            errors.push(FieldError::required(
+            errors.push(InvalidField::required(
                 format!("spec.{}", field.replace('/', ".")),
                 "",
             ));
@@ -241,7 +241,7 @@ fn check_definition(body: &Value) -> Vec<FieldError> {
     let found = object::text(body, "/metadata/name");
     if errors.is_empty() && found != expected {
         let why = format!("must be spec.names.plural+\".\"+spec.group: {expected}");
-        errors.push(FieldError::invalid("metadata.name", found, &why));
+        errors.push(InvalidField::invalid("metadata.name", found, &why));
     }
     let stored = |v: &&Value| v.get("storage").and_then(Value::as_bool) == Some(true);
     if object::array(body, "/spec/versions")
@@ -250,7 +250,7 @@ fn check_definition(body: &Value) -> Vec<FieldError> {
         .count()
         != 1
     {
-        errors.push(FieldError::invalid(
+        errors.push(InvalidField::invalid(
             "spec.versions",
             "",
             "must have exactly one version marked as storage version",

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
 
-use super::{ApiState, Target};
+use super::{ApiState, RequestTarget};
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, NAMESPACES};
 use crate::apiserver::selector::Selectors;
 use crate::apiserver::status::ApiError;
-use crate::apiserver::store::{Key, Slice, Version};
+use crate::apiserver::store::{Key, ObjectVersion, Slice};
 use crate::apiserver::{object, pod};
 
 /// `DeleteOptions`, as far as they matter here.
@@ -26,7 +26,7 @@ pub(crate) struct DeleteOptions {
 /// The result of a deletion.
 #[derive(Debug, Clone)]
 pub(crate) struct Deleted {
-    pub(crate) version: Arc<Version>,
+    pub(crate) version: Arc<ObjectVersion>,
     /// True if the object is gone, not merely marked.
     pub(crate) removed: bool,
 }
@@ -48,7 +48,7 @@ impl DeleteOptions {
 /// Deletes an object, or marks it as being deleted.
 pub(crate) fn delete(
     state: &mut ApiState,
-    target: &Target,
+    target: &RequestTarget,
     options: &DeleteOptions,
 ) -> Result<Deleted, ApiError> {
     let current = state.current(target)?;
@@ -90,13 +90,13 @@ pub(crate) fn delete(
 }
 
 /// The objects of a collection that match.
-pub(crate) fn select(state: &ApiState, target: &Target, selectors: &Selectors) -> Vec<Target> {
+pub(crate) fn select(state: &ApiState, target: &RequestTarget, selectors: &Selectors) -> Vec<RequestTarget> {
     let keys = keys(
         state,
         &target.resource.storage,
         Some(&target.namespace).filter(|n| !n.is_empty()),
     );
-    let targets = keys.into_iter().map(|key| Target {
+    let targets = keys.into_iter().map(|key| RequestTarget {
         namespace: key.namespace,
         name: key.name,
         ..target.clone()
@@ -125,7 +125,7 @@ pub(super) fn keys(state: &ApiState, storage: &str, namespace: Option<&String>) 
 }
 
 /// Removes an object for good, with the objects that depend on it.
-pub(super) fn finish(state: &mut ApiState, target: &Target, last: Value) -> Arc<Version> {
+pub(super) fn finish(state: &mut ApiState, target: &RequestTarget, last: Value) -> Arc<ObjectVersion> {
     if target.resource.is(CRD_GROUP, CRD_PLURAL) {
         state.registry.undefine(&last);
         let storage = format!(
@@ -145,7 +145,7 @@ pub(super) fn finish(state: &mut ApiState, target: &Target, last: Value) -> Arc<
     }
     removed.unwrap_or_else(|| {
         let bytes = last.to_string().into();
-        Arc::new(Version {
+        Arc::new(ObjectVersion {
             rv: state.store.revision(),
             value: Arc::new(last),
             bytes,
@@ -153,7 +153,11 @@ pub(super) fn finish(state: &mut ApiState, target: &Target, last: Value) -> Arc<
     })
 }
 
-fn check_preconditions(target: &Target, object: &Value, options: &DeleteOptions) -> Result<(), ApiError> {
+fn check_preconditions(
+    target: &RequestTarget,
+    object: &Value,
+    options: &DeleteOptions,
+) -> Result<(), ApiError> {
     let differs = |asked: &Option<String>, pointer: &str| {
         asked
             .clone()
@@ -202,8 +206,8 @@ pub(super) fn mark(object: &mut Value, grace: i64, now: DateTime<Utc>) {
 
 pub(super) fn delete_namespace(
     state: &mut ApiState,
-    target: &Target,
-    current: &Arc<Version>,
+    target: &RequestTarget,
+    current: &Arc<ObjectVersion>,
     options: &DeleteOptions,
 ) -> Result<Deleted, ApiError> {
     if matches!(target.name.as_str(), "default" | "kube-system" | "kube-public") {
@@ -224,7 +228,7 @@ pub(super) fn delete_namespace(
     };
     for resource in contents {
         for key in keys(state, &resource.storage, Some(&target.name)) {
-            let inner = Target {
+            let inner = RequestTarget {
                 resource: Arc::clone(&resource),
                 namespace: key.namespace,
                 name: key.name,

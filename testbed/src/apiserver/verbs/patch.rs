@@ -4,16 +4,16 @@ use serde_json::Value;
 
 use super::create::{create, name_mismatch};
 use super::update::commit;
-use super::{ApiState, Target, WriteOptions, Written, check_kind, to_stored};
+use super::{ApiState, RequestTarget, WriteOptions, Written, check_kind, to_stored};
 use crate::apiserver::object;
 use crate::apiserver::patch::strategic::Schema;
-use crate::apiserver::patch::{self, Format};
+use crate::apiserver::patch::{self, PatchFormat};
 use crate::apiserver::render;
 use crate::apiserver::status::ApiError;
 
 /// The result of a patch.
 #[derive(Debug)]
-pub(crate) enum Draft {
+pub(crate) enum PatchedObject {
     /// A creation, with the options for it.
     New(Value, WriteOptions),
     /// A change of an existing object.
@@ -27,37 +27,37 @@ pub(crate) enum Draft {
 /// Patches an object or its status.
 pub(crate) fn patch(
     state: &mut ApiState,
-    target: &Target,
-    format: Format,
+    target: &RequestTarget,
+    format: PatchFormat,
     body: Value,
     options: &WriteOptions,
 ) -> Result<Written, ApiError> {
     match draft_patch(state, target, format, body, options)? {
-        Draft::New(body, options) => create(state, target, body, &options),
-        Draft::Changed { new, applied } => commit(state, target, new, options, applied),
+        PatchedObject::New(body, options) => create(state, target, body, &options),
+        PatchedObject::Changed { new, applied } => commit(state, target, new, options, applied),
     }
 }
 
 /// Applies a patch to the target, before any rule is checked.
 pub(crate) fn draft_patch(
     state: &ApiState,
-    target: &Target,
-    format: Format,
+    target: &RequestTarget,
+    format: PatchFormat,
     body: Value,
     options: &WriteOptions,
-) -> Result<Draft, ApiError> {
-    if format == Format::Apply {
+) -> Result<PatchedObject, ApiError> {
+    if format == PatchFormat::Apply {
         return draft_apply(state, target, body, options);
     }
     let current = state.current(target)?;
     let mut new = render::shown(&target.resource, &current.value);
     match format {
-        Format::Json => patch::json_patch(&mut new, body)?,
-        Format::Merge if body.is_object() => patch::merge(&mut new, &body),
-        Format::Strategic if !target.resource.custom => {
+        PatchFormat::Json => patch::json_patch(&mut new, body)?,
+        PatchFormat::Merge if body.is_object() => patch::merge(&mut new, &body),
+        PatchFormat::Strategic if !target.resource.custom => {
             patch::strategic::merge(&mut new, &body, &Schema::Builtin)?;
         }
-        Format::Strategic => return Err(unsupported()),
+        PatchFormat::Strategic => return Err(unsupported()),
         _ => return Err(ApiError::bad_request("the patch must be a JSON object")),
     }
     check_kind(target, &mut new)?;
@@ -66,15 +66,15 @@ pub(crate) fn draft_patch(
     if object::text(&new, "/metadata/name") != target.name {
         return Err(name_mismatch(object::text(&new, "/metadata/name"), &target.name));
     }
-    Ok(Draft::Changed { new, applied: false })
+    Ok(PatchedObject::Changed { new, applied: false })
 }
 
 fn draft_apply(
     state: &ApiState,
-    target: &Target,
+    target: &RequestTarget,
     mut body: Value,
     options: &WriteOptions,
-) -> Result<Draft, ApiError> {
+) -> Result<PatchedObject, ApiError> {
     if options.manager.is_empty() {
         return Err(ApiError::bad_request(
             "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch",
@@ -103,7 +103,7 @@ fn draft_apply(
     let writer = target.writer(options, &version);
     let new = patch::apply::apply(live, &body, writer, options.force, &schema)?;
     if live.is_some() {
-        return Ok(Draft::Changed { new, applied: true });
+        return Ok(PatchedObject::Changed { new, applied: true });
     }
     // Creation keeps the ownership record only when it was made here.
     let made_here = WriteOptions {
@@ -115,7 +115,7 @@ fn draft_apply(
         "apiVersion".to_owned(),
         Value::from(target.resource.api_version()),
     );
-    Ok(Draft::New(fresh, made_here))
+    Ok(PatchedObject::New(fresh, made_here))
 }
 
 fn unsupported() -> ApiError {

@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use super::create::{name_mismatch, refuse};
 use super::delete::finish;
-use super::{ApiState, Target, WriteOptions, Written, check_kind, settle_types, to_stored};
+use super::{ApiState, RequestTarget, WriteOptions, Written, check_kind, settle_types, to_stored};
 use crate::apiserver::patch::managers;
 use crate::apiserver::patch::strategic::Schema;
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, Resource};
-use crate::apiserver::status::{ApiError, FieldError};
-use crate::apiserver::store::Version;
+use crate::apiserver::status::{ApiError, InvalidField};
+use crate::apiserver::store::ObjectVersion;
 use crate::apiserver::{admission, name, object, pod};
 
 /// Metadata that no client changes.
@@ -30,7 +30,7 @@ const KEPT: &[&str] = &[
 /// Replaces an object, or its status, by `body`.
 pub(crate) fn update(
     state: &mut ApiState,
-    target: &Target,
+    target: &RequestTarget,
     body: Value,
     options: &WriteOptions,
 ) -> Result<Written, ApiError> {
@@ -39,7 +39,11 @@ pub(crate) fn update(
 }
 
 /// Applies an update to the target, before any rule is checked.
-pub(crate) fn draft_update(state: &ApiState, target: &Target, mut body: Value) -> Result<Value, ApiError> {
+pub(crate) fn draft_update(
+    state: &ApiState,
+    target: &RequestTarget,
+    mut body: Value,
+) -> Result<Value, ApiError> {
     check_kind(target, &mut body)?;
     to_stored(&target.resource, &mut body);
     object::strip_nulls(&mut body);
@@ -51,7 +55,8 @@ pub(crate) fn draft_update(state: &ApiState, target: &Target, mut body: Value) -
     state.current(target)?;
     // AllowUnconditionalUpdate is false for custom resources.
     if resource.custom && object::text(&body, "/metadata/resourceVersion").is_empty() {
-        let missing = FieldError::invalid("metadata.resourceVersion", "0", "must be specified for an update");
+        let missing =
+            InvalidField::invalid("metadata.resourceVersion", "0", "must be specified for an update");
         refuse(resource, &target.name, &[missing])?;
     }
     Ok(body)
@@ -61,7 +66,7 @@ pub(crate) fn draft_update(state: &ApiState, target: &Target, mut body: Value) -
 /// record of who owns which field.
 pub(crate) fn commit(
     state: &mut ApiState,
-    target: &Target,
+    target: &RequestTarget,
     new: Value,
     options: &WriteOptions,
     applied: bool,
@@ -73,7 +78,7 @@ pub(crate) fn commit(
 /// Works out the stored form of `new` in place of the target, if the rules allow it.
 pub(crate) fn settle(
     state: &ApiState,
-    target: &Target,
+    target: &RequestTarget,
     mut new: Value,
     options: &WriteOptions,
     applied: bool,
@@ -110,7 +115,7 @@ pub(crate) fn settle(
 /// Stores a settled object, unless it has changed since.
 pub(crate) fn store_settled(
     state: &mut ApiState,
-    target: &Target,
+    target: &RequestTarget,
     settled: Settled,
     options: &WriteOptions,
 ) -> Result<Written, ApiError> {
@@ -143,7 +148,7 @@ pub(crate) fn store_settled(
 /// An update that the rules allow.
 #[derive(Debug, Clone)]
 pub(crate) struct Settled {
-    pub(crate) before: Arc<Version>,
+    pub(crate) before: Arc<ObjectVersion>,
     /// None if nothing changes.
     new: Option<Value>,
 }
@@ -166,7 +171,7 @@ fn finished(object: &Value) -> bool {
     object::is_deleting(object) && !object::has_finalizers(object) && grace == 0 && !namespace
 }
 
-fn check_preconditions(target: &Target, old: &Value, new: &Value) -> Result<(), ApiError> {
+fn check_preconditions(target: &RequestTarget, old: &Value, new: &Value) -> Result<(), ApiError> {
     let (plural, name) = (target.resource.qualified(), &target.name);
     let asked = object::text(new, "/metadata/uid");
     let found = object::text(old, "/metadata/uid");
@@ -184,7 +189,7 @@ fn check_preconditions(target: &Target, old: &Value, new: &Value) -> Result<(), 
 
 /// A write to the object leaves status alone; a write to status leaves everything else alone, but for the labels
 /// and annotations of built-in kinds.
-fn isolate(target: &Target, old: &Value, new: &mut Value) {
+fn isolate(target: &RequestTarget, old: &Value, new: &mut Value) {
     let resource = &target.resource;
     let status = |of: &Value| of.get("status").cloned();
     if target.status {
@@ -219,7 +224,7 @@ fn keep_metadata(old: &Value, new: &mut Value) {
     meta.remove("selfLink");
 }
 
-fn check(target: &Target, old: &Value, new: &Value) -> Vec<FieldError> {
+fn check(target: &RequestTarget, old: &Value, new: &Value) -> Vec<InvalidField> {
     let mut errors = name::check_metadata(new);
     let finalizers = object::array(old, "/metadata/finalizers");
     let added = object::array(new, "/metadata/finalizers")
@@ -229,7 +234,7 @@ fn check(target: &Target, old: &Value, new: &Value) -> Vec<FieldError> {
         let why = format!(
             "no new finalizers can be added if the object is being deleted, found new finalizers {added}"
         );
-        errors.push(FieldError::forbidden("metadata.finalizers", &why));
+        errors.push(InvalidField::forbidden("metadata.finalizers", &why));
     }
     errors.extend(admission::check_configuration(&target.resource, new));
     if target.resource.is_pod() && !target.status {

@@ -9,12 +9,12 @@ use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
 
 use super::{DEADLINE, Runner, node_name, pod_name};
 use crate::apiserver::{Fault, HeldWatches, Injected, Matching};
-use crate::chaos::Mode;
+use crate::chaos::PluginMode;
 use crate::chaos::schedule::{Batch, Disruption, Shape};
 use crate::cluster::{PLUGIN_USER, SCHEDULER_USER};
 use crate::kubelet::Kubelet;
-use crate::observer::Snapshot;
-use crate::pods::PodSpec;
+use crate::observer::ClusterSnapshot;
+use crate::pods::PodBuilder;
 
 /// Longest wait for every pod of a batch to have been tried once: one that kubelet refused is not.
 const TRIED: Duration = Duration::from_secs(5);
@@ -58,7 +58,7 @@ pub(super) async fn batch(runner: &mut Runner, batch: &Batch) -> Result<()> {
     runner.until_bound(&batch.pods).await?;
     runner
         .recorder
-        .note_pods(Snapshot::of(runner.cluster.api().objects()).pods);
+        .note_pods(ClusterSnapshot::of(runner.cluster.api().objects()).pods);
     let n_expected = delete_early(runner, batch, &mut disturbance).await?;
     before_release(runner, batch).await?;
     let n_calls = runner.node(batch.node)?.kubelet().n_allocate_calls();
@@ -76,7 +76,7 @@ async fn create(runner: &Runner, batch: &Batch) -> Result<()> {
     let creations = batch.pods.iter().map(|number| {
         let spec = pod_spec(&pod_name(*number), batch.shape).on(&node_name(batch.node));
         // Its image asks for all GPUs, and it for none.
-        let spec = if runner.mode == Mode::Kinds {
+        let spec = if runner.mode == PluginMode::Kinds {
             spec.idle("idle", "nvidia/cuda:12.4.1-base")
         } else {
             spec
@@ -272,19 +272,19 @@ async fn fill_disk(runner: &mut Runner, node: usize, is_full: bool) -> Result<()
     Ok(())
 }
 
-fn pod_spec(name: &str, shape: Shape) -> PodSpec {
+fn pod_spec(name: &str, shape: Shape) -> PodBuilder {
     match shape {
-        Shape::Units(units) => PodSpec::new(name, &[(GPU_MEM, &units.to_string())]),
-        Shape::UnitsAndInit(units) => PodSpec::new(name, &[(GPU_MEM, &units.to_string())])
+        Shape::Units(units) => PodBuilder::new(name, &[(GPU_MEM, &units.to_string())]),
+        Shape::UnitsAndInit(units) => PodBuilder::new(name, &[(GPU_MEM, &units.to_string())])
             .init("init", &[(GPU_MEM, &units.to_string())]),
-        Shape::TwoContainers(units) => PodSpec::new(name, &[(GPU_MEM, &units.to_string())])
+        Shape::TwoContainers(units) => PodBuilder::new(name, &[(GPU_MEM, &units.to_string())])
             .container("second", &[(GPU_MEM, &units.to_string())]),
-        Shape::InitOnly(units) => PodSpec::new(name, &[]).init("init", &[(GPU_MEM, &units.to_string())]),
-        Shape::Ratio => PodSpec::new(
+        Shape::InitOnly(units) => PodBuilder::new(name, &[]).init("init", &[(GPU_MEM, &units.to_string())]),
+        Shape::Ratio => PodBuilder::new(
             name,
             &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10"), (GPU_CORE, "10")],
         ),
-        Shape::TwoDevices => PodSpec::new(
+        Shape::TwoDevices => PodBuilder::new(
             name,
             &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "20"), (GPU_CORE, "20")],
         ),

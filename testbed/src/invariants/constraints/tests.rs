@@ -70,7 +70,7 @@ fn amounts_without_wishes(
     #[case] held: &[u64],
     #[case] expected: bool,
 ) {
-    assert_eq!(Constraints::default().should_hold(kind, asked, held), expected);
+    assert_eq!(PodDemands::default().should_hold(kind, asked, held), expected);
 }
 
 #[rstest]
@@ -87,7 +87,7 @@ fn amounts_with_wishes(
     #[case] expected: bool,
 ) {
     assert_eq!(
-        Constraints::of(&pod(&[], false, annotations)).should_hold("rdma", asked, held),
+        PodDemands::of(&pod(&[], false, annotations)).should_hold("rdma", asked, held),
         expected
     );
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rstest::rstest;
 
-use super::{Configuration, parse_duration};
+use super::{SchedulerConfiguration, parse_duration};
 
 const HEAD: &str = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n";
 
@@ -31,7 +31,7 @@ extenders:
   managedResources: [{{name: aliyun.com/gpu-mem, ignoredByScheduler: true}}]
 "
     );
-    let configuration: Configuration = text.parse().unwrap();
+    let configuration: SchedulerConfiguration = text.parse().unwrap();
     let prefixes: Vec<_> = configuration
         .extenders
         .iter()
@@ -60,7 +60,7 @@ extenders:
 
 #[test]
 fn a_replaced_address_keeps_the_path() {
-    let configuration: Configuration = with("").parse().unwrap();
+    let configuration: SchedulerConfiguration = with("").parse().unwrap();
     let moved = configuration.with_extenders_at("http://127.0.0.1:4242");
     assert_eq!(
         moved.extenders[0].url_prefix,
@@ -73,7 +73,7 @@ fn certificates_are_read_from_the_given_folder() {
     let text = format!(
         "{HEAD}extenders:\n- urlPrefix: https://x.svc:12345/gpushare-scheduler\n  enableHTTPS: true\n  tlsConfig: {{caFile: /etc/ca.crt}}"
     );
-    let configuration: Configuration = text.parse().unwrap();
+    let configuration: SchedulerConfiguration = text.parse().unwrap();
     let moved = configuration
         .clone()
         .with_tls_extenders_at(([127, 0, 0, 1], 1).into(), Path::new("/nowhere"));
@@ -117,7 +117,10 @@ fn certificates_are_read_from_the_given_folder() {
 )]
 fn rules_of_kube_scheduler(#[case] extender: &str, #[case] message: &str) {
     assert_eq!(
-        with(extender).parse::<Configuration>().unwrap_err().to_string(),
+        with(extender)
+            .parse::<SchedulerConfiguration>()
+            .unwrap_err()
+            .to_string(),
         message
     );
 }
@@ -126,7 +129,7 @@ fn rules_of_kube_scheduler(#[case] extender: &str, #[case] message: &str) {
 #[case::misspelt("  filterverb: filter", "unknown field `filterverb`")]
 #[case::bad_timeout("  httpTimeout: 5", "no duration")]
 fn malformed_configurations_are_refused(#[case] extender: &str, #[case] cause: &str) {
-    let error = with(extender).parse::<Configuration>().unwrap_err();
+    let error = with(extender).parse::<SchedulerConfiguration>().unwrap_err();
     let source = error.source().unwrap().to_string();
     assert!(source.contains(cause), "{source}");
 }

@@ -67,7 +67,7 @@ fn cache(dir: &Path) -> CdiCache {
 }
 
 /// The edits that an injection of `name` brings.
-fn known(cache: &CdiCache, name: &str) -> Result<super::Edits, Unresolvable> {
+fn known(cache: &CdiCache, name: &str) -> Result<super::RecordedEdits, Unresolvable> {
     cache.inject(&names(&[name])).map(|(edits, _)| edits)
 }
 

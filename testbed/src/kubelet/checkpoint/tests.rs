@@ -5,24 +5,24 @@ use std::collections::BTreeMap;
 use proto::kubelet::deviceplugin::{ContainerAllocateResponse, Device};
 use tempfile::TempDir;
 
-use super::{CheckpointError, read, render, write};
-use crate::kubelet::devices::{DeviceRequest, DeviceState};
-use crate::kubelet::devices::{HeldDevices, Holder};
+use super::{CheckpointFileError, read, render, write};
+use crate::kubelet::devices::{DeviceHolder, HeldDevices};
+use crate::kubelet::devices::{DeviceManagerState, ResourceRequest};
 
 /// The content for a container that holds one of two devices.
 fn content() -> String {
-    let mut devices = DeviceState::default();
+    let mut devices = DeviceManagerState::default();
     let list = ["a", "b"].map(|id| Device {
         id: id.to_owned(),
         health: "Healthy".to_owned(),
         topology: None,
     });
     devices.update("x.io/y", list.to_vec());
-    let holder = Holder {
+    let holder = DeviceHolder {
         pod: "uid".to_owned(),
         container: "main".to_owned(),
     };
-    let request = DeviceRequest {
+    let request = ResourceRequest {
         holder: &holder,
         resource: "x.io/y",
         required: 1,
@@ -54,7 +54,7 @@ fn a_written_checkpoint_is_read_back() {
         BTreeMap::from([("x.io/y".to_owned(), vec!["a".to_owned(), "b".to_owned()])])
     );
     let held = HeldDevices::restore(data.pod_device_entries);
-    let holder = Holder {
+    let holder = DeviceHolder {
         pod: "uid".to_owned(),
         container: "main".to_owned(),
     };
@@ -72,8 +72,8 @@ fn a_changed_or_malformed_file_is_refused() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("checkpoint");
     write(&path, &content().replace("\"a\"", "\"c\"")).unwrap();
-    assert!(matches!(read(&path), Err(CheckpointError::Checksum { .. })));
+    assert!(matches!(read(&path), Err(CheckpointFileError::Checksum { .. })));
     write(&path, "{}").unwrap();
-    assert!(matches!(read(&path), Err(CheckpointError::Shape { .. })));
-    assert!(matches!(read(dir.path()), Err(CheckpointError::Io { .. })));
+    assert!(matches!(read(&path), Err(CheckpointFileError::Shape { .. })));
+    assert!(matches!(read(dir.path()), Err(CheckpointFileError::Io { .. })));
 }

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use proto::kubelet::deviceplugin::{ContainerAllocateResponse, Device};
 
-use super::{AllocationError, Choice, DeviceRequest, DeviceState};
+use super::{AllocationError, DeviceChoice, DeviceManagerState, ResourceRequest};
 use crate::dice::dice;
-use crate::kubelet::devices::{DeviceId, Holder};
+use crate::kubelet::devices::{DeviceHolder, DeviceId};
 
 const RESOURCE: &str = "x.io/y";
 
@@ -24,8 +24,8 @@ fn list(healthy: &[usize], unhealthy: &[usize]) -> Vec<Device> {
     [of(healthy, "Healthy"), of(unhealthy, "Unhealthy")].concat()
 }
 
-fn holder(pod: usize) -> Holder {
-    Holder {
+fn holder(pod: usize) -> DeviceHolder {
+    DeviceHolder {
         pod: pod.to_string(),
         container: "main".to_owned(),
     }
@@ -33,13 +33,13 @@ fn holder(pod: usize) -> Holder {
 
 /// Allocates as kubelet does between the calls to the plugin.
 fn allocate(
-    devices: &mut DeviceState,
+    devices: &mut DeviceManagerState,
     pod: usize,
     required: usize,
     reusable: &BTreeSet<DeviceId>,
 ) -> Result<BTreeSet<DeviceId>, AllocationError> {
     let holder = holder(pod);
-    let request = DeviceRequest {
+    let request = ResourceRequest {
         holder: &holder,
         resource: RESOURCE,
         required,
@@ -47,9 +47,9 @@ fn allocate(
     };
     let mut rng = dice(1, &["test"]);
     let chosen = match devices.begin(&request, reusable, &mut rng)? {
-        Choice::Nothing => return Ok(BTreeSet::new()),
-        Choice::Done(chosen) => chosen,
-        Choice::Open(open) => devices.finish(RESOURCE, open, &[], &mut rng),
+        DeviceChoice::Nothing => return Ok(BTreeSet::new()),
+        DeviceChoice::Done(chosen) => chosen,
+        DeviceChoice::Open(open) => devices.finish(RESOURCE, open, &[], &mut rng),
     };
     devices.grant(&request, &chosen, ContainerAllocateResponse::default());
     Ok(chosen)
@@ -58,18 +58,18 @@ fn allocate(
 #[test]
 fn a_list_during_an_allocation_forgets_the_devices_being_allocated() {
     // This is kubelet's race, kept on purpose: see devices.rs.
-    let mut devices = DeviceState::default();
+    let mut devices = DeviceManagerState::default();
     devices.update(RESOURCE, list(&[0, 1], &[]));
     allocate(&mut devices, 1, 1, &BTreeSet::new()).unwrap();
     let holder = holder(2);
-    let request = DeviceRequest {
+    let request = ResourceRequest {
         holder: &holder,
         resource: RESOURCE,
         required: 1,
         untouchable: false,
     };
     let mut rng = dice(1, &["test"]);
-    let Choice::Open(open) = devices.begin(&request, &BTreeSet::new(), &mut rng).unwrap() else {
+    let DeviceChoice::Open(open) = devices.begin(&request, &BTreeSet::new(), &mut rng).unwrap() else {
         panic!("one is free")
     };
     let in_flight = devices.finish(RESOURCE, open, &[], &mut rng);
@@ -79,7 +79,7 @@ fn a_list_during_an_allocation_forgets_the_devices_being_allocated() {
 
 #[test]
 fn a_changed_request_and_unhealthy_held_devices_are_refused() {
-    let mut devices = DeviceState::default();
+    let mut devices = DeviceManagerState::default();
     assert!(matches!(
         allocate(&mut devices, 1, 1, &BTreeSet::new()),
         Err(AllocationError::Unregistered(_))
@@ -116,7 +116,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #[test]
     fn no_device_is_held_twice_and_refusals_are_exact(steps in steps()) {
-        let mut devices = DeviceState::default();
+        let mut devices = DeviceManagerState::default();
         devices.update(RESOURCE, list(&(0..10).collect::<Vec<_>>(), &[10, 11]));
         let mut model: BTreeMap<usize, BTreeSet<DeviceId>> = BTreeMap::new();
         for (pod, step) in steps.into_iter().enumerate() {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::machines::{COUPLED, FUNCTIONS_PER_ADAPTER, PAIRED};
 use super::{APART, Body, HINT, NO_DEVICE, annotated, ensure_shown, functions, minors};
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 use crate::scenario::World;
 use crate::vendor_plugin::NVIDIA_GPU;
 
@@ -44,9 +44,9 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ),
 ];
 
-fn adapters(name: &str, amount: &str, hint: &Value) -> PodSpec {
+fn adapters(name: &str, amount: &str, hint: &Value) -> PodBuilder {
     annotated(
-        PodSpec::new(name, &[(RDMA, amount)]).on(PAIRED),
+        PodBuilder::new(name, &[(RDMA, amount)]).on(PAIRED),
         &[(HINT, json!({"rdma": hint}))],
     )
 }
@@ -54,7 +54,7 @@ fn adapters(name: &str, amount: &str, hint: &Value) -> PodSpec {
 fn all_adapters(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let one = world
-            .start(PodSpec::new("one", &[(RDMA, "100")]).on(PAIRED))
+            .start(PodBuilder::new("one", &[(RDMA, "100")]).on(PAIRED))
             .await?;
         let used = minors(&one, "rdma")?;
         world
@@ -126,7 +126,7 @@ fn scope(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let scoped = |name: &str, n_gpus: &str, scope: &str| {
             let hint = json!({"gpu": {"requiredTopologyScope": scope}});
             annotated(
-                PodSpec::new(name, &[(NVIDIA_GPU, n_gpus)]).on(COUPLED),
+                PodBuilder::new(name, &[(NVIDIA_GPU, n_gpus)]).on(COUPLED),
                 &[(HINT, hint)],
             )
         };
@@ -183,7 +183,7 @@ fn refusals(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let alone = json!({"exclusivePolicy": "DeviceLevel", "allocateStrategy": "RequestsAsCount"});
         let first = world.start(adapters("alone", "7", &alone)).await?;
         let second = world
-            .start(PodSpec::new("beside", &[(RDMA, "1")]).on(PAIRED))
+            .start(PodBuilder::new("beside", &[(RDMA, "1")]).on(PAIRED))
             .await?;
         let (kept, left) = (minors(&first, "rdma")?, minors(&second, "rdma")?);
         ensure!(
@@ -196,7 +196,7 @@ fn refusals(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.delete("beside").await?;
         world.until_running(&["also-alone"]).await?;
         world
-            .create(PodSpec::new("beside", &[(RDMA, "1")]).on(PAIRED))
+            .create(PodBuilder::new("beside", &[(RDMA, "1")]).on(PAIRED))
             .await?;
         world.until_refused("beside", NO_DEVICE).await
     }
@@ -206,7 +206,7 @@ fn refusals(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn tightest(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let share = |name: &str, ratio: &str| {
-            PodSpec::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(COUPLED)
+            PodBuilder::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(COUPLED)
         };
         let switch = |pod: &Pod| {
             minors(pod, "gpu").map(|gpus| gpus.into_iter().map(|minor| minor / 2).collect::<BTreeSet<i32>>())
@@ -217,7 +217,7 @@ fn tightest(world: &mut World) -> BoxFuture<'_, Result<()>> {
         ensure!(second == broken, "switches {broken:?} and {second:?}");
         for name in ["pair-0", "pair-1", "pair-2"] {
             let pair = world
-                .start(PodSpec::new(name, &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "200")]).on(COUPLED))
+                .start(PodBuilder::new(name, &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "200")]).on(COUPLED))
                 .await?;
             ensure!(switch(&pair)?.len() == 1, "{:?}", minors(&pair, "gpu")?);
         }

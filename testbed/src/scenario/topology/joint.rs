@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::machines::{LONE, PAIRED};
 use super::{APART, Body, HINT, JOINT, NO_DEVICE, annotated, ensure_shown, functions, minors};
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 use crate::scenario::World;
 use crate::vendor_plugin::NVIDIA_GPU;
 
@@ -32,7 +32,7 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
 ];
 
 /// The pod of the proposal's examples.
-fn pod(name: &str, node: &str, scope: Option<&str>, hint: Option<Value>) -> PodSpec {
+fn pod(name: &str, node: &str, scope: Option<&str>, hint: Option<Value>) -> PodBuilder {
     let mut joint = json!({"deviceTypes": ["gpu", "rdma"]});
     if let (Some(scope), Some(joint)) = (scope, joint.as_object_mut()) {
         joint.insert("requiredScope".to_owned(), json!(scope));
@@ -42,7 +42,7 @@ fn pod(name: &str, node: &str, scope: Option<&str>, hint: Option<Value>) -> PodS
         .chain(hint.map(|hint| (HINT, hint)))
         .collect();
     annotated(
-        PodSpec::new(name, &[(NVIDIA_GPU, "4"), (RDMA, "1")]).on(node),
+        PodBuilder::new(name, &[(NVIDIA_GPU, "4"), (RDMA, "1")]).on(node),
         &annotations,
     )
 }
@@ -91,7 +91,7 @@ fn same_switch(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.until_refused("apart", APART).await?;
         // Five whole adapters: three switches have one left.
         let taken = world
-            .start(PodSpec::new("adapters", &[(RDMA, "500")]).on(PAIRED))
+            .start(PodBuilder::new("adapters", &[(RDMA, "500")]).on(PAIRED))
             .await?;
         ensure!(
             minors(&taken, "rdma")?.len() == 5,
@@ -121,7 +121,7 @@ fn exclusive(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let alone = || json!({"rdma": {"vfSelector": {}, "exclusivePolicy": "PCIeLevel"}});
         let sharing = || {
             annotated(
-                PodSpec::new("sharing", &[(RDMA, "1")]).on(PAIRED),
+                PodBuilder::new("sharing", &[(RDMA, "1")]).on(PAIRED),
                 &[(HINT, json!({"rdma": {"vfSelector": {}}}))],
             )
         };

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::{GpuSpec, NodeSpec};
+use crate::cluster::{GpuSpec, NodeSetup};
 
 /// Node of two NUMA nodes with four PCIe switches each, and on each switch a GPU and an adapter with virtual functions.
 pub(in crate::scenario) const PAIRED: &str = "paired";
@@ -17,7 +17,7 @@ pub(in crate::scenario) const COUPLED: &str = "coupled";
 pub(super) const FUNCTIONS_PER_ADAPTER: u32 = 2;
 
 /// All of them.
-pub(in crate::scenario) fn nodes() -> Vec<NodeSpec> {
+pub(in crate::scenario) fn nodes() -> Vec<NodeSetup> {
     let adapters = (0..8).map(|at| adapter(at, at)).collect();
     let table = partitions();
     let machine = [
@@ -25,15 +25,15 @@ pub(in crate::scenario) fn nodes() -> Vec<NodeSpec> {
         ("gpuPartitionPolicy".to_owned(), json!("Honor")),
     ];
     vec![
-        NodeSpec {
+        NodeSetup {
             others: adapters,
             ..eight(PAIRED, 1)
         },
-        NodeSpec {
+        NodeSetup {
             others: vec![adapter(0, 5)],
             ..eight(LONE, 1)
         },
-        NodeSpec {
+        NodeSetup {
             machine: machine.into_iter().collect(),
             ..eight(PARTITIONED, 2)
         },
@@ -42,8 +42,8 @@ pub(in crate::scenario) fn nodes() -> Vec<NodeSpec> {
 }
 
 /// Eight GPUs on two NUMA nodes, `per_switch` on each PCIe switch; whole ones can be had in the vendor's name.
-fn eight(name: &str, per_switch: u32) -> NodeSpec {
-    let spec = NodeSpec::new(name, &[16384; 8]);
+fn eight(name: &str, per_switch: u32) -> NodeSetup {
+    let spec = NodeSetup::new(name, &[16384; 8]);
     let place = |gpu: GpuSpec| {
         let details = [
             ("pcieId", json!(switch(gpu.minor / per_switch))),
@@ -60,7 +60,7 @@ fn eight(name: &str, per_switch: u32) -> NodeSpec {
     let plugin_args = ["--vendor-resource", "nvidia.com/gpu=ours"]
         .map(str::to_owned)
         .to_vec();
-    NodeSpec {
+    NodeSetup {
         gpus: spec.gpus.into_iter().map(place).collect(),
         plugin_args,
         ..spec

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::machines::PARTITIONED;
 use super::{APART, Body, PARTITION_SPEC, annotated, minors};
-use crate::pods::PodSpec;
+use crate::pods::PodBuilder;
 use crate::scenario::World;
 use crate::vendor_plugin::NVIDIA_GPU;
 
@@ -25,11 +25,11 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
     ),
 ];
 
-fn gpus(name: &str, n_gpus: &str) -> PodSpec {
-    PodSpec::new(name, &[(NVIDIA_GPU, n_gpus)]).on(PARTITIONED)
+fn gpus(name: &str, n_gpus: &str) -> PodBuilder {
+    PodBuilder::new(name, &[(NVIDIA_GPU, n_gpus)]).on(PARTITIONED)
 }
 
-fn insisting(name: &str, n_gpus: &str, spec: Value) -> PodSpec {
+fn insisting(name: &str, n_gpus: &str, spec: Value) -> PodBuilder {
     annotated(gpus(name, n_gpus), &[(PARTITION_SPEC, spec)])
 }
 

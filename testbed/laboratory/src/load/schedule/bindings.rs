@@ -48,13 +48,13 @@ impl BindingLog {
 
 /// A watch on the pods that schedulers are to place.
 #[derive(Debug)]
-pub(super) struct Bindings {
+pub(super) struct BindingWatch {
     shown: watch::Receiver<BindingLog>,
     sender: watch::Sender<BindingLog>,
     _watching: AbortOnDropHandle<()>,
 }
 
-impl Bindings {
+impl BindingWatch {
     /// Begins to watch.
     pub(super) async fn watch(client: &Client) -> Result<Self> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);

@@ -3,7 +3,7 @@ use rstest::rstest;
 use super::*;
 use crate::load::Rig;
 use testbed::cluster::{default_deploy, user_client};
-use testbed::kube_scheduler::{Configuration, KubeScheduler, Options};
+use testbed::kube_scheduler::{KubeScheduler, Options, SchedulerConfiguration};
 
 fn args(schedulers: &[&str]) -> ScheduleArgs {
     ScheduleArgs {
@@ -21,7 +21,7 @@ fn args(schedulers: &[&str]) -> ScheduleArgs {
     }
 }
 
-fn configuration(name: &str) -> Configuration {
+fn configuration(name: &str) -> SchedulerConfiguration {
     let text = format!(
         "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nprofiles: [{{schedulerName: {name}}}]"
     );
@@ -48,10 +48,11 @@ async fn pods_per_second_are_measured_with_and_without_the_extender() {
     .await
     .unwrap();
     let rig = Rig::with_scheduler(api, dir, &[]).await.unwrap();
-    let shipped =
-        Configuration::read(&default_deploy().join("attach/kube-scheduler/kube-scheduler-config.yaml"))
-            .unwrap();
-    let extended = Configuration {
+    let shipped = SchedulerConfiguration::read(
+        &default_deploy().join("attach/kube-scheduler/kube-scheduler-config.yaml"),
+    )
+    .unwrap();
+    let extended = SchedulerConfiguration {
         schedulers: configuration("gpushare").schedulers,
         ..shipped.with_extenders_at(&rig.url)
     };

@@ -21,9 +21,9 @@ use crate::replay::affinity::allows;
 use crate::replay::kube::{DEFAULT_CPU, DEFAULT_MEMORY};
 use crate::replay::objects;
 use crate::replay::occupancy::GpuShare;
-use crate::replay::trace::{PERCENT, PodRow, WHOLE};
+use crate::replay::trace::{PERCENT, TracePod, WHOLE};
 use crate::replay::world::{Lifetime, NumberTable, PlacedPod, ReplayInput, ReplayNode, ReplayPod};
-use testbed::kube_scheduler::{Amounts, repels};
+use testbed::kube_scheduler::{ResourceAmounts, repels};
 
 /// Labels and annotations of a scheduler or node, which a pod that is placed again does not have.
 const WRITTEN: [&str; 9] = [
@@ -48,7 +48,7 @@ const THOUSAND: i128 = 1000;
 ///
 /// # Errors
 /// An object that cannot be read.
-pub fn world(seen: &LiveCluster, arrivals: Option<&[PodRow]>) -> Result<ReplayInput> {
+pub fn world(seen: &LiveCluster, arrivals: Option<&[TracePod]>) -> Result<ReplayInput> {
     let live = Live::of(seen)?;
     let mut world = ReplayInput {
         nodes: live.nodes()?,
@@ -154,7 +154,7 @@ impl<'s> Live<'s> {
         let mut columns: BTreeSet<String> = BTreeSet::new();
         for (_, pod) in &pods {
             columns.extend(
-                Amounts::of_pod(pod)?
+                ResourceAmounts::of_pod(pod)?
                     .besides_cpu_and_memory()
                     .map(|(name, _)| name.to_owned()),
             );
@@ -220,7 +220,7 @@ impl<'s> Live<'s> {
         let units: i128 = self
             .nodes
             .iter()
-            .map(|node| Amounts::allocatable(node).get(GPU_MEM) / THOUSAND)
+            .map(|node| ResourceAmounts::allocatable(node).get(GPU_MEM) / THOUSAND)
             .sum();
         let n_gpus = n_gpus.max(1);
         self.per_gpu = [
@@ -238,7 +238,7 @@ impl<'s> Live<'s> {
         };
         let node = |((object, value), minors): ((&NodeObject, &Value), &[i32])| {
             let name = object.metadata.name.as_deref().context("a node has no name")?;
-            let allocatable = Amounts::allocatable(object);
+            let allocatable = ResourceAmounts::allocatable(object);
             Ok(ReplayNode {
                 name: name.into(),
                 cpu: narrow(allocatable.get("cpu")),
@@ -273,7 +273,7 @@ impl<'s> Live<'s> {
     }
 
     fn pod(&self, value: &Value, object: &PodObject) -> Result<ReplayPod> {
-        let amounts = Amounts::of_pod(object)?;
+        let amounts = ResourceAmounts::of_pod(object)?;
         let column = |name: &str| self.columns.iter().position(|column| column == name);
         let extended = amounts
             .besides_cpu_and_memory()

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::replay::occupancy::GpuShare;
 use crate::replay::{trace, world::ReplayInput};
-use testbed::apiserver::{ApiObjects, ApiServer, Config};
+use testbed::apiserver::{ApiObjects, ApiServer, ApiServerConfig};
 use testbed::cluster::user_kubeconfig;
 
 const DEVICES: &str = "devices.scheduling.koordinator.sh";
@@ -76,7 +76,7 @@ fn fill(objects: &ApiObjects) -> Result<()> {
 }
 
 async fn shown() -> (ApiServer, tempfile::TempDir, LiveCluster) {
-    let api = ApiServer::start(Config::loopback()).await.unwrap();
+    let api = ApiServer::start(ApiServerConfig::loopback()).await.unwrap();
     fill(api.objects()).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = user_kubeconfig(&api, dir.path(), "admin", &[]).unwrap();
