@@ -13,6 +13,9 @@ pub const VERSION: &str = "v1";
 /// The port of the listener that only clients on the loopback address reach, such as port-forwards.
 pub const PORT: u16 = 12346;
 
+/// The port of the listener of the live page, on the loopback address too.
+pub const PAGE_PORT: u16 = 12347;
+
 /// The state of the cluster in one snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

@@ -50,6 +50,10 @@ pub struct Args {
     /// served, and clients need a bearer token.
     #[arg(long, env = "GPUSHARE_READ_LISTEN", value_name = "ADDRESS")]
     read_listen: Option<SocketAddr>,
+    /// Address to serve the live page of all GPUs on, with the read API that it reads, such as 127.0.0.1:12347; nowhere if left
+    /// out. The same clients are let in as with --read-listen; elsewhere than on a loopback address the page asks for the token.
+    #[arg(long, env = "GPUSHARE_PAGE_LISTEN", value_name = "ADDRESS")]
+    page_listen: Option<SocketAddr>,
     /// Path that the extender's verbs are under; the `urlPrefix` of kube-scheduler's configuration ends with it.
     #[arg(long, env = "GPUSHARE_PREFIX", default_value = "/gpushare-scheduler", value_parser = prefix)]
     prefix: String,
@@ -189,6 +193,8 @@ pub struct Serving {
     pub health_listen: Option<SocketAddr>,
     /// Address to serve the read API on too.
     pub read_listen: Option<SocketAddr>,
+    /// Address to serve the page on.
+    pub page_listen: Option<SocketAddr>,
     /// Path that the verbs are under: empty, or with a slash in front and none behind.
     pub prefix: String,
     /// Largest request body, in bytes.
@@ -232,6 +238,23 @@ impl Serving {
              with --insecure-listen",
             self.listen
         )
+    }
+
+    /// Refuses an address at which clients would send bearer tokens without TLS.
+    fn check_plain_tokens(&self, flag: &str, address: Option<SocketAddr>) -> anyhow::Result<()> {
+        match address {
+            Some(address)
+                if !address.ip().to_canonical().is_loopback()
+                    && self.tls.is_none()
+                    && !self.tls_from_secret =>
+            {
+                bail!(
+                    "{flag}={address}: tokens would be sent in plain text. Set --tls-cert-file and --tls-key-file, or \
+                     --certificate-secret and --tls-from-secret; or listen on 127.0.0.1"
+                )
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -279,6 +302,7 @@ impl TryFrom<Args> for Config {
             listen: args.listen,
             health_listen: args.health_listen,
             read_listen: args.read_listen,
+            page_listen: args.page_listen,
             prefix: args.prefix,
             max_body: MAX_BODY,
             read_timeout: READ_TIMEOUT,
@@ -290,16 +314,8 @@ impl TryFrom<Args> for Config {
                 .as_ref()
                 .is_some_and(|certificates| certificates.for_extender),
         };
-        if let Some(address) = serving.read_listen
-            && !address.ip().to_canonical().is_loopback()
-            && serving.tls.is_none()
-            && !serving.tls_from_secret
-        {
-            bail!(
-                "--read-listen={address}: tokens would be sent in plain text. Set --tls-cert-file and --tls-key-file, or \
-                 --certificate-secret and --tls-from-secret; or listen on 127.0.0.1"
-            );
-        }
+        serving.check_plain_tokens("--read-listen", serving.read_listen)?;
+        serving.check_plain_tokens("--page-listen", serving.page_listen)?;
         // A command does not serve.
         serving.check_address(args.insecure_listen || args.command.is_some())?;
         Ok(Self {

@@ -14,6 +14,7 @@ pub mod inventory;
 pub mod leader;
 pub mod metrics;
 pub mod offline;
+pub mod page;
 pub mod prewarm;
 pub mod read_api;
 pub mod room;

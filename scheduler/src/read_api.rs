@@ -159,13 +159,8 @@ async fn admit(State(gate): State<Gate>, mut request: Request<Body>, next: Next)
     let has_certificate = request.extensions().get::<ClientCertificate>().is_some();
     let access = gate.api.extender.access();
     let viewer = if !gate.demands_credentials {
-        // A page on the Internet whose name resolves to the loopback address sends its own name here.
-        if !is_local_host(request.headers()) {
-            return (
-                StatusCode::MISDIRECTED_REQUEST,
-                "this address answers only requests to localhost\n",
-            )
-                .into_response();
+        if let Some(refusal) = refuse_foreign_host(request.headers()) {
+            return refusal;
         }
         Viewer { sees_names: true }
     } else if has_certificate {
@@ -195,6 +190,16 @@ async fn demand_sync(
         Err(reason) if !is_exempt => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
         _ => next.run(request).await,
     }
+}
+
+/// The refusal of a request to a foreign name at an address without credentials: a page on the Internet whose name resolves to
+/// the loopback address sends its own name here.
+pub(crate) fn refuse_foreign_host(headers: &HeaderMap) -> Option<Response> {
+    let refused = (
+        StatusCode::MISDIRECTED_REQUEST,
+        "this address answers only requests to localhost\n",
+    );
+    (!is_local_host(headers)).then(|| refused.into_response())
 }
 
 fn is_local_host(headers: &HeaderMap) -> bool {

@@ -33,11 +33,12 @@ use crate::admission;
 use crate::admission::server::Webhooks;
 use crate::bind::Binder;
 use crate::certificates::issue::{Order, issue};
-use crate::config::{Args, Command, Config, Serving};
+use crate::config::{Args, Command, Config, READ_TIMEOUT, Serving};
 use crate::extender::{Extender, bind, health_router, requeue, router};
 use crate::index::{Index, RawDevice, Shared};
 use crate::leader::Leadership;
 use crate::metrics::{Metrics, register_watches};
+use crate::page;
 use crate::prewarm::prewarm;
 use crate::read_api::{self, ReadApi};
 use crate::room::Room;
@@ -106,7 +107,10 @@ async fn serve_until_stopped(
     // Every address is bound before anything is watched: a process that cannot listen ends at once.
     let listener = listen_for_verbs(&config.serving).await?;
     let webhooks = webhooks(&config, &index, tls.webhooks, &mut registry).await?;
-    let read_listener = listen_if_set(config.serving.read_listen).await?;
+    let read_listeners = (
+        listen_if_set(config.serving.read_listen).await?,
+        listen_if_set(config.serving.page_listen).await?,
+    );
     let health_listener = listen_if_set(config.serving.health_listen).await?;
     info!(
         prefix = config.serving.prefix,
@@ -135,8 +139,7 @@ async fn serve_until_stopped(
     let read_api = Arc::new(ReadApi::new(Arc::clone(&extender), stop.clone()));
     tasks.spawn("history", Arc::clone(&read_api).record_history());
     let serving = &config.serving;
-    let read =
-        read_listener.map(|listener| serve_reads(listener, &read_api, serving, tls.extender.as_ref(), &stop));
+    let reads = serve_reads(read_listeners, &read_api, tls.extender.clone(), stop.clone());
     let reads_of_verbs = read_api::router(&read_api, &serving.prefix, serving.guards_views());
     let routes = router(Arc::clone(&extender), Arc::clone(&registry), serving).merge(reads_of_verbs);
     let health = health_listener.map(|listener| {
@@ -170,7 +173,7 @@ async fn serve_until_stopped(
         tokio::join!(
             extender,
             OptionFuture::from(health),
-            OptionFuture::from(read),
+            reads,
             OptionFuture::from(webhooks)
         )
     };
@@ -183,27 +186,25 @@ async fn serve_until_stopped(
     }
 }
 
-/// Serves the read API on an address of its own.
-fn serve_reads(
-    listener: TcpListener,
+/// Serves the read API and the page on addresses of their own.
+async fn serve_reads(
+    (reads, page): (Option<TcpListener>, Option<TcpListener>),
     api: &Arc<ReadApi>,
-    serving: &Serving,
-    tls: Option<&CurrentTls>,
-    stop: &CancellationToken,
-) -> impl Future<Output = ()> + use<> {
-    let is_local = serving
-        .read_listen
-        .is_some_and(|address| address.ip().to_canonical().is_loopback());
-    // A port-forward ends on the loopback address, which no other machine reaches and no certificate names.
-    let tls = tls.filter(|_| !is_local).cloned();
-    let routes = read_api::router(api, "", !is_local);
-    serve(
-        listener,
-        routes,
-        tls,
-        serving.read_timeout,
-        stop.clone().cancelled_owned(),
-    )
+    tls: Option<CurrentTls>,
+    stop: CancellationToken,
+) {
+    let serve = |listener: TcpListener, routes: fn(&Arc<ReadApi>, bool) -> axum::Router| {
+        let address = listener.local_addr();
+        let is_local = address.is_ok_and(|address| address.ip().to_canonical().is_loopback());
+        // A port-forward ends on the loopback address, which no other machine reaches and no certificate names.
+        let tls = tls.clone().filter(|_| !is_local);
+        let stop = stop.clone().cancelled_owned();
+        serve(listener, routes(api, !is_local), tls, READ_TIMEOUT, stop)
+    };
+    let reads =
+        reads.map(|listener| serve(listener, |api, is_guarded| read_api::router(api, "", is_guarded)));
+    let page = page.map(|listener| serve(listener, page::router));
+    tokio::join!(OptionFuture::from(reads), OptionFuture::from(page));
 }
 
 fn extender(

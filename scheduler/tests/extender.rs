@@ -38,6 +38,8 @@ mod model_based;
 #[path = "extender/objects.rs"]
 mod objects;
 mod old_extender_bugs;
+#[path = "extender/page.rs"]
+mod page;
 #[path = "extender/plugin_away.rs"]
 mod plugin_away;
 #[path = "extender/preempting.rs"]

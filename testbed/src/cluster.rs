@@ -118,6 +118,8 @@ pub struct LocalCluster {
     health_address: SocketAddr,
     /// The address of the scheduler's read API.
     read_address: SocketAddr,
+    /// The address of the scheduler's page.
+    page_address: SocketAddr,
     webhooks: Option<InstalledWebhooks>,
     seed: u64,
     deploy: PathBuf,
@@ -169,7 +171,7 @@ impl LocalCluster {
             None => None,
         };
         let (scheduler_address, health_address) = (free_address()?, free_address()?);
-        let read_address = free_address()?;
+        let (read_address, page_address) = (free_address()?, free_address()?);
         let kubeconfig = user_kubeconfig(&api, dir.path(), SCHEDULER_USER, &[])?;
         let more = spec
             .scheduler_args
@@ -179,7 +181,7 @@ impl LocalCluster {
             .collect();
         let invocation = scheduler_invocation(
             scheduler_path.clone(),
-            [scheduler_address, health_address, read_address],
+            [scheduler_address, health_address, read_address, page_address],
             &kubeconfig,
             dir.path(),
             more,
@@ -214,6 +216,7 @@ impl LocalCluster {
             scheduler_address,
             health_address,
             read_address,
+            page_address,
             webhooks,
             seed: spec.seed,
             deploy: spec.deploy,
@@ -246,6 +249,11 @@ impl LocalCluster {
     /// The address of the scheduler's read API.
     pub fn read_address(&self) -> SocketAddr {
         self.read_address
+    }
+
+    /// The address of the scheduler's page.
+    pub fn page_address(&self) -> SocketAddr {
+        self.page_address
     }
 
     /// Waits until `GET /readyz` of the scheduler is 200.
@@ -531,16 +539,17 @@ impl LocalCluster {
 
 fn scheduler_invocation(
     program: PathBuf,
-    addresses: [SocketAddr; 3],
+    addresses: [SocketAddr; 4],
     kubeconfig: &Path,
     dir: &Path,
     more: Vec<String>,
 ) -> Invocation {
-    let [listen, health, read] = addresses.map(|address| address.to_string());
+    let [listen, health, read, page] = addresses.map(|address| address.to_string());
     let pairs = [
         ("--listen", listen),
         ("--health-listen", health),
         ("--read-listen", read),
+        ("--page-listen", page),
         ("--kubeconfig", kubeconfig.display().to_string()),
     ];
     let args = pairs

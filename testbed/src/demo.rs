@@ -101,8 +101,10 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
         console.say(&format!(
             "\nkubectl --kubeconfig {kubeconfig} get pods,nodes -o wide\n\
              cargo run -p cli -- --kubeconfig {kubeconfig} --read-api {} top\n\
+             The page: http://{}/\n\
              Metrics, as targets of Prometheus: {}\nCtrl-C ends it.",
             cluster.read_address(),
+            cluster.page_address(),
             targets.display(),
             kubeconfig = kubeconfig.display(),
         ));

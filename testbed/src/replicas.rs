@@ -34,6 +34,7 @@ const EXTENDER: &str = "--listen";
 const WEBHOOKS: &str = "--webhook-listen";
 const HEALTH: &str = "--health-listen";
 const READ_API: &str = "--read-listen";
+const PAGE: &str = "--page-listen";
 
 /// A Service of `deploy/`, and the flag that says where it leads to.
 struct Service {
@@ -174,7 +175,7 @@ impl Replicas {
     /// The arguments of the only scheduler with ports of its own, and the flags of the election.
     fn args(&self, name: &str) -> Result<(Vec<String>, Ports)> {
         let (mut args, mut ports) = (self.model.args.clone(), Ports::new());
-        for flag in [EXTENDER, WEBHOOKS, HEALTH, READ_API] {
+        for flag in [EXTENDER, WEBHOOKS, HEALTH, READ_API, PAGE] {
             if let Some(value) = args
                 .iter()
                 .position(|arg| arg == flag)

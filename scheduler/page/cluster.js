@@ -1,0 +1,175 @@
+// The state of the cluster as the read API gives it: the whole first, then changes.
+
+const byName = new Intl.Collator('en', {numeric: true}).compare;
+
+export class Cluster {
+  constructor() {
+    this.nodes = new Map();
+    this.models = {};
+    this.pending = [];
+    this.pendingTotal = 0;
+    this.totals = null;
+    this.replica = null;
+    this.namesHidden = false;
+    // Node names in order; worked out again only when nodes come or go.
+    this.order = null;
+    // Texts that the search looks through. They go with the node that they belong to.
+    this.texts = new WeakMap();
+  }
+
+  replace(state) {
+    this.nodes = new Map(state.nodes.map((node) => [node.name, node]));
+    this.order = null;
+    this.pending = state.pending;
+    this.replica = state.replica;
+    this.namesHidden = Boolean(state.namesHidden);
+    this.sum(state);
+  }
+
+  /**
+   * Applies the events of one revision. Returns the changed nodes, or null if `choose` for this view gives other nodes than
+   * before, or another order.
+   */
+  apply(events, view) {
+    const changed = [];
+    let [isSameSet, isSameView] = [true, true];
+    for (const {name, data} of events) {
+      if (name === 'node') {
+        const before = this.nodes.get(data.name);
+        isSameSet &&= Boolean(before);
+        isSameView &&= Boolean(before) && this.isSamePlace(before, data, view);
+        this.nodes.set(data.name, data);
+        changed.push(data);
+      } else if (name === 'removed') {
+        isSameSet &&= !this.nodes.delete(data.name);
+      } else if (name === 'pending') {
+        this.pending = data;
+      } else if (name === 'totals') {
+        this.sum(data);
+      }
+    }
+    if (!isSameSet) this.order = null;
+    return isSameSet && isSameView ? changed : null;
+  }
+
+  isSamePlace(before, after, {search, show, order}) {
+    const isShown = SHOWN[show] ?? SHOWN.all;
+    const amount = AMOUNTS[order];
+    return isShown(before) === isShown(after) && (!search || this.text(before) === this.text(after))
+      && (!amount || amount(before) === amount(after));
+  }
+
+  sum({totals, models, pendingTotal}) {
+    this.totals = totals;
+    this.models = models;
+    this.pendingTotal = pendingTotal;
+  }
+
+  sorted() {
+    this.order ??= [...this.nodes.keys()].sort(byName);
+    return this.order;
+  }
+
+  /** The nodes to show: those that match every word of `search` and `show`, in an order. */
+  choose({search, show, order}) {
+    const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+    const isShown = SHOWN[show] ?? SHOWN.all;
+    const nodes = [];
+    for (const name of this.sorted()) {
+      const node = this.nodes.get(name);
+      if (isShown(node) && words.every((word) => this.text(node).includes(word))) nodes.push(node);
+    }
+    const amount = AMOUNTS[order];
+    if (!amount) return nodes;
+    // Each amount is worked out once, not in each comparison.
+    const amounts = new Map(nodes.map((node) => [node, amount(node)]));
+    return nodes.sort((a, b) => amounts.get(b) - amounts.get(a));
+  }
+
+  text(node) {
+    let text = this.texts.get(node);
+    if (text === undefined) {
+      const parts = [node.name, node.model ?? ''];
+      for (const holder of holdersOf(node)) parts.push(`${holder.namespace ?? ''}/${holder.name ?? holder.uid}`);
+      text = parts.join(' ').toLowerCase();
+      this.texts.set(node, text);
+    }
+    return text;
+  }
+
+  /** The pods with a share of a GPU, each with the sums over its GPUs. `used` is undefined if it is not known everywhere. */
+  pods(search) {
+    const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+    const pods = new Map();
+    for (const name of this.sorted()) {
+      const node = this.nodes.get(name);
+      for (const gpu of node.gpus) {
+        for (const holder of gpu.holders ?? []) {
+          let pod = pods.get(holder.uid);
+          if (!pod) {
+            const {uid, namespace, name, asked} = holder;
+            pod = {uid, namespace, name, asked, node: node.name, gpus: [], memory: 0, core: 0, used: 0};
+            pods.set(uid, pod);
+          }
+          pod.gpus.push(gpu.minor);
+          pod.memory += holder.memory;
+          pod.core += holder.core ?? 0;
+          pod.used += holder.used ?? NaN;
+        }
+      }
+    }
+    const chosen = [];
+    for (const pod of pods.values()) {
+      if (Number.isNaN(pod.used)) pod.used = undefined;
+      const text = `${pod.namespace}/${pod.name} ${pod.node}`.toLowerCase();
+      if (words.every((word) => text.includes(word))) chosen.push(pod);
+    }
+    const idle = (pod) => pod.used === undefined ? -1 : pod.memory - pod.used;
+    return chosen.sort((a, b) => idle(b) - idle(a) || b.memory - a.memory);
+  }
+}
+
+function* holdersOf(node) {
+  for (const gpu of node.gpus) yield* gpu.holders ?? [];
+}
+
+export function freeMemory(gpu) {
+  return Math.max(0, gpu.memory.total - gpu.memory.allocated);
+}
+
+/** Free memory of a healthy GPU on which a typical pod fits. */
+function usableMemory(gpu) {
+  return gpu.healthy && !gpu.stranded ? freeMemory(gpu) : 0;
+}
+
+function sumOver(node, amount) {
+  return node.gpus.reduce((sum, gpu) => sum + amount(gpu), 0);
+}
+
+const SHOWN = {
+  all: () => true,
+  trouble: (node) => nodeTroubles(node).length > 0 || node.gpus.some((gpu) => gpuTroubles(gpu).length > 0),
+  stranded: (node) => node.gpus.some((gpu) => gpu.stranded > 0),
+  free: (node) => node.gpus.some((gpu) => usableMemory(gpu) > 0),
+};
+
+const AMOUNTS = {
+  trouble: (node) => nodeTroubles(node).length ? 2 : node.gpus.some((gpu) => gpuTroubles(gpu).length) ? 1 : 0,
+  free: (node) => sumOver(node, usableMemory),
+  stranded: (node) => sumOver(node, (gpu) => gpu.stranded ?? 0),
+};
+
+/** Sentences about a node that needs somebody's attention. */
+export function nodeTroubles(node) {
+  return node.plugin ? [node.plugin, ...node.problems ?? []] : node.problems ?? [];
+}
+
+export function gpuTroubles(gpu) {
+  const troubles = [];
+  if (!gpu.healthy) troubles.push('unhealthy, takes no new pods');
+  if (gpu.memory.allocated > gpu.memory.total) troubles.push('pods hold more memory than it has');
+  for (const holder of gpu.holders ?? []) {
+    if (holder.problem) troubles.push(`${holder.name ?? holder.uid}: ${holder.problem}`);
+  }
+  return troubles;
+}

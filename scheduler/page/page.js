@@ -1,0 +1,519 @@
+// Puts the page together: one state of the cluster, shown as four pictures with a table each.
+
+import {HistoryChart, describe, sums} from './charts.js';
+import {Cluster, freeMemory, gpuTroubles, nodeTroubles} from './cluster.js';
+import {Connection} from './connection.js';
+import {clock, count, element, memory, minute, part, percent, podName, thousands} from './format.js';
+import {statements} from './headline.js';
+import {CardMap} from './map.js';
+import {Palette, PodPaint, VerdictPaint, swatch} from './paint.js';
+import {Table} from './table.js';
+import {Verdicts} from './verdicts.js';
+
+const $ = (id) => document.getElementById(id);
+
+/** Milliseconds between two readings of what the stream of changes does not carry. */
+const FINDINGS = 30_000;
+const HISTORY = 60_000;
+/** The most kinds of waiting pods that are explained for the headline. */
+const MAX_KINDS = 6;
+
+const cluster = new Cluster();
+const palette = new Palette($('map-canvas').getContext('2d', {alpha: false}));
+const podPaint = new PodPaint(palette);
+const view = {tab: 'cards', pod: null, search: '', show: 'all', order: 'trouble', model: ''};
+const known = {findings: [], why: new Map(), history: null, verdicts: null, failure: ''};
+
+const connection = new Connection({state: showState, changes: showChanges, status: showStatus});
+const map = new CardMap({host: $('map'), space: $('map-space'), canvas: $('map-canvas')}, showDetails);
+const chart = new HistoryChart({host: $('history-chart'), canvas: $('history-canvas')}, palette, (point) => {
+  $('details').replaceChildren(element('p', '', describe(point)));
+});
+
+let table = null;
+let rows = [];
+let pendingTable = null;
+let heard = 0;
+let dirty = 0;
+
+// --- what the connection brings -----------------------------------------------------------------
+
+function showState(state) {
+  const began = performance.now();
+  cluster.replace(state);
+  heard = Date.now();
+  // Another replica may be another leader, with other findings.
+  refreshFindings();
+  refreshWhy();
+  if (view.tab === 'history') refreshHistory();
+  render();
+  performance.measure('state', {start: began});
+}
+
+function showChanges(events) {
+  const began = performance.now();
+  const changed = cluster.apply(events, view);
+  heard = Date.now();
+  if (changed && view.tab === 'cards') {
+    map.update(changed);
+    if (changed.some((node) => node.name === map.selected?.node)) showDetails(map.selected);
+    if (changed.length) scheduleTable();
+  } else if (view.tab !== 'history') {
+    schedule();
+  }
+  showHeader();
+  if (events.some(({name}) => name === 'pending')) refreshWhy();
+  if (view.tab === 'waiting') refreshVerdicts();
+  performance.measure('delta', {start: began});
+}
+
+/** Draws everything again, at most four times a second: lists of thousands of nodes are sorted for it. */
+function schedule() {
+  dirty ||= setTimeout(() => {
+    dirty = 0;
+    render();
+  }, 250);
+}
+
+let tableTimer = 0;
+function scheduleTable() {
+  tableTimer ||= setTimeout(() => {
+    tableTimer = 0;
+    if (view.tab === 'cards') showCardTable(map.nodes);
+  }, 250);
+}
+
+function showStatus(kind, reason) {
+  const {replica} = cluster;
+  const place = $('connection');
+  $('token').hidden = kind !== 'token';
+  document.body.classList.toggle('stale', kind !== 'live');
+  if (kind === 'live') {
+    const leads = replica.leading ? 'this replica leads' : 'this replica stands by, another leads';
+    setText(place, `live · ${leads} · version ${replica.version}`);
+    return;
+  }
+  const since = heard ? ` The picture is that of ${clock(heard)}.` : '';
+  if (kind === 'token') {
+    setText(place, connection.token ? `The token is refused or has ended: ${reason}.${since}` : `This address asks for a token.${since}`);
+    if (document.activeElement === document.body) $('token-field').focus();
+  } else {
+    setText(place, `Trying again: ${reason}.${since}`);
+  }
+}
+
+/** Sets a text only if it differs, so that screen readers do not read it again. */
+function setText(place, text) {
+  if (place.textContent !== text) place.textContent = text;
+}
+
+// --- what the page asks besides --------------------------------------------------------------
+
+async function ask(path) {
+  try {
+    return await connection.get(path);
+  } catch (error) {
+    // Breaks are the connection's to report; a refusal is an answer.
+    return error.status ? {refused: error.status, reason: error.message} : null;
+  }
+}
+
+async function refreshFindings() {
+  const answer = await ask('doctor');
+  if (!answer?.replica) return;
+  const wasLeading = cluster.replica?.leading;
+  cluster.replica = answer.replica;
+  known.findings = answer.findings;
+  showHeader();
+  if (wasLeading !== answer.replica.leading) showStatus('live');
+}
+
+async function refreshHistory() {
+  const answer = await ask('history');
+  if (!answer?.points) return;
+  known.history = answer;
+  if (view.tab === 'history') render();
+}
+
+/** Finds out why pods wait: pods that ask for the same are explained once. */
+let isAskingWhy = false;
+async function refreshWhy() {
+  if (isAskingWhy || cluster.namesHidden) return;
+  isAskingWhy = true;
+  const kinds = new Map();
+  for (const pod of cluster.pending) {
+    if (!kinds.has(pod.asked)) kinds.set(pod.asked, []);
+    kinds.get(pod.asked).push(pod);
+  }
+  const why = new Map();
+  for (const pods of [...kinds.values()].sort((a, b) => b.length - a.length).slice(0, MAX_KINDS)) {
+    const answer = await ask(explainPath(pods[0]));
+    // The node that comes nearest has the reason that counts; others may be too small for the pod even when they are empty.
+    const reason = answer?.invalid ?? answer?.verdicts?.[0]?.reason;
+    if (reason && !answer.fitting) why.set(reason, (why.get(reason) ?? 0) + pods.length);
+  }
+  known.why = why;
+  isAskingWhy = false;
+  showHeader();
+}
+
+function explainPath(pod, all = false) {
+  return `pods/${encodeURIComponent(pod.namespace)}/${encodeURIComponent(pod.name)}/explain${all ? '?all=true' : ''}`;
+}
+
+/** Asks for the verdicts of all nodes, and again while the cluster changes, at most a tenth of the time. */
+let verdictsTimer = 0;
+let verdictsDue = 0;
+function refreshVerdicts(isNow = false) {
+  if (isNow) {
+    clearTimeout(verdictsTimer);
+    verdictsTimer = verdictsDue = 0;
+  }
+  verdictsTimer ||= setTimeout(async () => {
+    const {pod} = view;
+    const began = Date.now();
+    const answer = pod && await ask(explainPath(pod, true));
+    verdictsDue = Date.now() + Math.max(1000, 10 * (Date.now() - began));
+    verdictsTimer = 0;
+    if (view.pod !== pod || !answer) return;
+    known.failure = answer.refused ? answer.reason : '';
+    known.verdicts = answer.refused ? null : new Verdicts(answer, known.verdicts);
+    if (view.tab === 'waiting') render();
+  }, Math.max(0, verdictsDue - Date.now()));
+}
+
+// --- the head of the page ----------------------------------------------------------------------
+
+function showHeader() {
+  const {totals} = cluster;
+  if (!totals) return;
+  const said = statements(cluster, known.findings, known.why);
+  const host = $('headline');
+  const key = JSON.stringify(said);
+  if (host.dataset.key !== key) {
+    host.dataset.key = key;
+    host.replaceChildren(...said.map(statement));
+    document.title = `${said[0].weight === 'good' ? '' : '! '}GPUs: ${said[0].text}`;
+  }
+  showSums(totals);
+  const waits = cluster.pendingTotal ? ` (${count(cluster.pendingTotal, 'pod').split(' ')[0]})` : '';
+  setText($('tab-waiting'), `Why pods wait${waits}`);
+}
+
+function statement({weight, text, goTo}) {
+  const mark = element('span', 'mark', {bad: '✕', warning: '!', good: '✓'}[weight]);
+  mark.setAttribute('aria-hidden', 'true');
+  const line = element('p', weight, mark);
+  if (!goTo) {
+    line.append(element('span', '', text));
+    return line;
+  }
+  const button = element('button', 'link', text);
+  button.type = 'button';
+  button.addEventListener('click', () => {
+    if (goTo === 'waiting') return open('waiting');
+    $('show').value = view.show = goTo;
+    open('cards');
+  });
+  line.append(button);
+  return line;
+}
+
+/** One bar for all memory: allocated, stranded, free. */
+function showSums(totals) {
+  const {total, allocated} = totals.memory;
+  const free = Math.max(0, total - allocated);
+  const whole = Math.max(total, allocated, 1);
+  const parts = [['allocated', allocated], ['stranded', totals.stranded], ['free', Math.max(0, free - totals.stranded)]];
+  const bar = element('div', 'sum');
+  bar.setAttribute('aria-hidden', 'true');
+  for (const [kind, bytes] of parts) {
+    const part = element('span', kind);
+    part.style.width = `${100 * bytes / whole}%`;
+    bar.append(part);
+  }
+  const text = `${count(totals.gpus, 'GPU')} on ${count(totals.nodes, 'node')}. Memory: ${memory(allocated)} of ${memory(total)} allocated `
+    + `(${percent(allocated, total)}), ${memory(free)} free, ${totals.stranded ? memory(totals.stranded) : 'nothing'} of it stranded. `
+    + `Compute: ${percent(totals.core.allocated, totals.core.total)} allocated.`;
+  const host = $('sums');
+  if (host.dataset.key === text) return;
+  host.dataset.key = text;
+  host.replaceChildren(bar, element('p', '', text));
+}
+
+// --- the pictures -----------------------------------------------------------------------------
+
+function open(tab, pod = view.pod) {
+  const isSame = view.tab === tab && view.pod === pod;
+  Object.assign(view, {tab, pod});
+  for (const button of $('tabs').children) {
+    const isThis = button.id === `tab-${tab}`;
+    button.setAttribute('aria-selected', String(isThis));
+    button.tabIndex = isThis ? 0 : -1;
+  }
+  $('view').setAttribute('aria-labelledby', `tab-${tab}`);
+  document.body.dataset.tab = tab;
+  if (!isSame) {
+    const hash = tab === 'waiting' && pod ? `#waiting/${pod.namespace}/${pod.name}` : `#${tab}`;
+    if (location.hash !== hash) history.replaceState(null, '', hash);
+    table = pendingTable = null;
+    if (tab !== 'history') showDetails(map.selected);
+    else setText($('details'), 'Point at a time, or select one.');
+  }
+  if (tab === 'history') refreshHistory();
+  if (tab === 'waiting') refreshVerdicts(true);
+  render();
+}
+
+function render() {
+  if (!cluster.totals) return;
+  showHeader();
+  document.body.classList.toggle('empty', !cluster.nodes.size);
+  ({cards: renderCards, waiting: renderWaiting, history: renderHistory, pods: renderPods})[view.tab]();
+}
+
+function renderCards() {
+  const nodes = cluster.choose(view);
+  map.show(nodes, podPaint);
+  setText($('sentence'), cluster.nodes.size === nodes.length ? hiddenNames() : `${count(nodes.length, 'node')} of ${thousands(cluster.nodes.size)} match. ${hiddenNames()}`);
+  showLegend(podPaint.legend());
+  table ??= new Table($('table'), 'GPUs and their pods', [
+    ['Node', ({node}) => node.name],
+    ['GPU', ({gpu}) => gpu ? String(gpu.minor) : '', 'number'],
+    ['Allocated', ({gpu}) => gpu ? part(gpu.memory.allocated, gpu.memory.total) : '', 'number'],
+    ['Free', ({gpu}) => gpu ? memory(freeMemory(gpu)) : '', 'number'],
+    ['Stranded', ({gpu}) => gpu?.stranded ? memory(gpu.stranded) : '', 'number'],
+    ['Pods', ({gpu}) => (gpu?.holders ?? []).map(podName).join(', ')],
+    ['Problems', ({node, gpu}) => [...nodeTroubles(node), ...gpu ? gpuTroubles(gpu) : []].join('; ')],
+  ], pickGpu);
+  showCardTable(nodes);
+}
+
+function showCardTable(nodes) {
+  rows = nodes.flatMap((node) => node.gpus.length ? node.gpus.map((gpu) => ({node, gpu})) : [{node}]);
+  table?.show(rows, isSelected);
+}
+
+function hiddenNames() {
+  return cluster.namesHidden ? 'Your token may not list pods, so their names are hidden.' : '';
+}
+
+function pickGpu({node, gpu}) {
+  map.goTo(node.name, gpu?.minor);
+}
+
+function isSelected({node, gpu}) {
+  return map.selected?.node === node.name && map.selected.minor === gpu?.minor;
+}
+
+function renderWaiting() {
+  pendingTable ??= new Table($('pending'), 'Pods that wait', [
+    ['Pod', podName], ['Asks for', (pod) => pod.asked],
+  ], (pod) => open('waiting', pod));
+  const words = view.search.toLowerCase();
+  const pending = cluster.pending.filter((pod) => podName(pod).toLowerCase().includes(words));
+  const isChosen = (pod) => pod.namespace === view.pod?.namespace && pod.name === view.pod?.name;
+  pendingTable.show(pending, isChosen);
+  if (!view.pod && pending.length && !cluster.namesHidden) return open('waiting', pending[0]);
+  const {verdicts} = known;
+  const isOfPod = verdicts && view.pod && verdicts.explanation.name === view.pod.name && verdicts.explanation.namespace === view.pod.namespace;
+  setText($('sentence'), whyNot(isOfPod ? verdicts.explanation : null));
+  if (!isOfPod || !verdicts.nodes.size) {
+    map.show(isOfPod ? [] : cluster.choose({...view, search: '', order: 'name'}), podPaint);
+    showLegend(isOfPod ? [] : podPaint.legend());
+    table = null;
+    $('table').replaceChildren();
+    return;
+  }
+  const paint = new VerdictPaint(palette, verdicts);
+  const nodes = verdicts.sort([...cluster.nodes.values()]);
+  map.show(nodes, paint);
+  showLegend(paint.legend());
+  table ??= new Table($('table'), 'Verdicts of nodes and GPUs', [
+    ['Node', ({node}) => node.name],
+    ['GPU', ({gpu}) => gpu ? String(gpu.minor) : '', 'number'],
+    ['Verdict', ({verdict}) => verdict.fits ? 'has room' : verdict.lacks],
+    ['Reason', ({verdict}) => verdict.reason],
+    ['Free', ({gpu}) => gpu ? memory(freeMemory(gpu)) : '', 'number'],
+  ], pickGpu);
+  rows = [];
+  for (const node of nodes) {
+    for (const gpu of node.gpus.length ? node.gpus : [undefined]) {
+      const verdict = verdicts.of(node, gpu ?? {});
+      if (verdict) rows.push({node, gpu, verdict});
+    }
+  }
+  table.show(rows, isSelected);
+}
+
+/** The explanation in a sentence or two. */
+function whyNot(explanation) {
+  if (cluster.namesHidden) return 'Your token may not list pods of all namespaces, so the page cannot explain one.';
+  if (!view.pod) return cluster.pendingTotal ? 'Choose a pod.' : 'No pod waits for a GPU.';
+  const name = `${view.pod.namespace}/${view.pod.name}`;
+  if (!explanation) return known.failure || `Asking why ${name} waits.`;
+  const {asked, invalid, node, assumed, fitting, nodes, verdicts} = explanation;
+  if (invalid) return `${name} fits no node, whatever is free: ${invalid}. Correct its resources or annotations.`;
+  if (node) return `${name} asks for ${asked}; it ${assumed ? 'is being bound to' : 'is on'} node ${node}.`;
+  const head = `${name} asks for ${asked}; ${fitting} of ${count(nodes, 'node')} ${fitting === 1 ? 'has' : 'have'} room.`;
+  if (fitting) return `${head} Its devices are no reason to wait: see kubectl describe pod for taints, affinity and CPU.`;
+  const ends = (verdicts ?? []).find((verdict) => verdict.wouldFitWithout?.length);
+  const names = (ends?.wouldFitWithout ?? []).map((pod) => `${pod.namespace}/${pod.name}`);
+  const shown = names.length > 3 ? `${names.slice(0, 3).join(', ')} and ${names.length - 3} more` : names.join(' and ');
+  return ends ? `${head} It fits on ${ends.node} when ${shown} ${names.length === 1 ? 'ends' : 'end'}.` : head;
+}
+
+function renderHistory() {
+  const {history: answer} = known;
+  if (!answer) return setText($('sentence'), 'Reading the history.');
+  const models = [...new Set(answer.points.flatMap((point) => Object.keys(point.models)))].sort();
+  const select = $('model');
+  if (select.dataset.key !== models.join('\n')) {
+    select.dataset.key = models.join('\n');
+    select.replaceChildren(new Option('all models', ''), ...models.map((model) => new Option(model || 'unknown model', model)));
+    select.value = models.includes(view.model) ? view.model : '';
+  }
+  const points = sums(answer, view.model);
+  setText($('sentence'), points.length
+    ? `Since ${minute(points[0].time)}, one point a minute. A replica of the scheduler remembers 24 hours, and nothing from before its start.`
+    : 'The scheduler has just started: the first point comes after a minute.');
+  chart.show(points);
+  showLegend(chart.legend());
+  table ??= new Table($('table'), 'Memory by minute', [
+    ['Time', (point) => minute(point.time)],
+    ['Allocated', (point) => memory(point.allocated), 'number'],
+    ['In use', (point) => point.used === undefined ? 'unknown' : memory(point.used), 'number'],
+    ['Free', (point) => memory(point.total - point.allocated), 'number'],
+    ['Stranded', (point) => memory(point.stranded), 'number'],
+    ['Waiting', (point) => String(point.pending), 'number'],
+  ], (point) => chart.select(points.indexOf(point)));
+  table.show([...points].reverse());
+}
+
+function renderPods() {
+  const pods = cluster.pods(view.search);
+  const measured = pods.filter((pod) => pod.used !== undefined);
+  const held = measured.reduce((sum, pod) => sum + pod.memory, 0);
+  const used = measured.reduce((sum, pod) => sum + pod.used, 0);
+  const unknown = pods.length - measured.length;
+  let text = `${count(pods.length, 'pod')} ${pods.length === 1 ? 'has' : 'have'} a share of a GPU. `;
+  if (measured.length) text += `${unknown ? `Of ${measured.length} the use is known: they` : 'They'} use ${memory(used)} of the ${memory(held)} that they asked for (${percent(used, held)}). `;
+  if (unknown) text += `The use of ${count(unknown, 'pod')} is unknown: no device plugin reports it. `;
+  setText($('sentence'), text + hiddenNames());
+  const most = pods.reduce((most, pod) => Math.max(most, pod.memory, pod.used ?? 0), 1);
+  showLegend([
+    [palette.pattern('rising', '--pod-a', '--free'), 'asked for, and not used'],
+    [palette.colour('--pod-a'), 'used'],
+    [palette.pattern('dots', '--other', '--free'), 'asked for, use unknown'],
+  ]);
+  const bar = (pod) => {
+    const whole = element('span', pod.used === undefined ? 'asked unknown' : 'asked');
+    whole.setAttribute('aria-hidden', 'true');
+    whole.style.width = `${100 * pod.memory / most}%`;
+    const part = element('span', 'used');
+    part.style.width = `${100 * Math.min(1, (pod.used ?? 0) / pod.memory)}%`;
+    whole.append(part);
+    return whole;
+  };
+  table = new Table($('table'), 'Memory that pods asked for and use', [
+    ['Pod', podName],
+    ['Asked and used', bar, 'picture'],
+    ['May use', (pod) => memory(pod.memory), 'number'],
+    ['Used', (pod) => pod.used === undefined ? 'unknown' : memory(pod.used), 'number'],
+    ['Compute', (pod) => pod.core ? `${pod.core} %` : '', 'number'],
+    ['Asked for', (pod) => pod.asked ?? ''],
+    ['Place', (pod) => `${pod.node}, GPU ${pod.gpus.join(', ')}`],
+  ]);
+  table.show(pods);
+}
+
+function showLegend(entries) {
+  const host = $('legend');
+  const key = JSON.stringify([entries.map(([, text]) => text), palette.colour('--paper')]);
+  if (host.dataset.key === key) return;
+  host.dataset.key = key;
+  host.replaceChildren(...entries.map(([fill, text]) => element('li', '', swatch(fill), text)));
+}
+
+/** The selected GPU in words, or the one under the pointer. */
+function showDetails(found) {
+  const host = $('details');
+  const node = found && cluster.nodes.get(found.node);
+  if (!node) return host.replaceChildren(element('p', 'hint', 'Point at a GPU, or select one, for its pods.'));
+  const gpu = node.gpus.find((gpu) => gpu.minor === found.minor);
+  const lines = [element('h2', '', gpu ? `${node.name}, GPU ${gpu.minor}` : node.name)];
+  const say = (text, kind = '') => lines.push(element('p', kind, text));
+  for (const trouble of [...nodeTroubles(node), ...gpu ? gpuTroubles(gpu) : []]) say(trouble, 'bad');
+  if (gpu) {
+    const verdict = view.tab === 'waiting' && known.verdicts?.of(node, gpu);
+    if (verdict) say(verdict.fits ? 'The pod has room here.' : `${verdict.lacks}: ${verdict.reason}`);
+    const stranded = gpu.stranded ? ', stranded: no typical pod fits' : '';
+    say(`${[node.model, `${memory(gpu.memory.allocated)} of ${memory(gpu.memory.total)} allocated`, `${memory(freeMemory(gpu))} free${stranded}`,
+      `${percent(gpu.core.allocated, gpu.core.total)} of compute`, gpu.used === undefined ? '' : `${memory(gpu.used)} in use`].filter(Boolean).join(' · ')}`);
+    const list = element('ul');
+    for (const holder of gpu.holders ?? []) {
+      const used = holder.used === undefined ? '' : `, uses ${memory(holder.used)}`;
+      const core = holder.core ? `, ${holder.core} % compute` : '';
+      list.append(element('li', '', `${podName(holder)}: ${memory(holder.memory)}${core}${used}${holder.assumed ? ', being bound' : ''}`));
+    }
+    if (list.children.length) lines.push(list);
+  }
+  host.replaceChildren(...lines);
+  if (table && map.selected) {
+    const at = rows.findIndex(isSelected);
+    table.show(rows, isSelected);
+    if (at >= 0 && document.activeElement !== table.scroller) table.reveal(at);
+  }
+}
+
+// --- what people do ------------------------------------------------------------------------------
+
+for (const button of $('tabs').children) {
+  button.addEventListener('click', () => open(button.id.slice(4)));
+}
+$('tabs').addEventListener('keydown', (event) => {
+  const tabs = [...$('tabs').children];
+  const at = tabs.indexOf(document.activeElement);
+  const to = {ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1}[event.key];
+  if (to === undefined) return;
+  const tab = tabs[(to + tabs.length) % tabs.length];
+  open(tab.id.slice(4));
+  tab.focus();
+  event.preventDefault();
+});
+let typing = 0;
+$('search').addEventListener('input', () => {
+  clearTimeout(typing);
+  typing = setTimeout(() => {
+    view.search = $('search').value;
+    render();
+  }, 120);
+});
+for (const id of ['show', 'order', 'model']) {
+  $(id).addEventListener('change', () => {
+    view[id] = $(id).value;
+    render();
+  });
+}
+$('zoom-in').addEventListener('click', () => map.zoomBy(1));
+$('zoom-out').addEventListener('click', () => map.zoomBy(-1));
+$('zoom-fit').addEventListener('click', () => map.zoomBy(null));
+$('token').addEventListener('submit', (event) => {
+  event.preventDefault();
+  connection.useToken($('token-field').value.trim());
+  $('token-field').value = '';
+});
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
+  palette.read();
+  chart.draw();
+  render();
+});
+document.addEventListener('visibilitychange', () => document.hidden || render());
+
+const [tab, namespace, name] = location.hash.slice(1).split('/');
+open($(`tab-${tab}`) ? tab : 'cards', name ? {namespace, name} : null);
+showDetails(null);
+setInterval(() => document.hidden || refreshFindings(), FINDINGS);
+setInterval(() => view.tab === 'history' && !document.hidden && refreshHistory(), HISTORY);
+setInterval(() => cluster.pendingTotal && !document.hidden && refreshWhy(), FINDINGS);
+connection.run();

@@ -1,0 +1,123 @@
+// A table of any length: only the rows in the window exist. Assistive technology learns the number of all rows.
+
+import {element} from './format.js';
+
+/** Height of a row in pixels, as in page.css. */
+const ROW = 28;
+/** Rows beyond the window at each end, so that scrolling by a few rows shows no gap. */
+const MARGIN = 6;
+
+export class Table {
+  /**
+   * `columns` are pairs of a heading and a function from a row to a text or an element; a third member names a class.
+   * `onPick` gets the row that is clicked or reached with the arrow keys.
+   */
+  constructor(host, label, columns, onPick = null) {
+    Object.assign(this, {columns, onPick, rows: [], picked: null, first: -1});
+    this.scroller = element('div', 'scroller');
+    this.scroller.tabIndex = 0;
+    this.scroller.setAttribute('role', 'region');
+    this.scroller.setAttribute('aria-label', label);
+    this.table = element('table', onPick ? 'pickable' : '');
+    const head = element('tr');
+    for (const [heading, , kind] of columns) {
+      const cell = element('th', kind ?? '', heading);
+      cell.scope = 'col';
+      head.append(cell);
+    }
+    head.setAttribute('aria-rowindex', '1');
+    this.body = element('tbody');
+    this.caption = element('caption', 'quiet', label);
+    this.table.append(this.caption, element('thead', '', head), this.body);
+    this.scroller.append(this.table);
+    host.replaceChildren(this.scroller);
+    this.scroller.addEventListener('scroll', () => this.schedule(), {passive: true});
+    if (onPick) {
+      this.body.addEventListener('click', (event) => this.pick(Number(event.target.closest('tr')?.dataset.at)));
+      this.scroller.addEventListener('keydown', (event) => this.key(event));
+    }
+    new ResizeObserver(() => this.schedule()).observe(this.scroller);
+  }
+
+  /** `isPicked` says of a row that it is the selected one. */
+  show(rows, isPicked = () => false) {
+    this.rows = rows;
+    this.isPicked = isPicked;
+    this.table.setAttribute('aria-rowcount', String(rows.length + 1));
+    this.first = -1;
+    this.schedule();
+  }
+
+  schedule() {
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      this.draw();
+    });
+  }
+
+  draw() {
+    const {scrollTop, clientHeight} = this.scroller;
+    const first = Math.max(0, Math.floor(scrollTop / ROW) - MARGIN);
+    const last = Math.min(this.rows.length, Math.ceil((scrollTop + clientHeight) / ROW) + MARGIN);
+    if (first === this.first && last === this.last) return;
+    Object.assign(this, {first, last});
+    const shown = [spacer(first, this.columns.length)];
+    for (let at = first; at < last; at += 1) shown.push(this.row(at));
+    shown.push(spacer(this.rows.length - last, this.columns.length));
+    this.body.replaceChildren(...shown);
+  }
+
+  row(at) {
+    const row = this.rows[at];
+    const line = element('tr');
+    line.setAttribute('aria-rowindex', String(at + 2));
+    line.dataset.at = at;
+    if (this.isPicked(row)) {
+      line.className = 'picked';
+      this.picked = at;
+    }
+    for (const [, show, kind] of this.columns) {
+      const content = show(row);
+      const cell = element('td', kind ?? '', content);
+      // A narrow column cuts long texts off.
+      if (typeof content === 'string' && content.length > 16) cell.title = content;
+      line.append(cell);
+    }
+    return line;
+  }
+
+  pick(at) {
+    if (Number.isNaN(at) || !this.rows[at]) return;
+    this.picked = at;
+    this.onPick(this.rows[at]);
+  }
+
+  key(event) {
+    const page = Math.max(1, Math.floor(this.scroller.clientHeight / ROW) - 1);
+    const steps = {ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity};
+    if (!(event.key in steps) || !this.rows.length) return;
+    const from = this.picked ?? -1;
+    const at = Math.max(0, Math.min(this.rows.length - 1, from + steps[event.key]));
+    this.pick(at);
+    this.reveal(at);
+    event.preventDefault();
+  }
+
+  reveal(at) {
+    const {scrollTop, clientHeight} = this.scroller;
+    const y = at * ROW;
+    if (y < scrollTop) this.scroller.scrollTop = y;
+    else if (y + 2 * ROW > scrollTop + clientHeight) this.scroller.scrollTop = y - clientHeight + 2 * ROW;
+  }
+}
+
+/** Keeps the place of rows that do not exist. */
+function spacer(rows, columns) {
+  const line = element('tr', 'spacer');
+  line.setAttribute('aria-hidden', 'true');
+  const cell = element('td');
+  cell.colSpan = columns;
+  cell.style.height = `${rows * ROW}px`;
+  line.append(cell);
+  return line;
+}

@@ -1,0 +1,74 @@
+// The verdicts of all nodes and GPUs on one pod, as `explain` gives them: the same evaluation as that of filter.
+
+import {memory} from './format.js';
+
+export class Verdicts {
+  /** `known` are the verdicts on the same pod a moment ago: reasons keep their colours. */
+  constructor(explanation, known) {
+    this.explanation = explanation;
+    this.nodes = new Map();
+    for (const verdict of explanation.verdicts ?? []) {
+      const gpus = new Map((verdict.gpus ?? []).map((gpu) => [gpu.minor, gpu]));
+      this.nodes.set(verdict.node, {...verdict, gpus});
+    }
+    this.cache = new Map();
+    this.reasons = known?.explanation.uid === explanation.uid ? known.reasons : [];
+    // The reason that most GPUs have comes first, so that it has the first colour.
+    for (const [reason] of this.counts().byReason) if (!this.reasons.includes(reason)) this.reasons.push(reason);
+  }
+
+  indexOf(reason) {
+    return this.reasons.indexOf(reason);
+  }
+
+  /** The verdict of a GPU: whether the pod fits, else the reason and what is lacking; undefined if explain has none. */
+  of(node, gpu) {
+    const key = `${node.name}/${gpu.minor}`;
+    let verdict = this.cache.get(key);
+    if (!verdict) {
+      const ofNode = this.nodes.get(node.name);
+      if (!ofNode) return undefined;
+      this.cache.set(key, verdict = combine(ofNode, ofNode.gpus.get(gpu.minor)));
+    }
+    return verdict;
+  }
+
+  /** The number of GPUs that fit, and of the others by reason, the most frequent first. */
+  counts() {
+    let fits = 0;
+    const byReason = new Map();
+    for (const ofNode of this.nodes.values()) {
+      for (const gpu of ofNode.gpus.values()) {
+        const verdict = combine(ofNode, gpu);
+        if (verdict.fits) fits += 1;
+        else byReason.set(verdict.reason, (byReason.get(verdict.reason) ?? 0) + 1);
+      }
+    }
+    return {fits, byReason: [...byReason].sort((a, b) => b[1] - a[1])};
+  }
+
+  /** Puts nodes in the order of explain: those that fit, then the nearest. Nodes without a verdict come last. */
+  sort(nodes) {
+    const places = new Map([...this.nodes.keys()].map((name, place) => [name, place]));
+    const place = (node) => places.get(node.name) ?? Infinity;
+    return nodes.filter((node) => places.has(node.name)).sort((a, b) => place(a) - place(b));
+  }
+}
+
+/** A GPU may have room on a node that is refused, for example if the pod needs two: then the node's reason counts. */
+function combine(node, gpu) {
+  const fits = node.fits && (gpu?.fits ?? true);
+  if (fits) return {fits, reason: '', lacks: '', node};
+  const reason = gpu?.reason || node.reason;
+  const lacks = gpu && !gpu.fits ? lacksOf(gpu) : node.detail ?? node.reason;
+  return {fits, reason, lacks, node};
+}
+
+/** The amounts that a GPU lacks, as `kubectl gpushare explain` says it. */
+function lacksOf(gpu) {
+  const parts = [];
+  if (gpu.needed > gpu.free) parts.push(memory(gpu.needed - gpu.free));
+  if (gpu.neededCore > gpu.freeCore) parts.push(`${gpu.neededCore - gpu.freeCore} % core`);
+  if (gpu.noSharer) parts.push('a place for one more pod');
+  return parts.length ? `lacks ${parts.join(' and ')}` : gpu.reason;
+}

@@ -1,0 +1,100 @@
+//! The live page: a few files for browsers, beside the read API that their scripts read.
+//!
+//! The files hold no data, so that a browser loads them without a token; the routes of the read API demand one where the address
+//! is no loopback address. A browser runs nothing here but these files, and sends nothing elsewhere.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use axum::response::Response;
+use axum::routing::get;
+use http::HeaderValue;
+use http::header::{self, HeaderName};
+
+use crate::read_api::{self, ReadApi, refuse_foreign_host};
+
+/// A path, the type of its content, and the content.
+type File = (&'static str, &'static str, &'static [u8]);
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+const FILES: [File; 13] = [
+    ("/", HTML, include_bytes!("../page/index.html")),
+    ("/page.css", CSS, include_bytes!("../page/page.css")),
+    ("/icon.svg", "image/svg+xml", include_bytes!("../page/icon.svg")),
+    ("/page.js", SCRIPT, include_bytes!("../page/page.js")),
+    ("/cluster.js", SCRIPT, include_bytes!("../page/cluster.js")),
+    ("/connection.js", SCRIPT, include_bytes!("../page/connection.js")),
+    ("/headline.js", SCRIPT, include_bytes!("../page/headline.js")),
+    ("/map.js", SCRIPT, include_bytes!("../page/map.js")),
+    ("/paint.js", SCRIPT, include_bytes!("../page/paint.js")),
+    ("/verdicts.js", SCRIPT, include_bytes!("../page/verdicts.js")),
+    ("/charts.js", SCRIPT, include_bytes!("../page/charts.js")),
+    ("/table.js", SCRIPT, include_bytes!("../page/table.js")),
+    ("/format.js", SCRIPT, include_bytes!("../page/format.js")),
+];
+
+/// The security headers of every answer. Only files of this listener are loaded and run, and no other site may show the page in a
+/// frame or read its answers.
+const HEADERS: [(HeaderName, HeaderValue); 5] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static(
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+             base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        ),
+    ),
+    (
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    ),
+    (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+    (
+        HeaderName::from_static("cross-origin-resource-policy"),
+        HeaderValue::from_static("same-origin"),
+    ),
+    (
+        HeaderName::from_static("cross-origin-opener-policy"),
+        HeaderValue::from_static("same-origin"),
+    ),
+];
+
+/// The page and the read API, for all clients or for those with credentials.
+pub fn router(api: &Arc<ReadApi>, demands_credentials: bool) -> Router {
+    let mut files = Router::new();
+    for file in FILES {
+        files = files.route(file.0, get(move || async move { answer(file) }));
+    }
+    if !demands_credentials {
+        files = files.layer(from_fn(demand_local_host));
+    }
+    files
+        .merge(read_api::router(api, "", demands_credentials))
+        .layer(from_fn(add_headers))
+}
+
+/// The answer to a request for a file. A browser asks again each time: after an upgrade the files of two versions must not mix.
+fn answer((_, content_type, content): File) -> ([(HeaderName, &'static str); 2], &'static [u8]) {
+    let headers = [
+        (header::CONTENT_TYPE, content_type),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    (headers, content)
+}
+
+async fn demand_local_host(request: Request, next: Next) -> Response {
+    match refuse_foreign_host(request.headers()) {
+        Some(refusal) => refusal,
+        None => next.run(request).await,
+    }
+}
+
+async fn add_headers(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    response.headers_mut().extend(HEADERS);
+    response
+}
