@@ -16,6 +16,8 @@ use proto::resource::ResourceNames;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+mod quotas;
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
