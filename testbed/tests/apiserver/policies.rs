@@ -140,7 +140,11 @@ async fn apply_with_lease(server: &ApiServer) {
     let text = text
         .replace("gpushare.io/v1alpha1", "coordination.k8s.io/v1")
         .replace("kind: SchedulerLeader", "kind: Lease");
-    for object in manifests::parse(&text).unwrap() {
+    create_policies(server, &text).await;
+}
+
+async fn create_policies(server: &ApiServer, text: &str) {
+    for object in manifests::parse(text).unwrap() {
         let plural =
             format!("{}s", object.types.as_ref().unwrap().kind.to_lowercase()).replace("policys", "policies");
         let answer = ask(
@@ -186,12 +190,8 @@ async fn a_parameter_of_a_custom_kind_is_read_again() {
     for file in ["scheduler-leader-crd.yaml", "scheduler-admission.yaml"] {
         apply(&server, file).await;
     }
-    let (code, text) = bind(&server, "s-0", "early").await;
-    assert_eq!(code, 422, "{text}");
-    assert!(
-        text.contains("no params found for policy binding with `Deny` parameterNotFoundAction"),
-        "{text}"
-    );
+    assert_eq!(bind(&server, ADMIN, "of-another-scheduler").await.0, 201);
+    assert_eq!(bind(&server, "s-0", "before-any-leader").await.0, 201);
     let other = ask(&server, "s-1", Method::POST, LEADERS, &leader("s-0_a")).await;
     assert_eq!(other.code, 403, "a replica names another: {}", other.text);
     assert_eq!(
@@ -223,7 +223,36 @@ async fn a_parameter_of_a_custom_kind_is_read_again() {
             None,
         )
         .unwrap();
-    let (code, text) = bind(&server, "s-1", "e").await;
+    assert_eq!(bind(&server, ADMIN, "after-the-kind").await.0, 201);
+}
+
+/// Recorded on kube-apiserver 1.36.2: without its parameter a policy with Fail and Deny refuses requests that its match conditions
+/// leave out.
+#[tokio::test]
+async fn a_missing_parameter_concerns_every_request_that_the_rules_name() {
+    let server = server().await;
+    apply(&server, "scheduler-leader-crd.yaml").await;
+    let text = std::fs::read_to_string(default_deploy().join("base/scheduler-admission.yaml")).unwrap();
+    let strict = text
+        .replace("Policy: Ignore", "Policy: Fail")
+        .replace("Action: Allow", "Action: Deny");
+    create_policies(&server, &strict).await;
+    let (code, text) = bind(&server, ADMIN, "of-another-scheduler").await;
+    assert_eq!(code, 422, "{text}");
+    assert!(
+        text.contains("no params found for policy binding with `Deny` parameterNotFoundAction"),
+        "{text}"
+    );
+    server
+        .objects()
+        .delete(
+            "customresourcedefinitions",
+            "",
+            "schedulerleaders.gpushare.io",
+            None,
+        )
+        .unwrap();
+    let (code, text) = bind(&server, ADMIN, "after-the-kind").await;
     assert_eq!(code, 422, "{text}");
     assert!(
         text.contains("failed to find resource referenced by paramKind"),

@@ -202,7 +202,7 @@ fn only_the_named_scheduler_binds() {
     let kind = json!({"apiVersion": api_version, "kind": definition["spec"]["names"]["kind"]});
     assert_eq!(
         (&spec["failurePolicy"], &spec["paramKind"]),
-        (&json!("Fail"), &kind)
+        (&json!("Ignore"), &kind)
     );
     assert!(
         texts(&container(&objects)["args"]).contains(&"--fence-bindings"),
@@ -237,12 +237,31 @@ fn only_the_named_scheduler_binds() {
     let lease = json!({
         "namespace": "gpushare-system",
         "name": flag(&container(&objects), &SCHEDULER.help(), "--lease-name"),
-        "parameterNotFoundAction": "Deny",
+        "parameterNotFoundAction": "Allow",
     });
     assert_eq!(
         (&binding["paramRef"], &binding["validationActions"]),
         (&lease, &json!(["Deny"]))
     );
+}
+
+/// kube-apiserver looks for a policy's parameter before it evaluates the conditions that limit the policy to our accounts: a policy
+/// that fails without its parameter refuses the requests of the whole cluster.
+#[test]
+fn no_policy_refuses_others_while_its_parameter_is_missing() {
+    for folder in ["base", "attach/second-scheduler"] {
+        let objects = render(folder);
+        for binding in all(&objects, "ValidatingAdmissionPolicyBinding") {
+            let reference = &binding["spec"]["paramRef"];
+            if reference.is_null() {
+                continue;
+            }
+            assert_eq!(reference["parameterNotFoundAction"], "Allow");
+            let name = binding["spec"]["policyName"].as_str().unwrap();
+            let policy = find(&objects, "ValidatingAdmissionPolicy", name);
+            assert_eq!(policy["spec"]["failurePolicy"], "Ignore", "{name}");
+        }
+    }
 }
 
 /// A policy whose parameter is of a built-in kind refuses everything once it was deleted and made again.

@@ -247,11 +247,10 @@ impl PolicyRule {
         let Some(spec) = &self.policy.spec else {
             return Ok(());
         };
-        let params = match &self.params {
-            Ok(params) => params,
-            Err(why) => return Err(self.denied(request, "Invalid", why)),
-        };
-        let judged = Expressions::new(request, objects, Some(params)).and_then(|expressions| {
+        // A missing parameter is an error before any match condition is looked at, and so for every request that the rules name.
+        let params = self.params.as_deref().map_err(Clone::clone);
+        let judged = params.and_then(|params| {
+            let expressions = Expressions::new(request, objects, Some(params))?;
             if !expressions.are_met(spec.match_conditions.as_deref().unwrap_or_default())? {
                 return Ok(None);
             }
