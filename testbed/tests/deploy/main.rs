@@ -23,6 +23,7 @@ mod records;
 mod render;
 mod samples;
 mod scheduler_configuration;
+mod scrape;
 mod webhooks;
 mod which_node;
 mod workloads;
