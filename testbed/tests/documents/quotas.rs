@@ -223,3 +223,69 @@ fn sums<'a>(pods: &BTreeMap<&str, BTreeMap<&'a str, u64>>) -> BTreeMap<&'a str, 
     }
     sums
 }
+
+/// A transformation of Kueue's configuration.
+#[derive(Deserialize)]
+struct Transformation {
+    input: String,
+    strategy: String,
+    outputs: BTreeMap<String, Value>,
+}
+
+/// Kueue's arithmetic: each unit of an input becomes the amounts of its outputs. Kueue 0.19.2 counted so.
+fn transformed(used: &BTreeMap<String, Value>, transformations: &[Transformation]) -> BTreeMap<String, u64> {
+    let mut sums: BTreeMap<String, i128> = BTreeMap::new();
+    for (name, amount) in used {
+        let amount = i128::from(whole(amount));
+        match transformations.iter().find(|rule| rule.input == *name) {
+            Some(rule) => {
+                for (output, factor) in &rule.outputs {
+                    let factor = Quantity::deserialize(factor).unwrap().thousandths();
+                    *sums.entry(output.clone()).or_default() += amount * factor;
+                }
+            }
+            None => *sums.entry(name.clone()).or_default() += amount * 1000,
+        }
+    }
+    sums.into_iter()
+        .map(|(name, thousandths)| (name, u64::try_from(thousandths / 1000).unwrap()))
+        .collect()
+}
+
+/// With the document's transformations Kueue counts each pod's memory and compute as gpushare charges a GPU of 80 GiB.
+#[test]
+fn the_transformations_of_kueue_count_what_gpushare_charges() {
+    const GIB: u64 = 1 << 30;
+    let document = read(&root().join("docs/quotas.md"));
+    let found = blocks(&document, "yaml")
+        .into_iter()
+        .find(|block| block.contains("config.kueue.x-k8s.io"));
+    let configuration: Value = serde_yaml_ng::from_str(&found.unwrap()).unwrap();
+    let rules = configuration
+        .pointer("/resources/transformations")
+        .unwrap()
+        .clone();
+    let rules: Vec<Transformation> = serde_json::from_value(rules).unwrap();
+    assert!(rules.iter().all(|rule| rule.strategy == "Replace"));
+    for Counted { case, pod, used } in recording().counted {
+        let mut counted = transformed(&used, &rules);
+        counted.remove(GPU_SHARED);
+        let mut charged: BTreeMap<&str, u64> = BTreeMap::new();
+        for (name, amount) in amounts(&pod) {
+            match name {
+                GPU_MEM => *charged.entry(GPU_MEMORY).or_default() += amount * GIB,
+                GPU_MEMORY_RATIO => *charged.entry(GPU_MEMORY).or_default() += amount * 80 * GIB / 100,
+                WHOLE => {
+                    *charged.entry(GPU_MEMORY).or_default() += amount * 80 * GIB;
+                    *charged.entry(GPU_CORE).or_default() += amount * 100;
+                }
+                name => *charged.entry(name).or_default() += amount,
+            }
+        }
+        let counted = counted
+            .iter()
+            .map(|(name, amount)| (name.as_str(), *amount))
+            .collect();
+        assert_eq!(without_zeros(charged), without_zeros(counted), "{case}");
+    }
+}
