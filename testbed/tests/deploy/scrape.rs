@@ -1,4 +1,4 @@
-//! `deploy/monitoring/scrape-config.yaml` and the PodMonitor of `docs/monitoring.md` select the ports that serve metrics.
+//! `deploy/monitoring/scrape-config.yaml` and the `PodMonitor` of `docs/monitoring.md` select the ports that serve metrics.
 //!
 //! Applies the rules as Prometheus does to each container port of each pod that `deploy/` declares.
 

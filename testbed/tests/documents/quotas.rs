@@ -34,7 +34,7 @@ struct Counted {
     used: BTreeMap<String, Value>,
 }
 
-/// A pod that was created under the LimitRange.
+/// A pod that was created under the `LimitRange`.
 #[derive(Deserialize)]
 struct Limited {
     case: String,
@@ -97,7 +97,7 @@ fn whole(amount: &Value) -> u64 {
     Quantity::deserialize(amount).unwrap().unsigned().unwrap()
 }
 
-fn without_zeros<'a>(amounts: BTreeMap<&'a str, u64>) -> BTreeMap<&'a str, u64> {
+fn without_zeros(amounts: BTreeMap<&str, u64>) -> BTreeMap<&str, u64> {
     amounts.into_iter().filter(|(_, amount)| *amount > 0).collect()
 }
 
@@ -128,7 +128,7 @@ fn a_quota_counts_what_gpushare_charges() {
     }
 }
 
-/// The API server writes the LimitRange's defaults into every container; they must not change what a pod asks for.
+/// The API server writes the defaults of a `LimitRange` into every container; they must not change what a pod asks for.
 #[test]
 fn defaults_of_a_limit_range_change_no_request() {
     let names = ResourceNames::default();
