@@ -113,7 +113,7 @@ async fn added_nodes(
     if asked.is_empty() {
         return Ok(added);
     }
-    let state = source.state().await?;
+    let state = source.state(false).await?;
     for (kind, count) in asked {
         let like = if state.nodes.iter().any(|node| node.name == *kind) {
             kind.clone()

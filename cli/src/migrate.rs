@@ -52,7 +52,7 @@ pub(crate) async fn status(
     output: &OutputArgs,
 ) -> Result<Verdict, Failure> {
     let nodes = connection.list_json("/api/v1/nodes").await?;
-    let state = Source::open(connection, screen).await?.state().await?;
+    let state = Source::open(connection, screen).await?.state(false).await?;
     let shown_nodes: BTreeMap<&str, &Node> = state
         .nodes
         .iter()

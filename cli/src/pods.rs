@@ -12,6 +12,7 @@ use crate::failure::{Failure, Verdict};
 use crate::format::memory;
 use crate::output::{Cell, Colour, Screen, Table, number, text};
 use crate::source::Source;
+use crate::top::unknown_use;
 
 /// One pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -42,16 +43,14 @@ pub(crate) async fn run(
     all_namespaces: bool,
     selector: Option<String>,
 ) -> Result<Verdict, Failure> {
-    let state = Source::open(connection, screen).await?.state().await?;
-    if state.names_hidden {
+    let state = Source::open(connection, screen).await?.state(true).await?;
+    let mut rows = rows(&state);
+    rows.retain(|row| is_shown(row, connection, all_namespaces));
+    if rows.is_empty() && state.names_hidden {
         return Err(Failure::Refused(
-            "the scheduler shows no names of pods to this user: `top pods` takes the right to list pods of all namespaces"
+            "the scheduler shows this user no names of pods: `top pods` takes the right to list pods in the namespace"
                 .to_owned(),
         ));
-    }
-    let mut rows = rows(&state);
-    if !all_namespaces {
-        rows.retain(|row| row.namespace == connection.namespace);
     }
     if let Some(selector) = &selector {
         let uids = selected_pods(connection, selector, all_namespaces).await?;
@@ -71,9 +70,20 @@ pub(crate) async fn run(
             };
             screen.complain(&format!("No pod asks for a share of a GPU in {place}."));
         }
-        format => screen.print(&table(&rows, all_namespaces, format == Format::Wide).render(screen))?,
+        format => {
+            let table = table(&rows, all_namespaces, format == Format::Wide);
+            screen.print(&table.render(screen))?;
+            if screen.has_headers {
+                screen.print(&unknown_use(&state))?;
+            }
+        }
     }
     Ok(Verdict::Yes)
+}
+
+/// Returns true for pods of the namespaces in question. Pods whose names are hidden are in others.
+fn is_shown(row: &PodRow, connection: &Connection, all_namespaces: bool) -> bool {
+    !row.name.is_empty() && (all_namespaces || row.namespace == connection.namespace)
 }
 
 async fn selected_pods(
@@ -178,6 +188,7 @@ fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> Table {
                 // More than the limit is the reason to look at this column.
                 Some(used) if used > row.limit => Cell::coloured(memory(used), Colour::Red),
                 Some(used) => memory(used).into(),
+                None if is_placed => "unknown".into(),
                 None => "-".into(),
             });
         }

@@ -43,10 +43,10 @@ impl Source {
         offline::index(connection).await.map(Self::Objects)
     }
 
-    /// The state of the cluster.
-    pub(crate) async fn state(&mut self) -> Result<State, Failure> {
+    /// The state of the cluster; with the memory in use, if it is asked for and the device plugins measure it.
+    pub(crate) async fn state(&mut self, asks_use: bool) -> Result<State, Failure> {
         match self {
-            Self::Scheduler(api) => api.get("state").await,
+            Self::Scheduler(api) => api.get(if asks_use { "state?use=true" } else { "state" }).await,
             Self::Objects(index) => Ok(read_api::state_of(index.clone()).await),
         }
     }

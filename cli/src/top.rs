@@ -27,7 +27,8 @@ pub(crate) async fn run(
     selector: Option<String>,
 ) -> Result<Verdict, Failure> {
     let mut source = Source::open(connection, screen).await?;
-    let mut state = source.state().await?;
+    // Events do not show the memory in use, and every row of one command has the same columns.
+    let mut state = source.state(!watch).await?;
     let selected = match &selector {
         Some(selector) => Some(selected_nodes(connection, selector).await?),
         None => None,
@@ -85,6 +86,7 @@ fn render(state: &State, screen: &Screen, is_wide: bool) -> String {
     let mut lines = table(&state.nodes, screen, is_wide).render(screen);
     if screen.has_headers {
         lines += &sums(state, screen);
+        lines += &unknown_use(state);
     }
     for node in &state.nodes {
         let problems = node.problems.iter().chain(&node.plugin);
@@ -125,7 +127,7 @@ fn table(nodes: &[Node], screen: &Screen, is_wide: bool) -> Table {
         for gpu in &node.gpus {
             let mut row = row(node, gpu, screen);
             if has_used {
-                row.push(gpu.used.map_or("-".into(), |used| memory(used).into()));
+                row.push(gpu.used.map_or("unknown".into(), |used| memory(used).into()));
             }
             if has_enforcement {
                 row.push(gpu.enforcement.as_deref().unwrap_or("-").into());
@@ -196,6 +198,19 @@ fn sums(state: &State, screen: &Screen) -> String {
         line += &screen.paint(Colour::Yellow, &format!("; {pods} {verb}"));
     }
     line + "\n"
+}
+
+/// The reasons for which the memory in use is not known, with the number of nodes.
+pub(crate) fn unknown_use(state: &State) -> String {
+    let mut lines = String::new();
+    for (reason, nodes) in &state.use_unknown {
+        let n_nodes = u64::try_from(nodes.len()).unwrap_or(u64::MAX);
+        lines += &format!(
+            "memory in use is unknown on {}: {reason}\n",
+            count(n_nodes, "node")
+        );
+    }
+    lines
 }
 
 /// Shows the GPUs of nodes that change. A lost connection is opened again, and resumes after the last event.

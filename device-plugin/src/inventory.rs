@@ -215,6 +215,8 @@ pub struct ProcessMemory {
     pub gpu: PhysicalId,
     /// The process, by its number in this process's PID namespace.
     pub pid: u32,
+    /// The ID of its container, if the source knows it: simulated processes have no cgroup.
+    pub container: Option<String>,
     /// Bytes.
     pub bytes: u64,
 }
@@ -255,7 +257,8 @@ impl Source {
     pub fn memory_use(&self) -> Result<Vec<ProcessMemory>, InventoryError> {
         match self {
             Self::Machine(MachineSource { gpus: Some(gpus), .. }) => gpus.memory_use(),
-            Self::Machine(_) | Self::File(_) => Ok(Vec::new()),
+            Self::Machine(_) => Ok(Vec::new()),
+            Self::File(file) => file.memory_use(),
         }
     }
 

@@ -113,9 +113,22 @@ pub struct Container {
     /// Variables of the manifest, which win over those of device plugins.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<Variable>,
+    /// The ports that the manifest names.
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
+    pub ports: Vec<ContainerPort>,
     /// Limits and requests.
     #[serde(deserialize_with = "null_as_default")]
     pub resources: ResourceRequirements,
+}
+
+/// A port of a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContainerPort {
+    /// Empty if it has none.
+    pub name: String,
+    /// The number, at the pod's address.
+    pub container_port: i32,
 }
 
 /// An environment variable of a container.
@@ -166,6 +179,9 @@ pub struct PodStatus {
     /// Pending, Running, Succeeded, Failed or Unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
+    /// The address of the pod, once it has one.
+    #[serde(rename = "podIP", skip_serializing)]
+    pub pod_ip: Option<String>,
     /// The time at which kubelet first saw the pod; kubelet writes no status of a pod that it has neither admitted nor refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<String>,

@@ -38,7 +38,11 @@ pub struct State {
     pub pending: Vec<PendingPod>,
     /// The number of all such pods.
     pub pending_total: usize,
-    /// True if names of pods are left out, because the client may not list pods.
+    /// Nodes of which the memory in use is not known, by the reason, if the client has asked for it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub use_unknown: BTreeMap<String, Vec<String>>,
+    /// True if names of pods are left out, because the client may not list the pods of all namespaces. Those of namespaces whose
+    /// pods it may list are there.
     #[serde(skip_serializing_if = "is_false")]
     pub names_hidden: bool,
 }
@@ -137,7 +141,7 @@ pub struct Gpu {
     /// The level at which limits of memory are enforced, if its node reports one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enforcement: Option<String>,
-    /// Memory in use, if the plugin of the node was asked and knows.
+    /// Memory in use by any process, if the client has asked for it and the plugin of the node measures it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
     /// The pods that hold a part of it, by namespace and name.
@@ -165,7 +169,7 @@ pub struct Holder {
     /// The computing power that it holds on this GPU.
     #[serde(skip_serializing_if = "is_zero")]
     pub core: u64,
-    /// Memory in use, if the plugin of the node was asked and knows.
+    /// Memory in use by its containers, if the client has asked for it and the plugin of the node measures it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
     /// True if the scheduler has decided it, and no watch has shown the binding yet.
@@ -462,11 +466,13 @@ impl Holder {
 }
 
 impl Node {
-    /// Removes the names of pods, for clients that may not list pods.
-    pub fn hide_names(&mut self) {
+    /// Removes the names of pods, but for those of the namespaces that a client sees.
+    pub fn hide_names(&mut self, sees: impl Fn(&str) -> bool) {
         for holder in self.gpus.iter_mut().flat_map(|gpu| &mut gpu.holders) {
-            holder.namespace.clear();
-            holder.name.clear();
+            if !sees(&holder.namespace) {
+                holder.namespace.clear();
+                holder.name.clear();
+            }
         }
     }
 }

@@ -28,6 +28,7 @@ mod view;
 
 use std::cmp::max;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -412,6 +413,11 @@ impl Index {
     /// Pods by whose end a request fits on a node; none if no choice of them was found.
     pub fn pods_in_the_way(&self, node: NodeId, demand: &ResourceDemand<'_>) -> Vec<read_api::PodName> {
         view::pods_in_the_way(&self.cluster, node, demand)
+    }
+
+    /// The UID of the device plugin's pod on a node, and the address of its metrics, if it serves them.
+    pub fn plugin_metrics(&self, node: &str) -> Option<(&str, SocketAddr)> {
+        self.plugins.metrics(node)
     }
 
     /// Returns true if no node is refused for its device plugin.

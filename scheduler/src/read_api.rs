@@ -9,9 +9,11 @@ mod doctor;
 mod explain;
 mod fit;
 mod history;
+mod memory_use;
+mod names;
 mod snapshot;
+mod state;
 
-use std::convert::Infallible;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,8 +25,6 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
-use bytes::Bytes;
-use futures::stream;
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use proto::read_api::{Diagnosis, FitRequest, Node, Replica, State as ClusterState, VERSION};
@@ -40,6 +40,8 @@ pub use doctor::node_findings;
 pub use explain::explain;
 pub use fit::{FitError, fit};
 use history::Recorder;
+use memory_use::MemoryUse;
+use names::{Names, Viewer};
 use snapshot::{Publisher, Snapshot};
 
 /// The most clients that follow changes at one time.
@@ -56,16 +58,11 @@ pub struct ReadApi {
     extender: Arc<Extender>,
     publisher: Arc<AsyncMutex<Publisher>>,
     history: Mutex<Recorder>,
+    memory_use: Arc<MemoryUse>,
     followers: Arc<Semaphore>,
     computing: Semaphore,
     /// Ends the streams of changes, which would hold up the end of the process.
     stop: CancellationToken,
-}
-
-/// The rights of a client that was let in.
-#[derive(Clone, Copy, Debug)]
-struct Viewer {
-    sees_names: bool,
 }
 
 /// The clients that a listener lets in.
@@ -90,6 +87,7 @@ impl ReadApi {
             publisher: Arc::new(AsyncMutex::new(Publisher::new(extender.index().clone(), &epoch))),
             extender,
             history: Mutex::default(),
+            memory_use: Arc::default(),
             followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
             computing: Semaphore::new(MAX_COMPUTING),
             stop,
@@ -143,7 +141,7 @@ pub fn router(api: &Arc<ReadApi>, prefix: &str, demands_credentials: bool) -> Ro
     };
     let path = |path: &str| format!("{prefix}/{VERSION}/{path}");
     Router::new()
-        .route(&path("state"), get(state))
+        .route(&path("state"), get(state::state))
         .route(&path("changes"), get(follow_changes))
         .route(&path("history"), get(history))
         .route(&path("doctor"), get(doctor))
@@ -158,21 +156,23 @@ pub fn router(api: &Arc<ReadApi>, prefix: &str, demands_credentials: bool) -> Ro
 async fn admit(State(gate): State<Gate>, mut request: Request<Body>, next: Next) -> Response {
     let has_certificate = request.extensions().get::<ClientCertificate>().is_some();
     let access = gate.api.extender.access();
-    let viewer = if !gate.demands_credentials {
+    let names = if !gate.demands_credentials {
         if let Some(refusal) = refuse_foreign_host(request.headers()) {
             return refusal;
         }
-        Viewer { sees_names: true }
+        Names::All
     } else if has_certificate {
-        Viewer { sees_names: true }
+        Names::All
     } else if let Err(denied) = access.authorize(request.headers()).await {
         return denied.into_response();
+    } else if access.may_list_pods(request.headers(), None).await {
+        Names::All
     } else {
-        Viewer {
-            sees_names: access.may_list_pods(request.headers()).await,
-        }
+        let snapshot = gate.api.snapshot().await;
+        let namespaces = names::largest_namespaces(&snapshot);
+        Names::Of(access.listable(request.headers(), namespaces).await)
     };
-    request.extensions_mut().insert(viewer);
+    request.extensions_mut().insert(Viewer { names });
     request.extensions_mut().insert(Arc::clone(&gate.api));
     next.run(request).await
 }
@@ -213,80 +213,6 @@ fn is_local_host(headers: &HeaderMap) -> bool {
     name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-async fn state(
-    State(api): State<Arc<ReadApi>>,
-    Extension(viewer): Extension<Viewer>,
-    headers: HeaderMap,
-) -> Response {
-    let snapshot = api.snapshot().await;
-    // Both variants of a revision have tags of their own, so that a cache between keeps them apart.
-    let suffix = if viewer.sees_names { "" } else { "-hidden" };
-    let tag = format!("\"{}{suffix}\"", snapshot.id());
-    let known = headers
-        .get(header::IF_NONE_MATCH)
-        .and_then(|tag| tag.to_str().ok());
-    if known.is_some_and(|known| known.split(',').any(|known| known.trim() == tag)) {
-        return (StatusCode::NOT_MODIFIED, [(header::ETAG, tag)]).into_response();
-    }
-    let pieces = stream::iter(
-        state_json(&api, &snapshot, viewer)
-            .into_iter()
-            .map(Ok::<_, Infallible>),
-    );
-    let headers = [
-        (header::ETAG, tag),
-        (header::CONTENT_TYPE, "application/json".to_owned()),
-        (header::CACHE_CONTROL, "no-cache".to_owned()),
-    ];
-    (headers, Body::from_stream(pieces)).into_response()
-}
-
-/// The state in pieces, of which the nodes are shared with the snapshot.
-fn state_json(api: &ReadApi, snapshot: &Snapshot, viewer: Viewer) -> Vec<Bytes> {
-    let mut head = ClusterState {
-        api_version: VERSION.to_owned(),
-        revision: snapshot.id(),
-        time: chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Secs, true),
-        replica: api.replica(),
-        totals: snapshot.totals,
-        models: snapshot.models.clone(),
-        nodes: Vec::new(),
-        pending: Vec::new(),
-        pending_total: snapshot.pending.total,
-        names_hidden: !viewer.sees_names,
-    };
-    if viewer.sees_names {
-        head.pending.clone_from(&snapshot.pending.pods);
-    }
-    let head = json(&head);
-    // The empty list of nodes is where the nodes go.
-    let split = head.windows(NO_NODES.len()).position(|window| window == NO_NODES);
-    let at = split.map_or(0, |at| at + NO_NODES.len() - 1);
-    let head = Bytes::from(head);
-    let mut pieces = Vec::with_capacity(2 * snapshot.nodes.len() + 2);
-    pieces.push(head.slice(..at));
-    for node in snapshot.nodes.values() {
-        if pieces.len() > 1 {
-            pieces.push(Bytes::from_static(b","));
-        }
-        pieces.push(node_json(&node.json, viewer));
-    }
-    pieces.push(head.slice(at..));
-    pieces
-}
-
-/// An empty list of nodes in the JSON of a state.
-const NO_NODES: &[u8] = b"\"nodes\":[]";
-
-fn node_json(json: &Bytes, viewer: Viewer) -> Bytes {
-    if viewer.sees_names {
-        return json.clone();
-    }
-    let mut node: Node = serde_json::from_slice(json).unwrap_or_default();
-    node.hide_names();
-    self::json(&node).into()
-}
-
 async fn follow_changes(
     State(api): State<Arc<ReadApi>>,
     Extension(viewer): Extension<Viewer>,
@@ -319,7 +245,7 @@ async fn doctor(State(api): State<Arc<ReadApi>>, Extension(viewer): Extension<Vi
     let replica = api.replica();
     respond(&Diagnosis {
         api_version: VERSION.to_owned(),
-        findings: doctor::findings(&replica, &snapshot, viewer),
+        findings: doctor::findings(&replica, &snapshot, &viewer),
         replica,
     })
 }
@@ -330,8 +256,8 @@ async fn explain_pod(
     Path((namespace, name)): Path<(String, String)>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    if !viewer.sees_names {
-        let text = "explain names pods; it takes the right to list pods of all namespaces\n";
+    if !viewer.names.include(&namespace) {
+        let text = format!("explain takes the right to list the pods of namespace {namespace}\n");
         return (StatusCode::FORBIDDEN, text).into_response();
     }
     let all = parameter(query.as_deref(), "all") == Some("true");
@@ -340,7 +266,10 @@ async fn explain_pod(
     let (for_search, of) = (index, format!("{namespace}/{name}"));
     let explained = tokio::task::spawn_blocking(move || explain(&for_search, &namespace, &name, all)).await;
     match explained {
-        Ok(Some(explanation)) => respond(&explanation),
+        Ok(Some(mut explanation)) => {
+            viewer.names.hide_others_of_explanation(&mut explanation);
+            respond(&explanation)
+        }
         Ok(None) => {
             let text = format!("there is no pod {of:?} that asks for devices\n");
             (StatusCode::NOT_FOUND, text).into_response()

@@ -2,7 +2,7 @@
 //!
 //! The kit models the programs that the daemons meet: [`apiserver`], [`kube_scheduler`] and [`kubelet`] with its container
 //! runtime, each behaving as the original does where gpushare can notice the difference; [`vendor_plugin`],
-//! [`second_scheduler`] and [`replicas`] complete a cluster. [`cluster`] starts them together with the daemons as processes
+//! [`second_scheduler`], [`replicas`] and [`installation`] complete a cluster. [`cluster`] starts them together with the daemons as processes
 //! ([`daemons`]), [`observer`] shows the API server's objects, and [`invariants`] checks them independently of the daemons.
 //!
 //! The scenarios use it: [`demo`], [`e2e`] with its [`scenario`]s, [`chaos`] and [`waves`]; [`mod@cli`] has the commands. The
@@ -19,6 +19,7 @@ pub mod demo;
 pub mod dice;
 pub mod e2e;
 pub mod http_client;
+pub mod installation;
 pub mod invariants;
 pub mod kube_scheduler;
 pub mod kubelet;

@@ -231,6 +231,17 @@ impl Rbac {
         })
     }
 
+    /// True if a user may send requests with this verb to a path outside the API groups.
+    pub fn allows_path(&self, user: &str, verb: &str, path: &str) -> bool {
+        self.rules_of(user).any(|(namespace, rule)| {
+            let names =
+                |list: &Option<Vec<String>>, text: &str| list.iter().flatten().any(|item| item == text);
+            namespace.is_empty()
+                && names(&rule.non_resource_urls, path)
+                && rule.verbs.iter().any(|allowed| allowed == verb)
+        })
+    }
+
     /// Everything that a user may do to some object somewhere.
     pub fn granted(&self, user: &str) -> BTreeSet<Permission<'_>> {
         self.rules_of(user).flat_map(|(_, rule)| expand(rule)).collect()

@@ -150,6 +150,10 @@ impl Replicas {
         let (args, ports) = self.args(&name)?;
         let health = ports.get(HEALTH).context("the scheduler answers no probes")?;
         let url = format!("http://{health}/readyz");
+        if let Some(address) = ports.get(READ_API) {
+            self.api
+                .route_pod_port(NAMESPACE, &name, proto::read_api::PORT, *address);
+        }
         self.addresses.insert(&name, ports);
         let log = self.dir.join(format!("{name}.log"));
         let daemon = Daemon::start(

@@ -62,8 +62,13 @@ impl MemoryUse {
         }
         let mut measured = Self::default();
         for process in processes {
-            let cgroups = cgroups_of(process.pid).unwrap_or_default();
-            let owner = container_ids(&cgroups).find_map(|id| containers.get(id));
+            let owner = match &process.container {
+                Some(id) => containers.get(id.as_str()),
+                None => {
+                    let cgroups = cgroups_of(process.pid).unwrap_or_default();
+                    container_ids(&cgroups).find_map(|id| containers.get(id))
+                }
+            };
             let bytes = match owner {
                 Some((pod, container)) => {
                     let of = ContainerGpu {
@@ -170,6 +175,7 @@ mod tests {
         let process = |minor, pid, bytes| ProcessMemory {
             gpu: gpu(minor).uuid,
             pid,
+            container: None,
             bytes,
         };
         let processes = [

@@ -6,8 +6,9 @@
 //!  "devices": [{"type": "rdma", "id": "0000:1f:00.0", "minor": 0, "deviceNodes": ["/dev/infiniband/uverbs0"]}]}
 //! ```
 //!
-//! A GPU may also have `busId`, `numaNode`, `pcieId` (its switch, or the root complex if it has no switch), `pcieRoot`, `labels` and
-//! `deviceNode`. Beside the lists, `gpuLinks` gives the links between GPUs, `gpuPartitions` their partitions and
+//! A GPU may also have `busId`, `numaNode`, `pcieId` (its switch, or the root complex if it has no switch), `pcieRoot`, `labels`,
+//! `deviceNode` and `processes`: the memory that each uses and the ID of its container, such as
+//! `[{"memory": "1Gi", "container": "0123"}]`. Beside the lists, `gpuLinks` gives the links between GPUs, `gpuPartitions` their partitions and
 //! `gpuPartitionPolicy` (`Honor` or `Prefer`) the policy for these, all in the form of the Device object's annotations and label.
 //!
 //! Devices of other types are in `devices`, in full:
@@ -41,7 +42,7 @@ use tracing::warn;
 use crate::logged_error::LoggedError;
 
 use super::{
-    Feed, Inventory, InventoryError, Observation, ObservationKind, PhysicalId,
+    Feed, Inventory, InventoryError, Observation, ObservationKind, PhysicalId, ProcessMemory,
     feed::{Reporter, Stopped},
 };
 use parse::{SimulatedDevices, SimulatedHealth, parse};
@@ -60,6 +61,11 @@ pub struct FileSource {
 impl FileSource {
     pub(super) fn discover(&self) -> Result<Inventory, InventoryError> {
         Ok(parse(&self.path, &self.node, &self.read()?)?.inventory)
+    }
+
+    /// The memory that the simulated processes use.
+    pub(super) fn memory_use(&self) -> Result<Vec<ProcessMemory>, InventoryError> {
+        Ok(parse(&self.path, &self.node, &self.read()?)?.processes)
     }
 
     pub(super) fn watch(

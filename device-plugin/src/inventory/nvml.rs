@@ -138,6 +138,7 @@ impl NvmlSource {
                     uses.push(ProcessMemory {
                         gpu: gpu.clone(),
                         pid: process.pid,
+                        container: None,
                         bytes,
                     });
                 }

@@ -13,6 +13,7 @@
 mod evidence;
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
@@ -155,6 +156,11 @@ impl Plugins {
     #[inline]
     pub(super) fn standing(&self, node: &str) -> Standing {
         self.nodes.get(node).map(|on| on.standing).unwrap_or_default()
+    }
+
+    /// The UID of the plugin's pod on a node, and the address of its metrics, if it serves them.
+    pub(super) fn metrics(&self, node: &str) -> Option<(&str, SocketAddr)> {
+        self.nodes.get(node)?.evidence.metrics()
     }
 
     /// Number of nodes that are left out.

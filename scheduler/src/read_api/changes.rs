@@ -14,8 +14,9 @@ use http::header;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Duration, Instant, sleep};
 
+use super::names::Viewer;
 use super::snapshot::{Delta, MAX_AGE, Snapshot};
-use super::{ReadApi, Viewer, json, node_json};
+use super::{ReadApi, json};
 
 /// Time without an event after which a comment is sent, so that proxies keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -108,13 +109,14 @@ impl Follower {
 
     fn write_delta(&self, text: &mut Vec<u8>, delta: &Delta, snapshot: &Snapshot) {
         for node in &delta.changed {
-            write_event(text, "node", &node_json(&node.json, self.viewer));
+            write_event(text, "node", &node.json_for(&self.viewer.names));
         }
         for name in &delta.removed {
             write_event(text, "removed", &json(&serde_json::json!({ "name": &**name })));
         }
-        if delta.has_new_pending && self.viewer.sees_names {
-            write_event(text, "pending", &json(&snapshot.pending.pods));
+        if delta.has_new_pending {
+            let pending = self.viewer.names.pending(&snapshot.pending.pods);
+            write_event(text, "pending", &json(&pending));
         }
     }
 }

@@ -2,28 +2,27 @@
 
 use proto::read_api::{Finding, Node, Replica, Severity};
 
-use super::Viewer;
+use super::names::{Names, Viewer};
 use super::snapshot::{RenderedNode, Snapshot};
 
 /// Seconds without a filter request after which waiting pods show that kube-scheduler does not ask.
 const SILENCE: u64 = 600;
 
 /// All findings that a viewer may see.
-pub(super) fn findings(replica: &Replica, snapshot: &Snapshot, viewer: Viewer) -> Vec<Finding> {
+pub(super) fn findings(replica: &Replica, snapshot: &Snapshot, viewer: &Viewer) -> Vec<Finding> {
     let mut findings = vec![sync(replica), filter_requests(replica, snapshot.pending.total)];
     for node in snapshot.nodes.values() {
-        if viewer.sees_names {
+        if viewer.names.are_all() {
             findings.extend_from_slice(&node.findings);
         } else if !node.findings.is_empty() {
-            findings.extend(findings_without_names(node));
+            findings.extend(findings_of_seen_names(node, &viewer.names));
         }
     }
     findings
 }
 
-fn findings_without_names(rendered: &RenderedNode) -> Vec<Finding> {
-    let mut node: Node = serde_json::from_slice(&rendered.json).unwrap_or_default();
-    node.hide_names();
+fn findings_of_seen_names(rendered: &RenderedNode, names: &Names) -> Vec<Finding> {
+    let node: Node = serde_json::from_slice(&rendered.json_for(names)).unwrap_or_default();
     node_findings(&node)
 }
 
@@ -171,7 +170,7 @@ mod tests {
         };
         let text = |node: &Node| format!("{:?}", node_findings(node));
         assert!(text(&node).contains("pod team/secret: its record cannot be read"));
-        node.hide_names();
+        node.hide_names(|_| false);
         assert!(text(&node).contains("pod u-1: its record cannot be read"));
         assert!(!text(&node).contains("team") && !text(&node).contains("secret"));
     }

@@ -3,7 +3,8 @@
 //! A renewal renders only the nodes that have changed, a few at a time under a short read lock, so that it holds up no filter.
 //! Nothing is renewed while no client asks, except once a minute for the history.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
 use super::doctor::node_findings;
+use super::names::{HiddenForms, Names};
 use crate::index::{Index, Shared};
 
 /// The age at which a snapshot is renewed: clients see changes at most this much later.
@@ -39,6 +41,8 @@ pub(super) struct Snapshot {
     pub(super) pending: Pending,
     pub(super) totals: Totals,
     pub(super) models: BTreeMap<String, Totals>,
+    /// A measure of each namespace: the number of nodes with its pods, and of its pods that wait.
+    pub(super) namespaces: BTreeMap<Arc<str>, usize>,
 }
 
 /// The pods that wait for a node.
@@ -57,6 +61,9 @@ pub(super) struct RenderedNode {
     pub(super) json: Bytes,
     /// The findings of `doctor` about the node, with the names of pods.
     pub(super) findings: Vec<Finding>,
+    /// The namespaces of its pods.
+    namespaces: Vec<Arc<str>>,
+    hidden_forms: HiddenForms,
     model: String,
     totals: Totals,
     plugin: Option<String>,
@@ -93,6 +100,15 @@ impl Snapshot {
         let (epoch, revision) = id.rsplit_once('-')?;
         let revision: u64 = revision.parse().ok()?;
         (epoch == &*self.epoch && (self.oldest..=self.revision).contains(&revision)).then_some(revision)
+    }
+
+    /// The nodes behind one in the order of names, or all.
+    pub(super) fn nodes_after(
+        &self,
+        name: Option<&Arc<str>>,
+    ) -> impl Iterator<Item = (&Arc<str>, &Arc<RenderedNode>)> + use<'_> {
+        let from = name.map_or(Bound::Unbounded, |name| Bound::Excluded(Arc::clone(name)));
+        self.nodes.range((from, Bound::Unbounded))
     }
 
     /// The changes after a revision; `None` if they are not remembered.
@@ -135,8 +151,18 @@ impl Snapshot {
     fn sum_up(&mut self) {
         self.totals = Totals::default();
         self.models.clear();
+        self.namespaces.clear();
+        for pod in &self.pending.pods {
+            *self.namespaces.entry(pod.namespace.as_str().into()).or_default() += 1;
+        }
         for node in self.nodes.values() {
             self.totals.add(&node.totals);
+            for namespace in &node.namespaces {
+                match self.namespaces.get_mut(namespace) {
+                    Some(n_nodes) => *n_nodes += 1,
+                    None => drop(self.namespaces.insert(Arc::clone(namespace), 1)),
+                }
+            }
             match self.models.get_mut(&node.model) {
                 Some(model) => model.add(&node.totals),
                 None => drop(self.models.insert(node.model.clone(), node.totals)),
@@ -182,6 +208,7 @@ impl Publisher {
             pending: Pending::default(),
             totals: Totals::default(),
             models: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
         };
         Self {
             index,
@@ -311,14 +338,27 @@ impl Publisher {
 }
 
 impl RenderedNode {
+    /// The JSON for a client that sees these names.
+    pub(super) fn json_for(&self, names: &Names) -> Bytes {
+        self.hidden_forms.get(names, &self.namespaces, &self.json)
+    }
+
     fn from(node: Node) -> (String, Self) {
         let mut holders = node.gpus.iter().flat_map(|gpu| &gpu.holders);
         let has_assumed = holders.any(|holder| holder.assumed);
+        let mut namespaces = BTreeSet::new();
+        for holder in node.gpus.iter().flat_map(|gpu| &gpu.holders) {
+            if !namespaces.contains(holder.namespace.as_str()) {
+                namespaces.insert(Arc::from(holder.namespace.as_str()));
+            }
+        }
         let rendered = Self {
             revision: 0,
             // Structs of texts and numbers always serialize.
             json: serde_json::to_vec(&node).unwrap_or_default().into(),
             findings: node_findings(&node),
+            namespaces: namespaces.into_iter().collect(),
+            hidden_forms: HiddenForms::default(),
             totals: Totals::of_node(&node),
             model: node.model,
             plugin: node.plugin,

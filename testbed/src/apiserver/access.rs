@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError, RwLock};
 use serde_json::{Value, json};
 
 use super::status::ApiError;
+use crate::rbac::{Permission, Rbac, RbacTarget};
 
 /// An authenticated caller.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -87,8 +88,8 @@ impl Tokens {
             .map(|(token, _)| token.clone())
     }
 
-    /// Answers a `TokenReview` by the tokens, and a `SubjectAccessReview` as if `system:masters` alone had rights.
-    pub(crate) fn review(&self, mut review: Value) -> Value {
+    /// Answers a `TokenReview` by the tokens, and a `SubjectAccessReview` by the roles and their bindings.
+    pub(crate) fn review(&self, mut review: Value, roles: &Rbac) -> Value {
         let token = review.pointer("/spec/token").and_then(Value::as_str);
         let status = if let Some(token) = token {
             match self.0.read().unwrap_or_else(PoisonError::into_inner).get(token) {
@@ -99,7 +100,8 @@ impl Tokens {
             }
         } else {
             let groups = review.pointer("/spec/groups").and_then(Value::as_array);
-            json!({"allowed": groups.is_some_and(|groups| groups.iter().any(|group| group == "system:masters"))})
+            let is_master = groups.is_some_and(|groups| groups.iter().any(|group| group == "system:masters"));
+            json!({"allowed": is_master || is_granted(&review, roles)})
         };
         if let Some(review) = review.as_object_mut() {
             review.insert("status".to_owned(), status);
@@ -120,6 +122,27 @@ impl Tokens {
         let user = token.and_then(|t| tokens.get(t)).cloned();
         user.ok_or_else(|| ApiError::new(401, "Unauthorized"))
     }
+}
+
+/// Returns true if a role gives the user of a `SubjectAccessReview` what it asks for.
+fn is_granted(review: &Value, roles: &Rbac) -> bool {
+    let text = |field: &str| review.pointer(field).and_then(Value::as_str).unwrap_or_default();
+    let user = text("/spec/user");
+    if review.pointer("/spec/resourceAttributes").is_none() {
+        let path = text("/spec/nonResourceAttributes/path");
+        return roles.allows_path(user, text("/spec/nonResourceAttributes/verb"), path);
+    }
+    let access = Permission {
+        group: text("/spec/resourceAttributes/group"),
+        resource: text("/spec/resourceAttributes/resource"),
+        subresource: text("/spec/resourceAttributes/subresource"),
+        verb: text("/spec/resourceAttributes/verb"),
+    };
+    let target = RbacTarget {
+        namespace: text("/spec/resourceAttributes/namespace"),
+        name: text("/spec/resourceAttributes/name"),
+    };
+    roles.allows(user, access, target)
 }
 
 /// The access that has been used so far.

@@ -25,11 +25,11 @@ use super::verbs::{ApiState, RequestTarget};
 pub(crate) use self::hook::check_configuration;
 pub(crate) use self::policy::Params;
 
-/// The addresses that serve the Services of webhooks.
+/// The addresses on this machine of ports of Services or of pods, by namespace, name and port.
 #[derive(Debug, Default)]
-pub(crate) struct Services(RwLock<HashMap<(String, String, u16), SocketAddr>>);
+pub(crate) struct LocalPorts(RwLock<HashMap<(String, String, u16), SocketAddr>>);
 
-impl Services {
+impl LocalPorts {
     pub(crate) fn set(&self, namespace: &str, name: &str, port: u16, address: SocketAddr) {
         let key = (namespace.to_owned(), name.to_owned(), port);
         self.0
@@ -38,7 +38,7 @@ impl Services {
             .insert(key, address);
     }
 
-    fn get(&self, namespace: &str, name: &str, port: u16) -> Option<SocketAddr> {
+    pub(crate) fn get(&self, namespace: &str, name: &str, port: u16) -> Option<SocketAddr> {
         let key = (namespace.to_owned(), name.to_owned(), port);
         self.0
             .read()
@@ -94,7 +94,7 @@ pub(crate) struct AdmissionChain {
     policies: Vec<policy::PolicyRule>,
     /// The namespace of the request as an object; null for cluster-scoped ones.
     namespace: Arc<Value>,
-    services: Arc<Services>,
+    services: Arc<LocalPorts>,
     /// Warnings and audit annotations of webhooks.
     warnings: Mutex<Vec<String>>,
 }
@@ -103,7 +103,7 @@ impl AdmissionChain {
     /// The webhooks whose rules and namespace selector match, and the policies whose rules do.
     pub(crate) fn of(
         state: &ApiState,
-        services: &Arc<Services>,
+        services: &Arc<LocalPorts>,
         params: &Params,
         request: &ReviewedWrite<'_>,
     ) -> Self {

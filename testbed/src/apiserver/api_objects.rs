@@ -10,7 +10,7 @@ use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
 use chrono::Utc;
 use serde_json::{Value, json};
 
-use super::admission::{Params, Services};
+use super::admission::{LocalPorts, Params};
 use super::patch::PatchFormat;
 use super::pod_log::PodLogs;
 use super::read::ListQuery;
@@ -35,7 +35,8 @@ pub struct ApiObjects {
 struct ApiObjectState {
     state: SharedState,
     logs: PodLogs,
-    services: Arc<Services>,
+    services: Arc<LocalPorts>,
+    pod_ports: LocalPorts,
     params: Params,
 }
 
@@ -53,6 +54,7 @@ impl ApiObjects {
             state: SharedState::new(state),
             logs: PodLogs::new(),
             services: Arc::default(),
+            pod_ports: LocalPorts::default(),
             params: Params::default(),
         };
         let objects = Self {
@@ -83,7 +85,7 @@ impl ApiObjects {
         &self.inner.logs
     }
 
-    pub(crate) fn services(&self) -> &Arc<Services> {
+    pub(crate) fn services(&self) -> &Arc<LocalPorts> {
         &self.inner.services
     }
 
@@ -95,6 +97,15 @@ impl ApiObjects {
     /// Says where a Service is served on this machine, for the webhooks that name it.
     pub fn route_service(&self, namespace: &str, name: &str, port: u16, address: SocketAddr) {
         self.inner.services.set(namespace, name, port, address);
+    }
+
+    pub(crate) fn pod_ports(&self) -> &LocalPorts {
+        &self.inner.pod_ports
+    }
+
+    /// Says where a port of a pod is served on this machine, for clients that forward it.
+    pub fn route_pod_port(&self, namespace: &str, pod: &str, port: u16, address: SocketAddr) {
+        self.inner.pod_ports.set(namespace, pod, port, address);
     }
 
     /// The resource named `plural` or `plural.group`.

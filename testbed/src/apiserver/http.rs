@@ -35,6 +35,7 @@ use route::{Query, Route};
 mod admitted;
 mod collection;
 mod object_verbs;
+mod port_forward;
 mod request;
 mod route;
 mod watch_stream;
@@ -85,6 +86,9 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
         resource: route.resource.plural.clone(),
         subresource: route.subresource.clone(),
     });
+    if route.subresource == "portforward" {
+        return port_forward::upgrade(&server, request, &route, &query);
+    }
     let request = ApiRequest::read(request, route, query, user).await?;
     with_faults(server, request).await
 }
@@ -168,7 +172,8 @@ async fn converse((stream, peer): (TcpStream, SocketAddr), router: Router, stopp
     let service = service_fn(move |request| answer(router.clone(), request));
     let connection = http1::Builder::new()
         .header_read_timeout(None)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
     tokio::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

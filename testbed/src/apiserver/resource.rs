@@ -87,7 +87,7 @@ impl Resource {
     /// The subresources besides `status`.
     pub(crate) fn actions(&self) -> &'static [&'static str] {
         if self.is_pod() {
-            &["binding", "eviction", "log"]
+            &["binding", "eviction", "log", "portforward"]
         } else if self.is("", "namespaces") {
             &["finalize"]
         } else {

@@ -11,8 +11,8 @@ use proto::resource::{GPU_MEM, GPU_SHARED};
 use serde_json::{Value, json};
 
 use super::node_spec::{DriverSpecs, GpuFault, GpuSpec, NodeSetup, RuntimeSpec};
-use super::{PLUGIN_USER, user_client, user_kubeconfig};
-use crate::apiserver::ApiServer;
+use super::{PLUGIN_USER, user_client};
+use crate::apiserver::{ApiServer, User};
 use crate::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
 use crate::http_client::HttpClient;
 use crate::kubelet::nvidia_runtime::VISIBLE_DEVICES;
@@ -23,6 +23,9 @@ use crate::vendor_plugin::{NVIDIA_GPU, VendorPlugin};
 
 /// The longest time until kubelet misses a plugin that was killed.
 const NOTICED: Duration = Duration::from_secs(10);
+
+/// The attribute of the user by which the API server names the node of a pod's service-account token.
+const NODE_CLAIM: &str = "authentication.kubernetes.io/node-name";
 
 /// The version of every machine's driver.
 const DRIVER_VERSION: &str = "550.54.15";
@@ -97,7 +100,7 @@ impl SimulatedNode {
         let kubelet =
             Kubelet::start(config).with_context(|| format!("cannot start the kubelet of {}", spec.name))?;
         let inventory = machine.inventory();
-        let kubeconfig = user_kubeconfig(api, &node_dir, PLUGIN_USER, &[])?;
+        let kubeconfig = plugin_kubeconfig(api, &node_dir, &spec.name)?;
         let metrics = free_address()?;
         let mut invocation = plugin_invocation(
             &spec,
@@ -347,6 +350,21 @@ impl SimulatedNode {
         self.kubelet.stop().await;
         clean
     }
+}
+
+/// The kubeconfig of a node's plugin, with a token that names the node, as a pod's service-account token does.
+fn plugin_kubeconfig(api: &ApiServer, dir: &Path, node: &str) -> Result<PathBuf> {
+    let token = format!("token-of-plugin-{node}");
+    let user = User {
+        name: PLUGIN_USER.to_owned(),
+        groups: Vec::new(),
+        extra: [(NODE_CLAIM.to_owned(), vec![node.to_owned()])].into(),
+    };
+    api.add_token(&token, user);
+    let path = dir.join("gpushare-device-plugin.kubeconfig");
+    api.kubeconfig_with(&path, PLUGIN_USER, Some(&token))
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
 }
 
 fn plugin_invocation(

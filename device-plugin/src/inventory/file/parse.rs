@@ -10,7 +10,9 @@ use proto::topology::{GpuPartitionPolicy, GpuPartitionTable, read_partitions};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::inventory::{Gpu, Inventory, InventoryError, OtherDevice, PciLocation, PhysicalId, no_gpu, pci};
+use crate::inventory::{
+    Gpu, Inventory, InventoryError, OtherDevice, PciLocation, PhysicalId, ProcessMemory, no_gpu, pci,
+};
 
 /// The devices that the file describes, and their health.
 #[derive(Debug)]
@@ -18,6 +20,8 @@ pub(super) struct SimulatedDevices {
     pub(super) inventory: Inventory,
     /// The health of every device.
     pub(super) health: BTreeMap<PhysicalId, SimulatedHealth>,
+    /// The processes on all GPUs.
+    pub(super) processes: Vec<ProcessMemory>,
 }
 
 /// The health of a device according to the file.
@@ -39,11 +43,12 @@ pub(super) fn parse(path: &Path, node: &str, text: &[u8]) -> Result<SimulatedDev
     if gpu_values.is_empty() && other_values.is_empty() {
         return Err(no_gpu(path));
     }
-    let mut health = BTreeMap::new();
+    let (mut health, mut processes) = (BTreeMap::new(), Vec::new());
     for (index, value) in (0..).zip(gpu_values) {
         let name = device_name("gpus", "uuid", index, &value);
-        let (gpu, its_health) =
+        let (gpu, its_health, its_processes) =
             gpu(index, node, value, &inventory.gpus).map_err(|error| error.at(path, &name))?;
+        processes.extend(its_processes);
         health.insert(gpu.uuid.clone(), its_health);
         inventory.gpus.push(gpu);
     }
@@ -58,7 +63,11 @@ pub(super) fn parse(path: &Path, node: &str, text: &[u8]) -> Result<SimulatedDev
     inventory
         .others
         .sort_by_cached_key(|other| (other.device_type.clone(), other.minor));
-    Ok(SimulatedDevices { inventory, health })
+    Ok(SimulatedDevices {
+        inventory,
+        health,
+        processes,
+    })
 }
 
 /// The fields beside the lists of devices, as an inventory without devices; and the two lists.
@@ -156,7 +165,12 @@ impl Fields {
 }
 
 /// One GPU, which must be distinct from those `before` it.
-fn gpu(index: u32, node: &str, value: Value, before: &[Gpu]) -> Result<(Gpu, SimulatedHealth), FieldError> {
+fn gpu(
+    index: u32,
+    node: &str,
+    value: Value,
+    before: &[Gpu],
+) -> Result<(Gpu, SimulatedHealth, Vec<ProcessMemory>), FieldError> {
     let mut fields = Fields::of_entry("gpus", value)?;
     let uuid = on_node(node, &fields.need::<String>("uuid")?);
     let minor = fields.need("minor")?;
@@ -177,6 +191,7 @@ fn gpu(index: u32, node: &str, value: Value, before: &[Gpu]) -> Result<(Gpu, Sim
             .take("deviceNode")?
             .unwrap_or_else(|| PathBuf::from(format!("/dev/nvidia{minor}"))),
     };
+    let processes = processes(&gpu.uuid, fields.take("processes")?.unwrap_or_default())?;
     fields.finish()?;
     for other in before {
         let taken = format!("is that of gpus[{}] already", other.index);
@@ -187,7 +202,23 @@ fn gpu(index: u32, node: &str, value: Value, before: &[Gpu]) -> Result<(Gpu, Sim
             return Err(FieldError::new("minor", &gpu.minor, &taken));
         }
     }
-    Ok((gpu, simulated_health(&health)?))
+    Ok((gpu, simulated_health(&health)?, processes))
+}
+
+/// The processes on one GPU.
+fn processes(gpu: &PhysicalId, values: Vec<Value>) -> Result<Vec<ProcessMemory>, FieldError> {
+    let mut processes = Vec::with_capacity(values.len());
+    for value in values {
+        let mut fields = Fields::of_entry("processes", value)?;
+        processes.push(ProcessMemory {
+            gpu: gpu.clone(),
+            pid: 0,
+            container: Some(fields.take("container")?.unwrap_or_default()),
+            bytes: memory(fields.need("memory")?)?,
+        });
+        fields.finish()?;
+    }
+    Ok(processes)
 }
 
 /// One device of another type, which must be distinct from all devices `before` it.

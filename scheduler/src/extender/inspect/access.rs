@@ -1,10 +1,10 @@
 //! Access to the views: for clients with a certificate of the configured authorities, and for bearer tokens of users whom the
 //! cluster's RBAC gives `get` on the path of the views.
 //!
-//! The API server authenticates and authorizes tokens (`TokenReview`, `SubjectAccessReview`). A limited number of its
-//! answers is cached for a few seconds.
+//! The API server authenticates and authorizes tokens (`TokenReview`, `SubjectAccessReview`). Its answers about a limited number
+//! of tokens are cached for a few seconds.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use futures::future::join_all;
 use http::{HeaderMap, Request, StatusCode, header};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use k8s_openapi::api::authorization::v1::{
@@ -29,17 +30,25 @@ use crate::serve::ClientCertificate;
 
 /// The time for which an answer is cached; a right that was withdrawn may be used for as long.
 const TTL: Duration = Duration::from_secs(10);
-/// The most cached answers.
+/// The most tokens with cached answers.
 const MAX_CACHED: usize = 256;
 /// Longest token, in bytes: those of service accounts have about 1 KiB.
 const MAX_TOKEN: usize = 8 << 10;
-/// The most tokens under review at one time.
+/// The most reviews at one time.
 const MAX_REVIEWS: usize = 4;
 /// The longest time that a client waits for a review.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Verdicts by right and token, with the times at which they came.
-type Verdicts = HashMap<(Right, Box<str>), (Instant, TokenVerdict)>;
+/// The API server's answers about one token.
+#[derive(Clone, Debug)]
+struct ReviewedToken {
+    /// The time of the first answer.
+    since: Instant,
+    /// The token's user, unless it belongs to none.
+    user: Option<Arc<UserInfo>>,
+    /// The rights that were asked about.
+    rights: HashMap<Right, bool>,
+}
 
 /// Authorizes clients of the views.
 pub(crate) struct Access {
@@ -49,17 +58,17 @@ pub(crate) struct Access {
     path: String,
     /// The API server that reviews tokens; without one only certificates count.
     client: Option<Client>,
-    cache: Mutex<Verdicts>,
+    cache: Mutex<HashMap<Box<str>, ReviewedToken>>,
     reviews: Semaphore,
 }
 
 /// A right that the API server is asked about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Right {
     /// To read the views.
     Views,
-    /// To list the pods of all namespaces.
-    ListPods,
+    /// To list the pods of a namespace, or of all.
+    ListPods(Option<Arc<str>>),
 }
 
 /// The result of a review.
@@ -70,6 +79,22 @@ enum TokenVerdict {
     Unauthenticated,
     /// This user lacks the right.
     Forbidden(Arc<str>),
+}
+
+impl TokenVerdict {
+    fn of(is_allowed: bool, user: &UserInfo) -> Self {
+        if is_allowed {
+            Self::Allowed
+        } else {
+            Self::Forbidden(user.username.as_deref().unwrap_or_default().into())
+        }
+    }
+}
+
+impl ReviewedToken {
+    fn is_fresh(&self) -> bool {
+        self.since.elapsed() < TTL
+    }
 }
 
 /// The reason that a client may not read the views.
@@ -149,11 +174,7 @@ impl Access {
             });
         };
         // Unknown tokens are cached too: a client that repeats one costs the API server nothing.
-        let verdict = match self.cached(Right::Views, token) {
-            Some(verdict) => verdict,
-            None => self.review_in_time(client, Right::Views, token).await?,
-        };
-        match verdict {
+        match self.review_in_time(client, &Right::Views, token).await? {
             TokenVerdict::Allowed => Ok(()),
             TokenVerdict::Unauthenticated => Err(Denied::UnknownToken),
             TokenVerdict::Forbidden(user) => Err(Denied::Forbidden {
@@ -163,24 +184,46 @@ impl Access {
         }
     }
 
-    /// Returns true if the user of a client's token may list the pods of all namespaces.
-    pub(crate) async fn may_list_pods(&self, headers: &HeaderMap) -> bool {
+    /// Returns true if the user of a client's token may list the pods of a namespace, or of all.
+    pub(crate) async fn may_list_pods(&self, headers: &HeaderMap, namespace: Option<Arc<str>>) -> bool {
         let (Some(token), Some(client)) = (bearer_token(headers), self.client.as_ref()) else {
             return false;
         };
-        let verdict = match self.cached(Right::ListPods, token) {
-            Some(verdict) => Ok(verdict),
-            None => self.review_in_time(client, Right::ListPods, token).await,
-        };
+        let verdict = self
+            .review_in_time(client, &Right::ListPods(namespace), token)
+            .await;
         verdict.is_ok_and(|verdict| verdict == TokenVerdict::Allowed)
+    }
+
+    /// Those of the namespaces whose pods the user of a client's token may list.
+    pub(crate) async fn listable(
+        &self,
+        headers: &HeaderMap,
+        namespaces: Vec<Arc<str>>,
+    ) -> Arc<BTreeSet<Arc<str>>> {
+        let mut reviews = Vec::with_capacity(namespaces.len());
+        for namespace in &namespaces {
+            reviews.push(self.may_list_pods(headers, Some(Arc::clone(namespace))));
+        }
+        let are_listable = join_all(reviews).await;
+        let mut listable = BTreeSet::new();
+        for (namespace, is_listable) in namespaces.into_iter().zip(are_listable) {
+            if is_listable {
+                listable.insert(namespace);
+            }
+        }
+        Arc::new(listable)
     }
 
     async fn review_in_time(
         &self,
         client: &Client,
-        right: Right,
+        right: &Right,
         token: &str,
     ) -> Result<TokenVerdict, Denied> {
+        if let Some(verdict) = self.cached(right, token) {
+            return Ok(verdict);
+        }
         let review = async {
             // Clients with many tokens must not take the API server from binds.
             let _permit = self.reviews.acquire().await;
@@ -188,9 +231,7 @@ impl Access {
             if let Some(verdict) = self.cached(right, token) {
                 return Ok(verdict);
             }
-            let verdict = self.review(client, right, token).await?;
-            self.insert(right, token, verdict.clone());
-            Ok(verdict)
+            self.review(client, right, token).await
         };
         let reason = match tokio::time::timeout(REVIEW_TIMEOUT, review).await {
             Ok(Ok(verdict)) => return Ok(verdict),
@@ -200,7 +241,32 @@ impl Access {
         Err(Denied::Unreviewed { reason })
     }
 
-    async fn review(&self, client: &Client, right: Right, token: &str) -> Result<TokenVerdict, kube::Error> {
+    async fn review(&self, client: &Client, right: &Right, token: &str) -> Result<TokenVerdict, kube::Error> {
+        let known = self.fresh(token);
+        let user = match known {
+            Some(reviewed) => reviewed.user,
+            None => self.authenticate(client, token).await?,
+        };
+        let Some(user) = user else {
+            return Ok(TokenVerdict::Unauthenticated);
+        };
+        let review = SubjectAccessReview {
+            metadata: ObjectMeta::default(),
+            spec: self.access_spec(right, UserInfo::clone(&user)),
+            status: None,
+        };
+        let reviewed = Api::<SubjectAccessReview>::all(client.clone())
+            .create(&PostParams::default(), &review)
+            .await?;
+        let is_allowed = reviewed.status.is_some_and(|status| status.allowed);
+        if let Some(cached) = self.cache().get_mut(token) {
+            cached.rights.insert(right.clone(), is_allowed);
+        }
+        Ok(TokenVerdict::of(is_allowed, &user))
+    }
+
+    /// The user of a token; `None` if it belongs to none.
+    async fn authenticate(&self, client: &Client, token: &str) -> Result<Option<Arc<UserInfo>>, kube::Error> {
         let spec = TokenReviewSpec {
             token: token.to_owned(),
             ..TokenReviewSpec::default()
@@ -213,75 +279,79 @@ impl Access {
         let reviewed = Api::<TokenReview>::all(client.clone())
             .create(&PostParams::default(), &review)
             .await?;
+        // An authenticator may accept a token without naming a user, to whom RBAC could give no right.
         let user = reviewed
             .status
             .filter(|status| status.authenticated == Some(true))
-            .and_then(|status| status.user);
-        // An authenticator may accept a token without naming a user, to whom RBAC could give no right.
-        let Some(user) = user else {
-            return Ok(TokenVerdict::Unauthenticated);
-        };
-        let name: Arc<str> = user.username.clone().unwrap_or_default().into();
-        let review = SubjectAccessReview {
-            metadata: ObjectMeta::default(),
-            spec: self.access_spec(right, user),
-            status: None,
-        };
-        let reviewed = Api::<SubjectAccessReview>::all(client.clone())
-            .create(&PostParams::default(), &review)
-            .await?;
-        let is_allowed = reviewed.status.is_some_and(|status| status.allowed);
-        Ok(if is_allowed {
-            TokenVerdict::Allowed
-        } else {
-            TokenVerdict::Forbidden(name)
-        })
+            .and_then(|status| status.user)
+            .map(Arc::new);
+        self.insert(token, user.clone());
+        Ok(user)
     }
 
-    fn access_spec(&self, right: Right, user: UserInfo) -> SubjectAccessReviewSpec {
-        let views = || NonResourceAttributes {
-            path: Some(self.path.clone()),
-            verb: Some("get".to_owned()),
-        };
-        let pods = || ResourceAttributes {
-            resource: Some("pods".to_owned()),
-            verb: Some("list".to_owned()),
-            ..ResourceAttributes::default()
-        };
+    fn access_spec(&self, right: &Right, user: UserInfo) -> SubjectAccessReviewSpec {
+        let (mut views, mut pods) = (None, None);
+        match right {
+            Right::Views => {
+                views = Some(NonResourceAttributes {
+                    path: Some(self.path.clone()),
+                    verb: Some("get".to_owned()),
+                });
+            }
+            Right::ListPods(namespace) => {
+                pods = Some(ResourceAttributes {
+                    namespace: namespace.as_deref().map(str::to_owned),
+                    resource: Some("pods".to_owned()),
+                    verb: Some("list".to_owned()),
+                    ..ResourceAttributes::default()
+                });
+            }
+        }
         SubjectAccessReviewSpec {
-            resource_attributes: (right == Right::ListPods).then(pods),
+            resource_attributes: pods,
             user: user.username,
             uid: user.uid,
             // RBAC may give the right to a group, or by attributes that an authenticator adds.
             groups: user.groups,
             extra: user.extra,
-            non_resource_attributes: (right == Right::Views).then(views),
+            non_resource_attributes: views,
         }
     }
 
-    fn cached(&self, right: Right, token: &str) -> Option<TokenVerdict> {
-        let cache = self.cache();
-        let (since, verdict) = cache.get(&(right, Box::from(token)))?;
-        (since.elapsed() < TTL).then(|| verdict.clone())
+    fn cached(&self, right: &Right, token: &str) -> Option<TokenVerdict> {
+        let reviewed = self.fresh(token)?;
+        match &reviewed.user {
+            None => Some(TokenVerdict::Unauthenticated),
+            Some(user) => Some(TokenVerdict::of(*reviewed.rights.get(right)?, user)),
+        }
     }
 
-    fn insert(&self, right: Right, token: &str, verdict: TokenVerdict) {
+    /// The answers about a token that are not too old.
+    fn fresh(&self, token: &str) -> Option<ReviewedToken> {
+        let cache = self.cache();
+        cache.get(token).filter(|reviewed| reviewed.is_fresh()).cloned()
+    }
+
+    fn insert(&self, token: &str, user: Option<Arc<UserInfo>>) {
         // Tokens come from anyone, so the cache must not grow with their number.
         let mut cache = self.cache();
         if cache.len() >= MAX_CACHED {
-            cache.retain(|_, (since, _)| since.elapsed() < TTL);
+            cache.retain(|_, reviewed| reviewed.is_fresh());
         }
         if cache.len() >= MAX_CACHED {
-            let oldest = cache
-                .iter()
-                .min_by_key(|(_, (since, _))| *since)
-                .map(|(key, _)| key.clone());
-            oldest.and_then(|key| cache.remove(&key));
+            let oldest = cache.iter().min_by_key(|(_, reviewed)| reviewed.since);
+            let oldest = oldest.map(|(token, _)| token.clone());
+            oldest.and_then(|token| cache.remove(&token));
         }
-        cache.insert((right, token.into()), (Instant::now(), verdict));
+        let reviewed = ReviewedToken {
+            since: Instant::now(),
+            user,
+            rights: HashMap::new(),
+        };
+        cache.insert(token.into(), reviewed);
     }
 
-    fn cache(&self) -> MutexGuard<'_, Verdicts> {
+    fn cache(&self) -> MutexGuard<'_, HashMap<Box<str>, ReviewedToken>> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,5 +1,7 @@
 //! The pods and the annotation by which one node's plugin is known, and what they say together.
 
+use std::net::SocketAddr;
+
 use k8s_openapi::jiff::Timestamp;
 use proto::plugin_reports::PluginState;
 use proto::pod::Pod;
@@ -8,6 +10,9 @@ use super::Away;
 
 /// The label of the plugin's pods.
 const LABEL: &str = "app.kubernetes.io/name";
+
+/// The name of the port at which the plugin serves its metrics, as shipped.
+const METRICS_PORT: &str = "health";
 
 /// Its values, as shipped.
 const NAMES: [&str; 2] = ["gpushare-device-plugin", "gpushare-device-plugin-whole-gpus"];
@@ -24,6 +29,8 @@ pub(super) struct PluginPod {
     is_ready: bool,
     /// True if the probe fails that has succeeded since the plugin's last word: the process hangs, and says nothing itself.
     is_silent: bool,
+    /// The address at which it serves its metrics.
+    metrics: Option<SocketAddr>,
     /// Number of the list that named it last.
     list: u32,
 }
@@ -71,6 +78,7 @@ impl PluginPod {
                 started,
                 is_ready,
                 is_silent: false,
+                metrics: metrics_address(pod),
                 list,
             },
         ))
@@ -97,7 +105,24 @@ impl PluginPod {
     }
 }
 
+/// The pod's address and the port that it names for metrics.
+fn metrics_address(pod: &Pod) -> Option<SocketAddr> {
+    let ip = pod.status.pod_ip.as_deref()?.parse().ok()?;
+    let mut ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
+    let port = ports.find(|port| port.name == METRICS_PORT)?;
+    Some(SocketAddr::new(ip, u16::try_from(port.container_port).ok()?))
+}
+
 impl Evidence {
+    /// The pod that runs and serves metrics, and its address.
+    pub(super) fn metrics(&self) -> Option<(&str, SocketAddr)> {
+        let mut running = self
+            .pods
+            .iter()
+            .filter(|pod| pod.started.is_some() && !pod.is_leaving);
+        running.find_map(|pod| Some((&*pod.uid, pod.metrics?)))
+    }
+
     /// Takes in a pod. Returns true if its process has died.
     pub(super) fn see(&mut self, seen: PluginPod) -> bool {
         let served = self.serves();

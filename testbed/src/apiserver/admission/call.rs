@@ -20,7 +20,7 @@ use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::hook::WebhookConfig;
-use super::{AdmissionOperation, ReviewObjects, ReviewedWrite, Services, kind_of};
+use super::{AdmissionOperation, LocalPorts, ReviewObjects, ReviewedWrite, kind_of};
 use crate::apiserver::object;
 use crate::apiserver::status::ApiError;
 
@@ -56,7 +56,7 @@ enum Address {
 
 /// Posts a review; the answer's JSON.
 pub(super) async fn post(
-    services: &Services,
+    services: &LocalPorts,
     hook: &WebhookConfig,
     review: &Value,
 ) -> Result<Value, CallError> {
@@ -88,7 +88,7 @@ fn with_sources(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-fn locate(services: &Services, hook: &WebhookConfig) -> Result<WebhookAddress, CallError> {
+fn locate(services: &LocalPorts, hook: &WebhookConfig) -> Result<WebhookAddress, CallError> {
     let query = format!("timeout={}s", hook.timeout.as_secs());
     if let Some(service) = &hook.client.service {
         let port = service

@@ -13,6 +13,7 @@ use crate::apiserver::object;
 use crate::apiserver::patch::PatchFormat;
 use crate::apiserver::status::{ApiError, success};
 use crate::apiserver::verbs::{RequestTarget, WriteOptions};
+use crate::rbac::Rbac;
 
 pub(super) fn get(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let version = server.objects.state().current(&request.route.target())?;
@@ -30,7 +31,8 @@ pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result
         return bind(server, request).await;
     }
     if request.route.resource.is_review() {
-        return Ok(json_answer(201, &server.tokens.review(request.read_body()?)));
+        let review = server.tokens.review(request.read_body()?, &roles(server)?);
+        return Ok(json_answer(201, &review));
     }
     request.view()?;
     let options = WriteOptions {
@@ -43,6 +45,16 @@ pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result
         request.one(201, &request.route.resource, &done.version)?,
         &warnings,
     ))
+}
+
+/// The roles and bindings of the cluster.
+fn roles(server: &Server) -> Result<Rbac, ApiError> {
+    let mut objects = Vec::new();
+    for plural in ["clusterroles", "clusterrolebindings", "roles", "rolebindings"] {
+        let listed = server.objects.list(plural, None)?;
+        objects.extend(listed.iter().map(|object| Value::clone(object)));
+    }
+    Rbac::of(&objects).map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
 pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {

@@ -1,0 +1,324 @@
+//! The memory that is in use on GPUs, as the device plugins measure it for their metrics.
+//!
+//! The plugins are asked when a client wants to know, a limited number at one time, and their answers are kept for some seconds.
+//! A client waits only for a moment: plugins that take longer are asked to the end, and the next client gets their answers.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::client::conn::http1::handshake;
+use hyper_util::rt::TokioIo;
+use proto::read_api::Node;
+use rustc_hash::FxHashMap;
+use tokio::net::TcpStream;
+use tokio::sync::Mutex as AsyncMutex;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+use crate::index::{Index, Shared};
+
+/// The time for which an answer is kept. Plugins measure every 15 s.
+const TTL: Duration = Duration::from_secs(10);
+/// The time for which it is remembered that a plugin does not measure, or does not answer.
+const FAILURE_TTL: Duration = Duration::from_secs(60);
+/// The longest time that a client waits.
+const WAIT: Duration = Duration::from_millis(800);
+/// The longest time that one plugin may take.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// The most plugins that are asked at one time.
+const MAX_CONNECTIONS: usize = 64;
+/// The largest answer of a plugin, in bytes: a node with a thousand containers has less.
+const MAX_ANSWER: usize = 1 << 20;
+
+/// Metric of the plugin: the use of one GPU by one container.
+const OF_CONTAINER: &str = "gpushare_device_plugin_container_memory_used_bytes{";
+/// Metric of the plugin: the use of one GPU by other processes.
+const OF_OTHERS: &str = "gpushare_device_plugin_unattributed_memory_used_bytes{";
+
+/// The reason that the use is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Unknown {
+    NoPlugin,
+    NotMeasured,
+    NoAnswer,
+}
+
+impl Unknown {
+    /// The reason, for people.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoPlugin => "no running pod of the device plugin serves metrics there",
+            Self::NotMeasured => "the device plugin does not measure memory (--measure-memory)",
+            Self::NoAnswer => "the device plugin has not answered in time",
+        }
+    }
+}
+
+/// The bytes in use on one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NodeUse {
+    /// By UUID of the GPU.
+    gpus: BTreeMap<String, u64>,
+    /// By UUID of the GPU, then namespace and name of the pod.
+    pods: BTreeMap<(String, String, String), u64>,
+}
+
+/// The result of asking one plugin.
+pub(super) type Measured = Result<Arc<NodeUse>, Unknown>;
+
+/// A plugin's last answer.
+#[derive(Debug)]
+struct Answer {
+    /// UID of the plugin's pod: another pod may have other flags.
+    pod: Box<str>,
+    at: Instant,
+    measured: Measured,
+}
+
+impl Answer {
+    fn is_fresh(&self, pod: &str) -> bool {
+        let ttl = if self.measured.is_ok() { TTL } else { FAILURE_TTL };
+        *self.pod == *pod && self.at.elapsed() < ttl
+    }
+}
+
+/// A plugin to ask.
+#[derive(Clone, Debug)]
+struct Target {
+    node: Arc<str>,
+    pod: Box<str>,
+    address: SocketAddr,
+}
+
+/// The plugins' answers.
+#[derive(Debug, Default)]
+pub(super) struct MemoryUse {
+    answers: Mutex<FxHashMap<Arc<str>, Answer>>,
+    /// Held while plugins are asked, so that no two clients ask the same one.
+    asking: AsyncMutex<()>,
+}
+
+impl MemoryUse {
+    /// The use on these nodes, as far as it is known in a moment.
+    pub(super) async fn measure(
+        self: &Arc<Self>,
+        index: &Shared<Index>,
+        nodes: Vec<Arc<str>>,
+    ) -> FxHashMap<Arc<str>, Measured> {
+        let mut targets = Vec::with_capacity(nodes.len());
+        {
+            let index = index.read();
+            for node in &nodes {
+                if let Some((pod, address)) = index.plugin_metrics(node) {
+                    targets.push(Target {
+                        node: Arc::clone(node),
+                        pod: pod.into(),
+                        address,
+                    });
+                }
+            }
+        }
+        // In a task of its own, which goes on when this client has waited long enough.
+        let asked = tokio::spawn(Arc::clone(self).ask_all(targets.clone()));
+        let _ = timeout(WAIT, asked).await;
+        let mut measured = FxHashMap::default();
+        for node in nodes {
+            measured.insert(node, Err(Unknown::NoPlugin));
+        }
+        let answers = self.answers();
+        for target in targets {
+            let answer = answers
+                .get(&target.node)
+                .filter(|answer| answer.pod == target.pod);
+            let known = answer.map_or(Err(Unknown::NoAnswer), |answer| answer.measured.clone());
+            measured.insert(target.node, known);
+        }
+        measured
+    }
+
+    /// Asks the plugins whose last answer is too old.
+    async fn ask_all(self: Arc<Self>, targets: Vec<Target>) {
+        let _one_at_a_time = self.asking.lock().await;
+        let mut asked = JoinSet::new();
+        for target in self.outdated(targets) {
+            if asked.len() >= MAX_CONNECTIONS {
+                self.keep(asked.join_next().await);
+            }
+            asked.spawn(async move {
+                let measured = match timeout(TIMEOUT, ask(target.address)).await {
+                    Ok(Some(text)) => parse(&text).map(Arc::new).ok_or(Unknown::NotMeasured),
+                    Ok(None) | Err(_) => Err(Unknown::NoAnswer),
+                };
+                (target, measured)
+            });
+        }
+        while !asked.is_empty() {
+            self.keep(asked.join_next().await);
+        }
+    }
+
+    /// The plugins to ask, those that have failed before last: they take the longest.
+    fn outdated(&self, mut targets: Vec<Target>) -> Vec<Target> {
+        let mut answers = self.answers();
+        // Nodes that are gone leave no answer behind.
+        let is_kept = |answer: &Answer| answer.at.elapsed() < FAILURE_TTL;
+        answers.retain(|_, answer| is_kept(answer));
+        let of = |target: &Target| answers.get(&target.node);
+        targets.retain(|target| !of(target).is_some_and(|answer| answer.is_fresh(&target.pod)));
+        targets.sort_by_key(|target| of(target).is_some_and(|answer| answer.measured.is_err()));
+        targets
+    }
+
+    fn keep(&self, asked: Option<Result<(Target, Measured), tokio::task::JoinError>>) {
+        let Some(Ok((target, measured))) = asked else {
+            return;
+        };
+        let answer = Answer {
+            pod: target.pod,
+            at: Instant::now(),
+            measured,
+        };
+        self.answers().insert(target.node, answer);
+    }
+
+    fn answers(&self) -> MutexGuard<'_, FxHashMap<Arc<str>, Answer>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The metrics at an address; `None` if they cannot be read.
+async fn ask(address: SocketAddr) -> Option<String> {
+    let stream = TcpStream::connect(address).await.ok()?;
+    let (mut sender, connection) = handshake(TokioIo::new(stream)).await.ok()?;
+    // The connection ends when the sender is dropped.
+    tokio::spawn(connection);
+    let request = Request::get("/metrics").header(header::HOST, address.to_string());
+    let response = sender
+        .send_request(request.body(Empty::<Bytes>::new()).ok()?)
+        .await
+        .ok()?;
+    if response.status() != StatusCode::OK {
+        return None;
+    }
+    let body = Limited::new(response.into_body(), MAX_ANSWER)
+        .collect()
+        .await
+        .ok()?;
+    String::from_utf8(body.to_bytes().to_vec()).ok()
+}
+
+/// The use in the text of a plugin's metrics; `None` if the plugin does not measure.
+fn parse(text: &str) -> Option<NodeUse> {
+    let mut parsed = NodeUse::default();
+    for line in text.lines() {
+        if let Some((labels, bytes)) = line.strip_prefix(OF_CONTAINER).and_then(labels_and_value) {
+            let label = |name| label(labels, name).unwrap_or_default().to_owned();
+            let of_gpu = parsed.gpus.entry(label("device")).or_default();
+            *of_gpu = of_gpu.saturating_add(bytes);
+            let pod = (label("device"), label("namespace"), label("pod"));
+            let of_pod = parsed.pods.entry(pod).or_default();
+            *of_pod = of_pod.saturating_add(bytes);
+        } else if let Some((labels, bytes)) = line.strip_prefix(OF_OTHERS).and_then(labels_and_value) {
+            let gpu = label(labels, "device").unwrap_or_default().to_owned();
+            let of_gpu = parsed.gpus.entry(gpu).or_default();
+            *of_gpu = of_gpu.saturating_add(bytes);
+        }
+    }
+    // A plugin that measures shows every GPU, those without processes too.
+    (!parsed.gpus.is_empty()).then_some(parsed)
+}
+
+/// The labels and the value of a series, from behind the opening brace on.
+fn labels_and_value(series: &str) -> Option<(&str, u64)> {
+    let (labels, value) = series.rsplit_once("} ")?;
+    Some((labels, value.trim().parse().ok()?))
+}
+
+/// The value of a label. Names of objects and UUIDs have no characters that need an escape.
+fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
+    let mut pairs = labels.split("\",").filter_map(|pair| pair.split_once("=\""));
+    let (_, value) = pairs.find(|(key, _)| *key == name)?;
+    Some(value.trim_end_matches('"'))
+}
+
+impl NodeUse {
+    /// Writes the use into the GPUs of the node and the pods on them.
+    pub(super) fn fill(&self, node: &mut Node) {
+        for gpu in &mut node.gpus {
+            gpu.used = self.gpus.get(&gpu.uuid).copied();
+            if gpu.used.is_none() {
+                continue;
+            }
+            for holder in &mut gpu.holders {
+                let pod = (gpu.uuid.clone(), holder.namespace.clone(), holder.name.clone());
+                // A pod whose containers have not started yet has no series.
+                holder.used = Some(self.pods.get(&pod).copied().unwrap_or_default());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::read_api::{Gpu, Holder};
+
+    use super::*;
+
+    const METRICS: &str = "# TYPE gpushare_device_plugin_container_memory_used_bytes gauge\n\
+        gpushare_device_plugin_container_memory_used_bytes{namespace=\"a\",pod=\"p\",container=\"c\",device=\"GPU-1\"} 100\n\
+        gpushare_device_plugin_container_memory_used_bytes{namespace=\"a\",pod=\"p\",container=\"d\",device=\"GPU-1\"} 20\n\
+        gpushare_device_plugin_container_memory_given_bytes{namespace=\"a\",pod=\"p\",container=\"d\",device=\"GPU-1\"} 500\n\
+        gpushare_device_plugin_unattributed_memory_used_bytes{device=\"GPU-1\"} 3\n\
+        gpushare_device_plugin_unattributed_memory_used_bytes{device=\"GPU-2\"} 0\n# EOF\n";
+
+    #[test]
+    fn use_of_gpus_and_pods() {
+        let gpu = |uuid: &str| Gpu {
+            uuid: uuid.to_owned(),
+            holders: ["p", "q"]
+                .map(|name| Holder {
+                    namespace: "a".to_owned(),
+                    name: name.to_owned(),
+                    ..Holder::default()
+                })
+                .into(),
+            ..Gpu::default()
+        };
+        let mut node = Node {
+            gpus: vec![gpu("GPU-1"), gpu("GPU-2"), gpu("GPU-3")],
+            ..Node::default()
+        };
+        parse(METRICS).unwrap().fill(&mut node);
+        let mut used = Vec::new();
+        for gpu in &node.gpus {
+            used.push((gpu.used, gpu.holders[0].used, gpu.holders[1].used));
+        }
+        assert_eq!(
+            used,
+            [
+                (Some(123), Some(120), Some(0)),
+                (Some(0), Some(0), Some(0)),
+                (None, None, None)
+            ]
+        );
+    }
+
+    #[test]
+    fn text_without_the_use() {
+        for text in [
+            "",
+            "# EOF\n",
+            "gpushare_device_plugin_registered{resource=\"x\"} 1\n",
+            "{}} {",
+        ] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+        let broken = METRICS.replace("} 3", "} much");
+        assert_eq!(parse(&broken).unwrap().gpus["GPU-1"], 120);
+    }
+}

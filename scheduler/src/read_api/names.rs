@@ -1,0 +1,121 @@
+//! The names of pods that a client sees: all of them, or those of the namespaces whose pods it may list.
+
+use std::collections::BTreeSet;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use proto::read_api::{Explanation, Node, PendingPod};
+use rustc_hash::FxHasher;
+
+use super::json;
+use super::snapshot::Snapshot;
+
+/// The most namespaces that are reviewed for one client, those on the most nodes first; names of others are hidden.
+const MAX_REVIEWED: usize = 32;
+/// The most forms of one node that are kept.
+const MAX_FORMS: usize = 4;
+
+/// A client that was let in.
+#[derive(Clone, Debug)]
+pub(super) struct Viewer {
+    pub(super) names: Names,
+}
+
+/// The names that a client sees.
+#[derive(Clone, Debug)]
+pub(super) enum Names {
+    All,
+    /// Those of these namespaces.
+    Of(Arc<BTreeSet<Arc<str>>>),
+}
+
+/// The namespaces of a snapshot that are reviewed for a client without the right to list all pods.
+pub(super) fn largest_namespaces(snapshot: &Snapshot) -> Vec<Arc<str>> {
+    let mut by_size: Vec<_> = snapshot.namespaces.iter().collect();
+    by_size.sort_by_key(|(name, size)| (std::cmp::Reverse(**size), Arc::clone(name)));
+    by_size.truncate(MAX_REVIEWED);
+    by_size.into_iter().map(|(name, _)| Arc::clone(name)).collect()
+}
+
+impl Names {
+    pub(super) fn are_all(&self) -> bool {
+        matches!(self, Self::All)
+    }
+
+    /// Returns true if the client sees the names of the pods of a namespace.
+    pub(super) fn include(&self, namespace: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Of(namespaces) => namespaces.contains(namespace),
+        }
+    }
+
+    /// The end of the `ETag` for clients that see these names, so that a cache between keeps the variants apart.
+    pub(super) fn tag(&self) -> String {
+        let Self::Of(namespaces) = self else {
+            return String::new();
+        };
+        let mut hasher = FxHasher::default();
+        namespaces.hash(&mut hasher);
+        format!("-{:x}", hasher.finish())
+    }
+
+    /// Removes the names that the client does not see from a node.
+    pub(super) fn hide_others(&self, node: &mut Node) {
+        node.hide_names(|namespace| self.include(namespace));
+    }
+
+    /// The waiting pods that the client sees.
+    pub(super) fn pending(&self, pods: &[PendingPod]) -> Vec<PendingPod> {
+        let mut seen = Vec::new();
+        for pod in pods {
+            if self.include(&pod.namespace) {
+                seen.push(pod.clone());
+            }
+        }
+        seen
+    }
+
+    /// Removes the names of pods in the way that the client does not see.
+    pub(super) fn hide_others_of_explanation(&self, explanation: &mut Explanation) {
+        for verdict in &mut explanation.verdicts {
+            for pod in &mut verdict.would_fit_without {
+                if !self.include(&pod.namespace) {
+                    pod.namespace.clear();
+                    pod.name.clear();
+                }
+            }
+        }
+    }
+}
+
+/// The forms of one node's JSON in which some names are hidden, by the namespaces whose names are left.
+#[derive(Debug, Default)]
+pub(super) struct HiddenForms(Mutex<Vec<(Vec<Arc<str>>, Bytes)>>);
+
+impl HiddenForms {
+    /// The JSON of a node for a client that does not see all its names; `whole` has all of them.
+    pub(super) fn get(&self, names: &Names, namespaces: &[Arc<str>], whole: &Bytes) -> Bytes {
+        if names.are_all() {
+            return whole.clone();
+        }
+        let mut left = namespaces.to_vec();
+        left.retain(|namespace| names.include(namespace));
+        if left.len() == namespaces.len() {
+            return whole.clone();
+        }
+        let mut forms = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, form)) = forms.iter().find(|(namespaces, _)| *namespaces == left) {
+            return form.clone();
+        }
+        let mut node: Node = serde_json::from_slice(whole).unwrap_or_default();
+        names.hide_others(&mut node);
+        let form = Bytes::from(json(&node));
+        if forms.len() >= MAX_FORMS {
+            forms.remove(0);
+        }
+        forms.push((left, form.clone()));
+        form
+    }
+}

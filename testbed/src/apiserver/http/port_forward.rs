@@ -1,0 +1,147 @@
+//! `pods/portforward` over a WebSocket, the protocol `v4.channel.k8s.io`.
+//!
+//! Each port has two channels, data and error; a message begins with the number of its channel, and the first message of each
+//! channel is the port. kubectl's newer protocol, SPDY within a WebSocket, is not served: kubectl falls back to SPDY and fails.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::response::Response;
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::stream::SplitSink;
+use futures::{SinkExt, StreamExt};
+use http::{HeaderMap, StatusCode, header};
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::OwnedReadHalf;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::Role;
+use tokio_tungstenite::tungstenite::{Error, Message};
+
+use super::Server;
+use super::route::{Query, Route};
+use crate::apiserver::status::ApiError;
+
+const PROTOCOL: &str = "v4.channel.k8s.io";
+/// The channels of the only port.
+const DATA: u8 = 0;
+const ERROR: u8 = 1;
+
+type Socket = WebSocketStream<TokioIo<Upgraded>>;
+
+/// Switches to a WebSocket that carries one port of a pod.
+pub(super) fn upgrade(
+    server: &Arc<Server>,
+    mut request: Request,
+    route: &Route,
+    query: &Query,
+) -> Result<Response, ApiError> {
+    let namespace = route.namespace.as_deref().unwrap_or_default();
+    server.objects.get("pods", namespace, &route.name)?;
+    let port = query.number("ports")?.and_then(|port| u16::try_from(port).ok());
+    let port = port.ok_or_else(|| ApiError::bad_request("ports: one port must be named"))?;
+    let text = |name| header_text(request.headers(), name);
+    let accept = derive_accept_key(text(header::SEC_WEBSOCKET_KEY).as_bytes());
+    let offered = text(header::SEC_WEBSOCKET_PROTOCOL);
+    if !offered.split(',').any(|protocol| protocol.trim() == PROTOCOL) {
+        return Err(ApiError::bad_request(format!("only {PROTOCOL} is served")));
+    }
+    let upgrade = hyper::upgrade::on(&mut request);
+    let address = server.objects.pod_ports().get(namespace, &route.name, port);
+    let stopping = server.stopping.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            carried = carry(upgrade, port, address) => {
+                if let Err(error) = carried {
+                    tracing::debug!(%error, "port-forward ended");
+                }
+            }
+            () = stopping.cancelled() => {}
+        }
+    });
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = [
+        (header::CONNECTION, "Upgrade"),
+        (header::UPGRADE, "websocket"),
+        (header::SEC_WEBSOCKET_ACCEPT, accept.as_str()),
+        (header::SEC_WEBSOCKET_PROTOCOL, PROTOCOL),
+    ];
+    for (name, value) in headers {
+        let value = value
+            .parse()
+            .map_err(|_| ApiError::bad_request("no such header"))?;
+        response.headers_mut().insert(name, value);
+    }
+    Ok(response)
+}
+
+fn header_text(headers: &HeaderMap, name: header::HeaderName) -> &str {
+    headers
+        .get(name)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default()
+}
+
+async fn carry(upgrade: OnUpgrade, port: u16, address: Option<SocketAddr>) -> anyhow::Result<()> {
+    let io = TokioIo::new(upgrade.await?);
+    let mut socket: Socket = WebSocketStream::from_raw_socket(io, Role::Server, None).await;
+    for channel in [DATA, ERROR] {
+        socket.send(message(channel, &port.to_le_bytes())).await?;
+    }
+    let connected = match address {
+        Some(address) => TcpStream::connect(address)
+            .await
+            .map_err(|error| error.to_string()),
+        None => Err("connection refused".to_owned()),
+    };
+    let stream = match connected {
+        Ok(stream) => stream,
+        Err(reason) => {
+            // The words of containerd.
+            let reason = format!("failed to connect to localhost:{port} inside namespace: {reason}");
+            socket.send(message(ERROR, reason.as_bytes())).await?;
+            return Ok(socket.close(None).await?);
+        }
+    };
+    let (reader, mut writer) = stream.into_split();
+    let (sink, mut messages) = socket.split();
+    let sending = tokio::spawn(send(reader, sink));
+    while let Some(Ok(received)) = messages.next().await {
+        match received {
+            Message::Binary(bytes) if bytes.first() == Some(&DATA) => {
+                writer.write_all(bytes.get(1..).unwrap_or_default()).await?;
+            }
+            Message::Close(_) => break,
+            _ => {}
+        }
+    }
+    drop(writer);
+    sending.abort();
+    Ok(())
+}
+
+/// Sends what the pod says until it ends the connection.
+async fn send(mut reader: OwnedReadHalf, mut sink: SplitSink<Socket, Message>) -> Result<(), Error> {
+    let mut buffer = vec![0; 32 << 10];
+    loop {
+        let n_read = reader.read(&mut buffer).await.unwrap_or_default();
+        if n_read == 0 {
+            return sink.send(Message::Close(None)).await;
+        }
+        sink.send(message(DATA, buffer.get(..n_read).unwrap_or_default()))
+            .await?;
+    }
+}
+
+fn message(channel: u8, data: &[u8]) -> Message {
+    let mut bytes = BytesMut::with_capacity(data.len() + 1);
+    bytes.put_u8(channel);
+    bytes.extend_from_slice(data);
+    Message::Binary(Bytes::from(bytes))
+}
