@@ -17,40 +17,42 @@ const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alpha
     start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is \
     '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
 
+/// True if text has `longest` characters at most, begins and ends with one of `edge`, and has others of `inner` between.
+fn is_made_of(text: &str, longest: usize, edge: fn(&u8) -> bool, inner: &[u8]) -> bool {
+    let bytes = text.as_bytes();
+    let is_edge = |byte: Option<&u8>| byte.is_some_and(edge);
+    text.len() <= longest
+        && is_edge(bytes.first())
+        && is_edge(bytes.last())
+        && bytes.iter().all(|byte| edge(byte) || inner.contains(byte))
+}
+
+fn is_lower_alphanumeric(byte: &u8) -> bool {
+    byte.is_ascii_lowercase() || byte.is_ascii_digit()
+}
+
 /// True if text is a DNS-1123 label.
 pub(crate) fn is_label(text: &str) -> bool {
-    let edge = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
-    let bytes = text.as_bytes();
-    text.len() <= 63 && edge(bytes.first().copied()) && edge(bytes.last().copied()) && text.bytes().all(inner)
+    is_made_of(text, 63, is_lower_alphanumeric, b"-")
 }
 
 /// True if text is a DNS-1123 subdomain.
 pub(crate) fn is_subdomain(text: &str) -> bool {
-    let part = |p: &str| {
-        let edge = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-        let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
-        edge(p.bytes().next()) && edge(p.bytes().next_back()) && p.bytes().all(inner)
-    };
-    text.len() <= 253 && text.split('.').all(part)
+    let mut labels = text.split('.');
+    text.len() <= 253 && labels.all(|label| is_made_of(label, 253, is_lower_alphanumeric, b"-"))
 }
 
 /// Why a name is not acceptable for a resource.
 pub(crate) fn check_name(resource: &Resource, name: &str) -> Option<InvalidField> {
-    let bad = |why: &str| Some(InvalidField::invalid("metadata.name", name, why));
-    let label_only = matches!(resource.plural.as_str(), "namespaces" | "services");
-    if resource.group == "rbac.authorization.k8s.io" {
-        let legal = !name.contains(['/', '%']) && !matches!(name, "." | "..");
-        return if legal {
-            None
-        } else {
-            bad("may not contain '/' or '%'")
-        };
-    }
-    if label_only {
-        return if is_label(name) { None } else { bad(LABEL) };
-    }
-    if is_subdomain(name) { None } else { bad(SUBDOMAIN) }
+    let (is_legal, why) = if resource.group == "rbac.authorization.k8s.io" {
+        let is_path = name.contains(['/', '%']) || matches!(name, "." | "..");
+        (!is_path, "may not contain '/' or '%'")
+    } else if matches!(resource.plural.as_str(), "namespaces" | "services") {
+        (is_label(name), LABEL)
+    } else {
+        (is_subdomain(name), SUBDOMAIN)
+    };
+    (!is_legal).then(|| InvalidField::invalid("metadata.name", name, why))
 }
 
 /// The problems of labels and annotations.
@@ -65,20 +67,17 @@ pub(crate) fn check_metadata(object: &Value) -> Vec<InvalidField> {
             errors.push(InvalidField::invalid("metadata.labels", value, why));
         }
     }
-    let annotations = object::object(object, "/metadata/annotations");
-    for key in annotations.into_iter().flat_map(|a| a.keys()) {
-        check_key("metadata.annotations", &key.to_lowercase(), &mut errors);
-    }
-    let size: usize = annotations
+    let mut size = 0;
+    for (key, value) in object::object(object, "/metadata/annotations")
         .into_iter()
         .flatten()
-        .map(|(k, v)| k.len() + v.as_str().map_or(0, str::len))
-        .sum();
+    {
+        check_key("metadata.annotations", &key.to_lowercase(), &mut errors);
+        size += key.len() + value.as_str().map_or(0, str::len);
+    }
     if size > 256 * 1024 {
-        errors.push(InvalidField::forbidden(
-            "metadata.annotations",
-            "may not be more than 262144 bytes",
-        ));
+        let why = "may not be more than 262144 bytes";
+        errors.push(InvalidField::forbidden("metadata.annotations", why));
     }
     errors
 }
@@ -96,26 +95,20 @@ fn check_key(field: &str, key: &str, errors: &mut Vec<InvalidField>) {
 }
 
 fn is_qualified_part(text: &str) -> bool {
-    let edge = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    let inner = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
-    text.len() <= 63 && edge(text.bytes().next()) && edge(text.bytes().next_back()) && text.bytes().all(inner)
+    is_made_of(text, 63, u8::is_ascii_alphanumeric, b"-_.")
 }
 
 /// A name from `generateName`: the prefix and five random characters without vowels.
 pub(crate) fn generated(prefix: &str) -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-    let end = prefix
-        .char_indices()
-        .map(|(i, _)| i)
-        .find(|i| *i >= 58)
-        .unwrap_or(prefix.len());
+    let mut end = prefix.len().min(58);
+    while !prefix.is_char_boundary(end) {
+        end += 1;
+    }
     let mut name = prefix.get(..end).unwrap_or(prefix).to_owned();
     for byte in random().to_be_bytes().into_iter().take(5) {
-        let letter = ALPHABET
-            .get(usize::from(byte) % ALPHABET.len())
-            .copied()
-            .unwrap_or(b'x');
-        name.push(char::from(letter));
+        let letter = ALPHABET.get(usize::from(byte) % ALPHABET.len());
+        name.extend(letter.copied().map(char::from));
     }
     name
 }

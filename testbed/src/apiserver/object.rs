@@ -9,12 +9,41 @@ pub(crate) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
     value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
+/// The integer at a JSON pointer.
+pub(crate) fn integer(value: &Value, pointer: &str) -> Option<i64> {
+    value.pointer(pointer).and_then(Value::as_i64)
+}
+
+/// True if the value at a JSON pointer is `true`.
+pub(crate) fn is_true(value: &Value, pointer: &str) -> bool {
+    value.pointer(pointer) == Some(&Value::Bool(true))
+}
+
+/// True if something other than null is at a JSON pointer.
+pub(crate) fn is_set(value: &Value, pointer: &str) -> bool {
+    !matches!(value.pointer(pointer), None | Some(Value::Null))
+}
+
 /// The array at a JSON pointer; empty when absent.
 pub(crate) fn array<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
-    value
-        .pointer(pointer)
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
+    match value.pointer(pointer) {
+        Some(Value::Array(items)) => items,
+        _ => &[],
+    }
+}
+
+/// The items of the array at a JSON pointer; none when absent.
+pub(crate) fn items_mut<'a>(value: &'a mut Value, pointer: &str) -> &'a mut [Value] {
+    match value.pointer_mut(pointer) {
+        Some(Value::Array(items)) => items,
+        _ => &mut [],
+    }
+}
+
+/// The app containers of a pod, then its init containers.
+pub(crate) fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
+    let init = array(pod, "/spec/initContainers");
+    array(pod, "/spec/containers").iter().chain(init)
 }
 
 /// The object at a JSON pointer.
@@ -92,16 +121,12 @@ pub(crate) fn timestamp(at: DateTime<Utc>) -> Value {
 
 /// Parses a time that [`timestamp`] or a client wrote.
 pub(crate) fn parse_time(text: &str) -> Option<DateTime<Utc>> {
-    DateTime::parse_from_rfc3339(text)
-        .ok()
-        .map(|t| t.with_timezone(&Utc))
+    Some(DateTime::parse_from_rfc3339(text).ok()?.to_utc())
 }
 
 /// True if the object waits to be removed.
 pub(crate) fn is_deleting(value: &Value) -> bool {
-    value
-        .pointer("/metadata/deletionTimestamp")
-        .is_some_and(|t| !t.is_null())
+    is_set(value, "/metadata/deletionTimestamp")
 }
 
 /// True if the object carries finalizers.

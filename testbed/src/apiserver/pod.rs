@@ -12,6 +12,10 @@ use serde_json::{Map, Value, json};
 use super::status::InvalidField;
 use super::{name, object};
 
+/// The lists of a pod's containers.
+const CONTAINERS: [&str; 2] = ["/spec/containers", "/spec/initContainers"];
+const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
+
 /// Fills in the defaults of a new pod, and resets its status.
 pub(crate) fn default_new(pod: &mut Value, now: DateTime<Utc>) {
     default_spec(pod);
@@ -45,42 +49,25 @@ pub(crate) fn default_spec(pod: &mut Value) {
     object::default(spec, "serviceAccountName", "default");
     let account = spec.get("serviceAccountName").cloned().unwrap_or_default();
     object::default(spec, "serviceAccount", account);
-    for field in ["containers", "initContainers"] {
-        for container in spec
-            .get_mut(field)
-            .and_then(Value::as_array_mut)
-            .into_iter()
-            .flatten()
-        {
+    tolerate_unreachable(spec);
+    for list in CONTAINERS {
+        for container in object::items_mut(pod, list) {
             default_container(container);
         }
     }
-    tolerate_unreachable(spec);
 }
 
 fn default_container(container: &mut Value) {
     let image = object::text(container, "/image");
-    let tag = image
-        .rsplit_once('/')
-        .map_or(image, |(_, name)| name)
-        .split_once(':')
-        .map(|(_, tag)| tag);
-    let pull = if image.contains('@') || tag.is_some_and(|t| t != "latest") {
-        "IfNotPresent"
-    } else {
-        "Always"
-    };
+    let name = image.rsplit('/').next().unwrap_or(image);
+    let is_latest = !image.contains('@') && (!name.contains(':') || name.ends_with(":latest"));
+    let pull = if is_latest { "Always" } else { "IfNotPresent" };
     let map = object::make_object(container);
     object::default(map, "imagePullPolicy", pull);
     object::default(map, "terminationMessagePath", "/dev/termination-log");
     object::default(map, "terminationMessagePolicy", "File");
     object::default(map, "resources", json!({}));
-    for port in map
-        .get_mut("ports")
-        .and_then(Value::as_array_mut)
-        .into_iter()
-        .flatten()
-    {
+    for port in object::items_mut(container, "/ports") {
         object::default(object::make_object(port), "protocol", "TCP");
     }
     default_requests(container);
@@ -104,11 +91,8 @@ fn tolerate_unreachable(spec: &mut Map<String, Value>) {
 
 /// Sets a condition, keeping its transition time unless its status changes.
 pub(crate) fn set_condition(pod: &mut Value, condition: Value) {
-    let conditions = object::make_array(
-        object::child(pod, "status")
-            .entry("conditions")
-            .or_insert(Value::Null),
-    );
+    let status = object::child(pod, "status");
+    let conditions = object::make_array(status.entry("conditions").or_insert(Value::Null));
     let kind = condition.get("type").cloned();
     match conditions.iter_mut().find(|c| c.get("type") == kind.as_ref()) {
         Some(found) => *found = condition,
@@ -126,9 +110,7 @@ pub(crate) fn grace(pod: &Value, asked: Option<i64>) -> i64 {
     if object::text(pod, "/spec/nodeName").is_empty() || is_terminal(pod) {
         return 0;
     }
-    let own = pod
-        .pointer("/spec/terminationGracePeriodSeconds")
-        .and_then(Value::as_i64);
+    let own = object::integer(pod, "/spec/terminationGracePeriodSeconds");
     match asked.or(own).unwrap_or(30) {
         negative if negative < 0 => 1,
         seconds => seconds,
@@ -153,16 +135,9 @@ pub(crate) fn validate(pod: &Value) -> Vec<InvalidField> {
         let allowed = ["Always", "OnFailure", "Never"];
         errors.push(InvalidField::unsupported("spec.restartPolicy", policy, &allowed));
     }
-    let grace = pod
-        .pointer("/spec/terminationGracePeriodSeconds")
-        .and_then(Value::as_i64);
-    if let Some(negative) = grace.filter(|g| *g < 0) {
-        let why = "must be greater than or equal to 0";
-        errors.push(InvalidField::invalid(
-            "spec.terminationGracePeriodSeconds",
-            &negative.to_string(),
-            why,
-        ));
+    if let Some(grace @ ..0) = object::integer(pod, "/spec/terminationGracePeriodSeconds") {
+        let field = "spec.terminationGracePeriodSeconds";
+        errors.push(InvalidField::invalid(field, &grace.to_string(), NOT_NEGATIVE));
     }
     errors
 }
@@ -177,11 +152,8 @@ fn check_container<'a>(
     if found.is_empty() {
         errors.push(InvalidField::required(format!("{at}.name"), ""));
     } else if !name::is_label(found) {
-        errors.push(InvalidField::invalid(
-            format!("{at}.name"),
-            found,
-            "a lowercase RFC 1123 label is required",
-        ));
+        let why = "a lowercase RFC 1123 label is required";
+        errors.push(InvalidField::invalid(format!("{at}.name"), found, why));
     } else if !names.insert(found) {
         errors.push(InvalidField::duplicate(format!("{at}.name"), found));
     }
@@ -198,25 +170,17 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
         return Vec::new();
     }
     let mut errors = Vec::new();
-    if !keeps_all(
-        object::array(old, "/spec/tolerations"),
-        object::array(new, "/spec/tolerations"),
-    ) {
-        errors.push(InvalidField::forbidden(
-            "spec.tolerations",
-            "existing toleration can not be modified except its tolerationSeconds",
-        ));
+    if !keeps_all(old, new, "/spec/tolerations") {
+        let why = "existing toleration can not be modified except its tolerationSeconds";
+        errors.push(InvalidField::forbidden("spec.tolerations", why));
     }
-    if !keeps_all(
-        object::array(new, "/spec/schedulingGates"),
-        object::array(old, "/spec/schedulingGates"),
-    ) {
+    if !keeps_all(new, old, "/spec/schedulingGates") {
         errors.push(InvalidField::forbidden(
             "spec.schedulingGates",
             "only deletion is allowed",
         ));
     }
-    let deadline = |pod: &Value| pod.pointer("/spec/activeDeadlineSeconds").and_then(Value::as_i64);
+    let deadline = |pod: &Value| object::integer(pod, "/spec/activeDeadlineSeconds");
     if let Some(was) = deadline(old)
         && deadline(new).is_none_or(|is| is > was)
     {
@@ -234,40 +198,34 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
     errors
 }
 
-fn keeps_all(kept: &[Value], all: &[Value]) -> bool {
-    let same = |a: &Value, b: &Value| without_seconds(a) == without_seconds(b);
-    kept.iter().all(|k| all.iter().any(|a| same(k, a)))
+/// True if every item of the list in `kept` is in the list of `all` too, seconds of tolerations aside.
+fn keeps_all(kept: &Value, all: &Value, list: &str) -> bool {
+    let all: Vec<Value> = object::array(all, list).iter().map(without_seconds).collect();
+    let mut kept = object::array(kept, list).iter().map(without_seconds);
+    kept.all(|item| all.contains(&item))
 }
 
 fn without_seconds(toleration: &Value) -> Value {
     let mut toleration = toleration.clone();
-    if let Some(map) = toleration.as_object_mut() {
-        map.remove("tolerationSeconds");
-    }
+    object::make_object(&mut toleration).remove("tolerationSeconds");
     toleration
 }
 
 /// The part of a spec that may not change; a gated pod's node selection may still be narrowed.
-fn frozen(spec: Option<&Value>, gated: bool) -> Map<String, Value> {
-    let mut spec = spec.and_then(Value::as_object).cloned().unwrap_or_default();
+fn frozen(spec: Option<&Value>, gated: bool) -> Value {
+    let mut spec = spec.cloned().unwrap_or_default();
+    for list in ["/containers", "/initContainers"] {
+        for container in object::items_mut(&mut spec, list) {
+            object::make_object(container).remove("image");
+        }
+    }
+    let fields = object::make_object(&mut spec);
     for field in ["activeDeadlineSeconds", "tolerations", "schedulingGates"] {
-        spec.remove(field);
+        fields.remove(field);
     }
     if gated {
-        spec.remove("nodeSelector");
-        spec.remove("affinity");
-    }
-    for field in ["containers", "initContainers"] {
-        for container in spec
-            .get_mut(field)
-            .and_then(Value::as_array_mut)
-            .into_iter()
-            .flatten()
-        {
-            if let Some(map) = container.as_object_mut() {
-                map.remove("image");
-            }
-        }
+        fields.remove("nodeSelector");
+        fields.remove("affinity");
     }
     spec
 }
@@ -285,34 +243,26 @@ pub(crate) fn default_requests(container: &mut Value) {
 }
 
 /// Writes amounts given as JSON numbers as strings, the form in which the API keeps quantities.
-pub(crate) fn normalize(amounts: Option<&mut Value>) {
-    for amount in amounts
-        .and_then(Value::as_object_mut)
-        .into_iter()
-        .flat_map(Map::values_mut)
-    {
-        if let Value::Number(number) = amount {
-            *amount = Value::from(number.to_string());
-        }
+fn normalize(amounts: Option<&mut Value>) {
+    let Some(Value::Object(amounts)) = amounts else {
+        return;
+    };
+    for amount in amounts.values_mut().filter(|amount| amount.is_number()) {
+        *amount = Value::from(amount.to_string());
     }
 }
 
-/// The same for every container of a pod.
+/// Normalizes the resources of every container of a pod.
 pub(crate) fn normalize_pod(pod: &mut Value) {
-    for list in ["/spec/containers", "/spec/initContainers"] {
-        for container in pod
-            .pointer_mut(list)
-            .and_then(Value::as_array_mut)
-            .into_iter()
-            .flatten()
-        {
+    for list in CONTAINERS {
+        for container in object::items_mut(pod, list) {
             normalize(container.pointer_mut("/resources/limits"));
             normalize(container.pointer_mut("/resources/requests"));
         }
     }
 }
 
-/// The same for a node.
+/// Normalizes a node's capacity and allocatable amounts.
 pub(crate) fn normalize_node(node: &mut Value) {
     normalize(node.pointer_mut("/status/capacity"));
     normalize(node.pointer_mut("/status/allocatable"));
@@ -358,13 +308,15 @@ fn check_resources(container: &Value, at: &str, errors: &mut Vec<InvalidField>) 
             continue;
         };
         let (asked_text, limit_text) = (text_of(request), text_of(limit));
-        if !is_overcommittable(name) && asked != allowed {
-            let why = format!("must be equal to {name} limit of {limit_text}");
-            errors.push(InvalidField::invalid(&field, &asked_text, &why));
+        let bound = if !is_overcommittable(name) && asked != allowed {
+            "equal to"
         } else if asked > allowed {
-            let why = format!("must be less than or equal to {name} limit of {limit_text}");
-            errors.push(InvalidField::invalid(&field, &asked_text, &why));
-        }
+            "less than or equal to"
+        } else {
+            continue;
+        };
+        let why = format!("must be {bound} {name} limit of {limit_text}");
+        errors.push(InvalidField::invalid(&field, &asked_text, &why));
     }
 }
 
@@ -372,19 +324,12 @@ fn check_amount(list: &str, name: &str, value: &Value, errors: &mut Vec<InvalidF
     let field = format!("{list}[{name}]");
     let text = text_of(value);
     if !name.contains('/') && !is_native(name) {
-        errors.push(InvalidField::invalid(
-            &field,
-            name,
-            "must be a standard resource type or fully qualified",
-        ));
+        let why = "must be a standard resource type or fully qualified";
+        errors.push(InvalidField::invalid(&field, name, why));
     }
     match amount(value) {
         Some(found) if text.starts_with('-') && found < Quantity::from_integer(0) => {
-            errors.push(InvalidField::invalid(
-                &field,
-                &text,
-                "must be greater than or equal to 0",
-            ));
+            errors.push(InvalidField::invalid(&field, &text, NOT_NEGATIVE));
         }
         Some(found) if is_extended(name) && found.integer().is_none() => {
             errors.push(InvalidField::invalid(&field, &text, "must be an integer"));
@@ -397,24 +342,25 @@ fn is_native(name: &str) -> bool {
     matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-")
 }
 
-/// The first amount that is no quantity, as text.
-pub(crate) fn unparsable(container: &Value) -> Option<String> {
-    let lists = ["/resources/limits", "/resources/requests"];
-    let mut amounts = lists
-        .iter()
-        .filter_map(|list| object::object(container, list))
-        .flat_map(Map::values);
-    amounts.find(|value| amount(value).is_none()).map(text_of)
+/// The first amount of a pod's containers that is no quantity, as text.
+pub(crate) fn unparsable(pod: &Value) -> Option<String> {
+    for container in object::containers(pod) {
+        for list in ["/resources/limits", "/resources/requests"] {
+            for value in object::object(container, list).into_iter().flat_map(Map::values) {
+                if amount(value).is_none() {
+                    return Some(text_of(value));
+                }
+            }
+        }
+    }
+    None
 }
 
 /// Guaranteed, Burstable or `BestEffort`, by the cpu and memory of all containers.
 pub(crate) fn qos_class(pod: &Value) -> &'static str {
     let mut any = false;
     let mut guaranteed = true;
-    let containers = ["/spec/containers", "/spec/initContainers"]
-        .into_iter()
-        .flat_map(|p| object::array(pod, p));
-    for container in containers {
+    for container in object::containers(pod) {
         for name in ["cpu", "memory"] {
             let of = |list: &str| {
                 let value = container.pointer(&format!("/resources/{list}/{name}"));

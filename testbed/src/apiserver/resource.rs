@@ -1,6 +1,6 @@
 //! The table of resources that the API serves, and the registry that custom resources join at run time.
 //!
-//! Every built-in resource is one row of [`BUILTIN`]; nothing else lists them.
+//! Every built-in resource is one line of [`BUILTIN`]; nothing else lists them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -117,297 +117,55 @@ pub(crate) fn group_version(group: &str, version: &str) -> String {
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
 const AUTHORIZATION: &str = "authorization.k8s.io";
-const NS: bool = true;
-const CLUSTER: bool = false;
-const STATUS: bool = true;
-const PLAIN: bool = false;
 
-type BuiltinRow = (
-    &'static str,
-    &'static str,
-    &'static str,
-    &'static str,
-    bool,
-    &'static str,
-    &'static str,
-    bool,
-);
-
-/// group, version, plural, kind, namespaced, short names, categories, status subresource.
-const BUILTIN: &[BuiltinRow] = &[
-    ("", "v1", "bindings", "Binding", NS, "", "", PLAIN),
-    ("", "v1", "configmaps", "ConfigMap", NS, "cm", "", PLAIN),
-    ("", "v1", "endpoints", "Endpoints", NS, "ep", "", PLAIN),
-    ("", "v1", "events", "Event", NS, "ev", "", PLAIN),
-    ("", "v1", "namespaces", "Namespace", CLUSTER, "ns", "", STATUS),
-    ("", "v1", "nodes", "Node", CLUSTER, "no", "", STATUS),
-    (
-        "",
-        "v1",
-        "persistentvolumeclaims",
-        "PersistentVolumeClaim",
-        NS,
-        "pvc",
-        "",
-        STATUS,
-    ),
-    (
-        "",
-        "v1",
-        "persistentvolumes",
-        "PersistentVolume",
-        CLUSTER,
-        "pv",
-        "",
-        STATUS,
-    ),
-    ("", "v1", "pods", "Pod", NS, "po", "all", STATUS),
-    (
-        "",
-        "v1",
-        "replicationcontrollers",
-        "ReplicationController",
-        NS,
-        "rc",
-        "all",
-        STATUS,
-    ),
-    (
-        "",
-        "v1",
-        "resourcequotas",
-        "ResourceQuota",
-        NS,
-        "quota",
-        "",
-        STATUS,
-    ),
-    ("", "v1", "secrets", "Secret", NS, "", "", PLAIN),
-    ("", "v1", "serviceaccounts", "ServiceAccount", NS, "sa", "", PLAIN),
-    ("", "v1", "services", "Service", NS, "svc", "all", STATUS),
-    (
-        ADMISSION,
-        "v1",
-        "mutatingwebhookconfigurations",
-        "MutatingWebhookConfiguration",
-        CLUSTER,
-        "",
-        EXT,
-        PLAIN,
-    ),
-    (
-        ADMISSION,
-        "v1",
-        "validatingadmissionpolicies",
-        "ValidatingAdmissionPolicy",
-        CLUSTER,
-        "",
-        EXT,
-        STATUS,
-    ),
-    (
-        ADMISSION,
-        "v1",
-        "validatingadmissionpolicybindings",
-        "ValidatingAdmissionPolicyBinding",
-        CLUSTER,
-        "",
-        EXT,
-        PLAIN,
-    ),
-    (
-        ADMISSION,
-        "v1",
-        "validatingwebhookconfigurations",
-        "ValidatingWebhookConfiguration",
-        CLUSTER,
-        "",
-        EXT,
-        PLAIN,
-    ),
-    (
-        CRD_GROUP,
-        "v1",
-        CRD_PLURAL,
-        "CustomResourceDefinition",
-        CLUSTER,
-        "crd,crds",
-        EXT,
-        STATUS,
-    ),
-    ("apps", "v1", "daemonsets", "DaemonSet", NS, "ds", "all", STATUS),
-    (
-        "apps",
-        "v1",
-        "deployments",
-        "Deployment",
-        NS,
-        "deploy",
-        "all",
-        STATUS,
-    ),
-    ("apps", "v1", "replicasets", "ReplicaSet", NS, "rs", "all", STATUS),
-    (
-        "apps",
-        "v1",
-        "statefulsets",
-        "StatefulSet",
-        NS,
-        "sts",
-        "all",
-        STATUS,
-    ),
-    (
-        AUTHENTICATION,
-        "v1",
-        "tokenreviews",
-        "TokenReview",
-        CLUSTER,
-        "",
-        "",
-        PLAIN,
-    ),
-    (
-        AUTHORIZATION,
-        "v1",
-        "subjectaccessreviews",
-        "SubjectAccessReview",
-        CLUSTER,
-        "",
-        "",
-        PLAIN,
-    ),
-    ("batch", "v1", "jobs", "Job", NS, "", "all", STATUS),
-    ("coordination.k8s.io", "v1", "leases", "Lease", NS, "", "", PLAIN),
-    ("events.k8s.io", "v1", "events", "Event", NS, "ev", "", PLAIN),
-    (
-        "flowcontrol.apiserver.k8s.io",
-        "v1",
-        "flowschemas",
-        "FlowSchema",
-        CLUSTER,
-        "",
-        "",
-        STATUS,
-    ),
-    (
-        "networking.k8s.io",
-        "v1",
-        "networkpolicies",
-        "NetworkPolicy",
-        NS,
-        "netpol",
-        "",
-        PLAIN,
-    ),
-    (
-        "policy",
-        "v1",
-        "poddisruptionbudgets",
-        "PodDisruptionBudget",
-        NS,
-        "pdb",
-        "",
-        STATUS,
-    ),
-    (
-        RBAC,
-        "v1",
-        "clusterrolebindings",
-        "ClusterRoleBinding",
-        CLUSTER,
-        "",
-        "",
-        PLAIN,
-    ),
-    (RBAC, "v1", "clusterroles", "ClusterRole", CLUSTER, "", "", PLAIN),
-    (RBAC, "v1", "rolebindings", "RoleBinding", NS, "", "", PLAIN),
-    (RBAC, "v1", "roles", "Role", NS, "", "", PLAIN),
-    (
-        "resource.k8s.io",
-        "v1",
-        "resourceclaims",
-        "ResourceClaim",
-        NS,
-        "",
-        "",
-        STATUS,
-    ),
-    (
-        "scheduling.k8s.io",
-        "v1",
-        "priorityclasses",
-        "PriorityClass",
-        CLUSTER,
-        "pc",
-        "",
-        PLAIN,
-    ),
-    (
-        "scheduling.k8s.io",
-        "v1alpha2",
-        "podgroups",
-        "PodGroup",
-        NS,
-        "",
-        "",
-        STATUS,
-    ),
-    (
-        "storage.k8s.io",
-        "v1",
-        "csidrivers",
-        "CSIDriver",
-        CLUSTER,
-        "",
-        "",
-        PLAIN,
-    ),
-    (
-        "storage.k8s.io",
-        "v1",
-        "csinodes",
-        "CSINode",
-        CLUSTER,
-        "",
-        "",
-        PLAIN,
-    ),
-    (
-        "storage.k8s.io",
-        "v1",
-        "csistoragecapacities",
-        "CSIStorageCapacity",
-        NS,
-        "",
-        "",
-        PLAIN,
-    ),
-    (
-        "storage.k8s.io",
-        "v1",
-        "storageclasses",
-        "StorageClass",
-        CLUSTER,
-        "sc",
-        "",
-        PLAIN,
-    ),
-    (
-        "storage.k8s.io",
-        "v1",
-        "volumeattachments",
-        "VolumeAttachment",
-        CLUSTER,
-        "",
-        "",
-        STATUS,
-    ),
-];
+/// The built-in resources, a line each: group and version, plural, kind, scope, `status` where there is such a subresource,
+/// short names and categories. A dash is none.
+const BUILTIN: &str = "\
+v1                              bindings                          Binding                          namespaced -      -        -
+v1                              configmaps                        ConfigMap                        namespaced -      cm       -
+v1                              endpoints                         Endpoints                        namespaced -      ep       -
+v1                              events                            Event                            namespaced -      ev       -
+v1                              namespaces                        Namespace                        cluster    status ns       -
+v1                              nodes                             Node                             cluster    status no       -
+v1                              persistentvolumeclaims            PersistentVolumeClaim            namespaced status pvc      -
+v1                              persistentvolumes                 PersistentVolume                 cluster    status pv       -
+v1                              pods                              Pod                              namespaced status po       all
+v1                              replicationcontrollers            ReplicationController            namespaced status rc       all
+v1                              resourcequotas                    ResourceQuota                    namespaced status quota    -
+v1                              secrets                           Secret                           namespaced -      -        -
+v1                              serviceaccounts                   ServiceAccount                   namespaced -      sa       -
+v1                              services                          Service                          namespaced status svc      all
+admissionregistration.k8s.io/v1 mutatingwebhookconfigurations     MutatingWebhookConfiguration     cluster    -      -        api-extensions
+admissionregistration.k8s.io/v1 validatingadmissionpolicies       ValidatingAdmissionPolicy        cluster    status -        api-extensions
+admissionregistration.k8s.io/v1 validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding cluster    -      -        api-extensions
+admissionregistration.k8s.io/v1 validatingwebhookconfigurations   ValidatingWebhookConfiguration   cluster    -      -        api-extensions
+apiextensions.k8s.io/v1         customresourcedefinitions         CustomResourceDefinition         cluster    status crd,crds api-extensions
+apps/v1                         daemonsets                        DaemonSet                        namespaced status ds       all
+apps/v1                         deployments                       Deployment                       namespaced status deploy   all
+apps/v1                         replicasets                       ReplicaSet                       namespaced status rs       all
+apps/v1                         statefulsets                      StatefulSet                      namespaced status sts      all
+authentication.k8s.io/v1        tokenreviews                      TokenReview                      cluster    -      -        -
+authorization.k8s.io/v1         subjectaccessreviews              SubjectAccessReview              cluster    -      -        -
+batch/v1                        jobs                              Job                              namespaced status -        all
+coordination.k8s.io/v1          leases                            Lease                            namespaced -      -        -
+events.k8s.io/v1                events                            Event                            namespaced -      ev       -
+flowcontrol.apiserver.k8s.io/v1 flowschemas                       FlowSchema                       cluster    status -        -
+networking.k8s.io/v1            networkpolicies                   NetworkPolicy                    namespaced -      netpol   -
+policy/v1                       poddisruptionbudgets              PodDisruptionBudget              namespaced status pdb      -
+rbac.authorization.k8s.io/v1    clusterrolebindings               ClusterRoleBinding               cluster    -      -        -
+rbac.authorization.k8s.io/v1    clusterroles                      ClusterRole                      cluster    -      -        -
+rbac.authorization.k8s.io/v1    rolebindings                      RoleBinding                      namespaced -      -        -
+rbac.authorization.k8s.io/v1    roles                             Role                             namespaced -      -        -
+resource.k8s.io/v1              resourceclaims                    ResourceClaim                    namespaced status -        -
+scheduling.k8s.io/v1            priorityclasses                   PriorityClass                    cluster    -      pc       -
+scheduling.k8s.io/v1alpha2      podgroups                         PodGroup                         namespaced status -        -
+storage.k8s.io/v1               csidrivers                        CSIDriver                        cluster    -      -        -
+storage.k8s.io/v1               csinodes                          CSINode                          cluster    -      -        -
+storage.k8s.io/v1               csistoragecapacities              CSIStorageCapacity               namespaced -      -        -
+storage.k8s.io/v1               storageclasses                    StorageClass                     cluster    -      sc       -
+storage.k8s.io/v1               volumeattachments                 VolumeAttachment                 cluster    status -        -";
 /// Group of the webhook configurations.
 pub(crate) const ADMISSION: &str = "admissionregistration.k8s.io";
-const EXT: &str = "api-extensions";
-const RBAC: &str = "rbac.authorization.k8s.io";
 /// Group of custom resource definitions.
 pub(crate) const CRD_GROUP: &str = "apiextensions.k8s.io";
 /// Plural of custom resource definitions.
@@ -415,47 +173,43 @@ pub(crate) const CRD_PLURAL: &str = "customresourcedefinitions";
 /// The place where namespaces are stored.
 pub(crate) const NAMESPACES: &str = "/namespaces";
 
-fn words(list: &str) -> Vec<String> {
-    list.split(',')
-        .filter(|w| !w.is_empty())
-        .map(str::to_owned)
-        .collect()
+/// The comma-separated words of a cell; none for a dash.
+fn words(cell: &str) -> Vec<String> {
+    if cell == "-" {
+        return Vec::new();
+    }
+    cell.split(',').map(str::to_owned).collect()
 }
 
-fn builtin(row: &BuiltinRow) -> Resource {
-    let (group, version, plural, kind, namespaced, short, categories, status) = *row;
-    let is_new_event = group == "events.k8s.io";
-    let storage = if is_new_event {
-        "/events".to_owned()
+/// The resource of a line of [`BUILTIN`]; none if a cell is missing.
+fn builtin(line: &str) -> Option<Resource> {
+    let cells: Vec<&str> = line.split_whitespace().collect();
+    let [api_version, plural, kind, scope, status, short, categories] = cells.try_into().ok()?;
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    // Events of both groups are the same objects, which kube-apiserver stores once, as core/v1.
+    let (storage, storage_version, conversion) = if group == "events.k8s.io" {
+        ("/events".to_owned(), "v1", Conversion::Event)
     } else {
-        format!("{group}/{plural}")
+        (format!("{group}/{plural}"), api_version, Conversion::None)
     };
-    Resource {
+    Some(Resource {
         group: group.to_owned(),
         version: version.to_owned(),
         plural: plural.to_owned(),
         singular: kind.to_lowercase(),
         kind: kind.to_owned(),
         list_kind: format!("{kind}List"),
-        namespaced,
+        namespaced: scope == "namespaced",
         short_names: words(short),
         categories: words(categories),
-        status,
+        status: status == "status",
         custom: false,
         storage,
-        storage_version: if is_new_event {
-            "v1".to_owned()
-        } else {
-            group_version(group, version)
-        },
-        conversion: if is_new_event {
-            Conversion::Event
-        } else {
-            Conversion::None
-        },
+        storage_version: storage_version.to_owned(),
+        conversion,
         schema: None,
         columns: Vec::new(),
-    }
+    })
 }
 
 /// The resources served now.
@@ -472,8 +226,8 @@ impl Registry {
             by_path: HashMap::new(),
             ordered: Vec::new(),
         };
-        for row in BUILTIN {
-            registry.add(builtin(row));
+        for resource in BUILTIN.lines().filter_map(builtin) {
+            registry.add(resource);
         }
         registry
     }
@@ -497,24 +251,16 @@ impl Registry {
         self.by_path.get(&path).cloned()
     }
 
-    /// The resource that in-process callers name `plural` or `plural.group`.
+    /// The resource that in-process callers name `plural` or `plural.group`. A plural alone finds a resource of the core
+    /// group first, as kubectl does.
     pub(crate) fn named(&self, name: &str) -> Option<Arc<Resource>> {
         let (plural, group) = name.split_once('.').unwrap_or((name, ""));
-        let mut found = self
-            .ordered
-            .iter()
-            .filter(|r| r.is(group, plural) && r.conversion == Conversion::None);
-        if let Some(resource) = found.next() {
-            return Some(Arc::clone(resource));
-        }
-        if !group.is_empty() {
-            return None;
-        }
-        let mut same_plural = self
-            .ordered
-            .iter()
-            .filter(|r| r.plural == plural && r.conversion == Conversion::None);
-        same_plural.next().cloned()
+        let stored = |r: &&Arc<Resource>| r.plural == plural && r.conversion == Conversion::None;
+        let mut found = self.ordered.iter().filter(stored);
+        let exact = found.clone().find(|r| r.group == group);
+        exact
+            .or_else(|| found.next().filter(|_| group.is_empty()))
+            .cloned()
     }
 
     /// All resources, in order of registration.
@@ -533,7 +279,7 @@ impl Registry {
     pub(crate) fn define(&mut self, definition: &Value) {
         self.undefine(definition);
         for version in object::array(definition, "/spec/versions") {
-            if version.get("served").and_then(Value::as_bool) == Some(true) {
+            if object::is_true(version, "/served") {
                 self.add(custom(definition, version));
             }
         }
@@ -556,7 +302,7 @@ pub(crate) fn established(definition: &Value) -> Value {
     };
     let stored: Vec<&str> = object::array(definition, "/spec/versions")
         .iter()
-        .filter(|v| v.get("storage").and_then(Value::as_bool) == Some(true))
+        .filter(|v| object::is_true(v, "/storage"))
         .map(|v| object::text(v, "/name"))
         .collect();
     json!({
@@ -577,11 +323,9 @@ fn custom(definition: &Value, version: &Value) -> Resource {
         items.filter_map(Value::as_str).map(str::to_owned).collect()
     };
     let name = object::text(version, "/name").to_owned();
-    let is_stored = |v: &&Value| v.get("storage").and_then(Value::as_bool) == Some(true);
-    let stored = object::array(definition, "/spec/versions")
-        .iter()
-        .find(is_stored)
-        .map_or("", |v| object::text(v, "/name"));
+    let mut versions = object::array(definition, "/spec/versions").iter();
+    let stored = versions.find(|v| object::is_true(v, "/storage"));
+    let stored = object::text(stored.unwrap_or(&Value::Null), "/name");
     let kind = names("kind");
     let or = |text: String, otherwise: String| if text.is_empty() { otherwise } else { text };
     Resource {

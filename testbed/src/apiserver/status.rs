@@ -29,14 +29,17 @@ pub(crate) struct InvalidField {
 }
 
 impl InvalidField {
-    /// The value is there and not acceptable.
-    pub(crate) fn invalid(field: impl Into<String>, value: &str, why: &str) -> Self {
-        let message = format!("Invalid value: \"{value}\": {why}");
+    fn new(reason: &'static str, field: impl Into<String>, message: String) -> Self {
         Self {
-            reason: "FieldValueInvalid",
+            reason,
             field: field.into(),
             message,
         }
+    }
+    /// The value is there and not acceptable.
+    pub(crate) fn invalid(field: impl Into<String>, value: &str, why: &str) -> Self {
+        let message = format!("Invalid value: \"{value}\": {why}");
+        Self::new("FieldValueInvalid", field, message)
     }
 
     /// The value is missing.
@@ -46,44 +49,25 @@ impl InvalidField {
         } else {
             format!("Required value: {why}")
         };
-        Self {
-            reason: "FieldValueRequired",
-            field: field.into(),
-            message,
-        }
+        Self::new("FieldValueRequired", field, message)
     }
 
     /// The value may not be there, or may not change.
     pub(crate) fn forbidden(field: impl Into<String>, why: &str) -> Self {
-        Self {
-            reason: "FieldValueForbidden",
-            field: field.into(),
-            message: format!("Forbidden: {why}"),
-        }
+        Self::new("FieldValueForbidden", field, format!("Forbidden: {why}"))
     }
 
     /// The value occurs twice.
     pub(crate) fn duplicate(field: impl Into<String>, value: &str) -> Self {
-        Self {
-            reason: "FieldValueDuplicate",
-            field: field.into(),
-            message: format!("Duplicate value: \"{value}\""),
-        }
+        let message = format!("Duplicate value: \"{value}\"");
+        Self::new("FieldValueDuplicate", field, message)
     }
 
     /// The value is none of those allowed.
     pub(crate) fn unsupported(field: impl Into<String>, value: &str, allowed: &[&str]) -> Self {
-        let listed = allowed
-            .iter()
-            .map(|a| format!("\"{a}\""))
-            .collect::<Vec<_>>()
-            .join(", ");
-        let message = format!("Unsupported value: \"{value}\": supported values: {listed}");
-        Self {
-            reason: "FieldValueNotSupported",
-            field: field.into(),
-            message,
-        }
+        let listed = allowed.join("\", \"");
+        let message = format!("Unsupported value: \"{value}\": supported values: \"{listed}\"");
+        Self::new("FieldValueNotSupported", field, message)
     }
 
     fn line(&self) -> String {
@@ -120,10 +104,8 @@ impl ApiError {
 
     /// 405 for a verb that the resource does not have.
     pub fn method_not_allowed(resource: &str, verb: &str) -> Self {
-        Self::new(
-            405,
-            format!("{verb} is not supported on resources of kind \"{resource}\""),
-        )
+        let message = format!("{verb} is not supported on resources of kind \"{resource}\"");
+        Self::new(405, message)
     }
 
     /// 409 for a name that is taken.
@@ -158,10 +140,8 @@ impl ApiError {
 
     /// 504 for a resourceVersion that does not exist yet.
     pub fn too_large_version(asked: u64, current: u64) -> Self {
-        let mut error = Self::new(
-            504,
-            format!("Too large resource version: {asked}, current: {current}"),
-        );
+        let message = format!("Too large resource version: {asked}, current: {current}");
+        let mut error = Self::new(504, message);
         let cause = json!({"reason": "ResourceVersionTooLarge", "message": "Too large resource version"});
         error.details = Some(Box::new(json!({"causes": [cause], "retryAfterSeconds": 1})));
         error.retry_after = Some(1);
@@ -202,16 +182,9 @@ impl ApiError {
 
     /// The refusal of a webhook, under the code and reason that it gave.
     pub(crate) fn denied(code: u16, reason: &str, message: String) -> Self {
-        let known = [
-            400, 401, 403, 404, 405, 406, 409, 413, 415, 422, 429, 500, 503, 504,
-        ]
-        .map(reason_of);
-        let known = known
-            .into_iter()
-            .chain(["AlreadyExists", "Gone"])
-            .find(|known| *known == reason);
+        let mut known = (400..=504).map(reason_of).chain(["AlreadyExists", "Gone"]);
         Self {
-            reason: known.unwrap_or_default(),
+            reason: known.find(|known| *known == reason).unwrap_or_default(),
             ..Self::new(code, message)
         }
     }

@@ -5,131 +5,101 @@
 use chrono::Utc;
 use serde_json::{Value, json};
 
-use super::object::{array, is_deleting, parse_time, text};
+use super::object::{array, integer, is_deleting, is_true, object, parse_time, text};
 use super::render::{RowObject, metadata_only, shown};
 use super::resource::Resource;
 
-/// Name, type, and whether only `-o wide` shows it.
-type ColumnSpec = (&'static str, &'static str, bool);
+/// A column's name, true if only `-o wide` shows it, and an object's cell in it.
+type Cell = (&'static str, bool, Value);
 
-const NAME: ColumnSpec = ("Name", "string", false);
-const AGE: ColumnSpec = ("Age", "string", false);
-
-fn columns(resource: &Resource) -> Vec<ColumnSpec> {
-    match (resource.group.as_str(), resource.plural.as_str()) {
-        ("", "pods") => COLUMNS.to_vec(),
-        ("", "nodes") => vec![
-            NAME,
-            ("Status", "string", false),
-            ("Roles", "string", false),
-            AGE,
-            ("Version", "string", false),
-            ("Internal-IP", "string", true),
-            ("OS-Image", "string", true),
-            ("Container-Runtime", "string", true),
-        ],
-        ("" | "events.k8s.io", "events") => vec![
-            ("Last Seen", "string", false),
-            ("Type", "string", false),
-            ("Reason", "string", false),
-            ("Object", "string", false),
-            ("Message", "string", false),
-            ("Source", "string", true),
-            ("Count", "integer", true),
-            ("Name", "string", true),
-        ],
-        ("", "namespaces") => vec![NAME, ("Status", "string", false), AGE],
-        ("", "configmaps" | "secrets") => vec![NAME, ("Data", "integer", false), AGE],
-        ("coordination.k8s.io", "leases") => vec![NAME, ("Holder", "string", false), AGE],
-        ("apps", "deployments" | "daemonsets") => {
-            vec![
-                NAME,
-                ("Ready", "string", false),
-                ("Desired", "integer", false),
-                AGE,
-            ]
-        }
-        ("apiextensions.k8s.io", _) => vec![NAME, ("Created At", "date", false)],
-        _ => vec![NAME, AGE],
-    }
-}
-
-fn cells(resource: &Resource, value: &Value) -> Vec<Value> {
-    let name = || Value::from(text(value, "/metadata/name"));
-    let age = || Value::from(since(text(value, "/metadata/creationTimestamp")));
+fn cells(resource: &Resource, value: &Value) -> Vec<Cell> {
     let at = |pointer: &str| Value::from(text(value, pointer));
     let number = |pointer: &str| value.pointer(pointer).cloned().unwrap_or_else(|| Value::from(0));
+    let name = ("Name", false, at("/metadata/name"));
+    let age = ("Age", false, since(text(value, CREATED)));
     match (resource.group.as_str(), resource.plural.as_str()) {
         ("", "pods") => pod_cells(value),
         ("", "nodes") => node_cells(value),
         ("" | "events.k8s.io", "events") => event_cells(value),
-        ("", "namespaces") => vec![name(), at("/status/phase"), age()],
+        ("", "namespaces") => vec![name, ("Status", false, at("/status/phase")), age],
         ("", "configmaps" | "secrets") => {
-            let n_entries = value
-                .get("data")
-                .and_then(Value::as_object)
-                .map_or(0, serde_json::Map::len);
-            vec![name(), Value::from(n_entries), age()]
+            let n_entries = object(value, "/data").map_or(0, serde_json::Map::len);
+            vec![name, ("Data", false, Value::from(n_entries)), age]
         }
-        ("coordination.k8s.io", "leases") => vec![name(), at("/spec/holderIdentity"), age()],
-        ("apps", "deployments") => {
+        ("coordination.k8s.io", "leases") => vec![name, ("Holder", false, at("/spec/holderIdentity")), age],
+        ("apps", plural @ ("deployments" | "daemonsets")) => {
+            let (ready, desired) = if plural == "deployments" {
+                ("/status/readyReplicas", "/spec/replicas")
+            } else {
+                ("/status/numberReady", "/status/desiredNumberScheduled")
+            };
+            let ready = Value::from(number(ready).to_string());
             vec![
-                name(),
-                Value::from(number("/status/readyReplicas").to_string()),
-                number("/spec/replicas"),
-                age(),
+                name,
+                ("Ready", false, ready),
+                ("Desired", false, number(desired)),
+                age,
             ]
         }
-        ("apps", "daemonsets") => {
-            let (ready, desired) = (
-                number("/status/numberReady"),
-                number("/status/desiredNumberScheduled"),
-            );
-            vec![name(), Value::from(ready.to_string()), desired, age()]
-        }
-        ("apiextensions.k8s.io", _) => vec![name(), at("/metadata/creationTimestamp")],
-        _ => vec![name(), age()],
+        ("apiextensions.k8s.io", _) => vec![name, (CREATED_AT, false, at(CREATED))],
+        _ => vec![name, age],
     }
 }
 
-fn node_cells(node: &Value) -> Vec<Value> {
-    let ready = array(node, "/status/conditions")
+/// The creation time of an object.
+const CREATED: &str = "/metadata/creationTimestamp";
+/// The one column that shows a date, not an age.
+const CREATED_AT: &str = "Created At";
+
+/// The first item of a list whose `type` this is.
+fn of_type<'a>(object: &'a Value, list: &str, kind: &str) -> Option<&'a Value> {
+    array(object, list)
         .iter()
-        .find(|c| text(c, "/type") == "Ready");
-    let mut status = match ready.map(|c| text(c, "/status")) {
+        .find(|item| text(item, "/type") == kind)
+}
+
+fn node_cells(node: &Value) -> Vec<Cell> {
+    let at = |pointer: &str| Value::from(text(node, pointer));
+    let ready = of_type(node, "/status/conditions", "Ready");
+    let mut status = match ready.map(|condition| text(condition, "/status")) {
         Some("True") => "Ready".to_owned(),
         Some(_) => "NotReady".to_owned(),
         None => "Unknown".to_owned(),
     };
-    if node.pointer("/spec/unschedulable") == Some(&Value::Bool(true)) {
+    if is_true(node, "/spec/unschedulable") {
         status.push_str(",SchedulingDisabled");
     }
-    let labels = node.pointer("/metadata/labels").and_then(Value::as_object);
+    let labels = object(node, "/metadata/labels").into_iter().flatten();
     let roles: Vec<&str> = labels
-        .into_iter()
-        .flatten()
-        .filter_map(|(k, _)| k.strip_prefix("node-role.kubernetes.io/"))
+        .filter_map(|(label, _)| label.strip_prefix("node-role.kubernetes.io/"))
         .collect();
-    let address = array(node, "/status/addresses")
-        .iter()
-        .find(|a| text(a, "/type") == "InternalIP");
+    let address = of_type(node, "/status/addresses", "InternalIP").unwrap_or(&Value::Null);
     vec![
-        Value::from(text(node, "/metadata/name")),
-        Value::from(status),
-        or_none(&roles.join(",")),
-        Value::from(since(text(node, "/metadata/creationTimestamp"))),
-        Value::from(text(node, "/status/nodeInfo/kubeletVersion")),
-        or_none(address.map_or("", |a| text(a, "/address"))),
-        or_unknown(text(node, "/status/nodeInfo/osImage")),
-        or_unknown(text(node, "/status/nodeInfo/containerRuntimeVersion")),
+        ("Name", false, at("/metadata/name")),
+        ("Status", false, Value::from(status)),
+        ("Roles", false, or_none(&roles.join(","))),
+        ("Age", false, since(text(node, CREATED))),
+        ("Version", false, at("/status/nodeInfo/kubeletVersion")),
+        ("Internal-IP", true, or_none(text(address, "/address"))),
+        (
+            "OS-Image",
+            true,
+            or_unknown(text(node, "/status/nodeInfo/osImage")),
+        ),
+        (
+            "Container-Runtime",
+            true,
+            or_unknown(text(node, "/status/nodeInfo/containerRuntimeVersion")),
+        ),
     ]
 }
 
-fn event_cells(event: &Value) -> Vec<Value> {
+fn event_cells(event: &Value) -> Vec<Cell> {
+    let at = |pointer: &str| text(event, pointer);
     let first = |pointers: &[&str]| {
         pointers
             .iter()
-            .map(|p| text(event, p))
+            .map(|p| at(p))
             .find(|t| !t.is_empty())
             .unwrap_or_default()
     };
@@ -137,18 +107,24 @@ fn event_cells(event: &Value) -> Vec<Value> {
         "/series/lastObservedTime",
         "/lastTimestamp",
         "/eventTime",
-        "/metadata/creationTimestamp",
+        CREATED,
     ]);
-    let kind = text(event, "/involvedObject/kind").to_lowercase();
+    let kind = at("/involvedObject/kind").to_lowercase();
+    let about = format!("{kind}/{}", at("/involvedObject/name"));
+    let source = first(&["/source/component", "/reportingComponent"]);
     vec![
-        Value::from(since(seen)),
-        Value::from(text(event, "/type")),
-        Value::from(text(event, "/reason")),
-        Value::from(format!("{kind}/{}", text(event, "/involvedObject/name"))),
-        Value::from(text(event, "/message").trim()),
-        Value::from(first(&["/source/component", "/reportingComponent"])),
-        event.get("count").cloned().unwrap_or_else(|| Value::from(1)),
-        Value::from(text(event, "/metadata/name")),
+        ("Last Seen", false, since(seen)),
+        ("Type", false, Value::from(at("/type"))),
+        ("Reason", false, Value::from(at("/reason"))),
+        ("Object", false, Value::from(about)),
+        ("Message", false, Value::from(at("/message").trim())),
+        ("Source", true, Value::from(source)),
+        (
+            "Count",
+            true,
+            event.get("count").cloned().unwrap_or_else(|| Value::from(1)),
+        ),
+        ("Name", true, Value::from(at("/metadata/name"))),
     ]
 }
 
@@ -164,6 +140,9 @@ fn or_unknown(found: &str) -> Value {
 pub(crate) fn row(resource: &Resource, value: &Value, include: RowObject) -> Value {
     let cells = if resource.columns.is_empty() {
         cells(resource, value)
+            .into_iter()
+            .map(|(_, _, cell)| cell)
+            .collect()
     } else {
         custom_cells(resource, value)
     };
@@ -177,13 +156,9 @@ pub(crate) fn row(resource: &Resource, value: &Value, include: RowObject) -> Val
 fn custom_cells(resource: &Resource, value: &Value) -> Vec<Value> {
     let mut cells = vec![Value::from(text(value, "/metadata/name"))];
     for column in &resource.columns {
-        let found = column
-            .path
-            .trim_start_matches('.')
-            .split('.')
-            .try_fold(value, |v, field| v.get(field));
-        cells.push(match found {
-            Some(Value::String(date)) if column.kind == "date" => Value::from(since(date)),
+        let mut fields = column.path.trim_start_matches('.').split('.');
+        cells.push(match fields.try_fold(value, |v, field| v.get(field)) {
+            Some(Value::String(date)) if column.kind == "date" => since(date),
             Some(simple) if !simple.is_object() && !simple.is_array() => simple.clone(),
             Some(other) => Value::from(other.to_string()),
             None => Value::Null,
@@ -192,34 +167,41 @@ fn custom_cells(resource: &Resource, value: &Value) -> Vec<Value> {
     cells
 }
 
+fn definition(name: &str, kind: &str, priority: i64) -> Value {
+    let format = if name == "Name" { "name" } else { "" };
+    json!({"name": name, "type": kind, "format": format, "description": "", "priority": priority})
+}
+
 /// A whole table. Its rows are its last field, so that a list can be streamed into it.
 pub(crate) fn table(resource: &Resource, rows: &[Value], meta: &Value) -> Value {
-    let definition = |name: &str, kind: &str, priority: i64| {
-        let format = if name == "Name" { "name" } else { "" };
-        json!({"name": name, "type": kind, "format": format, "description": "", "priority": priority})
-    };
-    let columns: Vec<Value> = if resource.columns.is_empty() {
-        columns(resource)
-            .into_iter()
-            .map(|(name, kind, wide)| definition(name, kind, i64::from(wide)))
-            .collect()
+    let mut columns = Vec::new();
+    if resource.columns.is_empty() {
+        // The cells of no object have the types of every object's.
+        for (name, wide, cell) in cells(resource, &Value::Null) {
+            let kind = match cell {
+                Value::Number(_) => "integer",
+                _ if name == CREATED_AT => "date",
+                _ => "string",
+            };
+            columns.push(definition(name, kind, i64::from(wide)));
+        }
     } else {
-        let own = resource
-            .columns
-            .iter()
-            .map(|c| definition(&c.name, &c.kind, c.priority));
-        std::iter::once(definition("Name", "string", 0))
-            .chain(own)
-            .collect()
-    };
+        columns.push(definition("Name", "string", 0));
+        for column in &resource.columns {
+            columns.push(definition(&column.name, &column.kind, column.priority));
+        }
+    }
     json!({
         "kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": meta, "columnDefinitions": columns, "rows": rows,
     })
 }
 
 /// The age of an object, as `kubectl get` prints it.
-fn since(time: &str) -> String {
-    parse_time(time).map_or_else(|| "<unknown>".to_owned(), |t| age((Utc::now() - t).num_seconds()))
+fn since(time: &str) -> Value {
+    match parse_time(time) {
+        Some(time) => Value::from(age((Utc::now() - time).num_seconds())),
+        None => or_unknown(""),
+    }
 }
 
 fn age(seconds: i64) -> String {
@@ -241,42 +223,29 @@ fn age(seconds: i64) -> String {
     }
 }
 
-pub(super) const COLUMNS: &[ColumnSpec] = &[
-    ("Name", "string", false),
-    ("Ready", "string", false),
-    ("Status", "string", false),
-    ("Restarts", "string", false),
-    ("Age", "string", false),
-    ("IP", "string", true),
-    ("Node", "string", true),
-    ("Nominated Node", "string", true),
-    ("Readiness Gates", "string", true),
-];
-
-fn pod_cells(pod: &Value) -> Vec<Value> {
+fn pod_cells(pod: &Value) -> Vec<Cell> {
     let statuses = array(pod, "/status/containerStatuses");
-    let n_ready = statuses
-        .iter()
-        .filter(|s| s.get("ready") == Some(&Value::Bool(true)))
-        .count();
+    let n_ready = statuses.iter().filter(|s| is_true(s, "/ready")).count();
     let n_containers = array(pod, "/spec/containers").len();
-    let n_restarts: i64 = statuses
-        .iter()
-        .filter_map(|s| s.get("restartCount")?.as_i64())
-        .sum();
+    let n_restarts: i64 = statuses.iter().filter_map(|s| integer(s, "/restartCount")).sum();
     vec![
-        Value::from(text(pod, "/metadata/name")),
-        Value::from(format!("{n_ready}/{n_containers}")),
-        Value::from(status(pod)),
-        Value::from(n_restarts.to_string()),
-        Value::from(since(text(pod, "/metadata/creationTimestamp"))),
-        or_none(text(pod, "/status/podIP")),
-        or_none(text(pod, "/spec/nodeName")),
-        or_none(text(pod, "/status/nominatedNodeName")),
-        Value::from("<none>"),
+        ("Name", false, Value::from(text(pod, "/metadata/name"))),
+        ("Ready", false, Value::from(format!("{n_ready}/{n_containers}"))),
+        ("Status", false, Value::from(status(pod))),
+        ("Restarts", false, Value::from(n_restarts.to_string())),
+        ("Age", false, since(text(pod, CREATED))),
+        ("IP", true, or_none(text(pod, "/status/podIP"))),
+        ("Node", true, or_none(text(pod, "/spec/nodeName"))),
+        (
+            "Nominated Node",
+            true,
+            or_none(text(pod, "/status/nominatedNodeName")),
+        ),
+        ("Readiness Gates", true, or_none("")),
     ]
 }
 
+/// The STATUS that `kubectl get pods` shows: `printPod` of kube-apiserver's printers.
 fn status(pod: &Value) -> String {
     if is_deleting(pod) {
         return "Terminating".to_owned();
@@ -287,9 +256,8 @@ fn status(pod: &Value) -> String {
     let mut reasons = array(pod, "/status/containerStatuses")
         .iter()
         .filter_map(stuck_reason);
-    let gated = array(pod, "/status/conditions")
-        .iter()
-        .any(|c| text(c, "/reason") == "SchedulingGated");
+    let mut conditions = array(pod, "/status/conditions").iter();
+    let gated = conditions.any(|c| text(c, "/reason") == "SchedulingGated");
     let own = text(pod, "/status/reason");
     let phase = text(pod, "/status/phase");
     match reasons.next() {
@@ -303,17 +271,14 @@ fn status(pod: &Value) -> String {
 }
 
 fn is_ready(pod: &Value) -> bool {
-    array(pod, "/status/conditions")
-        .iter()
-        .any(|c| text(c, "/type") == "Ready" && text(c, "/status") == "True")
+    of_type(pod, "/status/conditions", "Ready").is_some_and(|c| text(c, "/status") == "True")
 }
 
 fn stuck_reason(container: &Value) -> Option<String> {
-    let state = ["/state/waiting", "/state/terminated"]
-        .into_iter()
-        .find_map(|p| container.pointer(p))?;
+    let waiting = container.pointer("/state/waiting");
+    let state = waiting.or_else(|| container.pointer("/state/terminated"))?;
     let reason = text(state, "/reason");
-    match state.get("exitCode").and_then(Value::as_i64) {
+    match integer(state, "/exitCode") {
         _ if !reason.is_empty() => Some(reason.to_owned()),
         Some(code) => Some(format!("ExitCode:{code}")),
         None => None,
@@ -323,16 +288,12 @@ fn stuck_reason(container: &Value) -> Option<String> {
 fn init_status(pod: &Value) -> Option<String> {
     let specs = array(pod, "/spec/initContainers");
     let is_sidecar = |name: &str| {
-        specs
-            .iter()
-            .any(|s| text(s, "/name") == name && text(s, "/restartPolicy") == "Always")
+        let mut sidecars = specs.iter().filter(|s| text(s, "/restartPolicy") == "Always");
+        sidecars.any(|s| text(s, "/name") == name)
     };
     for (i, container) in array(pod, "/status/initContainerStatuses").iter().enumerate() {
-        let done = container
-            .pointer("/state/terminated/exitCode")
-            .and_then(Value::as_i64)
-            == Some(0);
-        let started = container.get("started") == Some(&Value::Bool(true));
+        let done = integer(container, "/state/terminated/exitCode") == Some(0);
+        let started = is_true(container, "/started");
         if done || (is_sidecar(text(container, "/name")) && started) {
             continue;
         }

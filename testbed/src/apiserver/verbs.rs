@@ -144,10 +144,7 @@ fn check_kind(target: &RequestTarget, body: &mut Value) -> Result<(), ApiError> 
              ({expected}, Kind={wanted})"
         )));
     }
-    if body
-        .get("metadata")
-        .is_some_and(|m| !m.is_object() && !m.is_null())
-    {
+    if object::is_set(body, "/metadata") && object::object(body, "/metadata").is_none() {
         return Err(ApiError::bad_request("metadata must be a JSON object"));
     }
     check_string_maps(body)
@@ -155,27 +152,21 @@ fn check_kind(target: &RequestTarget, body: &mut Value) -> Result<(), ApiError> 
 
 fn check_string_maps(body: &Value) -> Result<(), ApiError> {
     for field in ["labels", "annotations"] {
-        let Some(map) = body
-            .get("metadata")
-            .and_then(|m| m.get(field))
-            .filter(|m| !m.is_null())
-        else {
-            continue;
-        };
-        let strings = map.as_object().is_some_and(|m| m.values().all(Value::is_string));
-        if !strings {
-            return Err(ApiError::bad_request(format!(
-                "metadata.{field} must be a map of strings to strings"
-            )));
+        let at = format!("/metadata/{field}");
+        let has_strings = object::object(body, &at).is_some_and(|map| map.values().all(Value::is_string));
+        if object::is_set(body, &at) && !has_strings {
+            let why = format!("metadata.{field} must be a map of strings to strings");
+            return Err(ApiError::bad_request(why));
         }
     }
-    let finalizers = body.pointer("/metadata/finalizers").filter(|f| !f.is_null());
-    if finalizers.is_some_and(|f| !f.as_array().is_some_and(|a| a.iter().all(Value::is_string))) {
-        return Err(ApiError::bad_request(
+    let finalizers = body.pointer("/metadata/finalizers").unwrap_or(&Value::Null);
+    match finalizers {
+        Value::Null => Ok(()),
+        Value::Array(items) if items.iter().all(Value::is_string) => Ok(()),
+        _ => Err(ApiError::bad_request(
             "metadata.finalizers must be a list of strings",
-        ));
+        )),
     }
-    Ok(())
 }
 
 /// Brings amounts into their kept form and refuses an object that does not decode as its kind.
@@ -222,14 +213,10 @@ fn failure<'a, T: Deserialize<'a>>(body: &'a Value) -> Option<String> {
 }
 
 fn bad_quantity(pod: &Value) -> Option<String> {
-    let mut containers = ["/spec/containers", "/spec/initContainers"]
-        .into_iter()
-        .flat_map(|p| object::array(pod, p));
-    let text = containers.find_map(pod::unparsable)?;
+    let text = pod::unparsable(pod)?;
     Some(format!(
         "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$': {text}"
     ))
 }
-
 #[cfg(test)]
 mod tests;

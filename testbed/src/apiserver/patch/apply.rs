@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::fields::{FieldSet, differing, elements, lookup};
+use super::fields::{FieldSet, differing, elements, lookup, lookup_item};
 use super::managers::{self, FieldWriter, Manager, ManagerOperation};
 use super::strategic::{ListRule, Schema};
 use crate::apiserver::object;
@@ -36,7 +36,13 @@ pub(crate) fn apply(
     for other in &others {
         kept.union(&other.fields);
     }
-    prune(&mut merged, &dropped, &kept, schema);
+    let mut pruning = Pruning {
+        kept: &kept,
+        schema,
+        path: Vec::new(),
+        names: Vec::new(),
+    };
+    pruning.step(&mut merged, &dropped);
     let unchanged = live.is_some_and(|l| managers::contents(l) == managers::contents(&merged));
     let mut entry = Manager::new(writer, ManagerOperation::Apply, wanted);
     let before = live.map(managers::read).unwrap_or_default();
@@ -100,23 +106,20 @@ fn describe(manager: &Manager) -> String {
 
 fn conflict(conflicts: &[(String, Vec<String>)]) -> ApiError {
     let n_conflicts: usize = conflicts.iter().map(|(_, paths)| paths.len()).sum();
-    let parts: Vec<String> = conflicts
-        .iter()
-        .map(|(whose, paths)| match paths.as_slice() {
+    let (mut parts, mut causes) = (Vec::new(), Vec::new());
+    for (whose, paths) in conflicts {
+        parts.push(match paths.as_slice() {
             [one] => format!("conflict with {whose}: {one}"),
             many => format!("conflicts with {whose}:\n- {}", many.join("\n- ")),
-        })
-        .collect();
+        });
+        for path in paths {
+            let message = format!("conflict with {whose}");
+            causes.push(json!({"reason": "FieldManagerConflict", "message": message, "field": path}));
+        }
+    }
     let plural = if n_conflicts == 1 { "" } else { "s" };
-    let message = format!(
-        "Apply failed with {n_conflicts} conflict{plural}: {}",
-        parts.join("\n")
-    );
-    let causes: Vec<Value> = conflicts
-        .iter()
-        .flat_map(|(whose, paths)| paths.iter().map(move |path| (whose, path)))
-        .map(|(whose, path)| json!({"reason": "FieldManagerConflict", "message": format!("conflict with {whose}"), "field": path}))
-        .collect();
+    let parts = parts.join("\n");
+    let message = format!("Apply failed with {n_conflicts} conflict{plural}: {parts}");
     let mut error = ApiError::new(409, message);
     error.details = Some(Box::new(json!({"causes": causes})));
     error
@@ -148,29 +151,14 @@ fn merge_items<'a>(
     path: &mut Vec<&'a str>,
 ) {
     for (element, item) in elements(items, rule) {
-        let known: Vec<String> = elements(target, rule).into_iter().map(|(e, _)| e).collect();
-        match known
-            .iter()
-            .position(|e| *e == element)
-            .and_then(|at| target.get_mut(at))
-        {
+        match position(target, &element, rule).and_then(|at| target.get_mut(at)) {
             Some(slot) => merge(slot, item, schema, path),
             None => target.push(item.clone()),
         }
     }
 }
 
-/// Removes the members of `dropped` that `kept` does not own, and containers that this leaves empty.
-fn prune(value: &mut Value, dropped: &FieldSet, kept: &FieldSet, schema: &Schema) {
-    let mut pruning = Pruning {
-        kept,
-        schema,
-        path: Vec::new(),
-        names: Vec::new(),
-    };
-    pruning.step(value, dropped);
-}
-
+/// Removes the fields that a manager no longer declares and no other owns, and containers that this leaves empty.
 struct Pruning<'a> {
     kept: &'a FieldSet,
     schema: &'a Schema,
@@ -190,9 +178,8 @@ impl Pruning<'_> {
                 remove(value, element, &rule);
             } else if let Some(inner) = lookup_mut(value, element, &rule) {
                 self.step(inner, child);
-                let emptied = matches!(inner, Value::Object(m) if m.is_empty())
-                    || matches!(inner, Value::Array(a) if a.is_empty());
-                if emptied && !self.kept.touches(&self.path) {
+                let is_empty = inner == &json!({}) || inner == &json!([]);
+                if is_empty && !self.kept.touches(&self.path) {
                     remove(value, element, &rule);
                 }
             }
@@ -205,10 +192,7 @@ impl Pruning<'_> {
 }
 
 fn position(items: &[Value], element: &str, rule: &ListRule) -> Option<usize> {
-    let found = elements(items, rule)
-        .into_iter()
-        .find(|(e, _)| e == element)
-        .map(|(_, item)| item)?;
+    let found = lookup_item(items, element, rule)?;
     items.iter().position(|item| std::ptr::eq(item, found))
 }
 

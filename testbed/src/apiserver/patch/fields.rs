@@ -203,12 +203,15 @@ pub(crate) fn elements<'a>(items: &'a [Value], rule: &ListRule) -> Vec<(String, 
 pub(crate) fn lookup<'a>(value: &'a Value, element: &str, rule: &ListRule) -> Option<&'a Value> {
     match (value, element.strip_prefix("f:")) {
         (Value::Object(map), Some(field)) => map.get(field),
-        (Value::Array(items), None) => elements(items, rule)
-            .into_iter()
-            .find(|(e, _)| e == element)
-            .map(|(_, v)| v),
+        (Value::Array(items), None) => lookup_item(items, element, rule),
         _ => None,
     }
+}
+
+/// The item of a list at a path element.
+pub(crate) fn lookup_item<'a>(items: &'a [Value], element: &str, rule: &ListRule) -> Option<&'a Value> {
+    let mut elements = elements(items, rule).into_iter();
+    elements.find_map(|(found, item)| (found == element).then_some(item))
 }
 
 /// The members of `set` whose values differ between two objects; a key-only member never differs.
@@ -223,13 +226,13 @@ fn changed(
     schema: &Schema,
     path: &mut Vec<String>,
 ) -> FieldSet {
-    let mut result = FieldSet {
-        member: set.member && set.children.is_empty() && old != new,
-        children: BTreeMap::new(),
-    };
     if old == new {
         return FieldSet::default();
     }
+    let mut result = FieldSet {
+        member: set.member && set.children.is_empty(),
+        children: BTreeMap::new(),
+    };
     let names: Vec<&str> = path.iter().map(String::as_str).collect();
     let rule = schema.list(&names);
     for (element, child) in &set.children {

@@ -54,41 +54,28 @@ impl Manager {
     }
 
     fn from_value(value: &Value) -> Self {
-        let text = |field: &str| {
-            value
-                .get(field)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                .to_owned()
+        let operation = match object::text(value, "/operation") {
+            "Apply" => ManagerOperation::Apply,
+            _ => ManagerOperation::Update,
         };
         Self {
-            name: text("manager"),
-            operation: if text("operation") == "Apply" {
-                ManagerOperation::Apply
-            } else {
-                ManagerOperation::Update
-            },
-            subresource: text("subresource"),
-            api_version: text("apiVersion"),
+            name: object::text(value, "/manager").to_owned(),
+            operation,
+            subresource: object::text(value, "/subresource").to_owned(),
+            api_version: object::text(value, "/apiVersion").to_owned(),
             time: value.get("time").cloned().unwrap_or_default(),
             fields: FieldSet::from_root(value.get("fieldsV1").unwrap_or(&Value::Null)),
         }
     }
 
     fn to_value(&self) -> Value {
-        let operation = if self.operation == ManagerOperation::Apply {
-            "Apply"
-        } else {
-            "Update"
-        };
         let mut entry = json!({
-            "manager": self.name, "operation": operation, "apiVersion": self.api_version, "time": self.time,
+            "manager": self.name, "operation": format!("{:?}", self.operation), "apiVersion": self.api_version, "time": self.time,
             "fieldsType": "FieldsV1", "fieldsV1": self.fields.to_value(),
         });
-        if let Some(map) = entry.as_object_mut()
-            && !self.subresource.is_empty()
-        {
-            map.insert("subresource".to_owned(), Value::from(self.subresource.clone()));
+        if !self.subresource.is_empty() {
+            let subresource = Value::from(self.subresource.clone());
+            object::set(object::make_object(&mut entry), "subresource", Some(subresource));
         }
         entry
     }
@@ -104,16 +91,9 @@ pub(crate) fn read(object: &Value) -> Vec<Manager> {
 
 /// Records the managers in an object, leaving out those that own nothing.
 pub(crate) fn write(object: &mut Value, managers: &[Manager]) {
-    let entries: Vec<Value> = managers
-        .iter()
-        .filter(|m| !m.fields.is_empty())
-        .map(Manager::to_value)
-        .collect();
-    let recorded = if entries.is_empty() {
-        None
-    } else {
-        Some(Value::from(entries))
-    };
+    let owners = managers.iter().filter(|m| !m.fields.is_empty());
+    let entries: Vec<Value> = owners.map(Manager::to_value).collect();
+    let recorded = (!entries.is_empty()).then_some(Value::from(entries));
     object::set(object::meta(object), "managedFields", recorded);
 }
 
@@ -144,10 +124,10 @@ pub(crate) fn track_update(old: &Value, new: &mut Value, writer: FieldWriter<'_>
 }
 
 fn grant(managers: &mut Vec<Manager>, writer: FieldWriter<'_>, changed: &FieldSet) {
-    match managers
+    let own = managers
         .iter_mut()
-        .find(|m| m.is(writer, ManagerOperation::Update))
-    {
+        .find(|m| m.is(writer, ManagerOperation::Update));
+    match own {
         Some(own) => {
             own.fields.union(changed);
             own.time = object::timestamp(writer.now);
@@ -156,6 +136,19 @@ fn grant(managers: &mut Vec<Manager>, writer: FieldWriter<'_>, changed: &FieldSe
     }
 }
 
+/// The metadata that only the server writes after an object's creation.
+pub(crate) const SERVER_METADATA: [&str; 9] = [
+    "name",
+    "namespace",
+    "generateName",
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "resourceVersion",
+];
+
 /// The fields of an object that can have owners.
 pub(crate) fn owned(object: &Value, schema: &Schema) -> FieldSet {
     FieldSet::of(&contents(object), schema)
@@ -163,32 +156,17 @@ pub(crate) fn owned(object: &Value, schema: &Schema) -> FieldSet {
 
 /// An object without the fields that the server itself maintains.
 pub(crate) fn contents(object: &Value) -> Value {
-    const SYSTEM: &[&str] = &[
-        "name",
-        "namespace",
-        "generateName",
-        "uid",
-        "creationTimestamp",
-        "resourceVersion",
-        "generation",
-        "managedFields",
-        "selfLink",
-        "deletionTimestamp",
-        "deletionGracePeriodSeconds",
-    ];
     let mut contents = object.clone();
     let map = object::make_object(&mut contents);
     map.remove("apiVersion");
     map.remove("kind");
-    let empty = match map.get_mut("metadata").and_then(Value::as_object_mut) {
-        Some(meta) => {
-            meta.retain(|field, _| !SYSTEM.contains(&field.as_str()));
-            meta.is_empty()
+    if let Some(Value::Object(meta)) = map.get_mut("metadata") {
+        for field in SERVER_METADATA.iter().chain(&["managedFields", "selfLink"]) {
+            meta.remove(*field);
         }
-        None => false,
-    };
-    if empty {
-        map.remove("metadata");
+        if meta.is_empty() {
+            map.remove("metadata");
+        }
     }
     contents
 }

@@ -42,11 +42,8 @@ fn merge_map<'a>(
 ) -> Result<(), ApiError> {
     match patch.get(PATCH).and_then(Value::as_str) {
         Some("replace") => {
-            *target = patch
-                .iter()
-                .filter(|(k, _)| !k.starts_with('$'))
-                .map(|(k, v)| (k.clone(), v.clone()))
-                .collect();
+            target.clone_from(patch);
+            target.retain(|field, _| !field.starts_with('$'));
             return Ok(());
         }
         Some("delete") => {
@@ -108,7 +105,8 @@ fn merge_list<'a>(
     let replace = patch.iter().any(|item| directive(item) == Some("replace"));
     match schema.list(at) {
         ListRule::Map(keys) if !replace => {
-            merge_keyed(target, patch, keys.first().map_or("", String::as_str), schema, at)
+            let key = keys.first().map_or("", String::as_str);
+            return merge_keyed(target, patch, key, schema, at);
         }
         ListRule::Set if !replace => {
             for item in patch {
@@ -116,17 +114,13 @@ fn merge_list<'a>(
                     target.push(item.clone());
                 }
             }
-            Ok(())
         }
         _ => {
-            *target = patch
-                .iter()
-                .filter(|item| directive(item).is_none())
-                .cloned()
-                .collect();
-            Ok(())
+            *target = patch.to_vec();
+            target.retain(|item| directive(item).is_none());
         }
     }
+    Ok(())
 }
 
 fn merge_keyed<'a>(
@@ -139,9 +133,8 @@ fn merge_keyed<'a>(
     for item in patch {
         let (Value::Object(change), Some(identity)) = (item, item.get(key)) else {
             let list = at.join(".");
-            return Err(ApiError::bad_request(format!(
-                "map: {item} does not contain declared merge key: {key} ({list})"
-            )));
+            let why = format!("map: {item} does not contain declared merge key: {key} ({list})");
+            return Err(ApiError::bad_request(why));
         };
         let position = target.iter().position(|t| t.get(key) == Some(identity));
         match (directive(item), position) {
@@ -151,14 +144,12 @@ fn merge_keyed<'a>(
                 }
             }
             (Some("merge") | None, found) => {
-                let mut merged = found
-                    .and_then(|place| target.get_mut(place))
-                    .map(Value::take)
-                    .unwrap_or_default();
-                merge_map(object::make_object(&mut merged), change, schema, at)?;
-                match found.and_then(|place| target.get_mut(place)) {
-                    Some(slot) => *slot = merged,
-                    None => target.push(merged),
+                let place = found.unwrap_or(target.len());
+                if place == target.len() {
+                    target.push(Value::Null);
+                }
+                if let Some(slot) = target.get_mut(place) {
+                    merge_map(object::make_object(slot), change, schema, at)?;
                 }
             }
             (Some(other), _) => return Err(bad_directive(other)),
@@ -219,52 +210,40 @@ pub(crate) enum Schema {
     Custom(Option<Arc<Value>>),
 }
 
-/// Parent field (or none for any), field, merge keys.
-const KEYED: &[(Option<&str>, &str, &[&str])] = &[
-    (None, "ownerReferences", &["uid"]),
-    (None, "conditions", &["type"]),
-    (None, "containers", &["name"]),
-    (None, "initContainers", &["name"]),
-    (None, "ephemeralContainers", &["name"]),
-    (None, "env", &["name"]),
-    (None, "volumes", &["name"]),
-    (None, "volumeMounts", &["mountPath"]),
-    (None, "volumeDevices", &["devicePath"]),
-    (None, "volumeClaimTemplates", &["name"]),
-    (None, "imagePullSecrets", &["name"]),
-    (None, "secrets", &["name"]),
-    (None, "hostAliases", &["ip"]),
-    (None, "podIPs", &["ip"]),
-    (None, "hostIPs", &["ip"]),
-    (None, "schedulingGates", &["name"]),
-    (None, "resourceClaims", &["name"]),
-    (None, "webhooks", &["name"]),
-    (None, "matchConditions", &["name"]),
-    (Some("spec"), "variables", &["name"]),
+/// Parent fields (none for any), field, merge keys.
+const KEYED: &[(&[&str], &str, &[&str])] = &[
+    (&[], "ownerReferences", &["uid"]),
+    (&[], "conditions", &["type"]),
+    (&[], "volumeMounts", &["mountPath"]),
+    (&[], "volumeDevices", &["devicePath"]),
+    (&[], "hostAliases", &["ip"]),
+    (&[], "podIPs", &["ip"]),
+    (&[], "hostIPs", &["ip"]),
     (
-        None,
+        &[],
         "topologySpreadConstraints",
         &["topologyKey", "whenUnsatisfiable"],
     ),
-    (Some("containers"), "ports", &["containerPort", "protocol"]),
-    (Some("initContainers"), "ports", &["containerPort", "protocol"]),
-    (Some("spec"), "ports", &["port", "protocol"]),
-    (Some("status"), "addresses", &["type"]),
-    (Some("resources"), "claims", &["name"]),
+    (
+        &["containers", "initContainers"],
+        "ports",
+        &["containerPort", "protocol"],
+    ),
+    (&["spec"], "ports", &["port", "protocol"]),
+    (&["spec"], "variables", &["name"]),
+    (&["status"], "addresses", &["type"]),
+    (&["resources"], "claims", &["name"]),
 ];
-const SETS: &[(Option<&str>, &str)] = &[
-    (None, "finalizers"),
-    (Some("spec"), "podCIDRs"),
-    (Some("spec"), "loadBalancerSourceRanges"),
-];
-const ATOMIC_MAPS: &[&str] = &[
-    "nodeSelector",
-    "selector",
-    "labelSelector",
-    "secretKeyRef",
-    "configMapKeyRef",
-    "fieldRef",
-];
+/// Lists whose items are known by their names.
+const NAMED: &str = "containers initContainers ephemeralContainers env volumes volumeClaimTemplates imagePullSecrets \
+    secrets schedulingGates resourceClaims webhooks matchConditions";
+
+/// Maps that are replaced as a whole.
+const ATOMIC_MAPS: &str = "nodeSelector selector labelSelector secretKeyRef configMapKeyRef fieldRef";
+
+fn is_listed(words: &str, field: &str) -> bool {
+    words.split_whitespace().any(|word| word == field)
+}
 
 impl Schema {
     pub(crate) fn of(resource: &Resource) -> Self {
@@ -278,10 +257,10 @@ impl Schema {
     /// The merge rule of the list at a path.
     pub(crate) fn list(&self, path: &[&str]) -> ListRule {
         match self {
-            Self::Custom(schema) if path.first() != Some(&"metadata") => schema
-                .as_deref()
-                .and_then(|s| descend(s, path))
-                .map_or(ListRule::Atomic, declared),
+            Self::Custom(schema) if path.first() != Some(&"metadata") => {
+                let declaration = schema.as_deref().and_then(|s| descend(s, path));
+                declaration.map_or(ListRule::Atomic, declared)
+            }
             _ => builtin(path),
         }
     }
@@ -289,12 +268,12 @@ impl Schema {
     /// True if the map at a path is replaced as a whole.
     pub(crate) fn is_atomic_map(&self, path: &[&str]) -> bool {
         match self {
-            Self::Custom(schema) => schema
-                .as_deref()
-                .and_then(|s| descend(s, path))
-                .is_some_and(|s| s.get("x-kubernetes-map-type").and_then(Value::as_str) == Some("atomic")),
+            Self::Custom(schema) => {
+                let declaration = schema.as_deref().and_then(|s| descend(s, path));
+                declaration.is_some_and(|s| object::text(s, "/x-kubernetes-map-type") == "atomic")
+            }
             Self::Builtin => {
-                path.last().is_some_and(|field| ATOMIC_MAPS.contains(field))
+                path.last().is_some_and(|field| is_listed(ATOMIC_MAPS, field))
                     && path.first() != Some(&"metadata")
             }
         }
@@ -305,41 +284,37 @@ fn builtin(path: &[&str]) -> ListRule {
     let Some((field, parents)) = path.split_last() else {
         return ListRule::Atomic;
     };
-    let under = |parent: Option<&str>| parent.is_none_or(|p| parents.last() == Some(&p));
-    if let Some((_, _, keys)) = KEYED
-        .iter()
-        .find(|(parent, name, _)| name == field && under(*parent))
-    {
-        return ListRule::Map(keys.iter().map(|k| (*k).to_owned()).collect());
+    let parent = parents.last().copied().unwrap_or_default();
+    if is_listed(NAMED, field) {
+        return ListRule::Map(vec!["name".to_owned()]);
     }
-    if SETS.iter().any(|(parent, name)| name == field && under(*parent)) {
-        ListRule::Set
-    } else {
-        ListRule::Atomic
+    for (under, name, keys) in KEYED {
+        if name == field && (under.is_empty() || under.contains(&parent)) {
+            return ListRule::Map(keys.iter().map(ToString::to_string).collect());
+        }
+    }
+    match (parent, *field) {
+        (_, "finalizers") | ("spec", "podCIDRs" | "loadBalancerSourceRanges") => ListRule::Set,
+        _ => ListRule::Atomic,
     }
 }
 
 fn descend<'a>(schema: &'a Value, path: &[&str]) -> Option<&'a Value> {
-    path.iter().try_fold(schema, |at, field| {
-        let at = at.get("items").unwrap_or(at);
-        at.get("properties")
-            .and_then(|p| p.get(*field))
-            .or_else(|| at.get("additionalProperties"))
-    })
+    let mut at = schema;
+    for field in path {
+        at = at.get("items").unwrap_or(at);
+        let property = at.get("properties").and_then(|p| p.get(*field));
+        at = property.or_else(|| at.get("additionalProperties"))?;
+    }
+    Some(at)
 }
 
 fn declared(schema: &Value) -> ListRule {
-    match schema.get("x-kubernetes-list-type").and_then(Value::as_str) {
-        Some("set") => ListRule::Set,
-        Some("map") => {
-            let keys = schema.get("x-kubernetes-list-map-keys").and_then(Value::as_array);
-            ListRule::Map(
-                keys.into_iter()
-                    .flatten()
-                    .filter_map(Value::as_str)
-                    .map(str::to_owned)
-                    .collect(),
-            )
+    match object::text(schema, "/x-kubernetes-list-type") {
+        "set" => ListRule::Set,
+        "map" => {
+            let keys = object::array(schema, "/x-kubernetes-list-map-keys").iter();
+            ListRule::Map(keys.filter_map(Value::as_str).map(str::to_owned).collect())
         }
         _ => ListRule::Atomic,
     }

@@ -227,34 +227,24 @@ fn check_definition(body: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     for field in ["group", "scope", "names/plural", "names/kind"] {
         if object::text(body, &format!("/spec/{field}")).is_empty() {
-            errors.push(InvalidField::required(
-                format!("spec.{}", field.replace('/', ".")),
-                "",
-            ));
+            let field = format!("spec.{}", field.replace('/', "."));
+            errors.push(InvalidField::required(field, ""));
         }
     }
-    let expected = format!(
-        "{}.{}",
+    let (plural, group) = (
         object::text(body, "/spec/names/plural"),
-        object::text(body, "/spec/group")
+        object::text(body, "/spec/group"),
     );
+    let expected = format!("{plural}.{group}");
     let found = object::text(body, "/metadata/name");
     if errors.is_empty() && found != expected {
         let why = format!("must be spec.names.plural+\".\"+spec.group: {expected}");
         errors.push(InvalidField::invalid("metadata.name", found, &why));
     }
-    let stored = |v: &&Value| v.get("storage").and_then(Value::as_bool) == Some(true);
-    if object::array(body, "/spec/versions")
-        .iter()
-        .filter(stored)
-        .count()
-        != 1
-    {
-        errors.push(InvalidField::invalid(
-            "spec.versions",
-            "",
-            "must have exactly one version marked as storage version",
-        ));
+    let versions = object::array(body, "/spec/versions").iter();
+    if versions.filter(|v| object::is_true(v, "/storage")).count() != 1 {
+        let why = "must have exactly one version marked as storage version";
+        errors.push(InvalidField::invalid("spec.versions", "", why));
     }
     errors
 }

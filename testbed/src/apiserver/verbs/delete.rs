@@ -91,23 +91,22 @@ pub(crate) fn delete(
 
 /// The objects of a collection that match.
 pub(crate) fn select(state: &ApiState, target: &RequestTarget, selectors: &Selectors) -> Vec<RequestTarget> {
-    let keys = keys(
-        state,
-        &target.resource.storage,
-        Some(&target.namespace).filter(|n| !n.is_empty()),
-    );
-    let targets = keys.into_iter().map(|key| RequestTarget {
-        namespace: key.namespace,
-        name: key.name,
-        ..target.clone()
-    });
-    targets
-        .filter(|one| {
-            state
-                .current(one)
-                .is_ok_and(|version| selectors.matches(&version.value))
-        })
-        .collect()
+    let namespace = Some(&target.namespace).filter(|n| !n.is_empty());
+    let mut matching = Vec::new();
+    for key in keys(state, &target.resource.storage, namespace) {
+        let one = RequestTarget {
+            namespace: key.namespace,
+            name: key.name,
+            ..target.clone()
+        };
+        if state
+            .current(&one)
+            .is_ok_and(|version| selectors.matches(&version.value))
+        {
+            matching.push(one);
+        }
+    }
+    matching
 }
 
 pub(super) fn keys(state: &ApiState, storage: &str, namespace: Option<&String>) -> Vec<Key> {
@@ -158,44 +157,39 @@ fn check_preconditions(
     object: &Value,
     options: &DeleteOptions,
 ) -> Result<(), ApiError> {
-    let differs = |asked: &Option<String>, pointer: &str| {
-        asked
-            .clone()
-            .filter(|asked| asked != object::text(object, pointer))
-            .map(|a| (a, object::text(object, pointer)))
-    };
-    let fail = |what: &str, (asked, found): (String, &str)| {
-        let why =
-            format!("Precondition failed: {what} in precondition: {asked}, {what} in object meta: {found}");
-        Err(ApiError::conflict(
-            &target.resource.qualified(),
-            &target.name,
-            &why,
-        ))
-    };
-    if let Some(uids) = differs(&options.uid, "/metadata/uid") {
-        return fail("UID", uids);
+    let found = object::text(object, "/metadata/uid");
+    let version = object::text(object, "/metadata/resourceVersion");
+    for (what, asked, found) in [
+        ("UID", &options.uid, found),
+        ("ResourceVersion", &options.resource_version, version),
+    ] {
+        if let Some(asked) = asked
+            && asked != found
+        {
+            let why = format!(
+                "Precondition failed: {what} in precondition: {asked}, {what} in object meta: {found}"
+            );
+            return Err(ApiError::conflict(
+                &target.resource.qualified(),
+                &target.name,
+                &why,
+            ));
+        }
     }
-    match differs(&options.resource_version, "/metadata/resourceVersion") {
-        Some(versions) => fail("ResourceVersion", versions),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// Marks an object as being deleted; a later deletion can only shorten the grace.
 pub(super) fn mark(object: &mut Value, grace: i64, now: DateTime<Utc>) {
     let marked = object::parse_time(object::text(object, "/metadata/deletionTimestamp"));
-    let before = object
-        .pointer("/metadata/deletionGracePeriodSeconds")
-        .and_then(Value::as_i64)
-        .unwrap_or(0);
+    let before = object::integer(object, "/metadata/deletionGracePeriodSeconds").unwrap_or(0);
     let started = match marked {
         Some(_) if grace >= before => return,
         Some(end) => end - TimeDelta::seconds(before),
         None => now,
     };
     let end = started + TimeDelta::seconds(grace);
-    let generation = object.pointer("/metadata/generation").and_then(Value::as_i64);
+    let generation = object::integer(object, "/metadata/generation");
     let meta = object::meta(object);
     meta.insert("deletionTimestamp".to_owned(), object::timestamp(end));
     meta.insert("deletionGracePeriodSeconds".to_owned(), Value::from(grace));
@@ -246,23 +240,15 @@ pub(super) fn delete_namespace(
 
 pub(super) fn end_namespace_if_empty(state: &mut ApiState, name: &str) {
     let key = Key::new("", name);
-    let ending = state
-        .store
-        .get(NAMESPACES, &key)
-        .is_some_and(|n| object::is_deleting(&n.value));
-    if !ending {
+    let Some(namespace) = state.store.get(NAMESPACES, &key) else {
+        return;
+    };
+    if !object::is_deleting(&namespace.value) || object::has_finalizers(&namespace.value) {
         return;
     }
     let owned = name.to_owned();
-    let empty = state
-        .registry
-        .namespaced()
-        .all(|r| keys(state, &r.storage, Some(&owned)).is_empty());
-    let held = state
-        .store
-        .get(NAMESPACES, &key)
-        .is_some_and(|n| object::has_finalizers(&n.value));
-    if empty && !held {
+    let mut resources = state.registry.namespaced();
+    if resources.all(|r| keys(state, &r.storage, Some(&owned)).is_empty()) {
         state.store.remove(NAMESPACES, &key, None);
     }
 }

@@ -81,10 +81,7 @@ fn draft_apply(
         ));
     }
     check_kind(target, &mut body)?;
-    if body
-        .pointer("/metadata/managedFields")
-        .is_some_and(|m| !m.is_null())
-    {
+    if object::is_set(&body, "/metadata/managedFields") {
         return Err(ApiError::bad_request("metadata.managedFields must be nil"));
     }
     let named = object::text(&body, "/metadata/name");

@@ -14,19 +14,6 @@ use crate::apiserver::status::{ApiError, InvalidField};
 use crate::apiserver::store::ObjectVersion;
 use crate::apiserver::{admission, name, object, pod};
 
-/// Metadata that no client changes.
-const KEPT: &[&str] = &[
-    "name",
-    "namespace",
-    "generateName",
-    "uid",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-    "generation",
-    "resourceVersion",
-];
-
 /// Replaces an object, or its status, by `body`.
 pub(crate) fn update(
     state: &mut ApiState,
@@ -162,10 +149,7 @@ impl Settled {
 
 /// True if an object that waits for removal may be removed.
 fn finished(object: &Value) -> bool {
-    let grace = object
-        .pointer("/metadata/deletionGracePeriodSeconds")
-        .and_then(Value::as_i64)
-        .unwrap_or(0);
+    let grace = object::integer(object, "/metadata/deletionGracePeriodSeconds").unwrap_or(0);
     let namespace =
         object::text(object, "/kind") == "Namespace" && !object::array(object, "/spec/finalizers").is_empty();
     object::is_deleting(object) && !object::has_finalizers(object) && grace == 0 && !namespace
@@ -218,8 +202,8 @@ fn keep_metadata(old: &Value, new: &mut Value) {
     }
     let before = old.get("metadata");
     let meta = object::meta(new);
-    for field in KEPT {
-        object::set(meta, field, before.and_then(|m| m.get(*field)).cloned());
+    for field in managers::SERVER_METADATA {
+        object::set(meta, field, before.and_then(|m| m.get(field)).cloned());
     }
     meta.remove("selfLink");
 }
@@ -247,19 +231,16 @@ fn count_generation(resource: &Resource, old: &Value, new: &mut Value) {
     if !resource.counts_generations() {
         return;
     }
-    let counts = |field: &str| field != "metadata" && !(field == "status" && resource.status);
-    let content = |of: &Value| -> Vec<(String, Value)> {
-        let fields = of.as_object().into_iter().flatten();
+    let content = |of: &Value| {
+        let mut fields = of.as_object().cloned().unwrap_or_default();
+        fields.remove("metadata");
+        if resource.status {
+            fields.remove("status");
+        }
         fields
-            .filter(|(field, _)| counts(field))
-            .map(|(k, v)| (k.clone(), v.clone()))
-            .collect()
     };
     if content(old) != content(new) {
-        let generation = old
-            .pointer("/metadata/generation")
-            .and_then(Value::as_i64)
-            .unwrap_or(0);
+        let generation = object::integer(old, "/metadata/generation").unwrap_or(0);
         object::meta(new).insert("generation".to_owned(), Value::from(generation + 1));
     }
 }
