@@ -164,10 +164,18 @@ pub(crate) async fn autoscaler_hints(
             "there is no node {name:?}; `kubectl get nodes` lists all"
         ))
     })?;
-    let (resources, labels) = (
-        picked(&node, "/status/capacity", &RESOURCES),
-        picked(&node, "/metadata/labels", &LABELS),
-    );
+    let resources = picked(&node, "/status/capacity", &RESOURCES);
+    let mut labels = picked(&node, "/metadata/labels", &LABELS);
+    // The plugin publishes the enforcement level in the Device object; for a node that does not exist yet the scheduler
+    // reads it from the node's label.
+    let device = format!("/apis/scheduling.koordinator.sh/v1alpha1/devices/{name}");
+    if let Some(device) = connection.get(&format!("read Device {name}"), &device).await? {
+        labels.append(&mut picked(
+            &device,
+            "/metadata/labels",
+            &[proto::device::ENFORCEMENT],
+        ));
+    }
     if resources.is_empty() {
         return Err(Failure::Input(format!(
             "node {name} has no resource of gpushare; name a node that shares its GPUs"

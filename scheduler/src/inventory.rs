@@ -319,7 +319,17 @@ pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
         .or_else(percent)
         .filter(|count| (1..=MAX_GPUS).contains(count))?;
     let unit_bytes = published_unit(node, names).ok().flatten().map(MemoryUnit::bytes);
-    let gpus = equal_gpus(n_gpus, bytes / n_gpus);
+    let mut gpus = equal_gpus(n_gpus, bytes / n_gpus);
+    // No plugin has seen the node: the operator says in the node group's template what its nodes can enforce.
+    let label = node
+        .metadata
+        .labels
+        .as_ref()
+        .and_then(|labels| labels.get(ENFORCEMENT));
+    let limits = limit_level(label);
+    for gpu in &mut gpus {
+        gpu.attributes.limits = limits;
+    }
     let partitions = Table::default().on(node, &gpus);
     let inventory = Inventory {
         gpus,
@@ -371,11 +381,16 @@ fn attributes(info: &DeviceInfo) -> DeviceAttributes {
             .as_ref()
             .and_then(|topology| place(topology, is_numa_known(info))),
         functions: groups.filter(|group| !group.functions.is_empty()).collect(),
-        limits: match info.labels.get(ENFORCEMENT).map(String::as_str) {
-            Some(ENFORCED_BY_DRIVER) => LimitLevel::Driver,
-            Some("hami-core") => LimitLevel::Library,
-            _ => LimitLevel::None,
-        },
+        limits: limit_level(info.labels.get(ENFORCEMENT)),
+    }
+}
+
+/// The enforcement level that a label's value names.
+fn limit_level(label: Option<&String>) -> LimitLevel {
+    match label.map(String::as_str) {
+        Some(ENFORCED_BY_DRIVER) => LimitLevel::Driver,
+        Some("hami-core") => LimitLevel::Library,
+        _ => LimitLevel::None,
     }
 }
 

@@ -137,6 +137,27 @@ async fn a_template_with_the_resources_of_our_plugin_is_evaluated() {
     assert_eq!(answer["Nodes"]["items"], json!([]));
 }
 
+/// No plugin has found the enforcement level of a node that does not exist: the template's label says it.
+#[rstest]
+#[case::driver(json!({"gpushare/enforcement": "driver"}), true)]
+#[case::library(json!({"gpushare/enforcement": "hami-core"}), false)]
+#[case::no_label(json!({}), false)]
+#[tokio::test]
+async fn a_template_has_the_enforcement_level_of_its_label(#[case] labels: Value, #[case] fits: bool) {
+    let template = json!({
+        "metadata": {"name": "template", "labels": labels},
+        "status": {"capacity": {"aliyun.com/gpu-count": "2", "koordinator.sh/gpu-memory": "32Gi"}},
+    });
+    let mut demanding = shared("p", 1, 1024);
+    demanding["metadata"]["annotations"] = json!({"gpushare/enforcement": "driver"});
+    let answer = World::new().filter_whole(&demanding, &[template]).await;
+    assert_eq!(
+        answer["Nodes"]["items"].as_array().unwrap().len() == 1,
+        fits,
+        "{answer}"
+    );
+}
+
 #[tokio::test]
 async fn a_cpu_only_pod_fits_everywhere() {
     for name in ["a", "b"] {
