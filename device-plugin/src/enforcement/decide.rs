@@ -27,10 +27,10 @@ pub(super) enum Cgroup {
 pub(super) enum HookRoute {
     /// By this plugin's CDI spec, whose variables win over those of the image and of the pod.
     Spec,
-    /// By this plugin's CDI spec, but the hook would read a value that the image or the pod sets.
-    SpecBehindOthers,
     /// By NVIDIA's runtime, which resolves the vendor's variable by CDI and so brings the hook.
     Runtime,
+    /// The hook gets into containers, but may read a limit that the image or the pod sets.
+    ReadsOthers,
     /// NVIDIA's runtime injects by its own tool, which knows no such hook.
     Legacy,
     /// The runtime's way is not known, or containers get no devices.
@@ -116,9 +116,9 @@ fn obstacle(node: &NodeFacts, gpu: GpuFacts) -> Option<(&'static str, String)> {
     }
     match node.route {
         HookRoute::Spec | HookRoute::Runtime => {}
-        HookRoute::SpecBehindOthers => {
-            let why = "NVIDIA's hook would read the limit that an image or a pod sets: it takes the first value, and before containerd \
-                       2.4 those of a CDI spec come last; turn the runtime hook on (--nri-socket)";
+        HookRoute::ReadsOthers => {
+            let why = "NVIDIA's hook may read a limit that an image or a pod sets instead of this plugin's: turn the runtime hook on \
+                       (--nri-socket), or inject by CDI with containerd 2.4 or newer";
             return found("VariableOrder", why);
         }
         HookRoute::Legacy => {
@@ -156,11 +156,14 @@ pub(super) fn hook_route(
     };
     match injection.mode {
         Mode::Cdi if has_nri || replaces_variables(runtime) => HookRoute::Spec,
-        Mode::Cdi => HookRoute::SpecBehindOthers,
+        Mode::Cdi => HookRoute::ReadsOthers,
         Mode::Envvar if own.has_driver_root || own.is_privileged => HookRoute::Unknown,
         // In its modes cdi and jit-cdi NVIDIA's runtime has replaced the value in this plugin's own container.
         Mode::Envvar => match own.value.as_deref() {
-            Some("void") => HookRoute::Runtime,
+            Some("void") if has_nri => HookRoute::Runtime,
+            // kubelet hands the plugin's value on before the pod's. If the image sets the variable too, the runtime replaces that
+            // by each of them in turn, and the last may come from a ConfigMap or a Secret, whose values the plugin cannot see.
+            Some("void") => HookRoute::ReadsOthers,
             Some("all") => HookRoute::Legacy,
             _ => HookRoute::Unknown,
         },

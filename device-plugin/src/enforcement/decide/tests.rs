@@ -18,7 +18,7 @@ fn row(driver: &str, cgroup: &str, route: &str, marks: &str) -> Enforcement {
         },
         route: match route {
             "spec" => HookRoute::Spec,
-            "behind" => HookRoute::SpecBehindOthers,
+            "others" => HookRoute::ReadsOthers,
             "runtime" => HookRoute::Runtime,
             "legacy" => HookRoute::Legacy,
             _ => HookRoute::Unknown,
@@ -54,15 +54,15 @@ const ROWS: &[(&str, &str, &str, &str, &str)] = &[
     ("615.71.09", "v2", "spec", "on hami", "hami-core HookMissing"),
     ("615.71.09", "v2", "spec", "", "none HookMissing"),
     // The hook does not get into containers, or reads the wrong values.
-    ("615.71.09", "v2", "behind", "on hook", "none VariableOrder"),
+    ("615.71.09", "v2", "others", "on hook", "none VariableOrder"),
     (
         "615.71.09",
         "v2",
-        "behind",
+        "others",
         "on hook hami",
         "hami-core VariableOrder",
     ),
-    ("615.71.09", "v2", "behind", "hook", "none VariableOrder"),
+    ("615.71.09", "v2", "others", "hook", "none VariableOrder"),
     ("615.71.09", "v2", "legacy", "on hook", "none LegacyRuntime"),
     (
         "615.71.09",
@@ -133,7 +133,7 @@ fn the_driver_s_level_needs_every_fact() {
     let mut allowed = Vec::new();
     for driver in ["-", "614.1", "615.1"] {
         for cgroup in ["-", "v1", "v2"] {
-            for route in ["spec", "behind", "runtime", "legacy", "unknown"] {
+            for route in ["spec", "others", "runtime", "legacy", "unknown"] {
                 for marks in ["", "on", "hook", "on hook", "on hook mig", "hook mig"] {
                     if row(driver, cgroup, route, marks).level == Level::Driver {
                         allowed.push(format!("{driver} {cgroup} {route} {marks}"));
@@ -168,12 +168,13 @@ fn injection(mode: Mode, certainty: Certainty) -> Injection {
 #[case::replaces("cdi", "all", "containerd://2.4.0", false, HookRoute::Spec)]
 #[case::beta("cdi", "all", "containerd://v2.4.0-beta.0", false, HookRoute::Spec)]
 #[case::later("cdi", "all", "containerd://3.0.1", false, HookRoute::Spec)]
-#[case::appends("cdi", "all", "containerd://2.3.4", false, HookRoute::SpecBehindOthers)]
-#[case::appends_long_ago("cdi", "all", "containerd://1.7.27", false, HookRoute::SpecBehindOthers)]
+#[case::appends("cdi", "all", "containerd://2.3.4", false, HookRoute::ReadsOthers)]
+#[case::appends_long_ago("cdi", "all", "containerd://1.7.27", false, HookRoute::ReadsOthers)]
 #[case::appends_and_nri("cdi", "all", "containerd://1.7.27", true, HookRoute::Spec)]
-#[case::other_runtime("cdi", "all", "cri-o://1.36.0", false, HookRoute::SpecBehindOthers)]
-#[case::no_version("cdi", "all", "", false, HookRoute::SpecBehindOthers)]
-#[case::nvidia_s_runtime_by_cdi("envvar", "void", "containerd://1.7.27", false, HookRoute::Runtime)]
+#[case::other_runtime("cdi", "all", "cri-o://1.36.0", false, HookRoute::ReadsOthers)]
+#[case::no_version("cdi", "all", "", false, HookRoute::ReadsOthers)]
+#[case::nvidia_s_runtime_by_cdi("envvar", "void", "containerd://1.7.27", true, HookRoute::Runtime)]
+#[case::nvidia_s_runtime_without_nri("envvar", "void", "containerd://2.4.0", false, HookRoute::ReadsOthers)]
 #[case::nvidia_s_runtime_in_legacy_mode("envvar", "all", "containerd://2.4.0", false, HookRoute::Legacy)]
 #[case::no_variable("envvar", "-", "containerd://2.4.0", false, HookRoute::Unknown)]
 #[case::set_by_the_operator("envvar", "root", "containerd://2.4.0", false, HookRoute::Unknown)]
