@@ -28,12 +28,17 @@ const RESOURCES: [&str; 8] = [
     GPU,
     NVIDIA_GPU,
 ];
+/// The label by which a cloud provider names the kind of machine.
+const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 /// The labels of a node by which pods choose GPUs.
 const LABELS: [&str; 3] = [
     NODE_LABEL,
     proto::device::GPU_VENDOR_LABEL,
     proto::device::GPU_MODEL_LABEL,
 ];
+
+/// Amounts, or labels, by their name.
+type Amounts = BTreeMap<String, String>;
 
 /// The place of one node on its way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -184,12 +189,20 @@ pub(crate) async fn autoscaler_hints(
     let hints = json!({"resources": resources, "labels": labels});
     match output.output {
         format @ (Format::Json | Format::Yaml) => screen.print_as(format, &hints)?,
-        _ => screen.print(&render(&resources, &labels))?,
+        _ => {
+            let instance_type = label(&node, INSTANCE_TYPE);
+            let instance_type = if instance_type.is_empty() {
+                "TYPE"
+            } else {
+                instance_type
+            };
+            screen.print(&render(&resources, &labels, instance_type))?;
+        }
     }
     Ok(Verdict::Yes)
 }
 
-fn picked(node: &Value, pointer: &str, keys: &[&str]) -> BTreeMap<String, String> {
+fn picked(node: &Value, pointer: &str, keys: &[&str]) -> Amounts {
     let values = node.pointer(pointer);
     let pairs = keys
         .iter()
@@ -197,35 +210,54 @@ fn picked(node: &Value, pointer: &str, keys: &[&str]) -> BTreeMap<String, String
     pairs.collect()
 }
 
-fn render(resources: &BTreeMap<String, String>, labels: &BTreeMap<String, String>) -> String {
-    let mut lines = String::from(
-        "# A node group that has scaled to zero shows no node to learn from. Extended resources and labels have to be said.\n\n\
-         # Cluster Autoscaler on AWS: tags of the Auto Scaling group.\n",
+/// What each autoscaler reads, in its own form. Checked against Cluster Autoscaler 1.36, its provider for Cluster API, and Karpenter
+/// 1.14.
+fn render(resources: &Amounts, labels: &Amounts, instance_type: &str) -> String {
+    let mut text = String::from(
+        "# A node group without nodes has no node to learn from: an autoscaler needs its extended resources and labels.\n\n\
+         # Cluster Autoscaler on AWS: tags of the Auto Scaling group, or of the EKS node group.\n",
     );
-    for (resource, amount) in resources {
-        lines += &format!("k8s.io/cluster-autoscaler/node-template/resources/{resource}: \"{amount}\"\n");
+    for (kind, values) in [("resources", resources), ("label", labels)] {
+        for (name, value) in values {
+            text += &format!("k8s.io/cluster-autoscaler/node-template/{kind}/{name}: \"{value}\"\n");
+        }
     }
-    for (label, value) in labels {
-        lines += &format!("k8s.io/cluster-autoscaler/node-template/label/{label}: \"{value}\"\n");
+    text += "\n# Cluster Autoscaler on Azure: tags of the scale set, in which _ stands for a slash and ~2 for _ in a label.\n";
+    for (name, value) in resources {
+        let name = name.replace('/', "_");
+        text += &format!("k8s.io_cluster-autoscaler_node-template_resources_{name}: \"{value}\"\n");
     }
-    let list = |pairs: &BTreeMap<String, String>| -> String {
-        let pairs: Vec<String> = pairs
-            .iter()
-            .map(|(key, value)| format!("{key}={value}"))
-            .collect();
-        pairs.join(",")
-    };
-    lines +=
-        "\n# Cluster API: annotations of the MachineDeployment, or MachineSet, for Cluster Autoscaler.\n";
-    lines += &format!(
+    for (name, value) in labels {
+        let name = name.replace('_', "~2").replace('/', "_");
+        text += &format!("k8s.io_cluster-autoscaler_node-template_label_{name}: \"{value}\"\n");
+    }
+    text += "\n# Cluster Autoscaler with Cluster API: an annotation of the MachineDeployment, which also needs capacity.cluster-autoscaler.\n\
+             # kubernetes.io/cpu and memory. There is none for several extended resources: put them into status.capacity of the\n\
+             # infrastructure's machine template, or keep one node in the group (min-size 1).\n";
+    let pairs: Vec<String> = labels.iter().map(pair).collect();
+    text += &format!(
         "capacity.cluster-autoscaler.kubernetes.io/labels: \"{}\"\n",
-        list(labels)
+        pairs.join(",")
     );
-    lines += "# It has no annotation for extended resources other than GPUs: keep one node in the group (min-size 1).\n";
-    lines += "\n# Karpenter: a NodeOverlay gives instance types extended resources; labels go into the NodePool's template.\n";
-    lines += "apiVersion: karpenter.sh/v1alpha1\nkind: NodeOverlay\nmetadata:\n  name: gpushare\nspec:\n  capacity:\n";
-    for (resource, amount) in resources {
-        lines += &format!("    {resource}: \"{amount}\"\n");
+    text += "status:\n  capacity:\n";
+    text += &indented(4, resources);
+    text += "\n# Karpenter, with the feature gate NodeOverlay: extended resources of an instance type. Labels go into spec.template.metadata\n\
+             # of the NodePool.\n\
+             apiVersion: karpenter.sh/v1alpha1\nkind: NodeOverlay\nmetadata:\n  name: gpushare\nspec:\n  requirements:\n    \
+             - key: node.kubernetes.io/instance-type\n      operator: In\n";
+    text += &format!("      values: [\"{instance_type}\"]\n  capacity:\n");
+    text += &indented(4, resources);
+    text
+}
+
+fn pair((name, value): (&String, &String)) -> String {
+    format!("{name}={value}")
+}
+
+fn indented(width: usize, values: &Amounts) -> String {
+    let mut lines = String::new();
+    for (name, value) in values {
+        lines += &format!("{:width$}{name}: \"{value}\"\n", "");
     }
     lines
 }
@@ -247,5 +279,18 @@ mod tests {
     fn stages(#[case] labels: Value, #[case] capacity: Value, #[case] expected: Option<&str>) {
         let node = json!({"metadata": {"name": "n1", "labels": labels}, "status": {"capacity": capacity}});
         assert_eq!(step(&node, 0).map(|step| step.stage), expected);
+    }
+
+    #[test]
+    fn hints() {
+        let amounts = |pairs: &[(&str, &str)]| -> Amounts {
+            pairs
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect()
+        };
+        let resources = amounts(&[(GPU_SHARED, "800"), (GPU_MEMORY, "687194767360")]);
+        let labels = amounts(&[(NODE_LABEL, "true"), ("example.com/gpu_kind", "big")]);
+        insta::assert_snapshot!(render(&resources, &labels, "p5.48xlarge"));
     }
 }
