@@ -89,7 +89,7 @@ async fn missing(connection: &Connection, namespace: &str, name: &str, reason: S
     }
 }
 
-fn render(explanation: &Explanation, screen: &Screen, all: bool) -> String {
+pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> String {
     let Explanation {
         namespace,
         name,

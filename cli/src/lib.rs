@@ -19,6 +19,8 @@ mod format;
 mod migrate;
 mod offline;
 mod output;
+#[cfg(test)]
+mod pictures;
 mod pods;
 mod read_api;
 mod source;

@@ -187,17 +187,14 @@ pub(crate) async fn autoscaler_hints(
         )));
     }
     let hints = json!({"resources": resources, "labels": labels});
-    match output.output {
-        format @ (Format::Json | Format::Yaml) => screen.print_as(format, &hints)?,
-        _ => {
-            let instance_type = label(&node, INSTANCE_TYPE);
-            let instance_type = if instance_type.is_empty() {
-                "TYPE"
-            } else {
-                instance_type
-            };
-            screen.print(&render(&resources, &labels, instance_type))?;
-        }
+    if let format @ (Format::Json | Format::Yaml) = output.output {
+        screen.print_as(format, &hints)?;
+    } else {
+        let instance_type = match label(&node, INSTANCE_TYPE) {
+            "" => "TYPE",
+            name => name,
+        };
+        screen.print(&render(&resources, &labels, instance_type))?;
     }
     Ok(Verdict::Yes)
 }

@@ -28,11 +28,16 @@ pub(crate) async fn index(connection: &Connection) -> Result<Shared<Index>, Fail
         Err(Failure::Api { .. }) => Vec::new(),
         devices => devices?,
     };
+    Ok(index_of(nodes, devices, pods?))
+}
+
+/// An index of these objects.
+pub(crate) fn index_of(nodes: Vec<Node>, devices: Vec<RawDevice>, pods: Vec<Pod>) -> Shared<Index> {
     let mut index = Index::new(ResourceNames::default(), Policies::default(), NO_HINTS);
     fill(&mut index, nodes);
     fill(&mut index, devices);
-    fill(&mut index, pods?);
-    Ok(Shared::new(index))
+    fill(&mut index, pods);
+    Shared::new(index)
 }
 
 fn fill<K>(index: &mut Index, objects: Vec<K>)

@@ -79,7 +79,7 @@ fn show(state: &State, screen: &Screen, output: &OutputArgs) -> Result<(), Failu
 }
 
 /// The table and the sums.
-fn render(state: &State, screen: &Screen, is_wide: bool) -> String {
+pub(crate) fn render(state: &State, screen: &Screen, is_wide: bool) -> String {
     if state.nodes.is_empty() {
         return "No node shares GPUs. Label a node for the device plugin, and see `kubectl gpushare doctor`.\n".to_owned();
     }
