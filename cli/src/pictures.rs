@@ -107,20 +107,17 @@ fn cluster() -> Shared<Index> {
 }
 
 /// Width of a column and height of a line, in pixels.
-const CELL: (f64, f64) = (8.0, 19.0);
+const CELL: (usize, usize) = (8, 19);
 /// Space around the text.
-const MARGIN: f64 = 14.0;
+const MARGIN: usize = 14;
 
 /// A terminal's text as a picture whose colours follow the reader's light or dark theme.
 fn drawn(title: &str, text: &str) -> String {
     let lines = lines(text);
     let n_columns = SCREEN.width.unwrap();
-    let (width, height) = (
-        n_columns as f64 * CELL.0 + 2.0 * MARGIN,
-        lines.len() as f64 * CELL.1 + 2.0 * MARGIN,
-    );
+    let (width, height) = (n_columns * CELL.0 + 2 * MARGIN, lines.len() * CELL.1 + 2 * MARGIN);
     let mut svg = format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{title}">
+        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{title}">
 <style>
   text {{ font: 13px ui-monospace, "SFMono-Regular", Menlo, "DejaVu Sans Mono", monospace; fill: #1f2328; white-space: pre; }}
   .page {{ fill: #f6f8fa; stroke: #d1d9e0; }}
@@ -131,12 +128,12 @@ fn drawn(title: &str, text: &str) -> String {
   }}
 </style>
 <rect class="page" x="0.5" y="0.5" width="{}" height="{}" rx="6"/>
-"##,
-        width - 1.0,
-        height - 1.0
+"#,
+        width - 1,
+        height - 1
     );
     for (row, line) in lines.iter().enumerate() {
-        let top = MARGIN + row as f64 * CELL.1;
+        let top = MARGIN + row * CELL.1;
         let mut column = 0;
         for (class, run) in line {
             draw_run(&mut svg, (column, top), class, run);
@@ -147,8 +144,8 @@ fn drawn(title: &str, text: &str) -> String {
 }
 
 /// Draws blocks as rectangles, since fonts differ in their width, and words at their own column.
-fn draw_run(svg: &mut String, (column, top): (usize, f64), class: &str, run: &str) {
-    let x = |column: usize| MARGIN + column as f64 * CELL.0;
+fn draw_run(svg: &mut String, (column, top): (usize, usize), class: &str, run: &str) {
+    let x = |column: usize| MARGIN + column * CELL.0;
     let class = if class.is_empty() {
         String::new()
     } else {
@@ -160,11 +157,11 @@ fn draw_run(svg: &mut String, (column, top): (usize, f64), class: &str, run: &st
             '▓' => "0.7",
             _ => "0.3",
         };
-        let width = run.chars().count() as f64 * CELL.0;
-        let (x, y) = (x(column), top + 2.5);
+        let width = run.chars().count() * CELL.0;
+        let (x, y) = (x(column), top + 2);
         writeln!(
             svg,
-            r#"<rect{class} x="{x}" y="{y}" width="{width}" height="14" fill-opacity="{opacity}"/>"#
+            r#"<rect{class} x="{x}" y="{y}" width="{width}" height="15" fill-opacity="{opacity}"/>"#
         )
         .unwrap();
         return;
@@ -173,8 +170,8 @@ fn draw_run(svg: &mut String, (column, top): (usize, f64), class: &str, run: &st
     for word in run.split_inclusive(' ') {
         let shown = word.trim_end();
         if !shown.is_empty() {
-            let (length, escaped) = (shown.chars().count() as f64 * CELL.0, escaped(shown));
-            let (x, y) = (x(at), top + 14.0);
+            let (length, escaped) = (shown.chars().count() * CELL.0, escaped(shown));
+            let (x, y) = (x(at), top + 14);
             writeln!(
                 svg,
                 r#"<text{class} x="{x}" y="{y}" textLength="{length}">{escaped}</text>"#
