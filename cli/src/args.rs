@@ -88,8 +88,8 @@ pub(crate) enum Command {
     Top {
         #[command(subcommand)]
         kind: Option<Top>,
-        /// Show GPUs again whenever something on their node changes, until interrupted.
-        #[arg(short, long)]
+        /// Show rows again whenever they change, until interrupted.
+        #[arg(short, long, global = true)]
         watch: bool,
         /// Label selector of nodes.
         #[arg(short = 'l', long)]
@@ -128,14 +128,18 @@ pub(crate) enum Command {
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Top {
     /// Pods with a share of a GPU: their requests, limits and use.
-    Pods {
-        /// Pods of all namespaces.
-        #[arg(short = 'A', long)]
-        all_namespaces: bool,
-        /// Label selector of pods.
-        #[arg(short = 'l', long)]
-        selector: Option<String>,
-    },
+    Pods(WhichPods),
+}
+
+/// A selection of pods.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct WhichPods {
+    /// Pods of all namespaces.
+    #[arg(short = 'A', long)]
+    pub(crate) all_namespaces: bool,
+    /// Label selector of pods.
+    #[arg(short = 'l', long)]
+    pub(crate) selector: Option<String>,
 }
 
 /// `fits`.

@@ -63,6 +63,23 @@ pub struct Replica {
     /// Seconds since the last of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_filter_seconds: Option<u64>,
+    /// The clients that have sent them, eight at most.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub filter_clients: Vec<FilterClient>,
+}
+
+/// A client that has sent filter requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FilterClient {
+    /// The common name of its certificate, or its address.
+    pub name: String,
+    /// The program that it says it is.
+    pub user_agent: String,
+    /// The number of its requests.
+    pub requests: u64,
+    /// The time of the last of them in unix seconds.
+    pub last: u64,
 }
 
 /// Sums over GPUs.
