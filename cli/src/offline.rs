@@ -9,14 +9,14 @@ use proto::resource::ResourceNames;
 use scheduler::index::{Index, RawDevice, Shared};
 use scheduler::watch::ObjectStore;
 
-use crate::connection::ClusterConnection;
-use crate::failure::CommandFailure;
+use crate::connection::Connection;
+use crate::failure::Failure;
 
 /// The lifetime of hints, of which an index without requests has none.
 const NO_HINTS: Duration = Duration::from_secs(1);
 
 /// Reads all nodes, Device objects and pods into an index.
-pub(crate) async fn index(connection: &ClusterConnection) -> Result<Shared<Index>, CommandFailure> {
+pub(crate) async fn index(connection: &Connection) -> Result<Shared<Index>, Failure> {
     let (nodes, devices, pods) = tokio::join!(
         connection.list::<Node>("nodes", None),
         connection.list::<RawDevice>("devices.scheduling.koordinator.sh", None),
@@ -25,7 +25,7 @@ pub(crate) async fn index(connection: &ClusterConnection) -> Result<Shared<Index
     let nodes = nodes?;
     // A cluster of the old plugin alone has no Device objects.
     let devices = match devices {
-        Err(CommandFailure::Api { .. }) => Vec::new(),
+        Err(Failure::Api { .. }) => Vec::new(),
         devices => devices?,
     };
     Ok(index_of(nodes, devices, pods?))

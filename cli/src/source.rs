@@ -4,38 +4,33 @@ use proto::read_api::{Explanation, FitAnswer, FitRequest, State};
 use scheduler::index::{Index, Shared};
 use scheduler::read_api;
 
-use crate::connection::ClusterConnection;
-use crate::failure::CommandFailure;
+use crate::connection::Connection;
+use crate::failure::Failure;
 use crate::offline;
 use crate::output::Screen;
-use crate::read_api::ReadApiClient;
+use crate::read_api::ReadApi;
 
 /// Answers questions about the cluster.
-pub(crate) enum AnswerSource {
+pub(crate) enum Source {
     /// The scheduler.
-    Scheduler(ReadApiClient),
+    Scheduler(ReadApi),
     /// The objects, as the scheduler's library understands them.
     Objects(Shared<Index>),
 }
 
-impl AnswerSource {
+impl Source {
     /// Connects to the scheduler, or reads the objects and says so.
-    pub(crate) async fn open(
-        connection: &ClusterConnection,
-        screen: &Screen,
-    ) -> Result<Self, CommandFailure> {
+    pub(crate) async fn open(connection: &Connection, screen: &Screen) -> Result<Self, Failure> {
         if connection.args.offline {
             return offline::index(connection).await.map(Self::Objects);
         }
-        let refused = match ReadApiClient::connect(connection).await {
+        let refused = match ReadApi::connect(connection).await {
             Ok(mut api) => match api.get::<serde_json::Value>("doctor").await {
                 Ok(_) => return Ok(Self::Scheduler(api)),
                 Err(refused) => refused,
             },
             // Without the API server there are no objects to read either.
-            Err(failure @ (CommandFailure::Unreachable(_) | CommandFailure::Kubeconfig(_))) => {
-                return Err(failure);
-            }
+            Err(failure @ (Failure::Unreachable(_) | Failure::Kubeconfig(_))) => return Err(failure),
             Err(refused) => refused,
         };
         // The user named the address; the objects may be those of another cluster.
@@ -49,7 +44,7 @@ impl AnswerSource {
     }
 
     /// The state of the cluster; with the memory in use, if it is asked for and the device plugins measure it.
-    pub(crate) async fn state(&mut self, asks_use: bool) -> Result<State, CommandFailure> {
+    pub(crate) async fn state(&mut self, asks_use: bool) -> Result<State, Failure> {
         match self {
             Self::Scheduler(api) => api.get(if asks_use { "state?use=true" } else { "state" }).await,
             Self::Objects(index) => Ok(read_api::state_of(index.clone()).await),
@@ -62,7 +57,7 @@ impl AnswerSource {
         namespace: &str,
         name: &str,
         all: bool,
-    ) -> Result<Explanation, CommandFailure> {
+    ) -> Result<Explanation, Failure> {
         match self {
             Self::Scheduler(api) => {
                 let query = if all { "?all=true" } else { "" };
@@ -70,17 +65,17 @@ impl AnswerSource {
             }
             Self::Objects(index) => read_api::explain(index, namespace, name, all).ok_or_else(|| {
                 let pod = format!("{namespace}/{name}");
-                CommandFailure::Refused(format!("there is no pod {pod:?} that asks for devices"))
+                Failure::Refused(format!("there is no pod {pod:?} that asks for devices"))
             }),
         }
     }
 
     /// The number of equal pods that fit.
-    pub(crate) async fn fit(&mut self, request: &FitRequest) -> Result<FitAnswer, CommandFailure> {
+    pub(crate) async fn fit(&mut self, request: &FitRequest) -> Result<FitAnswer, Failure> {
         match self {
             Self::Scheduler(api) => api.post("fit", request).await,
             Self::Objects(index) => {
-                read_api::fit(index, request).map_err(|error| CommandFailure::Refused(error.to_string()))
+                read_api::fit(index, request).map_err(|error| Failure::Refused(error.to_string()))
             }
         }
     }

@@ -62,11 +62,12 @@ impl MemoryUse {
         }
         let mut measured = Self::default();
         for process in processes {
-            let owner = if let Some(id) = &process.container {
-                containers.get(id.as_str())
-            } else {
-                let cgroups = cgroups_of(process.pid).unwrap_or_default();
-                container_ids(&cgroups).find_map(|id| containers.get(id))
+            let owner = match &process.container {
+                Some(id) => containers.get(id.as_str()),
+                None => {
+                    let cgroups = cgroups_of(process.pid).unwrap_or_default();
+                    container_ids(&cgroups).find_map(|id| containers.get(id))
+                }
             };
             let bytes = match owner {
                 Some((pod, container)) => {
