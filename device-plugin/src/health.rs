@@ -29,7 +29,7 @@ use std::{collections::BTreeMap, fmt, num::NonZeroU32, time::Duration};
 
 pub use xids::{InvalidXidList, Xids};
 
-use crate::inventory::{Observation, ObservationKind, PhysicalId};
+use crate::inventory::{MIG, Observation, ObservationKind, PhysicalId};
 
 /// Longest time without trouble that relapses lead to, unless the policy itself asks for more.
 pub const LONGEST_QUIET: Duration = Duration::from_secs(60 * 60);
@@ -55,6 +55,8 @@ pub enum HealthReason {
     Lost,
     /// A probe failed.
     ProbeFailed,
+    /// It is in MIG mode. Written as a failed probe, which readers of conditions and metrics know.
+    MigMode,
     /// Its driver says that it must be reset.
     NeedsReset,
     /// No port of an adapter is active.
@@ -79,7 +81,7 @@ impl fmt::Display for HealthReason {
         f.write_str(match self {
             Self::Xid(xid) => return write!(f, "Xid{xid}"),
             Self::Lost => "Lost",
-            Self::ProbeFailed => "ProbeFailed",
+            Self::ProbeFailed | Self::MigMode => "ProbeFailed",
             Self::NeedsReset => "NeedsReset",
             Self::PortDown => "PortDown",
             Self::Recovered => "Recovered",
@@ -334,6 +336,10 @@ impl Health {
             ObservationKind::Failed(how) => (
                 HealthReason::ProbeFailed,
                 format!("the device does not answer: {how}"),
+            ),
+            ObservationKind::MigMode => (
+                HealthReason::MigMode,
+                format!("the device does not answer: {MIG}"),
             ),
             ObservationKind::PortDown(states) => {
                 (HealthReason::PortDown, format!("no port is active: {states}"))

@@ -7,6 +7,7 @@
 pub mod content;
 mod decide;
 pub mod follow;
+pub mod recipient;
 
 use std::fmt;
 use std::path::PathBuf;

@@ -10,8 +10,8 @@ use tokio::time::{Instant, sleep};
 use tracing::info;
 
 use crate::fleet::{Fleet, FleetGpu};
+use crate::health::HealthReason;
 use crate::injection::OwnContainer;
-use crate::inventory::MIG;
 use crate::node_state::NodeState;
 
 use super::Enforcements;
@@ -134,7 +134,7 @@ fn gpu_facts(node: &NodeState, entry: &FleetGpu) -> GpuFacts {
     GpuFacts {
         has_hook: hook.is_some(),
         // A GPU that is put into MIG mode while the plugin runs stays in the fleet as an unhealthy one.
-        is_mig: entry.message.contains(MIG),
+        is_mig: entry.reason == Some(HealthReason::MigMode),
     }
 }
 

@@ -9,7 +9,7 @@ use proto::memory_unit::MemoryUnit;
 use proto::record::{DRIVER_MEMORY_LIMIT, DRIVER_MEMORY_REQUEST};
 use proto::request::ContainerRequest;
 
-use crate::injection::content::Recipient;
+use crate::injection::recipient::Recipient;
 use crate::inventory::Gpu;
 use crate::pods::{Held, Placement};
 

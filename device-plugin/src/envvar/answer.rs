@@ -10,7 +10,8 @@ use tracing::debug;
 
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, Fleet};
-use crate::injection::content::{AssignedDevices, Recipient, variable_answer};
+use crate::injection::content::{AssignedDevices, variable_answer};
+use crate::injection::recipient::Recipient;
 use crate::matching::wait::when_matched;
 use crate::matching::{Call, Match, preferred};
 use crate::node_state::NodeState;

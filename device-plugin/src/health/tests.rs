@@ -312,6 +312,7 @@ fn first_trouble(policy: &HealthPolicy, history: &[(Duration, ObservationKind)])
         ObservationKind::Xid(xid) if policy.makes_unhealthy(*xid) => Some(HealthReason::Xid(*xid)),
         ObservationKind::Lost => Some(HealthReason::Lost),
         ObservationKind::Failed(_) => Some(HealthReason::ProbeFailed),
+        ObservationKind::MigMode => Some(HealthReason::MigMode),
         ObservationKind::NeedsReset(_) => Some(HealthReason::NeedsReset),
         _ => None,
     };

@@ -18,13 +18,14 @@ use proto::request::ContainerRequest;
 use serde_json::{Value, json};
 
 use crate::cdi::{self, Edits};
+use crate::enforcement::HamiCore;
 use crate::enforcement::limits::{is_of_hami_core, limits};
-use crate::enforcement::{Enforcements, HamiCore};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, Fleet};
 use crate::inventory::{Gpu, OtherDevice, PhysicalId};
-use crate::pods::{NodePod, Placement};
 use crate::settings::Settings;
+
+use super::recipient::Recipient;
 
 /// Device nodes that go with every NVIDIA GPU, as far as they exist.
 const COMMON_NODES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
@@ -187,19 +188,6 @@ pub fn driver_edits(settings: &Settings, mut edits: Edits) -> Edits {
         }
     }
     edits
-}
-
-/// The container that gets devices.
-#[derive(Clone, Copy, Debug)]
-pub struct Recipient<'a> {
-    /// The pod.
-    pub pod: &'a NodePod,
-    /// The container.
-    pub container: &'a ContainerRequest,
-    /// The record whose devices it gets.
-    pub placement: Option<&'a Placement>,
-    /// The enforcement levels of this node's GPUs.
-    pub enforcements: &'a Enforcements,
 }
 
 /// The edits for one resource of a container: device nodes and variables alone, as another device brings the driver.

@@ -47,6 +47,8 @@ pub enum ObservationKind {
     Lost,
     /// The device is there and a probe of it failed; the text gives the error.
     Failed(String),
+    /// The device is there and in MIG mode, in which it cannot be shared.
+    MigMode,
     /// No port of the adapter is active; the text gives their states.
     PortDown(String),
     /// The source now lists other devices, or the same ones with other properties. The reader must discover them again.

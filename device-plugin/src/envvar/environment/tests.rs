@@ -9,7 +9,8 @@ use rstest::rstest;
 
 use super::*;
 use crate::builders::{adapter, fleet, gpu, pod, rdma, shares};
-use crate::injection::content::{AssignedDevices, Recipient, variable_answer};
+use crate::injection::content::{AssignedDevices, variable_answer};
+use crate::injection::recipient::Recipient;
 use crate::pods::{Held, NodePod};
 
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";

@@ -21,7 +21,7 @@ use nvml_wrapper::{
 };
 use tracing::{info, warn};
 
-use super::{MIG, NvmlSource, is_mig};
+use super::{NvmlSource, is_mig};
 use crate::inventory::{
     ExcludedGpu, Exclusion, Inventory, InventoryError, ObservationKind, PhysicalId,
     feed::{Reporter, Stopped},
@@ -223,7 +223,10 @@ impl NvmlWatch {
             if has_pending_rows || matches!(kind, ObservationKind::Lost | ObservationKind::NeedsReset(_)) {
                 self.awaiting_reset.insert(gpu.uuid.clone());
             }
-            is_missing |= matches!(kind, ObservationKind::Lost | ObservationKind::Failed(_));
+            is_missing |= matches!(
+                kind,
+                ObservationKind::Lost | ObservationKind::Failed(_) | ObservationKind::MigMode
+            );
             reporter.send(Some(&gpu.uuid), kind)?;
         }
         Ok(is_missing)
@@ -295,7 +298,7 @@ fn probe(nvml: &Nvml, uuid: &PhysicalId) -> ProbeResult {
         Err(error) => return failure(&error).into(),
     }
     if is_mig(&device) {
-        return ObservationKind::Failed(MIG.to_owned()).into();
+        return ObservationKind::MigMode.into();
     }
     reset_state(&device)
 }
