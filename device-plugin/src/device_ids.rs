@@ -126,18 +126,10 @@ pub enum TooLong {
 }
 
 impl IdScheme {
-    /// Names the virtual devices of `gpus`, which are shared.
+    /// Names the virtual devices of `gpus`, which are shared. Lists name the NUMA node of each device if it `lists_numa_nodes`.
     ///
     /// # Errors
     /// The longest list, in which all of them are unhealthy, is longer than kubelet accepts.
-    pub fn new(gpus: &[Gpu], slots: u32, unit: MemoryUnit) -> Result<Self, TooLong> {
-        Self::with_numa_nodes(false, gpus, slots, unit)
-    }
-
-    /// The same for a list that names the NUMA node of each device, if it `lists_numa_nodes`.
-    ///
-    /// # Errors
-    /// As above; such a list is longer.
     pub fn with_numa_nodes(
         lists_numa_nodes: bool,
         gpus: &[Gpu],
@@ -361,6 +353,13 @@ fn stems(gpus: &[Gpu]) -> Vec<String> {
 
 fn start(text: &str, len: usize) -> &str {
     text.get(..len).unwrap_or(text)
+}
+
+#[cfg(test)]
+impl IdScheme {
+    pub(crate) fn new(gpus: &[Gpu], slots: u32, unit: MemoryUnit) -> Result<Self, TooLong> {
+        Self::with_numa_nodes(false, gpus, slots, unit)
+    }
 }
 
 #[cfg(test)]

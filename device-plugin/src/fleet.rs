@@ -7,13 +7,15 @@ pub mod corrections;
 pub mod sharing;
 pub mod watch;
 
+use std::collections::BTreeMap;
+
 use proto::device::TYPE_GPU;
 use proto::topology::{GpuLinks, GpuPartitionPolicy, GpuPartitionTable};
 
 use crate::device_ids::IdScheme;
 use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::health::{HealthChange, HealthReason};
-use crate::inventory::{Gpu, Inventory, OtherDevice, PhysicalId};
+use crate::inventory::{Gpu, Inventory, OtherDevice, PciLocation, PhysicalId};
 use crate::pods::DeviceName;
 
 /// The message of a device without any observation.
@@ -287,8 +289,12 @@ pub struct FleetEntry<'a> {
     pub reason: Option<HealthReason>,
     /// The reason in a sentence for people.
     pub message: &'a str,
-    /// Its NUMA node, if known.
-    pub numa_node: Option<i32>,
+    /// Its PCI address, if the source reports it.
+    pub bus_id: Option<&'a str>,
+    /// Its location on the PCI bus.
+    pub location: &'a PciLocation,
+    /// Labels by which pods may select it.
+    pub labels: &'a BTreeMap<String, String>,
 }
 
 impl<'a> From<&'a FleetGpu> for FleetEntry<'a> {
@@ -300,7 +306,9 @@ impl<'a> From<&'a FleetGpu> for FleetEntry<'a> {
             is_healthy: entry.is_healthy,
             reason: entry.reason,
             message: &entry.message,
-            numa_node: entry.gpu.location.numa_node,
+            bus_id: entry.gpu.bus_id.as_deref(),
+            location: &entry.gpu.location,
+            labels: &entry.gpu.labels,
         }
     }
 }
@@ -314,7 +322,9 @@ impl<'a> From<&'a FleetDevice> for FleetEntry<'a> {
             is_healthy: entry.is_healthy,
             reason: entry.reason,
             message: &entry.message,
-            numa_node: entry.device.location.numa_node,
+            bus_id: entry.device.bus_id.as_deref(),
+            location: &entry.device.location,
+            labels: &entry.device.labels,
         }
     }
 }

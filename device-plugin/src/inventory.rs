@@ -90,12 +90,17 @@ pub struct OtherDevice {
 impl OtherDevice {
     /// Its amount, in percent, of the resource that is named after its type; none for other types than `rdma` and `fpga`.
     pub fn percent(&self) -> Option<u64> {
-        let resource = match self.device_type.as_str() {
-            TYPE_RDMA => RDMA,
-            TYPE_FPGA => FPGA,
-            _ => return None,
-        };
+        let resource = percent_resource(&self.device_type)?;
         self.resources.get(resource)?.unsigned()
+    }
+}
+
+/// The resource that is named after a device type and counts percent of a device; none for other types than `rdma` and `fpga`.
+fn percent_resource(device_type: &str) -> Option<&'static str> {
+    match device_type {
+        TYPE_RDMA => Some(RDMA),
+        TYPE_FPGA => Some(FPGA),
+        _ => None,
     }
 }
 

@@ -2,8 +2,6 @@
 
 pub mod api_request;
 pub mod assigned;
-#[cfg(test)]
-mod builders;
 pub mod cdi;
 pub mod config;
 pub mod device_ids;
@@ -31,6 +29,8 @@ pub mod runtime_hook;
 pub mod serve;
 pub mod settings;
 pub mod start;
+#[cfg(test)]
+mod tests;
 pub mod uninstall;
 mod unix_channel;
 pub mod vendor;

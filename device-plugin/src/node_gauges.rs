@@ -190,12 +190,12 @@ mod tests {
     use proto::resource::ResourceNames;
 
     use super::*;
-    use crate::builders;
     use crate::enforcement::{Enforcements, Level};
     use crate::extended_resource::ExtendedResource;
     use crate::health::HealthReason;
     use crate::pods::PodUid;
     use crate::settings::Settings;
+    use crate::tests::builders;
 
     fn text(registry: &Registry) -> String {
         let mut text = String::new();

@@ -8,7 +8,7 @@ mod placement;
 mod requests;
 pub mod watch;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use daemon::events::Subject;
@@ -314,9 +314,7 @@ pub struct Pods {
     lost: BTreeMap<PodUid, Placement>,
     n_altered: u64,
     /// Pods of this node that request none of the plugin's resources.
-    idle: BTreeSet<PodUid>,
-    /// Those of them whose annotations name devices all the same.
-    only_recorded: BTreeMap<PodUid, Stage>,
+    idle: BTreeMap<PodUid, Option<Stage>>,
     /// Pods of this node that use resource claims.
     claimants: BTreeMap<PodUid, Claimant>,
     is_synced: bool,
@@ -387,23 +385,20 @@ impl Pods {
         self.annotated.remove(uid);
         self.lost.remove(uid);
         self.idle.remove(uid);
-        self.only_recorded.remove(uid);
         self.claimants.remove(uid);
     }
 
     /// Adds a pod of this node that requests none of the plugin's resources, with its stage if its annotations name devices all the
     /// same. Returns true if that changes anything.
     pub fn note_idle(&mut self, uid: PodUid, recorded: Option<Stage>) -> bool {
-        let before = match recorded {
-            Some(stage) => self.only_recorded.insert(uid.clone(), stage),
-            None => self.only_recorded.remove(&uid),
-        };
-        self.idle.insert(uid) || before != recorded
+        self.idle.insert(uid, recorded) != Some(recorded)
     }
 
     /// The pods that request none of the plugin's resources and whose annotations name devices, in the order of UIDs.
     pub fn only_recorded(&self) -> impl Iterator<Item = (&PodUid, Stage)> {
-        self.only_recorded.iter().map(|(uid, stage)| (uid, *stage))
+        self.idle
+            .iter()
+            .filter_map(|(uid, recorded)| Some((uid, (*recorded)?)))
     }
 
     /// Adds a pod that uses resource claims; returns true if that changes anything.
@@ -427,7 +422,7 @@ impl Pods {
 
     /// True if the pod is known to request none of the plugin's resources.
     pub fn asks_for_nothing(&self, uid: &PodUid) -> bool {
-        self.idle.contains(uid)
+        self.idle.contains_key(uid)
     }
 
     /// Sets the records that pods have got by swaps.
@@ -480,7 +475,6 @@ impl Pods {
         self.by_uid.clear();
         self.annotated.clear();
         self.idle.clear();
-        self.only_recorded.clear();
         self.claimants.clear();
         for pod in pods {
             self.apply(pod);

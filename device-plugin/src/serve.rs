@@ -60,7 +60,7 @@ use crate::start::reconcile::Reconciler;
 use advertise::{Published, keeps_memory_units};
 use devices::find_devices;
 use shutdown::Shutdown;
-use tasks::{PluginTasks, PublishedSources, WatchedDevices, boot_id};
+use tasks::{PluginTasks, WatchedDevices, boot_id};
 
 /// Runs the daemon until SIGTERM or SIGINT, on one thread: there is little to do, and memory is for pods.
 ///
@@ -154,7 +154,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     tasks.spawn("readers of CDI specs", readers.clone().watch(spec_dir));
     let node = NodeState::new(settings, fleet, pods.subscribe(), &config.device_plugin_dir);
     let (levels, enforcements) = watch::channel(Arc::default());
-    let node = node.with_injection(injection.clone(), readers);
+    let node = node.with_injection(injection, readers);
     let node = Arc::new(node.with_enforcements(enforcements));
     let blocked = BlockedStarts::default();
     let (measured_sender, measured) = watch::channel(None);
@@ -180,18 +180,15 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let starts = plugin.check_starts(pods.clone(), blocked);
     plugin.tasks.watch_pods(&plugin.config, &plugin.connection, pods);
     let seen = plugin.serve_runtime();
-    let sources = PublishedSources {
-        fleet: plugin.node.fleet.clone(),
-        pods: plugin.node.pods.clone(),
-        injection,
-        enforcements: plugin.node.enforcements.clone(),
+    let (node, recorder) = (Arc::clone(&plugin.node), plugin.recorder.clone());
+    let published = plugin.tasks.publish(
+        &plugin.config,
+        &plugin.connection,
+        &node,
         seen,
-        keeps_units,
-    };
-    let recorder = plugin.recorder.clone();
-    let published = plugin
-        .tasks
-        .publish(&plugin.config, &plugin.connection, sources, overrides, recorder);
+        overrides,
+        recorder,
+    );
     plugin.decide_enforcement(&published, levels);
     if plugin.config.measure_memory {
         let (node, source) = (Arc::clone(&plugin.node), plugin.config.source());
@@ -201,7 +198,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     plugin.react_to_health(&published, faults, corrections);
     plugin.follow_kubelet();
     let stop = plugin.publish_state(&registrations, signal);
-    plugin.serve_kubelet(&starts, &published, &stop, &registrations);
+    plugin.serve_kubelet(&starts, (&published, keeps_units), &stop, &registrations);
     plugin.tasks.run(stop).await?;
     info!("ended");
     Ok(())
@@ -365,7 +362,7 @@ impl Plugin {
     fn serve_kubelet(
         &mut self,
         starts: &Arc<StartChecker>,
-        published: &Published,
+        (published, keeps_units): (&Published, bool),
         stop: &CancellationToken,
         registrations: &watch::Sender<Registrations>,
     ) {
@@ -378,7 +375,7 @@ impl Plugin {
                 starts: Arc::clone(starts),
                 registrations: registrations.clone(),
             };
-            let serving = advertise::serve(registration, published.clone(), stop.clone());
+            let serving = advertise::serve(registration, published.clone(), keeps_units, stop.clone());
             self.tasks.servers.spawn(resource.socket(), serving);
         }
     }

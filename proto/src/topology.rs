@@ -55,7 +55,7 @@ pub struct GpuPartition {
 }
 
 /// The use of the partition table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum GpuPartitionPolicy {
     /// Pods of whole GPUs get partitions of the table or nothing.
     Honor,

@@ -8,9 +8,9 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::builders::{pod, pods, units};
 use crate::extended_resource::ExtendedResource;
 use crate::pods::{PodUid, Stage};
+use crate::tests::builders::{pod, pods, units};
 
 /// True if a pod is to be marked.
 fn is_due(stage: Stage, has_started: bool, is_assigned: bool) -> bool {

@@ -105,12 +105,14 @@ impl Device {
     /// Returns true if each GPU node that the device brings is this GPU's own: a spec that is older than the last start of the
     /// driver may mean another GPU by a name or an index.
     fn is_of(&self, gpu: &Gpu) -> bool {
-        let is_of_gpu = |path: &&str| {
-            path.strip_prefix("/dev/nvidia")
-                .is_some_and(|rest| rest.parse::<u32>().is_ok())
-        };
-        let mut of_gpus = self.nodes().filter_map(path_of).filter(is_of_gpu).peekable();
-        of_gpus.peek().is_none() || of_gpus.all(|path| gpu.device_node == Path::new(path))
+        for path in self.nodes().filter_map(path_of) {
+            // Other nodes, such as /dev/nvidiactl, belong to no single GPU.
+            let number = path.strip_prefix("/dev/nvidia").unwrap_or_default();
+            if number.parse::<u32>().is_ok() && gpu.device_node != Path::new(path) {
+                return false;
+            }
+        }
+        true
     }
 }
 
@@ -230,8 +232,8 @@ impl VendorSpecs {
             }
         }
         let mut of_all = named(&specs, "all").flat_map(Device::nodes);
-        let own = of_all.find(|node| path_of(node).is_some_and(|path| gpu.device_node == Path::new(path)));
-        own.map(|node| vec![node.clone()])
+        let own = of_all.find(|node| path_of(node) == gpu.device_node.to_str())?;
+        Some(vec![own.clone()])
     }
 
     /// NVIDIA's hook that has the driver limit the memory of a container on this GPU; `None` if no spec has it.
@@ -307,13 +309,9 @@ fn driver_edits(file: &SpecFile) -> Edits {
             _ => drop(edits.others.insert(field.clone(), value.clone())),
         }
     }
-    let of_all = file
-        .devices
-        .iter()
-        .filter(|device| device.name == "all")
-        .flat_map(Device::nodes);
-    for node in nodes(&file.container_edits).chain(of_all) {
-        let is_control = path_of(node).is_some_and(|path| CONTROL_NODES.contains(&path));
+    let of_all = file.devices.iter().filter(|device| device.name == "all");
+    for node in nodes(&file.container_edits).chain(of_all.flat_map(Device::nodes)) {
+        let is_control = CONTROL_NODES.contains(&path_of(node).unwrap_or_default());
         if is_control && !edits.device_nodes.contains(node) {
             edits.device_nodes.push(node.clone());
         }
@@ -352,13 +350,8 @@ fn list<'a>(edits: &'a Map<String, Value>, field: &str) -> impl Iterator<Item = 
 
 /// True if a hook limits memory on the GPU with this UUID and on no other: of a device with several GPUs it would name all.
 fn is_limit_hook(hook: &Value, uuid: &str) -> bool {
-    let args: Vec<&str> = hook
-        .get("args")
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .collect();
+    let args = hook.get("args").and_then(Value::as_array).into_iter().flatten();
+    let args: Vec<&str> = args.filter_map(Value::as_str).collect();
     let mut gpus = Vec::new();
     for (at, arg) in args.iter().enumerate() {
         match arg.strip_prefix(GPU_ID) {
@@ -375,14 +368,15 @@ fn path_of(node: &Value) -> Option<&str> {
 }
 
 fn files(dir: &Path) -> Vec<PathBuf> {
-    let is_spec = |path: &PathBuf| path.extension().is_some_and(|end| end == "json" || end == "yaml");
+    let is_spec = |path: &Path| path.extension().is_some_and(|end| end == "json" || end == "yaml");
     // Specs of our own are most of the directory.
-    let others = fs::read_dir(dir)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|entry| !is_own(&entry.file_name()));
-    let mut paths: Vec<PathBuf> = others.map(|entry| entry.path()).filter(is_spec).collect();
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if is_spec(&path) && !is_own(&entry.file_name()) {
+            paths.push(path);
+        }
+    }
     paths.sort();
     paths
 }
@@ -415,7 +409,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::builders::gpu;
+    use crate::tests::builders::gpu;
 
     /// As nvidia-ctk 1.20 writes it, cut down.
     const TOOLKIT: &str = "

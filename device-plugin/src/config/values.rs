@@ -181,25 +181,22 @@ pub(super) fn limit(text: &str) -> Result<Duration, InvalidValue> {
 
 /// A duration such as `500ms`, `2s` or `1m`.
 pub(super) fn duration(text: &str) -> Result<Duration, InvalidValue> {
-    /// No flag makes sense beyond an hour.
     const LONGEST: Duration = Duration::from_secs(3600);
-    let fail = || {
-        InvalidValue("not a duration: write a number and ms, s or m, such as 500ms; at most 60m".to_owned())
-    };
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at_checked(digits).ok_or_else(fail)?;
-    let number: u64 = number.parse().map_err(|_| fail())?;
-    let duration = match unit {
-        "ms" => Duration::from_millis(number),
-        "s" => Duration::from_secs(number),
-        "m" => Duration::from_secs(number.checked_mul(60).ok_or_else(fail)?),
-        _ => return Err(fail()),
+    let (number, unit) = text.split_at(digits);
+    let millis: u64 = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        _ => 0,
     };
+    let number: u64 = number.parse().unwrap_or(0);
+    let duration = Duration::from_millis(number.saturating_mul(millis));
     if duration.is_zero() || duration > LONGEST {
-        Err(fail())
-    } else {
-        Ok(duration)
+        let rule = "not a duration: write a number and ms, s or m, such as 500ms; at most 60m";
+        return Err(InvalidValue(rule.to_owned()));
     }
+    Ok(duration)
 }
 
 /// Names of DRA drivers, separated by commas; `none` is the empty set.

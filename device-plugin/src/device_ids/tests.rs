@@ -11,8 +11,8 @@ use proto::resource::RDMA;
 use rstest::rstest;
 
 use super::*;
-use crate::builders::{adapter, gpu};
 use crate::inventory::OtherDevice;
+use crate::tests::builders::{adapter, gpu};
 
 fn gpus(uuids: &[&str], memory_bytes: u64) -> Vec<Gpu> {
     uuids

@@ -131,9 +131,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::builders::{gpu, pod, shares, units};
     use crate::enforcement::{Enforcements, Level};
     use crate::pods::NodePod;
+    use crate::tests::builders::{gpu, pod, shares, units};
 
     fn enforced(level: Level, minors: &[u32]) -> Enforcements {
         Enforcements::all(level, minors.iter().map(|minor| gpu(*minor)))

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use daemon::api_server::one_line;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use crate::inventory::{PhysicalId, ProcessMemory, Source};
+use crate::logged_error::LoggedError;
 use crate::node_state::NodeState;
 use crate::pods::{PodUid, Pods};
 
@@ -62,12 +62,11 @@ impl MemoryUse {
         }
         let mut measured = Self::default();
         for process in processes {
-            let owner = match &process.container {
-                Some(id) => containers.get(id.as_str()),
-                None => {
-                    let cgroups = cgroups_of(process.pid).unwrap_or_default();
-                    container_ids(&cgroups).find_map(|id| containers.get(id))
-                }
+            let owner = if let Some(id) = &process.container {
+                containers.get(id.as_str())
+            } else {
+                let cgroups = cgroups_of(process.pid).unwrap_or_default();
+                container_ids(&cgroups).find_map(|id| containers.get(id))
             };
             let bytes = match owner {
                 Some((pod, container)) => {
@@ -103,7 +102,7 @@ pub async fn follow_memory_use(
     procfs: PathBuf,
     measured: watch::Sender<Option<Arc<MemoryUse>>>,
 ) {
-    let mut complaint = None;
+    let mut logged = LoggedError::default();
     loop {
         let source = source.clone();
         let mut reading = spawn_blocking(move || source.memory_use());
@@ -119,14 +118,12 @@ pub async fn follow_memory_use(
                 let pods = node.pods.borrow().clone();
                 let now = MemoryUse::attribute(&processes, &pods, |pid| cgroups_of(&procfs, pid));
                 measured.send_replace(Some(Arc::new(now)));
-                complaint = None;
+                logged.clear();
             }
             Ok(Err(error)) => {
                 measured.send_replace(None);
-                let problem = one_line(&error);
-                if complaint.as_ref() != Some(&problem) {
-                    warn!(error = problem, "cannot measure the memory that containers use");
-                    complaint = Some(problem);
+                if let Some(error) = logged.changed(&error) {
+                    warn!(error, "cannot measure the memory that containers use");
                 }
             }
             Err(error) => warn!(%error, "a measurement of memory has failed"),
@@ -144,8 +141,8 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::builders::{gpu, pod, pods, units};
     use crate::pods::NodePod;
+    use crate::tests::builders::{gpu, pod, pods, units};
 
     const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 

@@ -1,9 +1,8 @@
 //! Finds the pods that can swap their records, where kubelet admitted equal pods in another order than they were assumed in.
 //!
-//! A pod that sees the devices of another's record takes that record if the other pod has not started with it. One write to the
-//! API server names all swaps of the node, so further pods whose devices are known swap in the same write.
+//! A pod that sees the devices of another's record takes that record if the other pod has not started with it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::inventory::PhysicalId;
 use crate::pods::{NodePod, PodUid};
@@ -13,13 +12,8 @@ use crate::verify::{DevicesByType, Evidence, differing_types, fixed_devices};
 /// The way to let a pod start that sees the devices of another's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// The pod swaps its record with `partner`; in the same write the pairs `beside` swap theirs.
-    Swap {
-        /// The pod with the record.
-        partner: PodUid,
-        /// Pairs that nothing else names.
-        beside: Vec<(PodUid, PodUid)>,
-    },
+    /// The pod swaps its record with this one.
+    Swap(PodUid),
     /// kubelet may have allocated for this pod since the snapshot: take another one.
     LookAgain(PodUid),
 }
@@ -35,10 +29,7 @@ pub fn remedy(evidence: &Evidence<'_>, pod: &NodePod, seen: &VisibleByType) -> O
     let (rank, partner) = partner(evidence, pod, &fixed, &recorded)?;
     Some(match rank {
         Rank::MayBeAnswered => Remedy::LookAgain(partner),
-        _ => Remedy::Swap {
-            beside: pairs_beside(evidence, pod, &partner),
-            partner,
-        },
+        _ => Remedy::Swap(partner),
     })
 }
 
@@ -128,145 +119,5 @@ fn rank(
             Some(Rank::MayBeAnswered)
         }
         None => Some(Rank::NotAnswered),
-    }
-}
-
-/// The pairs that can swap in the same write: pods that ask for the same, have not started, and whose devices kubelet's
-/// checkpoint names.
-fn pairs_beside(evidence: &Evidence<'_>, pod: &NodePod, partner: &PodUid) -> Vec<(PodUid, PodUid)> {
-    let known = visible_to_pods(evidence.allocated, evidence.fleet);
-    let mut numbers = BTreeMap::<DevicesByType, usize>::new();
-    let mut number = |devices: DevicesByType| {
-        let next = numbers.len();
-        *numbers.entry(devices).or_insert(next)
-    };
-    let mut candidates = Vec::new();
-    for other in evidence.pods.live() {
-        if other.uid == pod.uid
-            || other.uid == *partner
-            || evidence.may_have_started(other)
-            || !pod.asks_like(other)
-        {
-            continue;
-        }
-        let Some(recorded) = recorded_devices(evidence, other) else {
-            continue;
-        };
-        if let Some(seen) = all_fixed(known.get(&other.uid), &recorded) {
-            candidates.push(Candidate {
-                pod: other.uid.clone(),
-                sees: number(seen),
-                recorded: number(recorded),
-            });
-        }
-    }
-    pairs_among(candidates)
-}
-
-/// The devices that a pod sees, if those of each type of its record are fixed.
-fn all_fixed(visible: Option<&VisibleByType>, recorded: &DevicesByType) -> Option<DevicesByType> {
-    let mut seen = DevicesByType::new();
-    for device_type in recorded.keys() {
-        match visible?.get(device_type)? {
-            Visible::Devices(devices) => drop(seen.insert(device_type, devices.clone())),
-            Visible::BySpec | Visible::Unclear(_) => return None,
-        }
-    }
-    Some(seen)
-}
-
-/// A pod that can swap; equal numbers are equal devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Candidate {
-    pod: PodUid,
-    /// The devices that it sees.
-    sees: usize,
-    /// The devices that its record names.
-    recorded: usize,
-}
-
-impl Candidate {
-    fn is_wrong(&self) -> bool {
-        self.sees != self.recorded
-    }
-}
-
-/// Swaps of two records each. Each makes a pod right, none takes part that is right, and none twice: the log of Allocate calls
-/// follows one swap per pod at a time.
-fn pairs_among(mut candidates: Vec<Candidate>) -> Vec<(PodUid, PodUid)> {
-    candidates.retain(Candidate::is_wrong);
-    let mut pairs = Vec::new();
-    let mut alone = Vec::new();
-    // First those that are both right afterwards.
-    while let Some(one) = candidates.pop() {
-        let partner = candidates
-            .iter()
-            .position(|other| other.recorded == one.sees && other.sees == one.recorded);
-        match partner {
-            Some(at) => pairs.push((one.pod, candidates.swap_remove(at).pod)),
-            None => alone.push(one),
-        }
-    }
-    let mut without_partner = Vec::new();
-    while let Some(one) = alone.pop() {
-        match take_recorded(&mut alone, one.sees).or_else(|| take_recorded(&mut without_partner, one.sees)) {
-            Some(other) => pairs.push((one.pod, other.pod)),
-            None => without_partner.push(one),
-        }
-    }
-    pairs
-}
-
-/// Takes the first candidate with this record out of the list.
-fn take_recorded(candidates: &mut Vec<Candidate>, recorded: usize) -> Option<Candidate> {
-    let at = candidates.iter().position(|other| other.recorded == recorded)?;
-    Some(candidates.swap_remove(at))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn candidates(pairs: &[(usize, usize)]) -> Vec<Candidate> {
-        let candidate = |(at, &(sees, recorded)): (usize, &(usize, usize))| Candidate {
-            pod: PodUid::from(&*at.to_string()),
-            sees,
-            recorded,
-        };
-        pairs.iter().enumerate().map(candidate).collect()
-    }
-
-    #[test]
-    fn pairs_swap_at_once_and_longer_cycles_in_several_steps() {
-        assert_eq!(
-            pairs_among(candidates(&[(1, 0), (0, 1), (3, 2), (2, 3)])).len(),
-            2
-        );
-        assert_eq!(pairs_among(candidates(&[(1, 0), (2, 1), (0, 2)])).len(), 1);
-        assert_eq!(
-            pairs_among(candidates(&[(1, 0), (2, 1)])).len(),
-            1,
-            "the partner need not be right afterwards"
-        );
-    }
-
-    proptest! {
-        #[test]
-        fn each_swap_makes_one_right_and_none_wrong(pairs in prop::collection::vec((0..4_usize, 0..4_usize), 0..12)) {
-            let before: BTreeMap<PodUid, Candidate> = candidates(&pairs).into_iter().map(|candidate| (candidate.pod.clone(), candidate)).collect();
-            let mut rest = before.clone();
-            for (one, other) in pairs_among(candidates(&pairs)) {
-                // Removed, so that no pod takes part twice.
-                let (one, other) = (rest.remove(&one).unwrap(), rest.remove(&other).unwrap());
-                prop_assert!(one.is_wrong() && other.is_wrong());
-                prop_assert!(one.sees == other.recorded);
-            }
-            let open: Vec<&Candidate> = rest.values().filter(|candidate| candidate.is_wrong()).collect();
-            prop_assert!(!open.iter().any(|one| open.iter().any(|other| other.recorded == one.sees)), "no pair is left");
-        }
     }
 }

@@ -140,42 +140,24 @@ impl RecordSwaps {
         Ok(())
     }
 
-    /// Swaps the records of two pods, and in the same write those of the pairs `beside` that there is room for; returns the
-    /// number of swaps. No pod is named twice. Writes nothing if the object has changed, and loads that change.
+    /// Swaps the records of two pods. Returns false, and writes nothing, if the object has changed, and loads that change.
     ///
     /// # Errors
     /// The swap was not done, or it is not known whether it was.
-    pub async fn swap(
-        &mut self,
-        node: &NodeState,
-        pair: (&PodUid, &PodUid),
-        beside: &[(PodUid, PodUid)],
-    ) -> Result<usize, SwapError> {
-        let mut swaps = vec![pair];
-        swaps.extend(beside.iter().map(|(one, other)| (one, other)));
-        let wanted = {
-            let pods = self.pods.borrow();
-            let Some((wanted, n_swaps)) = swapped(&pods, &swaps, node.settings.memory_unit) else {
-                return Ok(0);
-            };
-            swaps.truncate(n_swaps);
-            let mut log = node.log();
-            for (one, other) in &swaps {
-                log.plan_swap(one, other);
-            }
-            wanted
+    pub async fn swap(&mut self, node: &NodeState, one: &PodUid, other: &PodUid) -> Result<bool, SwapError> {
+        let Some(wanted) = swapped(&self.pods.borrow(), one, other, node.settings.memory_unit) else {
+            return Ok(false);
         };
+        // From here on each pod's further calls are matched with the record that it will have: kubelet may go on meanwhile.
+        node.log().plan_swap(one, other);
         if !self.write(&wanted).await? {
-            return Ok(0);
+            return Ok(false);
         }
         self.pods.send_modify(|pods| {
             pods.set_swapped(wanted);
-            let mut log = node.log();
-            for (one, other) in &swaps {
-                log.note_swap(one, other);
-            }
+            node.log().note_swap(one, other);
         });
-        Ok(swaps.len())
+        Ok(true)
     }
 
     /// Replaces the record of one pod. Returns false, and writes nothing, if the object has changed, and loads that change.
@@ -318,27 +300,18 @@ impl RecordSwaps {
     }
 }
 
-/// The swapped records after these swaps, and the number of swaps that there is room for: at least one is tried. None if the
-/// record of one of the pods is not known.
-fn swapped(pods: &Pods, swaps: &[(&PodUid, &PodUid)], unit: MemoryUnit) -> Option<(Records, usize)> {
-    let record = |uid: &PodUid| Some(pods.get(uid)?.record()?.to_allocations(unit));
-    let mut pairs = Vec::new();
-    for (one, other) in swaps {
-        pairs.push([((*one).clone(), record(other)?), ((*other).clone(), record(one)?)]);
+/// The swapped records after a swap; none if the record of one of the pods is not known.
+fn swapped(pods: &Pods, one: &PodUid, other: &PodUid, unit: MemoryUnit) -> Option<Records> {
+    let mut wanted = pods.swapped().cloned().unwrap_or_default();
+    for (uid, holder) in [(one, other), (other, one)] {
+        wanted.insert(uid.clone(), pods.get(holder)?.record()?.to_allocations(unit));
     }
-    loop {
-        let mut wanted = pods.swapped().cloned().unwrap_or_default();
-        wanted.extend(pairs.iter().flatten().cloned());
-        if pods.is_current() && text_of(&wanted).is_err() {
-            // Entries outlive their pods only where there is room: a pod that is gone uses no device, whichever of two records it is still
-            // counted by.
-            wanted.retain(|uid, _| pods.get(uid).is_some());
-        }
-        if pairs.len() <= 1 || text_of(&wanted).is_ok() {
-            return Some((wanted, pairs.len()));
-        }
-        pairs.truncate(pairs.len() / 2);
+    if pods.is_current() && text_of(&wanted).is_err() {
+        // Entries outlive their pods only where there is room: a pod that is gone uses no device, whichever of two records it is still
+        // counted by.
+        wanted.retain(|uid, _| pods.get(uid).is_some());
     }
+    Some(wanted)
 }
 
 /// The text of the annotation.

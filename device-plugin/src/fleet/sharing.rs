@@ -88,7 +88,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::builders::gpu;
+    use crate::tests::builders::gpu;
 
     #[rstest]
     #[case::all("all", [true, true, true])]

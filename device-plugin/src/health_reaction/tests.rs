@@ -4,7 +4,7 @@ use http::{Request, Response};
 use kube::client::Body;
 use serde_json::{Value, json};
 
-use crate::builders::{fleet, pod, pods, units};
+use crate::tests::builders::{fleet, pod, pods, units};
 
 use super::*;
 

@@ -4,6 +4,7 @@
 //! file starts, reports and stops.
 
 use std::{
+    cell::Cell,
     io,
     sync::{
         Arc,
@@ -64,8 +65,8 @@ pub struct Feed {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// The body of a watch thread. It must return soon after [`Reporter`] returns [`Stopped`].
-pub(super) type Watcher = Box<dyn FnOnce(&Reporter) -> Stopped + Send>;
+/// One round of a watch, which its thread repeats. It must return soon after [`Reporter`] returns [`Stopped`].
+pub(super) type Watcher = Box<dyn FnMut(&Reporter) -> Result<(), Stopped> + Send>;
 
 impl Feed {
     /// Starts each of `watchers` on a thread of its own; all report on one channel.
@@ -77,16 +78,15 @@ impl Feed {
             stop: Arc::new(AtomicBool::new(false)),
             threads: Vec::new(),
         };
-        for watch in watchers {
+        for mut watch in watchers {
             let reporter = Reporter {
                 stop: Arc::clone(&feed.stop),
                 sender: sender.clone(),
+                has_announced: Cell::new(false),
             };
             let thread = thread::Builder::new()
                 .name("device-watch".to_owned())
-                .spawn(move || {
-                    let Stopped = watch(&reporter);
-                });
+                .spawn(move || while watch(&reporter).is_ok() {});
             let problem = "cannot start the thread that watches the devices";
             feed.threads
                 .push(thread.map_err(|source| InventoryError::failed(problem.to_owned(), source))?);
@@ -131,6 +131,7 @@ pub(super) struct Stopped;
 pub(super) struct Reporter {
     stop: Arc<AtomicBool>,
     sender: mpsc::Sender<Observation>,
+    has_announced: Cell<bool>,
 }
 
 impl Reporter {
@@ -158,6 +159,14 @@ impl Reporter {
             }
             thread::park_timeout(FULL_RETRY);
         }
+    }
+
+    /// Reports once that the source lists other devices: the reader then discovers them itself, and starts another watch.
+    pub(super) fn announce_change(&self) -> Result<(), Stopped> {
+        if self.has_announced.replace(true) {
+            return Ok(());
+        }
+        self.send(None, ObservationKind::InventoryChanged)
     }
 
     /// Waits for `duration`, or less when the watch must end.

@@ -77,10 +77,9 @@ impl FileSource {
             source: self.clone(),
             known: inventory.clone(),
             text: Vec::new(),
-            is_announced: false,
             logged: LoggedError::default(),
         };
-        Feed::start(vec![Box::new(move |reporter| watch.run(reporter))])
+        Feed::start(vec![Box::new(move |reporter| watch.report(reporter))])
     }
 
     fn read(&self) -> Result<Vec<u8>, InventoryError> {
@@ -105,30 +104,19 @@ struct FileWatch {
     latest: SimulatedDevices,
     /// The last text, valid or not.
     text: Vec<u8>,
-    /// True once the watch has reported that the devices differ from the known ones.
-    is_announced: bool,
     logged: LoggedError,
 }
 
 impl FileWatch {
-    fn run(&mut self, reporter: &Reporter) -> Stopped {
-        loop {
-            self.refresh();
-            if let Err(stopped) = self.report(reporter) {
-                return stopped;
-            }
-        }
-    }
-
     fn report(&mut self, reporter: &Reporter) -> Result<(), Stopped> {
+        self.refresh();
         let (known, now) = (&self.known, &self.latest.inventory);
         let is_other = known.is_outdated_by(now)
             || known.links != now.links
             || known.partitions != now.partitions
             || known.partition_policy != now.partition_policy;
-        if is_other && !self.is_announced {
-            self.is_announced = true;
-            reporter.send(None, ObservationKind::InventoryChanged)?;
+        if is_other {
+            reporter.announce_change()?;
         }
         for id in self.known.ids() {
             self.report_device(id, reporter)?;

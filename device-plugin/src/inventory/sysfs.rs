@@ -18,14 +18,14 @@ use std::time::Duration;
 
 use proto::device::{VirtualFunction, VirtualFunctionGroup};
 use proto::quantity::Quantity;
-use proto::resource::{FPGA, RDMA, WHOLE_PERCENT};
+use proto::resource::WHOLE_PERCENT;
 use tracing::info;
 
 use crate::extended_resource::ExtendedResource;
 
 use super::feed::{Reporter, Stopped, Watcher};
 use super::pci::{self, Bus};
-use super::{Inventory, ObservationKind, OtherDevice, PhysicalId};
+use super::{Inventory, ObservationKind, OtherDevice, PhysicalId, percent_resource};
 
 /// The device file with which all RDMA adapters make connections.
 const RDMA_CONNECTIONS: &str = "infiniband/rdma_cm";
@@ -188,11 +188,7 @@ impl SysfsSource {
             let labels = BTreeMap::new();
             vf_groups.push(VirtualFunctionGroup { labels, vfs });
         }
-        let name = if resource == ExtendedResource::Rdma {
-            RDMA
-        } else {
-            FPGA
-        };
+        let name = percent_resource(resource.device_type())?;
         Some(OtherDevice {
             device_type: resource.device_type().to_owned(),
             id,
@@ -210,23 +206,13 @@ impl SysfsSource {
     /// A watcher of the devices of `inventory`. It reports once that the devices have changed.
     pub(super) fn watcher(&self, inventory: &Inventory) -> Watcher {
         let (source, known) = (self.clone(), inventory.clone());
-        let mut is_announced = false;
-        Box::new(move |reporter| {
-            loop {
-                if let Err(stopped) = source.report(&known, &mut is_announced, reporter) {
-                    return stopped;
-                }
-            }
-        })
+        Box::new(move |reporter| source.report(&known, reporter))
     }
 
-    fn report(&self, known: &Inventory, is_announced: &mut bool, reporter: &Reporter) -> Result<(), Stopped> {
+    fn report(&self, known: &Inventory, reporter: &Reporter) -> Result<(), Stopped> {
         let found = self.read();
-        let has_new = found.iter().any(|(device, _)| !known.others.contains(device));
-        // Once: the caller then lists the devices itself, and starts another watch.
-        if has_new && !*is_announced {
-            *is_announced = true;
-            reporter.send(None, ObservationKind::InventoryChanged)?;
+        if found.iter().any(|(device, _)| !known.others.contains(device)) {
+            reporter.announce_change()?;
         }
         for device in &known.others {
             let kind = match found.iter().find(|(other, _)| other.id == device.id) {
@@ -296,7 +282,5 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-#[cfg(test)]
-pub(crate) mod recorded;
 #[cfg(test)]
 mod tests;

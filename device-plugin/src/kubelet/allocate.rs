@@ -85,8 +85,8 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::builders::{fleet, pods};
     use crate::settings::Settings;
+    use crate::tests::builders::{fleet, pods};
 
     const IDS: [&str; 2] = ["9507230f-0", "9507230f-1"];
 
@@ -109,7 +109,7 @@ mod tests {
     async fn with_envvar_a_call_waits_for_its_pod_and_is_then_answered_by_its_ids() {
         let (answer, waited) = unmatched(Mode::Envvar).await;
         assert_eq!(waited, 2);
-        let uuid = crate::builders::gpu(0).uuid.to_string();
+        let uuid = crate::tests::builders::gpu(0).uuid.to_string();
         assert_eq!(
             answer.envs,
             ["NVIDIA_VISIBLE_DEVICES", "GPUSHARE_GPU_DEVICES"]

@@ -77,9 +77,9 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::builders::{pod, pods, units};
     use crate::extended_resource::ExtendedResource;
     use crate::pods::{NodePod, PodUid, Stage};
+    use crate::tests::builders::{pod, pods, units};
 
     fn entry(uid: &str) -> Allocated {
         let answer = ContainerAllocateResponse::default();

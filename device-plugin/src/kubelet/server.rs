@@ -152,7 +152,7 @@ async fn asked_again(list_again: &mut Option<watch::Receiver<()>>) {
 fn entries(fleet: &Fleet, resource: ExtendedResource, is_injectable: bool) -> Vec<Entry> {
     let mut states = BTreeMap::<PhysicalId, (bool, Option<i32>)>::new();
     for device in fleet.entries(resource.device_type()) {
-        states.insert(device.key.id, (device.is_healthy, device.numa_node));
+        states.insert(device.key.id, (device.is_healthy, device.location.numa_node));
     }
     let mut entries = Vec::new();
     for numbered in fleet.ids.numbered(resource) {
@@ -261,9 +261,9 @@ mod tests {
     use proto::memory_unit::MemoryUnit;
 
     use super::*;
-    use crate::builders;
     use crate::device_ids::IdScheme;
     use crate::inventory::{Inventory, PciLocation};
+    use crate::tests::builders;
 
     /// Two GPUs and an adapter, on the NUMA nodes 1, none that is known, and 0.
     fn fleet(lists_numa_nodes: bool) -> Fleet {

@@ -8,9 +8,9 @@ use proto::request::{ContainerKind, ContainerRequest};
 use rstest::rstest;
 
 use super::*;
-use crate::builders::{gpu, init, pod, pods, shares, units};
 use crate::kubelet_checkpoint::Allocated;
 use crate::pods::{Requests, Unplaced};
+use crate::tests::builders::{gpu, init, pod, pods, shares, units};
 use ExtendedResource::{Memory, Shared};
 
 mod restarts;

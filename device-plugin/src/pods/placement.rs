@@ -225,14 +225,12 @@ impl Placement {
         annotated: &Result<Self, Unplaced>,
     ) -> Result<Self, Unplaced> {
         let annotated = annotated.as_ref().ok();
-        let only = allocations
-            .get(TYPE_GPU)
-            .and_then(|devices| devices.first())
-            .and_then(|device| u32::try_from(device.minor).ok());
-        let gpushare = annotated
-            .and_then(|annotated| annotated.gpushare)
-            .zip(only)
-            .map(|(record, idx)| GpushareRecord { idx, ..record });
+        let first = allocations.get(TYPE_GPU).and_then(|devices| devices.first());
+        let idx = first.and_then(|device| u32::try_from(device.minor).ok());
+        let gpushare = match (annotated.and_then(|annotated| annotated.gpushare), idx) {
+            (Some(record), Some(idx)) => Some(GpushareRecord { idx, ..record }),
+            _ => None,
+        };
         let assumed_at = annotated.map(|annotated| annotated.assumed_at);
         Self::of_record(
             Record {
@@ -268,12 +266,14 @@ impl Placement {
 
     /// True if annotations are missing that an earlier record of the pod has.
     pub(super) fn lacks_of(&self, before: &Self) -> bool {
-        let is_less = |now: GpushareRecord, before: GpushareRecord| {
-            (now.pod_units == 0 && before.pod_units > 0) || (now.device_units == 0 && before.device_units > 0)
+        let lacks_gpushare = match (before.gpushare, self.gpushare) {
+            (Some(before), Some(now)) => {
+                (now.pod_units == 0 && before.pod_units > 0)
+                    || (now.device_units == 0 && before.device_units > 0)
+            }
+            (before, None) => before.is_some(),
+            (None, Some(_)) => false,
         };
-        let lacks_gpushare = before
-            .gpushare
-            .is_some_and(|before| self.gpushare.is_none_or(|now| is_less(now, before)));
         lacks_gpushare || (self.allocations.is_empty() && !before.allocations.is_empty())
     }
 
@@ -293,31 +293,27 @@ impl Placement {
 
     /// The virtual functions of devices of a resource's type that the pod was given.
     pub fn functions(&self, resource: ExtendedResource) -> impl Iterator<Item = &PhysicalId> {
-        let held = self
-            .others
-            .get(resource.device_type())
-            .into_iter()
-            .flat_map(|others| &others.held);
-        held.flat_map(|portion| &portion.functions)
+        let others = self.others.get(resource.device_type());
+        let held = others.map_or(&[][..], |others| &others.held);
+        held.iter().flat_map(|portion| &portion.functions)
     }
 
     /// True if both name the same devices, and the same virtual functions of them.
     pub fn is_on_devices_of(&self, other: &Self) -> bool {
-        let resources = [ExtendedResource::Rdma, ExtendedResource::Fpga];
+        for resource in [ExtendedResource::Rdma, ExtendedResource::Fpga] {
+            let has_functions = self.functions(resource).eq(other.functions(resource));
+            if !has_functions || self.names(resource) != other.names(resource) {
+                return false;
+            }
+        }
         self.gpus == other.gpus
-            && resources.into_iter().all(|resource| {
-                self.names(resource) == other.names(resource)
-                    && self.functions(resource).eq(other.functions(resource))
-            })
     }
 
     /// The part of a device other than a GPU that the record gives the pod.
     pub fn portion(&self, resource: ExtendedResource, device: &DeviceKey) -> Option<&Portion> {
         let others = self.others.get(resource.device_type())?;
-        let mut portions = others.names.iter().zip(&others.held);
-        portions
-            .find(|(name, _)| name.is(device))
-            .map(|(_, portion)| portion)
+        let at = others.names.iter().position(|name| name.is(device))?;
+        others.held.get(at)
     }
 
     /// True if the record gives the pod this device, or this virtual function of it.
@@ -335,9 +331,10 @@ impl Placement {
 
     /// True if all these devices of a resource are the pod's.
     pub fn includes(&self, resource: ExtendedResource, devices: &[DeviceKey]) -> bool {
+        let names = self.names(resource);
         devices
             .iter()
-            .all(|device| self.names(resource).iter().any(|name| name.is(device)))
+            .all(|device| names.iter().any(|name| name.is(device)))
     }
 }
 
@@ -397,10 +394,10 @@ fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceNam
 fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, Held)>, Unplaced> {
     let allocations = record.allocations.get(TYPE_GPU).map_or(&[][..], Vec::as_slice);
     if allocations.is_empty() {
-        let gpushare = record.gpushare.iter();
-        return Ok(gpushare
-            .map(|gpushare| (DeviceName::Minor(gpushare.idx), Held::default()))
-            .collect());
+        let Some(gpushare) = record.gpushare else {
+            return Ok(Vec::new());
+        };
+        return Ok(vec![(DeviceName::Minor(gpushare.idx), Held::default())]);
     }
     if let (Some(gpushare), [only]) = (record.gpushare, allocations)
         && i64::from(gpushare.idx) != i64::from(only.minor)

@@ -4,7 +4,6 @@
 
 use daemon::api_server::Connection;
 use daemon::watch::{ObjectWatch, Update};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::time::Duration;
 
 use kube::Api;
@@ -27,7 +26,7 @@ pub async fn watch_pods(
     pods: watch::Sender<Pods>,
 ) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-    let mut listing = Listing::default();
+    let mut listed = Vec::new();
     let Connection { client, contact } = connection;
     let mut watch = ObjectWatch::new(
         "pods of this node",
@@ -37,7 +36,7 @@ pub async fn watch_pods(
     );
     loop {
         match watch.next().await {
-            Update::Event(event) => take_in(event, &node, &names, &mut listing, &pods),
+            Update::Event(event) => take_in(event, &node, &names, &mut listed, &pods),
             Update::Interrupted | Update::UnknownKind => {
                 pods.send_modify(|pods| pods.set_interrupted(true));
             }
@@ -46,66 +45,49 @@ pub async fn watch_pods(
     }
 }
 
-/// Pods of a list that is not complete yet.
-#[derive(Default)]
-struct Listing {
-    /// Each with the time of its creation.
-    pods: Vec<(Option<Time>, NodePod)>,
-    /// Those that request none of the plugin's resources.
-    idle: Vec<(PodUid, Option<Stage>)>,
-    /// Those that use resource claims.
-    claimants: Vec<Claimant>,
-}
-
+/// Takes in an event; `listed` are the pods of a list that is not complete yet.
 fn take_in(
     event: watcher::Event<Pod>,
     node: &str,
     names: &ResourceNames,
-    listing: &mut Listing,
+    listed: &mut Vec<Pod>,
     pods: &watch::Sender<Pods>,
 ) {
     match event {
-        watcher::Event::Init => *listing = Listing::default(),
-        watcher::Event::InitApply(pod) => {
-            listing.claimants.extend(Claimant::of(&pod));
-            match NodePod::of(&pod, node, names) {
-                Some(found) => listing.pods.push((pod.metadata.creation_timestamp, found)),
-                None => listing.idle.push((uid_of(&pod), Stage::of_recorded(&pod))),
-            }
-        }
+        watcher::Event::Init => listed.clear(),
+        watcher::Event::InitApply(pod) => listed.push(pod),
         watcher::Event::InitDone => {
-            let Listing {
-                pods: mut complete,
-                idle,
-                claimants,
-            } = std::mem::take(listing);
+            let mut complete = std::mem::take(listed);
             info!(n_pods = complete.len(), "the pods of this node are known");
             // A list is in the order of names; kubelet admits its pods by age.
-            complete.sort_by(|(one, _), (other, _)| one.cmp(other));
+            complete.sort_by(|one, other| {
+                let created_at = |pod: &Pod| pod.metadata.creation_timestamp.clone();
+                created_at(one).cmp(&created_at(other))
+            });
             pods.send_modify(|pods| {
-                pods.reset(complete.into_iter().map(|(_, pod)| pod));
-                for (uid, recorded) in idle {
-                    pods.note_idle(uid, recorded);
-                }
-                for claimant in claimants {
-                    pods.note_claimant(claimant);
+                pods.reset(complete.iter().filter_map(|pod| NodePod::of(pod, node, names)));
+                for pod in &complete {
+                    apply(pods, pod, node, names);
                 }
             });
         }
-        watcher::Event::Apply(pod) => {
-            if let Some(claimant) = Claimant::of(&pod) {
-                pods.send_if_modified(|pods| pods.note_claimant(claimant));
-            }
-            if let Some(pod) = NodePod::of(&pod, node, names) {
-                debug!(pod = pod.display_name(), stage = ?pod.stage, "pod has changed");
-                // An event without a change must not wake the tasks that wait for one.
-                pods.send_if_modified(|pods| pods.apply(pod));
-            } else {
-                pods.send_if_modified(|pods| pods.note_idle(uid_of(&pod), Stage::of_recorded(&pod)));
-            }
-        }
+        // An event without a change must not wake the tasks that wait for one.
+        watcher::Event::Apply(pod) => drop(pods.send_if_modified(|pods| apply(pods, &pod, node, names))),
         watcher::Event::Delete(pod) => pods.send_modify(|pods| pods.delete(&uid_of(&pod))),
     }
+}
+
+/// Applies the present state of one pod; returns true if that changes anything.
+fn apply(pods: &mut Pods, pod: &Pod, node: &str, names: &ResourceNames) -> bool {
+    let is_claimant_new = Claimant::of(pod).is_some_and(|claimant| pods.note_claimant(claimant));
+    let is_changed = match NodePod::of(pod, node, names) {
+        Some(found) => {
+            debug!(pod = found.display_name(), stage = ?found.stage, "pod has changed");
+            pods.apply(found)
+        }
+        None => pods.note_idle(uid_of(pod), Stage::of_recorded(pod)),
+    };
+    is_claimant_new || is_changed
 }
 
 fn uid_of(pod: &Pod) -> PodUid {

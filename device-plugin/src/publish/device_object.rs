@@ -97,58 +97,59 @@ impl DeviceObjectInputs {
         device
     }
 
+    /// The entry of a GPU.
     fn gpu(&self, entry: &FleetGpu, slots: u32, conditions: &Conditions<'_>) -> DeviceInfo {
-        let gpu = &entry.gpu;
         let percent = Quantity::from_unsigned(WHOLE_DEVICE_PERCENT);
-        let mut resources = BTreeMap::from([
+        let mut info = self.device_info(&FleetEntry::from(entry), conditions);
+        info.resources = BTreeMap::from([
             (GPU_CORE.to_owned(), percent),
-            (GPU_MEMORY.to_owned(), Quantity::from_unsigned(gpu.memory_bytes)),
+            (
+                GPU_MEMORY.to_owned(),
+                Quantity::from_unsigned(entry.gpu.memory_bytes),
+            ),
             (GPU_MEMORY_RATIO.to_owned(), percent),
         ]);
-        let mut labels = gpu.labels.clone();
-        let own = &self.overrides.labels;
-        labels.extend(own.of(TYPE_GPU, gpu.uuid.as_str(), gpu.bus_id.as_deref()));
-        add_location_labels(&gpu.location, &mut labels);
-        if let Some(found) = self.enforcements.of(&gpu.uuid) {
-            labels.insert(ENFORCEMENT.to_owned(), found.level.as_str().to_owned());
+        if let Some(found) = self.enforcements.of(&entry.gpu.uuid) {
+            let level = found.level.as_str().to_owned();
+            info.labels.insert(ENFORCEMENT.to_owned(), level);
         }
         if entry.is_shared {
-            resources.insert(GPU_SHARED.to_owned(), Quantity::from_unsigned(u64::from(slots)));
+            let slots = Quantity::from_unsigned(u64::from(slots));
+            info.resources.insert(GPU_SHARED.to_owned(), slots);
         } else {
-            labels.insert(SHARING_LABEL.to_owned(), SHARING_DISABLED.to_owned());
+            info.labels
+                .insert(SHARING_LABEL.to_owned(), SHARING_DISABLED.to_owned());
         }
-        let entry = FleetEntry::from(entry);
-        DeviceInfo {
-            device_type: TYPE_GPU.to_owned(),
-            id: gpu.uuid.to_string(),
-            minor: i32::try_from(gpu.minor).ok(),
-            labels,
-            health: entry.is_healthy && conditions.is_injectable(TYPE_GPU),
-            resources,
-            topology: topology(gpu.bus_id.as_deref(), &gpu.location),
-            conditions: conditions.of(&entry),
-            ..DeviceInfo::default()
-        }
+        info
     }
 
     /// The entry of a device that is not a GPU.
     fn other_device(&self, entry: &FleetDevice, conditions: &Conditions<'_>) -> DeviceInfo {
         let device = &entry.device;
-        let (device_type, id) = (&device.device_type, device.id.as_str());
-        let (bus_id, configured) = (device.bus_id.as_deref(), &self.overrides.labels);
-        let mut labels = device.labels.clone();
-        labels.extend(configured.of(device_type, id, bus_id));
-        add_location_labels(&device.location, &mut labels);
+        let address = device.bus_id.as_deref().unwrap_or(device.id.as_str());
+        let labels = &self.overrides.labels;
         DeviceInfo {
-            device_type: device_type.clone(),
-            id: id.to_owned(),
-            minor: i32::try_from(device.minor).ok(),
-            labels,
-            health: entry.is_healthy && conditions.is_injectable(device_type),
             resources: device.resources.clone(),
-            topology: topology(bus_id, &device.location),
-            vf_groups: configured.regroup(device_type, bus_id.unwrap_or(id), &device.vf_groups),
-            conditions: conditions.of(&FleetEntry::from(entry)),
+            vf_groups: labels.regroup(&device.device_type, address, &device.vf_groups),
+            ..self.device_info(&FleetEntry::from(entry), conditions)
+        }
+    }
+
+    /// The part of an entry that is alike for all types.
+    fn device_info(&self, entry: &FleetEntry<'_>, conditions: &Conditions<'_>) -> DeviceInfo {
+        let mut labels = entry.labels.clone();
+        let configured = &self.overrides.labels;
+        labels.extend(configured.of(entry.device_type, entry.key.id.as_str(), entry.bus_id));
+        add_location_labels(entry.location, &mut labels);
+        DeviceInfo {
+            device_type: entry.device_type.to_owned(),
+            id: entry.key.id.to_string(),
+            minor: i32::try_from(entry.key.minor).ok(),
+            labels,
+            // A device that no container can get is no place for a pod, however healthy it is.
+            health: entry.is_healthy && conditions.is_injectable(entry.device_type),
+            topology: topology(entry.bus_id, entry.location),
+            conditions: conditions.of(entry),
             ..DeviceInfo::default()
         }
     }

@@ -57,7 +57,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::builders;
+    use crate::tests::builders;
     use proto::topology::{GpuLinks, GpuPartition};
 
     fn fleet(n_gpus: u32, model: &str, linked: &[u32]) -> Fleet {

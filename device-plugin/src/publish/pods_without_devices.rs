@@ -97,9 +97,9 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::builders::{pod, pods, units};
     use crate::pods::NodePod;
     use crate::pods::{Requests, Unplaced};
+    use crate::tests::builders::{pod, pods, units};
 
     /// Asks for computing power and for nothing that kubelet allocates.
     fn core_alone(stage: Stage) -> NodePod {

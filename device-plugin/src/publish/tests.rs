@@ -16,10 +16,10 @@ use tower_test::mock::{Handle, SendResponse};
 use proto::device::{DEVICES_REVISION, DeviceSpec, RawDevice};
 
 use super::*;
-use crate::builders::{fleet, pod, pods, units};
 use crate::fleet::FleetDevice;
 use crate::health::HealthReason;
 use crate::inventory::{OtherDevice, PciLocation};
+use crate::tests::builders::{fleet, pod, pods, units};
 use tokio::time::timeout;
 
 fn node(status: &Value) -> Node {

@@ -180,7 +180,7 @@ mod tests {
     use proto::nri::api::PodSandbox;
 
     use super::*;
-    use crate::builders::{fleet, gpu, pod, pods, whole};
+    use crate::tests::builders::{fleet, gpu, pod, pods, whole};
 
     fn uuid(minor: u32) -> String {
         gpu(minor).uuid.to_string()

@@ -20,10 +20,10 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use crate::builders::{fleet, gpu, pod, pods, whole};
 use crate::fleet::Fleet;
 use crate::pods::{NodePod, Pods};
 use crate::settings::Settings;
+use crate::tests::builders::{fleet, gpu, pod, pods, whole};
 
 /// Nothing here takes long, but the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(30);

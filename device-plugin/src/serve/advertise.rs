@@ -29,24 +29,27 @@ pub(super) struct Published {
     pub(super) device: watch::Receiver<StoredDevice>,
     /// The devices of pods that gpushare's scheduler did not place; `None` until they are known.
     pub(super) checkpoints: watch::Receiver<Option<KubeletAllocations>>,
-    /// True if kubelet has the same memory units from an earlier process, which published their size.
-    pub(super) keeps_units: bool,
 }
 
 /// Advertises and serves a resource until the end is requested.
-pub(super) async fn serve(registration: Registration, published: Published, stop: CancellationToken) {
+pub(super) async fn serve(
+    registration: Registration,
+    published: Published,
+    keeps_units: bool,
+    stop: CancellationToken,
+) {
     tokio::select! {
         () = stop.cancelled() => return,
-        () = prepare(registration.resource, &registration.node, published) => {}
+        () = prepare(registration.resource, &registration.node, published, keeps_units) => {}
     }
     registration.keep_offered(stop).await;
 }
 
-async fn prepare(resource: ExtendedResource, node: &NodeState, published: Published) {
+async fn prepare(resource: ExtendedResource, node: &NodeState, published: Published, keeps_units: bool) {
     // kubelet fails every pod that it admits while a resource is not registered, so a resource waits for the API server only where
     // the scheduler would count it wrongly.
     match resource {
-        ExtendedResource::Memory if published.keeps_units => {}
+        ExtendedResource::Memory if keeps_units => {}
         ExtendedResource::Memory => unit_published(published.node, &node.settings).await,
         ExtendedResource::Whole => whole_published(published.device, published.checkpoints).await,
         ExtendedResource::Shared | ExtendedResource::Rdma | ExtendedResource::Fpga => {}

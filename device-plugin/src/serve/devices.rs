@@ -13,10 +13,11 @@ use crate::config::Config;
 use crate::fleet::Fleet;
 use crate::fleet::watch::discover;
 use crate::inventory::{Inventory, InventoryError};
+use crate::node_state::NodeState;
 use crate::pods::Pods;
 use crate::runtime_hook::seen::SeenGpus;
 
-use super::tasks::{PluginTasks, PublishedSources};
+use super::tasks::PluginTasks;
 
 /// Delay before another look at a node without devices.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
@@ -76,15 +77,10 @@ pub(super) fn publish_no_devices(config: &Config, connection: &Connection) -> an
     let (pods_sender, pods) = watch::channel(Pods::default());
     tasks.watch_pods(config, connection, pods_sender);
     let recorder = tasks.write_events(config, connection);
-    let sources = PublishedSources {
-        fleet,
-        pods,
-        injection: watch::channel(None).1,
-        enforcements: watch::channel(Arc::default()).1,
-        seen: watch::channel(SeenGpus::default()).1,
-        keeps_units: false,
-    };
-    tasks.publish(config, connection, sources, Arc::default(), recorder);
+    // Nothing decides the injection mode or the enforcement levels here, so their channels are closed from the start.
+    let node = NodeState::new(config.settings(), fleet, pods, &config.device_plugin_dir);
+    let seen = watch::channel(SeenGpus::default()).1;
+    tasks.publish(config, connection, &node, seen, Arc::default(), recorder);
     // The publisher needs the sender of the fleet as long as it runs.
     let keep_sender = async move { fleet_sender.closed().await };
     tasks.spawn("absent devices", keep_sender);

@@ -78,8 +78,8 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::builders::{pod, pods, units};
     use crate::extended_resource::ExtendedResource;
+    use crate::tests::builders::{pod, pods, units};
 
     fn bound(stage: Stage) -> Pods {
         pods([NodePod {

@@ -20,14 +20,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::config::{Config, VendorServer};
-use crate::enforcement::Enforcements;
 use crate::fleet::Fleet;
 use crate::fleet::corrections::Correction;
 use crate::fleet::watch::{DriverReplaced, FleetChannels, FleetWatch};
 use crate::health::{ApplicationFault, Health};
-use crate::injection::Injection;
 use crate::inventory::Inventory;
 use crate::kubelet_pod_resources::{self, PodResources};
+use crate::node_state::NodeState;
 use crate::pods::Pods;
 use crate::pods::watch::watch_pods;
 use crate::publish::node_overrides::{NodeOverrides, watch_node_overrides};
@@ -54,22 +53,6 @@ pub(super) struct PluginTasks {
     pub(super) watches: Tasks,
     /// Tasks that have something to close.
     pub(super) servers: Tasks,
-}
-
-/// The state of this node that is published.
-pub(super) struct PublishedSources {
-    /// The devices and their health.
-    pub(super) fleet: watch::Receiver<Arc<Fleet>>,
-    /// The pods of this node.
-    pub(super) pods: watch::Receiver<Pods>,
-    /// The injection mode.
-    pub(super) injection: watch::Receiver<Option<Injection>>,
-    /// The enforcement levels of the GPUs.
-    pub(super) enforcements: watch::Receiver<Arc<Enforcements>>,
-    /// The GPUs that containers see.
-    pub(super) seen: watch::Receiver<SeenGpus>,
-    /// True if kubelet has the same memory units from an earlier process, which published their size.
-    pub(super) keeps_units: bool,
 }
 
 /// The channels of the task that watches the devices.
@@ -155,41 +138,37 @@ impl PluginTasks {
         &mut self,
         config: &Config,
         connection: &Connection,
-        sources: PublishedSources,
+        node: &NodeState,
+        seen: watch::Receiver<SeenGpus>,
         overrides: Arc<NodeOverrides>,
         recorder: Recorder,
     ) -> Published {
-        let node = self.watch_node(config, connection);
+        let own_node = self.watch_node(config, connection);
         let device = self.keep("watch of the Device object", StoredDevice::default(), |sender| {
             watch_device(connection.clone(), config.node_name.clone(), sender)
         });
-        let (dir, pods, seen) = (
-            &config.device_plugin_dir,
-            sources.pods.clone(),
-            sources.seen.clone(),
-        );
+        let (dir, pods, seen_by_hook) = (config.device_plugin_dir.clone(), node.pods.clone(), seen.clone());
         let pods_without_devices = self.keep("pods without devices", None, |sender| {
-            watch_pods_without_devices(dir.clone(), pods, seen, sender)
+            watch_pods_without_devices(dir, pods, seen_by_hook, sender)
         });
         let overrides = self.keep("node overrides", overrides, |sender| {
             watch_node_overrides(config.override_files(), config.probe_interval, sender)
         });
-        let checkpoints = self.watch_vendor(config, connection, &sources, recorder);
+        let checkpoints = self.watch_vendor(config, connection, node, seen, recorder);
         let published = Published {
-            node: node.clone(),
+            node: own_node.clone(),
             device: device.clone(),
             checkpoints: checkpoints.clone(),
-            keeps_units: sources.keeps_units,
         };
         let inputs = PublisherInputs {
-            fleet: sources.fleet,
-            pods: sources.pods,
-            node,
+            fleet: node.fleet.clone(),
+            pods: node.pods.clone(),
+            node: own_node,
             device,
             checkpoints,
             overrides,
-            injection: sources.injection,
-            enforcements: sources.enforcements,
+            injection: node.injection.clone(),
+            enforcements: node.enforcements.clone(),
             pods_without_devices,
         };
         let settings = PublisherSettings {
@@ -208,7 +187,8 @@ impl PluginTasks {
         &mut self,
         config: &Config,
         connection: &Connection,
-        sources: &PublishedSources,
+        node: &NodeState,
+        seen: watch::Receiver<SeenGpus>,
         recorder: Recorder,
     ) -> watch::Receiver<Option<KubeletAllocations>> {
         let vendor_resources = config.served_by(VendorServer::Vendor);
@@ -223,9 +203,9 @@ impl PluginTasks {
         let (sender, checkpoints) = watch::channel(None);
         let watch = VendorWatch {
             settings,
-            fleet: sources.fleet.clone(),
-            pods: sources.pods.clone(),
-            seen: sources.seen.clone(),
+            fleet: node.fleet.clone(),
+            pods: node.pods.clone(),
+            seen,
             admin_access: AdminAccess::new(connection.client.clone()),
             checkpoints: sender,
             recorder,

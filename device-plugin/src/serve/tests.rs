@@ -58,7 +58,10 @@ fn units_that_kubelet_has_already(
     #[case] expected: bool,
 ) {
     let fleet = |unit: MemoryUnit, minors: &[u32]| {
-        let gpus: Vec<_> = minors.iter().map(|minor| crate::builders::gpu(*minor)).collect();
+        let gpus: Vec<_> = minors
+            .iter()
+            .map(|minor| crate::tests::builders::gpu(*minor))
+            .collect();
         let ids = IdScheme::new(&gpus, 2, unit).unwrap();
         Fleet::new(
             Inventory {

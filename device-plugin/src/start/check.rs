@@ -184,8 +184,8 @@ impl StartChecker {
                     return Ok(Decision::Start(files));
                 }
                 Verification::Remedy(Remedy::LookAgain(other)) => return Ok(Decision::LookAgain(other)),
-                Verification::Remedy(Remedy::Swap { partner, beside }) => {
-                    self.swap(&mut swaps, &pod, &partner, &beside).await?;
+                Verification::Remedy(Remedy::Swap(partner)) => {
+                    self.swap(&mut swaps, &pod, &partner).await?;
                 }
                 Verification::Refused(Refusal::Unplaced(_))
                     if self.context.policy.unplaced == Unplaced::Adopt =>
@@ -215,25 +215,25 @@ impl StartChecker {
         swaps: &mut RecordSwaps,
         pod: &NodePod,
         partner: &PodUid,
-        beside: &[(PodUid, PodUid)],
     ) -> Result<(), StartBlocked> {
         let other = self.display_name(partner);
-        let swapped = swaps.swap(&self.context.node, (&pod.uid, partner), beside).await;
-        let n_swapped = swapped.map_err(|source| StartBlocked::NotSwapped {
-            pod: pod.display_name(),
-            other: other.clone(),
-            source,
-        })?;
-        for _ in 0..n_swapped {
-            self.metrics().count(Outcome::Exchanged);
+        match swaps.swap(&self.context.node, &pod.uid, partner).await {
+            Ok(true) => {
+                self.metrics().count(Outcome::Exchanged);
+                let pod = pod.display_name();
+                info!(
+                    pod,
+                    other, "kubelet admitted these equal pods in another order: swapped their records"
+                );
+                Ok(())
+            }
+            Ok(false) => Ok(()),
+            Err(source) => Err(StartBlocked::NotSwapped {
+                pod: pod.display_name(),
+                other,
+                source,
+            }),
         }
-        info!(
-            pod = pod.display_name(),
-            other,
-            n_beside = n_swapped.saturating_sub(1),
-            "kubelet admitted these equal pods in another order: swapped their records"
-        );
-        Ok(())
     }
 
     /// Logs a start with pod, container, and the devices with their amounts.

@@ -140,9 +140,10 @@ impl Reconciler {
             | Verification::Refused(Refusal::Unavailable(_) | Refusal::Unknown) => {
                 self.reported.remove(uid);
             }
-            Verification::Remedy(Remedy::Swap { partner, .. }) => {
-                match swaps.swap(&context.node, (uid, partner), &[]).await {
-                    Ok(_) => {
+            Verification::Remedy(Remedy::Swap(partner)) => {
+                match swaps.swap(&context.node, uid, partner).await {
+                    Ok(false) => {}
+                    Ok(true) => {
                         context.metrics.count(Outcome::Exchanged);
                         warn!(
                             pod = pod.display_name(),

@@ -230,9 +230,9 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::builders::{fleet, init, pod, pods, shares, units};
     use crate::injection::content::cdi_answer;
     use crate::settings::Settings;
+    use crate::tests::builders::{fleet, init, pod, pods, shares, units};
 
     /// Two containers of one pod have two shares each, and one has memory units too, whose spec is the one that names devices.
     #[rstest]

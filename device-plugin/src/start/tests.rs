@@ -4,11 +4,11 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::memory_unit::MemoryUnit;
 
 use super::*;
-use crate::builders::{adapter, fleet, gpu, pod, pods, rdma, units};
 use crate::fleet::Fleet;
 use crate::injection::content::cdi_answer;
 use crate::matching::AllocateLog;
 use crate::pods::{Placement, Pods, Stage};
+use crate::tests::builders::{adapter, fleet, gpu, pod, pods, rdma, units};
 use crate::verify::visible::{Visible, visible_to_pod};
 
 /// Pods p0, p1 and so on of two units: minors of their records, and the GPU that each sees; all on a node of four GPUs.
@@ -61,7 +61,7 @@ fn verify(records: &[u32], sees: &[Option<u32>], at: usize) -> Verification {
 /// The partner of a swap.
 fn partner(verification: &Verification) -> Option<&str> {
     match verification {
-        Verification::Remedy(Remedy::Swap { partner, .. }) => Some(partner.as_str()),
+        Verification::Remedy(Remedy::Swap(partner)) => Some(partner.as_str()),
         _ => None,
     }
 }
@@ -180,7 +180,7 @@ fn swaps_of_two_resolve_every_permutation() {
                 loop {
                     match verify(&records, &sees.map(Some), at) {
                         Verification::Passed => break,
-                        Verification::Remedy(Remedy::Swap { partner, .. }) => {
+                        Verification::Remedy(Remedy::Swap(partner)) => {
                             records.swap(at, partner.as_str()[1..].parse().unwrap());
                         }
                         other => panic!("{sees:?} {order:?}: {other:?}"),

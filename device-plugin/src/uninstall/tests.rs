@@ -9,8 +9,8 @@ use tempfile::TempDir;
 use tower_test::mock::Handle;
 
 use super::*;
-use crate::builders::{pod, pods, units};
 use crate::pods::Stage;
+use crate::tests::builders::{pod, pods, units};
 
 const SERVED: [&str; 2] = ["aliyun.com/gpu-mem", "koordinator.sh/gpu.shared"];
 

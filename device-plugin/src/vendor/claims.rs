@@ -121,7 +121,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::builders::{fleet, gpu};
+    use crate::tests::builders::{fleet, gpu};
 
     fn claimed(device: &str) -> ClaimedDevice {
         ClaimedDevice {

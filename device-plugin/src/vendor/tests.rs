@@ -22,8 +22,8 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::*;
-use crate::builders::{fleet, gpu, pod, pods, units, whole};
 use crate::pods::{Claimant, NodePod, Unplaced};
+use crate::tests::builders::{fleet, gpu, pod, pods, units, whole};
 
 const NVIDIA: &str = "nvidia.com/gpu";
 const DRIVER: &str = "gpu.nvidia.com";
@@ -460,7 +460,7 @@ async fn claims_of_a_dra_driver_count_while_their_pods_run() {
     serve(&settings, lists);
     let shares = NodePod {
         stage: Stage::Running,
-        ..pod("shares", 1, [crate::builders::shares(1)]).on([2])
+        ..pod("shares", 1, [crate::tests::builders::shares(1)]).on([2])
     };
     let (known, pods_seen) = watch::channel(pods([shares]));
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(4)));

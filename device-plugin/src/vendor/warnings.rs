@@ -113,8 +113,8 @@ mod tests {
     use insta::assert_snapshot;
 
     use super::*;
-    use crate::builders::{fleet, pod, pods, shares};
     use crate::pods::{Claimant, Stage};
+    use crate::tests::builders::{fleet, pod, pods, shares};
     use crate::vendor::allocation::{ClaimName, DraDevice};
     use crate::vendor::claims::ClaimedDevice;
     use crate::vendor::claims::allocation;

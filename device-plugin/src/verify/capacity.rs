@@ -299,8 +299,8 @@ fn part(total: u64, numerator: u64, denominator: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builders::{fleet, gpu, pod, pods, shares as shared, units};
     use crate::pods::Unplaced;
+    use crate::tests::builders::{fleet, gpu, pod, pods, shares as shared, units};
 
     fn refused(all: Vec<NodePod>, started: &[&str]) -> Vec<String> {
         let pods = pods(all);
@@ -399,7 +399,7 @@ mod tests {
             };
             NodePod {
                 placement: Placement::of_record(record, at),
-                ..pod(name, at, [crate::builders::rdma(1)])
+                ..pod(name, at, [crate::tests::builders::rdma(1)])
             }
         };
         let all = || {

@@ -154,9 +154,9 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::builders::{pod, pods, units};
     use crate::kubelet_checkpoint::Allocated;
     use crate::pods::Stage;
+    use crate::tests::builders::{pod, pods, units};
     use crate::verify::snapshot::ListedDevices;
 
     /// Pods and their IDs, written `pod=ids` with blanks between them; each letter is an ID.

@@ -80,7 +80,7 @@ fn advertised_shares(spec: &DeviceSpec) -> u64 {
         .filter(|device| device.device_type == TYPE_GPU)
         .map(|device| (gpu(device), device.health))
         .unzip();
-    let ids = IdScheme::new(&gpus, DEFAULT_SLOTS, MemoryUnit::GIB).unwrap();
+    let ids = IdScheme::with_numa_nodes(false, &gpus, DEFAULT_SLOTS, MemoryUnit::GIB).unwrap();
     let inventory = Inventory {
         gpus,
         ..Inventory::default()

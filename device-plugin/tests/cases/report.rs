@@ -127,7 +127,7 @@ fn gpu(id: &str, minor: u32, memory_bytes: u64) -> Gpu {
 
 /// The devices that are published of these GPUs, of which some have an illness.
 fn published(gpus: Vec<Gpu>, illness: impl Fn(&str) -> Option<(HealthReason, String)>) -> Vec<DeviceInfo> {
-    let ids = IdScheme::new(&gpus, 100, MemoryUnit::GIB).unwrap();
+    let ids = IdScheme::with_numa_nodes(false, &gpus, 100, MemoryUnit::GIB).unwrap();
     let inventory = Inventory {
         gpus,
         vendor: "nvidia".to_owned(),

@@ -71,7 +71,7 @@ impl Equipment {
     pub(crate) fn fleet(&self) -> Fleet {
         let gpus: Vec<Gpu> = (0..self.n_gpus).map(gpu).collect();
         let shared: Vec<Gpu> = (0..self.n_shared).map(gpu).collect();
-        let ids = IdScheme::new(&shared, 100, self.memory_unit).unwrap();
+        let ids = IdScheme::with_numa_nodes(false, &shared, 100, self.memory_unit).unwrap();
         let vendor = "nvidia".to_owned();
         Fleet::new(
             Inventory {

@@ -8,10 +8,10 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 
 use super::*;
-use crate::builders::{adapter, fleet, gpu, pod, rdma, shares};
 use crate::injection::content::{AssignedDevices, variable_answer};
 use crate::injection::recipient::Recipient;
 use crate::pods::{Held, NodePod};
+use crate::tests::builders::{adapter, fleet, gpu, pod, rdma, shares};
 
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 

@@ -7,8 +7,8 @@ use serde_json::Value;
 use tower_test::mock::{Handle, pair};
 
 use super::*;
-use crate::builders::{fleet, pod, pods, units};
 use crate::settings::Settings;
+use crate::tests::builders::{fleet, pod, pods, units};
 
 fn uid(name: &str) -> PodUid {
     PodUid::from(name)
@@ -73,7 +73,7 @@ async fn a_write_without_a_reply_does_not_block_other_swaps() {
     });
     swaps.load().await.unwrap();
     assert!(matches!(
-        swaps.swap(&node, (&a, &b), &[]).await,
+        swaps.swap(&node, &a, &b).await,
         Err(SwapError::Request(RequestError::Slow { .. }))
     ));
     let (mut requests, unanswered) = server.await.unwrap();
@@ -117,7 +117,7 @@ async fn records_missing_in_the_object_are_written_again() {
     };
     let client = async {
         swaps.load().await.unwrap();
-        swaps.swap(&node, (&a, &b), &[]).await.unwrap();
+        swaps.swap(&node, &a, &b).await.unwrap();
         swaps.verify().await.unwrap()
     };
     let (is_restored, patch) = tokio::join!(client, server);
@@ -150,7 +150,7 @@ async fn records_of_another_writer_are_not_overwritten() {
     let (a, b) = (uid("a"), uid("b"));
     let swap = async {
         swaps.load().await.unwrap();
-        swaps.swap(&node, (&a, &b), &[]).await.unwrap();
+        swaps.swap(&node, &a, &b).await.unwrap();
     };
     let ((), ()) = tokio::join!(swap, server);
     assert_eq!(
@@ -178,66 +178,46 @@ async fn written(requests: &mut Handle<Request<Body>, Response<Body>>, version: 
     .unwrap()
 }
 
-/// kubelet has admitted a batch in another order: one write for all of which that is known.
-#[tokio::test(start_paused = true)]
-async fn several_swaps_are_written_together() {
-    let (node, mut swaps, mut requests) = scene_of((0..4).map(|at| (format!("p{at}"), at)));
-    let server = async {
-        assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
-        written(&mut requests, "2").await
-    };
-    let client = async {
-        swaps.load().await.unwrap();
-        swaps
-            .swap(&node, (&uid("p0"), &uid("p1")), &[(uid("p2"), uid("p3"))])
-            .await
-            .unwrap()
-    };
-    let (n_swapped, text) = tokio::join!(client, server);
-    assert_eq!((n_swapped, text.as_object().unwrap().len()), (2, 4));
-    assert_eq!(minors(&node), ["minor 1", "minor 0", "minor 3", "minor 2"]);
-}
-
 /// Entries outlive their pods, but not where they leave no room for others.
 #[tokio::test(start_paused = true)]
 async fn entries_of_deleted_pods_are_removed() {
     let name = |at: u32| format!("{at:0>120}");
     let n_pods = 700;
-    let (node, mut swaps, mut requests) = scene_of((0..2 * n_pods).map(|at| (name(at), at % 2)));
-    let pairs = |from: u32| {
-        (from..from + n_pods)
-            .step_by(2)
-            .map(|at| (uid(&name(at)), uid(&name(at + 1))))
-            .collect::<Vec<_>>()
-    };
-    let swap = async |swaps: &mut RecordSwaps, from: u32| {
-        let pairs = pairs(from);
-        let ((one, other), beside) = pairs.split_first().unwrap();
-        swaps.swap(&node, (one, other), beside).await.unwrap()
-    };
-    let server = async {
-        assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
-        let first = written(&mut requests, "2").await.as_object().unwrap().len();
-        let second = written(&mut requests, "3").await;
-        (first, second, requests)
-    };
-    let client = async {
-        swaps.load().await.unwrap();
-        let first = swap(&mut swaps, 0).await;
-        swaps
-            .pods
-            .send_modify(|pods| (0..n_pods).for_each(|at| pods.delete(&uid(&name(at)))));
-        (first, swap(&mut swaps, n_pods).await)
-    };
-    let ((n_first, n_second), (first, second, _)) = tokio::join!(client, server);
+    let (node, mut swaps, mut requests) = scene_of((0..n_pods).map(|at| (name(at), at % 2)));
+    let (one, other) = (uid(&name(n_pods - 2)), uid(&name(n_pods - 1)));
+    let unit = node.settings.memory_unit;
+    let record = node
+        .pods
+        .borrow()
+        .get(&one)
+        .unwrap()
+        .record()
+        .unwrap()
+        .to_allocations(unit);
+    let stored = device("1");
+    let (loaded, _) = tokio::join!(swaps.load(), answer(&mut requests, 200, &stored));
+    loaded.unwrap();
+    let mut full = Records::new();
+    let n_kept = (0..n_pods)
+        .find(|at| {
+            full.insert(uid(&name(*at)), record.clone());
+            text_of(&full).is_err()
+        })
+        .unwrap();
+    assert!(
+        n_kept > 0 && n_kept < n_pods - 2,
+        "as many as there is room for: {n_kept}"
+    );
+    full.pop_last();
+    swaps.pods.send_modify(|pods| {
+        pods.set_swapped(full);
+        (0..n_kept).for_each(|at| pods.delete(&uid(&name(at))));
+    });
+    let (swapped, text) = tokio::join!(swaps.swap(&node, &one, &other), written(&mut requests, "2"));
+    assert!(swapped.unwrap());
     assert_eq!(
-        (first, second.as_object().unwrap().len()),
-        (2 * n_first, 2 * n_second),
+        text.as_object().unwrap().len(),
+        2,
         "those that are gone are left out"
     );
-    assert!(
-        n_first > 0 && n_first < n_pods as usize / 2,
-        "as many as there is room for: {n_first}"
-    );
-    assert_eq!(n_second, n_first);
 }

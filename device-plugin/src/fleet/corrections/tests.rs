@@ -7,7 +7,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::builders;
+use crate::tests::builders;
 use daemon::api_server::Contact;
 
 #[rstest]

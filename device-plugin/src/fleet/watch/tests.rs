@@ -3,11 +3,11 @@
 use std::fs;
 
 use super::*;
-use crate::builders;
 use crate::fleet::corrections::EarlierXid;
 use crate::fleet::sharing::SharedDevices;
 use crate::health::{HealthPolicy, HealthReason};
 use crate::inventory::FileSource;
+use crate::tests::builders;
 use std::num::NonZeroU32;
 
 use proto::memory_unit::MemoryUnit;

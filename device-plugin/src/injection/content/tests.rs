@@ -9,11 +9,11 @@ use proto::resource::ResourceNames;
 use serde_json::Value;
 
 use super::*;
-use crate::builders::{adapter, gpu, init, pod, rdma, shares, units};
 use crate::cdi::vendor::VendorSpecs;
 use crate::enforcement::{Enforcements, Level};
 use crate::injection::InjectionSettings;
 use crate::pods::{Held, NodePod, Placement};
+use crate::tests::builders::{adapter, gpu, init, pod, rdma, shares, units};
 
 fn settings() -> Settings {
     Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)

@@ -3,19 +3,21 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use proto::device::{TYPE_FPGA, TYPE_GPU, TYPE_RDMA};
+use proto::device::{TYPE_GPU, VirtualFunctionGroup};
 use proto::quantity::Quantity;
-use proto::resource::{FPGA, RDMA, WHOLE_PERCENT};
-use proto::topology::{GpuPartitionPolicy, GpuPartitionTable, read_partitions};
-use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use proto::resource::WHOLE_PERCENT;
+use proto::topology::{GpuLinks, GpuPartitionPolicy, GpuPartitionTable, read_partitions};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use crate::inventory::{
     Gpu, Inventory, InventoryError, OtherDevice, PciLocation, PhysicalId, ProcessMemory, no_gpu, pci,
+    percent_resource,
 };
 
 /// The devices that the file describes, and their health.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SimulatedDevices {
     pub(super) inventory: Inventory,
     /// The health of every device.
@@ -25,296 +27,308 @@ pub(super) struct SimulatedDevices {
 }
 
 /// The health of a device according to the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub(super) enum SimulatedHealth {
+    #[default]
     Healthy,
     Xid(u64),
     Lost,
 }
 
+impl TryFrom<String> for SimulatedHealth {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match (text.as_str(), text.strip_prefix("Xid ").map(str::parse)) {
+            ("Healthy", _) => Ok(Self::Healthy),
+            ("Lost", _) => Ok(Self::Lost),
+            (_, Some(Ok(xid))) => Ok(Self::Xid(xid)),
+            _ => Err(format!("{text:?} must be `Healthy`, `Lost` or `Xid <number>`")),
+        }
+    }
+}
+
+/// The whole file.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, expecting = "a JSON object")]
+struct DeviceFile {
+    driver_version: Option<String>,
+    #[serde(default)]
+    needs_driver: bool,
+    #[serde(default = "nvidia")]
+    vendor: String,
+    gpus: Vec<SimulatedGpu>,
+    #[serde(default)]
+    devices: Vec<SimulatedOther>,
+    #[serde(default)]
+    gpu_links: Vec<GpuLinks>,
+    #[serde(default, deserialize_with = "partitions")]
+    gpu_partitions: Option<GpuPartitionTable>,
+    gpu_partition_policy: Option<GpuPartitionPolicy>,
+}
+
+/// An entry of `gpus`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, expecting = "a JSON object")]
+struct SimulatedGpu {
+    uuid: String,
+    minor: u32,
+    memory: Bytes,
+    #[serde(default = "simulated")]
+    model: String,
+    bus_id: Option<String>,
+    numa_node: Option<i32>,
+    pcie_id: Option<String>,
+    pcie_root: Option<String>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    device_node: Option<PathBuf>,
+    #[serde(default)]
+    health: SimulatedHealth,
+    #[serde(default)]
+    processes: Vec<SimulatedProcess>,
+}
+
+/// A process on a GPU.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a JSON object")]
+struct SimulatedProcess {
+    #[serde(default)]
+    container: String,
+    memory: Bytes,
+}
+
+/// An entry of `devices`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, expecting = "a JSON object")]
+struct SimulatedOther {
+    #[serde(rename = "type", deserialize_with = "device_type")]
+    device_type: String,
+    id: String,
+    minor: u32,
+    resources: Option<BTreeMap<String, Quantity>>,
+    bus_id: Option<String>,
+    numa_node: Option<i32>,
+    pcie_id: Option<String>,
+    pcie_root: Option<String>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    health: SimulatedHealth,
+    #[serde(default)]
+    vf_groups: Vec<VirtualFunctionGroup>,
+    #[serde(default)]
+    device_nodes: Vec<PathBuf>,
+    #[serde(default)]
+    function_nodes: BTreeMap<String, Vec<PathBuf>>,
+}
+
+/// A whole number of bytes above zero.
+#[derive(Deserialize)]
+#[serde(try_from = "Quantity")]
+struct Bytes(u64);
+
+impl TryFrom<Quantity> for Bytes {
+    type Error = String;
+
+    fn try_from(quantity: Quantity) -> Result<Self, String> {
+        let bytes = quantity.unsigned().filter(|bytes| *bytes > 0).map(Self);
+        bytes.ok_or_else(|| format!("{quantity} must be a whole number of bytes above zero"))
+    }
+}
+
+fn nvidia() -> String {
+    "nvidia".to_owned()
+}
+
+fn simulated() -> String {
+    "Simulated".to_owned()
+}
+
+fn partitions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<GpuPartitionTable>, D::Error> {
+    let Some(value) = Option::<Value>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
+    read_partitions(&value.to_string())
+        .map(Some)
+        .map_err(D::Error::custom)
+}
+
+fn device_type<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text == TYPE_GPU {
+        return Err(D::Error::custom("GPUs are listed in `gpus`"));
+    }
+    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_bounded = !text.is_empty() && !text.starts_with('-') && !text.ends_with('-') && text.len() <= 63;
+    if is_bounded && text.bytes().all(is_allowed) {
+        Ok(text)
+    } else {
+        Err(D::Error::custom(format!(
+            "{text:?} must be lower-case letters, digits and `-`"
+        )))
+    }
+}
+
 /// Parses the text of the file at `path`; `node` replaces `{node}` in IDs.
 pub(super) fn parse(path: &Path, node: &str, text: &[u8]) -> Result<SimulatedDevices, InventoryError> {
-    let object = serde_json::from_slice(text).map_err(|source| {
-        let problem = format!("the device file {} is not a JSON object", path.display());
-        InventoryError::failed(problem, source)
-    })?;
-    let (mut inventory, gpu_values, other_values) =
-        top_level(object).map_err(|error| error.at(path, "top level"))?;
-    if gpu_values.is_empty() && other_values.is_empty() {
+    let mut json = serde_json::Deserializer::from_slice(text);
+    let invalid = || format!("the device file {} is invalid", path.display());
+    let file: DeviceFile = serde_path_to_error::deserialize(&mut json)
+        .map_err(|source| InventoryError::failed(invalid(), source))?;
+    json.end()
+        .map_err(|source| InventoryError::failed(invalid(), source))?;
+    if file.gpus.is_empty() && file.devices.is_empty() {
         return Err(no_gpu(path));
     }
-    let (mut health, mut processes) = (BTreeMap::new(), Vec::new());
-    for (index, value) in (0..).zip(gpu_values) {
-        let name = device_name("gpus", "uuid", index, &value);
-        let (gpu, its_health, its_processes) =
-            gpu(index, node, value, &inventory.gpus).map_err(|error| error.at(path, &name))?;
-        processes.extend(its_processes);
-        health.insert(gpu.uuid.clone(), its_health);
-        inventory.gpus.push(gpu);
-    }
-    for (index, value) in (0..).zip(other_values) {
-        let name = device_name("devices", "id", index, &value);
-        let (device, its_health) =
-            other_device(node, value, &inventory).map_err(|error| error.at(path, &name))?;
-        health.insert(device.id.clone(), its_health);
-        inventory.others.push(device);
-    }
-    inventory.gpus.sort_by_key(|gpu| gpu.minor);
-    inventory
-        .others
-        .sort_by_cached_key(|other| (other.device_type.clone(), other.minor));
-    Ok(SimulatedDevices {
-        inventory,
-        health,
-        processes,
+    file.into_devices(node).map_err(|rule| InventoryError::Failed {
+        problem: format!("{}: {rule}", invalid()),
+        source: None,
     })
 }
 
-/// The fields beside the lists of devices, as an inventory without devices; and the two lists.
-fn top_level(object: Map<String, Value>) -> Result<(Inventory, Vec<Value>, Vec<Value>), FieldError> {
-    let mut document = Fields(object);
-    let driver_version = document.take("driverVersion")?;
-    let needs_driver = document.take("needsDriver")?.unwrap_or(false);
-    let vendor = document.take("vendor")?.unwrap_or_else(|| "nvidia".to_owned());
-    let gpus = document.need("gpus")?;
-    let inventory = Inventory {
-        needs_driver,
-        driver_version,
-        vendor,
-        links: document.take("gpuLinks")?.unwrap_or_default(),
-        partitions: partitions(&mut document)?,
-        partition_policy: partition_policy(&mut document)?,
-        ..Inventory::default()
-    };
-    let others = document.take("devices")?.unwrap_or_default();
-    document.finish()?;
-    Ok((inventory, gpus, others))
-}
-
-/// Names a device in an error: its position in the list, and its ID if it has one.
-fn device_name(list: &str, id_field: &str, index: u32, value: &Value) -> String {
-    match value.get(id_field) {
-        Some(id) => format!("{list}[{index}] ({id_field} {id})"),
-        None => format!("{list}[{index}]"),
-    }
-}
-
-/// An invalid value of a field.
-struct FieldError {
-    field: String,
-    value: String,
-    problem: String,
-}
-
-impl FieldError {
-    fn new(field: &str, value: &dyn ToString, problem: &dyn ToString) -> Self {
-        Self {
-            field: field.to_owned(),
-            value: value.to_string(),
-            problem: problem.to_string(),
-        }
-    }
-
-    fn at(self, path: &Path, device: &str) -> InventoryError {
-        let Self {
-            field,
-            value,
-            problem,
-        } = self;
-        let path = path.display();
-        InventoryError::Failed {
-            problem: format!("the device file {path}, {device}, field {field}: {value}: {problem}"),
-            source: None,
-        }
-    }
-}
-
-/// An object whose fields are taken out one by one, so that an error can name the field.
-struct Fields(Map<String, Value>);
-
-impl Fields {
-    fn of_entry(list: &str, value: Value) -> Result<Self, FieldError> {
-        match value {
-            Value::Object(object) => Ok(Self(object)),
-            value => Err(FieldError::new(list, &value, &"must be an object")),
-        }
-    }
-
-    fn take<T: DeserializeOwned>(&mut self, field: &str) -> Result<Option<T>, FieldError> {
-        let Some(value) = self.0.remove(field) else {
-            return Ok(None);
+impl DeviceFile {
+    /// # Errors
+    /// The rule that a device breaks.
+    fn into_devices(self, node: &str) -> Result<SimulatedDevices, String> {
+        let inventory = Inventory {
+            needs_driver: self.needs_driver,
+            driver_version: self.driver_version,
+            vendor: self.vendor,
+            links: self.gpu_links,
+            partitions: self.gpu_partitions,
+            partition_policy: self.gpu_partition_policy,
+            ..Inventory::default()
         };
-        match T::deserialize(&value) {
-            Ok(parsed) => Ok(Some(parsed)),
-            Err(problem) => Err(FieldError::new(field, &value, &problem)),
+        let mut found = SimulatedDevices {
+            inventory,
+            ..SimulatedDevices::default()
+        };
+        for (index, gpu) in (0..).zip(self.gpus) {
+            let place = format!("gpus[{index}]");
+            gpu.add_to(&mut found, index, node)
+                .map_err(|rule| format!("{place}.{rule}"))?;
         }
-    }
-
-    fn need<T: DeserializeOwned>(&mut self, field: &str) -> Result<T, FieldError> {
-        self.take(field)?
-            .ok_or_else(|| FieldError::new(field, &"missing", &"must be given"))
-    }
-
-    /// Refuses fields that nothing has taken.
-    fn finish(self) -> Result<(), FieldError> {
-        match self.0.into_iter().next() {
-            Some((field, value)) => Err(FieldError::new(&field, &value, &"no such field")),
-            None => Ok(()),
+        for (index, device) in self.devices.into_iter().enumerate() {
+            let place = format!("devices[{index}]");
+            device
+                .add_to(&mut found, node)
+                .map_err(|rule| format!("{place}.{rule}"))?;
         }
+        let Inventory { gpus, others, .. } = &mut found.inventory;
+        gpus.sort_by_key(|gpu| gpu.minor);
+        others.sort_by_cached_key(|other| (other.device_type.clone(), other.minor));
+        Ok(found)
     }
 }
 
-/// One GPU, which must be distinct from those `before` it.
-fn gpu(
-    index: u32,
-    node: &str,
-    value: Value,
-    before: &[Gpu],
-) -> Result<(Gpu, SimulatedHealth, Vec<ProcessMemory>), FieldError> {
-    let mut fields = Fields::of_entry("gpus", value)?;
-    let uuid = on_node(node, &fields.need::<String>("uuid")?);
-    let minor = fields.need("minor")?;
-    let health = fields.take("health")?.unwrap_or_else(|| "Healthy".to_owned());
-    let gpu = Gpu {
-        uuid: uuid
-            .parse()
-            .map_err(|error| FieldError::new("uuid", &uuid, &error))?,
-        minor,
-        index,
-        memory_bytes: memory(fields.need("memory")?)?,
-        reserved_bytes: 0,
-        model: fields.take("model")?.unwrap_or_else(|| "Simulated".to_owned()),
-        bus_id: fields.take("busId")?,
-        location: location(&mut fields)?,
-        labels: fields.take("labels")?.unwrap_or_default(),
-        device_node: fields
-            .take("deviceNode")?
-            .unwrap_or_else(|| PathBuf::from(format!("/dev/nvidia{minor}"))),
-    };
-    let processes = processes(&gpu.uuid, fields.take("processes")?.unwrap_or_default())?;
-    fields.finish()?;
-    for other in before {
-        let taken = format!("is that of gpus[{}] already", other.index);
-        if other.uuid == gpu.uuid {
-            return Err(FieldError::new("uuid", &gpu.uuid, &taken));
+impl SimulatedGpu {
+    /// # Errors
+    /// The field, its value and the rule that it breaks.
+    fn add_to(self, found: &mut SimulatedDevices, index: u32, node: &str) -> Result<(), String> {
+        let uuid: PhysicalId = parse_id("uuid", node, &self.uuid)?;
+        for other in &found.inventory.gpus {
+            if other.uuid == uuid {
+                return Err(format!("uuid: {uuid} is that of gpus[{}] already", other.index));
+            }
+            if other.minor == self.minor {
+                return Err(format!(
+                    "minor: {} is that of gpus[{}] already",
+                    self.minor, other.index
+                ));
+            }
         }
-        if other.minor == gpu.minor {
-            return Err(FieldError::new("minor", &gpu.minor, &taken));
+        for process in self.processes {
+            found.processes.push(ProcessMemory {
+                gpu: uuid.clone(),
+                pid: 0,
+                container: Some(process.container),
+                bytes: process.memory.0,
+            });
         }
-    }
-    Ok((gpu, simulated_health(&health)?, processes))
-}
-
-/// The processes on one GPU.
-fn processes(gpu: &PhysicalId, values: Vec<Value>) -> Result<Vec<ProcessMemory>, FieldError> {
-    let mut processes = Vec::with_capacity(values.len());
-    for value in values {
-        let mut fields = Fields::of_entry("processes", value)?;
-        processes.push(ProcessMemory {
-            gpu: gpu.clone(),
-            pid: 0,
-            container: Some(fields.take("container")?.unwrap_or_default()),
-            bytes: memory(fields.need("memory")?)?,
+        found.health.insert(uuid.clone(), self.health);
+        let usual_node = || PathBuf::from(format!("/dev/nvidia{}", self.minor));
+        found.inventory.gpus.push(Gpu {
+            uuid,
+            minor: self.minor,
+            index,
+            memory_bytes: self.memory.0,
+            reserved_bytes: 0,
+            model: self.model,
+            bus_id: self.bus_id,
+            location: location(self.numa_node, self.pcie_id, self.pcie_root),
+            labels: self.labels,
+            device_node: self.device_node.unwrap_or_else(usual_node),
         });
-        fields.finish()?;
+        Ok(())
     }
-    Ok(processes)
 }
 
-/// One device of another type, which must be distinct from all devices `before` it.
-fn other_device(
-    node: &str,
-    value: Value,
-    before: &Inventory,
-) -> Result<(OtherDevice, SimulatedHealth), FieldError> {
-    let mut fields = Fields::of_entry("devices", value)?;
-    let device_type = device_type(fields.need("type")?)?;
-    let id = on_node(node, &fields.need::<String>("id")?);
-    let health = match fields.take::<String>("health")? {
-        Some(text) => health_of_other(&text)?,
-        None => SimulatedHealth::Healthy,
-    };
-    let device = OtherDevice {
-        id: id.parse().map_err(|error| FieldError::new("id", &id, &error))?,
-        minor: fields.need("minor")?,
-        resources: resources(&device_type, fields.take("resources")?)?,
-        labels: fields.take("labels")?.unwrap_or_default(),
-        bus_id: fields.take("busId")?,
-        location: location(&mut fields)?,
-        vf_groups: fields.take("vfGroups")?.unwrap_or_default(),
-        device_nodes: device_nodes("deviceNodes", fields.take("deviceNodes")?.unwrap_or_default())?,
-        function_nodes: function_nodes(fields.take("functionNodes")?.unwrap_or_default())?,
-        device_type,
-    };
-    fields.finish()?;
-    if before.gpu(&device.id).is_some() {
-        return Err(FieldError::new("id", &device.id, &"is that of a GPU"));
-    }
-    for other in &before.others {
-        if other.id == device.id {
-            return Err(FieldError::new(
-                "id",
-                &device.id,
-                &"is that of another device already",
+impl SimulatedOther {
+    /// # Errors
+    /// The field, its value and the rule that it breaks.
+    fn add_to(self, found: &mut SimulatedDevices, node: &str) -> Result<(), String> {
+        let id: PhysicalId = parse_id("id", node, &self.id)?;
+        if found.health.contains_key(&id) {
+            return Err(format!("id: {id} is that of another device already"));
+        }
+        for other in &found.inventory.others {
+            if other.device_type == self.device_type && other.minor == self.minor {
+                return Err(format!("minor: {} is that of {} already", self.minor, other.id));
+            }
+        }
+        if matches!(self.health, SimulatedHealth::Xid(_)) {
+            return Err("health: only GPUs have XIDs; it must be `Healthy` or `Lost`".to_owned());
+        }
+        let mut nodes = self
+            .device_nodes
+            .iter()
+            .chain(self.function_nodes.values().flatten());
+        if let Some(path) = nodes.find(|path| !path.is_absolute()) {
+            return Err(format!(
+                "deviceNodes, functionNodes: {} must be an absolute path",
+                path.display()
             ));
         }
-        if other.device_type == device.device_type && other.minor == device.minor {
-            let taken = format!("is that of {} already", other.id);
-            return Err(FieldError::new("minor", &device.minor, &taken));
-        }
+        found.health.insert(id.clone(), self.health);
+        found.inventory.others.push(OtherDevice {
+            resources: resources(&self.device_type, self.resources)?,
+            device_type: self.device_type,
+            id,
+            minor: self.minor,
+            labels: self.labels,
+            bus_id: self.bus_id,
+            location: location(self.numa_node, self.pcie_id, self.pcie_root),
+            vf_groups: self.vf_groups,
+            device_nodes: self.device_nodes,
+            function_nodes: self.function_nodes,
+        });
+        Ok(())
     }
-    Ok((device, health))
 }
 
-/// The partition table, in the form of its annotation.
-fn partitions(document: &mut Fields) -> Result<Option<GpuPartitionTable>, FieldError> {
-    let Some(value) = document.take::<Value>("gpuPartitions")? else {
-        return Ok(None);
+fn location(numa_node: Option<i32>, pcie_id: Option<String>, pcie_root: Option<String>) -> PciLocation {
+    // sysfs shows -1 for a NUMA node that is not known.
+    let numa_node = numa_node.filter(|node| *node >= 0);
+    let (root, switch) = match pcie_id {
+        Some(id) if pci::is_root_complex(&id) => (pcie_root.or(Some(id)), None),
+        switch => (pcie_root, switch),
     };
-    match read_partitions(&value.to_string()) {
-        Ok(table) => Ok(Some(table)),
-        Err(error) => Err(FieldError::new("gpuPartitions", &value, &error)),
+    PciLocation {
+        numa_node,
+        root,
+        switch,
     }
 }
 
-fn partition_policy(document: &mut Fields) -> Result<Option<GpuPartitionPolicy>, FieldError> {
-    let Some(text) = document.take::<String>("gpuPartitionPolicy")? else {
-        return Ok(None);
-    };
-    for policy in [GpuPartitionPolicy::Honor, GpuPartitionPolicy::Prefer] {
-        if policy.as_str() == text {
-            return Ok(Some(policy));
-        }
-    }
-    Err(FieldError::new(
-        "gpuPartitionPolicy",
-        &text,
-        &"must be `Honor` or `Prefer`",
-    ))
+fn parse_id(field: &str, node: &str, id: &str) -> Result<PhysicalId, String> {
+    on_node(node, id)
+        .parse()
+        .map_err(|error| format!("{field}: {error}"))
 }
 
-/// The location, from `numaNode`, `pcieId` (a switch, or the root complex of a device without one) and `pcieRoot`.
-fn location(fields: &mut Fields) -> Result<PciLocation, FieldError> {
-    let numa_node = fields.take::<i32>("numaNode")?.filter(|node| *node >= 0);
-    let (pcie_id, root) = (
-        fields.take::<String>("pcieId")?,
-        fields.take::<String>("pcieRoot")?,
-    );
-    Ok(match pcie_id {
-        Some(id) if pci::is_root_complex(&id) => PciLocation {
-            numa_node,
-            root: root.or(Some(id)),
-            switch: None,
-        },
-        switch => PciLocation {
-            numa_node,
-            root,
-            switch,
-        },
-    })
-}
-
-/// The ID with the node's name in place of `{node}`.
+/// The ID with the node's name in place of `{node}`; with the name's hash if it would be too long otherwise.
 pub(super) fn on_node(node: &str, id: &str) -> String {
     let readable = id.replace("{node}", node);
     if readable.len() <= PhysicalId::MAX_LEN {
@@ -323,101 +337,23 @@ pub(super) fn on_node(node: &str, id: &str) -> String {
     id.replace("{node}", &format!("{:016x}", crate::cdi::fnv1a(node)))
 }
 
-fn memory(quantity: Quantity) -> Result<u64, FieldError> {
-    match quantity.unsigned() {
-        Some(bytes) if bytes > 0 => Ok(bytes),
-        _ => Err(FieldError::new(
-            "memory",
-            &quantity,
-            &"must be a whole number of bytes above zero",
-        )),
-    }
-}
-
-fn simulated_health(text: &str) -> Result<SimulatedHealth, FieldError> {
-    match text {
-        "Healthy" => return Ok(SimulatedHealth::Healthy),
-        "Lost" => return Ok(SimulatedHealth::Lost),
-        _ => {}
-    }
-    match text.strip_prefix("Xid ").map(str::parse) {
-        Some(Ok(xid)) => Ok(SimulatedHealth::Xid(xid)),
-        _ => Err(FieldError::new(
-            "health",
-            &text,
-            &"must be `Healthy`, `Lost` or `Xid <number>`",
-        )),
-    }
-}
-
-/// The health of a device that is no GPU. Only GPUs have XIDs.
-fn health_of_other(text: &str) -> Result<SimulatedHealth, FieldError> {
-    match simulated_health(text) {
-        Ok(SimulatedHealth::Xid(_)) | Err(_) => {
-            Err(FieldError::new("health", &text, &"must be `Healthy` or `Lost`"))
-        }
-        Ok(health) => Ok(health),
-    }
-}
-
-fn device_type(text: String) -> Result<String, FieldError> {
-    if text == TYPE_GPU {
-        return Err(FieldError::new("type", &text, &"GPUs are listed in `gpus`"));
-    }
-    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_bounded = !text.is_empty() && !text.starts_with('-') && !text.ends_with('-') && text.len() <= 63;
-    if is_bounded && text.bytes().all(is_allowed) {
-        Ok(text)
-    } else {
-        Err(FieldError::new(
-            "type",
-            &text,
-            &"must be lower-case letters, digits and `-`",
-        ))
-    }
-}
-
+/// The resources of a device: those that the file names, else the whole of the one that is named after its type.
 fn resources(
     device_type: &str,
-    given: Option<BTreeMap<String, Quantity>>,
-) -> Result<BTreeMap<String, Quantity>, FieldError> {
-    let Some(given) = given else {
-        let resource = match device_type {
-            TYPE_RDMA => RDMA,
-            TYPE_FPGA => FPGA,
-            _ => return Err(FieldError::new("resources", &"missing", &"must be given")),
-        };
+    named: Option<BTreeMap<String, Quantity>>,
+) -> Result<BTreeMap<String, Quantity>, String> {
+    let Some(named) = named else {
+        let resource =
+            percent_resource(device_type).ok_or("resources: missing, and the type has no default")?;
         return Ok([(resource.to_owned(), Quantity::from_unsigned(WHOLE_PERCENT))].into());
     };
-    if given.is_empty() {
-        return Err(FieldError::new("resources", &"{}", &"must name a resource"));
+    if named.is_empty() {
+        return Err("resources: {} must name a resource".to_owned());
     }
-    for (name, amount) in &given {
+    for (name, amount) in &named {
         if *amount < Quantity::default() {
-            let value = format!("{name} {amount}");
-            return Err(FieldError::new("resources", &value, &"must not be negative"));
+            return Err(format!("resources: {name} {amount} must not be negative"));
         }
     }
-    Ok(given)
-}
-
-fn function_nodes(
-    nodes: BTreeMap<String, Vec<PathBuf>>,
-) -> Result<BTreeMap<String, Vec<PathBuf>>, FieldError> {
-    let mut checked = BTreeMap::new();
-    for (function, paths) in nodes {
-        checked.insert(function, device_nodes("functionNodes", paths)?);
-    }
-    Ok(checked)
-}
-
-fn device_nodes(field: &str, paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, FieldError> {
-    match paths.iter().find(|path| !path.is_absolute()) {
-        Some(path) => Err(FieldError::new(
-            field,
-            &path.display(),
-            &"must be an absolute path",
-        )),
-        None => Ok(paths),
-    }
+    Ok(named)
 }

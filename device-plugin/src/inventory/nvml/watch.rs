@@ -26,6 +26,7 @@ use crate::inventory::{
     ExcludedGpu, Exclusion, Inventory, InventoryError, ObservationKind, PhysicalId,
     feed::{Reporter, Stopped},
 };
+use crate::logged_error::LoggedError;
 
 /// `NVML_ERROR_GPU_NOT_FOUND`, which the wrapper has no name for.
 const GPU_NOT_FOUND: u32 = 28;
@@ -44,12 +45,10 @@ pub(super) struct NvmlWatch {
     source: NvmlSource,
     /// The devices that are watched.
     known: Inventory,
-    /// True once the watch has reported that the devices have changed.
-    is_announced: bool,
     /// The number of the source's intervals that a session lasts in which a device is missing.
     reopen_factor: u32,
     /// The last error that was logged.
-    complaint: Option<String>,
+    logged: LoggedError,
     /// Devices that needed a reset or were lost at the last probe: one that answers again has been reset.
     awaiting_reset: BTreeSet<PhysicalId>,
 }
@@ -60,31 +59,25 @@ impl NvmlWatch {
         Self {
             source,
             known,
-            is_announced: false,
             reopen_factor: 1,
-            complaint: None,
+            logged: LoggedError::default(),
             awaiting_reset: BTreeSet::new(),
         }
     }
 
-    pub(super) fn run(&mut self, reporter: &Reporter) -> Stopped {
-        loop {
-            let result = match self.source.open() {
-                Ok(nvml) => self.run_session(&nvml, reporter),
-                Err(error) => self.report_no_session(&error, reporter),
-            };
-            if let Err(stopped) = result {
-                return stopped;
-            }
+    /// One session, or a report that there is none.
+    pub(super) fn run(&mut self, reporter: &Reporter) -> Result<(), Stopped> {
+        match self.source.open() {
+            Ok(nvml) => self.run_session(&nvml, reporter),
+            Err(error) => self.report_no_session(&error, reporter),
         }
     }
 
     /// Reports every device as failed because the driver itself is away.
     fn report_no_session(&mut self, error: &InventoryError, reporter: &Reporter) -> Result<(), Stopped> {
         let problem = error.to_string();
-        if self.complaint.as_ref() != Some(&problem) {
-            warn!(error = %problem, "NVML does not work, its devices count as unhealthy");
-            self.complaint = Some(problem.clone());
+        if let Some(error) = self.logged.changed(error) {
+            warn!(error, "NVML does not work, its devices count as unhealthy");
         }
         for gpu in &self.known.gpus {
             reporter.send(Some(&gpu.uuid), ObservationKind::Failed(problem.clone()))?;
@@ -98,7 +91,7 @@ impl NvmlWatch {
 
     /// Watches until it is time for another session because this one misses a device.
     fn run_session(&mut self, nvml: &Nvml, reporter: &Reporter) -> Result<(), Stopped> {
-        self.complaint = None;
+        self.logged.clear();
         self.compare(nvml, reporter)?;
         let events = self.register_events(nvml);
         // Events come from now on; trouble of before shows in a probe alone.
@@ -145,11 +138,10 @@ impl NvmlWatch {
         let Ok(now) = self.source.list(nvml) else {
             return Ok(());
         };
-        if self.is_announced || !self.known.is_outdated_by(&now) {
-            return Ok(());
+        if self.known.is_outdated_by(&now) {
+            reporter.announce_change()?;
         }
-        self.is_announced = true;
-        reporter.send(None, ObservationKind::InventoryChanged)
+        Ok(())
     }
 
     /// Registers for the critical XIDs of every device that can report them; `None` if no device can.
@@ -195,10 +187,8 @@ impl NvmlWatch {
             }
             Ok(_) | Err(NvmlError::Timeout) => Ok(false),
             Err(error) => {
-                let problem = error.to_string();
-                if self.complaint.as_ref() != Some(&problem) {
-                    warn!(error = %problem, "waiting for NVML events failed, probing every device");
-                    self.complaint = Some(problem);
+                if let Some(error) = self.logged.changed(&error) {
+                    warn!(error, "waiting for NVML events failed, probing every device");
                 }
                 // A wait that fails at once must not become a busy loop.
                 reporter.pause(timeout)?;

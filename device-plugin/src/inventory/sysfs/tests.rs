@@ -9,13 +9,13 @@ use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
 use rstest::rstest;
 
-use super::recorded::{MACHINES, Machine};
 use super::*;
 use crate::device_ids::IdScheme;
 use crate::fleet::Fleet;
 use crate::inventory::{Gpu, Source};
 use crate::inventory::{MachineSource, pci};
 use crate::publish::device_object::DeviceObjectInputs;
+use crate::tests::recorded::{MACHINES, Machine};
 
 fn source(machine: &Machine) -> SysfsSource {
     SysfsSource {
@@ -32,7 +32,7 @@ fn inventory(machine: &Machine) -> Inventory {
         uuid: format!("GPU-{minor}").parse().unwrap(),
         location: pci::location(machine.root(), &address),
         bus_id: Some(address),
-        ..crate::builders::gpu(minor)
+        ..crate::tests::builders::gpu(minor)
     };
     Inventory {
         gpus: (0..).zip(machine.gpus()).map(gpu).collect(),

@@ -3,7 +3,7 @@
 use rstest::rstest;
 
 use super::*;
-use crate::builders::fleet;
+use crate::tests::builders::fleet;
 
 /// Asks with every ID of three GPUs of four slots available except `taken`.
 fn prefer(

@@ -5,9 +5,9 @@ use proto::device::DeviceInfo;
 use serde_json::json;
 
 use super::*;
-use crate::builders::gpu;
 use crate::device_ids::IdScheme;
 use crate::pods::{NodePod, Stage};
+use crate::tests::builders::gpu;
 
 #[test]
 fn the_node_status_of_two_gpus() {

@@ -5,9 +5,9 @@ use rstest::rstest;
 use serde_json::json;
 
 use super::*;
-use crate::builders::gpu;
 use crate::enforcement::{Enforcement, Level};
 use crate::injection::{Certainty, Exposure, Injection, Mode};
+use crate::tests::builders::gpu;
 
 #[test]
 fn the_device_object_of_a_node() {

@@ -7,9 +7,9 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 
 use super::*;
-use crate::builders::{fleet, gpu, pod, pods, shares, units, whole};
 use crate::enforcement::Level;
 use crate::pods::{NodePod, Unplaced};
+use crate::tests::builders::{fleet, gpu, pod, pods, shares, units, whole};
 
 /// Spells out the GPUs of a text.
 fn spelled(text: &str) -> String {

@@ -13,7 +13,6 @@ use rstest::rstest;
 use tokio::sync::watch;
 
 use super::*;
-use crate::builders::{adapter, fleet, gpu, pod, pods, rdma, shares, units, whole};
 use crate::extended_resource::ExtendedResourceNames;
 use crate::fleet::Fleet;
 use crate::injection::content::cdi_answer;
@@ -21,6 +20,7 @@ use crate::inventory::Inventory;
 use crate::matching::AllocateLog;
 use crate::pods::Placement;
 use crate::settings::Settings;
+use crate::tests::builders::{adapter, fleet, gpu, pod, pods, rdma, shares, units, whole};
 use crate::verify::visible::VisibleByType;
 
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -143,7 +143,7 @@ fn ending(checked: &CheckedStart, resource: ExtendedResource) -> String {
             "starts again".to_owned()
         }
         Verification::Refused(refusal) => refusal.to_string(),
-        Verification::Remedy(Remedy::Swap { partner, .. }) => format!("swaps with {}", partner.as_str()),
+        Verification::Remedy(Remedy::Swap(partner)) => format!("swaps with {}", partner.as_str()),
         Verification::Remedy(other) => format!("{other:?}"),
     }
 }

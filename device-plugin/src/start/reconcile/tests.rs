@@ -8,11 +8,11 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::*;
-use crate::builders::{fleet, gpu, pod, pods, units};
 use crate::cdi::{Edits, SpecDir};
 use crate::extended_resource::ExtendedResource;
 use crate::injection::content::cdi_answer;
 use crate::settings::Settings;
+use crate::tests::builders::{fleet, gpu, pod, pods, units};
 
 fn running(name: &str, minor: u32) -> NodePod {
     NodePod {
@@ -62,7 +62,7 @@ fn verification(node: &NodeState, allocated: &[Allocated], name: &str) -> Option
 /// The partner of a swap.
 fn partner(node: &NodeState, allocated: &[Allocated], name: &str) -> Option<String> {
     match verification(node, allocated, name) {
-        Some(Verification::Remedy(Remedy::Swap { partner, .. })) => Some(partner.as_str().to_owned()),
+        Some(Verification::Remedy(Remedy::Swap(partner))) => Some(partner.as_str().to_owned()),
         _ => None,
     }
 }

@@ -1,0 +1,4 @@
+//! Builders and recorded machines, for the tests of several modules.
+
+pub(crate) mod builders;
+pub(crate) mod recorded;
