@@ -88,8 +88,8 @@ pub(crate) enum Command {
     Top {
         #[command(subcommand)]
         kind: Option<Top>,
-        /// Show GPUs again whenever something on their node changes, until interrupted.
-        #[arg(short, long)]
+        /// Show rows again whenever they change, until interrupted.
+        #[arg(short, long, global = true)]
         watch: bool,
         /// Label selector of nodes.
         #[arg(short = 'l', long)]
@@ -109,8 +109,6 @@ pub(crate) enum Command {
     Fits(Question),
     /// Checks the installation. Exits with 2 if something is wrong.
     Doctor,
-    /// Opens the live page of all GPUs in a browser, through a port-forward that lasts until Ctrl-C.
-    Ui(Ui),
     /// Moving nodes from another plugin.
     #[command(subcommand)]
     Migrate(Migrate),
@@ -130,25 +128,18 @@ pub(crate) enum Command {
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Top {
     /// Pods with a share of a GPU: their requests, limits and use.
-    Pods {
-        /// Pods of all namespaces.
-        #[arg(short = 'A', long)]
-        all_namespaces: bool,
-        /// Label selector of pods.
-        #[arg(short = 'l', long)]
-        selector: Option<String>,
-    },
+    Pods(WhichPods),
 }
 
-/// `ui`.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Ui {
-    /// Port on this machine; without it a free one.
-    #[arg(long, default_value_t = 0, hide_default_value = true)]
-    pub(crate) port: u16,
-    /// Print the address, and open no browser.
-    #[arg(long)]
-    pub(crate) no_browser: bool,
+/// A selection of pods.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct WhichPods {
+    /// Pods of all namespaces.
+    #[arg(short = 'A', long)]
+    pub(crate) all_namespaces: bool,
+    /// Label selector of pods.
+    #[arg(short = 'l', long)]
+    pub(crate) selector: Option<String>,
 }
 
 /// `fits`.

@@ -5,46 +5,53 @@
 mod checks;
 mod node_checks;
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::Pod;
-use proto::read_api::{Diagnosis, Finding, PORT, Severity};
+use proto::read_api::{Diagnosis, Finding, Severity};
 
 use crate::args::{Format, OutputArgs};
-use crate::connection::Connection;
-use crate::failure::{Failure, Verdict};
+use crate::connection::ClusterConnection;
+use crate::failure::{CommandFailure, CommandVerdict};
 use crate::format::count;
 use crate::offline;
 use crate::output::{Colour, Screen};
-use crate::read_api::{ReadApi, SCHEDULER, is_ready};
-use checks::{Facts, Objects, Replica};
+use crate::read_api::{ReadApiClient, SCHEDULER, is_ready};
+use checks::{AskedReplica, InstallationFacts, Objects};
 
 /// Checks the installation; the answer is no if something is wrong.
 pub(crate) async fn run(
-    connection: &Connection,
+    connection: &ClusterConnection,
     screen: &Screen,
     output: &OutputArgs,
-) -> Result<Verdict, Failure> {
+) -> Result<CommandVerdict, CommandFailure> {
     let facts = collect(connection).await?;
     let mut findings = checks::findings(&facts);
     // The worst first; of one weight in the order of the checks.
-    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-    let is_sound = findings
-        .iter()
-        .all(|finding| finding.severity < Severity::Warning);
+    findings.sort_by_key(|finding| Reverse(finding.severity));
+    let mut bad = Vec::new();
+    for finding in &findings {
+        if finding.severity >= Severity::Warning {
+            bad.push(finding);
+        }
+    }
     match output.output {
         format @ (Format::Json | Format::Yaml) => screen.print_as(format, &findings)?,
         Format::Name => {
-            let bad = findings
-                .iter()
-                .filter(|finding| finding.severity >= Severity::Warning);
-            let names: Vec<String> = bad.map(|finding| format!("{}\n", finding.check)).collect();
-            screen.print(&names.concat())?;
+            let mut names = String::new();
+            for finding in &bad {
+                names += &format!("{}\n", finding.check);
+            }
+            screen.print(&names)?;
         }
         format => screen.print(&render(&findings, screen, format == Format::Wide))?,
     }
-    Ok(Verdict::of(is_sound))
+    // A check whose right is missing is no fault of the installation.
+    Ok(CommandVerdict::of(bad.is_empty()))
 }
 
-async fn collect(connection: &Connection) -> Result<Facts, Failure> {
+async fn collect(connection: &ClusterConnection) -> Result<InstallationFacts, CommandFailure> {
     let namespace = &connection.args.gpushare_namespace;
     let in_namespace = |path: &str| path.replace("NS", namespace);
     // The first request shows whether there is an API server at all.
@@ -52,7 +59,7 @@ async fn collect(connection: &Connection) -> Result<Facts, Failure> {
         .get("read the version of the API server", "/version")
         .await?;
     let path = |kind: &str| format!("/apis/admissionregistration.k8s.io/v1/{kind}");
-    let facts = Facts {
+    let facts = InstallationFacts {
         namespace: namespace.clone(),
         version: version.unwrap_or_default(),
         nodes: objects(connection, "/api/v1/nodes").await,
@@ -64,6 +71,7 @@ async fn collect(connection: &Connection) -> Result<Facts, Failure> {
             &in_namespace("/apis/apps/v1/namespaces/NS/deployments"),
         )
         .await,
+        services: objects(connection, &in_namespace("/api/v1/namespaces/NS/services")).await,
         leases: objects(
             connection,
             &in_namespace("/apis/coordination.k8s.io/v1/namespaces/NS/leases"),
@@ -89,16 +97,16 @@ async fn collect(connection: &Connection) -> Result<Facts, Failure> {
     Ok(facts)
 }
 
-async fn objects(connection: &Connection, path: &str) -> Objects {
+async fn objects(connection: &ClusterConnection, path: &str) -> Objects {
     connection
         .list_json(path)
         .await
         .map_err(|failure| failure.to_string())
 }
 
-async fn replicas(connection: &Connection) -> Result<Vec<Replica>, String> {
+async fn replicas(connection: &ClusterConnection) -> Result<Vec<AskedReplica>, String> {
     if let Some(address) = &connection.args.read_api {
-        let replica = diagnose(address.clone(), ReadApi::connect(connection).await).await;
+        let replica = diagnose(address.clone(), ReadApiClient::connect(connection).await).await;
         return Ok(vec![replica]);
     }
     let namespace = &connection.args.gpushare_namespace;
@@ -109,26 +117,26 @@ async fn replicas(connection: &Connection) -> Result<Vec<Replica>, String> {
     let mut replicas = Vec::new();
     for pod in pods.iter().filter(|pod| is_ready(pod)) {
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let connected = ReadApi::forward(connection, namespace, &name, PORT).await;
+        let connected = ReadApiClient::forward(connection, namespace, &name).await;
         replicas.push(diagnose(name, connected).await);
     }
     Ok(replicas)
 }
 
 /// Asks a replica for its findings.
-async fn diagnose(pod: String, connected: Result<ReadApi, Failure>) -> Replica {
+async fn diagnose(pod: String, connected: Result<ReadApiClient, CommandFailure>) -> AskedReplica {
     let diagnosis = match connected {
         Ok(mut api) => api.get::<Diagnosis>("doctor").await,
         Err(failure) => Err(failure),
     };
-    Replica {
+    AskedReplica {
         pod,
         diagnosis: diagnosis.map_err(|failure| failure.to_string()),
     }
 }
 
 /// The nodes as the scheduler's library understands the objects, whether or not a scheduler runs.
-async fn nodes_of_state(connection: &Connection) -> Result<Vec<proto::read_api::Node>, String> {
+async fn nodes_of_state(connection: &ClusterConnection) -> Result<Vec<proto::read_api::Node>, String> {
     match offline::index(connection).await {
         Ok(index) => Ok(scheduler::read_api::state_of(index).await.nodes),
         Err(failure) => Err(failure.to_string()),
@@ -159,15 +167,11 @@ fn render(findings: &[Finding], screen: &Screen, is_wide: bool) -> String {
             lines += &format!("         {}\n", finding.remedy);
         }
     }
-    let n = |severity| {
-        u64::try_from(
-            findings
-                .iter()
-                .filter(|finding| finding.severity == severity)
-                .count(),
-        )
-        .unwrap_or(0)
-    };
+    let mut n_of = BTreeMap::new();
+    for finding in findings {
+        *n_of.entry(finding.severity).or_insert(0_u32) += 1;
+    }
+    let n = |severity| n_of.get(&severity).copied().unwrap_or_default();
     let parts = [
         count(n(Severity::Error), "error"),
         count(n(Severity::Warning), "warning"),

@@ -5,11 +5,11 @@ use kube::Api;
 use proto::read_api::{Explanation, GpuVerdict, NodeVerdict};
 
 use crate::args::{Format, OutputArgs};
-use crate::connection::Connection;
-use crate::failure::{Failure, Verdict};
+use crate::connection::ClusterConnection;
+use crate::failure::{CommandFailure, CommandVerdict};
 use crate::format::{count, memory};
-use crate::output::{Cell, Colour, Screen, Table, number, text};
-use crate::source::Source;
+use crate::output::{Cell, Colour, Screen, TextTable, number, text};
+use crate::source::AnswerSource;
 
 /// GPUs of one node in the table, unless all are asked for.
 const MAX_GPUS: usize = 2;
@@ -18,16 +18,18 @@ const MAX_NAMES: usize = 3;
 
 /// Explains a pod.
 pub(crate) async fn run(
-    connection: &Connection,
+    connection: &ClusterConnection,
     screen: &Screen,
     output: &OutputArgs,
     pod: &[String],
     all: bool,
-) -> Result<Verdict, Failure> {
+) -> Result<CommandVerdict, CommandFailure> {
     let (namespace, name) = pod_name(pod, &connection.namespace)?;
-    let mut source = Source::open(connection, screen).await?;
+    let mut source = AnswerSource::open(connection, screen).await?;
     let explanation = match source.explain(&namespace, &name, all).await {
-        Err(Failure::Refused(reason)) => return Err(missing(connection, &namespace, &name, reason).await),
+        Err(CommandFailure::Refused(reason)) => {
+            return Err(missing(connection, &namespace, &name, reason).await);
+        }
         explanation => explanation?,
     };
     match output.output {
@@ -35,16 +37,18 @@ pub(crate) async fn run(
         Format::Name => screen.print(&format!("pod/{}\n", explanation.name))?,
         _ => screen.print(&render(&explanation, screen, all))?,
     }
-    Ok(Verdict::of(explanation.node.is_some() || explanation.fitting > 0))
+    Ok(CommandVerdict::of(
+        explanation.node.is_some() || explanation.fitting > 0,
+    ))
 }
 
 /// The namespace and name in `NAME`, `pod NAME`, `pod/NAME` or `NAMESPACE/NAME`.
-fn pod_name(words: &[String], namespace: &str) -> Result<(String, String), Failure> {
+fn pod_name(words: &[String], namespace: &str) -> Result<(String, String), CommandFailure> {
     let word = match words {
         [word] => word,
         [kind, word] if is_pod(kind) => word,
         _ => {
-            return Err(Failure::Input(format!(
+            return Err(CommandFailure::Input(format!(
                 "{:?} is no pod: write NAME, or pod NAME",
                 words.join(" ")
             )));
@@ -65,7 +69,7 @@ fn pod_name(words: &[String], namespace: &str) -> Result<(String, String), Failu
     if is_plain(namespace) && is_plain(name) {
         Ok((namespace.to_owned(), name.to_owned()))
     } else {
-        Err(Failure::Input(format!("{word:?} is no name of a pod")))
+        Err(CommandFailure::Input(format!("{word:?} is no name of a pod")))
     }
 }
 
@@ -74,18 +78,23 @@ fn is_pod(kind: &str) -> bool {
 }
 
 /// The failure if the scheduler knows no such pod: it does not exist, or asks for no devices.
-async fn missing(connection: &Connection, namespace: &str, name: &str, reason: String) -> Failure {
+async fn missing(
+    connection: &ClusterConnection,
+    namespace: &str,
+    name: &str,
+    reason: String,
+) -> CommandFailure {
     let Ok(client) = connection.client() else {
-        return Failure::Refused(reason);
+        return CommandFailure::Refused(reason);
     };
     match Api::<Pod>::namespaced(client, namespace).get_opt(name).await {
-        Ok(Some(_)) => Failure::Refused(format!(
+        Ok(Some(_)) => CommandFailure::Refused(format!(
             "pod {namespace}/{name} asks for no device of gpushare, or has ended. If it waits, see `kubectl describe pod -n {namespace} {name}`"
         )),
-        Ok(None) => Failure::Refused(format!(
+        Ok(None) => CommandFailure::Refused(format!(
             "there is no pod {name} in namespace {namespace}; name another namespace with -n"
         )),
-        Err(_) => Failure::Refused(reason),
+        Err(_) => CommandFailure::Refused(reason),
     }
 }
 
@@ -187,8 +196,8 @@ fn lacks(gpu: &GpuVerdict) -> String {
     }
 }
 
-fn table(verdicts: &[NodeVerdict], all: bool) -> Table {
-    let mut table = Table::new([
+fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
+    let mut table = TextTable::new([
         text("NODE", 0),
         number("GPU", 0),
         number("NEEDS", 2),

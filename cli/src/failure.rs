@@ -4,14 +4,14 @@ use std::fmt;
 
 /// The answer of a command that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum CommandVerdict {
     /// The exit code 0.
     Yes,
     /// The exit code 2.
     No,
 }
 
-impl Verdict {
+impl CommandVerdict {
     /// Yes, if this holds.
     pub(crate) fn of(holds: bool) -> Self {
         if holds { Self::Yes } else { Self::No }
@@ -27,7 +27,7 @@ impl Verdict {
 
 /// The reason that a command failed. The exit code is 1.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
+pub(crate) enum CommandFailure {
     /// The kubeconfig cannot be used.
     #[error(
         "cannot use the kubeconfig: {0}. Name one with --kubeconfig or KUBECONFIG, and a context of it with --context"
@@ -51,6 +51,8 @@ pub(crate) enum Failure {
     /// The API server answers with another error.
     #[error("cannot {action}: {reason}")]
     Api {
+        /// The HTTP status.
+        code: u16,
         /// The request, for people.
         action: String,
         /// Its answer.
@@ -75,15 +77,6 @@ pub(crate) enum Failure {
         /// The fault.
         reason: String,
     },
-    /// The scheduler serves no page.
-    #[error(
-        "the scheduler at {at} serves no page. Upgrade it, or start it with --page-listen=127.0.0.1:{}",
-        proto::read_api::PAGE_PORT
-    )]
-    NoPage {
-        /// The pod.
-        at: String,
-    },
     /// The read API refuses a request.
     #[error("{0}")]
     Refused(String),
@@ -98,7 +91,21 @@ pub(crate) enum Failure {
     Output(std::io::Error),
 }
 
-impl Failure {
+impl CommandFailure {
+    /// The failure of the command line, or of a file of it.
+    pub(crate) fn input(error: impl fmt::Display) -> Self {
+        Self::Input(error.to_string())
+    }
+
+    /// Returns true if the same request may succeed a little later, such as while the API server or the scheduler restarts.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            Self::Unreachable(_) | Self::NoReadApi { .. } => true,
+            Self::Api { code, .. } => *code >= 500,
+            _ => false,
+        }
+    }
+
     /// The failure of a request to the API server; `action` completes "cannot …".
     pub(crate) fn of_kube(action: impl fmt::Display, error: kube::Error) -> Self {
         let action = action.to_string();
@@ -108,6 +115,7 @@ impl Failure {
                 reason: status.message.clone(),
             },
             kube::Error::Api(status) => Self::Api {
+                code: status.code,
                 action,
                 reason: status.message.clone(),
             },

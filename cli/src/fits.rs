@@ -1,27 +1,27 @@
 //! `fits`: the number of equal pods that fit now.
 
-use std::io::Read;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::Node;
 use proto::pod::Pod;
-use proto::read_api::{AddedNodes, FitAnswer, FitRequest, MAX_REPLICAS};
+use proto::read_api::{AddedNodes, FitAnswer, FitRequest, MAX_REPLICAS, State};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::args::{Format, OutputArgs, Question};
-use crate::connection::Connection;
-use crate::failure::{Failure, Verdict};
+use crate::connection::ClusterConnection;
+use crate::failure::{CommandFailure, CommandVerdict};
+use crate::fields::{name, text as field};
 use crate::format::count;
-use crate::output::{Colour, Screen, Table, number, text};
-use crate::source::Source;
+use crate::output::{Colour, Screen, TextTable, number, text};
+use crate::source::AnswerSource;
 
 /// The label of a node's instance type.
 const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 
 /// The pods of one document.
 #[derive(Clone, Debug, PartialEq)]
-struct Pods {
+struct ManifestPods {
     /// Kind and name, such as `Deployment/web`.
     of: String,
     pod: Pod,
@@ -31,17 +31,17 @@ struct Pods {
 /// The pods of a manifest, and the documents without any.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Manifest {
-    pods: Vec<Pods>,
+    pods: Vec<ManifestPods>,
     others: Vec<String>,
 }
 
 /// Answers how many pods of a manifest fit, each document for itself.
 pub(crate) async fn run(
-    connection: &Connection,
+    connection: &ClusterConnection,
     screen: &Screen,
     output: &OutputArgs,
     question: &Question,
-) -> Result<Verdict, Failure> {
+) -> Result<CommandVerdict, CommandFailure> {
     let manifest = Manifest::parse(&read(&question.filename)?)?;
     if !manifest.others.is_empty() && !manifest.pods.is_empty() {
         screen.complain(&format!(
@@ -50,12 +50,12 @@ pub(crate) async fn run(
         ));
     }
     if manifest.pods.is_empty() {
-        return Err(Failure::Input(format!(
+        return Err(CommandFailure::Input(format!(
             "{}: no document has a pod, or a template of pods",
             question.filename.display()
         )));
     }
-    let mut source = Source::open(connection, screen).await?;
+    let mut source = AnswerSource::open(connection, screen).await?;
     let add_nodes = added_nodes(connection, &mut source, &question.add_nodes).await?;
     let mut answers = Vec::new();
     for pods in manifest.pods {
@@ -68,78 +68,91 @@ pub(crate) async fn run(
     }
     match output.output {
         format @ (Format::Json | Format::Yaml) => {
-            let answers: Vec<&FitAnswer> = answers.iter().map(|(_, answer)| answer).collect();
-            screen.print_as(format, &answers)?;
+            let mut all = Vec::new();
+            for (_, answer) in &answers {
+                all.push(answer);
+            }
+            screen.print_as(format, &all)?;
         }
         Format::Name => {
             let mut names = String::new();
-            for placement in answers.iter().flat_map(|(_, answer)| &answer.placements) {
-                names += &format!("node/{}\n", placement.node);
+            for (_, answer) in &answers {
+                for placement in &answer.placements {
+                    names += &format!("node/{}\n", placement.node);
+                }
             }
             screen.print(&names)?;
         }
         _ => {
-            let texts: Vec<String> = answers
-                .iter()
-                .map(|(of, answer)| render(of, answer, screen))
-                .collect();
+            let mut texts = Vec::new();
+            for (of, answer) in &answers {
+                texts.push(render(of, answer, screen));
+            }
             screen.print(&texts.join("\n"))?;
         }
     }
     let all_fit = answers
         .iter()
         .all(|(_, answer)| answer.invalid.is_none() && answer.fitting == answer.replicas);
-    Ok(Verdict::of(all_fit))
+    Ok(CommandVerdict::of(all_fit))
 }
 
-fn read(path: &Path) -> Result<String, Failure> {
-    let mut text = String::new();
+fn read(path: &Path) -> Result<String, CommandFailure> {
     let read = if path == Path::new("-") {
-        std::io::stdin().lock().read_to_string(&mut text).map(drop)
+        std::io::read_to_string(std::io::stdin().lock())
     } else {
-        std::fs::read_to_string(path).map(|read| text = read)
+        std::fs::read_to_string(path)
     };
-    read.map_err(|error| Failure::Input(format!("cannot read {}: {error}", path.display())))?;
-    Ok(text)
+    read.map_err(|error| CommandFailure::Input(format!("cannot read {}: {error}", path.display())))
 }
 
 /// The nodes to add, with instance types replaced by a node of the type.
 async fn added_nodes(
-    connection: &Connection,
-    source: &mut Source,
+    connection: &ClusterConnection,
+    source: &mut AnswerSource,
     asked: &[(String, u32)],
-) -> Result<Vec<AddedNodes>, Failure> {
+) -> Result<Vec<AddedNodes>, CommandFailure> {
     let mut added = Vec::new();
     if asked.is_empty() {
         return Ok(added);
     }
     let state = source.state(false).await?;
     for (kind, count) in asked {
-        let like = if state.nodes.iter().any(|node| node.name == *kind) {
-            kind.clone()
-        } else {
+        // A node's own name wins over an instance type of the same name.
+        let mut candidates = vec![kind.clone()];
+        if !is_shared(kind, &state) {
             let selector = format!("{INSTANCE_TYPE}={kind}");
-            let nodes: Vec<Node> = connection.list("nodes", Some(&selector)).await?;
-            let mut names = nodes.into_iter().filter_map(|node| node.metadata.name);
-            let known = names.find(|name| state.nodes.iter().any(|node| node.name == *name));
-            known.ok_or_else(|| {
-                Failure::Input(format!(
-                    "--add-nodes {kind}={count}: no node that shares GPUs has this name or instance type; name a node like the ones to add"
-                ))
-            })?
+            for node in connection.list::<Node>("nodes", Some(&selector)).await? {
+                candidates.extend(node.metadata.name);
+            }
+        }
+        let Some(like) = candidates.into_iter().find(|name| is_shared(name, &state)) else {
+            return Err(CommandFailure::Input(format!(
+                "--add-nodes {kind}={count}: no node that shares GPUs has this name or instance type; name a node like the ones to add"
+            )));
         };
         added.push(AddedNodes { like, count: *count });
     }
     Ok(added)
 }
 
+/// A name for people.
+fn or_unknown(name: &str) -> &str {
+    if name.is_empty() { "?" } else { name }
+}
+
+/// Returns true if a node of this name shares GPUs.
+fn is_shared(name: &str, state: &State) -> bool {
+    state.nodes.iter().any(|node| node.name == name)
+}
+
 impl Manifest {
     /// Reads documents of YAML or JSON, and the items of lists.
-    fn parse(text: &str) -> Result<Self, Failure> {
+    fn parse(text: &str) -> Result<Self, CommandFailure> {
         let mut manifest = Self::default();
         for (at, document) in serde_yaml_ng::Deserializer::from_str(text).enumerate() {
             let document = Value::deserialize(document)
-                .map_err(|error| Failure::Input(format!("document {}: {error}", at + 1)))?;
+                .map_err(|error| CommandFailure::Input(format!("document {}: {error}", at + 1)))?;
             match document.get("items").and_then(Value::as_array) {
                 Some(items) => {
                     for item in items {
@@ -154,28 +167,26 @@ impl Manifest {
         Ok(manifest)
     }
 
-    fn add(&mut self, document: &Value, number: usize) -> Result<(), Failure> {
-        let text = |pointer: &str| {
-            document
-                .pointer(pointer)
-                .and_then(Value::as_str)
-                .unwrap_or("?")
-                .to_owned()
-        };
-        let of = format!("{}/{}", text("/kind"), text("/metadata/name"));
-        let template = match text("/kind").as_str() {
+    fn add(&mut self, document: &Value, number: usize) -> Result<(), CommandFailure> {
+        let kind = field(document, "/kind");
+        let of = format!("{}/{}", or_unknown(kind), or_unknown(name(document)));
+        let template = match kind {
             "Pod" => Some(document),
             "CronJob" => document.pointer("/spec/jobTemplate/spec/template"),
             // Every workload of Kubernetes, and most of others, have their pods here.
             _ => document.pointer("/spec/template"),
         };
-        let Some(template) = template.filter(|template| template.pointer("/spec/containers").is_some())
-        else {
+        let Some(template) = template else {
             self.others.push(format!("document {number} ({of})"));
             return Ok(());
         };
+        // A template without containers is one of something else.
+        if template.pointer("/spec/containers").is_none() {
+            self.others.push(format!("document {number} ({of})"));
+            return Ok(());
+        }
         let pod = serde_json::from_value(template.clone())
-            .map_err(|error| Failure::Input(format!("document {number} ({of}): {error}")))?;
+            .map_err(|error| CommandFailure::Input(format!("document {number} ({of}): {error}")))?;
         let replicas = [
             "/spec/replicas",
             "/spec/parallelism",
@@ -183,7 +194,7 @@ impl Manifest {
         ]
         .into_iter()
         .find_map(|pointer| document.pointer(pointer)?.as_u64());
-        self.pods.push(Pods {
+        self.pods.push(ManifestPods {
             of,
             pod,
             replicas: replicas.map_or(1, |n| u32::try_from(n).unwrap_or(MAX_REPLICAS)),
@@ -210,7 +221,7 @@ fn render(of: &str, answer: &FitAnswer, screen: &Screen) -> String {
     let verdict = screen.paint(colour, &format!("{fitting} of {} fit", count(*replicas, "pod")));
     let mut lines = format!("{of} ({asked} each): {verdict}, by devices, CPU and memory.\n");
     if !answer.placements.is_empty() {
-        let mut table = Table::new([text("NODE", 0), number("PODS", 0), text("GPUS", 1)]);
+        let mut table = TextTable::new([text("NODE", 0), number("PODS", 0), text("GPUS", 1)]);
         for placement in &answer.placements {
             let mut gpus: Vec<String> = Vec::new();
             for (minor, pods) in &placement.gpus {

@@ -15,6 +15,7 @@ mod explain;
 mod failure;
 mod fields;
 mod fits;
+mod follow;
 mod format;
 mod migrate;
 mod offline;
@@ -25,15 +26,14 @@ mod pods;
 mod read_api;
 mod source;
 mod top;
-mod ui;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
 use args::{Args, Command, Migrate, Top};
-use connection::Connection;
-use failure::{Failure, Verdict};
+use connection::ClusterConnection;
+use failure::{CommandFailure, CommandVerdict};
 use output::Screen;
 
 /// Runs the command of this process's arguments; the exit code is 0 for success or yes, 1 for a failure, and 2 for no.
@@ -53,7 +53,7 @@ pub async fn run() -> ExitCode {
     };
     match done {
         Ok(verdict) => ExitCode::from(verdict.code()),
-        Err(Failure::ClosedPipe) => ExitCode::SUCCESS,
+        Err(CommandFailure::ClosedPipe) => ExitCode::SUCCESS,
         Err(failure) => {
             screen.complain(&format!("error: {failure}"));
             ExitCode::FAILURE
@@ -61,7 +61,7 @@ pub async fn run() -> ExitCode {
     }
 }
 
-async fn execute(args: Args, screen: &Screen) -> Result<Verdict, Failure> {
+async fn execute(args: Args, screen: &Screen) -> Result<CommandVerdict, CommandFailure> {
     let Args {
         connection,
         output,
@@ -71,9 +71,9 @@ async fn execute(args: Args, screen: &Screen) -> Result<Verdict, Failure> {
         let mut script = Vec::new();
         clap_complete::generate(shell, &mut Args::command(), "kubectl-gpushare", &mut script);
         screen.print(&String::from_utf8_lossy(&script))?;
-        return Ok(Verdict::Yes);
+        return Ok(CommandVerdict::Yes);
     }
-    let connection = Connection::new(connection).await?;
+    let connection = ClusterConnection::new(connection).await?;
     match command {
         Command::Top {
             kind: None,
@@ -81,20 +81,17 @@ async fn execute(args: Args, screen: &Screen) -> Result<Verdict, Failure> {
             selector,
         } => top::run(&connection, screen, &output, watch, selector).await,
         Command::Top {
-            kind: Some(Top::Pods {
-                all_namespaces,
-                selector,
-            }),
+            kind: Some(Top::Pods(which)),
+            watch,
             ..
-        } => pods::run(&connection, screen, &output, all_namespaces, selector).await,
+        } => pods::run(&connection, screen, &output, &which, watch).await,
         Command::Explain { pod, all } => explain::run(&connection, screen, &output, &pod, all).await,
         Command::Fits(question) => fits::run(&connection, screen, &output, &question).await,
         Command::Doctor => doctor::run(&connection, screen, &output).await,
-        Command::Ui(options) => ui::run(&connection, screen, &options).await,
         Command::Migrate(Migrate::Status) => migrate::status(&connection, screen, &output).await,
         Command::AutoscalerHints { node } => {
             migrate::autoscaler_hints(&connection, screen, &output, &node).await
         }
-        Command::Completion { .. } => Ok(Verdict::Yes),
+        Command::Completion { .. } => Ok(CommandVerdict::Yes),
     }
 }

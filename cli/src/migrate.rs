@@ -9,11 +9,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::args::{Format, OutputArgs};
-use crate::connection::Connection;
-use crate::failure::{Failure, Verdict};
+use crate::connection::ClusterConnection;
+use crate::failure::{CommandFailure, CommandVerdict};
 use crate::fields::{NODE_LABEL, label, name};
-use crate::output::{Screen, Table, number, text};
-use crate::source::Source;
+use crate::output::{Screen, TextTable, number, text};
+use crate::source::AnswerSource;
 
 /// The resource of NVIDIA's own plugin.
 const NVIDIA_GPU: &str = "nvidia.com/gpu";
@@ -52,12 +52,12 @@ struct Step {
 
 /// Shows where each node with GPUs stands.
 pub(crate) async fn status(
-    connection: &Connection,
+    connection: &ClusterConnection,
     screen: &Screen,
     output: &OutputArgs,
-) -> Result<Verdict, Failure> {
+) -> Result<CommandVerdict, CommandFailure> {
     let nodes = connection.list_json("/api/v1/nodes").await?;
-    let state = Source::open(connection, screen).await?.state(false).await?;
+    let state = AnswerSource::open(connection, screen).await?.state(false).await?;
     let shown_nodes: BTreeMap<&str, &Node> = state
         .nodes
         .iter()
@@ -87,7 +87,7 @@ pub(crate) async fn status(
             screen.print("No node has GPUs that gpushare or another plugin serves.\n")?;
         }
         _ => {
-            let mut table = Table::new([
+            let mut table = TextTable::new([
                 text("NODE", 0),
                 text("STAGE", 0),
                 number("PODS", 2),
@@ -104,7 +104,7 @@ pub(crate) async fn status(
             screen.print(&table.render(screen))?;
         }
     }
-    Ok(Verdict::Yes)
+    Ok(CommandVerdict::Yes)
 }
 
 /// The stage of a node with this number of pods on its GPUs; `None` for a node without GPUs.
@@ -156,16 +156,16 @@ fn step(node: &Value, pods: usize) -> Option<Step> {
 
 /// Shows the resources and labels that autoscalers need for nodes like this one.
 pub(crate) async fn autoscaler_hints(
-    connection: &Connection,
+    connection: &ClusterConnection,
     screen: &Screen,
     output: &OutputArgs,
     name: &str,
-) -> Result<Verdict, Failure> {
+) -> Result<CommandVerdict, CommandFailure> {
     let node = connection
         .get(&format!("read node {name}"), &format!("/api/v1/nodes/{name}"))
         .await?;
     let node = node.ok_or_else(|| {
-        Failure::Input(format!(
+        CommandFailure::Input(format!(
             "there is no node {name:?}; `kubectl get nodes` lists all"
         ))
     })?;
@@ -182,7 +182,7 @@ pub(crate) async fn autoscaler_hints(
         ));
     }
     if resources.is_empty() {
-        return Err(Failure::Input(format!(
+        return Err(CommandFailure::Input(format!(
             "node {name} has no resource of gpushare; name a node that shares its GPUs"
         )));
     }
@@ -196,7 +196,7 @@ pub(crate) async fn autoscaler_hints(
         };
         screen.print(&render(&resources, &labels, instance_type))?;
     }
-    Ok(Verdict::Yes)
+    Ok(CommandVerdict::Yes)
 }
 
 fn picked(node: &Value, pointer: &str, keys: &[&str]) -> Amounts {

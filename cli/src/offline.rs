@@ -9,14 +9,14 @@ use proto::resource::ResourceNames;
 use scheduler::index::{Index, RawDevice, Shared};
 use scheduler::watch::ObjectStore;
 
-use crate::connection::Connection;
-use crate::failure::Failure;
+use crate::connection::ClusterConnection;
+use crate::failure::CommandFailure;
 
 /// The lifetime of hints, of which an index without requests has none.
 const NO_HINTS: Duration = Duration::from_secs(1);
 
 /// Reads all nodes, Device objects and pods into an index.
-pub(crate) async fn index(connection: &Connection) -> Result<Shared<Index>, Failure> {
+pub(crate) async fn index(connection: &ClusterConnection) -> Result<Shared<Index>, CommandFailure> {
     let (nodes, devices, pods) = tokio::join!(
         connection.list::<Node>("nodes", None),
         connection.list::<RawDevice>("devices.scheduling.koordinator.sh", None),
@@ -25,7 +25,7 @@ pub(crate) async fn index(connection: &Connection) -> Result<Shared<Index>, Fail
     let nodes = nodes?;
     // A cluster of the old plugin alone has no Device objects.
     let devices = match devices {
-        Err(Failure::Api { .. }) => Vec::new(),
+        Err(CommandFailure::Api { .. }) => Vec::new(),
         devices => devices?,
     };
     Ok(index_of(nodes, devices, pods?))

@@ -6,7 +6,7 @@ use console::Term;
 use serde::Serialize;
 
 use crate::args::Format;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// Standard output and standard error.
 #[derive(Clone, Copy, Debug)]
@@ -35,16 +35,20 @@ impl Screen {
     /// The screen of this process.
     pub(crate) fn of_process(no_headers: bool) -> Self {
         let is_terminal = io::stdout().is_terminal();
-        let has_no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
-            .into_iter()
-            .filter_map(|name| std::env::var(name).ok())
-            .find(|value| !value.is_empty())
-            .unwrap_or_default()
-            .to_ascii_lowercase();
+        // By no-color.org an empty variable does not count.
+        let has_no_color = !variable("NO_COLOR").is_empty();
+        let is_dumb = variable("TERM") == "dumb";
+        let mut locale = String::new();
+        // POSIX: the first that is set decides.
+        for name in ["LC_ALL", "LC_CTYPE", "LANG"] {
+            if locale.is_empty() {
+                locale = variable(name).to_ascii_lowercase();
+            }
+        }
+        let (_, columns) = Term::stdout().size();
         Self {
-            width: is_terminal.then(|| usize::from(Term::stdout().size().1)),
+            // A pipe has no width: nothing is left out there.
+            width: is_terminal.then_some(columns.into()),
             has_colour: is_terminal && !has_no_color && !is_dumb,
             has_blocks: locale.contains("utf-8") || locale.contains("utf8"),
             has_headers: !no_headers,
@@ -62,12 +66,15 @@ impl Screen {
 
     /// Writes to standard output.
     #[expect(clippy::unused_self, reason = "the screen stands for the process's output")]
-    pub(crate) fn print(&self, text: &str) -> Result<(), Failure> {
+    pub(crate) fn print(&self, text: &str) -> Result<(), CommandFailure> {
         let mut out = io::stdout().lock();
-        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        let written = out.write_all(text.as_bytes());
+        // Rust buffers lines only, and `-w` must show the last one at once.
+        match written.and(out.flush()) {
             Ok(()) => Ok(()),
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(Failure::ClosedPipe),
-            Err(error) => Err(Failure::Output(error)),
+            // `head` and pagers end early, which is no failure of the command.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(CommandFailure::ClosedPipe),
+            Err(error) => Err(CommandFailure::Output(error)),
         }
     }
 
@@ -79,21 +86,24 @@ impl Screen {
     }
 
     /// Writes an answer as JSON or YAML.
-    pub(crate) fn print_as(&self, format: Format, answer: &impl Serialize) -> Result<(), Failure> {
+    pub(crate) fn print_as(&self, format: Format, answer: &impl Serialize) -> Result<(), CommandFailure> {
         let text = if format == Format::Yaml {
-            serde_yaml_ng::to_string(answer).map_err(|error| error.to_string())
+            serde_yaml_ng::to_string(answer).map_err(CommandFailure::input)?
         } else {
-            serde_json::to_string_pretty(answer)
-                .map(|text| text + "\n")
-                .map_err(|error| error.to_string())
+            serde_json::to_string_pretty(answer).map_err(CommandFailure::input)? + "\n"
         };
-        self.print(&text.map_err(Failure::Input)?)
+        self.print(&text)
     }
+}
+
+/// A variable of the environment; empty if it is not set.
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_default()
 }
 
 /// A table of left-aligned columns, which leaves columns out where it is too wide.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     columns: Vec<Column>,
     rows: Vec<Vec<Cell>>,
 }
@@ -172,7 +182,7 @@ impl Cell {
     }
 }
 
-impl Table {
+impl TextTable {
     pub(crate) fn new(columns: impl Into<Vec<Column>>) -> Self {
         Self {
             columns: columns.into(),
@@ -186,67 +196,64 @@ impl Table {
 
     /// The table as lines.
     pub(crate) fn render(&self, screen: &Screen) -> String {
-        let widths: Vec<usize> = (0..self.columns.len())
-            .map(|at| self.width_of(at, screen))
-            .collect();
+        let mut rows = self.rows.clone();
+        if screen.has_headers {
+            let names = self.columns.iter().map(|column| Cell::from(column.name));
+            rows.insert(0, names.collect());
+        }
+        let mut widths = vec![0; self.columns.len()];
+        for row in &rows {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = cell.width().max(*width);
+            }
+        }
         let shown = self.shown(&widths, screen.width);
-        let last = shown.last().copied();
         let mut lines = String::new();
-        let mut write = |cells: &dyn Fn(usize) -> Cell| {
-            for at in &shown {
-                let cell = cells(*at);
-                let width = widths.get(*at).copied().unwrap_or_default();
+        for row in &rows {
+            let mut separator = "";
+            for (at, ((column, cell), width)) in self.columns.iter().zip(row).zip(&widths).enumerate() {
+                if !shown.contains(&at) {
+                    continue;
+                }
                 let padding = " ".repeat(width.saturating_sub(cell.width()));
                 let painted = match cell.colour {
                     Some(colour) => screen.paint(colour, &cell.text),
-                    None => cell.text,
+                    None => cell.text.clone(),
                 };
-                match self.columns.get(*at) {
-                    Some(column) if column.is_number => lines += &format!("{padding}{painted}"),
+                lines += separator;
+                if column.is_number {
+                    lines += &format!("{padding}{painted}");
+                } else if shown.last() == Some(&at) {
                     // Blanks at the end of a line would wrap on a narrow terminal.
-                    _ if Some(*at) == last => lines += &painted,
-                    _ => lines += &format!("{painted}{padding}"),
+                    lines += &painted;
+                } else {
+                    lines += &format!("{painted}{padding}");
                 }
-                lines += if Some(*at) == last { "\n" } else { "   " };
+                separator = "   ";
             }
-        };
-        if screen.has_headers {
-            write(&|at| Cell::from(self.columns.get(at).map_or("", |column| column.name)));
-        }
-        for row in &self.rows {
-            write(&|at| row.get(at).cloned().unwrap_or_default());
+            lines += "\n";
         }
         lines
-    }
-
-    fn width_of(&self, at: usize, screen: &Screen) -> usize {
-        let header = self.columns.get(at).filter(|_| screen.has_headers);
-        let cells = self.rows.iter().filter_map(|row| row.get(at)).map(Cell::width);
-        cells
-            .chain(header.map(|column| column.name.len()))
-            .max()
-            .unwrap_or(0)
     }
 
     /// The columns that fit the screen: those of the highest rank go first, from the right.
     fn shown(&self, widths: &[usize], limit: Option<usize>) -> Vec<usize> {
         let mut shown: Vec<usize> = (0..self.columns.len()).collect();
         let Some(limit) = limit else { return shown };
-        let total = |shown: &[usize]| -> usize {
-            let widths = shown.iter().filter_map(|at| widths.get(*at));
-            widths.map(|width| width + 3).sum::<usize>().saturating_sub(3)
-        };
-        let rank = |at: &usize| self.columns.get(*at).map_or(0, |column| column.rank);
-        while total(&shown) > limit {
-            let Some(lowest) = shown
-                .iter()
-                .copied()
-                .max_by_key(|at| (rank(at), *at))
-                .filter(|at| rank(at) > 0)
-            else {
-                break;
-            };
-            shown.retain(|at| *at != lowest);
+        // Three blanks between two columns.
+        let mut total = widths.iter().sum::<usize>() + 3 * widths.len().saturating_sub(1);
+        while total > limit {
+            let mut least: Option<(u8, usize)> = None;
+            for at in &shown {
+                let rank = self.columns.get(*at).map_or(0, |column| column.rank);
+                if rank > 0 {
+                    least = least.max(Some((rank, *at)));
+                }
+            }
+            // What is left is needed: its lines wrap.
+            let Some((_, at)) = least else { break };
+            shown.retain(|column| *column != at);
+            total = total.saturating_sub(widths.get(at).copied().unwrap_or_default() + 3);
         }
         shown
     }
@@ -267,7 +274,7 @@ mod tests {
 
     #[test]
     fn columns_of_low_importance_go_when_the_terminal_is_narrow() {
-        let mut table = Table::new([
+        let mut table = TextTable::new([
             text("NODE", 0),
             number("FREE", 1),
             text("UUID", 3),
@@ -287,7 +294,7 @@ mod tests {
 
     #[test]
     fn colours_take_no_columns() {
-        let mut table = Table::new([text("A", 0), text("B", 0)]);
+        let mut table = TextTable::new([text("A", 0), text("B", 0)]);
         table.push([Cell::coloured("x", Colour::Red), "y".into()]);
         let coloured = Screen {
             has_colour: true,

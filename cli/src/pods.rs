@@ -6,12 +6,13 @@ use k8s_openapi::api::core::v1::Pod;
 use proto::read_api::State;
 use serde::Serialize;
 
-use crate::args::{Format, OutputArgs};
-use crate::connection::Connection;
-use crate::failure::{Failure, Verdict};
+use crate::args::{Format, OutputArgs, WhichPods};
+use crate::connection::ClusterConnection;
+use crate::failure::{CommandFailure, CommandVerdict};
+use crate::follow::{ChangeFeed, ClusterChange};
 use crate::format::memory;
-use crate::output::{Cell, Colour, Screen, Table, number, text};
-use crate::source::Source;
+use crate::output::{Cell, Colour, Screen, TextTable, number, text};
+use crate::source::AnswerSource;
 use crate::top::unknown_use;
 
 /// One pod.
@@ -35,62 +36,167 @@ struct PodRow {
     problem: Option<String>,
 }
 
-/// Shows the pods of a namespace, or of all.
+/// Shows the pods of a namespace, or of all; with `watch` those that change too.
 pub(crate) async fn run(
-    connection: &Connection,
+    connection: &ClusterConnection,
     screen: &Screen,
     output: &OutputArgs,
-    all_namespaces: bool,
-    selector: Option<String>,
-) -> Result<Verdict, Failure> {
-    let state = Source::open(connection, screen).await?.state(true).await?;
-    let mut rows = rows(&state);
-    rows.retain(|row| is_shown(row, connection, all_namespaces));
+    which: &WhichPods,
+    watch: bool,
+) -> Result<CommandVerdict, CommandFailure> {
+    let mut source = AnswerSource::open(connection, screen).await?;
+    // Events do not show the memory in use, and every row of one command has the same columns.
+    let state = source.state(!watch).await?;
+    let selected = match &which.selector {
+        Some(selector) => Some(selected_pods(connection, selector, which.all_namespaces).await?),
+        None => None,
+    };
+    let mut selection = PodSelection {
+        connection,
+        which,
+        selected,
+        known: BTreeSet::new(),
+    };
+    let rows = selection.rows(&state);
     if rows.is_empty() && state.names_hidden {
-        return Err(Failure::Refused(
+        return Err(CommandFailure::Refused(
             "the scheduler shows this user no names of pods: `top pods` takes the right to list pods in the namespace"
                 .to_owned(),
         ));
     }
-    if let Some(selector) = &selector {
-        let uids = selected_pods(connection, selector, all_namespaces).await?;
-        rows.retain(|row| uids.contains(&row.uid));
+    show(&rows, screen, output, which)?;
+    if rows.is_empty() && matches!(output.output, Format::Table | Format::Wide) {
+        let place = if which.all_namespaces {
+            "the cluster".to_owned()
+        } else {
+            format!("namespace {}; -A shows all namespaces", connection.namespace)
+        };
+        screen.complain(&format!("No pod asks for a share of a GPU in {place}."));
     }
-    match output.output {
-        format @ (Format::Json | Format::Yaml) => screen.print_as(format, &rows)?,
-        Format::Name => {
-            let names: Vec<String> = rows.iter().map(|row| format!("pod/{}\n", row.name)).collect();
-            screen.print(&names.concat())?;
-        }
-        _ if rows.is_empty() => {
-            let place = if all_namespaces {
-                "the cluster".to_owned()
-            } else {
-                format!("namespace {}; -A shows all namespaces", connection.namespace)
-            };
-            screen.complain(&format!("No pod asks for a share of a GPU in {place}."));
-        }
-        format => {
-            let table = table(&rows, all_namespaces, format == Format::Wide);
-            screen.print(&table.render(screen))?;
-            if screen.has_headers {
-                screen.print(&unknown_use(&state))?;
-            }
-        }
+    if matches!(output.output, Format::Table | Format::Wide) && screen.has_headers {
+        screen.print(&unknown_use(&state))?;
     }
-    Ok(Verdict::Yes)
+    if !watch {
+        return Ok(CommandVerdict::Yes);
+    }
+    let changes = ChangeFeed::after(&state, source, connection, screen)?;
+    follow(changes, screen, output, &mut selection, rows).await
 }
 
-/// Returns true for pods of the namespaces in question. Pods whose names are hidden are in others.
-fn is_shown(row: &PodRow, connection: &Connection, all_namespaces: bool) -> bool {
-    !row.name.is_empty() && (all_namespaces || row.namespace == connection.namespace)
+/// Shows the pods whose rows change.
+async fn follow(
+    mut changes: ChangeFeed<'_>,
+    screen: &Screen,
+    output: &OutputArgs,
+    selection: &mut PodSelection<'_>,
+    rows: Vec<PodRow>,
+) -> Result<CommandVerdict, CommandFailure> {
+    let without_headers = Screen {
+        has_headers: false,
+        ..*screen
+    };
+    let mut shown: BTreeMap<String, PodRow> = BTreeMap::new();
+    for row in rows {
+        shown.insert(row.uid.clone(), row);
+    }
+    loop {
+        let part = match changes.next().await? {
+            ClusterChange::Node(node) => State {
+                nodes: vec![*node],
+                ..State::default()
+            },
+            ClusterChange::Pending(pending) => State {
+                pending,
+                ..State::default()
+            },
+            ClusterChange::State(state) => *state,
+        };
+        let mut new_rows = Vec::new();
+        for row in selection.rows_with_new_pods(&part).await? {
+            if shown.get(&row.uid) != Some(&row) {
+                shown.insert(row.uid.clone(), row.clone());
+                new_rows.push(row);
+            }
+        }
+        if !new_rows.is_empty() {
+            show(&new_rows, &without_headers, output, selection.which)?;
+        }
+    }
+}
+
+fn show(
+    rows: &[PodRow],
+    screen: &Screen,
+    output: &OutputArgs,
+    which: &WhichPods,
+) -> Result<(), CommandFailure> {
+    match output.output {
+        format @ (Format::Json | Format::Yaml) => screen.print_as(format, &rows),
+        Format::Name => {
+            let mut names = String::new();
+            for row in rows {
+                names += &format!("pod/{}\n", row.name);
+            }
+            screen.print(&names)
+        }
+        _ if rows.is_empty() => Ok(()),
+        format => {
+            let table = table(rows, which.all_namespaces, format == Format::Wide);
+            screen.print(&table.render(screen))
+        }
+    }
+}
+
+/// The pods in question.
+struct PodSelection<'a> {
+    connection: &'a ClusterConnection,
+    which: &'a WhichPods,
+    /// The UIDs that the label selector selects, if there is one.
+    selected: Option<BTreeSet<String>>,
+    /// The UIDs of the pods whose labels have been looked at.
+    known: BTreeSet<String>,
+}
+
+impl PodSelection<'_> {
+    /// The rows of a state. Pods whose names are hidden are in other namespaces.
+    fn rows(&self, state: &State) -> Vec<PodRow> {
+        let mut rows = rows(state);
+        rows.retain(|row| self.is_in_namespace(row) && self.is_selected(row));
+        rows
+    }
+
+    /// The same, after a look at the labels of pods that have come since the last one.
+    async fn rows_with_new_pods(&mut self, state: &State) -> Result<Vec<PodRow>, CommandFailure> {
+        let mut all = rows(state);
+        all.retain(|row| self.is_in_namespace(row));
+        let has_new = all.iter().any(|row| !self.known.contains(&row.uid));
+        if let Some(selector) = &self.which.selector
+            && has_new
+        {
+            let selected = selected_pods(self.connection, selector, self.which.all_namespaces).await?;
+            self.selected = Some(selected);
+        }
+        for row in &all {
+            self.known.insert(row.uid.clone());
+        }
+        all.retain(|row| self.is_selected(row));
+        Ok(all)
+    }
+
+    fn is_in_namespace(&self, row: &PodRow) -> bool {
+        !row.name.is_empty() && (self.which.all_namespaces || row.namespace == self.connection.namespace)
+    }
+
+    fn is_selected(&self, row: &PodRow) -> bool {
+        self.selected.as_ref().is_none_or(|uids| uids.contains(&row.uid))
+    }
 }
 
 async fn selected_pods(
-    connection: &Connection,
+    connection: &ClusterConnection,
     selector: &str,
     all: bool,
-) -> Result<BTreeSet<String>, Failure> {
+) -> Result<BTreeSet<String>, CommandFailure> {
     let pods: Vec<Pod> = if all {
         connection.list("pods", Some(selector)).await?
     } else {
@@ -139,7 +245,7 @@ fn rows(state: &State) -> Vec<PodRow> {
     rows
 }
 
-fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> Table {
+fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> TextTable {
     let has_used = is_wide || rows.iter().any(|row| row.used.is_some());
     let mut columns = Vec::new();
     if all_namespaces {
@@ -159,7 +265,7 @@ fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> Table {
     if is_wide {
         columns.push(text("PROBLEM", 4));
     }
-    let mut table = Table::new(columns);
+    let mut table = TextTable::new(columns);
     for row in rows {
         let mut cells: Vec<Cell> = Vec::new();
         if all_namespaces {

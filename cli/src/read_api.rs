@@ -8,15 +8,14 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use kube::api::Portforwarder;
 use proto::read_api::{PORT, VERSION};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use crate::connection::Connection;
-use crate::failure::{Failure, with_sources};
+use crate::connection::ClusterConnection;
+use crate::failure::{CommandFailure, with_sources};
 
 /// The label of the scheduler's pods.
 pub(crate) const SCHEDULER: &str = "app.kubernetes.io/name=gpushare-scheduler";
@@ -25,36 +24,55 @@ const LEADER: &str = "gpushare/leader";
 
 /// One connection to the read API.
 #[derive(Debug)]
-pub(crate) struct ReadApi {
+pub(crate) struct ReadApiClient {
     sender: SendRequest<Full<Bytes>>,
     /// The pod or address, for people.
     at: String,
 }
 
-impl ReadApi {
+impl ReadApiClient {
     /// Connects to the address of `--read-api`, or forwards a port to a pod: the leader's, if it is ready.
-    pub(crate) async fn connect(connection: &Connection) -> Result<Self, Failure> {
+    pub(crate) async fn connect(connection: &ClusterConnection) -> Result<Self, CommandFailure> {
         if let Some(address) = &connection.args.read_api {
-            let stream = TcpStream::connect(address).await;
-            let stream = stream.map_err(|error| Failure::NoReadApi {
-                at: address.clone(),
-                reason: error.to_string(),
-            })?;
-            return Self::over(stream, address.clone()).await;
+            return match TcpStream::connect(address).await {
+                Ok(stream) => Self::over(stream, address.clone()).await,
+                Err(error) => Err(no_read_api(address, &error)),
+            };
         }
-        let pod = pod_to_ask(connection).await?;
-        Self::forward(connection, &connection.args.gpushare_namespace, &pod, PORT).await
+        let namespace = &connection.args.gpushare_namespace;
+        let pods: Vec<Pod> = connection
+            .list_in(
+                namespace,
+                &format!("pods of namespace {namespace}"),
+                Some(SCHEDULER),
+            )
+            .await?;
+        let Some(pod) = best(pods) else {
+            let reason = format!(
+                "no ready pod has the label {SCHEDULER}; is gpushare in another namespace (--gpushare-namespace)?"
+            );
+            return Err(no_read_api(&format!("namespace {namespace}"), &reason));
+        };
+        Self::forward(connection, namespace, &pod).await
     }
 
     /// Forwards a port to a pod.
     pub(crate) async fn forward(
-        connection: &Connection,
+        connection: &ClusterConnection,
         namespace: &str,
         pod: &str,
-        port: u16,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CommandFailure> {
         let at = format!("pod {namespace}/{pod}");
-        let (stream, forwarded) = forward_port(connection, namespace, pod, port).await?;
+        let api: Api<Pod> = Api::namespaced(connection.client()?, namespace);
+        let forwarded = api.portforward(pod, &[PORT]).await;
+        let mut forwarded = forwarded
+            .map_err(|error| CommandFailure::of_kube(format_args!("forward a port to {at}"), error))?;
+        let stream = forwarded
+            .take_stream(PORT)
+            .ok_or_else(|| CommandFailure::NoReadApi {
+                at: at.clone(),
+                reason: "the port-forward has no stream".to_owned(),
+            })?;
         // The forwarding ends with the process.
         tokio::spawn(forwarded.join());
         Self::over(stream, at).await
@@ -63,13 +81,13 @@ impl ReadApi {
     async fn over(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         at: String,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CommandFailure> {
         match handshake(TokioIo::new(stream)).await {
             Ok((sender, connection)) => {
                 tokio::spawn(connection);
                 Ok(Self { sender, at })
             }
-            Err(error) => Err(Failure::NoReadApi {
+            Err(error) => Err(CommandFailure::NoReadApi {
                 at,
                 reason: with_sources(&error),
             }),
@@ -77,7 +95,7 @@ impl ReadApi {
     }
 
     /// The answer to a GET of `path` under the version.
-    pub(crate) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Failure> {
+    pub(crate) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, CommandFailure> {
         let response = self.send(Method::GET, path, Bytes::new(), None).await?;
         self.parse(response).await
     }
@@ -87,14 +105,14 @@ impl ReadApi {
         &mut self,
         path: &str,
         body: &impl Serialize,
-    ) -> Result<T, Failure> {
-        let body = serde_json::to_vec(body).map_err(|error| Failure::Input(error.to_string()))?;
+    ) -> Result<T, CommandFailure> {
+        let body = serde_json::to_vec(body).map_err(CommandFailure::input)?;
         let response = self.send(Method::POST, path, body.into(), None).await?;
         self.parse(response).await
     }
 
     /// The events after the one with this ID.
-    pub(crate) async fn follow(&mut self, last: &str) -> Result<Events, Failure> {
+    pub(crate) async fn follow(&mut self, last: &str) -> Result<Events, CommandFailure> {
         let response = self
             .send(Method::GET, "changes", Bytes::new(), Some(last))
             .await?;
@@ -111,7 +129,7 @@ impl ReadApi {
         path: &str,
         body: Bytes,
         last: Option<&str>,
-    ) -> Result<Response<Incoming>, Failure> {
+    ) -> Result<Response<Incoming>, CommandFailure> {
         let mut request = Request::builder()
             .method(method)
             .uri(format!("/{VERSION}/{path}"))
@@ -119,9 +137,7 @@ impl ReadApi {
         if let Some(last) = last {
             request = request.header("last-event-id", last);
         }
-        let request = request
-            .body(Full::new(body))
-            .map_err(|error| Failure::Input(error.to_string()))?;
+        let request = request.body(Full::new(body)).map_err(CommandFailure::input)?;
         // The connection may not have noticed yet that the last answer has ended.
         let sent = match self.sender.ready().await {
             Ok(()) => self.sender.send_request(request).await,
@@ -142,32 +158,32 @@ impl ReadApi {
             .to_owned();
         // The read API explains each refusal; a path that it does not have gets an empty answer.
         Err(match status {
-            StatusCode::NOT_FOUND if text.is_empty() => Failure::OldScheduler {
+            StatusCode::NOT_FOUND if text.is_empty() => CommandFailure::OldScheduler {
                 at: self.at.clone(),
                 reason: "it does not know the path".to_owned(),
             },
-            StatusCode::SERVICE_UNAVAILABLE => Failure::NoReadApi {
+            StatusCode::SERVICE_UNAVAILABLE => CommandFailure::NoReadApi {
                 at: self.at.clone(),
                 reason: text,
             },
-            _ => Failure::Refused(text),
+            _ => CommandFailure::Refused(text),
         })
     }
 
-    async fn parse<T: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<T, Failure> {
+    async fn parse<T: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<T, CommandFailure> {
         let body = response
             .into_body()
             .collect()
             .await
             .map_err(|error| self.unreachable(&error))?;
-        serde_json::from_slice(&body.to_bytes()).map_err(|error| Failure::OldScheduler {
+        serde_json::from_slice(&body.to_bytes()).map_err(|error| CommandFailure::OldScheduler {
             at: self.at.clone(),
             reason: error.to_string(),
         })
     }
 
-    fn unreachable(&self, error: &hyper::Error) -> Failure {
-        Failure::NoReadApi {
+    fn unreachable(&self, error: &hyper::Error) -> CommandFailure {
+        CommandFailure::NoReadApi {
             at: self.at.clone(),
             reason: format!(
                 "{}. Is the scheduler older, or started without --read-listen?",
@@ -177,48 +193,25 @@ impl ReadApi {
     }
 }
 
-/// The name of the scheduler's pod to ask: a ready one, the leader's if it is ready.
-pub(crate) async fn pod_to_ask(connection: &Connection) -> Result<String, Failure> {
-    let namespace = &connection.args.gpushare_namespace;
-    let what = format!("pods of namespace {namespace}");
-    let pods: Vec<Pod> = connection.list_in(namespace, &what, Some(SCHEDULER)).await?;
-    best(pods).ok_or_else(|| Failure::NoReadApi {
-        at: format!("namespace {namespace}"),
-        reason: format!(
-            "no ready pod has the label {SCHEDULER}; is gpushare in another namespace (--gpushare-namespace)?"
-        ),
-    })
-}
-
-/// A connection to a port of a pod, which lasts as long as the forwarding beside it.
-pub(crate) async fn forward_port(
-    connection: &Connection,
-    namespace: &str,
-    pod: &str,
-    port: u16,
-) -> Result<(impl AsyncRead + AsyncWrite + Unpin + Send + use<>, Portforwarder), Failure> {
-    let at = format!("pod {namespace}/{pod}");
-    let api: Api<Pod> = Api::namespaced(connection.client()?, namespace);
-    let forwarded = api.portforward(pod, &[port]).await;
-    let mut forwarded =
-        forwarded.map_err(|error| Failure::of_kube(format_args!("forward a port to {at}"), error))?;
-    let stream = forwarded.take_stream(port).ok_or_else(|| Failure::NoReadApi {
-        at,
-        reason: "the port-forward has no stream".to_owned(),
-    })?;
-    Ok((stream, forwarded))
+/// The failure to reach the read API of a pod or an address.
+fn no_read_api(at: &str, reason: &impl ToString) -> CommandFailure {
+    CommandFailure::NoReadApi {
+        at: at.to_owned(),
+        reason: reason.to_string(),
+    }
 }
 
 /// The name of the pod to ask: a ready one, the leader's first.
 fn best(pods: Vec<Pod>) -> Option<String> {
-    let mut ready: Vec<Pod> = pods.into_iter().filter(is_ready).collect();
-    ready.sort_by_key(|pod| {
-        !pod.metadata
-            .labels
-            .as_ref()
-            .is_some_and(|labels| labels.contains_key(LEADER))
-    });
-    ready.into_iter().next()?.metadata.name
+    let mut best = None;
+    for pod in pods.into_iter().filter(is_ready) {
+        let labels = pod.metadata.labels.unwrap_or_default();
+        // The leader alone sees bindings that are under way, and is asked by kube-scheduler.
+        if best.is_none() || labels.contains_key(LEADER) {
+            best = pod.metadata.name;
+        }
+    }
+    best
 }
 
 /// Returns true if a pod is ready and not being deleted.
@@ -239,7 +232,7 @@ pub(crate) struct Events {
 
 /// One event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Event {
+pub(crate) struct StreamEvent {
     pub(crate) name: String,
     pub(crate) data: String,
     pub(crate) id: Option<String>,
@@ -247,21 +240,17 @@ pub(crate) struct Event {
 
 impl Events {
     /// The next event.
-    pub(crate) async fn next(&mut self) -> Result<Event, Failure> {
+    pub(crate) async fn next(&mut self) -> Result<StreamEvent, CommandFailure> {
         loop {
             if let Some(event) = take_event(&mut self.buffer) {
                 return Ok(event);
             }
-            let lost = |reason: String| Failure::NoReadApi {
-                at: self.at.clone(),
-                reason,
+            let frame = match self.body.frame().await {
+                Some(Ok(frame)) => frame,
+                Some(Err(error)) => return Err(no_read_api(&self.at, &with_sources(&error))),
+                None => return Err(no_read_api(&self.at, &"it ended the stream")),
             };
-            let frame = self
-                .body
-                .frame()
-                .await
-                .ok_or_else(|| lost("it ended the stream".to_owned()))?;
-            let frame = frame.map_err(|error| lost(with_sources(&error)))?;
+            // Anything but data is a trailer, of which the read API sends none.
             if let Ok(data) = frame.into_data() {
                 self.buffer.extend_from_slice(&data);
             }
@@ -270,11 +259,11 @@ impl Events {
 }
 
 /// Takes the first whole event with data from a buffer; comments are left out.
-fn take_event(buffer: &mut BytesMut) -> Option<Event> {
+fn take_event(buffer: &mut BytesMut) -> Option<StreamEvent> {
     loop {
         let end = buffer.windows(2).position(|window| window == b"\n\n")?;
         let block = buffer.split_to(end + 2);
-        let mut event = Event::default();
+        let mut event = StreamEvent::default();
         for line in String::from_utf8_lossy(&block).lines() {
             match line.split_once(": ") {
                 Some(("event", name)) => name.clone_into(&mut event.name),

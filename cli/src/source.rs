@@ -4,33 +4,38 @@ use proto::read_api::{Explanation, FitAnswer, FitRequest, State};
 use scheduler::index::{Index, Shared};
 use scheduler::read_api;
 
-use crate::connection::Connection;
-use crate::failure::Failure;
+use crate::connection::ClusterConnection;
+use crate::failure::CommandFailure;
 use crate::offline;
 use crate::output::Screen;
-use crate::read_api::ReadApi;
+use crate::read_api::ReadApiClient;
 
 /// Answers questions about the cluster.
-pub(crate) enum Source {
+pub(crate) enum AnswerSource {
     /// The scheduler.
-    Scheduler(ReadApi),
+    Scheduler(ReadApiClient),
     /// The objects, as the scheduler's library understands them.
     Objects(Shared<Index>),
 }
 
-impl Source {
+impl AnswerSource {
     /// Connects to the scheduler, or reads the objects and says so.
-    pub(crate) async fn open(connection: &Connection, screen: &Screen) -> Result<Self, Failure> {
+    pub(crate) async fn open(
+        connection: &ClusterConnection,
+        screen: &Screen,
+    ) -> Result<Self, CommandFailure> {
         if connection.args.offline {
             return offline::index(connection).await.map(Self::Objects);
         }
-        let refused = match ReadApi::connect(connection).await {
+        let refused = match ReadApiClient::connect(connection).await {
             Ok(mut api) => match api.get::<serde_json::Value>("doctor").await {
                 Ok(_) => return Ok(Self::Scheduler(api)),
                 Err(refused) => refused,
             },
             // Without the API server there are no objects to read either.
-            Err(failure @ (Failure::Unreachable(_) | Failure::Kubeconfig(_))) => return Err(failure),
+            Err(failure @ (CommandFailure::Unreachable(_) | CommandFailure::Kubeconfig(_))) => {
+                return Err(failure);
+            }
             Err(refused) => refused,
         };
         // The user named the address; the objects may be those of another cluster.
@@ -44,7 +49,7 @@ impl Source {
     }
 
     /// The state of the cluster; with the memory in use, if it is asked for and the device plugins measure it.
-    pub(crate) async fn state(&mut self, asks_use: bool) -> Result<State, Failure> {
+    pub(crate) async fn state(&mut self, asks_use: bool) -> Result<State, CommandFailure> {
         match self {
             Self::Scheduler(api) => api.get(if asks_use { "state?use=true" } else { "state" }).await,
             Self::Objects(index) => Ok(read_api::state_of(index.clone()).await),
@@ -57,7 +62,7 @@ impl Source {
         namespace: &str,
         name: &str,
         all: bool,
-    ) -> Result<Explanation, Failure> {
+    ) -> Result<Explanation, CommandFailure> {
         match self {
             Self::Scheduler(api) => {
                 let query = if all { "?all=true" } else { "" };
@@ -65,17 +70,17 @@ impl Source {
             }
             Self::Objects(index) => read_api::explain(index, namespace, name, all).ok_or_else(|| {
                 let pod = format!("{namespace}/{name}");
-                Failure::Refused(format!("there is no pod {pod:?} that asks for devices"))
+                CommandFailure::Refused(format!("there is no pod {pod:?} that asks for devices"))
             }),
         }
     }
 
     /// The number of equal pods that fit.
-    pub(crate) async fn fit(&mut self, request: &FitRequest) -> Result<FitAnswer, Failure> {
+    pub(crate) async fn fit(&mut self, request: &FitRequest) -> Result<FitAnswer, CommandFailure> {
         match self {
             Self::Scheduler(api) => api.post("fit", request).await,
             Self::Objects(index) => {
-                read_api::fit(index, request).map_err(|error| Failure::Refused(error.to_string()))
+                read_api::fit(index, request).map_err(|error| CommandFailure::Refused(error.to_string()))
             }
         }
     }

@@ -1,32 +1,27 @@
 //! `top`: a row for each GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use proto::read_api::{Gpu, Node, State, Totals};
-use tokio::time::sleep;
 
 use crate::args::{Format, OutputArgs};
-use crate::connection::Connection;
-use crate::failure::{Failure, Verdict};
+use crate::connection::ClusterConnection;
+use crate::failure::{CommandFailure, CommandVerdict};
+use crate::follow::{ChangeFeed, ClusterChange};
 use crate::format::{bar, count, memory, percent};
-use crate::output::{Cell, Colour, Column, Screen, Table, number, text};
-use crate::read_api::ReadApi;
-use crate::source::Source;
-
-/// The pause before a lost connection is opened again.
-const PAUSE: Duration = Duration::from_secs(2);
+use crate::output::{Cell, Colour, Column, Screen, TextTable, number, text};
+use crate::source::AnswerSource;
 
 /// Shows all GPUs, and with `watch` those of nodes that change.
 pub(crate) async fn run(
-    connection: &Connection,
+    connection: &ClusterConnection,
     screen: &Screen,
     output: &OutputArgs,
     watch: bool,
     selector: Option<String>,
-) -> Result<Verdict, Failure> {
-    let mut source = Source::open(connection, screen).await?;
+) -> Result<CommandVerdict, CommandFailure> {
+    let mut source = AnswerSource::open(connection, screen).await?;
     // Events do not show the memory in use, and every row of one command has the same columns.
     let mut state = source.state(!watch).await?;
     let selected = match &selector {
@@ -35,18 +30,17 @@ pub(crate) async fn run(
     };
     select(&mut state, selected.as_ref());
     show(&state, screen, output)?;
-    match source {
-        Source::Scheduler(api) if watch => {
-            follow(connection, screen, output, api, state, selected.as_ref()).await
-        }
-        Source::Objects(_) if watch => Err(Failure::Refused(
-            "--watch follows the scheduler's events, and the scheduler does not answer".to_owned(),
-        )),
-        _ => Ok(Verdict::Yes),
+    if !watch {
+        return Ok(CommandVerdict::Yes);
     }
+    let changes = ChangeFeed::after(&state, source, connection, screen)?;
+    follow(changes, screen, output, selected.as_ref()).await
 }
 
-async fn selected_nodes(connection: &Connection, selector: &str) -> Result<BTreeSet<String>, Failure> {
+async fn selected_nodes(
+    connection: &ClusterConnection,
+    selector: &str,
+) -> Result<BTreeSet<String>, CommandFailure> {
     let nodes: Vec<NodeObject> = connection.list("nodes", Some(selector)).await?;
     Ok(nodes.into_iter().filter_map(|node| node.metadata.name).collect())
 }
@@ -64,7 +58,7 @@ fn select(state: &mut State, selected: Option<&BTreeSet<String>>) {
     }
 }
 
-fn show(state: &State, screen: &Screen, output: &OutputArgs) -> Result<(), Failure> {
+fn show(state: &State, screen: &Screen, output: &OutputArgs) -> Result<(), CommandFailure> {
     match output.output {
         format @ (Format::Json | Format::Yaml) => screen.print_as(format, state),
         Format::Name => {
@@ -98,7 +92,7 @@ pub(crate) fn render(state: &State, screen: &Screen, is_wide: bool) -> String {
 }
 
 /// The table of these nodes' GPUs.
-fn table(nodes: &[Node], screen: &Screen, is_wide: bool) -> Table {
+fn table(nodes: &[Node], screen: &Screen, is_wide: bool) -> TextTable {
     let gpus = || nodes.iter().flat_map(|node| &node.gpus);
     let has_used = is_wide || gpus().any(|gpu| gpu.used.is_some());
     let has_enforcement = is_wide || gpus().any(|gpu| gpu.enforcement.is_some());
@@ -122,7 +116,7 @@ fn table(nodes: &[Node], screen: &Screen, is_wide: bool) -> Table {
     if is_wide {
         columns.extend([text("MODEL", 9), number("NUMA", 11), text("UUID", 10)]);
     }
-    let mut table = Table::new(columns);
+    let mut table = TextTable::new(columns);
     for node in nodes {
         for gpu in &node.gpus {
             let mut row = row(node, gpu, screen);
@@ -213,84 +207,32 @@ pub(crate) fn unknown_use(state: &State) -> String {
     lines
 }
 
-/// Shows the GPUs of nodes that change. A lost connection is opened again, and resumes after the last event.
+/// Shows the GPUs of nodes that change.
 async fn follow(
-    connection: &Connection,
+    mut changes: ChangeFeed<'_>,
     screen: &Screen,
     output: &OutputArgs,
-    mut api: ReadApi,
-    state: State,
     selected: Option<&BTreeSet<String>>,
-) -> Result<Verdict, Failure> {
-    let mut last = state.revision;
-    loop {
-        let ended = follow_connection(screen, output, &mut api, &mut last, selected).await;
-        match ended {
-            Err(failure @ Failure::NoReadApi { .. }) => {
-                screen.complain(&format!("note: {failure}; connecting again"));
-                api = connect_again(connection).await?;
-            }
-            Err(failure) => return Err(failure),
-            // Another process answers, which does not know what this client has seen.
-            Ok(()) => {
-                api = connect_again(connection).await?;
-                match api.get::<State>("state").await {
-                    Ok(mut state) => {
-                        select(&mut state, selected);
-                        show(&state, screen, output)?;
-                        last = state.revision;
-                    }
-                    // It has not seen every object yet, and sends the same reset again.
-                    Err(Failure::NoReadApi { .. }) => sleep(PAUSE).await,
-                    Err(failure) => return Err(failure),
-                }
-            }
-        }
-    }
-}
-
-/// Connects as soon as a replica is ready.
-async fn connect_again(connection: &Connection) -> Result<ReadApi, Failure> {
-    loop {
-        match ReadApi::connect(connection).await {
-            Err(Failure::NoReadApi { .. } | Failure::Unreachable(_)) => sleep(PAUSE).await,
-            connected => return connected,
-        }
-    }
-}
-
-/// Follows changes until the connection is lost, or the server asks to read the state again.
-async fn follow_connection(
-    screen: &Screen,
-    output: &OutputArgs,
-    api: &mut ReadApi,
-    last: &mut String,
-    selected: Option<&BTreeSet<String>>,
-) -> Result<(), Failure> {
+) -> Result<CommandVerdict, CommandFailure> {
     let without_headers = Screen {
         has_headers: false,
         ..*screen
     };
-    let mut events = api.follow(last).await?;
     loop {
-        let event = events.next().await?;
-        if let Some(id) = event.id {
-            *last = id;
-        }
-        match event.name.as_str() {
-            "node" => {
-                let node: Node = serde_json::from_str(&event.data).unwrap_or_default();
-                if selected.is_none_or(|selected| selected.contains(&node.name)) {
-                    show_changed(&node, &without_headers, output)?;
-                }
+        match changes.next().await? {
+            ClusterChange::Node(node) if selected.is_none_or(|selected| selected.contains(&node.name)) => {
+                show_changed(&node, &without_headers, output)?;
             }
-            "reset" => return Ok(()),
-            _ => {}
+            ClusterChange::State(mut state) => {
+                select(&mut state, selected);
+                show(&state, screen, output)?;
+            }
+            ClusterChange::Node(_) | ClusterChange::Pending(_) => {}
         }
     }
 }
 
-fn show_changed(node: &Node, screen: &Screen, output: &OutputArgs) -> Result<(), Failure> {
+fn show_changed(node: &Node, screen: &Screen, output: &OutputArgs) -> Result<(), CommandFailure> {
     match output.output {
         format @ (Format::Json | Format::Yaml) => screen.print_as(format, node),
         Format::Name => screen.print(&format!("node/{}\n", node.name)),

@@ -1,24 +1,30 @@
 //! The real program on a live cluster of the testbed: through port-forwards to real replicas of the scheduler, beside real device
 //! plugins.
 
+#![expect(clippy::indexing_slicing, reason = "JSON that lacks a field is null")]
+
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
-use testbed::cluster::{ClusterSpec, LocalCluster, NodeSetup, WebhookSpec};
-use testbed::http_client::HttpClient;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Map, Value, json};
+use testbed::apiserver::{ApiObjects, ApiServer, ApiServerConfig, Fault, Injected, Matching};
+use testbed::cluster::{ClusterSpec, GpuFault, LocalCluster, NodeSetup, WebhookSpec, user_kubeconfig};
 use testbed::installation;
 use testbed::observer::ClusterSnapshot;
 use testbed::pod_fields::is_running;
 use testbed::pods::{NamespacePods, PodBuilder};
 use testbed::replicas::Replicas;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::Command;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::time::{sleep, timeout};
 
 const DEADLINE: Duration = Duration::from_secs(60);
+/// The pods of the scheduler.
+const REPLICAS: [&str; 2] = ["gpushare-scheduler-0", "gpushare-scheduler-1"];
+/// The namespace of the installation.
+const NAMESPACE: &str = "gpushare-system";
 
 /// A cluster with two replicas of the scheduler and everything else that an installation has.
 struct Installed {
@@ -36,7 +42,8 @@ struct Ended {
 }
 
 impl Installed {
-    async fn start() -> Result<Self> {
+    /// Starts it; the server's certificates are valid for `lifetime`.
+    async fn start(lifetime: &'static str) -> Result<Self> {
         let mut nodes = Vec::new();
         for name in ["n1", "n2"] {
             let mut node = NodeSetup::new(name, &[16_384, 16_384]);
@@ -45,7 +52,7 @@ impl Installed {
             nodes.push(node);
         }
         let mut spec = ClusterSpec::of(nodes);
-        spec.webhooks = Some(WebhookSpec { lifetime: "90d" });
+        spec.webhooks = Some(WebhookSpec { lifetime });
         let cluster = LocalCluster::start(spec).await?;
         cluster.scheduler.kill().await;
         let replicas = Replicas::start(&cluster).await?;
@@ -153,11 +160,11 @@ async fn use_that_is_unknown_has_a_reason(installed: &mut Installed) -> Result<(
     let node = installed.cluster.node("n1")?;
     node.restart_plugin_flagged("--measure-memory", false).await?;
     let api = installed.cluster.api().objects();
-    api.delete("pods", "gpushare-system", "gpushare-device-plugin-n2", Some(0))?;
+    api.delete("pods", NAMESPACE, "gpushare-device-plugin-n2", Some(0))?;
     let unknown = async {
         loop {
             let state = installed.json(&["top", "-o", "json"]).await?;
-            let n_reasons = state["useUnknown"].as_object().map_or(0, |reasons| reasons.len());
+            let n_reasons = state["useUnknown"].as_object().map_or(0, Map::len);
             if n_reasons == 2 {
                 return anyhow::Ok(state["useUnknown"].clone());
             }
@@ -180,49 +187,614 @@ async fn use_that_is_unknown_has_a_reason(installed: &mut Installed) -> Result<(
     Ok(())
 }
 
-/// The page through the port-forward of `ui`, before and after the leader's pod is deleted.
-async fn ui_serves_the_page_of_the_leader(installed: &mut Installed) -> Result<()> {
-    let mut command = installed.command(&["ui", "--no-browser"]);
-    let mut ui = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-    let out = ui.stdout.take().context("ui has an output")?;
-    let url = timeout(DEADLINE, BufReader::new(out).lines().next_line()).await??;
-    let url = url.context("ui prints an address")?;
-    let client = HttpClient::new();
-    let (status, page) = client.get(&url).await?;
-    ensure!(
-        status == 200 && String::from_utf8_lossy(&page).contains("<title>GPUs</title>"),
-        "{status}"
+/// A fault of an object.
+enum Plant {
+    Patch(Value),
+    Status(Value),
+    Delete,
+    /// An object that should not be there, and its status.
+    Create(Value, Value),
+}
+
+/// A fault, the object that has it, and the check that finds it.
+struct PlantedFault {
+    check: &'static str,
+    resource: &'static str,
+    namespace: &'static str,
+    name: &'static str,
+    plant: Plant,
+}
+
+const fn fault(
+    check: &'static str,
+    resource: &'static str,
+    [namespace, name]: [&'static str; 2],
+    plant: Plant,
+) -> PlantedFault {
+    PlantedFault {
+        check,
+        resource,
+        namespace,
+        name,
+        plant,
+    }
+}
+
+/// An object as it is created again.
+fn without_versions(object: &Value) -> Value {
+    let mut object = object.clone();
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        for field in [
+            "resourceVersion",
+            "uid",
+            "creationTimestamp",
+            "generation",
+            "managedFields",
+        ] {
+            metadata.remove(field);
+        }
+    }
+    object
+}
+
+impl PlantedFault {
+    fn plant(&self, api: &ApiObjects) -> Result<()> {
+        let (resource, namespace, name) = (self.resource, self.namespace, self.name);
+        match &self.plant {
+            Plant::Patch(patch) => drop(api.patch(resource, namespace, name, patch.clone())?),
+            Plant::Status(status) => drop(api.patch_status(resource, namespace, name, status)?),
+            Plant::Delete => drop(api.delete(resource, namespace, name, Some(0))?),
+            Plant::Create(object, status) => {
+                api.create(resource, object.clone())?;
+                if !status.is_null() {
+                    api.patch_status(resource, namespace, name, status)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the object what it was.
+    fn mend(&self, api: &ApiObjects, before: Option<&Value>) -> Result<()> {
+        let (resource, namespace, name) = (self.resource, self.namespace, self.name);
+        match (&self.plant, before) {
+            (Plant::Create(..), _) => drop(api.delete(resource, namespace, name, Some(0))?),
+            (Plant::Delete, Some(before)) => drop(api.create(resource, without_versions(before))?),
+            (Plant::Patch(_), Some(before)) => {
+                let mut object = without_versions(before);
+                let now = api.get(resource, namespace, name)?;
+                let version = now.pointer("/metadata/resourceVersion").cloned();
+                if let Some(metadata) = object.get_mut("metadata") {
+                    metadata["resourceVersion"] = version.unwrap_or_default();
+                }
+                drop(api.update(resource, object)?);
+            }
+            (Plant::Status(_), Some(before)) => {
+                let status = before.get("status").cloned().unwrap_or_default();
+                drop(api.patch_status(resource, namespace, name, &status)?);
+            }
+            (_, None) => {}
+        }
+        Ok(())
+    }
+}
+
+/// A list of one item: another value at a pointer of the first item of a list of an object.
+fn changed(
+    api: &ApiObjects,
+    resource: &str,
+    place: [&str; 2],
+    list: &str,
+    pointer: &str,
+    value: Value,
+) -> Result<Value> {
+    let object = api.get(resource, place[0], place[1])?;
+    let mut items = object.pointer(list).cloned().context("the list exists")?;
+    let item = items.get_mut(0).context("the list has an item")?;
+    if let Some(old) = item.pointer_mut(pointer) {
+        *old = value;
+    } else {
+        let field = pointer.trim_start_matches('/').to_owned();
+        item.as_object_mut()
+            .context("an item is an object")?
+            .insert(field, value);
+    }
+    Ok(items)
+}
+
+const SCHEDULER: [&str; 2] = [NAMESPACE, "gpushare-scheduler"];
+const PLUGIN: [&str; 2] = [NAMESPACE, "gpushare-device-plugin"];
+const CONTAINERS: &str = "/spec/template/spec/containers";
+const DEVICES: &str = "devices.scheduling.koordinator.sh";
+
+fn containers(items: &Value) -> Plant {
+    Plant::Patch(json!({"spec": {"template": {"spec": {"containers": items}}}}))
+}
+
+/// Faults of the installation that `doctor` has to find.
+fn faults_of_the_installation(api: &ApiObjects) -> Result<Vec<PlantedFault>> {
+    let webhook = |pointer, value: &str| -> Result<Plant> {
+        let place = ["", "gpushare-scheduler"];
+        let resource = "mutatingwebhookconfigurations";
+        let items = changed(api, resource, place, "/webhooks", pointer, json!(value))?;
+        Ok(Plant::Patch(json!({"webhooks": items})))
+    };
+    let container = |field, value: Value| changed(api, "daemonsets", PLUGIN, CONTAINERS, field, value);
+    let not_established = json!({"conditions": [{"type": "Established", "status": "False"}]});
+    let definition = ["", "schedulerleaders.gpushare.io"];
+    let old_image = container("/image", json!("registry/gpushare-device-plugin:v0"))?;
+    let limits = container("/args", json!(["--driver-limits"]))?;
+    let old_plugin = json!({
+        "metadata": {"name": "old", "namespace": "kube-system"},
+        "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {
+            "metadata": {"labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "c", "image": "acs/k8s-gpushare-plugin:v2"}]}}},
+    });
+    let old_plugin = Plant::Create(old_plugin, json!({"desiredNumberScheduled": 1}));
+    let own = ["", "gpushare-scheduler"];
+    Ok(vec![
+        fault(
+            "definitions",
+            "customresourcedefinitions",
+            definition,
+            Plant::Status(not_established),
+        ),
+        fault(
+            "scheduler-pods",
+            "deployments",
+            SCHEDULER,
+            Plant::Status(json!({"readyReplicas": 0})),
+        ),
+        fault("versions", "daemonsets", PLUGIN, containers(&old_image)),
+        fault(
+            "rights",
+            "clusterrolebindings",
+            ["", "gpushare-system-device-plugin"],
+            Plant::Delete,
+        ),
+        fault(
+            "policies",
+            "validatingadmissionpolicies",
+            ["", "gpushare-records"],
+            Plant::Delete,
+        ),
+        fault(
+            "policies",
+            "validatingadmissionpolicybindings",
+            ["", "gpushare-device-plugin-pods"],
+            Plant::Delete,
+        ),
+        fault("webhooks", "validatingwebhookconfigurations", own, Plant::Delete),
+        fault(
+            "webhooks",
+            "mutatingwebhookconfigurations",
+            own,
+            webhook("/clientConfig/caBundle", "")?,
+        ),
+        fault(
+            "webhooks",
+            "mutatingwebhookconfigurations",
+            own,
+            webhook("/clientConfig/service/name", "gone")?,
+        ),
+        fault(
+            "webhooks",
+            "services",
+            [NAMESPACE, "gpushare-webhook"],
+            Plant::Delete,
+        ),
+        fault("enforcement", "daemonsets", PLUGIN, containers(&limits)),
+        fault("other-plugins", "daemonsets", ["kube-system", "old"], old_plugin),
+        fault(
+            "plugins",
+            "pods",
+            [NAMESPACE, "gpushare-device-plugin-n2"],
+            Plant::Delete,
+        ),
+    ])
+}
+
+/// Faults of nodes and pods that `doctor` has to find.
+fn faults_of_nodes_and_pods(api: &ApiObjects) -> Result<Vec<PlantedFault>> {
+    let conditions = json!([{"type": "Injectable", "status": "False", "message": "CDI is off"}]);
+    let no_cdi = changed(
+        api,
+        DEVICES,
+        ["", "n1"],
+        "/spec/devices",
+        "/conditions",
+        conditions,
+    )?;
+    let pod = |name: &str, annotation: &str, value: &str, node: Value| {
+        json!({
+            "metadata": {"name": name, "namespace": "default", "annotations": {annotation: value}},
+            "spec": {"nodeName": node, "schedulerName": "none", "containers": [{"name": "c", "image": "x"}]},
+        })
+    };
+    let refused = pod(
+        "refused",
+        "scheduling.koordinator.sh/device-allocated",
+        "{}",
+        json!("away"),
     );
-    let leader = installed.replicas.leaders();
-    installed
-        .replicas
-        .delete(leader.first().context("a replica leads")?)
-        .await?;
-    let leads = async {
+    let refusal = json!({"phase": "Failed", "reason": "UnexpectedAdmissionError"});
+    let demanding = pod("demanding", "gpushare/enforcement", "driver", Value::Null);
+    let no_driver = json!({"metadata": {"labels": {
+        "node.koordinator.sh/gpu-vendor": "nvidia", "node.koordinator.sh/gpu-driver-version": null}}});
+    let unit = json!({"metadata": {"annotations": {"aliyun.com/gpu-mem-unit": "MiB"}}});
+    let stray = json!({"metadata": {"name": "gone"}, "spec": {"devices": []}});
+    Ok(vec![
+        fault(
+            "device-objects",
+            DEVICES,
+            ["", "gone"],
+            Plant::Create(stray, Value::Null),
+        ),
+        fault(
+            "injection",
+            DEVICES,
+            ["", "n1"],
+            Plant::Patch(json!({"spec": {"devices": no_cdi}})),
+        ),
+        fault("drivers", DEVICES, ["", "n1"], Plant::Patch(no_driver)),
+        fault("memory-units", "nodes", ["", "n2"], Plant::Patch(unit)),
+        fault(
+            "failed-pods",
+            "pods",
+            ["default", "refused"],
+            Plant::Create(refused, refusal),
+        ),
+        fault(
+            "enforcement",
+            "pods",
+            ["default", "demanding"],
+            Plant::Create(demanding, Value::Null),
+        ),
+    ])
+}
+
+/// The checks of `doctor` that find something.
+async fn bad_checks(installed: &Installed) -> Result<Vec<String>> {
+    let ended = installed.run(&["doctor", "-o", "name"]).await?;
+    let bad: Vec<String> = ended.out.lines().map(str::to_owned).collect();
+    assert_eq!(ended.code, Some(if bad.is_empty() { 0 } else { 2 }), "{ended:?}");
+    Ok(bad)
+}
+
+async fn until_doctor_finds(installed: &Installed, check: &str) -> Result<()> {
+    let found = async {
         loop {
-            if let Ok((_, answer)) = client.get(&format!("{url}v1/doctor")).await
-                && serde_json::from_slice::<Value>(&answer)?["replica"]["leading"] == true
-            {
+            let bad = bad_checks(installed).await?;
+            if bad.iter().any(|found| found == check) {
                 return anyhow::Ok(());
             }
-            sleep(Duration::from_millis(200)).await;
+            sleep(Duration::from_millis(300)).await;
         }
     };
-    timeout(DEADLINE, leads)
-        .await
-        .context("ui does not find the new leader")??;
-    ui.kill().await?;
+    if let Ok(found) = timeout(DEADLINE, found).await {
+        return found;
+    }
+    let said = installed.run(&["doctor"]).await?;
+    bail!("doctor never finds {check}: {}{}", said.out, said.error)
+}
+
+async fn until_doctor_finds_nothing(installed: &Installed, after: &str) -> Result<()> {
+    let mut last = Vec::new();
+    let sound = async {
+        loop {
+            last = bad_checks(installed).await?;
+            if last.is_empty() {
+                return anyhow::Ok(());
+            }
+            sleep(Duration::from_millis(300)).await;
+        }
+    };
+    let ended = timeout(DEADLINE, sound).await;
+    ended.with_context(|| format!("after {after} doctor still finds {last:?}"))?
+}
+
+async fn doctor_finds_planted_faults(installed: &mut Installed) -> Result<()> {
+    until_doctor_finds_nothing(installed, "the start").await?;
+    let api = installed.cluster.api().objects().clone();
+    // The image of a release, as an overlay sets it.
+    for (kind, name) in [
+        ("deployments", "gpushare-scheduler"),
+        ("daemonsets", "gpushare-device-plugin"),
+    ] {
+        let place = [NAMESPACE, name];
+        let image = json!(format!("registry/{name}:v1"));
+        let items = changed(
+            &api,
+            kind,
+            place,
+            "/spec/template/spec/containers",
+            "/image",
+            image,
+        )?;
+        let patch = json!({"spec": {"template": {"spec": {"containers": items}}}});
+        api.patch(kind, NAMESPACE, name, patch)?;
+    }
+    let mut missed = Vec::new();
+    let mut faults = faults_of_the_installation(&api)?;
+    faults.extend(faults_of_nodes_and_pods(&api)?);
+    for fault in faults {
+        let what = format!("{} ({} {})", fault.check, fault.resource, fault.name);
+        let before = api.get(fault.resource, fault.namespace, fault.name).ok();
+        fault.plant(&api).with_context(|| format!("plant {what}"))?;
+        // The daemons repair some of these within a second, so that the fault is planted again before each look.
+        let found = async {
+            while !bad_checks(installed)
+                .await?
+                .iter()
+                .any(|found| found == fault.check)
+            {
+                let _ = fault.plant(&api);
+            }
+            anyhow::Ok(())
+        };
+        match timeout(DEADLINE, found).await {
+            Ok(found) => found?,
+            Err(_) => missed.push(what.clone()),
+        }
+        fault
+            .mend(&api, before.as_deref())
+            .with_context(|| format!("mend {what}"))?;
+        if let Err(error) = until_doctor_finds_nothing(installed, &what).await {
+            missed.push(format!("{error:#}"));
+        }
+    }
+    ensure!(missed.is_empty(), "{missed:#?}");
+    Ok(())
+}
+
+/// Faults of running programs.
+async fn doctor_finds_faults_of_programs(installed: &mut Installed) -> Result<()> {
+    installed.cluster.node("n1")?.set_health(0, GpuFault::Xid(79))?;
+    until_doctor_finds(installed, "gpu-health").await?;
+    installed.cluster.node("n1")?.set_health(0, GpuFault::Healthy)?;
+    until_doctor_finds_nothing(installed, "an XID").await?;
+    // The leader of two replicas is deposed, and the other may not take over.
+    let writes = |verb| Matching::anything().resource("leases").verb(verb);
+    let faults = installed.cluster.api().faults();
+    let refused = ["update", "patch"].map(|verb| faults.inject(writes(verb), Fault::Refuse(503)));
+    until_doctor_finds(installed, "leader").await?;
+    refused.into_iter().for_each(Injected::remove);
+    until_doctor_finds_nothing(installed, "refused leases").await?;
+    // A pod waits, and a new leader is not asked about it.
+    installed.cluster.stop_kube_scheduler();
+    let pod = PodBuilder::new("waits", &[("aliyun.com/gpu-mem", "1")]);
+    installed.pods.create(&pod).await?;
+    for replica in REPLICAS {
+        installed.replicas.kill(replica).await?;
+        installed.replicas.restart(replica).await?;
+    }
+    installed.replicas.until_led_by_another_than("").await?;
+    until_doctor_finds(installed, "extender-asked").await?;
+    installed.cluster.start_kube_scheduler().await?;
+    until_doctor_finds_nothing(installed, "kube-scheduler's absence").await?;
+    let doctor = installed.run(&["doctor"]).await?.out;
+    ensure!(doctor.contains(", from kube-scheduler ("), "{doctor}");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_on_a_live_cluster() -> Result<()> {
-    let mut installed = Installed::start().await?;
+    let mut installed = Installed::start("90d").await?;
     let small = PodBuilder::new("small", &[("aliyun.com/gpu-mem", "4")]);
     installed.pods.create(&small).await?;
     installed.until_runs("small").await?;
     assert_eq!(installed.replicas.leaders().len(), 1);
     top_shows_the_memory_in_use(&mut installed).await?;
+    doctor_finds_planted_faults(&mut installed).await?;
+    doctor_finds_faults_of_programs(&mut installed).await?;
     use_that_is_unknown_has_a_reason(&mut installed).await?;
-    ui_serves_the_page_of_the_leader(&mut installed).await
+    // No address leads to the read API of a replica.
+    let nowhere = ([127, 0, 0, 1], 1).into();
+    let api = installed.cluster.api().objects();
+    api.route_pod_port(NAMESPACE, REPLICAS[0], proto::read_api::PORT, nowhere);
+    until_doctor_finds(&installed, "read-api").await
+}
+
+/// Running `kubectl gpushare` with `-w`.
+struct Watching {
+    _program: Child,
+    out: Lines<BufReader<ChildStdout>>,
+    error: Lines<BufReader<ChildStderr>>,
+}
+
+impl Watching {
+    fn start(mut command: Command) -> Result<Self> {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut program = command.spawn()?;
+        let out = program.stdout.take().context("it has a standard output")?;
+        let error = program.stderr.take().context("it has a standard error")?;
+        Ok(Self {
+            _program: program,
+            out: BufReader::new(out).lines(),
+            error: BufReader::new(error).lines(),
+        })
+    }
+
+    /// Reads until a line contains this.
+    async fn until_shows(&mut self, text: &str) -> Result<()> {
+        until_line(&mut self.out, text).await
+    }
+
+    async fn until_complains(&mut self, text: &str) -> Result<()> {
+        until_line(&mut self.error, text).await
+    }
+}
+
+async fn until_line(lines: &mut Lines<impl AsyncBufRead + Unpin>, text: &str) -> Result<()> {
+    let found = async {
+        while let Some(line) = lines.next_line().await? {
+            if line.contains(text) {
+                return Ok(());
+            }
+        }
+        bail!("the program has ended")
+    };
+    let found = timeout(DEADLINE, found).await;
+    found.with_context(|| format!("it never says {text:?}"))?
+}
+
+/// The API server goes away in the middle of `-w`, and comes back at the same address.
+async fn watching_goes_on_when_the_api_server_comes_back(installed: &Installed) -> Result<()> {
+    let objects = installed.cluster.api().objects();
+    let server = ApiServer::start_with(ApiServerConfig::loopback(), objects.clone()).await?;
+    let listen = server.address();
+    let kubeconfig = installed.cluster.dir().join("away.kubeconfig");
+    server.kubeconfig(&kubeconfig, "admin")?;
+    let start = |args: &[&str]| {
+        let mut command = installed.command(args);
+        command.env("KUBECONFIG", &kubeconfig);
+        Watching::start(command)
+    };
+    let mut gpus = start(&["top", "-w"])?;
+    let mut pods = start(&["top", "pods", "-w"])?;
+    gpus.until_shows("4 GPUs on 2 nodes").await?;
+    pods.until_shows("first").await?;
+    let second = PodBuilder::new("second", &[("aliyun.com/gpu-mem", "2")]);
+    installed.pods.create(&second).await?;
+    gpus.until_shows("6.0 GiB").await?;
+    pods.until_shows("second").await?;
+    server.shutdown().await;
+    gpus.until_complains("connecting again").await?;
+    pods.until_complains("connecting again").await?;
+    let third = PodBuilder::new("third", &[("aliyun.com/gpu-mem", "3")]);
+    installed.pods.create(&third).await?;
+    installed.until_runs("third").await?;
+    let config = ApiServerConfig {
+        listen,
+        ..ApiServerConfig::loopback()
+    };
+    let server = ApiServer::start_with(config, objects.clone()).await?;
+    gpus.until_shows("9.0 GiB").await?;
+    pods.until_shows("third").await?;
+    server.shutdown().await;
+    Ok(())
+}
+
+async fn explain_and_fits(installed: &Installed) -> Result<()> {
+    let large = PodBuilder::new("large", &[("aliyun.com/gpu-mem", "20")]);
+    installed.pods.create(&large).await?;
+    let waits = async {
+        loop {
+            let explained = installed.run(&["explain", "pod", "large"]).await?;
+            if explained.code == Some(2) {
+                return anyhow::Ok(explained);
+            }
+            sleep(Duration::from_millis(200)).await;
+        }
+    };
+    let explained = timeout(DEADLINE, waits).await??;
+    ensure!(explained.out.contains("0 of 2 nodes"), "{explained:?}");
+    let running = installed.run(&["explain", "first"]).await?;
+    assert_eq!(running.code, Some(0), "{running:?}");
+    let manifest = installed.cluster.dir().join("pod.yaml");
+    let pod = "{kind: Pod, metadata: {name: p}, spec: {containers: [{name: c, image: x, resources: {limits: {aliyun.com/gpu-mem: '10'}}}]}}";
+    std::fs::write(&manifest, pod)?;
+    let manifest = manifest.display().to_string();
+    for (replicas, code) in [("2", 0), ("5", 2)] {
+        let fits = installed
+            .run(&["fits", "-f", &manifest, "--replicas", replicas])
+            .await?;
+        assert_eq!(fits.code, Some(code), "{fits:?}");
+    }
+    installed.pods.delete_now("large").await?;
+    Ok(())
+}
+
+/// The state that the user of a token sees at the extender's address.
+async fn state_for(installed: &Installed, user: &str) -> Result<Value> {
+    let path = user_kubeconfig(installed.cluster.api(), installed.cluster.dir(), user, &[])?;
+    ensure!(path.exists());
+    let token = installed
+        .cluster
+        .api()
+        .token_of(user)
+        .context("the user has a token")?;
+    let reader = installed.cluster.scheduler_reader()?.bearing(token);
+    let url = format!(
+        "{}/gpushare-scheduler/v1/state",
+        installed.cluster.scheduler_url()
+    );
+    let (status, body) = reader.get(&url).await?;
+    ensure!(status == 200, "{status}: {}", String::from_utf8_lossy(&body));
+    Ok(serde_json::from_slice(&body)?)
+}
+
+/// The names of pods in a state; empty for pods whose names are hidden.
+fn names(state: &Value) -> Vec<String> {
+    let mut names = Vec::new();
+    for node in state["nodes"].as_array().into_iter().flatten() {
+        for gpu in node["gpus"].as_array().into_iter().flatten() {
+            for holder in gpu["holders"].as_array().into_iter().flatten() {
+                names.push(holder["name"].as_str().unwrap_or_default().to_owned());
+            }
+        }
+    }
+    names.sort_unstable();
+    names
+}
+
+async fn names_are_shown_by_namespace(installed: &Installed) -> Result<()> {
+    let api = installed.cluster.api().objects();
+    api.create("namespaces", json!({"metadata": {"name": "team"}}))?;
+    let team = NamespacePods::of(installed.cluster.client(), "team");
+    team.create(&PodBuilder::new("theirs", &[("aliyun.com/gpu-mem", "1")]))
+        .await?;
+    let rbac = |name: &str| format!("{name}.rbac.authorization.k8s.io");
+    let role =
+        |kind: &str, name: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name});
+    let subjects = |users: &[&str]| {
+        let subject =
+            |user: &&str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user});
+        users.iter().map(subject).collect::<Vec<_>>()
+    };
+    let viewers = json!({"metadata": {"name": "viewers"}, "roleRef": role("ClusterRole", "gpushare-viewer"),
+        "subjects": subjects(&["nobody", "member"])});
+    api.create(&rbac("clusterrolebindings"), viewers)?;
+    let lists = json!({"metadata": {"name": "lists", "namespace": "team"},
+        "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]});
+    api.create(&rbac("roles"), lists)?;
+    let members = json!({"metadata": {"name": "members", "namespace": "team"}, "roleRef": role("Role", "lists"),
+        "subjects": subjects(&["member"])});
+    api.create(&rbac("rolebindings"), members)?;
+    let holds = async {
+        while names(&installed.json(&["top", "-o", "json"]).await?).len() < 4 {
+            sleep(Duration::from_millis(200)).await;
+        }
+        anyhow::Ok(())
+    };
+    timeout(DEADLINE, holds)
+        .await
+        .context("the pods never hold GPUs")??;
+    let hidden = state_for(installed, "nobody").await?;
+    assert_eq!(names(&hidden), ["", "", "", ""]);
+    let member = state_for(installed, "member").await?;
+    assert_eq!(names(&member), ["", "", "", "theirs"]);
+    assert_eq!(
+        [&hidden["namesHidden"], &member["namesHidden"]],
+        [&json!(true), &json!(true)]
+    );
+    let stranger = state_for(installed, "stranger").await;
+    ensure!(stranger.is_err_and(|error| {
+        error
+            .to_string()
+            .contains("may not get /gpushare-scheduler/inspect")
+    }));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watches_rights_and_certificates_on_a_live_cluster() -> Result<()> {
+    let installed = Installed::start("10d").await?;
+    until_doctor_finds(&installed, "certificates").await?;
+    let first = PodBuilder::new("first", &[("aliyun.com/gpu-mem", "4")]);
+    installed.pods.create(&first).await?;
+    installed.until_runs("first").await?;
+    watching_goes_on_when_the_api_server_comes_back(&installed).await?;
+    explain_and_fits(&installed).await?;
+    names_are_shown_by_namespace(&installed).await
 }

@@ -63,6 +63,23 @@ pub struct Replica {
     /// Seconds since the last of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_filter_seconds: Option<u64>,
+    /// The clients that have sent them, eight at most.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub filter_clients: Vec<FilterClient>,
+}
+
+/// A client that has sent filter requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FilterClient {
+    /// The common name of its certificate, or its address.
+    pub name: String,
+    /// The program that it says it is.
+    pub user_agent: String,
+    /// The number of its requests.
+    pub requests: u64,
+    /// The time of the last of them in unix seconds.
+    pub last: u64,
 }
 
 /// Sums over GPUs.
@@ -81,9 +98,6 @@ pub struct Totals {
     pub stranded: u64,
     /// Computing power in percent of one GPU.
     pub core: Amount,
-    /// Memory in use on the GPUs that a device plugin measures; only in the history, and only if some plugin measures.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub used: Option<u64>,
 }
 
 /// A total, and the part of it that pods hold.
@@ -442,14 +456,6 @@ impl Totals {
         self.memory.add(other.memory);
         self.core.add(other.core);
         self.stranded = self.stranded.saturating_add(other.stranded);
-        if let Some(used) = other.used {
-            self.add_used(used);
-        }
-    }
-
-    /// Adds memory in use.
-    pub fn add_used(&mut self, bytes: u64) {
-        self.used = Some(self.used.unwrap_or_default().saturating_add(bytes));
     }
 }
 

@@ -18,7 +18,6 @@ mod request;
 pub mod requeue;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -33,6 +32,7 @@ use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::Client;
 use prometheus_client::registry::Registry;
+use proto::read_api::FilterClient;
 use rustc_hash::FxHashSet;
 use tokio::sync::Semaphore;
 
@@ -44,7 +44,7 @@ use crate::config::{AnswerNodes, MisfitNodes, Serving};
 use crate::index::{BestNode, Index, Shared};
 use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
-use crate::serve::ClientCertificate;
+use crate::serve::{ClientCertificate, ClientName};
 use attempts::Attempts;
 use bind_limiter::{BindLimiter, KeyedLock};
 pub(crate) use inspect::Access;
@@ -53,6 +53,9 @@ use preempt::NamedVictims;
 use recent_pods::RecentPods;
 use recheck::Recheck;
 use requeue::{SampleRetries, WaitingPods};
+
+/// The most clients of `filter` that are remembered.
+const MAX_CLIENTS: usize = 8;
 
 /// The state and configuration of all verbs and views.
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
@@ -78,7 +81,7 @@ pub struct Extender {
     misfit_nodes: MisfitNodes,
     access: Access,
     view_limits: ViewLimits,
-    filter_clock: FilterClock,
+    filter_clients: FilterClients,
 }
 
 /// State of pods from one request to the next. All of it is lost with the process.
@@ -95,19 +98,40 @@ struct PodMemory {
     recheck: Recheck,
 }
 
-/// The number of filter requests, and the time of the last one.
+/// The number of filter requests, and a few of the clients that have sent them.
 #[derive(Debug, Default)]
-struct FilterClock {
-    n_requests: AtomicU64,
-    /// Unix seconds.
-    last: AtomicU64,
-}
+struct FilterClients(Mutex<(u64, Vec<FilterClient>)>);
 
-impl FilterClock {
-    fn note(&self) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.n_requests.fetch_add(1, Ordering::Relaxed);
-        self.last.store(now.as_secs(), Ordering::Relaxed);
+impl FilterClients {
+    fn note(&self, request: &Request<Body>) {
+        let user_agent = request.headers().get(header::USER_AGENT);
+        let user_agent = user_agent
+            .and_then(|agent| agent.to_str().ok())
+            .unwrap_or_default();
+        let name = request.extensions().get::<ClientName>();
+        let name = name.map_or("", |name| &*name.0);
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs();
+        let (n_requests, clients) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *n_requests += 1;
+        for client in clients.iter_mut() {
+            if client.name == name && client.user_agent == user_agent {
+                client.requests += 1;
+                client.last = now;
+                return;
+            }
+        }
+        if clients.len() >= MAX_CLIENTS {
+            clients.remove(0);
+        }
+        clients.push(FilterClient {
+            name: name.to_owned(),
+            user_agent: shorten(user_agent),
+            requests: 1,
+            last: now,
+        });
     }
 }
 
@@ -211,7 +235,7 @@ impl Extender {
             misfit_nodes: MisfitNodes::default(),
             access: Access::new(serving.guards_views(), &serving.prefix),
             view_limits: ViewLimits::default(),
-            filter_clock: FilterClock::default(),
+            filter_clients: FilterClients::default(),
         }
     }
 
@@ -252,11 +276,10 @@ impl Extender {
         &self.access
     }
 
-    /// The number of filter requests so far, and the time of the last one in unix seconds.
-    pub fn filter_requests(&self) -> (u64, Option<u64>) {
-        let n_requests = self.filter_clock.n_requests.load(Ordering::Relaxed);
-        let last = self.filter_clock.last.load(Ordering::Relaxed);
-        (n_requests, (n_requests > 0).then_some(last))
+    /// The number of filter requests so far, and the clients that have sent them, eight at most.
+    pub fn filter_clients(&self) -> (u64, Vec<FilterClient>) {
+        let clients = self.filter_clients.0.lock();
+        clients.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns true if this replica may bind pods.
@@ -352,8 +375,8 @@ pub fn health_router(extender: Arc<Extender>, registry: Arc<Registry>) -> Router
 }
 
 async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
+    extender.filter_clients.note(&request);
     let body = extender.receive(request).await;
-    extender.filter_clock.note();
     // Metrics show the time from the whole request to the answer, not the network.
     let mut timer = extender.metrics.time(Verb::Filter);
     let _permit = extender.answering.acquire().await;

@@ -14,7 +14,6 @@ mod names;
 mod snapshot;
 mod state;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,22 +27,23 @@ use axum::routing::{get, post};
 use axum::{Router, middleware};
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
-use proto::read_api::{Diagnosis, FitRequest, Node, Replica, State as ClusterState, Totals, VERSION};
+use proto::read_api::{Diagnosis, FitRequest, Node, Replica, State as ClusterState, VERSION};
 use serde::Serialize;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use crate::certificates::server_tls::Metrics as CertificateMetrics;
 use crate::extender::Extender;
 use crate::index::{Index, Shared};
 use crate::serve::ClientCertificate;
 pub use doctor::node_findings;
 pub use explain::explain;
 pub use fit::{FitError, fit};
-use history::Recorder;
-use memory_use::MemoryUse;
-use names::{Names, Viewer};
-use snapshot::{Publisher, Snapshot};
+use history::HistoryRecorder;
+use memory_use::PluginMeasurements;
+use names::{SeenNames, Viewer};
+use snapshot::{StatePublisher, StateSnapshot};
 
 /// The most clients that follow changes at one time.
 const MAX_FOLLOWERS: usize = 64;
@@ -53,17 +53,16 @@ const MAX_COMPUTING: usize = 1;
 const MAX_BODY: usize = 1 << 20;
 /// The time between two points of the history.
 const HISTORY_STEP: Duration = Duration::from_secs(60);
-/// Minutes after which device plugins are asked again for the history, if none of them measures the memory in use.
-const PROBE_MINUTES: u64 = 10;
 
 /// State and limits of the read API.
 pub struct ReadApi {
     extender: Arc<Extender>,
-    publisher: Arc<AsyncMutex<Publisher>>,
-    history: Mutex<Recorder>,
-    memory_use: Arc<MemoryUse>,
+    publisher: Arc<AsyncMutex<StatePublisher>>,
+    history: Mutex<HistoryRecorder>,
+    memory_use: Arc<PluginMeasurements>,
     followers: Arc<Semaphore>,
     computing: Semaphore,
+    certificates: Option<CertificateMetrics>,
     /// Ends the streams of changes, which would hold up the end of the process.
     stop: CancellationToken,
 }
@@ -87,13 +86,26 @@ impl ReadApi {
         let started = unix_time();
         let epoch = format!("{:x}.{:x}", started.as_micros(), std::process::id());
         Self {
-            publisher: Arc::new(AsyncMutex::new(Publisher::new(extender.index().clone(), &epoch))),
+            publisher: Arc::new(AsyncMutex::new(StatePublisher::new(
+                extender.index().clone(),
+                &epoch,
+            ))),
             extender,
             history: Mutex::default(),
             memory_use: Arc::default(),
             followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
             computing: Semaphore::new(MAX_COMPUTING),
+            certificates: None,
             stop,
+        }
+    }
+
+    /// The same, with findings about the ends of these certificates.
+    #[must_use]
+    pub fn with_certificates(self, certificates: CertificateMetrics) -> Self {
+        Self {
+            certificates: Some(certificates),
+            ..self
         }
     }
 
@@ -101,7 +113,7 @@ impl ReadApi {
         self.extender.index()
     }
 
-    async fn snapshot(&self) -> Arc<Snapshot> {
+    async fn snapshot(&self) -> Arc<StateSnapshot> {
         // In a task of its own: a client that takes nothing of its answer for long must not hold the lock as long.
         let publisher = Arc::clone(&self.publisher);
         let renewal = tokio::spawn(async move { publisher.lock_owned().await.current().await });
@@ -114,47 +126,26 @@ impl ReadApi {
 
     /// Records the history for as long as the process runs.
     pub async fn record_history(self: Arc<Self>) {
-        let mut is_measured = true;
-        for minute in 0_u64.. {
+        loop {
             sleep(HISTORY_STEP).await;
-            if self.index().read().ready().is_err() {
-                continue;
-            }
-            let snapshot = self.snapshot().await;
-            let mut models = snapshot.models.clone();
-            // If no device plugin measures, they are asked again only now and then: some may have got the flag.
-            if is_measured || minute % PROBE_MINUTES == 0 {
-                is_measured = self.add_use(&snapshot, &mut models).await;
-            }
-            let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
-            history.record(unix_time().as_secs(), snapshot.pending.total, &models);
-        }
-    }
-
-    /// Adds the memory in use to the totals of each model; false if no device plugin measures it.
-    async fn add_use(&self, snapshot: &Snapshot, models: &mut BTreeMap<String, Totals>) -> bool {
-        let nodes = snapshot.nodes.keys().cloned().collect();
-        let measured = self.memory_use.measure(self.index(), nodes).await;
-        let mut is_measured = false;
-        for (name, node) in &snapshot.nodes {
-            if let Some(Ok(in_use)) = measured.get(name)
-                && let Some(totals) = models.get_mut(&node.model)
-            {
-                totals.add_used(in_use.total());
-                is_measured = true;
+            if self.index().read().ready().is_ok() {
+                let snapshot = self.snapshot().await;
+                let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+                history.record(unix_time().as_secs(), snapshot.pending.total, &snapshot.models);
             }
         }
-        is_measured
     }
 
     fn replica(&self) -> Replica {
-        let (filter_requests, last_filter) = self.extender.filter_requests();
+        let (filter_requests, filter_clients) = self.extender.filter_clients();
+        let last_filter = filter_clients.iter().map(|client| client.last).max();
         Replica {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             leading: self.extender.is_leading(),
             not_ready: self.index().read().ready().err(),
             filter_requests,
             last_filter_seconds: last_filter.map(|at| unix_time().as_secs().saturating_sub(at)),
+            filter_clients,
         }
     }
 }
@@ -186,17 +177,17 @@ async fn admit(State(gate): State<Gate>, mut request: Request<Body>, next: Next)
         if let Some(refusal) = refuse_foreign_host(request.headers()) {
             return refusal;
         }
-        Names::All
+        SeenNames::All
     } else if has_certificate {
-        Names::All
+        SeenNames::All
     } else if let Err(denied) = access.authorize(request.headers()).await {
         return denied.into_response();
     } else if access.may_list_pods(request.headers(), None).await {
-        Names::All
+        SeenNames::All
     } else {
         let snapshot = gate.api.snapshot().await;
         let namespaces = names::largest_namespaces(&snapshot);
-        Names::Of(access.listable(request.headers(), namespaces).await)
+        SeenNames::Of(access.listable(request.headers(), namespaces).await)
     };
     request.extensions_mut().insert(Viewer { names });
     request.extensions_mut().insert(Arc::clone(&gate.api));
@@ -269,9 +260,13 @@ async fn history(State(api): State<Arc<ReadApi>>) -> Response {
 async fn doctor(State(api): State<Arc<ReadApi>>, Extension(viewer): Extension<Viewer>) -> Response {
     let snapshot = api.snapshot().await;
     let replica = api.replica();
+    let mut findings = doctor::findings(&replica, &snapshot, &viewer);
+    if let Some(certificates) = &api.certificates {
+        findings.push(doctor::certificates(&certificates.all_ends(), unix_time()));
+    }
     respond(&Diagnosis {
         api_version: VERSION.to_owned(),
-        findings: doctor::findings(&replica, &snapshot, &viewer),
+        findings,
         replica,
     })
 }
@@ -326,7 +321,7 @@ async fn fit_pods(State(api): State<Arc<ReadApi>>, request: Request<Body>) -> Re
 
 /// The state of an index outside a scheduler, such as one that the CLI has filled itself.
 pub async fn state_of(index: Shared<Index>) -> ClusterState {
-    let snapshot = Publisher::new(index, "offline").current().await;
+    let snapshot = StatePublisher::new(index, "offline").current().await;
     let mut nodes = Vec::with_capacity(snapshot.nodes.len());
     for node in snapshot.nodes.values() {
         nodes.extend(serde_json::from_slice::<Node>(&node.json));

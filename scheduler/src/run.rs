@@ -136,7 +136,7 @@ async fn serve_until_stopped(
     watch_for_hangs(config.hang_timeout, index)?;
     let registry = Arc::new(registry);
     let read_timeout = config.serving.read_timeout;
-    let read_api = Arc::new(ReadApi::new(Arc::clone(&extender), stop.clone()));
+    let read_api = Arc::new(ReadApi::new(Arc::clone(&extender), stop.clone()).with_certificates(tls.metrics));
     tasks.spawn("history", Arc::clone(&read_api).record_history());
     let serving = &config.serving;
     let reads = serve_reads(read_listeners, &read_api, tls.extender.clone(), stop.clone());

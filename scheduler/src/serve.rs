@@ -1,11 +1,14 @@
 //! Accepts connections and serves one router on them, over TCP or TLS, until it is stopped.
 //!
-//! Knows nothing about the routes. It checks the certificates of clients, and marks requests with [`ClientCertificate`].
+//! Knows nothing about the routes. It checks the certificates of clients, and marks requests with [`ClientCertificate`] and
+//! [`ClientName`].
 
 mod head_limit;
 pub mod tls;
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -17,6 +20,7 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -24,6 +28,7 @@ use tokio::task::JoinSet;
 use tower::ServiceExt;
 use tracing::{debug, warn};
 
+use crate::certificates::validity::common_name;
 use head_limit::{Conversation, HeadLimit};
 use tls::CurrentTls;
 
@@ -43,6 +48,27 @@ pub(crate) const H2: &[u8] = b"h2";
 /// Marks a request whose client has a certificate that the configured authorities signed.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientCertificate;
+
+/// The client of a request, for people: the common name of its certificate, or its address.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClientName(pub Arc<str>);
+
+/// The client of a connection.
+#[derive(Clone, Debug)]
+struct ConnectionClient {
+    has_certificate: bool,
+    name: ClientName,
+}
+
+impl ConnectionClient {
+    fn of(address: SocketAddr, certificates: Option<&[CertificateDer<'_>]>) -> Self {
+        let common_name = certificates.and_then(|chain| common_name(chain.first()?));
+        Self {
+            has_certificate: certificates.is_some(),
+            name: ClientName(common_name.unwrap_or_else(|| address.ip().to_string()).into()),
+        }
+    }
+}
 
 /// Serves until `stop` completes, then lets the requests in work end.
 pub async fn serve(
@@ -84,10 +110,10 @@ pub async fn serve_with_resets(
             }
         };
         match accepted {
-            Ok((stream, _)) => {
+            Ok((stream, address)) => {
                 tokio::spawn(named(
                     "connection",
-                    connection.clone().run(stream, graceful.watcher()),
+                    connection.clone().run(stream, address, graceful.watcher()),
                 ));
             }
             Err(error) => {
@@ -112,20 +138,22 @@ struct Connection {
 }
 
 impl Connection {
-    async fn run(self, stream: TcpStream, watcher: Watcher) {
+    async fn run(self, stream: TcpStream, address: SocketAddr, watcher: Watcher) {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");
         }
         let Some(acceptor) = self.tls.as_ref().map(CurrentTls::acceptor) else {
-            return self.http1(stream, false, watcher).await;
+            return self
+                .http1(stream, ConnectionClient::of(address, None), watcher)
+                .await;
         };
         match tokio::time::timeout(self.read_timeout, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => {
                 let (_, session) = stream.get_ref();
-                let certified = session.peer_certificates().is_some();
+                let client = ConnectionClient::of(address, session.peer_certificates());
                 match session.alpn_protocol() {
-                    Some(H2) => self.http2(stream, certified, watcher).await,
-                    _ => self.http1(stream, certified, watcher).await,
+                    Some(H2) => self.http2(stream, client, watcher).await,
+                    _ => self.http1(stream, client, watcher).await,
                 }
             }
             Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
@@ -136,7 +164,7 @@ impl Connection {
     async fn http1(
         self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        certified: bool,
+        client: ConnectionClient,
         watcher: Watcher,
     ) {
         let conversation = Conversation::new(self.read_timeout);
@@ -149,7 +177,7 @@ impl Connection {
         let router = self.router;
         let service = service_fn(move |request| {
             let answering = conversation.answering();
-            let answer = answer(router.clone(), request, certified);
+            let answer = answer(router.clone(), request, client.clone());
             async move {
                 let answer = answer.await;
                 drop(answering);
@@ -164,7 +192,7 @@ impl Connection {
     async fn http2(
         self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        certified: bool,
+        client: ConnectionClient,
         watcher: Watcher,
     ) {
         let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -174,7 +202,7 @@ impl Connection {
             .keep_alive_timeout(self.read_timeout);
         builder.max_frame_size(FRAME);
         let router = self.router;
-        let service = service_fn(move |request| answer(router.clone(), request, certified));
+        let service = service_fn(move |request| answer(router.clone(), request, client.clone()));
         end(watcher
             .watch(builder.serve_connection(TokioIo::new(stream), service))
             .await);
@@ -190,12 +218,13 @@ fn end(ended: Result<(), hyper::Error>) {
 async fn answer(
     router: Router,
     request: Request<Incoming>,
-    certified: bool,
+    client: ConnectionClient,
 ) -> Result<Response<Body>, Infallible> {
     let mut request = request.map(Body::new);
-    if certified {
+    if client.has_certificate {
         request.extensions_mut().insert(ClientCertificate);
     }
+    request.extensions_mut().insert(client.name);
     router.oneshot(request).await
 }
 

@@ -31,6 +31,10 @@ pub async fn complete(cluster: &LocalCluster, n_replicas: u32) -> Result<()> {
     for file in MANIFESTS {
         manifests::apply_file(cluster.client(), &cluster.deploy().join("base").join(file)).await?;
     }
+    if cluster.has_webhooks() {
+        let service = "components/webhook-configurations/service.yaml";
+        manifests::apply_file(cluster.client(), &cluster.deploy().join(service)).await?;
+    }
     let api = cluster.api().objects();
     let status = json!({"replicas": n_replicas, "readyReplicas": n_replicas});
     api.patch_status("deployments", NAMESPACE, "gpushare-scheduler", &status)?;

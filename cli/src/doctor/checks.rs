@@ -26,14 +26,14 @@ pub(super) const POLICIES: [&str; 8] = [
 const OLDEST: (u32, u32) = (1, 33);
 /// One ready replica of the scheduler.
 #[derive(Clone, Debug)]
-pub(super) struct Replica {
+pub(super) struct AskedReplica {
     pub(super) pod: String,
     pub(super) diagnosis: Result<Diagnosis, String>,
 }
 
 /// Everything that the checks look at.
 #[derive(Clone, Debug)]
-pub(super) struct Facts {
+pub(super) struct InstallationFacts {
     pub(super) namespace: String,
     pub(super) version: Value,
     pub(super) nodes: Objects,
@@ -41,6 +41,7 @@ pub(super) struct Facts {
     pub(super) devices: Objects,
     pub(super) daemon_sets: Objects,
     pub(super) deployments: Objects,
+    pub(super) services: Objects,
     pub(super) leases: Objects,
     pub(super) cluster_roles: Objects,
     pub(super) definitions: Objects,
@@ -48,17 +49,17 @@ pub(super) struct Facts {
     pub(super) policy_bindings: Objects,
     pub(super) mutating: Objects,
     pub(super) validating: Objects,
-    pub(super) replicas: Result<Vec<Replica>, String>,
+    pub(super) replicas: Result<Vec<AskedReplica>, String>,
     pub(super) state: Result<Vec<Node>, String>,
 }
 
 /// The findings of one check.
-pub(super) struct Report {
+pub(super) struct CheckReport {
     check: &'static str,
     pub(super) findings: Vec<Finding>,
 }
 
-impl Report {
+impl CheckReport {
     pub(super) fn new(check: &'static str) -> Self {
         Self {
             check,
@@ -104,7 +105,7 @@ impl Report {
 }
 
 /// All findings.
-pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
+pub(super) fn findings(facts: &InstallationFacts) -> Vec<Finding> {
     let checks = [
         api_version,
         definitions,
@@ -119,6 +120,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
         node_checks::device_objects,
         node_checks::injection,
         node_checks::drivers,
+        node_checks::enforcement,
         node_checks::memory_units,
         node_checks::other_plugins,
         node_checks::failed_pods,
@@ -128,8 +130,8 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     checks.into_iter().flat_map(|check| check(facts)).collect()
 }
 
-fn api_version(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("api-version");
+fn api_version(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("api-version");
     let digits = |pointer: &str| -> u32 {
         let digits: String = text(&facts.version, pointer)
             .chars()
@@ -154,8 +156,8 @@ fn api_version(facts: &Facts) -> Vec<Finding> {
     ))
 }
 
-fn definitions(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("definitions");
+fn definitions(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("definitions");
     match &facts.definitions {
         Err(reason) => report.unknown(reason),
         Ok(definitions) => {
@@ -184,8 +186,8 @@ fn definitions(facts: &Facts) -> Vec<Finding> {
     report.or_ok("both CustomResourceDefinitions are established")
 }
 
-fn scheduler_pods(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("scheduler-pods");
+fn scheduler_pods(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("scheduler-pods");
     let deployments = match &facts.deployments {
         Ok(deployments) => deployments,
         Err(reason) => {
@@ -232,8 +234,8 @@ fn scheduler_pods(facts: &Facts) -> Vec<Finding> {
     report.or_ok(format!("{ready} of {wanted} replicas are ready"))
 }
 
-fn read_api(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("read-api");
+fn read_api(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("read-api");
     match &facts.replicas {
         Err(reason) => report.unknown(reason),
         Ok(replicas) if replicas.is_empty() => report.unknown("no replica is ready"),
@@ -252,8 +254,8 @@ fn read_api(facts: &Facts) -> Vec<Finding> {
     report.or_ok("every ready replica answers")
 }
 
-fn leader(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("leader");
+fn leader(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("leader");
     let Ok(replicas) = &facts.replicas else {
         report.unknown("no replica could be asked");
         return report.findings;
@@ -288,8 +290,8 @@ fn leader(facts: &Facts) -> Vec<Finding> {
     report.or_ok("one replica leads")
 }
 
-fn versions(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("versions");
+fn versions(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("versions");
     let own = env!("CARGO_PKG_VERSION");
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for replica in facts.replicas.iter().flatten() {
@@ -341,8 +343,8 @@ fn versions(facts: &Facts) -> Vec<Finding> {
     report.or_ok("scheduler, device plugin and this command have one version")
 }
 
-fn rights(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("rights");
+fn rights(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("rights");
     match &facts.cluster_roles {
         Err(reason) => report.unknown(reason),
         Ok(bindings) => {
@@ -366,8 +368,8 @@ fn rights(facts: &Facts) -> Vec<Finding> {
     report.or_ok("both service accounts have a ClusterRoleBinding")
 }
 
-fn policies(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("policies");
+fn policies(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("policies");
     match (&facts.policies, &facts.policy_bindings) {
         (Ok(policies), Ok(bindings)) => {
             let is_bound = |name: &str| {
@@ -390,8 +392,8 @@ fn policies(facts: &Facts) -> Vec<Finding> {
     report.or_ok("every admission policy is bound")
 }
 
-fn webhooks(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("webhooks");
+fn webhooks(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("webhooks");
     let (mutating, validating) = match (&facts.mutating, &facts.validating) {
         (Ok(mutating), Ok(validating)) => (mutating, validating),
         (Err(reason), _) | (_, Err(reason)) => {
@@ -419,6 +421,18 @@ fn webhooks(facts: &Facts) -> Vec<Finding> {
                 "see the scheduler's log: it writes the bundle once it has certificates, and needs the right to patch the configuration",
             );
         }
+        let service = text(webhook, "/clientConfig/service/name");
+        if facts
+            .services
+            .as_ref()
+            .is_ok_and(|services| !is_named(service, services))
+        {
+            report.error(
+                object.as_str(),
+                format!("its Service {service} does not exist, so that the API server cannot call it"),
+                "install the component webhooks again",
+            );
+        }
         if text(webhook, "/failurePolicy") == "Fail" && !has_ready {
             report.error(
                 object,
@@ -443,7 +457,7 @@ fn webhooks(facts: &Facts) -> Vec<Finding> {
 
 /// The findings of the replicas about themselves. Those about nodes are the same as from outside, but for the plugins that are
 /// away, which only the leader's watches show.
-fn replicas(facts: &Facts) -> Vec<Finding> {
+fn replicas(facts: &InstallationFacts) -> Vec<Finding> {
     let mut findings = Vec::new();
     for replica in facts.replicas.iter().flatten() {
         let Ok(diagnosis) = &replica.diagnosis else {

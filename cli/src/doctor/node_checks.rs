@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use proto::device::ENFORCEMENT;
 use proto::read_api::Finding;
 use proto::record::DEVICE_ALLOCATED;
 use proto::resource::GPU_MEM;
 use scheduler::read_api::node_findings;
 use serde_json::Value;
 
-use super::checks::{Facts, Report};
+use super::checks::{CheckReport, InstallationFacts};
 use crate::fields::{NODE_LABEL, array, has_condition, images, label, name, number, text};
 
 /// Parts of images of other device plugins, and the resource that each serves.
@@ -19,8 +20,8 @@ const OTHER_PLUGINS: [(&str, &str); 4] = [
     ("volcano-vgpu-device-plugin", "volcano.sh/vgpu-number"),
 ];
 
-pub(super) fn plugins(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("plugins");
+pub(super) fn plugins(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("plugins");
     let (nodes, pods) = match (&facts.nodes, &facts.pods) {
         (Ok(nodes), Ok(pods)) => (nodes, pods),
         (Err(reason), _) | (_, Err(reason)) => {
@@ -69,8 +70,8 @@ pub(super) fn plugins(facts: &Facts) -> Vec<Finding> {
     ))
 }
 
-pub(super) fn device_objects(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("device-objects");
+pub(super) fn device_objects(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("device-objects");
     let (Ok(nodes), Ok(devices)) = (&facts.nodes, &facts.devices) else {
         report.unknown("nodes or devices could not be listed");
         return report.findings;
@@ -99,8 +100,8 @@ pub(super) fn device_objects(facts: &Facts) -> Vec<Finding> {
 }
 
 /// The conditions of devices in which the plugin reports that containers cannot get them.
-pub(super) fn injection(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("injection");
+pub(super) fn injection(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("injection");
     let Ok(devices) = &facts.devices else {
         report.unknown("devices could not be listed");
         return report.findings;
@@ -124,8 +125,8 @@ pub(super) fn injection(facts: &Facts) -> Vec<Finding> {
     report.or_ok("containers can get the devices of every node")
 }
 
-pub(super) fn drivers(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("drivers");
+pub(super) fn drivers(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("drivers");
     let Ok(devices) = &facts.devices else {
         report.unknown("devices could not be listed");
         return report.findings;
@@ -149,8 +150,66 @@ pub(super) fn drivers(facts: &Facts) -> Vec<Finding> {
     report.or_ok("the driver of every node answers")
 }
 
-pub(super) fn memory_units(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("memory-units");
+/// Memory limits that are to be enforced, or that pods demand, and that no GPU has.
+pub(super) fn enforcement(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("enforcement");
+    let (Ok(devices), Ok(daemon_sets), Ok(pods)) = (&facts.devices, &facts.daemon_sets, &facts.pods) else {
+        report.unknown("devices, daemon sets or pods could not be listed");
+        return report.findings;
+    };
+    let mut is_asked_for = false;
+    for daemon_set in daemon_sets {
+        let arguments = array(daemon_set, "/spec/template/spec/containers/0/args");
+        is_asked_for |= text(daemon_set, "/metadata/namespace") == facts.namespace
+            && arguments.iter().any(|argument| argument == "--driver-limits");
+    }
+    let mut levels = BTreeSet::new();
+    for device in devices {
+        let mut reason = None;
+        for entry in array(device, "/spec/devices") {
+            levels.insert(entry_label(entry, ENFORCEMENT));
+            let mut conditions = array(entry, "/conditions").iter();
+            let limited = conditions.find(|condition| text(condition, "/type") == "Limited");
+            if let Some(condition) = limited.filter(|condition| text(condition, "/status") == "False") {
+                reason = Some(text(condition, "/message"));
+            }
+        }
+        if let Some(reason) = reason.filter(|_| is_asked_for) {
+            report.warn(
+                format!("node {}", name(device)),
+                format!("the device plugin has --driver-limits, and the driver enforces none: {reason}"),
+                "docs/enforcement.md has the driver and the runtime that each level needs",
+            );
+        }
+    }
+    for pod in pods {
+        let annotations = pod.pointer("/metadata/annotations");
+        let demanded = annotations.and_then(|annotations| annotations.get(ENFORCEMENT)?.as_str());
+        let waits = text(pod, "/spec/nodeName").is_empty();
+        let is_missing = |level: &&str| *level != "any" && !levels.contains(level);
+        if let Some(level) = demanded.filter(is_missing)
+            && waits
+        {
+            report.warn(
+                format!("pod {}/{}", text(pod, "/metadata/namespace"), name(pod)),
+                format!("it demands the enforcement {level:?}, which no GPU has"),
+                "turn it on at the device plugin (docs/enforcement.md), or take the annotation off the pod",
+            );
+        }
+    }
+    report.or_ok("limits of memory are enforced wherever that is asked for")
+}
+
+/// A label of one device in a Device object.
+fn entry_label<'a>(entry: &'a Value, key: &str) -> &'a str {
+    let labels = entry.get("labels");
+    labels
+        .and_then(|labels| labels.get(key)?.as_str())
+        .unwrap_or_default()
+}
+
+pub(super) fn memory_units(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("memory-units");
     let Ok(nodes) = &facts.nodes else {
         report.unknown("nodes could not be listed");
         return report.findings;
@@ -185,8 +244,8 @@ pub(super) fn memory_units(facts: &Facts) -> Vec<Finding> {
     report.or_ok("all nodes count memory in one unit")
 }
 
-pub(super) fn other_plugins(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("other-plugins");
+pub(super) fn other_plugins(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("other-plugins");
     let daemon_sets = match &facts.daemon_sets {
         Ok(daemon_sets) => daemon_sets,
         Err(reason) => {
@@ -213,8 +272,8 @@ pub(super) fn other_plugins(facts: &Facts) -> Vec<Finding> {
     report.or_ok("no other device plugin serves the same resources")
 }
 
-pub(super) fn failed_pods(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("failed-pods");
+pub(super) fn failed_pods(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("failed-pods");
     let Ok(pods) = &facts.pods else {
         report.unknown("pods could not be listed");
         return report.findings;
@@ -239,8 +298,8 @@ pub(super) fn failed_pods(facts: &Facts) -> Vec<Finding> {
     report.or_ok("kubelet has refused no pod with a share of a GPU")
 }
 
-pub(super) fn nodes(facts: &Facts) -> Vec<Finding> {
-    let mut report = Report::new("nodes");
+pub(super) fn nodes(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut report = CheckReport::new("nodes");
     match &facts.state {
         Err(reason) => report.unknown(reason),
         Ok(nodes) => {

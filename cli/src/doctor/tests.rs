@@ -14,7 +14,7 @@ fn condition(kind: &str, status: &str) -> Value {
 fn workload(name: &str, image: &str) -> Value {
     json!({
         "metadata": {"name": name, "namespace": "gpushare-system"},
-        "spec": {"replicas": 2, "template": {"spec": {"containers": [{"name": "c", "image": image}]}}},
+        "spec": {"replicas": 2, "template": {"spec": {"containers": [{"name": "c", "image": image, "args": []}]}}},
         "status": {"readyReplicas": 2, "desiredNumberScheduled": 1},
     })
 }
@@ -26,12 +26,12 @@ fn binding(account: &str) -> Value {
 fn webhook(ca: &str) -> Value {
     json!({"metadata": {"name": "gpushare"}, "webhooks": [{
         "name": "pods.gpushare.io", "failurePolicy": "Ignore",
-        "clientConfig": {"caBundle": ca, "service": {"namespace": "gpushare-system"}},
+        "clientConfig": {"caBundle": ca, "service": {"namespace": "gpushare-system", "name": "gpushare-webhook"}},
     }]})
 }
 
-fn replica(pod: &str, leading: bool) -> Replica {
-    Replica {
+fn replica(pod: &str, leading: bool) -> AskedReplica {
+    AskedReplica {
         pod: pod.to_owned(),
         diagnosis: Ok(Diagnosis {
             replica: ReplicaState {
@@ -45,7 +45,7 @@ fn replica(pod: &str, leading: bool) -> Replica {
 }
 
 /// An installation with one node and two replicas.
-fn sound() -> Facts {
+fn sound() -> InstallationFacts {
     let policies: Vec<&str> = checks::POLICIES.to_vec();
     let node = json!({
         "metadata": {"name": "n1", "labels": {"gpushare": "true"}, "annotations": {"aliyun.com/gpu-mem-unit": "GiB"}},
@@ -62,7 +62,7 @@ fn sound() -> Facts {
     });
     let definition =
         |name: &str| json!({"metadata": {"name": name}, "status": condition("Established", "True")});
-    Facts {
+    InstallationFacts {
         namespace: "gpushare-system".to_owned(),
         version: json!({"major": "1", "minor": "34+", "gitVersion": "v1.34.1"}),
         nodes: Ok(vec![node]),
@@ -76,6 +76,7 @@ fn sound() -> Facts {
             "gpushare-scheduler",
             "ghcr.io/gpushare/gpushare-scheduler:v1",
         )]),
+        services: Ok(vec![json!({"metadata": {"name": "gpushare-webhook"}})]),
         leases: Ok(vec![json!({"metadata": {"name": "gpushare-scheduler"}})]),
         cluster_roles: Ok(vec![
             binding("gpushare-scheduler"),
@@ -118,7 +119,7 @@ fn set(objects: &mut Objects, pointer: &str, value: Value) {
     *first(objects).pointer_mut(pointer).unwrap() = value;
 }
 
-fn answers(facts: &mut Facts) -> Vec<&mut Diagnosis> {
+fn answers(facts: &mut InstallationFacts) -> Vec<&mut Diagnosis> {
     let replicas = facts.replicas.as_mut().unwrap();
     replicas
         .iter_mut()
@@ -136,50 +137,59 @@ fn report(check: &str, object: &str) -> Finding {
 }
 
 #[rstest]
-#[case::old_api_server("api-version", |facts: &mut Facts| facts.version = json!({"major": "1", "minor": "29"}))]
-#[case::no_definition("definitions", |facts: &mut Facts| drop(facts.definitions.as_mut().unwrap().remove(0)))]
-#[case::definition_not_established("definitions", |facts: &mut Facts| set(&mut facts.definitions, "/status/conditions/0/status", json!("False")))]
-#[case::no_scheduler("scheduler-pods", |facts: &mut Facts| facts.deployments = Ok(Vec::new()))]
-#[case::scheduler_not_ready("scheduler-pods", |facts: &mut Facts| set(&mut facts.deployments, "/status/readyReplicas", json!(0)))]
-#[case::one_replica_not_ready("scheduler-pods", |facts: &mut Facts| set(&mut facts.deployments, "/status/readyReplicas", json!(1)))]
-#[case::read_api_refused("read-api", |facts: &mut Facts| facts.replicas.as_mut().unwrap()[1].diagnosis = Err("refused".to_owned()))]
-#[case::no_leader("leader", |facts: &mut Facts| answers(facts)[0].replica.leading = false)]
-#[case::two_leaders("leader", |facts: &mut Facts| answers(facts)[1].replica.leading = true)]
-#[case::no_lease("leader", |facts: &mut Facts| facts.leases = Ok(Vec::new()))]
-#[case::replicas_differ("versions", |facts: &mut Facts| answers(facts)[1].replica.version = "0.0.1".to_owned())]
-#[case::images_differ("versions", |facts: &mut Facts| set(&mut facts.daemon_sets, "/spec/template/spec/containers/0/image", json!("gpushare-device-plugin:v0")))]
-#[case::no_rights("rights", |facts: &mut Facts| drop(facts.cluster_roles.as_mut().unwrap().remove(1)))]
-#[case::no_policy("policies", |facts: &mut Facts| drop(facts.policies.as_mut().unwrap().remove(4)))]
-#[case::policy_without_binding("policies", |facts: &mut Facts| drop(facts.policy_bindings.as_mut().unwrap().remove(0)))]
-#[case::no_ca("webhooks", |facts: &mut Facts| set(&mut facts.mutating, "/webhooks/0/clientConfig/caBundle", json!("")))]
-#[case::one_configuration("webhooks", |facts: &mut Facts| facts.validating = Ok(Vec::new()))]
-#[case::one_configuration_beside_those_of_others("webhooks", |facts: &mut Facts| {
+#[case::old_api_server("api-version", |facts: &mut InstallationFacts| facts.version = json!({"major": "1", "minor": "29"}))]
+#[case::no_definition("definitions", |facts: &mut InstallationFacts| drop(facts.definitions.as_mut().unwrap().remove(0)))]
+#[case::definition_not_established("definitions", |facts: &mut InstallationFacts| set(&mut facts.definitions, "/status/conditions/0/status", json!("False")))]
+#[case::no_scheduler("scheduler-pods", |facts: &mut InstallationFacts| facts.deployments = Ok(Vec::new()))]
+#[case::scheduler_not_ready("scheduler-pods", |facts: &mut InstallationFacts| set(&mut facts.deployments, "/status/readyReplicas", json!(0)))]
+#[case::one_replica_not_ready("scheduler-pods", |facts: &mut InstallationFacts| set(&mut facts.deployments, "/status/readyReplicas", json!(1)))]
+#[case::read_api_refused("read-api", |facts: &mut InstallationFacts| facts.replicas.as_mut().unwrap()[1].diagnosis = Err("refused".to_owned()))]
+#[case::no_leader("leader", |facts: &mut InstallationFacts| answers(facts)[0].replica.leading = false)]
+#[case::two_leaders("leader", |facts: &mut InstallationFacts| answers(facts)[1].replica.leading = true)]
+#[case::no_lease("leader", |facts: &mut InstallationFacts| facts.leases = Ok(Vec::new()))]
+#[case::replicas_differ("versions", |facts: &mut InstallationFacts| answers(facts)[1].replica.version = "0.0.1".to_owned())]
+#[case::images_differ("versions", |facts: &mut InstallationFacts| set(&mut facts.daemon_sets, "/spec/template/spec/containers/0/image", json!("gpushare-device-plugin:v0")))]
+#[case::no_rights("rights", |facts: &mut InstallationFacts| drop(facts.cluster_roles.as_mut().unwrap().remove(1)))]
+#[case::no_policy("policies", |facts: &mut InstallationFacts| drop(facts.policies.as_mut().unwrap().remove(4)))]
+#[case::policy_without_binding("policies", |facts: &mut InstallationFacts| drop(facts.policy_bindings.as_mut().unwrap().remove(0)))]
+#[case::no_ca("webhooks", |facts: &mut InstallationFacts| set(&mut facts.mutating, "/webhooks/0/clientConfig/caBundle", json!("")))]
+#[case::webhook_to_nowhere("webhooks", |facts: &mut InstallationFacts| facts.services = Ok(Vec::new()))]
+#[case::no_limits("enforcement", |facts: &mut InstallationFacts| {
+    set(&mut facts.daemon_sets, "/spec/template/spec/containers/0/args", json!(["--driver-limits"]));
+    let limited = json!({"type": "Limited", "status": "False", "message": "driver 550 has no limits"});
+    set(&mut facts.devices, "/spec/devices/0/conditions/0", limited);
+})]
+#[case::level_that_no_gpu_has("enforcement", |facts: &mut InstallationFacts| facts.pods.as_mut().unwrap().push(json!({
+    "metadata": {"name": "p", "namespace": "n", "annotations": {"gpushare/enforcement": "driver"}}, "spec": {},
+})))]
+#[case::one_configuration("webhooks", |facts: &mut InstallationFacts| facts.validating = Ok(Vec::new()))]
+#[case::one_configuration_beside_those_of_others("webhooks", |facts: &mut InstallationFacts| {
     set(&mut facts.validating, "/webhooks/0/clientConfig/service/namespace", json!("cert-manager"));
 })]
-#[case::no_plugin_pod("plugins", |facts: &mut Facts| facts.pods = Ok(Vec::new()))]
-#[case::plugin_not_ready("plugins", |facts: &mut Facts| set(&mut facts.pods, "/status/conditions/0/status", json!("False")))]
-#[case::no_labelled_node("plugins", |facts: &mut Facts| set(&mut facts.nodes, "/metadata/labels/gpushare", json!("false")))]
-#[case::no_device_object("device-objects", |facts: &mut Facts| facts.devices = Ok(Vec::new()))]
-#[case::empty_device_object("device-objects", |facts: &mut Facts| set(&mut facts.devices, "/spec/devices", json!([])))]
-#[case::device_without_node("device-objects", |facts: &mut Facts| facts.devices.as_mut().unwrap().push(json!({"metadata": {"name": "gone"}})))]
-#[case::no_cdi("injection", |facts: &mut Facts| set(&mut facts.devices, "/spec/devices/0/conditions/0/status", json!("False")))]
-#[case::no_driver("drivers", |facts: &mut Facts| set(&mut facts.devices, "/metadata/labels/node.koordinator.sh~1gpu-driver-version", json!("")))]
-#[case::no_unit("memory-units", |facts: &mut Facts| set(&mut facts.nodes, "/metadata/annotations", json!({})))]
-#[case::old_plugin("other-plugins", |facts: &mut Facts| {
+#[case::no_plugin_pod("plugins", |facts: &mut InstallationFacts| facts.pods = Ok(Vec::new()))]
+#[case::plugin_not_ready("plugins", |facts: &mut InstallationFacts| set(&mut facts.pods, "/status/conditions/0/status", json!("False")))]
+#[case::no_labelled_node("plugins", |facts: &mut InstallationFacts| set(&mut facts.nodes, "/metadata/labels/gpushare", json!("false")))]
+#[case::no_device_object("device-objects", |facts: &mut InstallationFacts| facts.devices = Ok(Vec::new()))]
+#[case::empty_device_object("device-objects", |facts: &mut InstallationFacts| set(&mut facts.devices, "/spec/devices", json!([])))]
+#[case::device_without_node("device-objects", |facts: &mut InstallationFacts| facts.devices.as_mut().unwrap().push(json!({"metadata": {"name": "gone"}})))]
+#[case::no_cdi("injection", |facts: &mut InstallationFacts| set(&mut facts.devices, "/spec/devices/0/conditions/0/status", json!("False")))]
+#[case::no_driver("drivers", |facts: &mut InstallationFacts| set(&mut facts.devices, "/metadata/labels/node.koordinator.sh~1gpu-driver-version", json!("")))]
+#[case::no_unit("memory-units", |facts: &mut InstallationFacts| set(&mut facts.nodes, "/metadata/annotations", json!({})))]
+#[case::old_plugin("other-plugins", |facts: &mut InstallationFacts| {
     let mut other = workload("gpushare-device-plugin-ds", "registry/acs/k8s-gpushare-plugin:v2");
     other["metadata"]["namespace"] = json!("kube-system");
     facts.daemon_sets.as_mut().unwrap().push(other);
 })]
-#[case::refused_by_kubelet("failed-pods", |facts: &mut Facts| facts.pods.as_mut().unwrap().push(json!({
+#[case::refused_by_kubelet("failed-pods", |facts: &mut InstallationFacts| facts.pods.as_mut().unwrap().push(json!({
     "metadata": {"name": "p", "annotations": {"scheduling.koordinator.sh/device-allocated": "{}"}},
     "spec": {"nodeName": "n1"}, "status": {"phase": "Failed", "reason": "UnexpectedAdmissionError"},
 })))]
-#[case::sick_gpu("gpu-health", |facts: &mut Facts| facts.state = Ok(vec![proto::read_api::Node {
+#[case::sick_gpu("gpu-health", |facts: &mut InstallationFacts| facts.state = Ok(vec![proto::read_api::Node {
     gpus: vec![proto::read_api::Gpu::default()], ..Default::default()
 }]))]
-#[case::extender_not_asked("extender-asked", |facts: &mut Facts| answers(facts)[0].findings.push(report("extender-asked", "")))]
-#[case::plugin_away("plugin-serves", |facts: &mut Facts| answers(facts)[0].findings.push(report("plugin-serves", "node n1")))]
-fn planted_faults(#[case] check: &str, #[case] plant: fn(&mut Facts)) {
+#[case::extender_not_asked("extender-asked", |facts: &mut InstallationFacts| answers(facts)[0].findings.push(report("extender-asked", "")))]
+#[case::plugin_away("plugin-serves", |facts: &mut InstallationFacts| answers(facts)[0].findings.push(report("plugin-serves", "node n1")))]
+fn planted_faults(#[case] check: &str, #[case] plant: fn(&mut InstallationFacts)) {
     let mut facts = sound();
     plant(&mut facts);
     let bad: Vec<Finding> = findings(&facts)

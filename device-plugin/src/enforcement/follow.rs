@@ -55,9 +55,12 @@ pub async fn follow_enforcement(
     let mut hook_away: Option<Instant> = None;
     loop {
         let runtime = container_runtime(kubernetes_node.borrow_and_update().as_ref());
-        // Before the injection mode is known, the level would be a guess that the next second corrects.
-        let is_decided = injection.borrow_and_update().is_some();
-        if is_decided {
+        let is_injection_known = injection.borrow_and_update().is_some();
+        // Without one of the two the level would be a guess that the next second corrects. Meanwhile a container would start without
+        // limits, or get a CDI spec that has to be replaced before it can start.
+        if let Some(runtime) = runtime
+            && is_injection_known
+        {
             let fleet = fleet.borrow_and_update().clone();
             let decided = decide_all(&node, &settings, &fleet, &runtime);
             let is_hook_away = decided.lost_spec_hook(&levels.borrow());
@@ -98,9 +101,9 @@ fn publish(levels: &watch::Sender<Arc<Enforcements>>, decided: Enforcements) {
     levels.send_replace(Arc::new(decided));
 }
 
-fn container_runtime(node: Option<&Node>) -> String {
-    node.map(|node| node.status.node_info.container_runtime_version.clone())
-        .unwrap_or_default()
+/// The name and version of the container runtime; none before the Node is known.
+fn container_runtime(node: Option<&Node>) -> Option<String> {
+    Some(node?.status.node_info.container_runtime_version.clone())
 }
 
 fn decide_all(
@@ -155,4 +158,52 @@ fn mps_directory(root: &Path) -> Option<String> {
     let mut directories = MPS_DIRECTORIES.iter();
     let found = directories.find(|directory| root.join(directory).join(MPS_PIPE).exists())?;
     Some(format!("/{found}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::memory_unit::MemoryUnit;
+    use proto::resource::ResourceNames;
+    use serde_json::json;
+
+    use super::*;
+    use crate::builders::{fleet, pods};
+    use crate::injection::{Certainty, Injection, Mode};
+    use crate::settings::Settings;
+
+    /// A process that has just started does not know the Node, and so not if the runtime replaces variables.
+    #[tokio::test(start_paused = true)]
+    async fn no_level_is_decided_before_the_node_is_known() {
+        let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
+        let (_fleets, fleets) = watch::channel(Arc::new(fleet(2)));
+        let (_known, known) = watch::channel(pods([]));
+        let injected = Injection {
+            mode: Mode::Cdi,
+            certainty: Certainty::Proven,
+            reason: "",
+            message: String::new(),
+            exposure: None,
+        };
+        let (_injected, injection) = watch::channel(Some(injected));
+        let mut node = NodeState::new(settings, fleets, known, Path::new("/nonexistent"));
+        node.injection = injection;
+        let (seen, kubernetes_node) = watch::channel(None);
+        let (levels, mut decided) = watch::channel(Arc::default());
+        let facts = EnforcementSettings {
+            is_enabled: true,
+            sysfs: PathBuf::from("/nonexistent"),
+            own: OwnContainer::default(),
+            has_nri: false,
+        };
+        tokio::spawn(follow_enforcement(Arc::new(node), facts, kubernetes_node, levels));
+        sleep(INTERVAL * 3).await;
+        assert_eq!(decided.borrow_and_update().lowest(), None);
+        let found: Node = serde_json::from_value(
+            json!({"status": {"nodeInfo": {"containerRuntimeVersion": "containerd://2.4.0"}}}),
+        )
+        .unwrap();
+        seen.send_replace(Some(found));
+        decided.changed().await.unwrap();
+        assert_eq!(decided.borrow().iter().count(), 2);
+    }
 }

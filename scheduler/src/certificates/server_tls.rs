@@ -25,6 +25,16 @@ use crate::serve::tls::{Bytes, CurrentTls, client_verifier, read, server_setting
 /// The label value for the authorities of the webhooks' clients in metrics.
 pub const WEBHOOK_CLIENT_CA: &str = "webhook-client-ca";
 
+/// The names of all certificates in metrics.
+const NAMES: [&str; 6] = [
+    "authority",
+    "server",
+    "extender",
+    "extender-client-ca",
+    "webhook",
+    WEBHOOK_CLIENT_CA,
+];
+
 /// The clients that a server lets in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Clients {
@@ -94,6 +104,17 @@ impl Metrics {
         self.ends
             .get_or_create(&Labels { certificate: name })
             .set(seconds);
+    }
+
+    /// The ends of certificates in unix seconds, by the certificate's name.
+    pub fn all_ends(&self) -> Vec<(&'static str, i64)> {
+        let mut ends = Vec::new();
+        for certificate in NAMES {
+            if let Some(end) = self.ends.get(&Labels { certificate }) {
+                ends.push((certificate, end.get()));
+            }
+        }
+        ends
     }
 
     pub(super) fn rotated(&self) {

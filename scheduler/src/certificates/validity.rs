@@ -1,4 +1,5 @@
-//! Reads the end of the validity of an X.509 certificate, and nothing else: rustls does not expose it. Accepts any bytes.
+//! Reads the end of the validity of an X.509 certificate and the common name of its subject, and nothing else: rustls does not
+//! expose them. Accepts any bytes.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,6 +7,9 @@ use chrono::NaiveDateTime;
 
 const INTEGER: u8 = 0x02;
 const SEQUENCE: u8 = 0x30;
+const SET: u8 = 0x31;
+/// The identifier of the common name (2.5.4.3), with its tag and length.
+const COMMON_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x03];
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 /// Tag of the version, which version 1 leaves out.
@@ -13,6 +17,30 @@ const VERSION: u8 = 0xa0;
 
 /// The end of a certificate (DER); `None` if it is not one.
 pub fn not_after(certificate: &[u8]) -> Option<SystemTime> {
+    let (validity, _) = element(validity_and_rest(certificate)?, SEQUENCE)?;
+    let (_, rest) = time(validity)?;
+    time(rest).map(|(time, _)| time)
+}
+
+/// The common name of a certificate's subject; `None` if it has none.
+pub fn common_name(certificate: &[u8]) -> Option<String> {
+    let (_, rest) = element(validity_and_rest(certificate)?, SEQUENCE)?;
+    let (mut subject, _) = element(rest, SEQUENCE)?;
+    while !subject.is_empty() {
+        let (set, rest) = element(subject, SET)?;
+        let (attribute, _) = element(set, SEQUENCE)?;
+        if let Some(value) = attribute.strip_prefix(COMMON_NAME) {
+            // Any kind of string: its tag, its length and its text.
+            let (text, _) = element(value, *value.first()?)?;
+            return String::from_utf8(text.to_vec()).ok();
+        }
+        subject = rest;
+    }
+    None
+}
+
+/// The fields of a certificate from its validity on.
+fn validity_and_rest(certificate: &[u8]) -> Option<&[u8]> {
     let (certificate, _) = element(certificate, SEQUENCE)?;
     let (mut fields, _) = element(certificate, SEQUENCE)?;
     if let Some((_, rest)) = element(fields, VERSION) {
@@ -22,9 +50,7 @@ pub fn not_after(certificate: &[u8]) -> Option<SystemTime> {
     for tag in [INTEGER, SEQUENCE, SEQUENCE] {
         (_, fields) = element(fields, tag)?;
     }
-    let (validity, _) = element(fields, SEQUENCE)?;
-    let (_, rest) = time(validity)?;
-    time(rest).map(|(time, _)| time)
+    Some(fields)
 }
 
 /// The content of an element with this tag, and what follows it.

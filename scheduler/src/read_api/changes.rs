@@ -15,14 +15,14 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Duration, Instant, sleep};
 
 use super::names::Viewer;
-use super::snapshot::{Delta, MAX_AGE, Snapshot};
+use super::snapshot::{Delta, MAX_AGE, StateSnapshot};
 use super::{ReadApi, json};
 
 /// Time without an event after which a comment is sent, so that proxies keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// One client that follows changes.
-struct Follower {
+struct ChangeFollower {
     api: Arc<ReadApi>,
     viewer: Viewer,
     /// The ID of the last event that the client has, until the first batch.
@@ -40,7 +40,7 @@ pub(super) fn stream(
     since: String,
     permit: OwnedSemaphorePermit,
 ) -> Response {
-    let follower = Follower {
+    let follower = ChangeFollower {
         api,
         viewer,
         since: Some(since),
@@ -59,7 +59,7 @@ pub(super) fn stream(
     (headers, Body::from_stream(batches)).into_response()
 }
 
-impl Follower {
+impl ChangeFollower {
     async fn next_batch(&mut self) -> Option<Bytes> {
         loop {
             if self.api.stop.is_cancelled() {
@@ -82,7 +82,7 @@ impl Follower {
     }
 
     /// The events between the last batch and a snapshot; `None` if nothing has changed.
-    fn batch(&mut self, snapshot: &Snapshot) -> Option<Bytes> {
+    fn batch(&mut self, snapshot: &StateSnapshot) -> Option<Bytes> {
         let is_first = self.since.is_some();
         let known = match self.since.take() {
             Some(id) => snapshot.parse_id(&id),
@@ -107,7 +107,7 @@ impl Follower {
         Some(text.into())
     }
 
-    fn write_delta(&self, text: &mut Vec<u8>, delta: &Delta, snapshot: &Snapshot) {
+    fn write_delta(&self, text: &mut Vec<u8>, delta: &Delta, snapshot: &StateSnapshot) {
         for node in &delta.changed {
             write_event(text, "node", &node.json_for(&self.viewer.names));
         }

@@ -1,15 +1,21 @@
 //! The findings of one replica about itself and about the nodes that it sees.
 
+use std::time::Duration;
+
 use proto::read_api::{Finding, Node, Replica, Severity};
 
-use super::names::{Names, Viewer};
-use super::snapshot::{RenderedNode, Snapshot};
+use super::names::{SeenNames, Viewer};
+use super::snapshot::{RenderedNode, StateSnapshot};
 
 /// Seconds without a filter request after which waiting pods show that kube-scheduler does not ask.
 const SILENCE: u64 = 600;
+/// Seconds.
+const DAY: i64 = 24 * 60 * 60;
+/// Seconds before the end of a certificate from which on it is a finding: the scheduler renews its own 30 days before.
+const ENDS_SOON: i64 = 14 * DAY;
 
 /// All findings that a viewer may see.
-pub(super) fn findings(replica: &Replica, snapshot: &Snapshot, viewer: &Viewer) -> Vec<Finding> {
+pub(super) fn findings(replica: &Replica, snapshot: &StateSnapshot, viewer: &Viewer) -> Vec<Finding> {
     let mut findings = vec![sync(replica), filter_requests(replica, snapshot.pending.total)];
     for node in snapshot.nodes.values() {
         if viewer.names.are_all() {
@@ -21,7 +27,7 @@ pub(super) fn findings(replica: &Replica, snapshot: &Snapshot, viewer: &Viewer) 
     findings
 }
 
-fn findings_of_seen_names(rendered: &RenderedNode, names: &Names) -> Vec<Finding> {
+fn findings_of_seen_names(rendered: &RenderedNode, names: &SeenNames) -> Vec<Finding> {
     let node: Node = serde_json::from_slice(&rendered.json_for(names)).unwrap_or_default();
     node_findings(&node)
 }
@@ -38,6 +44,37 @@ fn sync(replica: &Replica) -> Finding {
         remedy: match severity {
             Severity::Ok => String::new(),
             _ => "look for refused requests in the scheduler's log; its ClusterRole has to list nodes, pods and devices".to_owned(),
+        },
+        ..Finding::default()
+    }
+}
+
+/// The ends of the certificates that this replica serves with and trusts, in unix seconds.
+pub(super) fn certificates(ends: &[(&str, i64)], now: Duration) -> Finding {
+    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    let (mut severity, mut ending) = (Severity::Ok, Vec::new());
+    for (name, end) in ends {
+        let left = end - now;
+        if left <= 0 {
+            severity = Severity::Error;
+            ending.push(format!("{name} has ended"));
+        } else if left < ENDS_SOON {
+            severity = severity.max(Severity::Warning);
+            ending.push(format!("{name} ends in {} days", left / DAY));
+        }
+    }
+    let message = match (ends.is_empty(), ending.is_empty()) {
+        (true, _) => "the scheduler serves without TLS".to_owned(),
+        (_, true) => "no certificate ends within two weeks".to_owned(),
+        _ => format!("certificates: {}", ending.join(", ")),
+    };
+    Finding {
+        check: "certificates".to_owned(),
+        severity,
+        message,
+        remedy: match severity {
+            Severity::Ok => String::new(),
+            _ => "authority and server are the scheduler's own: its log says why it could not renew them; the others come from files: renew them".to_owned(),
         },
         ..Finding::default()
     }
@@ -67,8 +104,9 @@ fn filter_requests(replica: &Replica, n_pending: usize) -> Finding {
         Some(seconds) => (
             Severity::Ok,
             format!(
-                "{} filter requests, the last {seconds} s ago",
-                replica.filter_requests
+                "{} filter requests, the last {seconds} s ago, from {}",
+                replica.filter_requests,
+                clients(replica)
             ),
         ),
     };
@@ -82,6 +120,23 @@ fn filter_requests(replica: &Replica, n_pending: usize) -> Finding {
         },
         ..Finding::default()
     }
+}
+
+/// The clients of filter, for people.
+fn clients(replica: &Replica) -> String {
+    let mut names = Vec::new();
+    for client in &replica.filter_clients {
+        let requests = if client.requests == 1 {
+            "request"
+        } else {
+            "requests"
+        };
+        names.push(format!(
+            "{} ({}, {} {requests})",
+            client.name, client.user_agent, client.requests
+        ));
+    }
+    names.join(" and ")
 }
 
 /// The findings about one node.
@@ -151,6 +206,28 @@ mod tests {
     use proto::read_api::{Gpu, Holder};
 
     use super::*;
+
+    #[test]
+    fn certificates_that_end_soon() {
+        let now = Duration::from_secs(1_800_000_000);
+        let in_days = |days: i64| 1_800_000_000 + days * DAY;
+        let found = |ends: &[(&str, i64)]| {
+            let finding = certificates(ends, now);
+            (finding.severity, finding.message)
+        };
+        assert_eq!(found(&[("server", in_days(15))]).0, Severity::Ok);
+        let soon = [("server", in_days(60)), ("extender", in_days(13))];
+        assert_eq!(
+            found(&soon),
+            (
+                Severity::Warning,
+                "certificates: extender ends in 13 days".to_owned()
+            )
+        );
+        let ended = [("server", in_days(-1)), ("extender", in_days(13))];
+        assert_eq!(found(&ended).0, Severity::Error);
+        assert_eq!(found(&[]).1, "the scheduler serves without TLS");
+    }
 
     #[test]
     fn a_viewer_without_the_right_to_list_pods_gets_no_names() {

@@ -19,7 +19,7 @@ const NODES: usize = 64;
 const NO_HOST_ROOM: &str = "not enough CPU or memory on the node";
 
 /// A node that may take pods.
-struct Candidate {
+struct FitCandidate {
     name: String,
     /// The node to copy.
     node: NodeId,
@@ -101,7 +101,7 @@ struct Search<'a> {
     index: &'a Shared<Index>,
     demand: &'a ResourceDemand<'a>,
     trial: Trial,
-    candidates: Vec<Candidate>,
+    candidates: Vec<FitCandidate>,
     /// Candidates with room, the best first; of equal ones the first.
     by_score: BinaryHeap<(Score, Reverse<usize>)>,
     refusals: BTreeMap<&'static str, u32>,
@@ -190,7 +190,7 @@ impl<'a> Search<'a> {
         match score {
             Ok(score) => {
                 self.by_score.push((score, Reverse(self.candidates.len())));
-                self.candidates.push(Candidate {
+                self.candidates.push(FitCandidate {
                     name,
                     node,
                     copy,

@@ -13,9 +13,9 @@ const OTHERS: &str = "others";
 
 /// The points, the oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Recorder(VecDeque<HistoryPoint>);
+pub(super) struct HistoryRecorder(VecDeque<HistoryPoint>);
 
-impl Recorder {
+impl HistoryRecorder {
     /// Adds a point at a time in unix seconds.
     pub(super) fn record(&mut self, time: u64, pending: usize, models: &BTreeMap<String, Totals>) {
         let mut kept: BTreeMap<String, Totals> = BTreeMap::new();
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn a_day_has_at_most_1440_points_and_32_models() {
-        let mut recorder = Recorder::default();
+        let mut recorder = HistoryRecorder::default();
         let totals = Totals {
             gpus: 1,
             ..Totals::default()

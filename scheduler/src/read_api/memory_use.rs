@@ -42,13 +42,13 @@ const OF_OTHERS: &str = "gpushare_device_plugin_unattributed_memory_used_bytes{"
 
 /// The reason that the use is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Unknown {
+pub(super) enum UnknownUse {
     NoPlugin,
     NotMeasured,
     NoAnswer,
 }
 
-impl Unknown {
+impl UnknownUse {
     /// The reason, for people.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
@@ -61,7 +61,7 @@ impl Unknown {
 
 /// The bytes in use on one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct NodeUse {
+pub(super) struct NodeMemoryUse {
     /// By UUID of the GPU.
     gpus: BTreeMap<String, u64>,
     /// By UUID of the GPU, then namespace and name of the pod.
@@ -69,18 +69,18 @@ pub(super) struct NodeUse {
 }
 
 /// The result of asking one plugin.
-pub(super) type Measured = Result<Arc<NodeUse>, Unknown>;
+pub(super) type Measured = Result<Arc<NodeMemoryUse>, UnknownUse>;
 
 /// A plugin's last answer.
 #[derive(Debug)]
-struct Answer {
+struct PluginAnswer {
     /// UID of the plugin's pod: another pod may have other flags.
     pod: Box<str>,
     at: Instant,
     measured: Measured,
 }
 
-impl Answer {
+impl PluginAnswer {
     fn is_fresh(&self, pod: &str) -> bool {
         let ttl = if self.measured.is_ok() { TTL } else { FAILURE_TTL };
         *self.pod == *pod && self.at.elapsed() < ttl
@@ -89,7 +89,7 @@ impl Answer {
 
 /// A plugin to ask.
 #[derive(Clone, Debug)]
-struct Target {
+struct PluginTarget {
     node: Arc<str>,
     pod: Box<str>,
     address: SocketAddr,
@@ -97,13 +97,13 @@ struct Target {
 
 /// The plugins' answers.
 #[derive(Debug, Default)]
-pub(super) struct MemoryUse {
-    answers: Mutex<FxHashMap<Arc<str>, Answer>>,
+pub(super) struct PluginMeasurements {
+    answers: Mutex<FxHashMap<Arc<str>, PluginAnswer>>,
     /// Held while plugins are asked, so that no two clients ask the same one.
     asking: AsyncMutex<()>,
 }
 
-impl MemoryUse {
+impl PluginMeasurements {
     /// The use on these nodes, as far as it is known in a moment.
     pub(super) async fn measure(
         self: &Arc<Self>,
@@ -115,7 +115,7 @@ impl MemoryUse {
             let index = index.read();
             for node in &nodes {
                 if let Some((pod, address)) = index.plugin_metrics(node) {
-                    targets.push(Target {
+                    targets.push(PluginTarget {
                         node: Arc::clone(node),
                         pod: pod.into(),
                         address,
@@ -128,21 +128,21 @@ impl MemoryUse {
         let _ = timeout(WAIT, asked).await;
         let mut measured = FxHashMap::default();
         for node in nodes {
-            measured.insert(node, Err(Unknown::NoPlugin));
+            measured.insert(node, Err(UnknownUse::NoPlugin));
         }
         let answers = self.answers();
         for target in targets {
             let answer = answers
                 .get(&target.node)
                 .filter(|answer| answer.pod == target.pod);
-            let known = answer.map_or(Err(Unknown::NoAnswer), |answer| answer.measured.clone());
+            let known = answer.map_or(Err(UnknownUse::NoAnswer), |answer| answer.measured.clone());
             measured.insert(target.node, known);
         }
         measured
     }
 
     /// Asks the plugins whose last answer is too old.
-    async fn ask_all(self: Arc<Self>, targets: Vec<Target>) {
+    async fn ask_all(self: Arc<Self>, targets: Vec<PluginTarget>) {
         let _one_at_a_time = self.asking.lock().await;
         let mut asked = JoinSet::new();
         for target in self.outdated(targets) {
@@ -151,8 +151,8 @@ impl MemoryUse {
             }
             asked.spawn(async move {
                 let measured = match timeout(TIMEOUT, ask(target.address)).await {
-                    Ok(Some(text)) => parse(&text).map(Arc::new).ok_or(Unknown::NotMeasured),
-                    Ok(None) | Err(_) => Err(Unknown::NoAnswer),
+                    Ok(Some(text)) => parse(&text).map(Arc::new).ok_or(UnknownUse::NotMeasured),
+                    Ok(None) | Err(_) => Err(UnknownUse::NoAnswer),
                 };
                 (target, measured)
             });
@@ -163,22 +163,22 @@ impl MemoryUse {
     }
 
     /// The plugins to ask, those that have failed before last: they take the longest.
-    fn outdated(&self, mut targets: Vec<Target>) -> Vec<Target> {
+    fn outdated(&self, mut targets: Vec<PluginTarget>) -> Vec<PluginTarget> {
         let mut answers = self.answers();
         // Nodes that are gone leave no answer behind.
-        let is_kept = |answer: &Answer| answer.at.elapsed() < FAILURE_TTL;
+        let is_kept = |answer: &PluginAnswer| answer.at.elapsed() < FAILURE_TTL;
         answers.retain(|_, answer| is_kept(answer));
-        let of = |target: &Target| answers.get(&target.node);
+        let of = |target: &PluginTarget| answers.get(&target.node);
         targets.retain(|target| !of(target).is_some_and(|answer| answer.is_fresh(&target.pod)));
         targets.sort_by_key(|target| of(target).is_some_and(|answer| answer.measured.is_err()));
         targets
     }
 
-    fn keep(&self, asked: Option<Result<(Target, Measured), tokio::task::JoinError>>) {
+    fn keep(&self, asked: Option<Result<(PluginTarget, Measured), tokio::task::JoinError>>) {
         let Some(Ok((target, measured))) = asked else {
             return;
         };
-        let answer = Answer {
+        let answer = PluginAnswer {
             pod: target.pod,
             at: Instant::now(),
             measured,
@@ -186,7 +186,7 @@ impl MemoryUse {
         self.answers().insert(target.node, answer);
     }
 
-    fn answers(&self) -> MutexGuard<'_, FxHashMap<Arc<str>, Answer>> {
+    fn answers(&self) -> MutexGuard<'_, FxHashMap<Arc<str>, PluginAnswer>> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -213,8 +213,8 @@ async fn ask(address: SocketAddr) -> Option<String> {
 }
 
 /// The use in the text of a plugin's metrics; `None` if the plugin does not measure.
-fn parse(text: &str) -> Option<NodeUse> {
-    let mut parsed = NodeUse::default();
+fn parse(text: &str) -> Option<NodeMemoryUse> {
+    let mut parsed = NodeMemoryUse::default();
     for line in text.lines() {
         if let Some((labels, bytes)) = line.strip_prefix(OF_CONTAINER).and_then(labels_and_value) {
             let label = |name| label(labels, name).unwrap_or_default().to_owned();
@@ -246,12 +246,7 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
     Some(value.trim_end_matches('"'))
 }
 
-impl NodeUse {
-    /// The bytes on all GPUs.
-    pub(super) fn total(&self) -> u64 {
-        self.gpus.values().sum()
-    }
-
+impl NodeMemoryUse {
     /// Writes the use into the GPUs of the node and the pods on them.
     pub(super) fn fill(&self, node: &mut Node) {
         for gpu in &mut node.gpus {
@@ -299,7 +294,6 @@ mod tests {
             ..Node::default()
         };
         parse(METRICS).unwrap().fill(&mut node);
-        assert_eq!(parse(METRICS).unwrap().total(), 123);
         let mut used = Vec::new();
         for gpu in &node.gpus {
             used.push((gpu.used, gpu.holders[0].used, gpu.holders[1].used));

@@ -9,7 +9,7 @@ use proto::read_api::{Explanation, Node, PendingPod};
 use rustc_hash::FxHasher;
 
 use super::json;
-use super::snapshot::Snapshot;
+use super::snapshot::StateSnapshot;
 
 /// The most namespaces that are reviewed for one client, those on the most nodes first; names of others are hidden.
 const MAX_REVIEWED: usize = 32;
@@ -19,26 +19,26 @@ const MAX_FORMS: usize = 4;
 /// A client that was let in.
 #[derive(Clone, Debug)]
 pub(super) struct Viewer {
-    pub(super) names: Names,
+    pub(super) names: SeenNames,
 }
 
 /// The names that a client sees.
 #[derive(Clone, Debug)]
-pub(super) enum Names {
+pub(super) enum SeenNames {
     All,
     /// Those of these namespaces.
     Of(Arc<BTreeSet<Arc<str>>>),
 }
 
 /// The namespaces of a snapshot that are reviewed for a client without the right to list all pods.
-pub(super) fn largest_namespaces(snapshot: &Snapshot) -> Vec<Arc<str>> {
+pub(super) fn largest_namespaces(snapshot: &StateSnapshot) -> Vec<Arc<str>> {
     let mut by_size: Vec<_> = snapshot.namespaces.iter().collect();
     by_size.sort_by_key(|(name, size)| (std::cmp::Reverse(**size), Arc::clone(name)));
     by_size.truncate(MAX_REVIEWED);
     by_size.into_iter().map(|(name, _)| Arc::clone(name)).collect()
 }
 
-impl Names {
+impl SeenNames {
     pub(super) fn are_all(&self) -> bool {
         matches!(self, Self::All)
     }
@@ -96,7 +96,7 @@ pub(super) struct HiddenForms(Mutex<Vec<(Vec<Arc<str>>, Bytes)>>);
 
 impl HiddenForms {
     /// The JSON of a node for a client that does not see all its names; `whole` has all of them.
-    pub(super) fn get(&self, names: &Names, namespaces: &[Arc<str>], whole: &Bytes) -> Bytes {
+    pub(super) fn get(&self, names: &SeenNames, namespaces: &[Arc<str>], whole: &Bytes) -> Bytes {
         if names.are_all() {
             return whole.clone();
         }

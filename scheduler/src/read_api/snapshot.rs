@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
 use super::doctor::node_findings;
-use super::names::{HiddenForms, Names};
+use super::names::{HiddenForms, SeenNames};
 use crate::index::{Index, Shared};
 
 /// The age at which a snapshot is renewed: clients see changes at most this much later.
@@ -29,7 +29,7 @@ const MAX_REMOVED: usize = 4096;
 
 /// The state at one revision.
 #[derive(Clone, Debug)]
-pub(super) struct Snapshot {
+pub(super) struct StateSnapshot {
     /// Identifies this process among all replicas and restarts.
     epoch: Arc<str>,
     revision: u64,
@@ -64,7 +64,7 @@ pub(super) struct RenderedNode {
     /// The namespaces of its pods.
     namespaces: Vec<Arc<str>>,
     hidden_forms: HiddenForms,
-    pub(super) model: String,
+    model: String,
     totals: Totals,
     plugin: Option<String>,
     /// True if a holder is assumed: the confirmation changes no version of the node.
@@ -85,7 +85,7 @@ impl Delta {
     }
 }
 
-impl Snapshot {
+impl StateSnapshot {
     /// The text that identifies the revision.
     pub(super) fn id(&self) -> String {
         format!("{}-{}", self.epoch, self.revision)
@@ -173,9 +173,9 @@ impl Snapshot {
 
 /// Keeps the newest snapshot, and the versions by which changed nodes are found.
 #[derive(Debug)]
-pub(super) struct Publisher {
+pub(super) struct StatePublisher {
     index: Shared<Index>,
-    snapshot: Arc<Snapshot>,
+    snapshot: Arc<StateSnapshot>,
     renewed: Option<Instant>,
     /// The version at which each node was rendered last, and its name if it is shown.
     rendered: FxHashMap<NodeId, (u64, Option<Arc<str>>)>,
@@ -196,10 +196,10 @@ struct Changes {
     pending: Pending,
 }
 
-impl Publisher {
+impl StatePublisher {
     /// Publishes the state of an index; `epoch` identifies this process.
     pub(super) fn new(index: Shared<Index>, epoch: &str) -> Self {
-        let snapshot = Snapshot {
+        let snapshot = StateSnapshot {
             epoch: epoch.into(),
             revision: 0,
             nodes: BTreeMap::new(),
@@ -221,7 +221,7 @@ impl Publisher {
     }
 
     /// The newest snapshot, renewed if it is older than [`MAX_AGE`].
-    pub(super) async fn current(&mut self) -> Arc<Snapshot> {
+    pub(super) async fn current(&mut self) -> Arc<StateSnapshot> {
         if self.renewed.is_none_or(|renewed| renewed.elapsed() >= MAX_AGE) {
             self.renew().await;
         }
@@ -297,7 +297,7 @@ impl Publisher {
     }
 
     fn commit(&mut self, changes: Changes, nodes: Vec<Rendering>) {
-        let mut next = Snapshot::clone(&self.snapshot);
+        let mut next = StateSnapshot::clone(&self.snapshot);
         next.revision += 1;
         let mut has_changed = false;
         for id in changes.gone {
@@ -339,7 +339,7 @@ impl Publisher {
 
 impl RenderedNode {
     /// The JSON for a client that sees these names.
-    pub(super) fn json_for(&self, names: &Names) -> Bytes {
+    pub(super) fn json_for(&self, names: &SeenNames) -> Bytes {
         self.hidden_forms.get(names, &self.namespaces, &self.json)
     }
 

@@ -14,8 +14,8 @@ use proto::read_api::{Node, State as ClusterState, VERSION};
 use rustc_hash::FxHashMap;
 
 use super::memory_use::Measured;
-use super::names::{Names, Viewer};
-use super::snapshot::{RenderedNode, Snapshot};
+use super::names::{SeenNames, Viewer};
+use super::snapshot::{RenderedNode, StateSnapshot};
 use super::{ReadApi, json, parameter};
 
 /// Nodes of one piece of the body: between two pieces, filters that wait for a thread come first.
@@ -28,8 +28,8 @@ type UseByNode = FxHashMap<Arc<str>, Measured>;
 
 /// A state that is rendered as it is sent.
 struct StateBody {
-    snapshot: Arc<Snapshot>,
-    names: Names,
+    snapshot: Arc<StateSnapshot>,
+    names: SeenNames,
     in_use: UseByNode,
     /// The state without nodes, in front of them and behind them.
     head: Option<Bytes>,
@@ -80,7 +80,7 @@ pub(super) async fn state(
 }
 
 impl StateBody {
-    fn new(api: &ReadApi, snapshot: Arc<Snapshot>, names: Names, in_use: UseByNode) -> Self {
+    fn new(api: &ReadApi, snapshot: Arc<StateSnapshot>, names: SeenNames, in_use: UseByNode) -> Self {
         let head = json(&ClusterState {
             api_version: VERSION.to_owned(),
             revision: snapshot.id(),

@@ -16,6 +16,8 @@ const SERVICES: [&str; 2] = ["gpushare-webhook", "gpushare-scheduler"];
 pub(super) struct Tls {
     pub(super) extender: Option<CurrentTls>,
     pub(super) webhooks: Option<CurrentTls>,
+    /// The ends of their certificates.
+    pub(super) metrics: Metrics,
 }
 
 /// The names in metrics of one server's certificate and of the authorities of its clients.
@@ -42,6 +44,7 @@ pub(super) fn begin(
             &metrics,
             tasks,
         )?,
+        metrics: metrics.clone(),
     };
     if let Some(wanted) = &config.admission.certificates {
         let service = |name: &str| format!("{name}.{namespace}.svc");

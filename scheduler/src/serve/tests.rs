@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Connection, serve_with_resets};
+use super::{Connection, ConnectionClient, serve_with_resets};
 
 const REQUEST: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 /// A request that is answered after 30 s.
@@ -36,7 +36,13 @@ fn connect() -> DuplexStream {
     tokio::spawn(async move {
         // If it were dropped, the connection would end.
         let graceful = GracefulShutdown::new();
-        connection.http1(server, false, graceful.watcher()).await;
+        connection
+            .http1(
+                server,
+                ConnectionClient::of(([127, 0, 0, 1], 1).into(), None),
+                graceful.watcher(),
+            )
+            .await;
     });
     client
 }

@@ -6,9 +6,11 @@ use std::time::{Duration, SystemTime};
 use k8s_openapi::ByteString;
 use proptest::prelude::*;
 use rstest::rstest;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 
 use super::{AUTHORITIES, CERTIFICATE, CERTIFICATE_KEY, Change, DAY, KEY, Lifetimes, Material, NEXT_KEY};
-use crate::certificates::validity::not_after;
+use crate::certificates::validity::{common_name, not_after};
 
 const LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
 
@@ -202,6 +204,16 @@ fn an_empty_secret_counts_as_none() {
 }
 
 #[test]
+fn the_common_name_of_a_client() {
+    let (material, _) = keep(None, start());
+    let (chain, _) = material
+        .client_certificate("kube-scheduler", LIFETIME, start())
+        .unwrap();
+    let certificate = CertificateDer::from_pem_slice(chain.as_bytes()).unwrap();
+    assert_eq!(common_name(&certificate).as_deref(), Some("kube-scheduler"));
+}
+
+#[test]
 fn debug_output_holds_no_key() {
     let (material, _) = keep(None, start());
     assert!(!format!("{material:?}").contains("PRIVATE"));
@@ -210,7 +222,7 @@ fn debug_output_holds_no_key() {
 proptest! {
     #[test]
     fn no_bytes_make_the_reader_of_validity_times_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-        let _ = not_after(&bytes);
+        let _ = (not_after(&bytes), common_name(&bytes));
     }
 
     /// A certificate with a few bytes changed.
@@ -223,6 +235,7 @@ proptest! {
             bytes[place] = byte;
         }
         let _ = not_after(&bytes);
+        let _ = common_name(&bytes);
         let _ = not_after(&bytes[..cut.index(bytes.len())]);
     }
 }

@@ -1,0 +1,130 @@
+//! Following the scheduler's changes: a lost connection is opened again, and resumes after the last event.
+
+use std::time::Duration;
+
+use proto::read_api::{Node, PendingPod, State};
+use tokio::time::sleep;
+
+use crate::connection::ClusterConnection;
+use crate::failure::CommandFailure;
+use crate::output::Screen;
+use crate::read_api::{Events, ReadApiClient, StreamEvent};
+use crate::source::AnswerSource;
+
+/// The pause before a lost connection is opened again.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// A change of the cluster.
+pub(crate) enum ClusterChange {
+    /// The new state of a node.
+    Node(Box<Node>),
+    /// All pods that wait now.
+    Pending(Vec<PendingPod>),
+    /// The whole state, as another process answers that does not know what this client has seen.
+    State(Box<State>),
+}
+
+/// Follows changes until the command ends.
+pub(crate) struct ChangeFeed<'a> {
+    connection: &'a ClusterConnection,
+    screen: &'a Screen,
+    api: ReadApiClient,
+    events: Option<Events>,
+    /// The ID of the last event.
+    last: String,
+}
+
+impl<'a> ChangeFeed<'a> {
+    /// The changes after a state.
+    pub(crate) fn after(
+        state: &State,
+        source: AnswerSource,
+        connection: &'a ClusterConnection,
+        screen: &'a Screen,
+    ) -> Result<Self, CommandFailure> {
+        match source {
+            AnswerSource::Scheduler(api) => Ok(Self {
+                connection,
+                screen,
+                api,
+                events: None,
+                last: state.revision.clone(),
+            }),
+            AnswerSource::Objects(_) => Err(CommandFailure::Refused(
+                "--watch follows the scheduler's events, and the scheduler does not answer".to_owned(),
+            )),
+        }
+    }
+
+    /// The next change, as soon as there is one.
+    pub(crate) async fn next(&mut self) -> Result<ClusterChange, CommandFailure> {
+        loop {
+            match self.next_event().await {
+                Ok(event) => match event.name.as_str() {
+                    "node" => return Ok(ClusterChange::Node(Box::new(parse(&event.data)))),
+                    "pending" => return Ok(ClusterChange::Pending(parse(&event.data))),
+                    "reset" => {
+                        if let Some(state) = self.read_again().await? {
+                            return Ok(ClusterChange::State(Box::new(state)));
+                        }
+                    }
+                    _ => {}
+                },
+                Err(failure) if failure.is_passing() => {
+                    self.screen
+                        .complain(&format!("note: {failure}; connecting again"));
+                    self.connect_again().await?;
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    async fn next_event(&mut self) -> Result<StreamEvent, CommandFailure> {
+        let events = match &mut self.events {
+            Some(events) => events,
+            None => self.events.insert(self.api.follow(&self.last).await?),
+        };
+        let event = events.next().await?;
+        if let Some(id) = &event.id {
+            self.last.clone_from(id);
+        }
+        Ok(event)
+    }
+
+    /// The state that another process shows; `None` while it has not seen every object yet and sends the same reset again.
+    async fn read_again(&mut self) -> Result<Option<State>, CommandFailure> {
+        self.connect_again().await?;
+        match self.api.get::<State>("state").await {
+            Ok(state) => {
+                self.last.clone_from(&state.revision);
+                Ok(Some(state))
+            }
+            Err(failure) if failure.is_passing() => {
+                sleep(PAUSE).await;
+                Ok(None)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Connects as soon as a replica is ready.
+    async fn connect_again(&mut self) -> Result<(), CommandFailure> {
+        self.events = None;
+        loop {
+            match ReadApiClient::connect(self.connection).await {
+                Ok(api) => {
+                    self.api = api;
+                    return Ok(());
+                }
+                Err(failure) if failure.is_passing() => sleep(PAUSE).await,
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+}
+
+/// The data of an event; empty if another version of the scheduler has sent something else.
+fn parse<T: serde::de::DeserializeOwned + Default>(data: &str) -> T {
+    serde_json::from_str(data).unwrap_or_default()
+}
