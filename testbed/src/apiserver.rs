@@ -20,7 +20,7 @@ mod discovery;
 mod faults;
 mod http;
 mod name;
-mod object;
+pub(crate) mod object;
 mod patch;
 mod pod;
 mod pod_log;

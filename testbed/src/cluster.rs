@@ -19,10 +19,12 @@ use tokio::sync::mpsc;
 use crate::apiserver::{ApiServer, ApiServerConfig, User};
 use crate::connector::Connector;
 use crate::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
-use crate::http_client::HttpClient;
+use crate::files;
+use crate::http_client::{HttpClient, is_ok};
 use crate::kube_scheduler::{KubeScheduler, Options, SchedulerConfiguration, SchedulingAttempt};
 use crate::manifests;
 use crate::observer::{ClusterSnapshot, Condition, Observer};
+use crate::polling;
 use crate::ports::free_address;
 
 pub use cdi_dir::CdiDir;
@@ -158,11 +160,8 @@ impl LocalCluster {
         let crashes = Crashes::default();
         let mut nodes = BTreeMap::new();
         for node in spec.nodes {
-            let name = node.name.clone();
-            nodes.insert(
-                name,
-                SimulatedNode::start(node, dir.path(), &api, (&binaries, &crashes), spec.seed).await?,
-            );
+            let node = SimulatedNode::start(node, dir.path(), &api, (&binaries, &crashes), spec.seed).await?;
+            nodes.insert(node.name().to_owned(), node);
         }
         let webhooks = match &spec.webhooks {
             Some(webhooks) => {
@@ -173,19 +172,21 @@ impl LocalCluster {
         let (scheduler_address, health_address) = (free_address()?, free_address()?);
         let (read_address, page_address) = (free_address()?, free_address()?);
         let kubeconfig = user_kubeconfig(&api, dir.path(), SCHEDULER_USER, &[])?;
-        let more = spec
-            .scheduler_args
-            .iter()
-            .cloned()
-            .chain(webhooks.iter().flat_map(InstalledWebhooks::args))
-            .collect();
-        let invocation = scheduler_invocation(
+        let mut invocation = Invocation::new(
+            "gpushare-scheduler",
             scheduler_path.clone(),
-            [scheduler_address, health_address, read_address, page_address],
-            &kubeconfig,
             dir.path(),
-            more,
-        );
+            "scheduler",
+        )
+        .flag("--listen", &scheduler_address)
+        .flag("--health-listen", &health_address)
+        .flag("--read-listen", &read_address)
+        .flag("--page-listen", &page_address)
+        .flag("--kubeconfig", &kubeconfig.display())
+        .args(spec.scheduler_args);
+        if let Some(webhooks) = &webhooks {
+            invocation = invocation.args(webhooks.args());
+        }
         let scheduler = Daemon::start(invocation, &crashes)?;
         let configuration = SchedulerConfiguration::read(&spec.deploy.join(CONFIGURATION))?;
         let mut configuration = match &webhooks {
@@ -228,13 +229,9 @@ impl LocalCluster {
 
     /// Waits until every node's plugin has registered and the scheduler is ready.
     pub async fn until_ready(&self, deadline: Duration) -> Result<()> {
-        let plugins: Vec<&SimulatedNode> = self
-            .nodes
-            .values()
-            .filter(|node| node.plugin().is_some())
-            .collect();
         let all_offer = |snapshot: &ClusterSnapshot| {
-            let missing: Vec<String> = plugins.iter().filter_map(|node| node.missing(snapshot)).collect();
+            let plugins = self.nodes.values().filter(|node| node.plugin().is_some());
+            let missing: Vec<String> = plugins.filter_map(|node| node.missing(snapshot)).collect();
             if missing.is_empty() {
                 Ok(())
             } else {
@@ -258,14 +255,11 @@ impl LocalCluster {
 
     /// Waits until `GET /readyz` of the scheduler is 200.
     pub async fn until_scheduler_ready(&self, deadline: Duration) -> Result<()> {
-        let ready = async {
-            while !crate::http_client::is_ok(&format!("http://{}/readyz", self.health_address)).await {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
+        let url = format!("http://{}/readyz", self.health_address);
+        let failure = format!("the scheduler is not ready after {deadline:?}");
         tokio::select! {
-            ready = tokio::time::timeout(deadline, ready) => ready.with_context(|| {
-                format!("the scheduler is not ready after {deadline:?}; the last lines of its log:\n{}", self.scheduler.log_tail())
+            ready = polling::until(deadline, failure, || is_ok(&url)) => ready.with_context(|| {
+                format!("the last lines of the scheduler's log:\n{}", self.scheduler.log_tail())
             }),
             crash = self.crashes.first() => Err(crash.into()),
         }
@@ -370,8 +364,7 @@ impl LocalCluster {
             targets.push(target(node.metrics_address(), "gpushare-device-plugin", name));
         }
         let path = self.dir.path().join("metrics-targets.json");
-        std::fs::write(&path, Value::from(targets).to_string())
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        files::write(&path, &Value::from(targets).to_string())?;
         Ok(path)
     }
 
@@ -409,16 +402,9 @@ impl LocalCluster {
 
     /// Adds a node to the running cluster.
     pub async fn add_node(&mut self, spec: NodeSetup) -> Result<()> {
-        let name = spec.name.clone();
-        let node = SimulatedNode::start(
-            spec,
-            self.dir.path(),
-            &self.api,
-            (&self.binaries, &self.crashes),
-            self.seed,
-        )
-        .await?;
-        self.nodes.insert(name, node);
+        let programs = (&self.binaries, &self.crashes);
+        let node = SimulatedNode::start(spec, self.dir.path(), &self.api, programs, self.seed).await?;
+        self.nodes.insert(node.name().to_owned(), node);
         Ok(())
     }
 
@@ -534,34 +520,6 @@ impl LocalCluster {
             bail!("{} did not end cleanly on SIGTERM", unclean.join(", "));
         }
         Ok(())
-    }
-}
-
-fn scheduler_invocation(
-    program: PathBuf,
-    addresses: [SocketAddr; 4],
-    kubeconfig: &Path,
-    dir: &Path,
-    more: Vec<String>,
-) -> Invocation {
-    let [listen, health, read, page] = addresses.map(|address| address.to_string());
-    let pairs = [
-        ("--listen", listen),
-        ("--health-listen", health),
-        ("--read-listen", read),
-        ("--page-listen", page),
-        ("--kubeconfig", kubeconfig.display().to_string()),
-    ];
-    let args = pairs
-        .into_iter()
-        .flat_map(|(flag, value)| [flag.to_owned(), value])
-        .chain(more)
-        .collect();
-    Invocation {
-        name: "gpushare-scheduler".to_owned(),
-        program,
-        args,
-        log: dir.join("scheduler.log"),
     }
 }
 

@@ -268,6 +268,48 @@ pub struct Invocation {
     pub log: PathBuf,
 }
 
+impl Invocation {
+    /// A start without arguments; the output goes to `<file>.log` in a directory.
+    pub fn new(name: impl Into<String>, program: PathBuf, dir: &Path, file: &str) -> Self {
+        Self {
+            name: name.into(),
+            program,
+            args: Vec::new(),
+            log: dir.join(format!("{file}.log")),
+        }
+    }
+
+    /// With more arguments.
+    #[must_use]
+    pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// With a flag and its value.
+    #[must_use]
+    pub fn flag(self, flag: &str, value: &(impl ToString + ?Sized)) -> Self {
+        self.args([flag.to_owned(), value.to_string()])
+    }
+
+    /// The value of a flag.
+    pub fn value(&self, flag: &str) -> Option<&str> {
+        let at = self.args.iter().position(|arg| arg == flag)?;
+        self.args.get(at + 1).map(String::as_str)
+    }
+
+    /// Replaces the value of a flag that the start has; false if it has none.
+    pub fn set(&mut self, flag: &str, value: &(impl ToString + ?Sized)) -> bool {
+        let at = self.args.iter().position(|arg| arg == flag);
+        let old = at.and_then(|at| self.args.get_mut(at + 1));
+        let is_there = old.is_some();
+        if let Some(old) = old {
+            *old = value.to_string();
+        }
+        is_there
+    }
+}
+
 /// A running daemon.
 #[derive(Debug)]
 pub struct Daemon {

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::cluster::{ClusterSpec, LocalCluster, NodeSetup, WebhookSpec, default_deploy};
 use crate::console::{Check, Console, table};
 use crate::daemons::Binaries;
+use crate::files;
 use crate::invariants::{self, Accounts, ContainerView, GpuUse};
 use crate::kube_scheduler::{SchedulingAttempt, SchedulingOutcome};
 use crate::manifests;
@@ -219,7 +220,7 @@ impl Demo {
         self.clear().await?;
         self.console.step("applying deploy/samples");
         let mut names = Vec::new();
-        for file in manifests::files(&self.cluster.deploy().join("samples"))? {
+        for file in files::with_extension(&self.cluster.deploy().join("samples"), "yaml")? {
             let applied = manifests::apply_file(self.cluster.client(), &file).await?;
             names.extend(applied.iter().filter_map(|object| object.metadata.name.clone()));
         }

@@ -10,6 +10,7 @@ use proto::device::{Device, DeviceInfo, SERVES_VENDOR_LABEL, TYPE_GPU};
 use proto::memory_unit::MemoryUnit;
 use proto::plugin_reports;
 use proto::pod::ALL_DEVICES;
+use proto::quantity::Quantity;
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, DRIVER_MEMORY_LIMIT, DRIVER_MEMORY_REQUEST, DeviceAllocations,
     GPU_DEVICES, MEM_CONTAINER, MEM_IDX, MEM_POD,
@@ -99,14 +100,13 @@ impl RequestedShare {
     fn of(pod: &Pod) -> Option<Self> {
         let amounts = ResourceAmounts::of_pod(pod).ok()?;
         let whole = |name: &str| u64::try_from(amounts.get(name) / 1000).unwrap_or(0);
-        let n_whole: u64 = VENDOR_GPUS.iter().map(|name| whole(name)).sum();
+        let n_whole: u64 = VENDOR_GPUS.into_iter().map(whole).sum();
         if n_whole > 0 {
-            let (units, bytes) = (0, 0);
             return Some(Self {
                 use_kind: GpuUseKind::Whole,
                 n_devices: n_whole,
-                units,
-                bytes,
+                units: 0,
+                bytes: 0,
                 ratio: 100 * n_whole,
                 core: 100 * n_whole,
             });
@@ -120,18 +120,13 @@ impl RequestedShare {
         } else {
             GpuUseKind::Shares
         };
-        let (bytes, ratio, core) = (
-            whole(GPU_MEMORY),
-            whole(GPU_MEMORY_RATIO) + both,
-            whole(GPU_CORE) + both,
-        );
         (n_devices > 0).then_some(Self {
             use_kind,
             n_devices,
             units,
-            bytes,
-            ratio,
-            core,
+            bytes: whole(GPU_MEMORY),
+            ratio: whole(GPU_MEMORY_RATIO) + both,
+            core: whole(GPU_CORE) + both,
         })
     }
 
@@ -147,15 +142,18 @@ impl RequestedShare {
 /// A pod's devices as its annotations name them: minor and, if the writer knew it, UUID.
 pub fn record(pod: &Pod) -> Result<Vec<(i32, String)>, String> {
     if pod.annotations().contains_key(DEVICE_ALLOCATED) {
-        let record =
-            device_record(pod).map_err(|error| format!("{DEVICE_ALLOCATED} does not parse: {error}"))?;
-        return Ok(gpus_in(&record));
+        return match device_record(pod) {
+            Ok(record) => Ok(gpus_in(&record)),
+            Err(error) => Err(format!("{DEVICE_ALLOCATED} does not parse: {error}")),
+        };
     }
     let Some(text) = pod.annotations().get(MEM_IDX) else {
         return Err("there is no record of its devices".to_owned());
     };
-    let minor = text.parse().map_err(|_| format!("{MEM_IDX} is {text:?}"))?;
-    Ok(vec![(minor, String::new())])
+    match text.parse() {
+        Ok(minor) => Ok(vec![(minor, String::new())]),
+        Err(_) => Err(format!("{MEM_IDX} is {text:?}")),
+    }
 }
 
 /// Minors and UUIDs of the GPUs in a record.
@@ -175,19 +173,18 @@ struct Effective {
 
 /// The record that counts for a pod: the one that it has exchanged for its own, if its node's Device object names one.
 fn effective(pod: &Pod, device: Option<&Device>) -> Result<Effective, String> {
-    let exchanged =
-        plugin_reports::read_swapped_records(device.and_then(|device| device.metadata.annotations.as_ref()))
-            .map_err(|error| error.to_string())?;
-    let Some(other) = pod.metadata.uid.as_ref().and_then(|uid| exchanged.get(uid)) else {
-        return Ok(Effective {
-            devices: record(pod)?,
-            exchanged: None,
-        });
+    let annotations = device.and_then(|device| device.metadata.annotations.as_ref());
+    let mut exchanged = plugin_reports::read_swapped_records(annotations).map_err(text)?;
+    let exchanged = exchanged.remove(&pod.uid().unwrap_or_default());
+    let devices = match &exchanged {
+        Some(other) => gpus_in(other),
+        None => record(pod)?,
     };
-    Ok(Effective {
-        devices: gpus_in(other),
-        exchanged: Some(other.clone()),
-    })
+    Ok(Effective { devices, exchanged })
+}
+
+fn text(error: impl Into<Box<dyn std::error::Error>>) -> String {
+    error.into().to_string()
 }
 
 /// UUIDs that a container should see, sorted, as the record that counts for its pod names them; none if it asks for none.
@@ -220,10 +217,7 @@ fn is_gpu(info: &DeviceInfo) -> bool {
 
 /// True if kubelet takes whole GPUs of a node from the vendor's plugin, whose choice gpushare cannot steer.
 fn is_served_by_vendor(device: &Device) -> bool {
-    device
-        .labels()
-        .get(SERVES_VENDOR_LABEL)
-        .is_none_or(|mark| mark != "true")
+    device.labels().get(SERVES_VENDOR_LABEL).map(String::as_str) != Some("true")
 }
 
 /// Adds up the amounts that pods hold, and lists the violations. Pods in `excused` may have broken records.
@@ -237,9 +231,13 @@ pub fn accounts(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Accou
     }
     for (name, pod) in snapshot.pods.iter().filter(|(_, pod)| !has_ended(pod)) {
         let Some(node) = node_of(pod) else { continue };
-        let added = RequestedShare::of(pod)
-            .map_or(Ok(()), |share| accounts.add_pod(snapshot, name, pod, node, share));
-        let added = added.and_then(|()| accounts.others.add_pod(node, name, pod));
+        let mut added = match RequestedShare::of(pod) {
+            Some(share) => accounts.add_pod(snapshot, name, pod, node, share),
+            None => Ok(()),
+        };
+        if added.is_ok() {
+            added = accounts.others.add_pod(node, name, pod);
+        }
         if let Err(what) = added
             && !excused.contains(name)
         {
@@ -279,19 +277,19 @@ impl Accounts {
         let total = info
             .resources
             .get(GPU_MEMORY)
-            .and_then(|bytes| bytes.unsigned())
-            .unwrap_or(0);
+            .copied()
+            .and_then(Quantity::unsigned);
         let gpu = GpuUse {
             node: node.to_owned(),
             minor,
             uuid: info.id.clone(),
             healthy: info.health,
-            total,
+            total: total.unwrap_or(0),
             ..GpuUse::default()
         };
         if self.gpus.insert((node.to_owned(), minor), gpu).is_some() {
-            self.violations
-                .push(format!("node {node} has two GPUs with minor {minor}"));
+            let violation = format!("node {node} has two GPUs with minor {minor}");
+            self.violations.push(violation);
         }
     }
 
@@ -323,8 +321,8 @@ impl Accounts {
         }
         if distinct.len() as u64 != share.n_devices || devices.len() != distinct.len() {
             return Err(format!(
-                "it asks for {} devices and has {:?}",
-                share.n_devices, devices
+                "it asks for {} devices and has {devices:?}",
+                share.n_devices
             ));
         }
         if !snapshot.devices.contains_key(node) {
@@ -332,10 +330,9 @@ impl Accounts {
         }
         let unit = memory_unit(snapshot, node);
         for (minor, uuid) in &devices {
-            let gpu = self
-                .gpus
-                .get_mut(&(node.to_owned(), *minor))
-                .ok_or_else(|| format!("there is no GPU {minor}"))?;
+            let Some(gpu) = self.gpus.get_mut(&(node.to_owned(), *minor)) else {
+                return Err(format!("there is no GPU {minor}"));
+            };
             if !uuid.is_empty() && *uuid != gpu.uuid {
                 return Err(format!("its GPU {minor} is {uuid}, the node's is {}", gpu.uuid));
             }
@@ -357,18 +354,14 @@ impl Accounts {
         for gpu in self.gpus.values() {
             let name = format!("GPU {} of {}", gpu.minor, gpu.node);
             if gpu.used_hundredths > u128::from(gpu.total) * 100 {
-                self.violations.push(format!(
-                    "{name}: {} of {} bytes are held by {:?}",
-                    gpu.used(),
-                    gpu.total,
-                    gpu.pods
-                ));
+                let (used, total, pods) = (gpu.used(), gpu.total, &gpu.pods);
+                self.violations
+                    .push(format!("{name}: {used} of {total} bytes are held by {pods:?}"));
             }
             if gpu.core > 100 {
-                self.violations.push(format!(
-                    "{name}: {} % of its core is held by {:?}",
-                    gpu.core, gpu.pods
-                ));
+                let (core, pods) = (gpu.core, &gpu.pods);
+                self.violations
+                    .push(format!("{name}: {core} % of its core is held by {pods:?}"));
             }
         }
     }
@@ -382,17 +375,13 @@ fn check_recorded_amounts(
     share: RequestedShare,
     hundredths: u128,
 ) -> Result<(), String> {
-    let own = device_record(pod).map_err(|error| error.to_string())?;
+    let own = device_record(pod).map_err(text)?;
     let record = exchanged.unwrap_or(&own);
-    let Some(entry) = record
-        .get(TYPE_GPU)
-        .into_iter()
-        .flatten()
-        .find(|entry| entry.minor == minor)
-    else {
+    let mut gpus = record.get(TYPE_GPU).into_iter().flatten();
+    let Some(entry) = gpus.find(|entry| entry.minor == minor) else {
         return Ok(());
     };
-    let recorded = |name: &str| entry.resources.get(name).and_then(|amount| amount.unsigned());
+    let recorded = |name: &str| entry.resources.get(name).copied().and_then(Quantity::unsigned);
     let bytes = recorded(GPU_MEMORY).map(u128::from);
     if bytes.is_none_or(|bytes| bytes != hundredths / 100 && bytes != hundredths.div_ceil(100)) {
         return Err(format!(
@@ -436,9 +425,8 @@ fn check_gpushare_annotations(
 pub fn memory_unit(snapshot: &ClusterSnapshot, node: &str) -> u64 {
     let annotations = snapshot.nodes.get(node).map(ResourceExt::annotations);
     let text = annotations.and_then(|annotations| annotations.get(&format!("{GPU_MEM}-unit")));
-    text.and_then(|text| text.parse::<MemoryUnit>().ok())
-        .unwrap_or(MemoryUnit::GIB)
-        .bytes()
+    let unit = text.and_then(|text| text.parse::<MemoryUnit>().ok());
+    unit.unwrap_or(MemoryUnit::GIB).bytes()
 }
 
 /// The view of one container.
@@ -503,15 +491,14 @@ pub fn stale_spec(container: &kubelet::RuntimeContainer) -> Option<String> {
             "{name} was injected with content that its spec does not have"
         ));
     }
-    let held = container
-        .devices
-        .get(GPU_MEM)
-        .filter(|_| !container.cdi_devices.is_empty())?
-        .len()
-        .to_string();
+    let held = container.devices.get(GPU_MEM)?.len().to_string();
     let shown = container.env.get(MEM_CONTAINER);
-    (shown != Some(&held))
-        .then(|| format!("its spec says {MEM_CONTAINER} {shown:?}, and it holds {held} units"))
+    if container.cdi_devices.is_empty() || shown == Some(&held) {
+        return None;
+    }
+    Some(format!(
+        "its spec says {MEM_CONTAINER} {shown:?}, and it holds {held} units"
+    ))
 }
 
 /// Returns evidence that a started container has another limit of the driver than its part of a GPU of this size, in MiB.
@@ -525,26 +512,25 @@ pub fn wrong_limit(container: &kubelet::RuntimeContainer, gpu_mib: u64) -> Optio
         (units, _) => units * 1024,
     };
     // The variables by the part, and one hook for each GPU that it sees.
-    let gpus = container
-        .env
-        .get(GPU_DEVICES)
-        .map_or(0, |seen| seen.split(',').count());
-    let limited = part < gpu_mib;
-    let expected = |value: String| limited.then_some(value);
-    let variables = [
-        container.env.get(DRIVER_MEMORY_LIMIT).cloned(),
-        container.env.get(DRIVER_MEMORY_REQUEST).cloned(),
-    ];
-    let is_right = variables == [expected(part.to_string()), expected("0".to_owned())];
-    let hooks = container
-        .hooks
-        .iter()
-        .filter(|hook| hook.contains("apply-cuda-memory-limits"));
-    let n_hooks = hooks.count();
-    let n_expected = if limited { gpus } else { 0 };
-    (!is_right || n_hooks != n_expected).then(|| {
-        format!("its limits are {variables:?} with {n_hooks} hooks, its part is {part} MiB on {gpus} GPUs")
-    })
+    let variable = |name: &str| container.env.get(name).map(String::as_str);
+    let n_gpus = variable(GPU_DEVICES).map_or(0, |seen| seen.split(',').count());
+    let limit = part.to_string();
+    let (expected, n_expected) = if part < gpu_mib {
+        ([Some(limit.as_str()), Some("0")], n_gpus)
+    } else {
+        ([None, None], 0)
+    };
+    let found = [variable(DRIVER_MEMORY_LIMIT), variable(DRIVER_MEMORY_REQUEST)];
+    let hooks = container.hooks.iter();
+    let n_hooks = hooks
+        .filter(|hook| hook.contains("apply-cuda-memory-limits"))
+        .count();
+    if found == expected && n_hooks == n_expected {
+        return None;
+    }
+    Some(format!(
+        "its limits are {found:?} with {n_hooks} hooks, its part is {part} MiB on {n_gpus} GPUs"
+    ))
 }
 
 /// A sentence for each container that sees other devices than it should.
@@ -602,10 +588,9 @@ fn asks_whole(container: &Container) -> bool {
 
 /// True if the container's limits have one of these resources.
 fn is_limited(container: &Container, resources: &[&str]) -> bool {
-    let Some(limits) = container.resources.as_ref().and_then(|all| all.limits.as_ref()) else {
-        return false;
-    };
-    resources.iter().any(|name| limits.contains_key(*name))
+    let limits = container.resources.as_ref().and_then(|all| all.limits.as_ref());
+    let mut limited = limits.into_iter().flatten();
+    limited.any(|(name, _)| resources.contains(&name.as_str()))
 }
 
 fn started_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
@@ -654,11 +639,10 @@ fn last_value<'a>(log: &'a str, name: &str) -> Option<&'a str> {
 
 /// The devices that a value of the variable names, sorted.
 pub fn devices_of(value: &str) -> Vec<String> {
-    let mut uuids: Vec<String> = value
+    let named = value
         .split(',')
-        .filter(|uuid| !matches!(*uuid, "" | "void" | "none"))
-        .map(str::to_owned)
-        .collect();
+        .filter(|uuid| !matches!(*uuid, "" | "void" | "none"));
+    let mut uuids: Vec<String> = named.map(str::to_owned).collect();
     uuids.sort();
     uuids
 }

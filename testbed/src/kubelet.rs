@@ -34,7 +34,7 @@ mod sync_loop;
 mod tasks;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -203,12 +203,7 @@ impl Kubelet {
 
     /// The duration of each answered call of Allocate, as kubelet sees it.
     pub fn allocate_took(&self) -> Vec<Duration> {
-        self.machine
-            .counts
-            .allocate_took
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.machine.counts.allocate_took.lock().clone()
     }
 
     /// The number of List calls of the pod-resources API.

@@ -1,12 +1,14 @@
 //! Kubernetes objects from YAML files, applied as `kubectl apply --server-side` would.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, ResourceExt};
 use serde::Deserialize;
+
+use crate::files;
 
 /// The objects of a YAML text, in order; empty documents are left out.
 pub fn parse(text: &str) -> Result<Vec<DynamicObject>> {
@@ -23,19 +25,7 @@ pub fn parse(text: &str) -> Result<Vec<DynamicObject>> {
 
 /// The objects of a file.
 pub fn read(path: &Path) -> Result<Vec<DynamicObject>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    parse(&text).with_context(|| path.display().to_string())
-}
-
-/// The YAML files of a directory, by name.
-pub fn files(dir: &Path) -> Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
-    let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
-    let mut files: Vec<PathBuf> = paths
-        .filter(|path| path.extension().is_some_and(|e| e == "yaml"))
-        .collect();
-    files.sort();
-    Ok(files)
+    parse(&files::read(path)?).with_context(|| path.display().to_string())
 }
 
 /// Applies one object; a namespaced one without a namespace goes to `default`. Answers the object as it is stored.
@@ -46,21 +36,14 @@ pub async fn apply(client: &Client, object: &DynamicObject) -> Result<DynamicObj
         .context("an object has no apiVersion and kind")?;
     let kind = GroupVersionKind::try_from(&types).context("an apiVersion does not parse")?;
     let resource = ApiResource::from_gvk(&kind);
-    let namespace = object
-        .namespace()
-        .or_else(|| (types.kind == "Pod").then(|| "default".to_owned()));
-    let api: Api<DynamicObject> = match namespace {
+    let api: Api<DynamicObject> = match object.namespace() {
         Some(namespace) => Api::namespaced_with(client.clone(), &namespace, &resource),
+        None if types.kind == "Pod" => Api::namespaced_with(client.clone(), "default", &resource),
         None => Api::all_with(client.clone(), &resource),
     };
     let name = object.name_any();
-    let applied = api
-        .patch(
-            &name,
-            &PatchParams::apply("testbed").force(),
-            &Patch::Apply(object),
-        )
-        .await;
+    let params = PatchParams::apply("testbed").force();
+    let applied = api.patch(&name, &params, &Patch::Apply(object)).await;
     applied.with_context(|| format!("cannot apply {} {name}", types.kind))
 }
 
@@ -68,11 +51,8 @@ pub async fn apply(client: &Client, object: &DynamicObject) -> Result<DynamicObj
 pub async fn apply_file(client: &Client, path: &Path) -> Result<Vec<DynamicObject>> {
     let mut applied = Vec::new();
     for object in read(path)? {
-        applied.push(
-            apply(client, &object)
-                .await
-                .with_context(|| path.display().to_string())?,
-        );
+        let stored = apply(client, &object).await;
+        applied.push(stored.with_context(|| path.display().to_string())?);
     }
     Ok(applied)
 }

@@ -85,24 +85,9 @@ impl Observer {
     pub fn start(client: &Client) -> Self {
         let (sender, snapshot) = watch::channel(ClusterSnapshot::default());
         let watches = [
-            spawn(
-                Api::<Node>::all(client.clone()),
-                "nodes",
-                |s| &mut s.nodes,
-                sender.clone(),
-            ),
-            spawn(
-                Api::<Pod>::all(client.clone()),
-                "pods",
-                |s| &mut s.pods,
-                sender.clone(),
-            ),
-            spawn(
-                Api::<Device>::all(client.clone()),
-                "devices",
-                |s| &mut s.devices,
-                sender,
-            ),
+            spawn::<Node>(client, "nodes", |s| &mut s.nodes, sender.clone()),
+            spawn::<Pod>(client, "pods", |s| &mut s.pods, sender.clone()),
+            spawn::<Device>(client, "devices", |s| &mut s.devices, sender),
         ];
         Self {
             snapshot,
@@ -180,12 +165,22 @@ impl ClusterSnapshot {
         }
     }
 
+    /// True if a node has some of a resource that pods may request.
+    pub fn offers(&self, node: &str, resource: &str) -> bool {
+        let status = self.nodes.get(node).and_then(|node| node.status.as_ref());
+        let allocatable = status.and_then(|status| status.allocatable.as_ref());
+        let amount = allocatable.and_then(|amounts| amounts.get(resource));
+        amount.is_some_and(|amount| amount.0 != "0")
+    }
+
     /// The pods that do not run, with their phase and reason.
     fn summary(&self) -> String {
-        let not_running = self.pods.iter().filter(|(_, pod)| !is_running(pod));
-        let clauses: Vec<String> = not_running
-            .map(|(name, pod)| format!("{name} is {} ({})", phase(pod), reason(pod)))
-            .collect();
+        let mut clauses = Vec::new();
+        for (name, pod) in &self.pods {
+            if !is_running(pod) {
+                clauses.push(format!("{name} is {} ({})", phase(pod), reason(pod)));
+            }
+        }
         if clauses.is_empty() {
             "every pod is running".to_owned()
         } else {
@@ -195,31 +190,32 @@ impl ClusterSnapshot {
 }
 
 fn reason(pod: &Pod) -> String {
-    let status = pod.status.as_ref();
-    let of_pod = status.and_then(|status| status.message.clone());
-    let waiting = container_statuses(pod).find_map(|container| {
-        let waiting = container.state.as_ref()?.waiting.as_ref()?;
-        Some(format!(
-            "{}: {}",
-            waiting.reason.as_deref().unwrap_or("waiting"),
-            waiting.message.as_deref().unwrap_or_default()
-        ))
-    });
-    let node = node_of(pod).map(|node| format!("on {node}"));
-    unscheduled_because(pod)
-        .map(str::to_owned)
-        .or(of_pod)
-        .or(waiting)
-        .or(node)
-        .unwrap_or_else(|| "no reason is given".to_owned())
+    if let Some(message) = unscheduled_because(pod) {
+        return message.to_owned();
+    }
+    if let Some(message) = pod.status.as_ref().and_then(|status| status.message.clone()) {
+        return message;
+    }
+    for container in container_statuses(pod) {
+        if let Some(waiting) = container.state.as_ref().and_then(|state| state.waiting.as_ref()) {
+            let reason = waiting.reason.as_deref().unwrap_or("waiting");
+            return format!("{reason}: {}", waiting.message.as_deref().unwrap_or_default());
+        }
+    }
+    match node_of(pod) {
+        Some(node) => format!("on {node}"),
+        None => "no reason is given".to_owned(),
+    }
 }
 
 fn objects<K: ResourceExt + DeserializeOwned>(api: &ApiObjects, resource: &str) -> BTreeMap<String, K> {
-    let listed = api.list(resource, None).unwrap_or_default();
-    let typed = listed
-        .into_iter()
-        .filter_map(|object| serde_json::from_value::<K>(serde_json::Value::clone(&object)).ok());
-    typed.map(|object| (key(&object), object)).collect()
+    let mut objects = BTreeMap::new();
+    for object in api.list(resource, None).unwrap_or_default() {
+        if let Ok(object) = K::deserialize(&*object) {
+            objects.insert(key(&object), object);
+        }
+    }
+    objects
 }
 
 fn key(object: &impl ResourceExt) -> String {
@@ -230,14 +226,15 @@ fn key(object: &impl ResourceExt) -> String {
 }
 
 fn spawn<K>(
-    api: Api<K>,
+    client: &Client,
     name: &'static str,
     part: fn(&mut ClusterSnapshot) -> &mut BTreeMap<String, K>,
     sender: watch::Sender<ClusterSnapshot>,
 ) -> AbortOnDropHandle<()>
 where
-    K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
+    let api: Api<K> = Api::all(client.clone());
     AbortOnDropHandle::new(tokio::spawn(async move {
         let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
         let mut listed = BTreeMap::new();

@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use crate::files;
+
 /// Longest time of one command.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -132,9 +134,7 @@ impl Commands {
     /// # Errors
     /// The file cannot be read, or something in it is not known.
     pub fn read(path: &Path, kubeconfig: &Path) -> Result<Self> {
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Self::parse(&text, kubeconfig)
+        Self::parse(&files::read(path)?, kubeconfig)
             .with_context(|| format!("{} does not say how to break a cluster", path.display()))
     }
 
@@ -157,10 +157,7 @@ impl Commands {
     pub fn allow(&self, need: Need) -> bool {
         match need {
             Need::Kill(part) => self.parts.contains_key(&part),
-            Need::Pause(part) => self
-                .parts
-                .get(&part)
-                .is_some_and(|commands| commands.pause.is_some()),
+            Need::Pause(part) => self.of(part).is_ok_and(|commands| commands.pause.is_some()),
             Need::Remove(file) => self.remove.contains_key(&file),
             Need::Evict => self.evict,
         }
@@ -174,51 +171,44 @@ impl Commands {
 
     /// Kills a part; `node` is the node of a part that there is one of on each.
     pub(crate) async fn kill(&self, part: ClusterPart, node: &str) -> Result<()> {
-        self.run(&format!("parts.{part}.kill"), &self.of(part)?.kill, node)
-            .await
+        let command = &self.of(part)?.kill;
+        self.run(&format!("parts.{part}.kill"), Some(command), node).await
     }
 
     /// Starts a part that was killed, unless something else does.
     pub(crate) async fn start(&self, part: ClusterPart, node: &str) -> Result<()> {
         match &self.of(part)?.start {
-            Some(command) => self.run(&format!("parts.{part}.start"), command, node).await,
             None => Ok(()),
+            command => {
+                self.run(&format!("parts.{part}.start"), command.as_ref(), node)
+                    .await
+            }
         }
     }
 
     /// Stops a part.
     pub(crate) async fn pause(&self, part: ClusterPart, node: &str) -> Result<()> {
-        let command = self
-            .of(part)?
-            .pause
-            .as_ref()
-            .with_context(|| format!("the file has no parts.{part}.pause"))?;
+        let command = self.of(part)?.pause.as_ref();
         self.run(&format!("parts.{part}.pause"), command, node).await
     }
 
     /// Lets a part go on that was stopped.
     pub(crate) async fn resume(&self, part: ClusterPart, node: &str) -> Result<()> {
-        let command = self
-            .of(part)?
-            .resume
-            .as_ref()
-            .with_context(|| format!("the file has no parts.{part}.resume"))?;
+        let command = self.of(part)?.resume.as_ref();
         self.run(&format!("parts.{part}.resume"), command, node).await
     }
 
     /// Removes a file of a node.
     pub(crate) async fn remove(&self, file: NodeFile, node: &str) -> Result<()> {
-        let command = self
-            .remove
-            .get(&file)
-            .with_context(|| format!("the file has no remove.{file}"))?;
-        self.run(&format!("remove.{file}"), command, node).await
+        self.run(&format!("remove.{file}"), self.remove.get(&file), node)
+            .await
     }
 
-    async fn run(&self, name: &str, command: &str, node: &str) -> Result<()> {
+    async fn run(&self, name: &str, command: Option<&String>, node: &str) -> Result<()> {
+        let command = command.with_context(|| format!("the file has no {name}"))?;
         let mut shell = Command::new("sh");
         shell
-            .args(["-c", command])
+            .args(["-c", command.as_str()])
             .env("NODE", node)
             .env("KUBECONFIG", &self.kubeconfig)
             .stdin(Stdio::null())

@@ -8,9 +8,9 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Range;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, bail};
+use parking_lot::Mutex;
 
 const PORTS: Range<u16> = 15_000..32_000;
 /// Ports of one block.
@@ -33,7 +33,7 @@ struct Own {
 /// # Errors
 /// All ports are taken.
 pub fn free_address() -> Result<SocketAddr> {
-    let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut own = OWN.lock();
     loop {
         for port in own.left.by_ref() {
             // A program that knows of no blocks may listen there.

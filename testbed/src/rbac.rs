@@ -7,14 +7,18 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use k8s_openapi::api::rbac::v1::{
-    ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject,
-};
+use k8s_openapi::api::rbac::v1::{PolicyRule, RoleRef, Subject};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::apiserver::object;
+
 /// Group of the Device object.
 const DEVICES_GROUP: &str = "scheduling.koordinator.sh";
+/// Group of the webhook configurations.
+const ADMISSION: &str = "admissionregistration.k8s.io";
 
 /// Something that a request does to a kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -96,30 +100,10 @@ pub const SCHEDULER_CERTIFICATES: &[Permission<'static>] = &[
 
 /// The scheduler's further requests where it writes its authority into its webhook configurations.
 pub const SCHEDULER_WEBHOOKS: &[Permission<'static>] = &[
-    access(
-        "admissionregistration.k8s.io",
-        "mutatingwebhookconfigurations",
-        "",
-        "get",
-    ),
-    access(
-        "admissionregistration.k8s.io",
-        "mutatingwebhookconfigurations",
-        "",
-        "patch",
-    ),
-    access(
-        "admissionregistration.k8s.io",
-        "validatingwebhookconfigurations",
-        "",
-        "get",
-    ),
-    access(
-        "admissionregistration.k8s.io",
-        "validatingwebhookconfigurations",
-        "",
-        "patch",
-    ),
+    access(ADMISSION, "mutatingwebhookconfigurations", "", "get"),
+    access(ADMISSION, "mutatingwebhookconfigurations", "", "patch"),
+    access(ADMISSION, "validatingwebhookconfigurations", "", "get"),
+    access(ADMISSION, "validatingwebhookconfigurations", "", "patch"),
 ];
 
 /// Every kind of request that a node's device plugin may make.
@@ -149,19 +133,19 @@ pub struct Rbac {
 }
 
 /// A Role, or a `ClusterRole`, which has no namespace.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
 struct NamedRole {
-    namespace: String,
-    name: String,
-    rules: Vec<PolicyRule>,
+    metadata: ObjectMeta,
+    rules: Option<Vec<PolicyRule>>,
 }
 
 /// A `RoleBinding`, or a `ClusterRoleBinding`, which has no namespace.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct SubjectBinding {
-    namespace: String,
-    role: RoleRef,
-    subjects: Vec<Subject>,
+    metadata: ObjectMeta,
+    role_ref: RoleRef,
+    subjects: Option<Vec<Subject>>,
 }
 
 /// An object that says it is a role or a binding and is not.
@@ -188,36 +172,9 @@ impl Rbac {
     }
 
     fn read(&mut self, object: &Value) -> Result<(), RbacError> {
-        match object.get("kind").and_then(Value::as_str) {
-            Some("ClusterRole") => {
-                let role: ClusterRole = parse(object)?;
-                self.roles.push(NamedRole::new(
-                    role.metadata.namespace,
-                    role.metadata.name,
-                    role.rules,
-                ));
-            }
-            Some("Role") => {
-                let role: Role = parse(object)?;
-                self.roles.push(NamedRole::new(
-                    role.metadata.namespace,
-                    role.metadata.name,
-                    role.rules,
-                ));
-            }
-            Some("ClusterRoleBinding") => {
-                let binding: ClusterRoleBinding = parse(object)?;
-                self.bindings
-                    .push(SubjectBinding::new(None, binding.role_ref, binding.subjects));
-            }
-            Some("RoleBinding") => {
-                let binding: RoleBinding = parse(object)?;
-                self.bindings.push(SubjectBinding::new(
-                    binding.metadata.namespace,
-                    binding.role_ref,
-                    binding.subjects,
-                ));
-            }
+        match object::text(object, "/kind") {
+            "ClusterRole" | "Role" => self.roles.push(parse(object)?),
+            "ClusterRoleBinding" | "RoleBinding" => self.bindings.push(parse(object)?),
             _ => {}
         }
         Ok(())
@@ -225,7 +182,7 @@ impl Rbac {
 
     /// True if a user, such as `system:serviceaccount:gpushare-system:gpushare-scheduler`, may send this request.
     pub fn allows(&self, user: &str, access: Permission<'_>, target: RbacTarget<'_>) -> bool {
-        self.rules_of(user).any(|(namespace, rule)| {
+        self.rules_of(user).into_iter().any(|(namespace, rule)| {
             let here = namespace.is_empty() || namespace == target.namespace;
             here && is_named(rule, target.name) && covers(rule, access)
         })
@@ -233,7 +190,7 @@ impl Rbac {
 
     /// True if a user may send requests with this verb to a path outside the API groups.
     pub fn allows_path(&self, user: &str, verb: &str, path: &str) -> bool {
-        self.rules_of(user).any(|(namespace, rule)| {
+        self.rules_of(user).into_iter().any(|(namespace, rule)| {
             let names =
                 |list: &Option<Vec<String>>, text: &str| list.iter().flatten().any(|item| item == text);
             namespace.is_empty()
@@ -244,52 +201,40 @@ impl Rbac {
 
     /// Everything that a user may do to some object somewhere.
     pub fn granted(&self, user: &str) -> BTreeSet<Permission<'_>> {
-        self.rules_of(user).flat_map(|(_, rule)| expand(rule)).collect()
+        let rules = self.rules_of(user).into_iter();
+        rules.flat_map(|(_, rule)| expand(rule)).collect()
     }
 
     /// The rules that a user has, each with the namespace it is confined to, if any.
-    fn rules_of(&self, user: &str) -> impl Iterator<Item = (&str, &PolicyRule)> {
+    fn rules_of(&self, user: &str) -> Vec<(&str, &PolicyRule)> {
         let groups = groups_of(user);
-        self.bindings
-            .iter()
-            .filter(move |binding| binding.subjects.iter().any(|s| is_meant(s, user, &groups)))
-            .flat_map(|binding| {
-                let rules = self
-                    .roles
-                    .iter()
-                    .filter(|role| binding.refers_to(role))
-                    .flat_map(|role| &role.rules);
-                rules.map(|rule| (binding.namespace.as_str(), rule))
-            })
-    }
-}
-
-impl NamedRole {
-    fn new(namespace: Option<String>, name: Option<String>, rules: Option<Vec<PolicyRule>>) -> Self {
-        Self {
-            namespace: namespace.unwrap_or_default(),
-            name: name.unwrap_or_default(),
-            rules: rules.unwrap_or_default(),
+        let mut rules = Vec::new();
+        for binding in &self.bindings {
+            if !binding
+                .subjects
+                .iter()
+                .flatten()
+                .any(|s| is_meant(s, user, &groups))
+            {
+                continue;
+            }
+            let namespace = binding.metadata.namespace.as_deref().unwrap_or_default();
+            for role in self.roles.iter().filter(|role| binding.refers_to(role)) {
+                rules.extend(role.rules.iter().flatten().map(|rule| (namespace, rule)));
+            }
         }
+        rules
     }
 }
 
 impl SubjectBinding {
-    fn new(namespace: Option<String>, role: RoleRef, subjects: Option<Vec<Subject>>) -> Self {
-        Self {
-            namespace: namespace.unwrap_or_default(),
-            role,
-            subjects: subjects.unwrap_or_default(),
-        }
-    }
-
     fn refers_to(&self, role: &NamedRole) -> bool {
-        let namespace = if self.role.kind == "Role" {
-            self.namespace.as_str()
-        } else {
-            ""
+        let namespace = match self.role_ref.kind.as_str() {
+            "Role" => self.metadata.namespace.as_ref(),
+            _ => None,
         };
-        role.name == self.role.name && role.namespace == namespace
+        role.metadata.name.as_ref() == Some(&self.role_ref.name)
+            && role.metadata.namespace.as_ref() == namespace
     }
 }
 
@@ -307,29 +252,18 @@ impl fmt::Display for Permission<'_> {
 }
 
 fn parse<T: DeserializeOwned>(object: &Value) -> Result<T, RbacError> {
-    T::deserialize(object).map_err(|source| {
-        let text = |pointer| {
-            object
-                .pointer(pointer)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                .to_owned()
-        };
-        RbacError {
-            kind: text("/kind"),
-            name: text("/metadata/name"),
-            source,
-        }
+    T::deserialize(object).map_err(|source| RbacError {
+        kind: object::text(object, "/kind").to_owned(),
+        name: object::text(object, "/metadata/name").to_owned(),
+        source,
     })
 }
 
 /// The groups that the API server adds to a service account's name.
 fn groups_of(user: &str) -> Vec<String> {
     let mut groups = vec!["system:authenticated".to_owned()];
-    if let Some((namespace, _)) = user
-        .strip_prefix("system:serviceaccount:")
-        .and_then(|rest| rest.split_once(':'))
-    {
+    let account = user.strip_prefix("system:serviceaccount:");
+    if let Some((namespace, _)) = account.and_then(|account| account.split_once(':')) {
         groups.push("system:serviceaccounts".to_owned());
         groups.push(format!("system:serviceaccounts:{namespace}"));
     }
@@ -349,23 +283,20 @@ fn is_meant(subject: &Subject, user: &str, groups: &[String]) -> bool {
 }
 
 fn is_named(rule: &PolicyRule, name: &str) -> bool {
-    rule.resource_names
-        .as_ref()
-        .is_none_or(|names| names.is_empty() || names.iter().any(|allowed| allowed == name))
+    let names = rule.resource_names.as_deref().unwrap_or_default();
+    names.is_empty() || names.iter().any(|allowed| allowed == name)
 }
 
 fn covers(rule: &PolicyRule, access: Permission<'_>) -> bool {
-    let has = |words: Option<&Vec<String>>, word: &str| {
-        words.is_some_and(|words| words.iter().any(|w| w == word || w == "*"))
-    };
+    let has = |words: &Option<Vec<String>>, word: &str| words.iter().flatten().any(|w| w == word || w == "*");
     let resource = match access.subresource {
         "" => access.resource.to_owned(),
         subresource => format!("{}/{subresource}", access.resource),
     };
     let any_parent = format!("*/{}", access.subresource);
-    has(rule.api_groups.as_ref(), access.group)
-        && (has(rule.resources.as_ref(), &resource) || has(rule.resources.as_ref(), &any_parent))
-        && has(Some(&rule.verbs), access.verb)
+    has(&rule.api_groups, access.group)
+        && (has(&rule.resources, &resource) || has(&rule.resources, &any_parent))
+        && rule.verbs.iter().any(|verb| verb == access.verb || verb == "*")
 }
 
 fn expand(rule: &PolicyRule) -> Vec<Permission<'_>> {

@@ -4,19 +4,22 @@
 //! connection to a Service goes to one of the pods that its selector in `deploy/` names, and stays there.
 
 use std::collections::BTreeMap;
+use std::future::ready;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use kube::ResourceExt;
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::apiserver::{self, User};
+use crate::apiserver::{self, User, object};
 use crate::cluster::{LocalCluster, SCHEDULER_USER};
 use crate::daemons::{Crashes, Daemon, Invocation};
 use crate::http_client;
 use crate::manifests;
+use crate::polling;
 use crate::ports::free_address;
 
 use front::{Ports, ReplicaAddresses, Selector};
@@ -118,7 +121,8 @@ impl Replicas {
         let model = cluster.scheduler.invocation().clone();
         let mut fronts = Vec::new();
         for service in SERVICES {
-            if let Some(address) = value(&model.args, service.flag) {
+            let address = model.value(service.flag).and_then(|address| address.parse().ok());
+            if let Some(address) = address {
                 let selector = selector(&cluster.deploy().join(service.manifest), service.name)?;
                 fronts.push(front::serve(address, selector, &api, &addresses, service.flag).await?);
             }
@@ -147,7 +151,7 @@ impl Replicas {
         let name = format!("{NAME}-{}", self.n_made);
         self.n_made += 1;
         self.api.create("pods", pod(&name))?;
-        let (args, ports) = self.args(&name)?;
+        let (invocation, ports) = self.invocation(&name)?;
         let health = ports.get(HEALTH).context("the scheduler answers no probes")?;
         let url = format!("http://{health}/readyz");
         if let Some(address) = ports.get(READ_API) {
@@ -155,51 +159,28 @@ impl Replicas {
                 .route_pod_port(NAMESPACE, &name, proto::read_api::PORT, *address);
         }
         self.addresses.insert(&name, ports);
-        let log = self.dir.join(format!("{name}.log"));
-        let daemon = Daemon::start(
-            Invocation {
-                name: name.clone(),
-                program: self.model.program.clone(),
-                args,
-                log,
-            },
-            &self.crashes,
-        )?;
-        let probe = AbortOnDropHandle::new(tokio::spawn(probe(self.api.clone(), name.clone(), url)));
-        self.running.insert(
-            name.clone(),
-            ReplicaProcess {
-                daemon,
-                _probe: probe,
-            },
-        );
+        let process = ReplicaProcess {
+            daemon: Daemon::start(invocation, &self.crashes)?,
+            _probe: AbortOnDropHandle::new(tokio::spawn(probe(self.api.clone(), name.clone(), url))),
+        };
+        self.running.insert(name.clone(), process);
         Ok(name)
     }
 
-    /// The arguments of the only scheduler with ports of its own, and the flags of the election.
-    fn args(&self, name: &str) -> Result<(Vec<String>, Ports)> {
-        let (mut args, mut ports) = (self.model.args.clone(), Ports::new());
+    /// The start of the only scheduler with ports of its own, and the flags of the election.
+    fn invocation(&self, name: &str) -> Result<(Invocation, Ports)> {
+        let mut ports = Ports::new();
+        let mut invocation = Invocation::new(name, self.model.program.clone(), &self.dir, name);
+        invocation.args.clone_from(&self.model.args);
         for flag in [EXTENDER, WEBHOOKS, HEALTH, READ_API, PAGE] {
-            if let Some(value) = args
-                .iter()
-                .position(|arg| arg == flag)
-                .and_then(|idx| args.get_mut(idx + 1))
-            {
-                let address = free_address()?;
-                *value = address.to_string();
+            let address = free_address()?;
+            if invocation.set(flag, &address) {
                 ports.insert(flag, address);
             }
         }
-        if let Some(value) = args
-            .iter()
-            .position(|arg| arg == KUBECONFIG)
-            .and_then(|idx| args.get_mut(idx + 1))
-        {
-            *value = kubeconfig(&self.dir, name).display().to_string();
-        }
-        args.extend(FLAGS.map(str::to_owned));
-        args.extend(["--pod-name", name, "--pod-namespace", NAMESPACE].map(str::to_owned));
-        Ok((args, ports))
+        invocation.set(KUBECONFIG, &kubeconfig(&self.dir, name).display());
+        let pod = ["--pod-name", name, "--pod-namespace", NAMESPACE];
+        Ok((invocation.args(FLAGS).args(pod), ports))
     }
 
     fn replica(&mut self, name: &str) -> Result<&mut ReplicaProcess> {
@@ -217,13 +198,13 @@ impl Replicas {
 
     /// The replicas behind the extender's Service.
     pub fn leaders(&self) -> Vec<String> {
-        let pods = self.api.list("pods", Some(NAMESPACE)).unwrap_or_default();
-        let leading = pods
-            .iter()
-            .filter(|pod| pod.pointer("/metadata/labels/gpushare~1leader").is_some() && front::is_ready(pod));
-        leading
-            .filter_map(|pod| pod.pointer("/metadata/name")?.as_str().map(str::to_owned))
-            .collect()
+        let mut leaders = Vec::new();
+        for pod in self.api.list("pods", Some(NAMESPACE)).unwrap_or_default() {
+            if object::is_set(&pod, "/metadata/labels/gpushare~1leader") && front::is_ready(&pod) {
+                leaders.push(name_of(&pod).to_owned());
+            }
+        }
+        leaders
     }
 
     /// Waits for a leader other than the one named; returns its name.
@@ -243,21 +224,14 @@ impl Replicas {
 
     /// Returns true if a replica says that it is ready.
     pub fn is_ready(&self, name: &str) -> bool {
-        self.api
-            .get("pods", NAMESPACE, name)
-            .is_ok_and(|pod| front::is_ready(&pod))
+        let pod = self.api.get("pods", NAMESPACE, name);
+        pod.is_ok_and(|pod| front::is_ready(&pod))
     }
 
     /// Waits until a replica is ready.
     pub async fn until_ready(&self, name: &str) -> Result<()> {
-        let ready = async {
-            while !self.is_ready(name) {
-                tokio::time::sleep(PROBE.0).await;
-            }
-        };
-        tokio::time::timeout(DEADLINE, ready)
-            .await
-            .with_context(|| format!("{name} is not ready in time"))
+        let failure = format!("{name} is not ready in time");
+        polling::until(DEADLINE, failure, || ready(self.is_ready(name))).await
     }
 
     /// Kills a replica's process; its pod stays.
@@ -335,14 +309,12 @@ pub(crate) fn pod(name: &str) -> Value {
 pub(crate) fn write_kubeconfig(cluster: &LocalCluster, replica: &str) -> Result<()> {
     let token = format!("token-of-pod-{replica}");
     let extra = [(POD_CLAIM.to_owned(), vec![replica.to_owned()])].into();
-    cluster.api().add_token(
-        &token,
-        User {
-            name: SCHEDULER_USER.to_owned(),
-            groups: Vec::new(),
-            extra,
-        },
-    );
+    let user = User {
+        name: SCHEDULER_USER.to_owned(),
+        groups: Vec::new(),
+        extra,
+    };
+    cluster.api().add_token(&token, user);
     let path = kubeconfig(cluster.dir(), replica);
     cluster
         .api()
@@ -350,33 +322,22 @@ pub(crate) fn write_kubeconfig(cluster: &LocalCluster, replica: &str) -> Result<
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
+fn name_of(object: &Value) -> &str {
+    object::text(object, "/metadata/name")
+}
+
 /// Removes the traces of other replicas, and the policies, which know no scheduler without replicas.
 pub(crate) fn clean(api: &apiserver::ApiObjects) -> Result<()> {
     for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
         for object in api.list(plural, None)? {
-            api.delete(
-                plural,
-                "",
-                object
-                    .pointer("/metadata/name")
-                    .and_then(Value::as_str)
-                    .unwrap_or_default(),
-                None,
-            )?;
+            api.delete(plural, "", name_of(&object), None)?;
         }
     }
     if api.get(LEADERS, NAMESPACE, NAME).is_ok() {
         api.delete(LEADERS, NAMESPACE, NAME, None)?;
     }
     for pod in api.list("pods", Some(NAMESPACE))? {
-        api.delete(
-            "pods",
-            NAMESPACE,
-            pod.pointer("/metadata/name")
-                .and_then(Value::as_str)
-                .unwrap_or_default(),
-            Some(0),
-        )?;
+        api.delete("pods", NAMESPACE, name_of(&pod), Some(0))?;
     }
     if api.get("leases", NAMESPACE, NAME).is_ok() {
         api.delete("leases", NAMESPACE, NAME, None)?;
@@ -384,29 +345,17 @@ pub(crate) fn clean(api: &apiserver::ApiObjects) -> Result<()> {
     Ok(())
 }
 
-/// The address that a flag says.
-fn value(args: &[String], flag: &str) -> Option<SocketAddr> {
-    let idx = args.iter().position(|arg| arg == flag)?;
-    args.get(idx + 1)?.parse().ok()
-}
-
 /// The selector of a Service.
 fn selector(manifest: &Path, name: &str) -> Result<Selector> {
-    let objects = manifests::read(manifest)?;
-    let is_it = |object: &&kube::api::DynamicObject| {
-        object.types.as_ref().is_some_and(|types| types.kind == "Service")
-            && object.metadata.name.as_deref() == Some(name)
-    };
-    let service = objects
-        .iter()
-        .find(is_it)
-        .with_context(|| format!("no Service {name} in {}", manifest.display()))?;
-    let selector = service
-        .data
-        .pointer("/spec/selector")
-        .cloned()
-        .unwrap_or_default();
-    serde_json::from_value(selector).with_context(|| format!("the selector of Service {name}"))
+    for object in manifests::read(manifest)? {
+        let is_service = object.types.as_ref().is_some_and(|types| types.kind == "Service");
+        if is_service && object.name_any() == name {
+            let selector = object.data.pointer("/spec/selector").cloned().unwrap_or_default();
+            return serde_json::from_value(selector)
+                .with_context(|| format!("the selector of Service {name}"));
+        }
+    }
+    bail!("no Service {name} in {}", manifest.display())
 }
 
 /// Keeps a pod's condition `Ready` as kubelet would.

@@ -9,14 +9,16 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::apiserver;
+use crate::apiserver::{self, object};
 use crate::cluster::LocalCluster;
-use crate::daemons::{Crashes, Daemon, Invocation, Program};
+use crate::daemons::{Daemon, Invocation, Program};
+use crate::files;
 use crate::http_client::{HttpClient, is_ok};
 use crate::manifests;
+use crate::polling;
 use crate::ports::free_address;
 use crate::replicas::{self, NAMESPACE};
 
@@ -95,91 +97,40 @@ impl SecondScheduler {
 
     fn start_pod(&mut self, cluster: &LocalCluster, pod: &'static str) -> Result<()> {
         replicas::write_kubeconfig(cluster, pod)?;
-        let kubeconfig = replicas::kubeconfig(cluster.dir(), pod).display().to_string();
         self.api.create("pods", replicas::pod(pod))?;
         let addresses = Addresses {
             extender: free_address()?,
             health: free_address()?,
         };
         self.extenders.insert(pod, addresses);
-        let (extender, health) = (addresses.extender.to_string(), addresses.health.to_string());
-        let mut args = vec![
-            "--listen",
-            &extender,
-            "--health-listen",
-            &health,
-            "--kubeconfig",
-            &kubeconfig,
-        ];
-        args.extend([
-            "--kube-scheduler-lease",
-            LEASE,
-            "--fence-bindings",
-            "--pod-name",
-            pod,
-            "--pod-namespace",
-            NAMESPACE,
-        ]);
-        args.extend(FLAGS);
-        self.run(
-            cluster,
-            (pod, SchedulerContainer::Extender),
-            cluster.binaries().path(Program::Scheduler)?,
-            args,
-        )?;
+        let extender = start_of(cluster, pod, SchedulerContainer::Extender)?
+            .flag("--listen", &addresses.extender)
+            .flag("--health-listen", &addresses.health)
+            .flag("--kube-scheduler-lease", LEASE)
+            .flag("--pod-name", pod)
+            .flag("--pod-namespace", NAMESPACE)
+            .args(FLAGS);
         let config = write_configuration(cluster, pod, addresses.extender)?;
-        let config = config.display().to_string();
-        let args = vec![
-            "kube-scheduler",
-            "--kubeconfig",
-            &kubeconfig,
-            "--config",
-            &config,
-            "--host-name",
-            pod,
-        ];
-        self.run(
-            cluster,
-            (pod, SchedulerContainer::KubeScheduler),
-            cluster.binaries().path(Program::Testbed)?,
-            args,
-        )
-    }
-
-    fn run(
-        &mut self,
-        cluster: &LocalCluster,
-        key: (&'static str, SchedulerContainer),
-        program: PathBuf,
-        args: Vec<&str>,
-    ) -> Result<()> {
-        let name = format!("{}-{:?}", key.0, key.1);
-        let log = cluster.dir().join(format!("{name}.log"));
-        let args = args.into_iter().map(str::to_owned).collect();
-        let crashes: &Crashes = cluster.crashes();
-        self.containers.insert(
-            key,
-            Daemon::start(
-                Invocation {
-                    name,
-                    program,
-                    args,
-                    log,
-                },
-                crashes,
-            )?,
-        );
+        let kube_scheduler = start_of(cluster, pod, SchedulerContainer::KubeScheduler)?
+            .flag("--config", &config.display())
+            .flag("--host-name", pod);
+        for (container, invocation) in [
+            (SchedulerContainer::Extender, extender),
+            (SchedulerContainer::KubeScheduler, kube_scheduler),
+        ] {
+            let daemon = Daemon::start(invocation, cluster.crashes())?;
+            self.containers.insert((pod, container), daemon);
+        }
         Ok(())
     }
 
     fn container(&mut self, pod: &str, container: SchedulerContainer) -> Result<&mut Daemon> {
-        let found = self
-            .containers
-            .iter_mut()
-            .find(|((name, kind), _)| *name == pod && *kind == container);
-        found
-            .map(|(_, daemon)| daemon)
-            .with_context(|| format!("there is no pod {pod}"))
+        for (key, daemon) in &mut self.containers {
+            if *key == (pod, container) {
+                return Ok(daemon);
+            }
+        }
+        bail!("there is no pod {pod}")
     }
 
     /// Kills a container.
@@ -205,24 +156,18 @@ impl SecondScheduler {
 
     /// URL of a pod's extender.
     pub fn extender(&self, pod: &str) -> Result<String> {
-        let addresses = self
-            .extenders
-            .get(pod)
-            .with_context(|| format!("there is no pod {pod}"))?;
+        let addresses = self.extenders.get(pod);
+        let addresses = addresses.with_context(|| format!("there is no pod {pod}"))?;
         Ok(format!("http://{}/gpushare-scheduler", addresses.extender))
     }
 
     /// The pod whose kube-scheduler holds the Lease; empty if none does.
     pub fn holder(&self) -> String {
         let lease = self.api.get("leases", NAMESPACE, LEASE).unwrap_or_default();
-        let holder = lease
-            .pointer("/spec/holderIdentity")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        holder
-            .rsplit_once('_')
-            .map(|(pod, _)| pod.to_owned())
-            .unwrap_or_default()
+        match object::text(&lease, "/spec/holderIdentity").rsplit_once('_') {
+            Some((pod, _)) => pod.to_owned(),
+            None => String::new(),
+        }
     }
 
     /// Waits until the kube-scheduler of another pod than this holds the Lease; the name of that pod.
@@ -243,28 +188,18 @@ impl SecondScheduler {
 
     /// Writes another holder into the Lease, as a person may.
     pub fn give_lease_to(&self, holder: &str) -> Result<()> {
-        self.api
-            .patch(
-                "leases",
-                NAMESPACE,
-                LEASE,
-                json!({"spec": {"holderIdentity": holder}}),
-            )
-            .map(drop)
-            .map_err(Into::into)
+        self.set_holder("leases", LEASE, holder)
     }
 
     /// Names another leader to the API server's policy, as a person may.
     pub fn name_as_leader(&self, holder: &str) -> Result<()> {
-        self.api
-            .patch(
-                LEADER.0,
-                NAMESPACE,
-                LEADER.1,
-                json!({"spec": {"holderIdentity": holder}}),
-            )
-            .map(drop)
-            .map_err(Into::into)
+        self.set_holder(LEADER.0, LEADER.1, holder)
+    }
+
+    fn set_holder(&self, resource: &str, name: &str, holder: &str) -> Result<()> {
+        let patch = json!({"spec": {"holderIdentity": holder}});
+        self.api.patch(resource, NAMESPACE, name, patch)?;
+        Ok(())
     }
 
     /// The pods whose extenders say that they decide.
@@ -300,46 +235,45 @@ impl SecondScheduler {
     }
 }
 
+/// The start of a pod's container, with the pod's account.
+fn start_of(cluster: &LocalCluster, pod: &str, container: SchedulerContainer) -> Result<Invocation> {
+    let name = format!("{pod}-{container:?}");
+    let kubeconfig = replicas::kubeconfig(cluster.dir(), pod);
+    let (program, command) = match container {
+        SchedulerContainer::Extender => (Program::Scheduler, "--fence-bindings"),
+        SchedulerContainer::KubeScheduler => (Program::Testbed, "kube-scheduler"),
+    };
+    let invocation = Invocation::new(&name, cluster.binaries().path(program)?, cluster.dir(), &name);
+    Ok(invocation
+        .args([command])
+        .flag("--kubeconfig", &kubeconfig.display()))
+}
+
 /// The configuration of a pod's kube-scheduler: the shipped one, with short times and the address of the pod's extender.
 fn write_configuration(cluster: &LocalCluster, pod: &str, extender: SocketAddr) -> Result<PathBuf> {
     let shipped = cluster.deploy().join(CONFIGURATION);
-    let text =
-        std::fs::read_to_string(&shipped).with_context(|| format!("cannot read {}", shipped.display()))?;
-    let mut configuration: Value =
-        serde_yaml_ng::from_str(&text).with_context(|| format!("cannot read {}", shipped.display()))?;
+    let mut configuration: Value = serde_yaml_ng::from_str(&files::read(&shipped)?)
+        .with_context(|| format!("cannot read {}", shipped.display()))?;
+    let url = format!("http://{extender}/gpushare-scheduler");
     for (pointer, field, value) in [
-        ("/leaderElection", "leaseDuration", "4s".to_owned()),
-        ("/leaderElection", "renewDeadline", "2s".to_owned()),
-        ("/leaderElection", "retryPeriod", "400ms".to_owned()),
-        (
-            "/extenders/0",
-            "urlPrefix",
-            format!("http://{extender}/gpushare-scheduler"),
-        ),
+        ("/leaderElection", "leaseDuration", json!("4s")),
+        ("/leaderElection", "renewDeadline", json!("2s")),
+        ("/leaderElection", "retryPeriod", json!("400ms")),
+        ("/extenders/0", "urlPrefix", json!(url)),
+        ("", "podMaxBackoffSeconds", json!(2)),
     ] {
         let object = configuration.pointer_mut(pointer).and_then(Value::as_object_mut);
         object
-            .with_context(|| format!("{}: no {pointer}", shipped.display()))?
-            .insert(field.to_owned(), value.into());
+            .with_context(|| format!("{}: no object {pointer}", shipped.display()))?
+            .insert(field.to_owned(), value);
     }
-    let object = configuration
-        .as_object_mut()
-        .context("the configuration is no object")?;
-    object.insert("podMaxBackoffSeconds".to_owned(), 2.into());
     let path = cluster.dir().join(format!("{pod}.kube-scheduler.yaml"));
-    std::fs::write(&path, configuration.to_string())
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    files::write(&path, &configuration.to_string())?;
     Ok(path)
 }
 
 async fn until_ready(health: SocketAddr) -> Result<()> {
     let url = format!("http://{health}/readyz");
-    let ready = async {
-        while !is_ok(&url).await {
-            tokio::time::sleep(LOOK.0).await;
-        }
-    };
-    tokio::time::timeout(LOOK.1, ready)
-        .await
-        .with_context(|| format!("{url} is not ready in time"))
+    let failure = format!("{url} is not ready in time");
+    polling::until(LOOK.1, failure, || is_ok(&url)).await
 }

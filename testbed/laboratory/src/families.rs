@@ -107,11 +107,10 @@ fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -
     let mut tasks = Vec::new();
     for kind in kinds {
         for number in args.numbers.iter() {
-            tasks.extend(args.seeds.iter().map(|seed| Task {
-                kind: *kind,
-                number,
-                seed,
-            }));
+            for seed in args.seeds.iter() {
+                let kind = *kind;
+                tasks.push(Task { kind, number, seed });
+            }
         }
     }
     let done = in_parallel(&tasks, args.threads, handle, stop, |task| {
@@ -125,23 +124,20 @@ fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -
         let kind_at = kinds.iter().position(|other| other == kind).unwrap_or(0);
         by_line.entry((kind_at, *number)).or_default().push(allocated);
     }
-    let line = |((kind_at, number), runs): ((usize, u64), Vec<Vec<f64>>)| {
-        let of_policy = |at: usize| {
-            SeedSpread::of(
-                &runs
-                    .iter()
-                    .filter_map(|run| run.get(at).copied())
-                    .collect::<Vec<_>>(),
-            )
-        };
-        let kind = kinds.get(kind_at).map(|kind| kind.name()).unwrap_or_default();
-        FamilyResult {
-            kind,
-            number,
-            allocated: (0..args.policy.len()).map(of_policy).collect(),
+    let mut lines = Vec::new();
+    for ((kind_at, number), runs) in by_line {
+        let mut allocated = Vec::new();
+        for at in 0..args.policy.len() {
+            let of_policy: Vec<f64> = runs.iter().filter_map(|run| run.get(at).copied()).collect();
+            allocated.push(SeedSpread::of(&of_policy));
         }
-    };
-    Ok(by_line.into_iter().map(line).collect())
+        lines.push(FamilyResult {
+            kind: kinds.get(kind_at).map(|kind| kind.name()).unwrap_or_default(),
+            number,
+            allocated,
+        });
+    }
+    Ok(lines)
 }
 
 impl Task {
@@ -209,53 +205,40 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 
 impl FamilyResult {
     fn best(&self) -> f64 {
-        self.allocated
-            .iter()
-            .map(|spread| spread.mean)
-            .fold(0.0, f64::max)
-    }
-
-    /// The distance of each policy from the best.
-    fn losses(&self) -> impl Iterator<Item = f64> {
-        let best = self.best();
-        self.allocated.iter().map(move |spread| best - spread.mean)
+        let means = self.allocated.iter().map(|spread| spread.mean);
+        means.fold(0.0, f64::max)
     }
 }
 
 /// A line for each kind and number, and the loss of each policy against the best, at worst and on average.
 fn render(policies: &[Policy], lines: &[FamilyResult]) -> String {
-    let heads = ["KIND", "NO"]
-        .into_iter()
-        .map(str::to_owned)
-        .chain(policies.iter().map(ToString::to_string));
-    let mut table = table(heads.collect::<Vec<_>>());
+    let mut heads = vec!["KIND".to_owned(), "NO".to_owned()];
+    heads.extend(policies.iter().map(ToString::to_string));
+    let mut table = table(heads);
+    let mut losses = vec![Vec::new(); policies.len()];
     for line in lines {
         let best = line.best();
-        let cell = |spread: &SeedSpread| {
+        let mut row = vec![line.kind.clone(), line.number.to_string()];
+        for (spread, losses) in line.allocated.iter().zip(&mut losses) {
             let loss = best - spread.mean;
+            losses.push(loss);
             let behind = if loss > 0.005 {
                 format!(" (-{loss:.2})")
             } else {
                 String::new()
             };
-            format!("{:.2} ±{:.2}{behind}", spread.mean, spread.deviation)
-        };
-        table.add_row(
-            [line.kind.clone(), line.number.to_string()]
-                .into_iter()
-                .chain(line.allocated.iter().map(cell)),
-        );
+            row.push(format!("{:.2} ±{:.2}{behind}", spread.mean, spread.deviation));
+        }
+        table.add_row(row);
     }
-    let of_policy = |at: usize| lines.iter().filter_map(move |line| line.losses().nth(at));
-    let row = |head: &str, of: &dyn Fn(usize) -> f64| {
-        let cells = (0..policies.len()).map(|at| format!("{:.2}", of(at)));
-        [head.to_owned(), String::new()]
-            .into_iter()
-            .chain(cells)
-            .collect::<Vec<_>>()
-    };
-    table.add_row(row("worst loss", &|at| of_policy(at).fold(0.0, f64::max)));
-    table.add_row(row("mean loss", &|at| mean(of_policy(at))));
+    let mut worst = vec!["worst loss".to_owned(), String::new()];
+    let mut average = vec!["mean loss".to_owned(), String::new()];
+    for losses in losses {
+        worst.push(format!("{:.2}", losses.iter().copied().fold(0.0, f64::max)));
+        average.push(format!("{:.2}", mean(losses.into_iter())));
+    }
+    table.add_row(worst);
+    table.add_row(average);
     table.to_string()
 }
 

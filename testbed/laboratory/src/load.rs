@@ -8,14 +8,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
+use futures::stream::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use tempfile::TempDir;
 
 use testbed::apiserver::{ApiServer, ApiServerConfig};
-use testbed::cluster::{SCHEDULER_USER, user_kubeconfig};
+use testbed::cluster::{LocalCluster, SCHEDULER_USER, user_kubeconfig};
 use testbed::console::Console;
 use testbed::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
 use testbed::http_client::{HttpClient, is_ok};
+use testbed::invariants;
+use testbed::kubelet::RuntimeContainer;
+use testbed::observer::ClusterSnapshot;
+use testbed::pod_fields::{is_running, node_of, phase};
+use testbed::pods::{NamespacePods, PodBuilder};
 use testbed::ports::free_address;
 
 mod admission;
@@ -38,6 +45,11 @@ pub use filter::FilterArgs;
 use histogram::Histogram;
 pub use injection::InjectionArgs;
 pub use schedule::ScheduleArgs;
+
+/// The percentiles of requests: median, 90th and 99th, longest.
+const PERCENTS: [usize; 4] = [50, 90, 99, 100];
+/// Requests to the API server at one time.
+const CONCURRENCY: usize = 32;
 
 /// `laboratory load`.
 #[derive(Clone, Debug, Args)]
@@ -98,23 +110,12 @@ impl Rig {
         let program = Binaries::locate().await?.path(Program::Scheduler)?;
         let address = free_address()?;
         let kubeconfig = user_kubeconfig(&api, dir.path(), SCHEDULER_USER, &[])?;
-        let args = [
-            "--listen",
-            &address.to_string(),
-            "--kubeconfig",
-            &kubeconfig.display().to_string(),
-            "--log-level",
-            "warn",
-        ];
-        let args = args.iter().chain(flags).map(|arg| (*arg).to_owned()).collect();
+        let invocation = Invocation::new("gpushare-scheduler", program, dir.path(), "scheduler")
+            .flag("--listen", &address)
+            .flag("--kubeconfig", &kubeconfig.display())
+            .flag("--log-level", "warn")
+            .args(flags.iter().copied());
         let began = Instant::now();
-        let log = dir.path().join("scheduler.log");
-        let invocation = Invocation {
-            name: "gpushare-scheduler".to_owned(),
-            program,
-            args,
-            log,
-        };
         let crashes = Crashes::default();
         let scheduler = Daemon::start(invocation, &crashes)?;
         let url = format!("http://{address}");
@@ -150,14 +151,8 @@ impl Rig {
     fn memory(&self, field: &str) -> Result<f64> {
         let pid = self.scheduler.pid().context("the scheduler has no process id")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("cannot read /proc")?;
-        let kib = status.lines().find_map(|line| {
-            line.strip_prefix(field)?
-                .trim()
-                .strip_suffix(" kB")?
-                .trim()
-                .parse::<f64>()
-                .ok()
-        });
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<f64>().ok());
         Ok(kib.context("/proc shows no resident memory")? / 1024.0)
     }
 
@@ -197,14 +192,79 @@ fn float(n: usize) -> f64 {
     f64::from(u32::try_from(n).unwrap_or(u32::MAX))
 }
 
-/// In milliseconds: median, 90th and 99th percentile, longest.
-fn quantiles(mut latencies: Vec<Duration>) -> [f64; 4] {
-    latencies.sort_unstable();
-    let n_requests = latencies.len();
-    [50, 90, 99, 100].map(|percent| {
-        let idx = (n_requests * percent / 100).min(n_requests.saturating_sub(1));
-        latencies
-            .get(idx)
-            .map_or(0.0, |latency| latency.as_secs_f64() * 1000.0)
+/// These percentiles of durations, in milliseconds; the hundredth is the longest.
+fn quantiles<const N: usize>(mut durations: Vec<Duration>, percents: [usize; N]) -> [f64; N] {
+    durations.sort_unstable();
+    let last = durations.len().saturating_sub(1);
+    percents.map(|percent| {
+        let idx = (durations.len() * percent / 100).min(last);
+        durations.get(idx).map_or(0.0, Duration::as_secs_f64) * 1000.0
     })
+}
+
+/// A cell of a table with several times.
+fn times(values: [f64; 3], decimals: usize) -> String {
+    values.map(|value| format!("{value:.decimals$}")).join(" ")
+}
+
+/// Creates pods, many at a time.
+async fn create_all(pods: &NamespacePods, specs: Vec<PodBuilder>) -> Result<()> {
+    let created = futures::stream::iter(specs).map(|spec| async move { pods.create(&spec).await.map(drop) });
+    created.buffer_unordered(CONCURRENCY).try_collect().await
+}
+
+/// Asks for the deletion of pods of the namespace `default`, many at a time, and waits until they are gone.
+async fn delete_all(cluster: &LocalCluster, names: &[String], deadline: Duration) -> Result<()> {
+    let pods = &NamespacePods::of(cluster.client(), "default");
+    let deleted = futures::stream::iter(names).map(|name| async move { pods.delete(name).await });
+    deleted.buffer_unordered(CONCURRENCY).try_collect::<()>().await?;
+    let are_gone = |snapshot: &ClusterSnapshot| {
+        let is_left = names.iter().any(|name| snapshot.pod(name).is_some());
+        (!is_left).then_some(())
+    };
+    cluster.until("pods to be gone", deadline, are_gone).await
+}
+
+/// Waits until each of these pods of the namespace `default` is there and as wanted.
+async fn until_all(
+    cluster: &LocalCluster,
+    names: &[String],
+    what: &str,
+    deadline: Duration,
+    is_so: impl Fn(&Pod) -> bool,
+) -> Result<()> {
+    let all = |snapshot: &ClusterSnapshot| {
+        let is_one = |name: &String| snapshot.pod(name).is_some_and(&is_so);
+        names.iter().all(is_one).then_some(())
+    };
+    cluster.until(&format!("all pods {what}"), deadline, all).await
+}
+
+fn is_bound(pod: &Pod) -> bool {
+    node_of(pod).is_some()
+}
+
+/// True if kubelet has started or refused a pod.
+fn is_settled(pod: &Pod) -> bool {
+    is_running(pod) || phase(pod) == "Failed"
+}
+
+/// A sentence for each failed pod of a node.
+fn failed_pods(snapshot: &ClusterSnapshot, node: &str) -> Vec<String> {
+    let mut sentences = Vec::new();
+    for (name, pod) in &snapshot.pods {
+        if node_of(pod) == Some(node) && phase(pod) == "Failed" {
+            let message = pod.status.as_ref().and_then(|status| status.message.as_ref());
+            sentences.push(format!("{name} failed: {message:?}"));
+        }
+    }
+    sentences
+}
+
+/// A sentence if a container sees other devices than its pod's record says.
+fn wrong_devices(snapshot: &ClusterSnapshot, node: &str, container: &RuntimeContainer) -> Option<String> {
+    let pod = snapshot.pod(&format!("{}/{}", container.namespace, container.pod))?;
+    let should_see = invariants::should_see(pod, snapshot.devices.get(node), &container.name);
+    let (pod, name, sees) = (&container.pod, &container.name, &container.gpus);
+    (*sees != should_see).then(|| format!("{pod}/{name} sees {sees:?} and should see {should_see:?}"))
 }

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use testbed::console::Console;
+use testbed::files;
 
 /// Colours that are distinct for colour-blind readers too; they begin again after the last.
 const COLOURS: [&str; 8] = [
@@ -195,10 +196,10 @@ fn escaped(text: &str) -> String {
 
 /// Writes plots into a directory, each under its name.
 pub(crate) fn write(dir: &Path, plots: &[(String, String)], console: &Console) -> Result<()> {
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    files::make_dir(dir)?;
     for (name, svg) in plots {
         let path = dir.join(format!("{name}.svg"));
-        std::fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))?;
+        files::write(&path, svg)?;
         console.say(&format!("drawn: {}", path.display()));
     }
     Ok(())

@@ -214,62 +214,33 @@ fn draw(dir: &Path, summaries: &[Summary], console: &Console) -> Result<()> {
     lists.dedup();
     for list in lists {
         let of_list: Vec<&Summary> = summaries.iter().filter(|summary| summary.list == list).collect();
-        let offered = of_list
-            .iter()
-            .filter_map(|summary| summary.curve.last())
-            .map(|spread| spread.offered)
-            .min()
-            .unwrap_or(0);
+        let ends = of_list.iter().filter_map(|summary| summary.curve.last());
+        let offered = ends.map(|spread| spread.offered).min().unwrap_or(0);
+        let curves = |title: &str, value| plot::curves(&format!("{title}: {list}"), value, &of_list);
+        let allocated = curves("Allocated GPUs", PlottedValue::Allocated);
+        let fragmentation = curves("Fragmentation", PlottedValue::Fragment);
+        let policies = plot::bars(&format!("Policies compared: {list}"), offered, &of_list);
         let plots = [
-            (
-                "allocated",
-                plot::curves(
-                    &format!("Allocated GPUs: {list}"),
-                    PlottedValue::Allocated,
-                    &of_list,
-                ),
-            ),
-            (
-                "fragmentation",
-                plot::curves(
-                    &format!("Fragmentation: {list}"),
-                    PlottedValue::Fragment,
-                    &of_list,
-                ),
-            ),
-            (
-                "policies",
-                plot::bars(&format!("Policies compared: {list}"), offered, &of_list),
-            ),
+            (format!("allocated-{list}"), allocated),
+            (format!("fragmentation-{list}"), fragmentation),
+            (format!("policies-{list}"), policies),
         ];
-        crate::plot::write(
-            dir,
-            &plots.map(|(name, svg)| (format!("{name}-{list}"), svg)),
-            console,
-        )?;
+        crate::plot::write(dir, &plots, console)?;
     }
     Ok(())
 }
 
 async fn read(args: &ReplayArgs) -> Result<Vec<PodList>> {
-    let named = |path: &Path, world: ReplayInput| {
-        let name = path
-            .file_stem()
-            .map(|name| name.to_string_lossy().into_owned())
-            .unwrap_or_default();
-        PodList {
-            name,
-            typical: typical_pods(&world),
-            world,
-        }
-    };
+    let mut lists = Vec::new();
     if let Some(kubeconfig) = &args.kubeconfig {
         let seen = live::read(kubeconfig).await?;
-        if args.pods.is_empty() {
-            return Ok(vec![named(Path::new("cluster"), live::world(&seen, None)?)]);
+        for path in &args.pods {
+            lists.push(PodList::of(path, live::world(&seen, Some(&trace::pods(path)?))?));
         }
-        let list = |path: &PathBuf| Ok(named(path, live::world(&seen, Some(&trace::pods(path)?))?));
-        return args.pods.iter().map(list).collect();
+        if lists.is_empty() {
+            lists.push(PodList::of(Path::new("cluster"), live::world(&seen, None)?));
+        }
+        return Ok(lists);
     }
     let path = args.nodes.as_deref().context("--nodes is missing")?;
     let nodes = trace::nodes(path)?;
@@ -278,10 +249,25 @@ async fn read(args: &ReplayArgs) -> Result<Vec<PodList>> {
         "{}: no node has a GPU",
         path.display()
     );
-    args.pods
-        .iter()
-        .map(|pods| Ok(named(pods, objects::world(&nodes, &trace::pods(pods)?))))
-        .collect()
+    for path in &args.pods {
+        lists.push(PodList::of(path, objects::world(&nodes, &trace::pods(path)?)));
+    }
+    Ok(lists)
+}
+
+impl PodList {
+    /// The list of a file.
+    fn of(path: &Path, world: ReplayInput) -> Self {
+        Self {
+            name: path
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned(),
+            typical: typical_pods(&world),
+            world,
+        }
+    }
 }
 
 /// Everything that is to be run.
@@ -307,19 +293,19 @@ impl ReplayPlan {
     }
 
     fn lines(&self) -> Vec<RunGroup<'_>> {
-        let policies = |list| self.args.policy.iter().map(move |policy| (list, policy));
-        let conditions = |(list, policy)| {
-            self.conditions.iter().map(move |conditions| RunGroup {
-                list,
-                policy,
-                conditions,
-            })
-        };
-        self.lists
-            .iter()
-            .flat_map(policies)
-            .flat_map(conditions)
-            .collect()
+        let mut lines = Vec::new();
+        for list in &self.lists {
+            for policy in &self.args.policy {
+                for conditions in &self.conditions {
+                    lines.push(RunGroup {
+                        list,
+                        policy,
+                        conditions,
+                    });
+                }
+            }
+        }
+        lines
     }
 
     fn run(&self, line: RunGroup<'_>, seed: u64, stop: &AtomicBool) -> Result<Option<RunResult>> {
@@ -344,12 +330,10 @@ impl ReplayPlan {
             check_every: self.args.check_every,
         };
         let outcome = run::run(job, &bar, stop).with_context(|| label)?;
-        let last = outcome.as_ref().and_then(|outcome| outcome.curve.last());
-        bar.end(
-            &last
-                .map(|point| format!("{:.2} % allocated at {} %", point.allocated, point.offered))
-                .unwrap_or_default(),
-        );
+        bar.end(&match outcome.as_ref().and_then(|outcome| outcome.curve.last()) {
+            Some(point) => format!("{:.2} % allocated at {} %", point.allocated, point.offered),
+            None => String::new(),
+        });
         Ok(outcome)
     }
 }
@@ -376,38 +360,31 @@ async fn replay(plan: ReplayPlan, console: &Console) -> Result<Vec<Summary>> {
 
 fn replay_all(plan: &ReplayPlan, stop: &AtomicBool, handle: &Handle) -> Result<Vec<Summary>> {
     let lines = plan.lines();
-    let seeds = &plan.args.seeds.0;
-    let runs: Vec<(usize, u64)> = (0..lines.len())
-        .flat_map(|line| seeds.iter().map(move |seed| (line, *seed)))
-        .collect();
-    let done = in_parallel(&runs, plan.args.threads, handle, stop, |(line_at, seed)| {
-        let Some(line) = lines.get(*line_at) else {
-            return Ok(None);
-        };
-        Ok(plan.run(*line, *seed, stop)?.map(|outcome| (*line_at, outcome)))
+    let mut runs = Vec::new();
+    for line in &lines {
+        runs.extend(plan.args.seeds.iter().map(|seed| (*line, seed)));
+    }
+    let done = in_parallel(&runs, plan.args.threads, handle, stop, |(line, seed)| {
+        plan.run(*line, *seed, stop)
     })?;
-    let mut done: Vec<(usize, RunResult)> = done.into_iter().map(|(_, done)| done).collect();
-    done.sort_by_key(|(line, outcome)| (*line, outcome.seed));
-    let outcomes = |at: usize| {
-        done.iter()
-            .filter(move |(line, _)| *line == at)
-            .map(|(_, outcome)| outcome.clone())
-            .collect()
-    };
-    let as_it_is = plan
-        .lists
-        .iter()
-        .filter(|_| plan.is_again())
-        .map(|list| Summary::as_it_is(&list.name, &list.world, &list.typical));
-    let summary = |(at, line): (usize, &RunGroup<'_>)| {
-        Summary::of(
-            &line.list.name,
-            line.policy.to_string(),
-            &line.conditions.label,
-            outcomes(at),
-        )
-    };
-    Ok(as_it_is.chain(lines.iter().enumerate().map(summary)).collect())
+    let n_seeds = plan.args.seeds.0.len();
+    let mut outcomes = vec![Vec::new(); lines.len()];
+    for (at, outcome) in done {
+        if let Some(of_line) = outcomes.get_mut(at / n_seeds) {
+            of_line.push(outcome);
+        }
+    }
+    let mut summaries = Vec::new();
+    if plan.is_again() {
+        let as_it_is = |list: &PodList| Summary::as_it_is(&list.name, &list.world, &list.typical);
+        summaries.extend(plan.lists.iter().map(as_it_is));
+    }
+    for (line, mut runs) in lines.iter().zip(outcomes) {
+        runs.sort_by_key(|run: &RunResult| run.seed);
+        let policy = line.policy.to_string();
+        summaries.push(Summary::of(&line.list.name, policy, &line.conditions.label, runs));
+    }
+    Ok(summaries)
 }
 
 #[cfg(test)]

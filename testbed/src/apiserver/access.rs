@@ -3,8 +3,8 @@
 //! Every request is allowed. Tests compare the record of a deployment's requests with its RBAC rules.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Mutex, PoisonError, RwLock};
 
+use parking_lot::{Mutex, RwLock};
 use serde_json::{Value, json};
 
 use super::status::ApiError;
@@ -73,15 +73,12 @@ impl Tokens {
     }
 
     pub(crate) fn add(&self, token: String, user: User) {
-        self.0
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(token, user);
+        self.0.write().insert(token, user);
     }
 
     /// Some token of a user.
     pub(crate) fn of(&self, user: &str) -> Option<String> {
-        let tokens = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let tokens = self.0.read();
         tokens
             .iter()
             .find(|(_, u)| u.name == user)
@@ -92,7 +89,7 @@ impl Tokens {
     pub(crate) fn review(&self, mut review: Value, roles: &Rbac) -> Value {
         let token = review.pointer("/spec/token").and_then(Value::as_str);
         let status = if let Some(token) = token {
-            match self.0.read().unwrap_or_else(PoisonError::into_inner).get(token) {
+            match self.0.read().get(token) {
                 Some(user) => {
                     json!({"authenticated": true, "user": {"username": user.name, "groups": user.all_groups()}})
                 }
@@ -111,7 +108,7 @@ impl Tokens {
 
     /// The caller behind an Authorization header.
     pub(crate) fn authenticate(&self, header: Option<&str>) -> Result<User, ApiError> {
-        let tokens = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let tokens = self.0.read();
         if tokens.is_empty() {
             return Ok(User {
                 name: ANONYMOUS.to_owned(),
@@ -155,14 +152,11 @@ impl Audit {
     }
 
     pub(crate) fn record(&self, access: UsedAccess) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(access);
+        self.0.lock().insert(access);
     }
 
     pub(crate) fn snapshot(&self) -> BTreeSet<UsedAccess> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 }
 

@@ -9,8 +9,9 @@ mod policy;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, RwLock};
 use serde_json::Value;
 
 use self::hook::{AdmissionPhase, WebhookConfig};
@@ -32,19 +33,12 @@ pub(crate) struct LocalPorts(RwLock<HashMap<(String, String, u16), SocketAddr>>)
 impl LocalPorts {
     pub(crate) fn set(&self, namespace: &str, name: &str, port: u16, address: SocketAddr) {
         let key = (namespace.to_owned(), name.to_owned(), port);
-        self.0
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(key, address);
+        self.0.write().insert(key, address);
     }
 
     pub(crate) fn get(&self, namespace: &str, name: &str, port: u16) -> Option<SocketAddr> {
         let key = (namespace.to_owned(), name.to_owned(), port);
-        self.0
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&key)
-            .copied()
+        self.0.read().get(&key).copied()
     }
 }
 
@@ -142,10 +136,7 @@ impl AdmissionChain {
 
     /// The warnings for the client.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        self.warnings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.warnings.lock().clone()
     }
 
     /// Asks the mutating webhooks; the new object as they leave it.
@@ -227,10 +218,7 @@ impl AdmissionChain {
         match called {
             Ok(verdict) => {
                 let warnings = verdict.warnings.iter().cloned();
-                self.warnings
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .extend(warnings);
+                self.warnings.lock().extend(warnings);
                 verdict.decide(&hook.name)
             }
             Err(error) if hook.ignores_failure => {

@@ -5,9 +5,10 @@
 
 use std::borrow::Borrow;
 use std::net::SocketAddr;
-use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 use chrono::Utc;
+use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use serde_json::{Value, json};
 
 use super::admission::{LocalPorts, Params};

@@ -3,10 +3,11 @@
 //! Faults concern requests over HTTP only; the rules of the API itself never see them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
 use super::status::ApiError;
@@ -141,12 +142,7 @@ impl Injected {
 
     /// Ends the fault.
     pub fn remove(self) {
-        self.faults
-            .0
-            .rules
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&self.id);
+        self.faults.0.rules.lock().remove(&self.id);
     }
 }
 
@@ -214,11 +210,7 @@ impl Faults {
             fault,
             n_hits: Arc::clone(&n_hits),
         };
-        self.0
-            .rules
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(id, rule);
+        self.0.rules.lock().insert(id, rule);
         Injected {
             id,
             faults: self.clone(),
@@ -228,11 +220,7 @@ impl Faults {
 
     /// Ends all injected faults.
     pub fn clear(&self) {
-        self.0
-            .rules
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        self.0.rules.lock().clear();
     }
 
     /// Cuts the connections of all watches on a resource (plural), or of all watches for an empty name.
@@ -269,7 +257,7 @@ impl Faults {
 
     /// The fault that meets a request, if any; counts as a hit.
     pub(crate) fn meet(&self, call: &ApiCall<'_>) -> Option<Fault> {
-        let mut rules = self.0.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rules = self.0.rules.lock();
         let rule = rules
             .values_mut()
             .find(|r| r.matching.times != Some(0) && r.matching.accepts(call))?;

@@ -18,16 +18,16 @@ const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alpha
     '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
 
 /// True if text has `longest` characters at most, begins and ends with one of `edge`, and has others of `inner` between.
-fn is_made_of(text: &str, longest: usize, edge: fn(&u8) -> bool, inner: &[u8]) -> bool {
+fn is_made_of(text: &str, longest: usize, edge: fn(u8) -> bool, inner: &[u8]) -> bool {
     let bytes = text.as_bytes();
-    let is_edge = |byte: Option<&u8>| byte.is_some_and(edge);
+    let is_edge = |byte: Option<&u8>| byte.copied().is_some_and(edge);
     text.len() <= longest
         && is_edge(bytes.first())
         && is_edge(bytes.last())
-        && bytes.iter().all(|byte| edge(byte) || inner.contains(byte))
+        && bytes.iter().all(|byte| edge(*byte) || inner.contains(byte))
 }
 
-fn is_lower_alphanumeric(byte: &u8) -> bool {
+fn is_lower_alphanumeric(byte: u8) -> bool {
     byte.is_ascii_lowercase() || byte.is_ascii_digit()
 }
 
@@ -95,7 +95,7 @@ fn check_key(field: &str, key: &str, errors: &mut Vec<InvalidField>) {
 }
 
 fn is_qualified_part(text: &str) -> bool {
-    is_made_of(text, 63, u8::is_ascii_alphanumeric, b"-_.")
+    is_made_of(text, 63, |byte| byte.is_ascii_alphanumeric(), b"-_.")
 }
 
 /// A name from `generateName`: the prefix and five random characters without vowels.

@@ -243,8 +243,8 @@ pub(crate) fn default_requests(container: &mut Value) {
 }
 
 /// Writes amounts given as JSON numbers as strings, the form in which the API keeps quantities.
-fn normalize(amounts: Option<&mut Value>) {
-    let Some(Value::Object(amounts)) = amounts else {
+fn normalize(object: &mut Value, pointer: &str) {
+    let Some(Value::Object(amounts)) = object.pointer_mut(pointer) else {
         return;
     };
     for amount in amounts.values_mut().filter(|amount| amount.is_number()) {
@@ -256,16 +256,16 @@ fn normalize(amounts: Option<&mut Value>) {
 pub(crate) fn normalize_pod(pod: &mut Value) {
     for list in CONTAINERS {
         for container in object::items_mut(pod, list) {
-            normalize(container.pointer_mut("/resources/limits"));
-            normalize(container.pointer_mut("/resources/requests"));
+            normalize(container, "/resources/limits");
+            normalize(container, "/resources/requests");
         }
     }
 }
 
 /// Normalizes a node's capacity and allocatable amounts.
 pub(crate) fn normalize_node(node: &mut Value) {
-    normalize(node.pointer_mut("/status/capacity"));
-    normalize(node.pointer_mut("/status/allocatable"));
+    normalize(node, "/status/capacity");
+    normalize(node, "/status/allocatable");
 }
 
 /// True if a resource is neither native nor of the `kubernetes.io` domain.

@@ -3,7 +3,8 @@
 //! A pod's log belongs to its uid: a later pod of the same name starts with an empty one.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::store::Key;
 
@@ -23,7 +24,7 @@ impl PodLogs {
     }
 
     pub(crate) fn append(&self, key: Key, uid: String, container: &str, text: &str) {
-        let mut logs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logs = self.0.lock();
         let log = logs.entry(key).or_default();
         if log.uid != uid {
             *log = PodLog {
@@ -39,7 +40,7 @@ impl PodLogs {
 
     /// A container's log; empty if it has printed nothing.
     pub(crate) fn read(&self, key: &Key, uid: &str, container: &str) -> String {
-        let logs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let logs = self.0.lock();
         let log = logs.get(key).filter(|log| log.uid == uid);
         log.and_then(|log| log.by_container.get(container))
             .cloned()

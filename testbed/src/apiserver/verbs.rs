@@ -2,11 +2,12 @@
 //!
 //! Everything here runs under the state's write lock, synchronously; the current time comes with the request.
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -90,11 +91,11 @@ impl SharedState {
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, ApiState> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.0.read()
     }
 
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, ApiState> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        self.0.write()
     }
 }
 

@@ -3,10 +3,11 @@
 //! The record is looked up at the instant of the start, in the API server itself.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use parking_lot::{Mutex, MutexGuard};
 use proto::device::Device;
 use serde::de::DeserializeOwned;
 
@@ -74,7 +75,7 @@ impl RunRecorder {
 
     /// The counts so far.
     pub fn tally(&self) -> MutexGuard<'_, Tally> {
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tally.lock()
     }
 
     /// Notes a start.
@@ -130,7 +131,7 @@ impl RunRecorder {
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<String, Pod>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     fn view(&self, node: &str, start: &ContainerStart) -> Option<ContainerView> {

@@ -63,12 +63,13 @@ impl Figures {
         heals: BTreeMap<String, u64>,
         took: Duration,
     ) -> Self {
-        let killed = tally
-            .killed
-            .iter()
-            .take(5)
-            .map(|quote| format!("killed: {quote}"));
-        let died = tally.died.iter().take(3).map(|quote| format!("died: {quote}"));
+        let mut quotes = tally.wrong_quotes.clone();
+        for quote in tally.killed.iter().take(5) {
+            quotes.push(format!("killed: {quote}"));
+        }
+        for quote in tally.died.iter().take(3) {
+            quotes.push(format!("died: {quote}"));
+        }
         Self {
             mode,
             seed,
@@ -88,13 +89,7 @@ impl Figures {
             admission_ms: median_and_worst(&tally.admissions),
             delay_ms: median_and_worst(&tally.delays),
             violations: tally.violations.clone(),
-            quotes: tally
-                .wrong_quotes
-                .iter()
-                .cloned()
-                .chain(killed)
-                .chain(died)
-                .collect(),
+            quotes,
             seconds: took.as_secs_f64(),
         }
     }
@@ -107,6 +102,35 @@ impl Figures {
             && self.other_limits == 0
             && self.unknown == 0;
         self.violations.is_empty() && is_right && (self.mode == PluginMode::Envvar || self.killed == 0)
+    }
+
+    fn n_heals(&self, outcome: &str) -> usize {
+        let count = self.heals.get(outcome).copied().unwrap_or(0);
+        usize::try_from(count).unwrap_or(usize::MAX)
+    }
+
+    /// The run's column of the table.
+    fn cells(&self, heals: &[(&str, &str)]) -> Vec<String> {
+        let mut cells = vec![
+            self.mode.to_string(),
+            self.scaled(self.wrong),
+            self.scaled(self.sees_more),
+            self.scaled(self.stale),
+            self.scaled(self.other_limits),
+            self.scaled(self.killed + self.evicted),
+            self.scaled(self.died),
+        ];
+        for (outcome, _) in heals {
+            cells.push(self.scaled(self.n_heals(outcome)));
+        }
+        cells.extend([
+            self.scaled(self.refusals.values().sum()),
+            self.delay_ms.map(words).join(", "),
+            self.admission_ms.map(words).join(", "),
+            self.scaled(self.violations.len()),
+            format!("{}, {}", self.admissions, self.starts),
+        ]);
+        cells
     }
 
     /// A count scaled to 100,000 admissions, and the count itself.
@@ -123,12 +147,8 @@ impl Figures {
 fn median_and_worst(durations: &[Duration]) -> [f64; 2] {
     let mut sorted = durations.to_vec();
     sorted.sort_unstable();
-    let milliseconds =
-        |duration: Option<&Duration>| duration.map_or(0.0, |duration| duration.as_secs_f64() * 1000.0);
-    [
-        milliseconds(sorted.get(sorted.len() / 2)),
-        milliseconds(sorted.last()),
-    ]
+    let picked = [sorted.get(sorted.len() / 2), sorted.last()];
+    picked.map(|duration| duration.map_or(0.0, Duration::as_secs_f64) * 1000.0)
 }
 
 /// Outcomes that are heals, and their names in the table; refusals have a row of their own.
@@ -146,58 +166,42 @@ fn words(milliseconds: f64) -> String {
     }
 }
 
+/// The names of the rows before those of heals; the first is the head.
+const ROWS: [&str; 7] = [
+    "in 100,000 admissions (and in this run)",
+    "containers started with a wrong device",
+    "containers that saw more than their record",
+    "containers started with a stale spec",
+    "containers with another limit than their part",
+    "pods killed for good by us",
+    "pods killed by kubelet alone",
+];
+/// The names of the rows after them.
+const LAST_ROWS: [&str; 5] = [
+    "starts refused, and tried again by kubelet",
+    "added to a start: median, worst",
+    "admission of a pod: median, worst",
+    "oversubscribed, or counted wrongly",
+    "admissions, starts",
+];
+
 /// Runs side by side, as a table of Markdown.
 pub fn render(runs: &[Figures]) -> String {
-    let mut rows = Table::new();
-    rows.load_style(presets::ASCII_MARKDOWN)
-        .set_content_arrangement(ContentArrangement::Disabled);
-    rows.set_header(
-        std::iter::once("in 100,000 admissions (and in this run)".to_owned())
-            .chain(runs.iter().map(|run| run.mode.to_string())),
-    );
-    let mut row = |name: &str, cell: &dyn Fn(&Figures) -> String| {
-        rows.add_row(std::iter::once(name.to_owned()).chain(runs.iter().map(cell)));
-    };
-    row("containers started with a wrong device", &|run| {
-        run.scaled(run.wrong)
-    });
-    row("containers that saw more than their record", &|run| {
-        run.scaled(run.sees_more)
-    });
-    row("containers started with a stale spec", &|run| {
-        run.scaled(run.stale)
-    });
-    row("containers with another limit than their part", &|run| {
-        run.scaled(run.other_limits)
-    });
-    row("pods killed for good by us", &|run| {
-        run.scaled(run.killed + run.evicted)
-    });
-    row("pods killed by kubelet alone", &|run| run.scaled(run.died));
-    for (outcome, name) in HEALS {
-        let count = |run: &Figures| {
-            run.heals
-                .get(outcome)
-                .map_or(0, |count| usize::try_from(*count).unwrap_or(usize::MAX))
-        };
-        if runs.iter().any(|run| count(run) > 0) {
-            row(name, &|run| run.scaled(count(run)));
+    let mut heals = HEALS.to_vec();
+    heals.retain(|(outcome, _)| runs.iter().any(|run| run.n_heals(outcome) > 0));
+    let heal_rows = heals.iter().map(|(_, name)| *name);
+    let names = ROWS.into_iter().chain(heal_rows).chain(LAST_ROWS);
+    let mut rows: Vec<Vec<String>> = names.map(|name| vec![name.to_owned()]).collect();
+    for run in runs {
+        for (row, cell) in rows.iter_mut().zip(run.cells(&heals)) {
+            row.push(cell);
         }
     }
-    row("starts refused, and tried again by kubelet", &|run| {
-        run.scaled(run.refusals.values().sum())
-    });
-    row("added to a start: median, worst", &|run| {
-        run.delay_ms.map(words).join(", ")
-    });
-    row("admission of a pod: median, worst", &|run| {
-        run.admission_ms.map(words).join(", ")
-    });
-    row("oversubscribed, or counted wrongly", &|run| {
-        run.scaled(run.violations.len())
-    });
-    row("admissions, starts", &|run| {
-        format!("{}, {}", run.admissions, run.starts)
-    });
-    rows.to_string()
+    let mut table = Table::new();
+    table
+        .load_style(presets::ASCII_MARKDOWN)
+        .set_content_arrangement(ContentArrangement::Disabled);
+    let mut rows = rows.into_iter();
+    table.set_header(rows.next().unwrap_or_default()).add_rows(rows);
+    table.to_string()
 }

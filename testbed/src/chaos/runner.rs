@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
-use kube::ResourceExt;
+
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use tokio::time::Instant;
 
@@ -20,7 +20,7 @@ use crate::http_client::HttpClient;
 use crate::invariants::{self, ContainerView};
 use crate::kubelet::{ContainerType, Delays, Kubelet, RunState, RuntimeContainer, StartHook};
 use crate::observer::ClusterSnapshot;
-use crate::pod_fields::{is_running, node_of, phase};
+use crate::pod_fields::{has_ended, is_running, node_of, phase};
 use crate::pods::NamespacePods;
 
 mod batch;
@@ -54,6 +54,10 @@ fn pod_name(number: usize) -> String {
     format!("p{number}")
 }
 
+fn pod_names(numbers: &[usize]) -> Vec<String> {
+    numbers.iter().copied().map(pod_name).collect()
+}
+
 impl Runner {
     /// Starts the cluster.
     pub(super) async fn start(
@@ -63,10 +67,11 @@ impl Runner {
         recorder: &Arc<RunRecorder>,
     ) -> Result<Self> {
         let gpus: Vec<u64> = (0..N_GPUS).map(|_| UNITS_PER_GPU * 1024).collect();
-        let nodes = (0..mode.n_nodes()).map(|idx| {
+        let mut nodes = Vec::new();
+        for idx in 0..mode.n_nodes() {
             let (name, recorder) = (node_name(idx), Arc::clone(recorder));
             let node = mode.node(idx, &name, &gpus);
-            NodeSetup {
+            nodes.push(NodeSetup {
                 started: StartHook::new(move |start| {
                     recorder.note_start(&name, start);
                     if mode == PluginMode::Cdi {
@@ -74,12 +79,7 @@ impl Runner {
                     }
                 }),
                 inject: mode.inject(),
-                plugin_args: node
-                    .plugin_args
-                    .iter()
-                    .cloned()
-                    .chain(mode.plugin_args())
-                    .collect(),
+                plugin_args: [node.plugin_args, mode.plugin_args()].concat(),
                 disk_may_be_full: true,
                 // A real kubelet waits ten seconds; the recorder counts them in.
                 delays: Delays {
@@ -87,21 +87,21 @@ impl Runner {
                     ..node.delays
                 },
                 ..node
-            }
-        });
+            });
+        }
         let spec = ClusterSpec {
             seed,
             deploy,
             max_backoff: Some(Duration::from_millis(500)),
-            ..ClusterSpec::of(nodes.collect())
+            ..ClusterSpec::of(nodes)
         };
         let mut cluster = LocalCluster::start(spec).await?;
         cluster.keep_files(true);
         recorder.connect(cluster.api().objects().clone());
-        let cdi = cluster
-            .nodes()
-            .map(|node| CdiDir::of(node.kubelet().config()))
-            .collect::<Result<Vec<_>>>()?;
+        let mut cdi = Vec::new();
+        for node in cluster.nodes() {
+            cdi.push(CdiDir::of(node.kubelet().config())?);
+        }
         let pods = NamespacePods::of(cluster.client(), "default");
         Ok(Self {
             cluster,
@@ -138,10 +138,9 @@ impl Runner {
                 let kubelet = self.node(*node)?.kubelet();
                 let n_before = kubelet.n_registrations();
                 kubelet.drop_stream(GPU_MEM);
-                self.until_kubelet(*node, "the plugin to notice", |kubelet| {
-                    kubelet.n_registrations() > n_before
-                })
-                .await?;
+                let has_noticed = |kubelet: &Kubelet| kubelet.n_registrations() > n_before;
+                self.until_kubelet(*node, "the plugin to notice", has_noticed)
+                    .await?;
                 self.until_offered(*node).await?;
             }
             ChaosStep::WipeCdi(node, numbers) => {
@@ -167,43 +166,34 @@ impl Runner {
     }
 
     async fn delete(&mut self, numbers: &[usize]) -> Result<()> {
-        self.wanted
-            .retain(|name| !numbers.iter().any(|number| pod_name(*number) == *name));
-        try_join_all(numbers.iter().map(|number| {
-            let (pods, name) = (self.pods.clone(), pod_name(*number));
-            async move { pods.delete(&name).await }
-        }))
-        .await?;
+        let names = pod_names(numbers);
+        self.wanted.retain(|name| !names.contains(name));
+        try_join_all(names.iter().map(|name| self.pods.delete(name))).await?;
         self.until_gone(numbers).await
     }
 
     async fn crash(&mut self, numbers: &[usize]) -> Result<()> {
-        let names: Vec<String> = numbers.iter().map(|number| pod_name(*number)).collect();
+        let names = pod_names(numbers);
         for node in self.cluster.nodes() {
-            let running = |one: &RuntimeContainer| {
-                one.kind == ContainerType::App
-                    && names.contains(&one.pod)
-                    && matches!(one.state, RunState::Running { .. })
-            };
-            let crashed: Vec<RuntimeContainer> =
-                node.kubelet().containers().into_iter().filter(running).collect();
+            let kubelet = node.kubelet();
+            let mut crashed = kubelet.containers();
+            crashed.retain(|one| {
+                let is_running = matches!(one.state, RunState::Running { .. });
+                one.kind == ContainerType::App && names.contains(&one.pod) && is_running
+            });
             for container in &crashed {
-                node.kubelet()
-                    .restart_container("default", &container.pod, &container.name)?;
+                kubelet.restart_container("default", &container.pod, &container.name)?;
             }
-            let again = |kubelet: &Kubelet| {
+            let have_started_again = |kubelet: &Kubelet| {
                 let now = kubelet.containers();
-                let is_back = |old: &RuntimeContainer| {
-                    now.iter().any(|one| {
-                        one.pod_uid == old.pod_uid && one.name == old.name && one.starts > old.starts
-                    })
-                };
-                crashed.iter().all(is_back)
+                crashed
+                    .iter()
+                    .all(|old| now.iter().any(|one| is_later_start(one, old)))
             };
             ensure!(
-                node.kubelet().until(DEADLINE, again).await,
+                kubelet.until(DEADLINE, have_started_again).await,
                 "crashed containers do not start again: {}",
-                state_of(node.kubelet())
+                state_of(kubelet)
             );
         }
         Ok(())
@@ -217,12 +207,8 @@ impl Runner {
 
     async fn restart_kubelet(&mut self, node: usize) -> Result<()> {
         self.node(node)?.restart_kubelet().await?;
-        self.until_kubelet(
-            node,
-            "the restarted kubelet to have seen its pods",
-            Kubelet::has_synced,
-        )
-        .await?;
+        let what = "the restarted kubelet to have seen its pods";
+        self.until_kubelet(node, what, Kubelet::has_synced).await?;
         self.until_offered(node).await
     }
 
@@ -230,11 +216,8 @@ impl Runner {
     async fn until_offered(&mut self, node: usize) -> Result<()> {
         let offered = |kubelet: &Kubelet| {
             let capacity = kubelet.capacity();
-            [GPU_MEM, GPU_SHARED].iter().all(|name| {
-                capacity
-                    .get(*name)
-                    .is_some_and(|(all, healthy)| *all > 0 && all == healthy)
-            })
+            let counts = [GPU_MEM, GPU_SHARED].map(|name| capacity.get(name).copied().unwrap_or_default());
+            counts.iter().all(|(all, healthy)| *all > 0 && all == healthy)
         };
         self.until_kubelet(node, "the plugin to register again", offered)
             .await
@@ -253,23 +236,19 @@ impl Runner {
     }
 
     async fn until_bound(&self, numbers: &[usize]) -> Result<()> {
-        let names: Vec<String> = numbers.iter().map(|number| pod_name(*number)).collect();
+        let names = pod_names(numbers);
         let bound = |snapshot: &ClusterSnapshot| {
-            names
-                .iter()
-                .all(|name| snapshot.pod(name).and_then(node_of).is_some())
-                .then_some(())
+            let mut nodes = names.iter().map(|name| snapshot.pod(name).and_then(node_of));
+            nodes.all(|node| node.is_some()).then_some(())
         };
         self.cluster.until("all pods to be bound", DEADLINE, bound).await
     }
 
     async fn until_gone(&self, numbers: &[usize]) -> Result<()> {
-        let names: Vec<String> = numbers.iter().map(|number| pod_name(*number)).collect();
+        let names = pod_names(numbers);
         let gone = |snapshot: &ClusterSnapshot| {
-            names
-                .iter()
-                .all(|name| snapshot.pod(name).is_none())
-                .then_some(())
+            let mut pods = names.iter().map(|name| snapshot.pod(name));
+            pods.all(|pod| pod.is_none()).then_some(())
         };
         self.cluster
             .until("deleted pods to be gone", DEADLINE, gone)
@@ -278,13 +257,12 @@ impl Runner {
 
     /// Waits until every pod runs or has failed.
     async fn until_settled(&self) -> Result<()> {
-        let is_settled = |pod: &k8s_openapi::api::core::v1::Pod| {
-            is_running(pod) || matches!(phase(pod), "Failed" | "Succeeded")
+        let settled = |snapshot: &ClusterSnapshot| {
+            let mut pods = snapshot.pods.values();
+            pods.all(|pod| is_running(pod) || has_ended(pod)).then_some(())
         };
-        let settled = |snapshot: &ClusterSnapshot| snapshot.pods.values().all(is_settled).then_some(());
-        self.cluster
-            .until("every pod to run or to have failed", DEADLINE, settled)
-            .await
+        let what = "every pod to run or to have failed";
+        self.cluster.until(what, DEADLINE, settled).await
     }
 
     /// Notes the admissions of kubelets, and checks the invariants that hold at every moment.
@@ -316,10 +294,8 @@ impl Runner {
         let (client, url) = (HttpClient::new(), self.cluster.scheduler_url());
         let until = Instant::now() + SETTLING;
         loop {
-            let accounts = invariants::accounts(
-                &ClusterSnapshot::of(self.cluster.api().objects()),
-                &BTreeSet::new(),
-            );
+            let snapshot = ClusterSnapshot::of(self.cluster.api().objects());
+            let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
             let differences = accounting::differences(&client, &url, &accounts).await;
             if differences.is_empty() {
                 return;
@@ -335,17 +311,12 @@ impl Runner {
     async fn look_at_started(&self) {
         let api = self.cluster.api().objects().clone();
         let none = |_: &ClusterSnapshot| {
-            misplaced(&self.cluster, &ClusterSnapshot::of(&api))
-                .is_empty()
-                .then_some(())
+            let misplaced = misplaced(&self.cluster, &ClusterSnapshot::of(&api));
+            misplaced.is_empty().then_some(())
         };
-        if self
-            .cluster
-            .observer()
-            .until("records to agree with containers", self.settling(), none)
-            .await
-            .is_err()
-        {
+        let what = "records to agree with containers";
+        let agreed = self.cluster.observer().until(what, self.settling(), none).await;
+        if agreed.is_err() {
             let mut tally = self.recorder.tally();
             for (uid, turn, view) in misplaced(&self.cluster, &ClusterSnapshot::of(&api)) {
                 tally.note_wrong(&uid, turn, &view);
@@ -391,57 +362,45 @@ fn misplaced(cluster: &LocalCluster, snapshot: &ClusterSnapshot) -> Vec<(String,
     let mut found = Vec::new();
     for node in cluster.nodes() {
         let device = snapshot.devices.get(node.name());
-        for container in node
-            .kubelet()
-            .containers()
-            .into_iter()
-            .filter(|one| one.starts > 0)
-        {
+        for container in node.kubelet().containers() {
             let key = format!("{}/{}", container.namespace, container.pod);
-            let Some(pod) = snapshot
-                .pods
-                .get(&key)
-                .filter(|pod| pod.uid().as_deref() == Some(container.pod_uid.as_str()))
-            else {
+            let Some(pod) = snapshot.pods.get(&key) else {
                 continue;
             };
-            let sees = container.gpus.clone();
+            // Another pod of the same name may have come.
+            if container.starts == 0 || pod.metadata.uid.as_ref() != Some(&container.pod_uid) {
+                continue;
+            }
             let should_see = invariants::should_see(pod, device, &container.name);
-            if sees != should_see {
-                found.push((
-                    container.pod_uid,
-                    container.starts,
-                    ContainerView {
-                        pod: key,
-                        container: container.name,
-                        sees,
-                        should_see,
-                    },
-                ));
+            if container.gpus != should_see {
+                let view = ContainerView {
+                    pod: key,
+                    container: container.name,
+                    sees: container.gpus,
+                    should_see,
+                };
+                found.push((container.pod_uid, container.starts, view));
             }
         }
     }
     found
 }
 
+fn is_later_start(container: &RuntimeContainer, earlier: &RuntimeContainer) -> bool {
+    let is_same = container.pod_uid == earlier.pod_uid && container.name == earlier.name;
+    is_same && container.starts > earlier.starts
+}
+
 /// One clause about containers that do not run.
 fn state_of(kubelet: &Kubelet) -> String {
-    let waiting = kubelet
-        .containers()
-        .into_iter()
-        .filter_map(|one| match one.state {
-            RunState::Waiting { reason, message } => {
-                Some(format!("{}/{}: {reason}: {message}", one.pod, one.name))
-            }
-            _ => None,
-        });
-    let waiting: Vec<String> = waiting.collect();
-    format!(
-        "{} pods are held, {:?} are offered; {}",
-        kubelet.n_held(),
-        kubelet.capacity(),
-        waiting.join("; ")
-    )
+    let mut waiting = Vec::new();
+    for one in kubelet.containers() {
+        if let RunState::Waiting { reason, message } = one.state {
+            waiting.push(format!("{}/{}: {reason}: {message}", one.pod, one.name));
+        }
+    }
+    let (n_held, offered, waiting) = (kubelet.n_held(), kubelet.capacity(), waiting.join("; "));
+    format!("{n_held} pods are held, {offered:?} are offered; {waiting}")
 }
 
 /// The series of the plugin that count differences, by outcome.

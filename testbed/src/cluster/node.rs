@@ -12,8 +12,10 @@ use serde_json::{Value, json};
 
 use super::node_spec::{DriverSpecs, GpuFault, GpuSpec, NodeSetup, RuntimeSpec};
 use super::{PLUGIN_USER, user_client};
+use crate::apiserver::object;
 use crate::apiserver::{ApiServer, User};
 use crate::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
+use crate::files;
 use crate::http_client::HttpClient;
 use crate::kubelet::nvidia_runtime::VISIBLE_DEVICES;
 use crate::kubelet::{Kubelet, KubeletConfig, MachineGpus};
@@ -58,7 +60,7 @@ impl SimulatedNode {
         seed: u64,
     ) -> Result<Self> {
         let node_dir = dir.join(&spec.name);
-        std::fs::create_dir_all(&node_dir).with_context(|| format!("cannot make {}", node_dir.display()))?;
+        files::make_dir(&node_dir)?;
         let user = format!("system:node:{}", spec.name);
         let client = user_client(api, dir, &user, &["system:nodes"]).await?;
         let cluster = api.objects().clone();
@@ -80,17 +82,20 @@ impl SimulatedNode {
         config
             .capacity
             .insert("pods".to_owned(), spec.max_pods.to_string());
-        let cdi_injector = match &spec.cdi_injector {
-            Some(program) => {
-                let socket = node_dir.join("cdi-injector.sock");
-                config.cdi_injector = Some(socket.clone());
-                Some(Daemon::start(
-                    injector_invocation(&spec.name, program, &socket, &config.cdi_dirs, &node_dir),
-                    crashes,
-                )?)
-            }
-            None => None,
-        };
+        let mut cdi_injector = None;
+        if let Some(program) = &spec.cdi_injector {
+            let socket = node_dir.join("cdi-injector.sock");
+            let dirs: Vec<String> = config
+                .cdi_dirs
+                .iter()
+                .map(|dir| dir.display().to_string())
+                .collect();
+            let name = format!("cdi-injector of {}", spec.name);
+            let invocation = Invocation::new(name, program.clone(), &node_dir, "cdi-injector")
+                .args([socket.display().to_string(), dirs.join(",")]);
+            config.cdi_injector = Some(socket);
+            cdi_injector = Some(Daemon::start(invocation, crashes)?);
+        }
         let plugin_dir = config.plugin_dir();
         let machine = MachineFiles {
             dir: node_dir.clone(),
@@ -99,15 +104,12 @@ impl SimulatedNode {
         machine.set(&spec)?;
         let kubelet =
             Kubelet::start(config).with_context(|| format!("cannot start the kubelet of {}", spec.name))?;
-        let inventory = machine.inventory();
         let kubeconfig = plugin_kubeconfig(api, &node_dir, &spec.name)?;
         let metrics = free_address()?;
         let mut invocation = plugin_invocation(
             &spec,
             binaries.path(Program::DevicePlugin)?,
-            &plugin_dir,
-            &inventory,
-            [&kubeconfig, &node_dir],
+            [&plugin_dir, &machine.inventory(), &kubeconfig, &node_dir],
             metrics,
         );
         if let Some(program) = &spec.plugin {
@@ -166,15 +168,10 @@ impl SimulatedNode {
     pub async fn start_vendor_plugin(&mut self, minors: &[u32]) -> Result<()> {
         self.vendor_minors = minors.to_vec();
         self.vendor = None;
-        let offered = self
-            .spec
-            .gpus
-            .iter()
-            .filter(|gpu| minors.contains(&gpu.minor))
-            .map(|gpu| gpu.uuid.clone())
-            .collect();
-        self.vendor =
-            Some(VendorPlugin::start(&self.kubelet.config().plugin_dir(), NVIDIA_GPU, offered).await?);
+        let offered = self.spec.gpus.iter().filter(|gpu| minors.contains(&gpu.minor));
+        let offered = offered.map(|gpu| gpu.uuid.clone()).collect();
+        let plugin_dir = self.kubelet.config().plugin_dir();
+        self.vendor = Some(VendorPlugin::start(&plugin_dir, NVIDIA_GPU, offered).await?);
         Ok(())
     }
 
@@ -195,9 +192,8 @@ impl SimulatedNode {
 
     /// The metrics of its plugin.
     pub async fn plugin_metrics(&self) -> Result<String> {
-        let (_, text) = HttpClient::new()
-            .get(&format!("http://{}/metrics", self.metrics))
-            .await?;
+        let url = format!("http://{}/metrics", self.metrics);
+        let (_, text) = HttpClient::new().get(&url).await?;
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
@@ -205,13 +201,10 @@ impl SimulatedNode {
     async fn kill_plugin(&mut self) -> Result<&mut Daemon> {
         let plugin = self.plugin.as_mut().context("no plugin runs on this node")?;
         plugin.kill().await;
-        let has_vendor = self.vendor.is_some();
-        let is_ours = |resource: &str| !(has_vendor && resource == NVIDIA_GPU);
+        let vendors = self.vendor.as_ref().map(|_| NVIDIA_GPU);
         let is_missed = |kubelet: &Kubelet| {
-            kubelet
-                .capacity()
-                .iter()
-                .all(|(resource, (_, healthy))| *healthy == 0 || !is_ours(resource))
+            let mut counts = kubelet.capacity().into_iter();
+            counts.all(|(resource, (_, healthy))| healthy == 0 || Some(resource.as_str()) == vendors)
         };
         let name = &self.spec.name;
         ensure!(
@@ -228,14 +221,9 @@ impl SimulatedNode {
 
     /// Kills its plugin and starts it with another value of a flag.
     pub async fn restart_plugin_with(&mut self, flag: &str, value: &str) -> Result<()> {
-        let args = &mut self.invocation.args;
-        let at = args
-            .iter()
-            .position(|arg| arg == flag)
-            .with_context(|| format!("the plugin is not started with {flag}"))?;
-        value.clone_into(
-            args.get_mut(at + 1)
-                .with_context(|| format!("{flag} has no value"))?,
+        ensure!(
+            self.invocation.set(flag, value),
+            "the plugin is not started with {flag}"
         );
         let invocation = self.invocation.clone();
         Ok(self.kill_plugin().await?.restart_as(invocation).await?)
@@ -251,12 +239,8 @@ impl SimulatedNode {
 
     /// Ends its plugin by SIGTERM, and then starts another one, as a `DaemonSet` does; true if the old one ended cleanly.
     pub async fn replace_plugin(&mut self, grace: Duration) -> Result<bool> {
-        let is_clean = self
-            .plugin
-            .take()
-            .context("no plugin runs on this node")?
-            .stop(grace)
-            .await;
+        let old = self.plugin.take().context("no plugin runs on this node")?;
+        let is_clean = old.stop(grace).await;
         self.start_plugin(&[])?;
         Ok(is_clean)
     }
@@ -276,8 +260,7 @@ impl SimulatedNode {
 
     /// Installs the plugin where none runs, with these flags behind its own.
     pub fn start_plugin(&mut self, more: &[&str]) -> Result<()> {
-        let mut invocation = self.invocation.clone();
-        invocation.args.extend(more.iter().map(|arg| (*arg).to_owned()));
+        let invocation = self.invocation.clone().args(more.iter().copied());
         self.plugin = Some(Daemon::start(invocation, &self.crashes)?);
         self.spec.has_plugin = true;
         Ok(())
@@ -292,12 +275,9 @@ impl SimulatedNode {
 
     /// The sockets that the plugin serves.
     pub fn plugin_sockets(&self) -> Result<Vec<PathBuf>> {
-        let dir = self.kubelet.config().plugin_dir();
-        let entries = std::fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
-        let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
-        Ok(paths
-            .filter(|path| path.extension().is_some_and(|e| e == "sock") && !path.ends_with("kubelet.sock"))
-            .collect())
+        let mut sockets = files::with_extension(&self.kubelet.config().plugin_dir(), "sock")?;
+        sockets.retain(|path| !path.ends_with("kubelet.sock"));
+        Ok(sockets)
     }
 
     /// Makes a GPU sick or well; the plugin notices by its inventory file.
@@ -320,26 +300,19 @@ impl SimulatedNode {
         let Some(device) = snapshot.devices.get(name) else {
             return Some(format!("{name} has no Device object"));
         };
-        let n_devices = self.spec.gpus.len() + self.spec.others.len();
-        if device.spec.devices.len() != n_devices {
+        let (n_devices, n_shown) = (
+            self.spec.gpus.len() + self.spec.others.len(),
+            device.spec.devices.len(),
+        );
+        if n_shown != n_devices {
             return Some(format!(
-                "{} of {n_devices} devices in the Device object of {name}",
-                device.spec.devices.len()
+                "{n_shown} of {n_devices} devices in the Device object of {name}"
             ));
         }
-        let allocatable = snapshot
-            .nodes
-            .get(name)
-            .and_then(|node| node.status.as_ref()?.allocatable.as_ref());
-        let is_missing = |resource: &&str| {
-            allocatable
-                .and_then(|all| all.get(*resource))
-                .is_none_or(|amount| amount.0 == "0")
-        };
-        [GPU_SHARED, GPU_MEM]
+        let missing = [GPU_SHARED, GPU_MEM]
             .into_iter()
-            .find(is_missing)
-            .map(|resource| format!("{name} has no allocatable {resource}"))
+            .find(|resource| !snapshot.offers(name, resource))?;
+        Some(format!("{name} has no allocatable {missing}"))
     }
 
     pub(super) async fn stop(self, grace: Duration) -> bool {
@@ -370,116 +343,74 @@ fn plugin_kubeconfig(api: &ApiServer, dir: &Path, node: &str) -> Result<PathBuf>
 fn plugin_invocation(
     spec: &NodeSetup,
     program: PathBuf,
-    plugin_dir: &Path,
-    inventory: &Path,
-    [kubeconfig, node_dir]: [&Path; 2],
+    [plugin_dir, inventory, kubeconfig, node_dir]: [&Path; 4],
     metrics: SocketAddr,
 ) -> Invocation {
-    let cdi_dir = node_dir.join("cdi").display().to_string();
-    let flags = [
-        ("--node-name", spec.name.clone()),
-        ("--device-plugin-dir", plugin_dir.display().to_string()),
-        ("--inventory", format!("file:{}", inventory.display())),
-        ("--memory-unit", spec.memory_unit.clone()),
-        ("--inject", spec.inject.to_owned()),
-        ("--cdi-dir", cdi_dir.clone()),
-        (
-            "--cdi-spec-dirs",
-            format!("{},{cdi_dir}", node_dir.join("etc-cdi").display()),
-        ),
-        ("--host-root", node_dir.join("root").display().to_string()),
-        ("--kubeconfig", kubeconfig.display().to_string()),
-        ("--health-listen", metrics.to_string()),
-        // A simulated GPU should fall sick and recover within a run.
-        ("--probe-interval", "200ms".to_owned()),
-        ("--recovery-quiet", "1s".to_owned()),
-    ];
-    let hook = (spec.runtime != RuntimeSpec::Plain)
-        .then(|| ("--nri-socket", node_dir.join("nri.sock").display().to_string()));
-    let limits = spec.driver_limits.then(|| {
-        let sysfs = node_dir.join("sys").display().to_string();
-        ["--driver-limits".to_owned(), "--sysfs-root".to_owned(), sysfs]
-    });
-    let args = flags
-        .into_iter()
-        .chain(hook)
-        .flat_map(|(flag, value)| [flag.to_owned(), value])
-        .chain(limits.into_iter().flatten())
-        .chain(spec.plugin_args.clone());
-    let (name, log) = (
-        format!("gpushare-device-plugin of {}", spec.name),
-        node_dir.join("device-plugin.log"),
-    );
-    let Some(script) = script(spec) else {
-        return Invocation {
-            name,
-            program,
-            args: args.collect(),
-            log,
-        };
+    let below = |name: &str| node_dir.join(name).display().to_string();
+    let name = format!("gpushare-device-plugin of {}", spec.name);
+    let invocation = match script(spec) {
+        Some(script) => Invocation::new(name, "/bin/sh".into(), node_dir, "device-plugin").args([
+            "-c".to_owned(),
+            script,
+            program.display().to_string(),
+        ]),
+        None => Invocation::new(name, program, node_dir, "device-plugin"),
     };
-    let args = ["-c".to_owned(), script, program.display().to_string()]
-        .into_iter()
-        .chain(args)
-        .collect();
-    Invocation {
-        name,
-        program: "/bin/sh".into(),
-        args,
-        log,
+    let mut invocation = invocation
+        .flag("--node-name", &spec.name)
+        .flag("--device-plugin-dir", &plugin_dir.display())
+        .flag("--inventory", &format!("file:{}", inventory.display()))
+        .flag("--memory-unit", &spec.memory_unit)
+        .flag("--inject", spec.inject)
+        .flag("--cdi-dir", &below("cdi"))
+        .flag(
+            "--cdi-spec-dirs",
+            &format!("{},{}", below("etc-cdi"), below("cdi")),
+        )
+        .flag("--host-root", &below("root"))
+        .flag("--kubeconfig", &kubeconfig.display())
+        .flag("--health-listen", &metrics)
+        // A simulated GPU should fall sick and recover within a run.
+        .flag("--probe-interval", "200ms")
+        .flag("--recovery-quiet", "1s");
+    if spec.runtime != RuntimeSpec::Plain {
+        invocation = invocation.flag("--nri-socket", &below("nri.sock"));
     }
+    if spec.driver_limits {
+        invocation = invocation
+            .args(["--driver-limits"])
+            .flag("--sysfs-root", &below("sys"));
+    }
+    invocation.args(spec.plugin_args.clone())
 }
 
 /// The script of a shell that starts the plugin; none if it needs nothing before.
 fn script(spec: &NodeSetup) -> Option<String> {
     // The signal that comes with that limit kills; a full disk does not.
-    let trap = spec.disk_may_be_full.then(|| "trap '' XFSZ; ".to_owned());
-    let variable = spec
-        .plugin_variable
-        .as_ref()
-        .map(|value| format!("export {VISIBLE_DEVICES}='{value}'; "));
-    if trap.is_none() && variable.is_none() {
-        return None;
-    }
-    // The plugin's container is unprivileged, the testbed itself may not be.
-    let rights = if variable.is_some() && is_privileged() {
-        "setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin "
+    let trap = if spec.disk_may_be_full {
+        "trap '' XFSZ; "
     } else {
         ""
     };
-    Some(format!(
-        r#"{}{}exec {rights}"$0" "$@""#,
-        trap.unwrap_or_default(),
-        variable.unwrap_or_default()
-    ))
+    let (mut variable, mut rights) = (String::new(), "");
+    if let Some(value) = &spec.plugin_variable {
+        variable = format!("export {VISIBLE_DEVICES}='{value}'; ");
+        // The plugin's container is unprivileged, the testbed itself may not be.
+        if is_privileged() {
+            rights = "setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin ";
+        }
+    }
+    let is_needed = spec.disk_may_be_full || spec.plugin_variable.is_some();
+    is_needed.then(|| format!(r#"{trap}{variable}exec {rights}"$0" "$@""#))
 }
 
 /// Returns true if this process has `CAP_SYS_ADMIN`, which only privileged containers have.
 fn is_privileged() -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    effective.is_some_and(|mask| mask >> CAP_SYS_ADMIN & 1 == 1)
-}
-
-fn injector_invocation(
-    node: &str,
-    program: &Path,
-    socket: &Path,
-    dirs: &[PathBuf],
-    node_dir: &Path,
-) -> Invocation {
-    let dirs: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-    let args = vec![socket.display().to_string(), dirs.join(",")];
-    Invocation {
-        name: format!("cdi-injector of {node}"),
-        program: program.to_owned(),
-        args,
-        log: node_dir.join("cdi-injector.log"),
-    }
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let mask = u64::from_str_radix(mask.unwrap_or_default().trim(), 16).unwrap_or(0);
+    mask >> CAP_SYS_ADMIN & 1 == 1
 }
 
 /// The same with another version's binary, and the flags that it knows.
@@ -499,14 +430,16 @@ async fn of_another_version(invocation: Invocation, program: &Path) -> Result<In
 /// The flags that a help text names, with their values.
 fn known_flags(args: &[String], help: &str) -> Vec<String> {
     let words: HashSet<&str> = help.split_whitespace().collect();
-    let mut is_known = true;
-    let keeps = |arg: &&String| {
+    let (mut known, mut is_known) = (Vec::new(), true);
+    for arg in args {
         if arg.starts_with("--") {
             is_known = words.contains(arg.as_str());
         }
-        is_known
-    };
-    args.iter().filter(keeps).cloned().collect()
+        if is_known {
+            known.push(arg.clone());
+        }
+    }
+    known
 }
 
 /// The files of a node's machine: the plugin's inventory, device nodes, and the vendor's CDI specs.
@@ -528,20 +461,17 @@ impl MachineFiles {
         self.gpus
             .set(listed.map(|gpu| (gpu.uuid.clone(), gpu.minor)).collect());
         let nodes = self.dir.join("root/dev");
-        make_dir(&nodes)?;
-        let minors = spec.gpus.iter().map(|gpu| gpu.minor.to_string());
-        for name in minors.chain(["ctl".to_owned()]) {
-            let path = nodes.join(format!("nvidia{name}"));
-            std::fs::write(&path, "").with_context(|| format!("cannot write {}", path.display()))?;
+        files::make_dir(&nodes)?;
+        files::write(&nodes.join("nvidiactl"), "")?;
+        for gpu in &spec.gpus {
+            files::write(&nodes.join(format!("nvidia{}", gpu.minor)), "")?;
         }
         write_whole(&self.inventory(), &inventory(spec))?;
-        make_dir(&self.dir.join("etc-cdi"))?;
+        files::make_dir(&self.dir.join("etc-cdi"))?;
         if spec.driver_limits {
             let cgroups = self.dir.join("sys/fs/cgroup");
-            make_dir(&cgroups)?;
-            let controllers = cgroups.join("cgroup.controllers");
-            std::fs::write(&controllers, "cpu memory\n")
-                .with_context(|| format!("cannot write {}", controllers.display()))?;
+            files::make_dir(&cgroups)?;
+            files::write(&cgroups.join("cgroup.controllers"), "cpu memory\n")?;
             write_whole(&self.dir.join("etc-cdi/limits.json"), &limit_spec(spec))?;
         }
         self.write_vendor_specs(spec)
@@ -556,69 +486,54 @@ impl MachineFiles {
             DriverSpecs::NotNeeded | DriverSpecs::Missing => return Ok(()),
         };
         let dir = self.dir.join("cdi");
-        make_dir(&dir)?;
+        files::make_dir(&dir)?;
         write_whole(&dir.join(file), &document)
     }
 }
 
-fn make_dir(dir: &Path) -> Result<()> {
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))
-}
-
-/// Replaces a file in one step, so that no reader sees half of it.
 fn write_whole(path: &Path, document: &Value) -> Result<()> {
-    let fresh = path.with_extension("new");
-    std::fs::write(&fresh, format!("{document:#}\n"))
-        .with_context(|| format!("cannot write {}", fresh.display()))?;
-    std::fs::rename(&fresh, path).with_context(|| format!("cannot write {}", path.display()))
+    files::replace(path, &format!("{document:#}\n"))
 }
 
 fn inventory(spec: &NodeSetup) -> Value {
-    let entry = |gpu: &GpuSpec| {
+    let mut gpus = Vec::new();
+    for gpu in &spec.gpus {
         let health = match gpu.health {
             GpuFault::Healthy => "Healthy".to_owned(),
             GpuFault::Xid(number) => format!("Xid {number}"),
             GpuFault::Lost => "Lost".to_owned(),
         };
-        let mut entry = json!({"uuid": gpu.uuid, "minor": gpu.minor, "memory": format!("{}Mi", gpu.mib), "model": "Simulated", "health": health});
-        entry
-            .as_object_mut()
-            .into_iter()
-            .for_each(|entry| entry.extend(gpu.details.clone()));
-        entry
-    };
-    let gpus: Vec<Value> = spec.gpus.iter().map(entry).collect();
+        let memory = format!("{}Mi", gpu.mib);
+        let mut entry = json!({"uuid": gpu.uuid, "minor": gpu.minor, "memory": memory, "model": "Simulated", "health": health});
+        object::make_object(&mut entry).extend(gpu.details.clone());
+        gpus.push(entry);
+    }
     let driver = if spec.driver_limits {
         LIMITING_DRIVER_VERSION
     } else {
         DRIVER_VERSION
     };
     let mut document = json!({"driverVersion": driver, "gpus": gpus, "devices": spec.others});
+    let fields = object::make_object(&mut document);
     // Versions that ask nothing of the node's driver do not know this field.
     if spec.plugin.is_none() {
-        crate::pods::set(
-            &mut document,
-            "needsDriver",
-            json!(spec.driver != DriverSpecs::NotNeeded),
-        );
+        let needs_driver = spec.driver != DriverSpecs::NotNeeded;
+        fields.insert("needsDriver".to_owned(), Value::from(needs_driver));
     }
-    document
-        .as_object_mut()
-        .into_iter()
-        .for_each(|document| document.extend(spec.machine.clone()));
+    fields.extend(spec.machine.clone());
     document
 }
 
 /// The CDI spec that nvidia-ctk writes for such a machine, as far as a recorded container shows it.
 fn toolkit_spec(spec: &NodeSetup, driver: &Value) -> Value {
-    let gpu = |name: String, minor: u32| json!({"name": name, "containerEdits": {"deviceNodes": [character_device(&format!("/dev/nvidia{minor}"), minor)]}});
-    let by_uuid = spec.gpus.iter().map(|own| gpu(own.uuid.clone(), own.minor));
-    let by_index = spec
-        .gpus
-        .iter()
-        .enumerate()
-        .map(|(at, own)| gpu(at.to_string(), own.minor));
-    let devices: Vec<Value> = by_uuid.chain(by_index).chain([all(spec)]).collect();
+    let (mut by_uuid, mut by_index) = (Vec::new(), Vec::new());
+    for (at, gpu) in spec.gpus.iter().enumerate() {
+        let node = character_device(&format!("/dev/nvidia{}", gpu.minor), gpu.minor);
+        let edits = json!({"deviceNodes": [node]});
+        by_uuid.push(json!({"name": gpu.uuid, "containerEdits": edits}));
+        by_index.push(json!({"name": at.to_string(), "containerEdits": edits}));
+    }
+    let devices = [by_uuid, by_index, vec![all(spec)]].concat();
     json!({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "containerEdits": driver, "devices": devices})
 }
 
@@ -640,11 +555,8 @@ fn management_spec(spec: &NodeSetup) -> Value {
 
 /// The device that stands for every GPU.
 fn all(spec: &NodeSetup) -> Value {
-    let nodes: Vec<Value> = spec
-        .gpus
-        .iter()
-        .map(|own| json!({"path": format!("/dev/nvidia{}", own.minor)}))
-        .collect();
+    let path = |gpu: &GpuSpec| json!({"path": format!("/dev/nvidia{}", gpu.minor)});
+    let nodes: Vec<Value> = spec.gpus.iter().map(path).collect();
     json!({"name": "all", "containerEdits": {"deviceNodes": nodes}})
 }
 
@@ -681,48 +593,36 @@ fn long_driver_edits() -> Value {
     let libraries = LIBRARIES
         .split_whitespace()
         .map(|name| format!("{DIR}/{name}.so.{DRIVER_VERSION}"));
-    let files = libraries.chain(FILES.split_whitespace().map(str::to_owned));
     let options = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
-    let mounts: Vec<Value> = files
-        .map(|path| json!({"hostPath": path, "containerPath": path, "options": options}))
-        .collect();
-    let hook = |arguments: &[&str]| {
-        let args: Vec<&str> = ["nvidia-cdi-hook"].iter().chain(arguments).copied().collect();
+    let mut mounts = Vec::new();
+    for path in libraries.chain(FILES.split_whitespace().map(str::to_owned)) {
+        mounts.push(json!({"hostPath": path, "containerPath": path, "options": options}));
+    }
+    let arguments = [
+        format!(
+            "create-symlinks --link libcuda.so.1::{DIR}/libcuda.so \
+             --link libnvidia-opticalflow.so.1::{DIR}/libnvidia-opticalflow.so \
+             --link libGLX_nvidia.so.0::{DIR}/libGLX_indirect.so.0"
+        ),
+        format!("enable-cuda-compat --host-driver-version={DRIVER_VERSION}"),
+        format!("update-ldcache --folder {DIR} --folder {DIR}/vdpau"),
+        "disable-device-node-modification".to_owned(),
+    ];
+    let mut hooks = Vec::new();
+    for arguments in &arguments {
+        let args: Vec<&str> = ["nvidia-cdi-hook"]
+            .into_iter()
+            .chain(arguments.split(' '))
+            .collect();
         let env = ["NVIDIA_CTK_DEBUG=false"];
-        json!({"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": args, "env": env})
-    };
-    let links = [
-        "libcuda.so.1::libcuda.so",
-        "libnvidia-opticalflow.so.1::libnvidia-opticalflow.so",
-        "libGLX_nvidia.so.0::libGLX_indirect.so.0",
-    ];
-    let links: Vec<String> = links
-        .iter()
-        .map(|link| link.replace("::", &format!("::{DIR}/")))
-        .collect();
-    let links: Vec<&str> = links.iter().flat_map(|link| ["--link", link]).collect();
-    let hooks = [
-        hook(&[&["create-symlinks"], &links[..]].concat()),
-        hook(&["enable-cuda-compat", "--host-driver-version=550.54.15"]),
-        hook(&[
-            "update-ldcache",
-            "--folder",
-            DIR,
-            "--folder",
-            "/usr/lib/x86_64-linux-gnu/vdpau",
-        ]),
-        hook(&["disable-device-node-modification"]),
-    ];
+        hooks.push(json!({"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": args, "env": env}));
+    }
     let control = [
-        ("/dev/nvidia-modeset", 254),
-        ("/dev/nvidia-uvm", 0),
-        ("/dev/nvidia-uvm-tools", 1),
-        ("/dev/nvidiactl", 255),
+        character_device("/dev/nvidia-modeset", 254),
+        character_device("/dev/nvidia-uvm", 0),
+        character_device("/dev/nvidia-uvm-tools", 1),
+        character_device("/dev/nvidiactl", 255),
     ];
-    let control: Vec<Value> = control
-        .iter()
-        .map(|(path, minor)| character_device(path, *minor))
-        .collect();
     json!({"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": control, "mounts": mounts, "hooks": hooks})
 }
 

@@ -3,13 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::ResourceExt;
+use kube::core::{Selector, SelectorExt};
 use proto::device::{Device, DeviceInfo, TYPE_GPU};
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocation, DeviceAllocations};
 use proto::request::hints::{ALLOCATE_HINT as HINT, JOINT_ALLOCATE as JOINT};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::pod_fields::device_record;
 
@@ -79,12 +81,8 @@ impl PodDemands {
 
     /// Devices that come along with others may be more than were asked for.
     fn is_enough(&self, kind: &str, n_devices: u64, asked: u64) -> bool {
-        let comes_along = self
-            .joint
-            .device_types
-            .iter()
-            .skip(1)
-            .any(|joined| joined == kind);
+        let mut following = self.joint.device_types.iter().skip(1);
+        let comes_along = following.any(|joined| joined == kind);
         n_devices == asked || (comes_along && n_devices > asked)
     }
 }
@@ -263,44 +261,24 @@ pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
 }
 
 fn functions(held: &DeviceAllocation) -> Vec<String> {
-    let functions = held
-        .extension
-        .as_ref()
-        .and_then(|extension| extension.get("vfs")?.as_array());
-    functions
-        .into_iter()
-        .flatten()
-        .filter_map(|vf| Some(vf.get("busID")?.as_str()?.to_owned()))
-        .collect()
+    let extension = held.extension.as_ref();
+    let functions = extension.and_then(|extension| extension.get("vfs")?.as_array());
+    let mut ids = Vec::new();
+    for function in functions.into_iter().flatten() {
+        ids.extend(function.get("busID").and_then(Value::as_str).map(str::to_owned));
+    }
+    ids
 }
 
 fn read<T: Default + DeserializeOwned>(pod: &Pod, key: &str) -> T {
-    pod.annotations()
-        .get(key)
-        .and_then(|text| serde_json::from_str(text).ok())
+    let text = pod.annotations().get(key);
+    text.and_then(|text| serde_json::from_str(text).ok())
         .unwrap_or_default()
 }
 
+/// True if a selector selects these labels; one that is malformed selects none.
 fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
-    for (key, value) in selector.match_labels.iter().flatten() {
-        if labels.get(key) != Some(value) {
-            return false;
-        }
-    }
-    let mut expressions = selector.match_expressions.iter().flatten();
-    expressions.all(|expression| holds(expression, labels))
-}
-
-fn holds(expression: &LabelSelectorRequirement, labels: &BTreeMap<String, String>) -> bool {
-    let value = labels.get(&expression.key);
-    let mut values = expression.values.iter().flatten();
-    match expression.operator.as_str() {
-        "In" => values.any(|one| Some(one) == value),
-        // As in Kubernetes, an absent label is in no set of values.
-        "NotIn" => !values.any(|one| Some(one) == value),
-        "Exists" => value.is_some(),
-        _ => value.is_none(),
-    }
+    Selector::try_from(selector.clone()).is_ok_and(|selector| selector.matches(labels))
 }
 
 #[cfg(test)]

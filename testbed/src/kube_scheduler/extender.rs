@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Method, Request, StatusCode, header};
+use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use k8s_openapi::api::core::v1::{Container, Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use proto::extender::{ExtenderPreemptionResult, MetaPod, MetaVictims};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -140,7 +140,7 @@ struct BindingArgs<'a> {
 }
 
 /// The pods that must go on one node.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct PreemptionVictims {
     /// By falling importance.
     pub(super) pods: Vec<Arc<Pod>>,
@@ -190,15 +190,19 @@ impl ExtenderClient {
     /// True if the extender manages a resource of the pod.
     pub fn is_interested(&self, pod: &Pod) -> bool {
         let managed = &self.configuration.managed_resources;
-        let names = |container: &Container| {
-            let resources = container.resources.as_ref();
-            let named = |map: Option<&BTreeMap<String, _>>| {
-                map.is_some_and(|m| managed.iter().any(|r| m.contains_key(&r.name)))
-            };
-            named(resources.and_then(|r| r.requests.as_ref()))
-                || named(resources.and_then(|r| r.limits.as_ref()))
-        };
-        managed.is_empty() || containers(pod).any(names)
+        for resources in containers(pod).filter_map(|container| container.resources.as_ref()) {
+            for name in resources
+                .requests
+                .iter()
+                .chain(&resources.limits)
+                .flat_map(BTreeMap::keys)
+            {
+                if managed.iter().any(|resource| resource.name == *name) {
+                    return true;
+                }
+            }
+        }
+        managed.is_empty()
     }
 
     /// Asks which of the nodes fit.
@@ -212,18 +216,12 @@ impl ExtenderClient {
         if !result.error.is_empty() {
             return Err(ExtenderError::Refused(result.error));
         }
-        let names = match (
-            self.configuration.node_cache_capable,
-            result.node_names,
-            result.nodes,
-        ) {
-            (true, Some(names), _) => names,
-            (_, _, Some(whole)) => whole
-                .items
-                .unwrap_or_default()
-                .into_iter()
-                .filter_map(|node| node.metadata.name)
-                .collect(),
+        let names = match (result.node_names, result.nodes) {
+            (Some(names), _) if self.configuration.node_cache_capable => names,
+            (_, Some(whole)) => {
+                let nodes = whole.items.unwrap_or_default().into_iter();
+                nodes.filter_map(|node| node.metadata.name).collect()
+            }
             _ => Vec::new(),
         };
         // kube-scheduler fails the attempt: an extender that invents nodes cannot be trusted with the rest.
@@ -249,10 +247,8 @@ impl ExtenderClient {
         let verb = &self.configuration.prioritize_verb;
         let scores: Vec<HostPriority> = self.post(verb, &self.args(pod, nodes)).await?;
         let weight = self.configuration.weight * SCORE_FACTOR;
-        Ok(scores
-            .into_iter()
-            .map(|s| (s.host, s.score.saturating_mul(weight)))
-            .collect())
+        let weighted = |scored: HostPriority| (scored.host, scored.score.saturating_mul(weight));
+        Ok(scores.into_iter().map(weighted).collect())
     }
 
     /// Asks the extender for the victims on each of these nodes, given the proposed ones.
@@ -262,30 +258,28 @@ impl ExtenderClient {
         candidates: &BTreeMap<String, PreemptionVictims>,
     ) -> Result<BTreeMap<String, MetaVictims>, ExtenderError> {
         let args = if self.configuration.node_cache_capable {
-            let by_uid = |victims: &PreemptionVictims| MetaVictims {
-                pods: victims
+            let mut by_uid = BTreeMap::new();
+            for (node, victims) in candidates {
+                let uids = victims
                     .pods
                     .iter()
-                    .map(|pod| MetaPod {
-                        uid: pod.metadata.uid.clone().unwrap_or_default(),
-                    })
-                    .collect(),
-                n_pdb_violations: victims.n_pdb_violations,
-            };
-            let by_uid: BTreeMap<_, _> = candidates
-                .iter()
-                .map(|(node, victims)| (node, by_uid(victims)))
-                .collect();
+                    .map(|pod| pod.metadata.uid.clone().unwrap_or_default());
+                let metas = MetaVictims {
+                    pods: uids.map(|uid| MetaPod { uid }).collect(),
+                    n_pdb_violations: victims.n_pdb_violations,
+                };
+                by_uid.insert(node, metas);
+            }
             json!({"Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": by_uid})
         } else {
-            let whole = |victims: &PreemptionVictims| {
-                let pods: Vec<&Pod> = victims.pods.iter().map(|pod| &**pod).collect();
-                json!({"Pods": pods, "NumPDBViolations": victims.n_pdb_violations})
-            };
-            let whole: BTreeMap<_, _> = candidates
-                .iter()
-                .map(|(node, victims)| (node, whole(victims)))
-                .collect();
+            let mut whole = BTreeMap::new();
+            for (node, victims) in candidates {
+                let pods: Vec<&Pod> = victims.pods.iter().map(AsRef::as_ref).collect();
+                whole.insert(
+                    node,
+                    json!({"Pods": pods, "NumPDBViolations": victims.n_pdb_violations}),
+                );
+            }
             json!({"Pod": pod, "NodeNameToVictims": whole, "NodeNameToMetaVictims": null})
         };
         let result: ExtenderPreemptionResult = self.post(&self.configuration.preempt_verb, &args).await?;
@@ -316,22 +310,14 @@ impl ExtenderClient {
 
     fn args<'a>(&self, pod: &'a Pod, nodes: &BTreeMap<&'a str, &'a Node>) -> Args<'a> {
         // nodeCacheCapable: the extender watches nodes itself, so names suffice.
-        if self.configuration.node_cache_capable {
-            Args {
-                pod,
-                nodes: None,
-                node_names: Some(nodes.keys().copied().collect()),
-            }
-        } else {
-            let items = nodes.values().copied().collect();
-            Args {
-                pod,
-                nodes: Some(Nodes {
-                    metadata: BTreeMap::new(),
-                    items,
-                }),
-                node_names: None,
-            }
+        let is_capable = self.configuration.node_cache_capable;
+        Args {
+            pod,
+            nodes: (!is_capable).then(|| Nodes {
+                metadata: BTreeMap::new(),
+                items: nodes.values().copied().collect(),
+            }),
+            node_names: is_capable.then(|| nodes.keys().copied().collect()),
         }
     }
 
@@ -342,10 +328,9 @@ impl ExtenderClient {
             Err(_) => Err(ExtenderError::Timeout { url, timeout }),
             Ok(Err(cause)) => Err(ExtenderError::Transport { url, cause }),
             Ok(Ok((StatusCode::OK, body))) => {
-                serde_json::from_slice(&body).map_err(|error| ExtenderError::Answer {
-                    url,
-                    cause: error.to_string(),
-                })
+                let cause = |error: serde_json::Error| error.to_string();
+                let answer = serde_json::from_slice(&body).map_err(cause);
+                answer.map_err(|cause| ExtenderError::Answer { url, cause })
             }
             Ok(Ok((status, _))) => Err(ExtenderError::Status {
                 verb: verb.to_owned(),
@@ -356,31 +341,17 @@ impl ExtenderClient {
     }
 
     async fn exchange(&self, url: &str, args: &impl Serialize) -> Result<(StatusCode, Bytes), String> {
-        let body = serde_json::to_vec(args).map_err(|error| error.to_string())?;
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri(url)
-            .header(header::CONTENT_TYPE, "application/json");
-        let request = request
-            .body(Full::from(body))
-            .map_err(|error| error.to_string())?;
-        let response = self
-            .client
-            .request(request)
-            .await
-            .map_err(|error| chain(&error))?;
+        let body = serde_json::to_vec(args).map_err(chain)?;
+        let request = Request::post(url).header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(Full::from(body)).map_err(chain)?;
+        let response = self.client.request(request).await.map_err(chain)?;
         let status = response.status();
-        let body = response
-            .into_body()
-            .collect()
-            .await
-            .map_err(|error| chain(&error))?;
+        let body = response.into_body().collect().await.map_err(chain)?;
         Ok((status, body.to_bytes()))
     }
 }
 
 /// An error with its causes, innermost last.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+fn chain(error: impl std::error::Error + Send + Sync + 'static) -> String {
+    format!("{:#}", anyhow::Error::new(error))
 }

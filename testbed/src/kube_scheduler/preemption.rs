@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::core::{Selector, SelectorExt};
@@ -86,17 +86,11 @@ impl PreemptionContext<'_> {
             return PreemptionRound::without_victims(nomination);
         }
         match self.ask_extenders(pod, candidates).await {
-            Ok(candidates) => match pick(&candidates) {
-                Some(node) => {
-                    let evicted = candidates
-                        .get(&node)
-                        .cloned()
-                        .map(|victims| (node.clone(), victims));
-                    PreemptionRound {
-                        nomination: Nomination::Node(node),
-                        evicted,
-                    }
-                }
+            Ok(candidates) => match pick(candidates) {
+                Some((node, victims)) => PreemptionRound {
+                    nomination: Nomination::Node(node.clone()),
+                    evicted: Some((node, victims)),
+                },
                 None => PreemptionRound::without_victims(Nomination::Keep),
             },
             Err(error) => {
@@ -109,23 +103,19 @@ impl PreemptionContext<'_> {
     /// `PodEligibleToPreemptOthers`: not while pods that were evicted for it leave its nominated node, unless that node cannot
     /// be helped.
     fn is_eligible(&self, pod: &Pod, diagnosis: &SchedulingDiagnosis) -> bool {
-        if pod
+        let policy = pod
             .spec
             .as_ref()
-            .and_then(|spec| spec.preemption_policy.as_deref())
-            == Some("Never")
-        {
+            .and_then(|spec| spec.preemption_policy.as_deref());
+        if policy == Some("Never") {
             return false;
         }
         let Some(node) = nominated_node(pod) else {
             return true;
         };
+        let refusal = diagnosis.refusals.get(node);
         // A node that no filter has looked at counts as one that cannot be helped.
-        if diagnosis
-            .refusals
-            .get(node)
-            .is_none_or(|refusal| refusal.unresolvable)
-        {
+        if refusal.is_none_or(|refusal| refusal.unresolvable) {
             return true;
         }
         let mut pods = self.pods.get(node).into_iter().flatten();
@@ -137,11 +127,8 @@ impl PreemptionContext<'_> {
     /// `None` if nothing helps.
     fn victims_on(&self, node: &str, pod: &Pod, request: &ResourceAmounts) -> Option<PreemptionVictims> {
         let mut view = self.nodes.get(node)?.clone();
-        let all = self.pods.get(node).into_iter().flatten();
-        let mut potential: Vec<Arc<Pod>> = all
-            .filter(|other| priority(other) < priority(pod))
-            .cloned()
-            .collect();
+        let mut potential = self.pods.get(node).cloned().unwrap_or_default();
+        potential.retain(|other| priority(other) < priority(pod));
         // DryRunPreemption offers a node only if a less important pod is there: equal priority evicts
         // nothing.
         if potential.is_empty() {
@@ -157,14 +144,10 @@ impl PreemptionContext<'_> {
         }
         // Pods whose budget would be violated are put back first, so that they are victims only if nothing
         // else helps.
-        let (violating, others): (Vec<_>, Vec<_>) = with_violations(&potential, self.budgets)
-            .into_iter()
-            .partition(|(_, violates)| *violates);
-        let mut victims = PreemptionVictims {
-            pods: Vec::new(),
-            n_pdb_violations: 0,
-        };
-        for (other, violates) in violating.into_iter().chain(others) {
+        let mut ordered = with_violations(&potential, self.budgets);
+        ordered.sort_by_key(|(_, violates)| !violates);
+        let mut victims = PreemptionVictims::default();
+        for (other, violates) in ordered {
             let amounts = amounts(&other);
             view.used.add(&amounts);
             if fit::refusal(pod, request, &view, self.ignored).is_some() {
@@ -183,11 +166,10 @@ impl PreemptionContext<'_> {
         pod: &Pod,
         mut candidates: BTreeMap<String, PreemptionVictims>,
     ) -> Result<BTreeMap<String, PreemptionVictims>, String> {
-        for extender in self
-            .extenders
-            .iter()
-            .filter(|e| e.is_preemptor() && e.is_interested(pod))
-        {
+        for extender in self.extenders {
+            if !extender.is_preemptor() || !extender.is_interested(pod) {
+                continue;
+            }
             let answered = match extender.preempt(pod, &candidates).await {
                 Ok(answer) => self.convert(&answer),
                 Err(error) => Err(error.to_string()),
@@ -197,12 +179,10 @@ impl PreemptionContext<'_> {
                 Err(_) if extender.is_ignorable() => continue,
                 answered => answered?,
             };
-            if let Some(node) = candidates
-                .iter()
-                .find(|(_, victims)| victims.pods.is_empty())
-                .map(|(node, _)| node)
-            {
-                return Err(format!("expected at least one victim pod on node {node:?}"));
+            for (node, victims) in &candidates {
+                if victims.pods.is_empty() {
+                    return Err(format!("expected at least one victim pod on node {node:?}"));
+                }
             }
             if candidates.is_empty() {
                 break;
@@ -215,63 +195,49 @@ impl PreemptionContext<'_> {
         &self,
         answer: &BTreeMap<String, MetaVictims>,
     ) -> Result<BTreeMap<String, PreemptionVictims>, String> {
-        let find = |node: &str, meta: &MetaPod| {
-            let pods = self
-                .pods
-                .get(node)
-                .ok_or_else(|| format!("nodeinfo not found for node name {node:?}"))?;
-            let found = pods
-                .iter()
-                .find(|pod| pod.uid().as_deref() == Some(&meta.uid))
-                .cloned();
-            found.ok_or_else(|| {
-                format!(
-                    "claims to preempt pod (UID: {}) on node: {node}, but the pod is not found on that node",
-                    meta.uid
-                )
-            })
-        };
-        let victims = |(node, metas): (&String, &MetaVictims)| {
-            let pods = metas
-                .pods
-                .iter()
-                .map(|meta| find(node, meta))
-                .collect::<Result<_, String>>()?;
-            Ok((
-                node.clone(),
-                PreemptionVictims {
-                    pods,
-                    n_pdb_violations: metas.n_pdb_violations,
-                },
-            ))
-        };
-        answer.iter().map(victims).collect()
+        let mut candidates = BTreeMap::new();
+        for (node, metas) in answer {
+            let Some(pods) = self.pods.get(node) else {
+                return Err(format!("nodeinfo not found for node name {node:?}"));
+            };
+            let mut victims = PreemptionVictims {
+                pods: Vec::new(),
+                n_pdb_violations: metas.n_pdb_violations,
+            };
+            for MetaPod { uid } in &metas.pods {
+                let Some(pod) = pods.iter().find(|pod| pod.metadata.uid.as_ref() == Some(uid)) else {
+                    let why = "but the pod is not found on that node";
+                    return Err(format!(
+                        "claims to preempt pod (UID: {uid}) on node: {node}, {why}"
+                    ));
+                };
+                victims.pods.push(Arc::clone(pod));
+            }
+            candidates.insert(node.clone(), victims);
+        }
+        Ok(candidates)
     }
 }
 
 /// Evicts the victims that are not being deleted yet: writes a condition with the reason, then deletes them.
 pub(super) async fn evict(client: &Client, victims: &PreemptionVictims) {
-    for victim in victims
-        .pods
-        .iter()
-        .filter(|pod| pod.metadata.deletion_timestamp.is_none())
-    {
+    for victim in &victims.pods {
+        if victim.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace(victim));
         let condition = json!({
             "type": DISRUPTION_TARGET, "status": "True", "reason": BY_SCHEDULER,
             "message": "preempting to accommodate a higher priority pod", "lastTransitionTime": Time(Timestamp::now()),
         });
-        let patch = Patch::Strategic(
-            json!({"metadata": {"uid": victim.uid()}, "status": {"conditions": [condition]}}),
-        );
+        let patch = json!({"metadata": {"uid": victim.uid()}, "status": {"conditions": [condition]}});
         let name = victim.name_any();
         let patched = pods
-            .patch_status(&name, &PatchParams::default(), &patch)
-            .await
-            .map(drop);
+            .patch_status(&name, &PatchParams::default(), &Patch::Strategic(patch))
+            .await;
         // The condition comes first: controllers and users see it on the terminating pod.
         let evicted = match patched {
-            Ok(()) => pods.delete(&name, &DeleteParams::default()).await.map(drop),
+            Ok(_) => pods.delete(&name, &DeleteParams::default()).await.map(drop),
             Err(error) => Err(error),
         };
         if let Err(error) = evicted {
@@ -281,63 +247,63 @@ pub(super) async fn evict(client: &Client, victims: &PreemptionVictims) {
 }
 
 /// `pickOneNodeForPreemption`: violations, highest priority, sum of priorities, number, latest start; then any.
-fn pick(candidates: &BTreeMap<String, PreemptionVictims>) -> Option<String> {
-    let cost = |victims: &PreemptionVictims| {
-        let highest = victims.pods.first().map(|pod| priority(pod));
-        let sum: i64 = victims
-            .pods
-            .iter()
-            .map(|pod| priority(pod) - i64::from(i32::MIN))
-            .sum();
-        let most_important = victims.pods.iter().filter(|pod| Some(priority(pod)) == highest);
-        let started = most_important.map(|pod| started(pod)).min();
-        (
-            victims.n_pdb_violations,
-            highest,
-            sum,
-            victims.pods.len(),
-            Reverse(started),
-        )
-    };
-    candidates
-        .iter()
-        .min_by_key(|(_, victims)| cost(victims))
-        .map(|(node, _)| node.clone())
+fn pick(candidates: BTreeMap<String, PreemptionVictims>) -> Option<(String, PreemptionVictims)> {
+    candidates.into_iter().min_by_key(|(_, victims)| cost(victims))
+}
+
+/// The cost of a node's victims, in the order of `pickOneNodeForPreemption`.
+fn cost(victims: &PreemptionVictims) -> (i64, Option<i64>, i64, usize, Reverse<Option<Timestamp>>) {
+    let highest = victims.pods.first().map(|pod| priority(pod));
+    let mut sum = 0;
+    let mut earliest = None;
+    for pod in &victims.pods {
+        // Every priority counts as a positive number there, so that more victims never make a smaller sum.
+        sum += priority(pod) - i64::from(i32::MIN);
+        if Some(priority(pod)) == highest {
+            earliest = Some(earliest.map_or(started(pod), |before: Timestamp| before.min(started(pod))));
+        }
+    }
+    (
+        victims.n_pdb_violations,
+        highest,
+        sum,
+        victims.pods.len(),
+        Reverse(earliest),
+    )
 }
 
 /// `filterPodsWithPDBViolation`: pods draw on budgets in this order, and each that finds one used up is a violation.
 fn with_violations(pods: &[Arc<Pod>], budgets: &[PodDisruptionBudget]) -> Vec<(Arc<Pod>, bool)> {
-    let mut allowed: Vec<i32> = budgets
-        .iter()
-        .map(|budget| {
-            budget
-                .status
-                .as_ref()
-                .and_then(|status| status.disruptions_allowed)
-                .unwrap_or(0)
-        })
-        .collect();
-    let mut violates = |pod: &Pod| {
-        let mut is_violating = false;
-        for (budget, allowed) in budgets
-            .iter()
-            .zip(&mut allowed)
-            .filter(|(budget, _)| counts(budget, pod))
-        {
-            debug!(budget = budget.name_any(), "a victim draws on a budget");
-            *allowed -= 1;
-            is_violating |= *allowed < 0;
-        }
-        is_violating
+    let allowed = |budget: &PodDisruptionBudget| {
+        budget
+            .status
+            .as_ref()
+            .and_then(|status| status.disruptions_allowed)
     };
-    pods.iter().map(|pod| (Arc::clone(pod), violates(pod))).collect()
+    let mut left: Vec<i32> = budgets
+        .iter()
+        .map(|budget| allowed(budget).unwrap_or(0))
+        .collect();
+    let mut violations = Vec::new();
+    for pod in pods {
+        let mut is_violating = false;
+        for (budget, left) in budgets.iter().zip(&mut left) {
+            if counts(budget, pod) {
+                debug!(budget = budget.name_any(), "a victim draws on a budget");
+                *left -= 1;
+                is_violating |= *left < 0;
+            }
+        }
+        violations.push((Arc::clone(pod), is_violating));
+    }
+    violations
 }
 
 fn counts(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
-    let selector: Option<LabelSelector> = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
-    let selector = selector
-        .and_then(|selector| Selector::try_from(selector).ok())
-        .filter(|selector| !selector.selects_all());
+    let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
+    let Some(Ok(selector)) = selector.map(Selector::try_from) else {
+        return false;
+    };
     let disrupted = budget
         .status
         .as_ref()
@@ -345,7 +311,8 @@ fn counts(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
     let is_counted_already = disrupted.is_some_and(|disrupted| disrupted.contains_key(&pod.name_any()));
     budget.namespace() == pod.namespace()
         && !pod.labels().is_empty()
-        && selector.is_some_and(|selector| selector.matches(pod.labels()))
+        && !selector.selects_all()
+        && selector.matches(pod.labels())
         && !is_counted_already
 }
 

@@ -12,11 +12,12 @@ use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures::StreamExt;
 use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
+use parking_lot::{Mutex, MutexGuard};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use serde::Deserialize;
@@ -291,7 +292,7 @@ impl CdiCache {
 impl CacheContents {
     fn lock(&self) -> MutexGuard<'_, CacheState> {
         // A panic elsewhere leaves a complete set of devices, old or new.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

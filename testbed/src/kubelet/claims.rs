@@ -5,8 +5,8 @@
 //! resources are not read: a pod names its claim.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use proto::kubelet::podresources::{CdiDevice, ClaimResource, DynamicResource};
 
 use super::pod::{ContainerSpec, KubeletPod};
@@ -30,13 +30,13 @@ pub(crate) struct PreparedClaims(Mutex<BTreeMap<(String, String), Vec<PreparedDe
 
 impl PreparedClaims {
     pub(crate) fn prepare(&self, namespace: &str, name: &str, devices: Vec<PreparedDevice>) {
-        let mut claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut claims = self.0.lock();
         claims.insert((namespace.to_owned(), name.to_owned()), devices);
     }
 
     /// The claims that a container uses, with their devices. As in kubelet, the list is empty if one of them is not known.
     pub(crate) fn of(&self, pod: &KubeletPod, container: &ContainerSpec) -> Vec<DynamicResource> {
-        let claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let claims = self.0.lock();
         let used = pod
             .claims
             .iter()

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
+use parking_lot::Mutex;
 
 use super::cdi::RefreshDelay;
 use super::nvidia_runtime::NvidiaRuntime;
@@ -93,12 +94,12 @@ pub struct MachineGpus(Arc<Mutex<Vec<(String, u32)>>>);
 impl MachineGpus {
     /// Replaces them: UUIDs and minor numbers, in the order of the driver.
     pub fn set(&self, gpus: Vec<(String, u32)>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = gpus;
+        *self.0.lock() = gpus;
     }
 
     /// All of them.
     pub fn all(&self) -> Vec<(String, u32)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     /// The UUID of the GPU behind a device node such as `/dev/nvidia0`; none of other nodes.

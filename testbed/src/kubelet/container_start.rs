@@ -27,13 +27,8 @@ const DRIVER_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
 
 /// The environment of an image: those of CUDA ask for all GPUs, the old ones by knowing nothing of the variable.
 fn image_env(image: &str) -> &'static [(&'static str, &'static str)] {
-    match image
-        .split([':', '@'])
-        .next()
-        .unwrap_or_default()
-        .rsplit('/')
-        .next()
-    {
+    let path = image.split([':', '@']).next().unwrap_or_default();
+    match path.rsplit('/').next() {
         Some("cuda") => &[
             (VISIBLE_DEVICES, "all"),
             ("CUDA_VERSION", "12.4.1"),
@@ -87,22 +82,13 @@ impl ContainerStarter {
         let mut spent = StartTimes::default();
         let prepared = self.prepare(pod, container, &mut spent).await;
         spent.total = began.elapsed();
-        match prepared {
-            Ok(started) => {
-                let attempts = self
-                    .machine
-                    .runtime
-                    .attempt(&pod.uid, &container.name, spent, None);
-                self.record(pod, container, started, attempts);
-                Ok(())
-            }
-            Err(error) => {
-                self.machine
-                    .runtime
-                    .attempt(&pod.uid, &container.name, spent, Some(error.to_string()));
-                Err(error)
-            }
-        }
+        let failure = prepared.as_ref().err().map(ToString::to_string);
+        let attempts = self
+            .machine
+            .runtime
+            .attempt(&pod.uid, &container.name, spent, failure);
+        self.record(pod, container, prepared?, attempts);
+        Ok(())
     }
 
     /// Adds the time of each step to `spent`, also that of the one that fails.
@@ -113,9 +99,8 @@ impl ContainerStarter {
         spent: &mut StartTimes,
     ) -> Result<RuntimeContainer, StartError> {
         let holder = DeviceHolder::new(pod, container);
-        let limits = self
-            .devices
-            .in_random_order(pod, container, self.next_start(pod, container));
+        let n_start = self.next_start(pod, container);
+        let limits = self.devices.in_random_order(pod, container, n_start);
         let mut unallocated = false;
         // GetDeviceRunContainerOptions runs before each creation of the container, so a crashed one gets
         // another PreStartContainer call but no other devices.
@@ -147,11 +132,9 @@ impl ContainerStarter {
             None => composed,
         };
         let mut made = self.through_nvidia(pod, container, &responses, made)?;
-        let mut gpus: Vec<String> = made
-            .device_nodes
-            .iter()
-            .filter_map(|path| self.machine.config.gpus.of_node(path))
-            .collect();
+        let gpus = &self.machine.config.gpus;
+        let seen = made.device_nodes.iter().filter_map(|path| gpus.of_node(path));
+        let mut gpus: Vec<String> = seen.collect();
         gpus.sort();
         gpus.dedup();
         made.gpus = gpus;
@@ -169,69 +152,48 @@ impl ContainerStarter {
         let RuntimeConfig {
             nvidia, nvidia_class, ..
         } = &self.machine.config.runtime;
-        let Some(nvidia) = nvidia
-            .as_ref()
-            .filter(|_| nvidia_class.is_none() || pod.runtime_class.as_deref() == *nvidia_class)
-        else {
+        let Some(nvidia) = nvidia else { return Ok(made) };
+        if nvidia_class.is_some() && pod.runtime_class.as_deref() != *nvidia_class {
             return Ok(made);
-        };
-        let annotations = responses
-            .iter()
-            .flat_map(|response| response.annotations.clone())
-            .collect();
+        }
+        let annotations = responses.iter().flat_map(|response| response.annotations.clone());
         let created = Created {
             env: &made.env,
-            annotations: &annotations,
+            annotations: &annotations.collect(),
             is_privileged: container.is_privileged,
         };
-        let all = self.machine.config.gpus.all();
-        let uuids: Vec<String> = all.iter().map(|(uuid, _)| uuid.clone()).collect();
-        let driver = |places: &[usize]| {
-            let own = places
-                .iter()
-                .filter_map(|at| all.get(*at))
-                .map(|(_, minor)| format!("/dev/nvidia{minor}"));
-            own.chain(["/dev/nvidiactl".to_owned(), "/dev/nvidia-uvm".to_owned()])
-                .collect::<Vec<_>>()
-        };
-        let fail = |error: String| StartError::Nvidia(error);
-        let (nodes, mounts, env) = match nvidia.modify(created).map_err(|error| fail(error.to_string()))? {
+        let (nodes, mounts, env) = match nvidia.modify(created).map_err(nvidia_error)? {
             Modification::None => return Ok(made),
             Modification::Cli(names) => {
-                let places = find_gpus(&names, &uuids).map_err(|name| {
-                    fail(format!(
+                let nodes = self.driver_nodes(&names).map_err(|name| {
+                    nvidia_error(format!(
                         "nvidia-container-cli: device error: {name}: unknown device"
                     ))
                 })?;
-                (driver(&places), vec![DRIVER_LIBRARY.to_owned()], Vec::new())
+                (nodes, vec![DRIVER_LIBRARY.to_owned()], Vec::new())
             }
             Modification::InMemory(names) => {
-                let places = find_gpus(&names, &uuids)
-                    .map_err(|name| fail(format!("failed to get device handle from UUID: {name}")))?;
+                let nodes = self
+                    .driver_nodes(&names)
+                    .map_err(|name| nvidia_error(format!("failed to get device handle from UUID: {name}")))?;
                 (
-                    driver(&places),
+                    nodes,
                     vec![DRIVER_LIBRARY.to_owned()],
                     vec![format!("{VISIBLE_DEVICES}=void")],
                 )
             }
             Modification::Specs(names) => {
-                let edits = resolve_now(&self.machine.config.cdi_dirs, &names)
-                    .map_err(|error| fail(error.to_string()))?;
+                let edits = resolve_now(&self.machine.config.cdi_dirs, &names).map_err(nvidia_error)?;
                 let nodes = edits.device_nodes.into_iter().map(|node| node.path).collect();
-                (
-                    nodes,
-                    edits
-                        .mounts
-                        .into_iter()
-                        .map(|mount| mount.container_path)
-                        .collect(),
-                    edits.env,
-                )
+                let mounts = edits
+                    .mounts
+                    .into_iter()
+                    .map(|mount| mount.container_path)
+                    .collect();
+                (nodes, mounts, edits.env)
             }
         };
-        let pairs = env.iter().filter_map(|pair| pair.split_once('='));
-        made.env
-            .extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        set_pairs(&mut made.env, &env);
         for node in nodes {
             if !made.device_nodes.contains(&node) {
                 made.device_nodes.push(node);
@@ -239,6 +201,21 @@ impl ContainerStarter {
         }
         made.mounts.extend(mounts);
         Ok(made)
+    }
+
+    /// The device nodes of the GPUs with these names, and those of the driver itself.
+    ///
+    /// # Errors
+    /// The first name that is no GPU's.
+    fn driver_nodes(&self, names: &[String]) -> Result<Vec<String>, String> {
+        let gpus = self.machine.config.gpus.all();
+        let uuids: Vec<String> = gpus.iter().map(|(uuid, _)| uuid.clone()).collect();
+        let mut nodes = Vec::new();
+        for place in find_gpus(names, &uuids)? {
+            nodes.extend(gpus.get(place).map(|(_, minor)| format!("/dev/nvidia{minor}")));
+        }
+        nodes.extend(["/dev/nvidiactl".to_owned(), "/dev/nvidia-uvm".to_owned()]);
+        Ok(nodes)
     }
 
     /// Records a container as started; those that end by themselves have ended at once.
@@ -249,11 +226,12 @@ impl ContainerStarter {
         started: RuntimeContainer,
         attempts: StartAttempts,
     ) {
-        let mut lines = started.env.iter().fold(String::new(), |text, (name, value)| {
-            text + name + "=" + value + "\n"
-        });
+        let mut lines = String::new();
         if !self.machine.config.gpus.all().is_empty() {
-            lines = format!("{DEVICE_NODES}={}\n{lines}", started.device_nodes.join(","));
+            lines = format!("{DEVICE_NODES}={}\n", started.device_nodes.join(","));
+        }
+        for (name, value) in &started.env {
+            lines.extend([name, "=", value, "\n"]);
         }
         (self.machine.config.log)(&pod.namespace, &pod.name, &container.name, lines);
         let now = Timestamp::now();
@@ -293,10 +271,8 @@ impl ContainerStarter {
     /// The number that the next start of this container will have, from 1 on.
     fn next_start(&self, pod: &KubeletPod, container: &ContainerSpec) -> u32 {
         let containers = self.machine.runtime.of_pod(&pod.uid);
-        containers
-            .get(&container.name)
-            .map_or(0, |container| container.starts)
-            + 1
+        let before = containers.get(&container.name);
+        before.map_or(1, |container| container.starts + 1)
     }
 
     /// The runtime's edits of these CDI devices, and the names of those that are stale.
@@ -308,6 +284,17 @@ impl ContainerStarter {
             }
             None => Ok((RecordedEdits::default(), Vec::new())),
         }
+    }
+}
+
+fn nvidia_error(error: impl Into<Box<dyn std::error::Error>>) -> StartError {
+    StartError::Nvidia(error.into().to_string())
+}
+
+/// Sets variables that are written as `name=value`.
+fn set_pairs(env: &mut BTreeMap<String, String>, pairs: &[String]) {
+    for (name, value) in pairs.iter().filter_map(|pair| pair.split_once('=')) {
+        env.insert(name.to_owned(), value.to_owned());
     }
 }
 
@@ -344,19 +331,23 @@ fn compose(
     }
     env.extend(container.env.iter().cloned());
     for (name, value) in image_env(&container.image) {
-        env.entry((*name).to_owned())
-            .or_insert_with(|| (*value).to_owned());
+        if !env.contains_key(*name) {
+            env.insert((*name).to_owned(), (*value).to_owned());
+        }
     }
-    let assigned = edits.env.iter().filter_map(|pair| pair.split_once('='));
-    env.extend(assigned.map(|(name, value)| (name.to_owned(), value.to_owned())));
-    let nodes = responses
-        .iter()
-        .flat_map(|response| &response.devices)
-        .map(|device| device.container_path.clone());
-    let mounts = responses
-        .iter()
-        .flat_map(|response| &response.mounts)
-        .map(|mount| mount.container_path.clone());
+    set_pairs(&mut env, &edits.env);
+    let (mut device_nodes, mut mounts) = (Vec::new(), Vec::new());
+    for response in responses {
+        device_nodes.extend(
+            response
+                .devices
+                .iter()
+                .map(|device| device.container_path.clone()),
+        );
+        mounts.extend(response.mounts.iter().map(|mount| mount.container_path.clone()));
+    }
+    device_nodes.extend(edits.device_nodes.into_iter().map(|node| node.path));
+    mounts.extend(edits.mounts.into_iter().map(|mount| mount.container_path));
     let waiting = RunState::Waiting {
         reason: "ContainerCreating".to_owned(),
         message: String::new(),
@@ -367,12 +358,8 @@ fn compose(
         cdi_devices,
         stale_devices,
         hooks: edits.hooks.into_iter().map(|hook| hook.args.join(" ")).collect(),
-        device_nodes: nodes
-            .chain(edits.device_nodes.into_iter().map(|node| node.path))
-            .collect(),
-        mounts: mounts
-            .chain(edits.mounts.into_iter().map(|mount| mount.container_path))
-            .collect(),
+        device_nodes,
+        mounts,
         ..RuntimeContainer::never_started(pod, container, waiting)
     }
 }

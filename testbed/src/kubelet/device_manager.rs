@@ -5,9 +5,10 @@
 //! kubelet's default policy of the topology manager.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use proto::kubelet::DEVICE_PLUGIN_VERSION;
 use proto::kubelet::deviceplugin::registration_server::Registration;
 use proto::kubelet::deviceplugin::{
@@ -97,11 +98,11 @@ impl DeviceManager {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, DeviceManagerState> {
-        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+        self.devices.lock()
     }
 
     fn plugins(&self) -> MutexGuard<'_, BTreeMap<String, Arc<RegisteredPlugin>>> {
-        self.plugins.lock().unwrap_or_else(PoisonError::into_inner)
+        self.plugins.lock()
     }
 
     /// Counts the devices of each resource, without those whose plugin has been gone for `endpoint_grace`.
@@ -381,7 +382,7 @@ impl DeviceManager {
 
     fn note_allocate(&self, took: Duration) {
         let times = &self.machine.counts.allocate_took;
-        times.lock().unwrap_or_else(PoisonError::into_inner).push(took);
+        times.lock().push(took);
     }
 
     /// Calls `PreStartContainer` of the resource's plugin if it wants that.

@@ -88,8 +88,8 @@ struct PluginDevices {
 
 impl PluginDevices {
     fn render(mut self) -> Self {
-        self.rendered = serde_json::to_string(&self.healthy.iter().map(AsRef::as_ref).collect::<Vec<&str>>())
-            .unwrap_or_default();
+        let healthy: Vec<&str> = self.healthy.iter().map(AsRef::as_ref).collect();
+        self.rendered = serde_json::to_string(&healthy).unwrap_or_default();
         self
     }
 }
@@ -123,9 +123,8 @@ impl DeviceManagerState {
         // readCheckpoint: a stopped endpoint keeps the capacity of a resource at zero until its plugin
         // registers again.
         for resource in registered {
-            devices
-                .endpoints
-                .insert(resource.clone(), Arc::new(Endpoint::stopped(&resource)));
+            let stopped = Arc::new(Endpoint::stopped(&resource));
+            devices.endpoints.insert(resource.clone(), stopped);
             devices.offers.insert(resource, PluginDevices::default().render());
         }
         devices
@@ -141,26 +140,22 @@ impl DeviceManagerState {
 
     /// The healthy devices, by resource.
     pub(crate) fn registered(&self) -> BTreeMap<String, Vec<String>> {
-        let ids = |offer: &PluginDevices| offer.healthy.iter().map(|id| id.as_ref().to_owned()).collect();
-        self.offers
-            .iter()
-            .map(|(resource, offer)| (resource.clone(), ids(offer)))
-            .collect()
+        let mut registered = BTreeMap::new();
+        for (resource, offer) in &self.offers {
+            let ids = offer.healthy.iter().map(ToString::to_string).collect();
+            registered.insert(resource.clone(), ids);
+        }
+        registered
     }
 
     /// The healthy devices as a JSON object.
     pub(crate) fn registered_json(&self) -> String {
-        let pair = |(resource, offer): (&String, &PluginDevices)| {
-            format!(
-                "{}:{}",
-                serde_json::Value::from(resource.as_str()),
-                offer.rendered
-            )
-        };
-        format!(
-            "{{{}}}",
-            self.offers.iter().map(pair).collect::<Vec<_>>().join(",")
-        )
+        let mut pairs = Vec::new();
+        for (resource, offer) in &self.offers {
+            let name = serde_json::Value::from(resource.as_str());
+            pairs.push(format!("{name}:{}", offer.rendered));
+        }
+        format!("{{{}}}", pairs.join(","))
     }
 
     pub(crate) fn connect(&mut self, resource: &str, endpoint: Arc<Endpoint>) {
@@ -204,37 +199,31 @@ impl DeviceManagerState {
     pub(crate) fn capacity(&mut self, grace: std::time::Duration) -> Capacity {
         // GetCapacity removes a resource whose endpoint has been stopped for longer than
         // endpointStopGracePeriod.
-        let gone =
-            |endpoint: Option<&Arc<Endpoint>>| endpoint.is_none_or(|endpoint| endpoint.grace_expired(grace));
-        let removed: Vec<String> = self
-            .offers
-            .keys()
-            .filter(|name| gone(self.endpoints.get(*name)))
-            .cloned()
-            .collect();
-        for resource in &removed {
+        let mut capacity = Capacity::default();
+        for (resource, offer) in &self.offers {
+            let endpoint = self.endpoints.get(resource);
+            if endpoint.is_none_or(|endpoint| endpoint.grace_expired(grace)) {
+                capacity.removed.push(resource.clone());
+            } else {
+                let n_healthy = offer.healthy.len();
+                let counts = (n_healthy + offer.unhealthy.len(), n_healthy);
+                capacity.counts.insert(resource.clone(), counts);
+            }
+        }
+        for resource in &capacity.removed {
             self.offers.remove(resource);
             self.endpoints.remove(resource);
         }
-        let count =
-            |offer: &PluginDevices| (offer.healthy.len() + offer.unhealthy.len(), offer.healthy.len());
-        Capacity {
-            counts: self
-                .offers
-                .iter()
-                .map(|(name, offer)| (name.clone(), count(offer)))
-                .collect(),
-            removed,
-        }
+        capacity
     }
 
     /// The time at which the next endpoint's grace ends.
     pub(crate) fn next_expiry(&self, grace: std::time::Duration) -> Option<tokio::time::Instant> {
-        self.endpoints
+        let stopped = self
+            .endpoints
             .values()
-            .filter_map(|endpoint| endpoint.stopped_at())
-            .map(|at| at + grace)
-            .min()
+            .filter_map(|endpoint| endpoint.stopped_at());
+        Some(stopped.min()? + grace)
     }
 
     /// True if plugins serve this resource, or did when something was allocated.
@@ -264,11 +253,8 @@ impl DeviceManagerState {
         rng: &mut StdRng,
     ) -> Result<DeviceChoice, AllocationError> {
         let resource = request.resource;
-        let held = self
-            .held
-            .grant(request.holder, resource)
-            .map(Grant::devices)
-            .unwrap_or_default();
+        let held = self.held.grant(request.holder, resource);
+        let held = held.map(Grant::devices).unwrap_or_default();
         // devicesToAllocate: devices are chosen once, so a changed limit of an admitted pod is an error.
         if !held.is_empty() && held.len() != request.required {
             let DeviceHolder { pod, container } = request.holder.clone();
@@ -287,10 +273,9 @@ impl DeviceManagerState {
         }
         // After a reboot kubelet may admit a pod before its plugin has registered. It fails the pod and does
         // not wait.
-        let offer = self
-            .offers
-            .get(resource)
-            .ok_or_else(|| AllocationError::Unregistered(resource.to_owned()))?;
+        let Some(offer) = self.offers.get(resource) else {
+            return Err(AllocationError::Unregistered(resource.to_owned()));
+        };
         if offer.healthy.is_empty() {
             return Err(AllocationError::NoneHealthy(resource.to_owned()));
         }
@@ -360,10 +345,11 @@ impl DeviceManagerState {
         for id in chosen {
             // A device with two NUMA nodes is in both lists of the checkpoint, one without in that of
             // nodeWithoutTopology.
-            let nodes = self
-                .topology(request.resource, id)
-                .map(|topology| topology.nodes.iter().map(|node| node.id).collect());
-            for numa in nodes.unwrap_or_else(|| vec![NO_NUMA]) {
+            let nodes = match self.topology(request.resource, id) {
+                Some(topology) => topology.nodes.iter().map(|node| node.id).collect(),
+                None => vec![NO_NUMA],
+            };
+            for numa in nodes {
                 by_numa.entry(numa).or_default().push(Arc::clone(id));
             }
         }
@@ -378,16 +364,16 @@ impl DeviceManagerState {
 
     /// True if a device is healthy now.
     pub(crate) fn is_healthy(&self, resource: &str, id: &str) -> bool {
-        self.offers
-            .get(resource)
-            .is_some_and(|offer| offer.healthy.contains(id))
+        let offer = self.offers.get(resource);
+        offer.is_some_and(|offer| offer.healthy.contains(id))
     }
 
     fn available(&self, resource: &str) -> BTreeSet<DeviceId> {
-        let healthy = self.offers.get(resource).map(|offer| &offer.healthy);
-        let used = self.allocated.get(resource);
-        let free = |id: &&DeviceId| used.is_none_or(|used| !used.contains(*id));
-        healthy.into_iter().flatten().filter(free).cloned().collect()
+        match (self.offers.get(resource), self.allocated.get(resource)) {
+            (Some(offer), Some(used)) => offer.healthy.difference(used).cloned().collect(),
+            (Some(offer), None) => offer.healthy.clone(),
+            (None, _) => BTreeSet::new(),
+        }
     }
 
     fn take(
@@ -452,6 +438,14 @@ impl Grant {
     }
 }
 
+/// Device IDs by NUMA node, in another form.
+fn convert<A, B>(by_numa: &BTreeMap<i64, Vec<A>>, id: fn(&A) -> B) -> BTreeMap<i64, Vec<B>> {
+    by_numa
+        .iter()
+        .map(|(numa, ids)| (*numa, ids.iter().map(id).collect()))
+        .collect()
+}
+
 /// All grants of the node.
 #[derive(Debug, Default)]
 pub(crate) struct HeldDevices(BTreeMap<DeviceHolder, BTreeMap<String, Grant>>);
@@ -468,10 +462,7 @@ impl HeldDevices {
             pod_uid: holder.pod.clone(),
             container_name: holder.container.clone(),
             resource_name: resource.to_owned(),
-            device_ids: by_numa
-                .iter()
-                .map(|(numa, ids)| (*numa, ids.iter().map(|id| id.as_ref().to_owned()).collect()))
-                .collect(),
+            device_ids: convert(&by_numa, ToString::to_string),
             alloc_resp: k8s_openapi::ByteString(response.encode_to_vec()),
         };
         let rendered = serde_json::to_string(&entry).unwrap_or_default();
@@ -480,10 +471,8 @@ impl HeldDevices {
             response: Arc::new(response),
             rendered,
         };
-        self.0
-            .entry(holder.clone())
-            .or_default()
-            .insert(resource.to_owned(), grant);
+        let grants = self.0.entry(holder.clone()).or_default();
+        grants.insert(resource.to_owned(), grant);
     }
 
     /// Takes over the entries of a checkpoint; an answer that does not decode is skipped.
@@ -494,11 +483,7 @@ impl HeldDevices {
                 pod: entry.pod_uid,
                 container: entry.container_name,
             };
-            let by_numa = entry
-                .device_ids
-                .into_iter()
-                .map(|(numa, ids)| (numa, ids.into_iter().map(Arc::from).collect()))
-                .collect();
+            let by_numa = convert(&entry.device_ids, |id| Arc::from(id.as_str()));
             match ContainerAllocateResponse::decode(entry.alloc_resp.0.as_slice()) {
                 Ok(response) => held.insert(&holder, &entry.resource_name, by_numa, response),
                 Err(error) => {
@@ -543,7 +528,7 @@ impl HeldDevices {
         for (_, resource, grant) in self.iter() {
             all.entry(resource.clone())
                 .or_default()
-                .extend(grant.by_numa.values().flatten().cloned());
+                .append(&mut grant.devices());
         }
         all
     }

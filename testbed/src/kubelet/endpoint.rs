@@ -4,10 +4,11 @@
 //! lost has to register again.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use proto::kubelet::deviceplugin::device_plugin_client::DevicePluginClient;
 use proto::kubelet::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
@@ -96,12 +97,12 @@ impl Endpoint {
     }
 
     pub(crate) fn stop(&self) {
-        let mut stopped = self.stopped_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stopped = self.stopped_at.lock();
         *stopped = Some(Instant::now());
     }
 
     pub(crate) fn stopped_at(&self) -> Option<Instant> {
-        *self.stopped_at.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.stopped_at.lock()
     }
 
     pub(crate) fn grace_expired(&self, grace: Duration) -> bool {

@@ -4,7 +4,7 @@
 //! extended resource to zero. Leases and heartbeats are left out: the node is Ready as long as it exists.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Node;
@@ -13,6 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
+use parking_lot::Mutex;
 use proto::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
@@ -44,10 +45,7 @@ impl NodeStatusSync {
     }
 
     pub(crate) fn allocatable(&self) -> WholeAmounts {
-        self.allocatable
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.allocatable.lock().clone()
     }
 
     fn api(&self) -> Api<Node> {
@@ -83,12 +81,11 @@ impl NodeStatusSync {
         // was on the old machine says nothing about this one.
         if is_new_node {
             let (capacity, allocatable) = resources(&existing);
-            let extended = capacity.into_keys().chain(allocatable.into_keys());
-            wanted.extend(
-                extended
-                    .filter(|name| is_extended(name))
-                    .map(|name| (name, "0".to_owned())),
-            );
+            for name in capacity.into_keys().chain(allocatable.into_keys()) {
+                if is_extended(&name) {
+                    wanted.insert(name, "0".to_owned());
+                }
+            }
         }
         let reported = Patch::Merge(json!({"status": status(config, &wanted)}));
         api.patch_status(name, &params, &reported).await.map(drop)
@@ -98,10 +95,8 @@ impl NodeStatusSync {
     pub(crate) async fn keep(&self) {
         let (config, api) = (&self.machine.config, self.api());
         let only = watcher::Config::default().fields(&format!("metadata.name={}", config.node));
-        let mut nodes = watcher(api.clone(), only)
-            .default_backoff()
-            .applied_objects()
-            .boxed();
+        let nodes = watcher(api.clone(), only).default_backoff();
+        let mut nodes = nodes.applied_objects().boxed();
         let mut current: Option<(List, List)> = None;
         let mut removed: Vec<String> = Vec::new();
         loop {
@@ -110,7 +105,7 @@ impl NodeStatusSync {
                 node = nodes.try_next() => match node {
                     Ok(Some(node)) => {
                         let (capacity, allocatable) = resources(&node);
-                        *self.allocatable.lock().unwrap_or_else(PoisonError::into_inner) = WholeAmounts::read(&allocatable);
+                        *self.allocatable.lock() = WholeAmounts::read(&allocatable);
                         current = Some((capacity, allocatable));
                         self.machine.notify();
                     }
@@ -130,11 +125,8 @@ impl NodeStatusSync {
                 removed.clear();
                 continue;
             };
-            let patch = Patch::Merge(patch);
-            if let Err(error) = api
-                .patch_status(&config.node, &PatchParams::default(), &patch)
-                .await
-            {
+            let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+            if let Err(error) = api.patch_status(&config.node, &params, &patch).await {
                 tracing::warn!(%error, "node status is written again later");
                 tokio::time::sleep(config.delays.api_retry).await;
                 self.devices.capacity_changed.notify_one();
@@ -153,34 +145,24 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
 /// The merge patch that corrects node status, or `None` if it is correct.
 fn difference(capacity: &List, allocatable: &List, own: &List, plugins: &Capacity) -> Option<Value> {
     let mut wanted: List = capacity.clone();
-    wanted.extend(own.iter().map(|(name, amount)| (name.clone(), amount.clone())));
-    wanted.extend(
-        plugins
-            .counts
-            .iter()
-            .map(|(name, (all, _))| (name.clone(), all.to_string())),
-    );
+    wanted.extend(own.clone());
     // A resource whose plugin left for good is still known to be a plugin's: zero, not absent.
-    let left = plugins
-        .removed
-        .iter()
-        .filter(|name| !plugins.counts.contains_key(*name));
-    wanted.extend(left.map(|name| (name.clone(), "0".to_owned())));
+    for name in &plugins.removed {
+        wanted.insert(name.clone(), "0".to_owned());
+    }
     // Capacity counts all devices of a resource, allocatable the healthy ones.
     let mut free = wanted.clone();
-    free.extend(
-        plugins
-            .counts
-            .iter()
-            .map(|(name, (_, healthy))| (name.clone(), healthy.to_string())),
-    );
+    for (name, (all, healthy)) in &plugins.counts {
+        wanted.insert(name.clone(), all.to_string());
+        free.insert(name.clone(), healthy.to_string());
+    }
     let mut changed_free = changes(allocatable, &free);
-    // A merge patch adds and changes only, so a resource that is gone from capacity has to be removed by
-    // name.
-    let stale = allocatable
-        .keys()
-        .filter(|name| is_extended(name) && !wanted.contains_key(*name));
-    changed_free.extend(stale.map(|name| (name.clone(), Value::Null)));
+    for name in allocatable.keys() {
+        // A merge patch adds and changes only, so a resource that is gone from capacity has to be removed by name.
+        if is_extended(name) && !wanted.contains_key(name) {
+            changed_free.insert(name.clone(), Value::Null);
+        }
+    }
     let changed = changes(capacity, &wanted);
     if changed.is_empty() && changed_free.is_empty() {
         return None;
@@ -189,41 +171,45 @@ fn difference(capacity: &List, allocatable: &List, own: &List, plugins: &Capacit
 }
 
 fn changes(from: &List, to: &List) -> Map<String, Value> {
-    let equal = |a: &str, b: &str| {
-        a == b || matches!((a.parse::<Quantity>(), b.parse::<Quantity>()), (Ok(a), Ok(b)) if a == b)
-    };
-    let differs =
-        |(name, amount): &(&String, &String)| from.get(*name).is_none_or(|before| !equal(before, amount));
-    to.iter()
-        .filter(differs)
-        .map(|(name, amount)| (name.clone(), amount.as_str().into()))
-        .collect()
+    let mut changes = Map::new();
+    for (name, amount) in to {
+        if !from.get(name).is_some_and(|before| is_equal(before, amount)) {
+            changes.insert(name.clone(), Value::from(amount.as_str()));
+        }
+    }
+    changes
+}
+
+fn is_equal(one: &str, other: &str) -> bool {
+    one == other
+        || matches!((one.parse::<Quantity>(), other.parse::<Quantity>()), (Ok(one), Ok(other)) if one == other)
 }
 
 fn resources(node: &Node) -> (List, List) {
-    let texts = |list: Option<&BTreeMap<String, Text>>| {
-        list.into_iter()
-            .flatten()
-            .map(|(name, q)| (name.clone(), q.0.clone()))
-            .collect()
+    let Some(status) = &node.status else {
+        return (List::new(), List::new());
     };
-    let status = node.status.as_ref();
     (
-        texts(status.and_then(|status| status.capacity.as_ref())),
-        texts(status.and_then(|status| status.allocatable.as_ref())),
+        texts(status.capacity.as_ref()),
+        texts(status.allocatable.as_ref()),
     )
 }
 
+fn texts(amounts: Option<&BTreeMap<String, Text>>) -> List {
+    let amounts = amounts.into_iter().flatten();
+    amounts
+        .map(|(name, amount)| (name.clone(), amount.0.clone()))
+        .collect()
+}
+
 fn labels(config: &KubeletConfig) -> List {
-    let usual = [
-        ("kubernetes.io/hostname", config.node.as_str()),
-        ("kubernetes.io/os", "linux"),
-        ("kubernetes.io/arch", "amd64"),
-    ];
-    let usual = usual
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value.to_owned()));
-    usual.chain(config.labels.clone()).collect()
+    let mut labels = List::from([
+        ("kubernetes.io/hostname".to_owned(), config.node.clone()),
+        ("kubernetes.io/os".to_owned(), "linux".to_owned()),
+        ("kubernetes.io/arch".to_owned(), "amd64".to_owned()),
+    ]);
+    labels.extend(config.labels.clone());
+    labels
 }
 
 fn status(config: &KubeletConfig, resources: &List) -> Value {

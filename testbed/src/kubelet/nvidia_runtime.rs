@@ -116,45 +116,33 @@ impl NvidiaRuntime {
             return Ok(Modification::None);
         }
         if self.mode == RuntimeMode::Legacy {
-            return Ok(Modification::Cli(
-                devices.into_iter().filter(|device| device != "none").collect(),
-            ));
+            return Ok(Modification::Cli(without_none(devices)));
         }
         let kind = if is_cdi { self.default_kind } else { OWN_KIND };
-        let named: Vec<String> = devices
-            .into_iter()
-            .map(|device| {
-                if is_qualified(&device) {
-                    device
-                } else {
-                    format!("{kind}={device}")
-                }
-            })
-            .collect();
-        let own: Vec<String> = named
-            .iter()
-            .filter_map(|name| name.strip_prefix(OWN_KIND)?.strip_prefix('='))
-            .map(str::to_owned)
-            .collect();
-        match own.len() {
-            0 => Ok(Modification::Specs(named)),
-            n_own if n_own == named.len() => Ok(Modification::InMemory(
-                own.into_iter().filter(|device| device != "none").collect(),
-            )),
-            _ => Err(MixedDevices),
+        let (mut own, mut others) = (Vec::new(), Vec::new());
+        for device in devices {
+            match device.split_once('=') {
+                Some((OWN_KIND, name)) => own.push(name.to_owned()),
+                Some((kind, _)) if kind.contains('/') => others.push(device),
+                _ if kind == OWN_KIND => own.push(device),
+                _ => others.push(format!("{kind}={device}")),
+            }
+        }
+        match (own.is_empty(), others.is_empty()) {
+            (true, _) => Ok(Modification::Specs(others)),
+            (false, true) => Ok(Modification::InMemory(without_none(own))),
+            (false, false) => Err(MixedDevices),
         }
     }
 
     /// The devices that a container asks for.
     fn devices(&self, created: Created<'_>, has_annotations: bool) -> Vec<String> {
-        let annotations = created
-            .annotations
-            .iter()
-            .filter(|(key, _)| has_annotations && key.starts_with(ANNOTATION_PREFIX));
-        let annotated: Vec<String> = annotations
-            .flat_map(|(_, value)| value.split(','))
-            .map(str::to_owned)
-            .collect();
+        let mut annotated = Vec::new();
+        for (key, value) in created.annotations {
+            if has_annotations && key.starts_with(ANNOTATION_PREFIX) {
+                annotated.extend(value.split(',').map(str::to_owned));
+            }
+        }
         // Annotations come before variables: a plugin sets the former, an image the latter.
         if !annotated.is_empty() {
             return annotated;
@@ -165,6 +153,11 @@ impl NvidiaRuntime {
             Vec::new()
         }
     }
+}
+
+fn without_none(mut devices: Vec<String>) -> Vec<String> {
+    devices.retain(|device| device != "none");
+    devices
 }
 
 fn is_qualified(device: &str) -> bool {
@@ -183,19 +176,15 @@ fn by_variable(env: &BTreeMap<String, String>) -> Vec<String> {
             Vec::new()
         };
     };
-    let devices: Vec<String> = value
-        .split(',')
-        .map(str::trim)
-        .filter(|device| !device.is_empty())
-        .map(str::to_owned)
-        .collect();
-    if devices.iter().any(|device| device == "void") {
+    let devices: Vec<&str> = value.split(',').map(str::trim).collect();
+    if devices.contains(&"void") {
         return Vec::new();
     }
-    if devices.iter().any(|device| device == "all") {
+    if devices.contains(&"all") {
         return vec!["all".to_owned()];
     }
-    devices
+    let named = devices.into_iter().filter(|device| !device.is_empty());
+    named.map(str::to_owned).collect()
 }
 
 /// The places of the GPUs that nvidia-container-cli or NVML finds by these names, in the order of the driver.
@@ -206,16 +195,15 @@ pub fn find_gpus(names: &[String], uuids: &[String]) -> Result<Vec<usize>, Strin
     if names.iter().any(|name| name == "all") {
         return Ok((0..uuids.len()).collect());
     }
-    // nvidia-container-cli takes UUIDs and indices alike.
-    let place = |name: &String| {
-        let by_index = || name.parse().ok().filter(|index| *index < uuids.len());
-        uuids
-            .iter()
-            .position(|uuid| uuid == name)
-            .or_else(by_index)
-            .ok_or_else(|| name.clone())
-    };
-    let mut places = names.iter().map(place).collect::<Result<Vec<_>, _>>()?;
+    let mut places = Vec::new();
+    for name in names {
+        // nvidia-container-cli takes UUIDs and indices alike.
+        match (uuids.iter().position(|uuid| uuid == name), name.parse()) {
+            (Some(place), _) => places.push(place),
+            (None, Ok(index)) if index < uuids.len() => places.push(index),
+            (None, _) => return Err(name.clone()),
+        }
+    }
     places.sort_unstable();
     places.dedup();
     Ok(places)

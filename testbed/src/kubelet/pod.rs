@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
 use proto::quantity::Quantity;
 
 use super::fit::WholeAmounts;
@@ -71,37 +72,30 @@ impl KubeletPod {
         let uid = pod.metadata.uid.clone()?;
         let spec = pod.spec.as_ref()?;
         let restarts = spec.restart_policy.as_deref().unwrap_or("Always") == "Always";
-        let annotated = pod
-            .metadata
-            .annotations
-            .as_ref()
-            .is_some_and(|all| all.contains_key(EXIT_AFTER));
-        let init = spec.init_containers.iter().flatten().map(|container| {
-            let sidecar = container.restart_policy.as_deref() == Some("Always");
-            read_container(
-                container,
-                if sidecar {
-                    ContainerType::Sidecar
-                } else {
-                    ContainerType::Init
-                },
-            )
-        });
-        let app = spec.containers.iter().map(|container| {
+        let annotated = pod.annotations().contains_key(EXIT_AFTER);
+        let mut containers = Vec::new();
+        for container in spec.init_containers.iter().flatten() {
+            let kind = match container.restart_policy.as_deref() {
+                Some("Always") => ContainerType::Sidecar,
+                _ => ContainerType::Init,
+            };
+            containers.push(read_container(container, kind));
+        }
+        for container in &spec.containers {
             let read = read_container(container, ContainerType::App);
-            ContainerSpec {
+            containers.push(ContainerSpec {
                 finishes: !restarts && (annotated || read.finishes),
                 ..read
-            }
-        });
+            });
+        }
         let claims = spec.resource_claims.iter().flatten();
-        let containers: Vec<ContainerSpec> = init.chain(app).collect();
+
         let overhead = WholeAmounts::read(spec.overhead.iter().flatten().map(|(name, q)| (name, &q.0)));
         Some(Self {
             uid,
-            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            namespace: pod.namespace().unwrap_or_default(),
             name: pod.metadata.name.clone().unwrap_or_default(),
-            annotations: pod.metadata.annotations.clone().unwrap_or_default(),
+            annotations: pod.annotations().clone(),
             created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
             runtime_class: spec.runtime_class_name.clone(),
             claims: claims
@@ -122,39 +116,34 @@ impl KubeletPod {
 }
 
 fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
-    let resources = container.resources.as_ref();
-    let limits = resources.and_then(|all| all.limits.as_ref());
-    let requests = resources.and_then(|all| all.requests.as_ref());
-    let mut asked = WholeAmounts::read(limits.into_iter().flatten().map(|(name, q)| (name, &q.0)));
-    asked.replace(WholeAmounts::read(
-        requests.into_iter().flatten().map(|(name, q)| (name, &q.0)),
-    ));
-    let env = container.env.iter().flatten();
+    let resources = container.resources.clone().unwrap_or_default();
+    let (mut limits, mut requests) = (BTreeMap::new(), WholeAmounts::default());
+    if let Some(amounts) = &resources.limits {
+        requests = WholeAmounts::read(amounts.iter().map(|(name, q)| (name, &q.0)));
+        for (name, amount) in amounts {
+            limits.extend(whole(&amount.0).map(|amount| (name.clone(), amount)));
+        }
+    }
+    if let Some(amounts) = &resources.requests {
+        requests.replace(WholeAmounts::read(amounts.iter().map(|(name, q)| (name, &q.0))));
+    }
+    let mut env = Vec::new();
+    for variable in container.env.iter().flatten() {
+        if variable.value_from.is_none() {
+            env.push((variable.name.clone(), variable.value.clone().unwrap_or_default()));
+        }
+    }
+    let claims = resources.claims.into_iter().flatten();
+    let security = container.security_context.as_ref();
     ContainerSpec {
         name: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
         kind,
-        limits: limits
-            .into_iter()
-            .flatten()
-            .filter_map(|(name, q)| Some((name.clone(), whole(&q.0)?)))
-            .collect(),
-        requests: asked,
-        claims: resources
-            .and_then(|all| all.claims.as_ref())
-            .into_iter()
-            .flatten()
-            .map(|claim| claim.name.clone())
-            .collect(),
-        is_privileged: container
-            .security_context
-            .as_ref()
-            .and_then(|context| context.privileged)
-            .unwrap_or(false),
-        env: env
-            .filter(|var| var.value_from.is_none())
-            .map(|var| (var.name.clone(), var.value.clone().unwrap_or_default()))
-            .collect(),
+        limits,
+        requests,
+        claims: claims.map(|claim| claim.name).collect(),
+        is_privileged: security.is_some_and(|context| context.privileged == Some(true)),
+        env,
         finishes: container
             .command
             .as_deref()

@@ -2,8 +2,9 @@
 //!
 //! Lists active pods and no ordinary init containers; has one entry per device, and no UID.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use proto::kubelet::podresources::pod_resources_lister_server::PodResourcesLister;
 use proto::kubelet::podresources::{
     AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources,
@@ -168,7 +169,7 @@ impl RateLimit {
 
     /// Takes a token if there is one.
     pub(crate) fn allow(&self) -> bool {
-        let mut bucket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.0.lock();
         let (tokens, filled) = *bucket;
         let now = Instant::now();
         let tokens = (tokens + now.duration_since(filled).as_secs_f64() * PER_SECOND).min(BURST);

@@ -3,10 +3,11 @@
 //! A pod is active from its arrival to its end; devices of pods that are not active are free to take.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::jiff::Timestamp;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::pod::KubeletPod;
@@ -51,7 +52,7 @@ pub(crate) struct PodTable {
 
 impl PodTable {
     pub(crate) fn lock(&self) -> MutexGuard<'_, PodRecords> {
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pods.lock()
     }
 
     /// True once every pod of the first list has been admitted or refused.

@@ -3,10 +3,10 @@
 //! Outlives the kubelet process, as containers do; knows nothing of pods beyond their identity.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::pod::{ContainerSpec, ContainerType, KubeletPod};
@@ -203,7 +203,7 @@ impl Runtime {
         spent: StartTimes,
         error: Option<String>,
     ) -> StartAttempts {
-        let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut attempts = self.attempts.lock();
         let attempt = attempts
             .entry((uid.to_owned(), container.to_owned()))
             .or_default();
@@ -221,15 +221,12 @@ impl Runtime {
 
     /// Forgets a pod's containers.
     pub(crate) fn remove(&self, uid: &str) {
-        self.attempts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|(of, _), _| of != uid);
+        self.attempts.lock().retain(|(of, _), _| of != uid);
         self.lock().retain(|(of, _), _| of != uid);
         self.changed.send_replace(());
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, String), RuntimeContainer>> {
-        self.containers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.containers.lock()
     }
 }

@@ -4,13 +4,14 @@
 //! newer one.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
@@ -73,36 +74,33 @@ impl StatusManager {
         };
         let phase = phase(pod, &containers, record.ended);
         let now = Timestamp::now();
-        let truths = conditions(pod, &containers);
-        let conditions: Vec<Value> = truths
-            .iter()
-            .map(|(name, holds)| {
-                let last = record.conditions.entry(name).or_insert((*holds, now));
-                // A condition keeps its lastTransitionTime until its status changes, whatever else is
-                // written.
-                if last.0 != *holds {
-                    *last = (*holds, now);
-                }
-                condition(name, *holds, last.1, phase)
-            })
-            .collect();
+        let mut shown = Vec::new();
+        for (name, holds) in conditions(pod, &containers) {
+            let last = record.conditions.entry(name).or_insert((holds, now));
+            // A condition keeps its lastTransitionTime until its status changes, whatever else is written.
+            if last.0 != holds {
+                *last = (holds, now);
+            }
+            shown.push(condition(name, holds, last.1, phase));
+        }
         let started = record.started;
         drop(pods);
-        let statuses = |wanted: fn(ContainerType) -> bool| -> Vec<Value> {
-            let listed = pod.containers.iter().filter(|container| wanted(container.kind));
-            listed
-                .map(|container| self.container_status(pod, container, containers.get(&container.name)))
-                .collect()
-        };
+        let (mut init, mut app) = (Vec::new(), Vec::new());
+        for container in &pod.containers {
+            let status = self.container_status(pod, container, containers.get(&container.name));
+            match container.kind {
+                ContainerType::App => app.push(status),
+                ContainerType::Init | ContainerType::Sidecar => init.push(status),
+            }
+        }
         let ip = self.machine.config.address.to_string();
-        let init = statuses(|kind| kind != ContainerType::App);
         let status = json!({
             "phase": phase,
-            "conditions": conditions,
+            "conditions": shown,
             "hostIP": ip, "hostIPs": [{"ip": ip}],
             "podIP": ip, "podIPs": [{"ip": ip}],
             "startTime": text(started),
-            "containerStatuses": statuses(|kind| kind == ContainerType::App),
+            "containerStatuses": app,
             "initContainerStatuses": if init.is_empty() { Value::Null } else { Value::Array(init) },
         });
         self.submit(pod, |pending| pending.status = Some(status));
@@ -151,11 +149,7 @@ impl StatusManager {
         container: &ContainerSpec,
         runs: Option<&RuntimeContainer>,
     ) -> Value {
-        let running = matches!(runs.map(|runs| &runs.state), Some(RunState::Running { .. }));
-        let completed = matches!(
-            runs.map(|runs| &runs.state),
-            Some(RunState::Exited { code: 0, .. })
-        );
+        let (running, completed) = (is_running(runs), has_completed(runs));
         let starts = runs.map_or(0, |runs| runs.starts);
         let allocated = if self.machine.config.allocated_resources_status {
             self.allocated(pod, container)
@@ -262,7 +256,7 @@ impl StatusManager {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PendingWrites>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 }
 
@@ -298,11 +292,11 @@ fn state(pod: &KubeletPod, container: &ContainerSpec, runs: Option<&RuntimeConta
         None => {
             // App containers wait as PodInitializing while the pod has init containers at all, also after
             // these have ended.
-            let initializing = container.kind == ContainerType::App
-                && pod
-                    .containers
-                    .iter()
-                    .any(|other| other.kind == ContainerType::Init);
+            let has_init = pod
+                .containers
+                .iter()
+                .any(|other| other.kind == ContainerType::Init);
+            let initializing = container.kind == ContainerType::App && has_init;
             json!({"waiting": {"reason": if initializing { "PodInitializing" } else { "ContainerCreating" }}})
         }
         Some(RunState::Waiting { reason, message }) => {
@@ -320,26 +314,28 @@ fn state(pod: &KubeletPod, container: &ContainerSpec, runs: Option<&RuntimeConta
     }
 }
 
+fn is_running(runs: Option<&RuntimeContainer>) -> bool {
+    runs.is_some_and(|runs| matches!(runs.state, RunState::Running { .. }))
+}
+
+fn has_completed(runs: Option<&RuntimeContainer>) -> bool {
+    runs.is_some_and(|runs| matches!(runs.state, RunState::Exited { code: 0, .. }))
+}
+
 fn phase(pod: &KubeletPod, containers: &BTreeMap<String, RuntimeContainer>, ended: bool) -> &'static str {
-    let app = || {
-        pod.containers
-            .iter()
-            .filter(|container| container.kind == ContainerType::App)
-            .map(|spec| containers.get(&spec.name))
-    };
-    if ended {
-        let clean = |container: Option<&RuntimeContainer>| {
-            matches!(
-                container.map(|it| &it.state),
-                Some(RunState::Exited { code: 0, .. })
-            )
-        };
-        return if app().all(clean) { "Succeeded" } else { "Failed" };
+    let (mut have_completed, mut have_started) = (true, true);
+    for spec in &pod.containers {
+        if spec.kind == ContainerType::App {
+            let runs = containers.get(&spec.name);
+            have_completed &= has_completed(runs);
+            have_started &= runs.is_some_and(|runs| runs.starts > 0);
+        }
     }
-    if app().all(|container| container.is_some_and(|container| container.starts > 0)) {
-        "Running"
-    } else {
-        "Pending"
+    match ended {
+        true if have_completed => "Succeeded",
+        true => "Failed",
+        false if have_started => "Running",
+        false => "Pending",
     }
 }
 
@@ -347,17 +343,18 @@ fn conditions(
     pod: &KubeletPod,
     containers: &BTreeMap<String, RuntimeContainer>,
 ) -> [(&'static str, bool); 4] {
-    let state = |spec: &ContainerSpec| containers.get(&spec.name).map(|container| &container.state);
-    let of = |kind| {
-        pod.containers
-            .iter()
-            .filter(move |container| container.kind == kind)
-    };
-    let running = |spec| matches!(state(spec), Some(RunState::Running { .. }));
-    let sidecars = of(ContainerType::Sidecar).all(running);
-    let initialized = sidecars
-        && of(ContainerType::Init).all(|spec| matches!(state(spec), Some(RunState::Exited { code: 0, .. })));
-    let ready = sidecars && of(ContainerType::App).all(running);
+    let (mut initialized, mut ready) = (true, true);
+    for spec in &pod.containers {
+        let runs = containers.get(&spec.name);
+        match spec.kind {
+            ContainerType::Init => initialized &= has_completed(runs),
+            ContainerType::App => ready &= is_running(runs),
+            ContainerType::Sidecar => {
+                initialized &= is_running(runs);
+                ready &= is_running(runs);
+            }
+        }
+    }
     [
         ("PodScheduled", true),
         ("Initialized", initialized),

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -26,23 +27,15 @@ pub(super) struct ReplicaAddresses(Arc<Mutex<BTreeMap<String, Ports>>>);
 
 impl ReplicaAddresses {
     pub(super) fn insert(&self, name: &str, ports: Ports) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(name.to_owned(), ports);
+        self.0.lock().insert(name.to_owned(), ports);
     }
 
     pub(super) fn remove(&self, name: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        self.0.lock().remove(name);
     }
 
     pub(super) fn of(&self, name: &str, flag: &str) -> Option<SocketAddr> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(name)?
-            .get(flag)
-            .copied()
+        self.0.lock().get(name)?.get(flag).copied()
     }
 }
 

@@ -3,6 +3,7 @@
 //! On a real cluster the API server shows when a part serves again, and the plugin's log when kubelet has accepted it.
 
 use std::collections::BTreeSet;
+use std::future::ready;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,17 +13,16 @@ use kube::api::{Api, LogParams};
 use proto::resource::{GPU_MEM, GPU_SHARED};
 
 use super::{DEADLINE, World};
+use crate::files;
 use crate::observer::ClusterSnapshot;
 use crate::parts::{ClusterPart, Commands, NodeFile};
 use crate::pod_fields::{container_statuses, node_of};
+use crate::polling;
 
 /// The label of the pods of both daemons in `deploy/`.
 const NAME_LABEL: &str = "app.kubernetes.io/name";
 const PLUGIN: &str = "gpushare-device-plugin";
 const SCHEDULER: &str = "gpushare-scheduler";
-
-/// The pause between two looks at something that no watch shows.
-const POLL: Duration = Duration::from_millis(50);
 
 /// The line that the plugin logs when kubelet has accepted its registration.
 const REGISTERED: &str = "registered with kubelet";
@@ -40,10 +40,7 @@ pub(super) struct Killed {
 impl Killed {
     /// Returns true if other containers of the part have been started in the place of all that there were.
     fn has_begun(&self, snapshot: &ClusterSnapshot) -> bool {
-        let begun = |status: &ContainerStatus| {
-            !self.containers.contains(&id(status))
-                && status.state.as_ref().is_some_and(|state| state.running.is_some())
-        };
+        let begun = |status: &ContainerStatus| !self.containers.contains(&id(status)) && is_started(status);
         self.containers.is_empty() || containers(snapshot, self.part, &self.node).all(begun)
     }
 
@@ -75,8 +72,8 @@ fn containers<'a>(
         ClusterPart::Plugin => is_named(pod, PLUGIN) && node_of(pod) == Some(node),
         _ => is_named(pod, SCHEDULER),
     });
-    pods.flat_map(container_statuses)
-        .filter(move |status| status.name == container)
+    let statuses = pods.flat_map(container_statuses);
+    statuses.filter(move |status| status.name == container)
 }
 
 fn is_named(pod: &Pod, name: &str) -> bool {
@@ -84,45 +81,31 @@ fn is_named(pod: &Pod, name: &str) -> bool {
 }
 
 fn is_ready(node: &Node) -> bool {
-    let conditions = node
-        .status
-        .iter()
-        .filter_map(|status| status.conditions.as_ref())
-        .flatten();
-    conditions
-        .into_iter()
-        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+fn is_started(status: &ContainerStatus) -> bool {
+    status.state.as_ref().is_some_and(|state| state.running.is_some())
 }
 
 /// The conditions that nodes with devices do not show yet: that they are ready, and that they offer some.
 fn unready_nodes(snapshot: &ClusterSnapshot) -> Option<String> {
-    let is_ready = |node: &&String| snapshot.nodes.get(*node).is_some_and(is_ready);
-    let offers = |node: &&String| {
-        let allocatable = snapshot
-            .nodes
-            .get(*node)
-            .and_then(|node| node.status.as_ref()?.allocatable.as_ref());
-        [GPU_SHARED, GPU_MEM].iter().all(|resource| {
-            allocatable
-                .and_then(|all| all.get(*resource))
-                .is_some_and(|amount| amount.0 != "0")
-        })
-    };
-    let unready: Vec<&str> = snapshot
-        .devices
-        .keys()
-        .filter(|node| !(is_ready(node) && offers(node)))
-        .map(String::as_str)
-        .collect();
+    let mut unready = Vec::new();
+    for name in snapshot.devices.keys() {
+        let is_ready = snapshot.nodes.get(name).is_some_and(is_ready);
+        if !is_ready || !snapshot.offers(name, GPU_SHARED) || !snapshot.offers(name, GPU_MEM) {
+            unready.push(name.as_str());
+        }
+    }
     (!unready.is_empty()).then(|| format!("not ready, or without devices: {}", unready.join(", ")))
 }
 
 /// The commands of a real cluster.
 fn commands(world: &World) -> Result<&Commands> {
-    world
-        .commands
-        .as_ref()
-        .context("this needs the file of --break-with")
+    let commands = world.commands.as_ref();
+    commands.context("this needs the file of --break-with")
 }
 
 /// Kills a part and starts it again, if nothing else does; does not wait until it serves.
@@ -142,17 +125,10 @@ pub(super) async fn restart_without(
     }
     // One that was killed before may not have been started again, and cannot be killed.
     let begun = |snapshot: &ClusterSnapshot| {
-        world
-            .killed
-            .iter()
-            .filter(|killed| killed.part == part)
-            .all(|killed| killed.has_begun(snapshot))
+        let mut killed = world.killed.iter().filter(|killed| killed.part == part);
+        killed.all(|killed| killed.has_begun(snapshot)).then_some(())
     };
-    world
-        .until(&format!("{part} to be started again"), |snapshot| {
-            begun(snapshot).then_some(())
-        })
-        .await?;
+    world.until(&format!("{part} to be started again"), begun).await?;
     world.killed.retain(|killed| killed.part != part);
     let containers = containers(&world.observer.now(), part, node).map(id).collect();
     world.killed.push(Killed {
@@ -216,16 +192,10 @@ pub(super) async fn replace_plugin_sockets(world: &mut World, node: &str) -> Res
     let sockets = world.cluster()?.node(node)?.plugin_sockets()?;
     ensure!(!sockets.is_empty(), "the plugin has no socket");
     for socket in &sockets {
-        std::fs::remove_file(socket).with_context(|| format!("cannot remove {}", socket.display()))?;
+        files::remove(socket)?;
     }
-    let back = async {
-        while !sockets.iter().all(|socket| socket.exists()) {
-            tokio::time::sleep(POLL).await;
-        }
-    };
-    tokio::time::timeout(DEADLINE, back)
-        .await
-        .context("the sockets do not come back")
+    let are_back = || ready(sockets.iter().all(|socket| socket.exists()));
+    polling::until(DEADLINE, "the sockets do not come back", are_back).await
 }
 
 /// Removes the socket at which kubelet of a node takes registrations.
@@ -234,7 +204,7 @@ pub(super) async fn remove_kubelet_socket(world: &mut World, node: &str) -> Resu
         return commands(world)?.remove(NodeFile::KubeletSocket, node).await;
     }
     let socket = world.cluster()?.node(node)?.kubelet().config().plugin_socket();
-    std::fs::remove_file(&socket).with_context(|| format!("cannot remove {}", socket.display()))
+    files::remove(&socket)
 }
 
 /// Waits until the plugin of a node, which was killed, runs and waits for kubelet.
@@ -242,32 +212,21 @@ pub(super) async fn until_plugin_waits_for_kubelet(world: &mut World, node: &str
     if world.cluster.is_none() {
         let killed = world.killed.last().context("the plugin was not killed")?;
         let runs = |snapshot: &ClusterSnapshot| {
-            let mut again = containers(snapshot, ClusterPart::Plugin, node)
-                .filter(|status| !killed.containers.contains(&id(status)));
-            again
-                .find(|status| status.state.as_ref().is_some_and(|state| state.running.is_some()))
-                .map(drop)
+            let mut statuses = containers(snapshot, ClusterPart::Plugin, node);
+            let is_again =
+                |status: &&ContainerStatus| !killed.containers.contains(&id(status)) && is_started(status);
+            statuses.find(is_again).map(drop)
         };
         return world
             .until("the plugin to run without kubelet's socket", runs)
             .await;
     }
     let found = world.cluster()?.node(node)?;
-    let says_so = async {
-        while !found
-            .plugin()
-            .is_some_and(|plugin| plugin.log_tail().contains("kubelet"))
-        {
-            tokio::time::sleep(POLL).await;
-        }
-    };
-    tokio::time::timeout(DEADLINE, says_so)
-        .await
-        .context("the plugin does not say that kubelet is missing")?;
-    ensure!(
-        !found.plugin().is_none_or(crate::daemons::Daemon::is_down),
-        "the plugin has given up"
-    );
+    let plugin = found.plugin().context("the node has no plugin")?;
+    let says_so = || ready(plugin.log_tail().contains("kubelet"));
+    let failure = "the plugin does not say that kubelet is missing";
+    polling::until(DEADLINE, failure, says_so).await?;
+    ensure!(!plugin.is_down(), "the plugin has given up");
     Ok(())
 }
 
@@ -283,20 +242,16 @@ pub(super) async fn until_serving(world: &World, killed: &[Killed], deadline: Du
         return cluster.until_ready(deadline).await;
     }
     let is_ready = |snapshot: &ClusterSnapshot| {
-        let missing: Vec<String> = killed
-            .iter()
-            .filter_map(|killed| killed.missing(snapshot))
-            .chain(unready_nodes(snapshot))
-            .collect();
+        let missing = killed.iter().filter_map(|killed| killed.missing(snapshot));
+        let missing: Vec<String> = missing.chain(unready_nodes(snapshot)).collect();
         if missing.is_empty() {
             Ok(())
         } else {
             Err(missing.join("; "))
         }
     };
-    world
-        .until_within(deadline, "everything that was killed to serve again", is_ready)
-        .await?;
+    let what = "everything that was killed to serve again";
+    world.until_within(deadline, what, is_ready).await?;
     for killed in killed.iter().filter(|killed| killed.part == ClusterPart::Kubelet) {
         until_plugin_logs(world, killed, deadline).await?;
     }
@@ -307,33 +262,24 @@ pub(super) async fn until_serving(world: &World, killed: &[Killed], deadline: Du
 /// status a minute later, so only the plugin's log is sure; a plugin that runs in no pod is not waited for.
 async fn until_plugin_logs(world: &World, killed: &Killed, deadline: Duration) -> Result<()> {
     let snapshot = world.observer.now();
-    let plugin = snapshot
-        .pods
-        .values()
-        .find(|pod| is_named(pod, PLUGIN) && node_of(pod) == Some(&killed.node));
+    let mut pods = snapshot.pods.values().filter(|pod| is_named(pod, PLUGIN));
+    let plugin = pods.find(|pod| node_of(pod) == Some(&killed.node));
     let Some(plugin) = plugin else { return Ok(()) };
     let pods: Api<Pod> = Api::namespaced(world.client.0.clone(), &plugin.namespace().unwrap_or_default());
-    let logged = async {
-        loop {
-            let since = i64::try_from(killed.at.elapsed().as_secs()).unwrap_or(i64::MAX);
-            let params = LogParams {
-                since_seconds: Some(since.max(1)),
-                ..LogParams::default()
-            };
-            // kubelet hands out the log, and may not serve yet.
-            if pods
-                .logs(&plugin.name_any(), &params)
-                .await
-                .is_ok_and(|log| log.contains(REGISTERED))
-            {
-                return;
-            }
-            tokio::time::sleep(POLL).await;
-        }
+    let name = plugin.name_any();
+    let has_logged = || async {
+        let since = i64::try_from(killed.at.elapsed().as_secs()).unwrap_or(i64::MAX);
+        let params = LogParams {
+            since_seconds: Some(since.max(1)),
+            ..LogParams::default()
+        };
+        // kubelet hands out the log, and may not serve yet.
+        pods.logs(&name, &params)
+            .await
+            .is_ok_and(|log| log.contains(REGISTERED))
     };
-    tokio::time::timeout(deadline, logged)
-        .await
-        .with_context(|| format!("the plugin of {} has not registered again", killed.node))
+    let failure = format!("the plugin of {} has not registered again", killed.node);
+    polling::until(deadline, failure, has_logged).await
 }
 
 /// Waits until a node's plugin serves all its resources again, to a kubelet that knew nothing of it.
@@ -355,11 +301,10 @@ pub(super) async fn until_registered(world: &mut World, node: &str) -> Result<()
 /// The nodes whose plugins scenarios kill.
 pub(super) fn plugin_nodes(world: &World) -> Vec<String> {
     match &world.cluster {
-        Some(cluster) => cluster
-            .nodes()
-            .filter(|node| node.plugin().is_some())
-            .map(|node| node.name().to_owned())
-            .collect(),
+        Some(cluster) => {
+            let nodes = cluster.nodes().filter(|node| node.plugin().is_some());
+            nodes.map(|node| node.name().to_owned()).collect()
+        }
         None => world.observer.now().devices.into_keys().collect(),
     }
 }

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use kube::api::PostParams;
@@ -16,6 +16,7 @@ use tokio::time::sleep;
 use super::{Body, DEADLINE, World};
 use crate::apiserver::{Fault, Matching};
 use crate::cluster::{CdiDir, GpuFault, SimulatedNode};
+use crate::files;
 use crate::kubelet::Kubelet;
 use crate::observer::ClusterSnapshot;
 use crate::pod_fields::phase;
@@ -213,7 +214,7 @@ fn kubelet_socket_removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let found = world.cluster()?.node(&node)?;
         let socket = found.kubelet().config().plugin_socket();
         let (before, n_registrations) = (healthy(found.kubelet()), found.kubelet().n_registrations());
-        std::fs::remove_file(&socket).with_context(|| format!("cannot remove {}", socket.display()))?;
+        files::remove(&socket)?;
         let has_lost = found
             .kubelet()
             .until(QUIET, |kubelet| healthy(kubelet) != before)
@@ -313,13 +314,12 @@ async fn until_metrics(node: &SimulatedNode, line: &str, is_there: bool) -> Resu
 
 /// The line of a log that holds all of these.
 fn line_with(log: &Path, words: &[&str]) -> Result<String> {
-    let text = std::fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))?;
-    let found = text
-        .lines()
-        .find(|line| words.iter().all(|word| line.contains(word)));
-    found
-        .map(str::to_owned)
-        .with_context(|| format!("no line of {} says {words:?}", log.display()))
+    for line in files::read(log)?.lines() {
+        if words.iter().all(|word| line.contains(word)) {
+            return Ok(line.to_owned());
+        }
+    }
+    bail!("no line of {} says {words:?}", log.display())
 }
 
 fn metrics(world: &mut World) -> BoxFuture<'_, Result<()>> {

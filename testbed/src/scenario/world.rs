@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, DeleteParams, PostParams};
@@ -59,22 +59,18 @@ impl World {
     ) -> Result<Self> {
         let object: Namespace = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
         let namespaces: Api<Namespace> = Api::all(client.clone());
-        namespaces
-            .create(&PostParams::default(), &object)
-            .await
-            .with_context(|| format!("cannot create namespace {namespace}"))?;
+        let created = namespaces.create(&PostParams::default(), &object).await;
+        created.with_context(|| format!("cannot create namespace {namespace}"))?;
         // One view only: the next reader sees everything that a wait has seen.
-        let observer = cluster
-            .as_ref()
-            .map_or_else(|| Observer::start(&client), |cluster| cluster.observer().clone());
+        let observer = match &cluster {
+            Some(cluster) => cluster.observer().clone(),
+            None => Observer::start(&client),
+        };
         observer.synced(DEADLINE).await?;
         let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-        let has_webhooks = configurations
-            .get_opt(WEBHOOKS)
-            .await
-            .context("cannot read webhook configurations")?
-            .is_some();
-        let world = Self {
+        let webhooks = configurations.get_opt(WEBHOOKS).await;
+        let has_webhooks = webhooks.context("cannot read webhook configurations")?.is_some();
+        Ok(Self {
             pods: NamespacePods::of(&client, namespace),
             observer,
             namespace: namespace.to_owned(),
@@ -85,8 +81,7 @@ impl World {
             killed: Vec::new(),
             has_webhooks,
             excused: BTreeSet::new(),
-        };
-        Ok(world)
+        })
     }
 
     /// The same world, of a real cluster whose parts may be broken by these commands.
@@ -98,16 +93,13 @@ impl World {
     /// Runs a scenario from a clean start, and checks every invariant when it is through; a daemon that ends by itself is
     /// an error.
     pub async fn run(&mut self, scenario: &Scenario) -> Result<()> {
-        let crashes = self.cluster.as_ref().map(|cluster| cluster.crashes().clone());
-        let crash = async {
-            match crashes {
-                Some(crashes) => crashes.first().await,
-                None => std::future::pending().await,
-            }
+        let Some(cluster) = &self.cluster else {
+            return self.run_and_verify(scenario).await;
         };
+        let crashes = cluster.crashes().clone();
         tokio::select! {
             biased;
-            crash = crash => Err(crash.into()),
+            crash = crashes.first() => Err(crash.into()),
             result = self.run_and_verify(scenario) => result,
         }
     }
@@ -124,14 +116,13 @@ impl World {
     /// Makes the world usable again after a scenario that failed half-way, as well as that goes.
     pub async fn recover(&mut self) {
         self.excused.clear();
-        let may_be_paused = self
-            .commands
-            .as_ref()
-            .is_some_and(|commands| commands.allow(Need::Pause(ClusterPart::Scheduler)));
-        if may_be_paused && let Err(error) = breaking::resume_scheduler(self).await {
+        if let Some(commands) = &self.commands
+            && commands.allow(Need::Pause(ClusterPart::Scheduler))
+            && let Err(error) = breaking::resume_scheduler(self).await
+        {
             warn!(%error, "the scheduler cannot go on");
         }
-        if let Some(cluster) = &mut self.cluster {
+        let cleared = if let Some(cluster) = &mut self.cluster {
             cluster.api().faults().clear();
             if let Err(error) = cluster.scheduler.resume().await {
                 warn!(%error, "the scheduler cannot go on");
@@ -142,11 +133,7 @@ impl World {
             if let Err(error) = cluster.start_kube_scheduler().await {
                 warn!(%error, "the scheduling loop does not come back");
             }
-        }
-        if let Some(cluster) = &self.cluster {
             sampling::remove_full_nodes(cluster.api().objects());
-        }
-        let cleared = if self.cluster.is_some() {
             old_nodes::remove_old_node(self).await
         } else {
             self.clear().await
@@ -160,18 +147,15 @@ impl World {
     pub async fn end(self) -> Result<Option<LocalCluster>> {
         self.clear().await?;
         let namespaces: Api<Namespace> = Api::all(self.client.0.clone());
-        namespaces
-            .delete(&self.namespace, &DeleteParams::default())
-            .await
-            .context("cannot delete the namespace")?;
+        let deleted = namespaces.delete(&self.namespace, &DeleteParams::default()).await;
+        deleted.context("cannot delete the namespace")?;
         Ok(self.cluster)
     }
 
     /// The testbed's cluster.
     pub(super) fn cluster(&mut self) -> Result<&mut LocalCluster> {
-        self.cluster
-            .as_mut()
-            .context("this needs the testbed's own cluster")
+        let cluster = self.cluster.as_mut();
+        cluster.context("this needs the testbed's own cluster")
     }
 
     pub(super) fn key(&self, name: &str) -> String {
@@ -189,10 +173,8 @@ impl World {
     pub(super) async fn delete(&self, name: &str) -> Result<()> {
         self.pods.delete(name).await?;
         let key = self.key(name);
-        self.until(&format!("{name} to be gone"), |snapshot| {
-            (!snapshot.pods.contains_key(&key)).then_some(())
-        })
-        .await
+        let is_gone = |snapshot: &ClusterSnapshot| (!snapshot.pods.contains_key(&key)).then_some(());
+        self.until(&format!("{name} to be gone"), is_gone).await
     }
 
     pub(super) async fn until<C: Condition>(
@@ -218,26 +200,24 @@ impl World {
     /// Waits until pods run; one that fails for good is an error.
     pub(super) async fn until_running(&self, names: &[&str]) -> Result<()> {
         let keys: Vec<String> = names.iter().map(|name| self.key(name)).collect();
-        let looks = |snapshot: &ClusterSnapshot| {
-            let pods: Vec<_> = keys.iter().map(|key| snapshot.pods.get(key)).collect();
-            let failed = pods.iter().flatten().find(|pod| phase(pod) == "Failed");
-            if let Some(pod) = failed {
-                let status = pod.status.clone().unwrap_or_default();
-                return Some(Err(format!(
-                    "{} failed: {} {}",
-                    pod.name_any(),
-                    status.reason.unwrap_or_default(),
-                    status.message.unwrap_or_default()
-                )));
+        let run = |snapshot: &ClusterSnapshot| {
+            let mut is_each_running = true;
+            for key in &keys {
+                match snapshot.pods.get(key) {
+                    Some(pod) if phase(pod) == "Failed" => {
+                        let status = pod.status.clone().unwrap_or_default();
+                        let (reason, message) = (
+                            status.reason.unwrap_or_default(),
+                            status.message.unwrap_or_default(),
+                        );
+                        return Some(Err(anyhow!("{} failed: {reason} {message}", pod.name_any())));
+                    }
+                    pod => is_each_running &= pod.is_some_and(is_running),
+                }
             }
-            pods.iter()
-                .all(|pod| pod.is_some_and(is_running))
-                .then_some(Ok(()))
+            is_each_running.then_some(Ok(()))
         };
-        match self.until(&format!("{} to run", names.join(", ")), looks).await? {
-            Ok(()) => Ok(()),
-            Err(failure) => bail!(failure),
-        }
+        self.until(&format!("{} to run", names.join(", ")), run).await?
     }
 
     /// Creates a pod and waits until it runs.
@@ -255,14 +235,11 @@ impl World {
             Some(statuses.find(|container| container.name == "main")?.restart_count)
         };
         let before = starts(&self.observer.now()).with_context(|| format!("{name} does not run"))?;
-        self.cluster()?
-            .node(node)?
-            .kubelet()
-            .restart_container(&namespace, name, "main")?;
+        let kubelet = self.cluster()?.node(node)?.kubelet();
+        kubelet.restart_container(&namespace, name, "main")?;
         let again = |snapshot: &ClusterSnapshot| {
-            let is_up = starts(snapshot).is_some_and(|now| now > before)
-                && snapshot.pods.get(&key).is_some_and(is_running);
-            is_up.then_some(())
+            let pod = snapshot.pods.get(&key)?;
+            (starts(snapshot)? > before && is_running(pod)).then_some(())
         };
         self.until(&format!("{name} to start again"), again).await
     }
@@ -270,17 +247,12 @@ impl World {
     /// Waits until a pod's condition says why it is not scheduled, in words that hold `fragment`.
     pub(super) async fn until_refused(&self, name: &str, fragment: &str) -> Result<()> {
         let key = self.key(name);
-        let says = |snapshot: &ClusterSnapshot| {
-            snapshot
-                .pods
-                .get(&key)
-                .and_then(unscheduled_because)
-                .is_some_and(|text| text.contains(fragment))
+        let says_so = |snapshot: &ClusterSnapshot| {
+            let message = unscheduled_because(snapshot.pods.get(&key)?)?;
+            message.contains(fragment).then_some(())
         };
-        self.until(&format!("{name} to be refused with {fragment:?}"), |snapshot| {
-            says(snapshot).then_some(())
-        })
-        .await
+        self.until(&format!("{name} to be refused with {fragment:?}"), says_so)
+            .await
     }
 
     /// Tries a pod that breaks a rule: it is refused in these words, when it is made where there are webhooks, else by the filter.
@@ -301,36 +273,31 @@ impl World {
     }
 
     pub(super) fn pod(&self, name: &str) -> Result<Pod> {
-        self.observer
-            .now()
-            .pods
-            .get(&self.key(name))
-            .cloned()
-            .with_context(|| format!("there is no pod {name}"))
+        let pod = self.observer.now().pods.remove(&self.key(name));
+        pod.with_context(|| format!("there is no pod {name}"))
     }
 
     /// The output of a container.
     pub(super) async fn log(&self, pod: &str, container: &str) -> Result<String> {
         let object = self.pod(pod)?;
-        let described = containers(&object)
-            .find(|described| described.name == container)
-            .with_context(|| format!("{pod} has no container {container}"))?;
-        pods::read_log(self.pods.api(), pod, described)
-            .await
-            .with_context(|| format!("cannot read the log of {pod}/{container}"))
+        let described = containers(&object).find(|described| described.name == container);
+        let described = described.with_context(|| format!("{pod} has no container {container}"))?;
+        let log = pods::read_log(self.pods.api(), pod, described).await;
+        log.with_context(|| format!("cannot read the log of {pod}/{container}"))
     }
 
     /// Checks every invariant on the API server's current objects.
     pub(super) async fn verify(&self) -> Result<()> {
         // Watches run ahead of each other.
-        let mut snapshot = self.cluster.as_ref().map_or_else(
-            || self.observer.now(),
-            |cluster| ClusterSnapshot::of(cluster.api().objects()),
-        );
+        let mut snapshot = match &self.cluster {
+            Some(cluster) => ClusterSnapshot::of(cluster.api().objects()),
+            None => self.observer.now(),
+        };
         let mut problems = invariants::accounts(&snapshot, &self.excused).violations;
+        let own = self.key("");
         snapshot
             .pods
-            .retain(|key, _| key.starts_with(&format!("{}/", self.namespace)) && !self.excused.contains(key));
+            .retain(|key, _| key.starts_with(&own) && !self.excused.contains(key));
         let views = invariants::container_views(&self.client.0, &snapshot).await?;
         problems.extend(invariants::misfits(&views));
         problems.extend(invariants::clashes(&snapshot, &views));
@@ -348,18 +315,15 @@ impl World {
 
     pub(super) async fn clear_within(&self, deadline: Duration) -> Result<()> {
         self.pods.delete_all().await?;
-        let prefix = format!("{}/", self.namespace);
-        // A pod that no watch has shown yet may still be there.
-        let is_left = |cluster: &LocalCluster| {
-            cluster
-                .api()
-                .objects()
-                .list("pods", Some(&self.namespace))
-                .is_ok_and(|pods| !pods.is_empty())
-        };
-        let is_shown = |snapshot: &ClusterSnapshot| snapshot.pods.keys().any(|key| key.starts_with(&prefix));
+        let prefix = self.key("");
         let gone = |snapshot: &ClusterSnapshot| {
-            (!is_shown(snapshot) && !self.cluster.as_ref().is_some_and(is_left)).then_some(())
+            let is_shown = snapshot.pods.keys().any(|key| key.starts_with(&prefix));
+            // A pod that no watch has shown yet may still be there.
+            let is_left = self.cluster.as_ref().is_some_and(|cluster| {
+                let pods = cluster.api().objects().list("pods", Some(&self.namespace));
+                pods.is_ok_and(|pods| !pods.is_empty())
+            });
+            (!is_shown && !is_left).then_some(())
         };
         self.until_within(deadline, "all pods to be gone", gone).await
     }
@@ -368,28 +332,25 @@ impl World {
     pub(super) fn gpu_node(&self, n_gpus: usize) -> Result<GpuNode> {
         let snapshot = self.observer.now();
         let accounts = invariants::accounts(&snapshot, &self.excused);
-        let nodes = snapshot.devices.keys().map(|name| {
+        for name in snapshot.devices.keys() {
             let unit = invariants::memory_unit(&snapshot, name);
-            let gpus = accounts
+            let healthy = accounts
                 .gpus
                 .values()
                 .filter(|gpu| gpu.node == *name && gpu.healthy);
-            GpuNode {
-                name: name.clone(),
-                units: gpus.map(|gpu| gpu.total / unit).collect(),
+            let units: Vec<u64> = healthy.map(|gpu| gpu.total / unit).collect();
+            if units.len() >= n_gpus {
+                let name = name.clone();
+                return Ok(GpuNode { name, units });
             }
-        });
-        let mut fitting = nodes.filter(|node| node.units.len() >= n_gpus);
-        fitting
-            .next()
-            .with_context(|| format!("no node has {n_gpus} healthy GPUs"))
+        }
+        bail!("no node has {n_gpus} healthy GPUs")
     }
 
     /// The number of these pods that are bound.
     pub(super) fn n_bound(snapshot: &ClusterSnapshot, keys: &[String]) -> usize {
-        keys.iter()
-            .filter(|key| snapshot.pods.get(*key).is_some_and(|pod| node_of(pod).is_some()))
-            .count()
+        let pods = keys.iter().filter_map(|key| snapshot.pods.get(key));
+        pods.filter_map(node_of).count()
     }
 
     /// Creates equal pods `<prefix>-0`, `<prefix>-1`, … at once.
@@ -408,8 +369,8 @@ impl World {
     }
 
     pub(super) async fn until_all_run(&self, names: &[String]) -> Result<()> {
-        self.until_running(&names.iter().map(String::as_str).collect::<Vec<_>>())
-            .await
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        self.until_running(&names).await
     }
 }
 

@@ -3,12 +3,13 @@
 //! Pods are bound first and held back, so that the scheduler is not part of the measurement.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use futures::stream::{StreamExt, TryStreamExt};
+
+use parking_lot::Mutex;
 use proto::resource::GPU_MEM;
 use serde::Serialize;
 
@@ -18,15 +19,21 @@ use testbed::console::{Console, table};
 use testbed::invariants;
 use testbed::kubelet::{Kubelet, OrderRule, StartHook};
 use testbed::observer::ClusterSnapshot;
-use testbed::pod_fields::{is_running, node_of, phase};
 use testbed::pods::{NamespacePods, PodBuilder};
 
+use super::{
+    create_all, delete_all, failed_pods, float, is_bound, is_settled, quantiles, times, until_all,
+    wrong_devices,
+};
+
+/// The percentiles of the results.
+const ADMISSION_PERCENTS: [usize; 3] = [50, 99, 100];
 /// Longest wait for one thing.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// GPUs of the node, and GiB of each.
-const GPUS: [u64; 2] = [8, 80];
-/// Requests to the API server at one time.
-const CONCURRENCY: usize = 32;
+/// GPUs of the node.
+const N_GPUS: usize = 8;
+/// GiB of each.
+const GIB_OF_GPU: u64 = 80;
 
 /// `laboratory load admission`.
 #[derive(Clone, Debug, Args)]
@@ -71,45 +78,32 @@ pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool>
     let admitted = admission(console, args).await;
     console.finish();
     let admitted = admitted?;
+    let allocate = "ALLOCATE P50, P99, MAX ms";
+    let start = "START P50, P99, MAX ms";
     let mut results = table([
         "MODE",
         "PODS",
         "PER SECOND",
-        "ALLOCATE P50, P99, MAX ms",
-        "START P50, P99, MAX ms",
+        allocate,
+        start,
         "STARTS PER LIST",
         "WRONG",
     ]);
-    let words = |values: [f64; 3]| values.map(|value| format!("{value:.2}")).join(" ");
-    let Admitted {
-        mode,
-        pods,
-        per_second,
-        allocate_ms,
-        start_ms,
-        starts_per_list,
-        wrong,
-        ..
-    } = &admitted;
-    let rate = format!("{per_second:.0}");
-    let (allocate, start, share) = (
-        words(*allocate_ms),
-        words(*start_ms),
-        format!("{starts_per_list:.1}"),
-    );
     results.add_row([
-        mode.to_string(),
-        pods.to_string(),
-        rate,
-        allocate,
-        start,
-        share,
-        wrong.len().to_string(),
+        admitted.mode.to_string(),
+        admitted.pods.to_string(),
+        format!("{:.0}", admitted.per_second),
+        times(admitted.allocate_ms, 2),
+        times(admitted.start_ms, 2),
+        format!("{:.1}", admitted.starts_per_list),
+        admitted.wrong.len().to_string(),
     ]);
     console.result(&results.to_string());
-    wrong.iter().take(10).for_each(|one| console.result(one));
+    for wrong in admitted.wrong.iter().take(10) {
+        console.result(wrong);
+    }
     console.json(&admitted);
-    Ok(wrong.is_empty())
+    Ok(admitted.wrong.is_empty())
 }
 
 /// Starts of containers: the delay of each, and the number of its refusals before.
@@ -120,18 +114,12 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
     console.step("starting the testbed");
     let starts = Starts::default();
     let entered = Arc::clone(&starts);
-    let gpus: Vec<u64> = (0..GPUS[0]).map(|_| GPUS[1] * 1024).collect();
     let node = NodeSetup {
-        started: StartHook::new(move |start| {
-            entered
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push((start.spent, start.refusals.len()));
-        }),
+        started: StartHook::new(move |start| entered.lock().push((start.spent, start.refusals.len()))),
         inject: args.mode.inject(),
         plugin_args: args.mode.plugin_args(),
         max_pods: args.pods + 10,
-        ..NodeSetup::new("n1", &gpus)
+        ..NodeSetup::new("n1", &[GIB_OF_GPU * 1024; N_GPUS])
     };
     let mut cluster = LocalCluster::start(ClusterSpec {
         max_backoff: Some(Duration::from_millis(500)),
@@ -144,84 +132,67 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         console.step(&format!("round {} of {}", round + 1, args.rounds));
         per_second.push(fill(&mut cluster, args, round).await?);
         wrong.extend(look(&mut cluster)?);
-        empty(&cluster).await?;
+        delete_all(&cluster, &names(args, round), DEADLINE).await?;
     }
     let kubelet = cluster.node("n1")?.kubelet();
-    let starts = starts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let starts = starts.lock().clone();
     let admitted = Admitted {
         mode: args.mode,
         pods: usize::try_from(args.pods * args.rounds)?,
         per_second: per_second.iter().sum::<f64>() / f64::from(args.rounds),
-        allocate_ms: quantiles(kubelet.allocate_took()),
-        start_ms: quantiles(starts.iter().map(|(spent, _)| *spent).collect()),
+        allocate_ms: quantiles(kubelet.allocate_took(), ADMISSION_PERCENTS),
+        start_ms: quantiles(
+            starts.iter().map(|(spent, _)| *spent).collect(),
+            ADMISSION_PERCENTS,
+        ),
         refused: starts.iter().map(|(_, refused)| refused).sum(),
-        starts_per_list: f64::from(u32::try_from(starts.len())?)
-            / f64::from(u32::try_from(kubelet.n_lists().max(1))?),
+        starts_per_list: float(starts.len()) / float(kubelet.n_lists().max(1)),
         wrong,
     };
     cluster.stop().await?;
     Ok(admitted)
 }
 
+/// The names of the pods of a round.
+fn names(args: &AdmissionArgs, round: u32) -> Vec<String> {
+    (0..args.pods)
+        .map(|number| format!("r{round}-p{number}"))
+        .collect()
+}
+
 /// Binds the pods of a round and lets kubelet admit them together; how many it admits in a second.
 async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> Result<f64> {
-    let n_pods = usize::try_from(args.pods)?;
     let n_before = cluster.node("n1")?.kubelet().n_admissions();
     cluster.node("n1")?.kubelet().hold();
     let pods = NamespacePods::of(cluster.client(), "default");
-    let created = futures::stream::iter(0..args.pods).map(|number| {
-        let name = format!("r{round}-p{number}");
-        let unit = [(GPU_MEM, "1")];
-        let spec = if args.init_only {
-            PodBuilder::new(&name, &[]).init("init", &unit)
+    let names = names(args, round);
+    let unit = [(GPU_MEM, "1")];
+    let spec = |name: &String| {
+        if args.init_only {
+            PodBuilder::new(name, &[]).init("init", &unit)
         } else {
-            PodBuilder::new(&name, &unit)
-        };
-        let pods = pods.clone();
-        async move { pods.create(&spec).await }
-    });
-    created
-        .buffer_unordered(CONCURRENCY)
-        .try_collect::<Vec<_>>()
-        .await?;
-    let bound = |snapshot: &ClusterSnapshot| {
-        snapshot
-            .pods
-            .values()
-            .all(|pod| node_of(pod).is_some())
-            .then_some(())
+            PodBuilder::new(name, &unit)
+        }
     };
-    cluster.until("all pods to be bound", DEADLINE, bound).await?;
+    create_all(&pods, names.iter().map(spec).collect()).await?;
+    until_all(cluster, &names, "to be bound", DEADLINE, is_bound).await?;
     let kubelet = cluster.node("n1")?.kubelet();
+    let has_all = |kubelet: &Kubelet| kubelet.n_held() == names.len();
     ensure!(
-        kubelet
-            .until(DEADLINE, |kubelet| kubelet.n_held() == n_pods)
-            .await,
+        kubelet.until(DEADLINE, has_all).await,
         "pods do not reach kubelet"
     );
     kubelet.release(OrderRule::Shuffled, u64::from(round));
+    let has_admitted = |kubelet: &Kubelet| kubelet.n_admissions() == n_before + names.len();
     ensure!(
-        kubelet
-            .until(DEADLINE, |kubelet| kubelet.n_admissions() == n_before + n_pods)
-            .await,
+        kubelet.until(DEADLINE, has_admitted).await,
         "pods are not admitted"
     );
     let admissions = kubelet.admissions_since(n_before);
     let began = admissions.first().context("no pod was admitted")?.began;
-    let took = admissions
-        .iter()
-        .map(|one| one.began + one.took)
-        .max()
-        .context("no pod was admitted")?
-        - began;
-    let settled = |snapshot: &ClusterSnapshot| {
-        snapshot
-            .pods
-            .values()
-            .all(|pod| is_running(pod) || phase(pod) == "Failed")
-            .then_some(())
-    };
-    cluster.until("all pods to run", DEADLINE, settled).await?;
+    let ended = admissions.iter().map(|one| one.began + one.took).max();
+    let took = ended.context("no pod was admitted")? - began;
+    until_all(cluster, &names, "to run", DEADLINE, is_settled).await?;
     Ok(f64::from(args.pods) / took.as_secs_f64())
 }
 
@@ -229,61 +200,11 @@ async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> R
 fn look(cluster: &mut LocalCluster) -> Result<Vec<String>> {
     let snapshot = ClusterSnapshot::of(cluster.api().objects());
     let mut wrong = invariants::accounts(&snapshot, &BTreeSet::new()).violations;
-    let device = snapshot.devices.get("n1");
-    let kubelet: &Kubelet = cluster.node("n1")?.kubelet();
-    for container in kubelet.containers() {
-        let Some(pod) = snapshot
-            .pods
-            .get(&format!("{}/{}", container.namespace, container.pod))
-        else {
-            continue;
-        };
-        let sees = container.gpus.clone();
-        let should_see = invariants::should_see(pod, device, &container.name);
-        if sees != should_see {
-            wrong.push(format!(
-                "{}/{} sees {sees:?} and should see {should_see:?}",
-                container.pod, container.name
-            ));
-        }
+    for container in cluster.node("n1")?.kubelet().containers() {
+        wrong.extend(wrong_devices(&snapshot, "n1", &container));
     }
-    let failed = snapshot.pods.iter().filter(|(_, pod)| phase(pod) == "Failed");
-    wrong.extend(failed.map(|(name, pod)| {
-        format!(
-            "{name} failed: {:?}",
-            pod.status.as_ref().and_then(|status| status.message.clone())
-        )
-    }));
+    wrong.extend(failed_pods(&snapshot, "n1"));
     Ok(wrong)
-}
-
-async fn empty(cluster: &LocalCluster) -> Result<()> {
-    let pods = NamespacePods::of(cluster.client(), "default");
-    let names = ClusterSnapshot::of(cluster.api().objects()).pods.into_keys();
-    let deleted = futures::stream::iter(names).map(|key| {
-        let pods = pods.clone();
-        async move { pods.delete(key.rsplit('/').next().unwrap_or(&key)).await }
-    });
-    deleted
-        .buffer_unordered(CONCURRENCY)
-        .try_collect::<Vec<_>>()
-        .await?;
-    cluster
-        .until("all pods to be gone", DEADLINE, |snapshot| {
-            snapshot.pods.is_empty().then_some(())
-        })
-        .await
-}
-
-fn quantiles(mut durations: Vec<Duration>) -> [f64; 3] {
-    durations.sort_unstable();
-    let n_durations = durations.len();
-    [50, 99, 100].map(|percent| {
-        let idx = (n_durations * percent / 100).min(n_durations.saturating_sub(1));
-        durations
-            .get(idx)
-            .map_or(0.0, |duration| duration.as_secs_f64() * 1000.0)
-    })
 }
 
 #[cfg(test)]

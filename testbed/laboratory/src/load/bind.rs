@@ -14,7 +14,7 @@ use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Rig, fleet, float, quantiles, until_it_binds};
+use super::{PERCENTS, Rig, fleet, float, quantiles, until_it_binds};
 use testbed::console::{Console, table};
 use testbed::http_client::HttpClient;
 
@@ -150,7 +150,7 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<BindMeasurement> {
         rss_mib: [rss, rig.rss()?],
         per_second: done.per_second(),
         each_second: done.each_second(),
-        millis: quantiles(done.latencies),
+        millis: quantiles(done.latencies, PERCENTS),
         cpu_micros: spent.map(|seconds| seconds * 1e6 / f64::from(args.pods)),
         floor_per_second: floor,
     };

@@ -13,7 +13,7 @@ use super::churn::Churn;
 use super::kept_connection::{KeptConnection, wire};
 use super::requests::{MOST_SHAPES, PreparedRequests};
 use super::viewers::Viewers;
-use super::{Rig, fleet, float, growth, quantiles};
+use super::{PERCENTS, Rig, fleet, float, growth, quantiles};
 use testbed::console::{Console, table};
 use testbed::http_client::HttpClient;
 
@@ -205,8 +205,8 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
             answer_bytes: asked.answer_bytes,
             ready_seconds: rig.ready.as_secs_f64(),
             rss_mib: [rss, rig.rss()?, rig.peak_rss()?],
-            millis: quantiles(asked.latencies),
-            floor_millis: quantiles(asked.floor),
+            millis: quantiles(asked.latencies, PERCENTS),
+            floor_millis: quantiles(asked.floor, PERCENTS),
             daemon_millis: [daemon.millis(50.0), daemon.millis(99.0)],
             binds_per_second,
             failed_binds,

@@ -45,30 +45,26 @@ pub(super) fn plots(measured: &[FilterMeasurement]) -> Vec<(String, String)> {
     let mut plots = Vec::new();
     if in_largest.len() > 1 {
         let title = format!("Filter by names in the request: {nodes} nodes, {pods} pods");
-        plots.push((
-            "latency-by-names",
-            latencies(&title, "names in the request", &in_largest, |one| {
-                f64::from(one.names)
-            }),
-        ));
+        let size = |one: &FilterMeasurement| f64::from(one.names);
+        let svg = latencies(&title, "names in the request", &in_largest, size);
+        plots.push(("latency-by-names".to_owned(), svg));
     }
     if alike.len() > 1 {
         let title = format!(
             "Filter by nodes of the cluster: requests of {} names",
             counted(n_names)
         );
-        plots.push((
-            "latency-by-nodes",
-            latencies(&title, "nodes of the cluster", &alike, |one| f64::from(one.nodes)),
-        ));
+        let svg = latencies(&title, "nodes of the cluster", &alike, n_nodes);
+        plots.push(("latency-by-nodes".to_owned(), svg));
     }
     if clusters.len() > 1 {
-        plots.push(("memory-and-start", memory_and_start(&clusters)));
+        plots.push(("memory-and-start".to_owned(), memory_and_start(&clusters)));
     }
     plots
-        .into_iter()
-        .map(|(name, svg)| (name.to_owned(), svg))
-        .collect()
+}
+
+fn n_nodes(measured: &FilterMeasurement) -> f64 {
+    f64::from(measured.nodes)
 }
 
 /// Median and 99th percentile over a size, both logarithmic.
@@ -78,27 +74,17 @@ fn latencies(
     measured: &[&FilterMeasurement],
     size: fn(&FilterMeasurement) -> f64,
 ) -> String {
-    let curve = |value: fn(&FilterMeasurement) -> f64| -> Points {
-        measured.iter().map(|one| (size(one), value(one))).collect()
-    };
-    let medians = vec![
-        curve(|one| one.millis[0]),
-        curve(|one| one.floor_millis[0]),
-        curve(|one| one.daemon_millis[0]),
-    ];
-    let slowest = vec![
-        curve(|one| one.millis[2]),
-        curve(|one| one.floor_millis[2]),
-        curve(|one| one.daemon_millis[1]),
-    ];
+    let (mut medians, mut slowest) = (vec![Points::new(); 3], vec![Points::new(); 3]);
+    for one in measured {
+        let x = size(one);
+        let of_one = [one.millis[0], one.floor_millis[0], one.daemon_millis[0]];
+        push(&mut medians, x, of_one);
+        let of_one = [one.millis[2], one.floor_millis[2], one.daemon_millis[1]];
+        push(&mut slowest, x, of_one);
+    }
     let (from, to) = extent(measured.iter().map(|one| size(one)));
-    let (lowest, highest) = extent(
-        medians
-            .iter()
-            .chain(&slowest)
-            .flatten()
-            .map(|(_, millis)| *millis),
-    );
+    let all = medians.iter().chain(&slowest).flatten();
+    let (lowest, highest) = extent(all.map(|(_, millis)| *millis));
     let y = Axis::log(lowest, highest);
     let panels = [
         PanelContent {
@@ -121,14 +107,11 @@ fn latencies(
 
 /// Resident memory, and from the start of the process until it is ready.
 fn memory_and_start(clusters: &[&FilterMeasurement]) -> String {
-    let curve = |value: fn(&FilterMeasurement) -> f64| -> Points {
-        clusters
-            .iter()
-            .map(|one| (f64::from(one.nodes), value(one)))
-            .collect()
-    };
-    let memory = vec![curve(|one| one.rss_mib[0]), curve(|one| one.rss_mib[1])];
-    let start = vec![curve(|one| one.ready_seconds)];
+    let (mut memory, mut start) = (vec![Points::new(); 2], vec![Points::new()]);
+    for one in clusters {
+        push(&mut memory, n_nodes(one), [one.rss_mib[0], one.rss_mib[1]]);
+        push(&mut start, n_nodes(one), [one.ready_seconds]);
+    }
     let highest = |curves: &[Points]| extent(curves.iter().flatten().map(|(_, value)| *value)).1;
     let panels = [
         PanelContent {
@@ -143,24 +126,15 @@ fn memory_and_start(clusters: &[&FilterMeasurement]) -> String {
         },
     ];
     let most = clusters.iter().max_by_key(|one| one.nodes);
-    let title = most.map_or_else(String::new, |most| {
-        format!(
-            "Memory and start by nodes of the cluster: up to {} nodes with {} pods",
-            counted(most.nodes),
-            counted(most.pods)
-        )
-    });
+    let (nodes, pods) = most.map_or((0, 0), |most| (most.nodes, most.pods));
+    let (nodes, pods) = (counted(nodes), counted(pods));
+    let title = format!("Memory and start by nodes of the cluster: up to {nodes} nodes with {pods} pods");
     let mut drawing = Drawing::new(&title, panels.len(), LEFT, PANEL.1);
     drawing.legend(&["when it is ready", "after all questions"]);
-    let (_, widest) = extent(clusters.iter().map(|one| f64::from(one.nodes)));
+    let (_, widest) = extent(clusters.iter().map(|one| n_nodes(one)));
     // Labels are wide: half as many as there may be lines.
-    draw(
-        &mut drawing,
-        Axis::even((0.0, widest), step_of(2.0 * widest)),
-        "nodes of the cluster",
-        &panels,
-        true,
-    );
+    let x = Axis::even((0.0, widest), step_of(2.0 * widest));
+    draw(&mut drawing, x, "nodes of the cluster", &panels, true);
     drawing.end()
 }
 
@@ -177,11 +151,19 @@ fn draw(drawing: &mut Drawing, x: Axis, x_label: &str, panels: &[PanelContent<'_
     }
 }
 
+/// Adds a point to each curve.
+fn push<const N: usize>(curves: &mut [Points], x: f64, values: [f64; N]) {
+    for (curve, value) in curves.iter_mut().zip(values) {
+        curve.push((x, value));
+    }
+}
+
 /// The least and the greatest of some positive values.
 fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    let (least, greatest) = values.fold((f64::INFINITY, 0.0), |(least, greatest), value| {
-        (value.min(least), value.max(greatest))
-    });
+    let (mut least, mut greatest) = (f64::INFINITY, 0.0_f64);
+    for value in values {
+        (least, greatest) = (least.min(value), greatest.max(value));
+    }
     // A clock may have seen nothing at all.
     (least.max(1e-4).min(greatest.max(1e-4)), greatest.max(1e-4))
 }

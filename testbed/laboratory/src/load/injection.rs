@@ -6,32 +6,35 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use futures::stream::{StreamExt, TryStreamExt};
+
+use parking_lot::Mutex;
 use proto::resource::GPU_MEM;
-use serde::Serialize;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 
 use testbed::cluster::{ClusterSpec, DriverSpecs, LocalCluster, NodeSetup};
 use testbed::console::{Console, table};
-use testbed::invariants;
-use testbed::kubelet::{ContainerStart, OrderRule, RuntimeConfig, RuntimeContainer, StartHook};
+use testbed::files;
+use testbed::kubelet::{ContainerStart, Kubelet, OrderRule, RuntimeConfig, RuntimeContainer, StartHook};
 use testbed::observer::ClusterSnapshot;
-use testbed::pod_fields::{is_running, node_of, phase};
 use testbed::pods::{NamespacePods, PodBuilder};
+
+use super::{
+    create_all, delete_all, failed_pods, is_bound, is_settled, quantiles, times, until_all, wrong_devices,
+};
 
 /// Longest wait for one thing.
 const DEADLINE: Duration = Duration::from_secs(180);
-/// GPUs of a node, and GiB of each: little more than there are pods, so that device IDs are soon another pod's.
-const GPUS: [u64; 2] = [8, 20];
-/// Requests to the API server at one time.
-const CONCURRENCY: usize = 16;
-/// The kind of the devices whose specs a plugin writes for a start.
-const KIND: &str = "gpushare.dev/gpu";
+/// GPUs of a node.
+const N_GPUS: usize = 8;
+/// GiB of each: little more than there are pods in all, so that device IDs are soon another pod's.
+const GIB_OF_GPU: u64 = 20;
+/// The beginning of the file names of specs that a plugin writes for a start.
+const SPEC_PREFIX: &str = "gpushare.dev-gpu_";
 
 /// `laboratory load injection`.
 #[derive(Clone, Debug, Args)]
@@ -89,47 +92,30 @@ pub(super) async fn run(console: &Console, args: &InjectionArgs) -> Result<bool>
     let measured = injection(console, args).await;
     console.finish();
     let measured = measured?;
-    let heads = [
-        "PLUGIN",
-        "STARTS",
-        "STALE",
-        "UNRESOLVABLE",
-        "REFUSED",
-        "PRESTART ms",
-        "INJECTION ms",
-        "BOTH ms",
-        "SPECS",
-        "BYTES",
-        "WRONG",
-    ];
-    let mut results = table(heads);
-    let words = |values: [f64; 3]| values.map(|value| format!("{value:.1}")).join(" ");
+    let heads = "PLUGIN STARTS STALE UNRESOLVABLE REFUSED PRESTART_ms INJECTION_ms BOTH_ms SPECS BYTES WRONG";
+    let mut results = table(heads.split(' ').map(|head| head.replace('_', " ")));
     for one in &measured {
-        let counts = [one.starts, one.stale, one.unresolvable, one.refused].map(|count| count.to_string());
-        let times = [one.pre_start_ms, one.injection_ms, one.wait_ms].map(words);
-        let rest = [
+        results.add_row([
+            one.plugin.to_owned(),
+            one.starts.to_string(),
+            one.stale.to_string(),
+            one.unresolvable.to_string(),
+            one.refused.to_string(),
+            times(one.pre_start_ms, 1),
+            times(one.injection_ms, 1),
+            times(one.wait_ms, 1),
             one.specs[0].to_string(),
             one.specs[1].to_string(),
             one.wrong.len().to_string(),
-        ];
-        results.add_row(
-            [one.plugin.to_owned()]
-                .into_iter()
-                .chain(counts)
-                .chain(times)
-                .chain(rest),
-        );
+        ]);
     }
     console.result(&results.to_string());
-    measured
-        .iter()
-        .flat_map(|one| one.wrong.iter().take(10))
-        .for_each(|wrong| console.result(wrong));
+    for wrong in measured.iter().flat_map(|one| one.wrong.iter().take(10)) {
+        console.result(wrong);
+    }
     console.json(&measured);
-    Ok(measured
-        .iter()
-        .filter(|one| one.plugin == CURRENT)
-        .all(|one| one.stale == 0 && one.wrong.is_empty()))
+    let mut current = measured.iter().filter(|one| one.plugin == CURRENT);
+    Ok(current.all(|one| one.stale == 0 && one.wrong.is_empty()))
 }
 
 const CURRENT: &str = "current";
@@ -168,26 +154,20 @@ impl WatchedNode {
 
     fn spec(&self, args: &InjectionArgs) -> NodeSetup {
         let starts = Arc::clone(&self.starts);
-        let gpus: Vec<u64> = (0..GPUS[0]).map(|_| GPUS[1] * 1024).collect();
         NodeSetup {
-            started: StartHook::new(move |start| {
-                starts
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push(start.clone());
-            }),
+            started: StartHook::new(move |start| starts.lock().push(start.clone())),
             inject: "cdi",
             // NVIDIA's runtime would add to the devices that CDI injects.
             container_runtime: RuntimeConfig::default(),
             driver: DriverSpecs::LongToolkit,
             plugin: args.former.clone().filter(|_| self.plugin == FORMER),
             cdi_injector: Some(args.injector.clone()),
-            ..NodeSetup::new(&self.node, &gpus)
+            ..NodeSetup::new(&self.node, &[GIB_OF_GPU * 1024; N_GPUS])
         }
     }
 
     fn take_starts(&self) -> Vec<ContainerStart> {
-        std::mem::take(&mut *self.starts.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.starts.lock())
     }
 }
 
@@ -197,14 +177,13 @@ impl WatchedNode {
 /// A program is not there, ends, or pods do not run in time.
 pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<InjectionResult>> {
     console.step("starting the testbed");
-    let mut nodes: Vec<WatchedNode> = (1..=args.nodes)
-        .map(|number| WatchedNode::new(format!("n{number}"), CURRENT))
-        .collect();
-    nodes.extend(
-        args.former
-            .iter()
-            .map(|_| WatchedNode::new("former".to_owned(), FORMER)),
-    );
+    let mut nodes = Vec::new();
+    for number in 1..=args.nodes {
+        nodes.push(WatchedNode::new(format!("n{number}"), CURRENT));
+    }
+    if args.former.is_some() {
+        nodes.push(WatchedNode::new(FORMER.to_owned(), FORMER));
+    }
     let specs = nodes.iter().map(|watched| watched.spec(args)).collect();
     let mut cluster = LocalCluster::start(ClusterSpec {
         max_backoff: Some(Duration::from_millis(500)),
@@ -216,9 +195,7 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
             "{}: {} containers that stay",
             watched.node, args.standing
         ));
-        let names: Vec<String> = (0..args.standing)
-            .map(|number| format!("{}-s{number}", watched.node))
-            .collect();
+        let names = numbered(&format!("{}-s", watched.node), args.standing);
         start_together(&mut cluster, &watched.node, &names, 0).await?;
         watched.standing = names.into();
         watched.take_starts();
@@ -237,118 +214,64 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
     }
     let load_average = [began, load_average()];
     cluster.stop().await?;
-    let of = |plugin| {
-        let own: Vec<&InjectionCounts> = nodes
-            .iter()
-            .filter(|watched| watched.plugin == plugin)
-            .map(|watched| &watched.seen)
-            .collect();
-        (!own.is_empty()).then(|| sum(plugin, &own, load_average))
-    };
-    Ok([FORMER, CURRENT].into_iter().filter_map(of).collect())
+    let mut results = Vec::new();
+    for plugin in [FORMER, CURRENT] {
+        let own = nodes.iter().filter(|watched| watched.plugin == plugin);
+        let own: Vec<&InjectionCounts> = own.map(|watched| &watched.seen).collect();
+        if !own.is_empty() {
+            results.push(sum(plugin, &own, load_average));
+        }
+    }
+    Ok(results)
+}
+
+/// The names `<prefix>0`, `<prefix>1`, …
+fn numbered(prefix: &str, n: u32) -> Vec<String> {
+    (0..n).map(|number| format!("{prefix}{number}")).collect()
 }
 
 /// Starts a burst of pods, checks their devices, and removes as many of the oldest.
 async fn burst(cluster: &mut LocalCluster, watched: &mut WatchedNode, n_pods: u32, round: u64) -> Result<()> {
-    let names: Vec<String> = (0..n_pods)
-        .map(|number| format!("{}-r{round}-{number}", watched.node))
-        .collect();
+    let names = numbered(&format!("{}-r{round}-", watched.node), n_pods);
     start_together(cluster, &watched.node, &names, round).await?;
     look(cluster, watched)?;
     watched.standing.extend(names);
     let leaving: Vec<String> = watched.standing.drain(..usize::try_from(n_pods)?).collect();
-    let pods = NamespacePods::of(cluster.client(), "default");
-    let deleted = futures::stream::iter(leaving.clone()).map(|name| {
-        let pods = pods.clone();
-        async move { pods.delete(&name).await }
-    });
-    deleted
-        .buffer_unordered(CONCURRENCY)
-        .try_collect::<Vec<_>>()
-        .await?;
-    let are_gone = |snapshot: &ClusterSnapshot| {
-        leaving
-            .iter()
-            .all(|name| !snapshot.pods.contains_key(&key(name)))
-            .then_some(())
-    };
-    cluster.until("pods to be gone", DEADLINE, are_gone).await
+    delete_all(cluster, &leaving, DEADLINE).await
 }
 
 /// Binds pods to a node and lets its kubelet have them together.
 async fn start_together(cluster: &mut LocalCluster, node: &str, names: &[String], seed: u64) -> Result<()> {
     cluster.node(node)?.kubelet().hold();
     let pods = NamespacePods::of(cluster.client(), "default");
-    let created = futures::stream::iter(names).map(|name| {
-        let (pods, pod) = (pods.clone(), PodBuilder::new(name, &[(GPU_MEM, "1")]).on(node));
-        async move { pods.create(&pod).await }
-    });
-    created
-        .buffer_unordered(CONCURRENCY)
-        .try_collect::<Vec<_>>()
-        .await?;
-    let all = |snapshot: &ClusterSnapshot, is_so: &dyn Fn(&k8s_openapi::api::core::v1::Pod) -> bool| {
-        names
-            .iter()
-            .all(|name| snapshot.pods.get(&key(name)).is_some_and(is_so))
-            .then_some(())
-    };
-    cluster
-        .until("all pods to be bound", DEADLINE, |snapshot: &ClusterSnapshot| {
-            all(snapshot, &|pod| node_of(pod).is_some())
-        })
-        .await?;
+    let one_unit = |name: &String| PodBuilder::new(name, &[(GPU_MEM, "1")]).on(node);
+    create_all(&pods, names.iter().map(one_unit).collect()).await?;
+    until_all(cluster, names, "to be bound", DEADLINE, is_bound).await?;
     let kubelet = cluster.node(node)?.kubelet();
+    let has_all = |kubelet: &Kubelet| kubelet.n_held() == names.len();
     ensure!(
-        kubelet
-            .until(DEADLINE, |kubelet| kubelet.n_held() == names.len())
-            .await,
+        kubelet.until(DEADLINE, has_all).await,
         "pods do not reach the kubelet of {node}"
     );
     kubelet.release(OrderRule::Shuffled, seed);
-    let is_settled = |pod: &k8s_openapi::api::core::v1::Pod| is_running(pod) || phase(pod) == "Failed";
-    cluster
-        .until("all pods to run", DEADLINE, |snapshot: &ClusterSnapshot| {
-            all(snapshot, &is_settled)
-        })
-        .await
-}
-
-fn key(pod: &str) -> String {
-    format!("default/{pod}")
+    until_all(cluster, names, "to run", DEADLINE, is_settled).await
 }
 
 /// Compares the devices in the containers of a burst with their specs and with the records of their pods.
 fn look(cluster: &mut LocalCluster, watched: &mut WatchedNode) -> Result<()> {
     let snapshot = ClusterSnapshot::of(cluster.api().objects());
-    let device = snapshot.devices.get(&watched.node);
     let dirs = cluster.node(&watched.node)?.kubelet().config().cdi_dirs.clone();
     let dir = dirs.last().context("the node has no directory of CDI specs")?;
     for start in watched.take_starts() {
         let container = &start.container;
         watched.seen.n_stale += usize::from(!is_as_written(dir, container)?);
-        if let Some(pod) = snapshot.pods.get(&key(&container.pod)) {
-            let should_see = invariants::should_see(pod, device, &container.name);
-            if container.gpus != should_see {
-                watched.seen.wrong.push(format!(
-                    "{} sees {:?} and should see {should_see:?}",
-                    container.pod, container.gpus
-                ));
-            }
-        }
+        watched
+            .seen
+            .wrong
+            .extend(wrong_devices(&snapshot, &watched.node, container));
         watched.seen.starts.push(start);
     }
-    let of_node = |pod: &&k8s_openapi::api::core::v1::Pod| {
-        node_of(pod) == Some(watched.node.as_str()) && phase(pod) == "Failed"
-    };
-    let failed = snapshot.pods.values().filter(of_node);
-    let messages = failed.map(|pod| {
-        format!(
-            "a pod failed: {:?}",
-            pod.status.as_ref().and_then(|status| status.message.clone())
-        )
-    });
-    watched.seen.wrong.extend(messages);
+    watched.seen.wrong.extend(failed_pods(&snapshot, &watched.node));
     let sizes = own_specs(dir)?;
     watched.seen.n_specs.push(u64::try_from(sizes.len())?);
     watched.seen.n_bytes.push(median(sizes));
@@ -357,51 +280,65 @@ fn look(cluster: &mut LocalCluster, watched: &mut WatchedNode) -> Result<()> {
 
 /// Returns true if a container got the edits of its spec: all of it, and no GPU besides.
 fn is_as_written(dir: &Path, container: &RuntimeContainer) -> Result<bool> {
-    let names = container
-        .cdi_devices
-        .iter()
-        .filter_map(|name| name.strip_prefix(KIND)?.strip_prefix('='));
     let mut is_written = false;
     let mut gpus: Vec<String> = Vec::new();
-    for name in names {
-        let path = dir.join(format!("gpushare.dev-gpu_{name}.json"));
-        let text =
-            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let spec: Value =
-            serde_json::from_str(&text).with_context(|| format!("{} is no JSON", path.display()))?;
-        let edits = spec
-            .pointer("/devices/0/containerEdits")
-            .with_context(|| format!("{} has no edits", path.display()))?;
-        let list = |field: &str| {
-            edits
-                .get(field)
-                .and_then(Value::as_array)
-                .cloned()
-                .unwrap_or_default()
+    for name in &container.cdi_devices {
+        let Some(("gpushare.dev/gpu", name)) = name.split_once('=') else {
+            continue;
         };
-        let pairs = list("env");
-        let has_env = pairs
-            .iter()
-            .filter_map(|pair| pair.as_str()?.split_once('='))
-            .all(|(name, value)| container.env.get(name).is_some_and(|found| found == value));
-        let nodes: Vec<String> = list("deviceNodes")
-            .iter()
-            .filter_map(|node| Some(node.get("path")?.as_str()?.to_owned()))
-            .collect();
-        gpus.extend(nodes.iter().filter(|node| is_gpu(node)).cloned());
-        if !has_env || !nodes.iter().all(|node| container.device_nodes.contains(node)) {
-            return Ok(false);
+        let path = dir.join(format!("{SPEC_PREFIX}{name}.json"));
+        let spec: Specification = serde_json::from_str(&files::read(&path)?)
+            .with_context(|| format!("{} is no CDI spec", path.display()))?;
+        let device = spec.devices.into_iter().next();
+        let edits = device
+            .with_context(|| format!("{} has no device", path.display()))?
+            .container_edits;
+        for (name, value) in edits.env.iter().filter_map(|pair| pair.split_once('=')) {
+            if container.env.get(name).map(String::as_str) != Some(value) {
+                return Ok(false);
+            }
+        }
+        for node in edits.device_nodes {
+            if !container.device_nodes.contains(&node.path) {
+                return Ok(false);
+            }
+            gpus.push(node.path);
         }
         is_written = true;
     }
     if !is_written {
-        bail!("the answer for {} names no CDI device of {KIND}", container.pod);
+        bail!(
+            "the answer for {} names no CDI device of the plugin",
+            container.pod
+        );
     }
-    Ok(container
-        .device_nodes
-        .iter()
-        .filter(|node| is_gpu(node))
-        .all(|node| gpus.contains(node)))
+    let mut seen = container.device_nodes.iter().filter(|node| is_gpu(node));
+    Ok(seen.all(|node| gpus.contains(node)))
+}
+
+/// The fields of a CDI spec of the plugin that a container shows.
+#[derive(Deserialize)]
+struct Specification {
+    devices: Vec<SpecDevice>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SpecDevice {
+    container_edits: SpecEdits,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[derive(Default)]
+struct SpecEdits {
+    env: Vec<String>,
+    device_nodes: Vec<SpecNode>,
+}
+
+#[derive(Deserialize)]
+struct SpecNode {
+    path: String,
 }
 
 fn is_gpu(node: &str) -> bool {
@@ -412,15 +349,13 @@ fn is_gpu(node: &str) -> bool {
 /// The sizes of the specs of starts.
 fn own_specs(dir: &Path) -> Result<Vec<u64>> {
     let mut sizes = Vec::new();
-    for entry in std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name
-            .strip_prefix("gpushare.dev-gpu_")
-            .is_some_and(|rest| rest.strip_suffix(".json").is_some())
+    for path in files::with_extension(dir, "json")? {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        // The plugin may remove it meanwhile.
+        if name.starts_with(SPEC_PREFIX)
+            && let Ok(found) = path.metadata()
         {
-            // The plugin may remove it meanwhile.
-            sizes.extend(entry.metadata().ok().map(|found| found.len()));
+            sizes.push(found.len());
         }
     }
     Ok(sizes)
@@ -428,29 +363,30 @@ fn own_specs(dir: &Path) -> Result<Vec<u64>> {
 
 fn sum(plugin: &'static str, nodes: &[&InjectionCounts], load_average: [f64; 2]) -> InjectionResult {
     let starts: Vec<&ContainerStart> = nodes.iter().flat_map(|seen| &seen.starts).collect();
-    let refusals: Vec<&String> = starts.iter().flat_map(|start| &start.refusals).collect();
-    let unresolvable = refusals
-        .iter()
-        .filter(|refusal| refusal.contains("unresolvable CDI devices"))
-        .count();
-    let kinds = refusals
-        .iter()
-        .fold(BTreeMap::<&str, usize>::new(), |mut kinds, refusal| {
-            *kinds
-                .entry(refusal.split([':', ';']).next().unwrap_or_default())
-                .or_default() += 1;
-            kinds
-        });
+    let (mut unresolvable, mut refused) = (0, 0);
+    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
+    for refusal in starts.iter().flat_map(|start| &start.refusals) {
+        if refusal.contains("unresolvable CDI devices") {
+            unresolvable += 1;
+        } else {
+            refused += 1;
+        }
+        let kind = refusal.split([':', ';']).next().unwrap_or_default();
+        *kinds.entry(kind).or_default() += 1;
+    }
     tracing::info!(plugin, ?kinds, "refusals");
+    let quantiles_of = |time: fn(&ContainerStart) -> Duration| {
+        quantiles(starts.iter().map(|start| time(start)).collect(), [50, 95, 100])
+    };
     InjectionResult {
         plugin,
         starts: starts.len(),
         stale: nodes.iter().map(|seen| seen.n_stale).sum(),
         unresolvable,
-        refused: refusals.len() - unresolvable,
-        pre_start_ms: quantiles(starts.iter().map(|start| start.pre_start)),
-        injection_ms: quantiles(starts.iter().map(|start| start.injection)),
-        wait_ms: quantiles(starts.iter().map(|start| start.pre_start + start.injection)),
+        refused,
+        pre_start_ms: quantiles_of(|start| start.pre_start),
+        injection_ms: quantiles_of(|start| start.injection),
+        wait_ms: quantiles_of(|start| start.pre_start + start.injection),
         specs: [
             median(nodes.iter().flat_map(|seen| seen.n_specs.clone()).collect()),
             median(nodes.iter().flat_map(|seen| seen.n_bytes.clone()).collect()),
@@ -465,25 +401,11 @@ fn median(mut values: Vec<u64>) -> u64 {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-fn quantiles(durations: impl Iterator<Item = Duration>) -> [f64; 3] {
-    let mut durations: Vec<Duration> = durations.collect();
-    durations.sort_unstable();
-    let n_durations = durations.len();
-    [50, 95, 100].map(|percent| {
-        let idx = (n_durations * percent / 100).min(n_durations.saturating_sub(1));
-        durations
-            .get(idx)
-            .map_or(0.0, |duration| duration.as_secs_f64() * 1000.0)
-    })
-}
-
 /// Returns the load average of the last minute; zero if `/proc/loadavg` cannot be read.
 fn load_average() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split_whitespace()
-        .next()
-        .and_then(|first| first.parse().ok())
-        .unwrap_or_default()
+    let (first, _) = text.split_once(' ').unwrap_or_default();
+    first.parse().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use kube::Client;
 use serde::Serialize;
@@ -92,12 +92,11 @@ pub(super) struct Turn {
 
 /// Measures and prints.
 pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<()> {
-    if let Some(process) = args
-        .halts
-        .iter()
-        .find(|process| !args.schedulers.contains(&process.scheduler))
-    {
-        bail!("--halt names {:?}, which no --scheduler does", process.scheduler);
+    for HaltedProcess { scheduler, .. } in &args.halts {
+        ensure!(
+            args.schedulers.contains(scheduler),
+            "--halt names {scheduler:?}, which no --scheduler does"
+        );
     }
     let client = client_of(&args.kubeconfig).await?;
     if args.clean {
@@ -107,22 +106,13 @@ pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<()> {
     }
     let turns = schedule(console, &client, args).await?;
     console.finish();
-    let medians: Vec<Turn> = args
+    let medians = args
         .schedulers
         .iter()
-        .filter_map(|scheduler| median(&turns, scheduler))
-        .collect();
-    let mut results = table([
-        "SCHEDULER",
-        "ROUND",
-        "PODS",
-        "CREATED s",
-        "BOUND s",
-        "PODS/s",
-        "TO FIRST",
-        "MIDDLE 80 % PODS/s",
-        "TO FIRST",
-    ]);
+        .filter_map(|scheduler| median(&turns, scheduler));
+    let medians: Vec<Turn> = medians.collect();
+    let heads = "SCHEDULER,ROUND,PODS,CREATED s,BOUND s,PODS/s,TO FIRST,MIDDLE 80 % PODS/s,TO FIRST";
+    let mut results = table(heads.split(','));
     for turn in turns.iter().chain(&medians) {
         results.add_row(turn.row());
     }
@@ -136,8 +126,7 @@ impl Turn {
     fn row(&self) -> [String; 9] {
         [
             self.scheduler.clone(),
-            self.round
-                .map_or_else(|| "median".to_owned(), |round| round.to_string()),
+            self.round.map_or("median".to_owned(), |round| round.to_string()),
             self.pods.to_string(),
             format!("{:.2}", self.created_seconds),
             format!("{:.2}", self.seconds),
@@ -220,26 +209,17 @@ impl TurnContext<'_> {
             .map(HaltedProcess::halt)
             .transpose()?;
         let mut began = Instant::now();
-        each(self.console, "creating pods", waiting, |pod| async move {
-            objects.create(pods, &pod).await
-        })
-        .await?;
+        let create = |pod| async move { objects.create(pods, &pod).await };
+        each(self.console, "creating pods", waiting, create).await?;
         let created_seconds = began.elapsed().as_secs_f64();
         if let Some(halted) = halted {
             began = Instant::now();
             halted.go_on()?;
         }
-        self.bindings
-            .until_bound(n_pods as usize)
-            .await
-            .with_context(|| format!("pods of scheduler {scheduler}"))?;
-        let bound = self.bindings.shown().bound();
-        let rates = Rates::of(
-            bound
-                .into_iter()
-                .map(|at| at.saturating_duration_since(began))
-                .collect(),
-        );
+        let bound = self.bindings.until_bound(n_pods as usize).await;
+        bound.with_context(|| format!("pods of scheduler {scheduler}"))?;
+        let bound = self.bindings.shown().bound().into_iter();
+        let rates = Rates::of(bound.map(|at| at.saturating_duration_since(began)).collect());
         self.empty().await?;
         Ok(Turn {
             scheduler: scheduler.to_owned(),
@@ -269,9 +249,8 @@ fn waiting_pod(scheduler: &str, round: u32, idx: u32, args: &ScheduleArgs) -> Re
     let shape = shapes
         .get(idx as usize % shapes.len().max(1))
         .context("there is no shape")?;
-    let pod = PodBuilder::new(&format!("{scheduler}-{round}-{idx:06}"), shape)
-        .scheduler(scheduler)
-        .pod()?;
+    let name = format!("{scheduler}-{round}-{idx:06}");
+    let pod = PodBuilder::new(&name, shape).scheduler(scheduler).pod()?;
     let mut pod = fill::of_load(serde_json::to_value(pod)?, WAITING);
     let padding = "x".repeat(args.pod_bytes.saturating_sub(pod.to_string().len() + 50));
     if let Some(metadata) = pod.get_mut("metadata") {

@@ -1,54 +1,57 @@
 //! Required node affinity of pods. Pure.
 
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod};
+use kube::ResourceExt;
 
 /// The only field of nodes that terms may speak of.
 const NAME: &str = "metadata.name";
 
 /// True if a pod's required node affinity allows a node: one of its terms has to hold, if there are any.
 pub fn allows(pod: &Pod, node: &Node) -> bool {
-    let affinity = pod
+    let Some(affinity) = pod
         .spec
         .as_ref()
-        .and_then(|spec| spec.affinity.as_ref())
-        .and_then(|affinity| affinity.node_affinity.as_ref());
-    let required = affinity.and_then(|affinity| {
-        affinity
-            .required_during_scheduling_ignored_during_execution
-            .as_ref()
-    });
-    required.is_none_or(|required| required.node_selector_terms.iter().any(|term| holds(term, node)))
+        .and_then(|spec| spec.affinity.as_ref()?.node_affinity.as_ref())
+    else {
+        return true;
+    };
+    match &affinity.required_during_scheduling_ignored_during_execution {
+        Some(required) => required.node_selector_terms.iter().any(|term| holds(term, node)),
+        None => true,
+    }
 }
 
 /// A term without requirements holds for no node.
 fn holds(term: &NodeSelectorTerm, node: &Node) -> bool {
-    let (expressions, fields) = (
-        term.match_expressions.as_deref().unwrap_or_default(),
-        term.match_fields.as_deref().unwrap_or_default(),
-    );
-    let label = |key: &str| node.metadata.labels.as_ref()?.get(key).map(String::as_str);
-    let field = |key: &str| node.metadata.name.as_deref().filter(|_| key == NAME);
-    !(expressions.is_empty() && fields.is_empty())
-        && expressions
-            .iter()
-            .all(|requirement| is_met(requirement, label(&requirement.key)))
-        && fields
-            .iter()
-            .all(|requirement| is_met(requirement, field(&requirement.key)))
+    let expressions = term.match_expressions.as_deref().unwrap_or_default();
+    let fields = term.match_fields.as_deref().unwrap_or_default();
+    for requirement in expressions {
+        let label = node.labels().get(&requirement.key);
+        if !is_met(requirement, label.map(String::as_str)) {
+            return false;
+        }
+    }
+    for requirement in fields {
+        let name = node.metadata.name.as_deref();
+        if !is_met(requirement, if requirement.key == NAME { name } else { None }) {
+            return false;
+        }
+    }
+    !expressions.is_empty() || !fields.is_empty()
 }
 
 fn is_met(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     let values = requirement.values.as_deref().unwrap_or_default();
-    let is_listed = value.is_some_and(|value| values.iter().any(|listed| listed == value));
-    let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
-    let numbers = || number(value).zip(number(values.first().map(String::as_str)));
-    match requirement.operator.as_str() {
-        "In" => is_listed,
-        "NotIn" => !is_listed,
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        "Gt" => numbers().is_some_and(|(value, bound)| value > bound),
-        "Lt" => numbers().is_some_and(|(value, bound)| value < bound),
+    let is_listed = values.iter().any(|listed| Some(listed.as_str()) == value);
+    let number = value.and_then(|value| value.parse::<i64>().ok());
+    let bound = values.first().and_then(|bound| bound.parse::<i64>().ok());
+    match (requirement.operator.as_str(), number, bound) {
+        ("In", ..) => is_listed,
+        ("NotIn", ..) => !is_listed,
+        ("Exists", ..) => value.is_some(),
+        ("DoesNotExist", ..) => value.is_none(),
+        ("Gt", Some(number), Some(bound)) => number > bound,
+        ("Lt", Some(number), Some(bound)) => number < bound,
         _ => false,
     }
 }

@@ -21,26 +21,22 @@ pub fn shuffled(world: &ReplayInput, seed: u64, demand: Option<i64>) -> Vec<Arri
     let mut dice = StdRng::seed_from_u64(seed);
     let mut order: Vec<usize> = (0..world.pods.len()).collect();
     order.shuffle(&mut dice);
-    let named = |pod: usize, name: Box<str>| Arrival { pod, name };
     let asked = |pod: usize| world.pods.get(pod).map_or(0, ReplayPod::demand);
-    let mut sum: i64 = order.iter().map(|pod| asked(*pod)).sum();
-    if demand.is_some_and(|demand| sum > demand) {
-        while demand.is_some_and(|demand| sum > demand) && !order.is_empty() {
-            sum -= asked(order.remove(dice.random_range(0..order.len())));
-        }
-        return order
-            .into_iter()
-            .map(|pod| named(pod, name_of(world, pod)))
-            .collect();
+    let mut sum: i64 = order.iter().copied().map(asked).sum();
+    let is_too_long = demand.is_some_and(|demand| sum > demand);
+    while is_too_long && Some(sum) > demand && !order.is_empty() {
+        sum -= asked(order.remove(dice.random_range(0..order.len())));
     }
-    let mut arrivals: Vec<Arrival> = order
-        .iter()
-        .map(|pod| named(*pod, name_of(world, *pod)))
-        .collect();
+    let mut arrivals = Vec::new();
+    for pod in &order {
+        let name = name_of(world, *pod);
+        arrivals.push(Arrival { pod: *pod, name });
+    }
+    let Some(demand) = demand else { return arrivals };
     // Without pods that ask for GPUs no number of copies reaches the demand.
-    let Some(demand) = demand.filter(|_| sum > 0) else {
+    if is_too_long || sum == 0 {
         return arrivals;
-    };
+    }
     for copy in 0.. {
         let Some(pod) = order.get(dice.random_range(0..order.len())).copied() else {
             break;
@@ -49,20 +45,20 @@ pub fn shuffled(world: &ReplayInput, seed: u64, demand: Option<i64>) -> Vec<Arri
         if sum > demand {
             break;
         }
-        arrivals.push(named(pod, format!("{}-tuned-{copy}", name_of(world, pod)).into()));
+        let name = format!("{}-tuned-{copy}", name_of(world, pod)).into();
+        arrivals.push(Arrival { pod, name });
     }
     arrivals
 }
 
 /// The world's pods as they are, once each.
 pub fn recorded(world: &ReplayInput) -> Vec<Arrival> {
-    (0..)
-        .zip(&world.pods)
-        .map(|(pod, of)| Arrival {
-            pod,
-            name: of.name.clone(),
-        })
-        .collect()
+    let pods = world.pods.iter().enumerate();
+    pods.map(|(pod, of)| Arrival {
+        pod,
+        name: of.name.clone(),
+    })
+    .collect()
 }
 
 /// Puts pods into the order of the times at which they came; equal times stay as they are, and so do pods without one.

@@ -1,9 +1,9 @@
 //! Many runs at a time, on threads of their own.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 /// The results of jobs, with their places among the jobs; runs `threads` at a time, by default one per processor. The first
@@ -27,9 +27,7 @@ pub fn in_parallel<J: Sync, R: Send>(
             let Some(job) = jobs.get(at) else { return Ok(()) };
             let result = run(job).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
             let Some(result) = result else { return Ok(()) };
-            done.lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push((at, result));
+            done.lock().push((at, result));
         }
     };
     let n_threads = threads.map_or_else(
@@ -50,7 +48,7 @@ pub fn in_parallel<J: Sync, R: Send>(
             .collect()
     });
     results.into_iter().collect::<Result<()>>()?;
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut done = done.into_inner();
     done.sort_by_key(|(at, _)| *at);
     Ok(done)
 }

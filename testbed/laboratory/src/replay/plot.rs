@@ -37,24 +37,19 @@ impl PlottedValue {
 
 /// Curves of all policies over offered demand, a panel for each condition, with their standard deviation as a shade.
 pub fn curves(title: &str, measure: PlottedValue, summaries: &[&Summary]) -> String {
-    let conditions = distinct(summaries.iter().map(|summary| summary.conditions.as_str()));
-    let policies = distinct(summaries.iter().map(|summary| summary.policy.as_str()));
+    let (conditions, policies) = heads(summaries);
     let points = || summaries.iter().flat_map(|summary| &summary.curve);
-    let last = points().map(|spread| number(spread.offered)).fold(1.0, f64::max);
+    let mut last: f64 = 1.0;
+    for spread in points() {
+        last = last.max(number(spread.offered));
+    }
     let first = (last * FROM / 10.0).floor() * 10.0;
-    let shown = || {
-        points()
-            .filter(|spread| number(spread.offered) >= first)
-            .map(|spread| measure.of(spread))
-    };
-    let lowest = shown()
-        .map(|(mean, deviation)| mean - deviation)
-        .fold(100.0, f64::min)
-        .max(0.0);
-    let highest = shown()
-        .map(|(mean, deviation)| mean + deviation)
-        .fold(1.0, f64::max)
-        .min(100.0);
+    let (mut lowest, mut highest): (f64, f64) = (100.0, 1.0);
+    for spread in points().filter(|spread| number(spread.offered) >= first) {
+        let (mean, deviation) = measure.of(spread);
+        lowest = lowest.min(mean - deviation).max(0.0);
+        highest = highest.max(mean + deviation).min(100.0);
+    }
     let step = step_of(highest - lowest);
     let y = Axis::even(
         ((lowest / step).floor() * step, (highest / step).ceil() * step),
@@ -66,32 +61,21 @@ pub fn curves(title: &str, measure: PlottedValue, summaries: &[&Summary]) -> Str
     for (nth, condition) in (0..).zip(&conditions) {
         let panel = Panel::nth(nth, Axis::even((first, last), 10.0), y);
         drawing.axes(&panel, &format!("condition {condition}"), OFFERED, nth == 0);
-        for summary in summaries
-            .iter()
-            .filter(|summary| summary.conditions == *condition)
-        {
-            let colour = colour(
-                policies
-                    .iter()
-                    .position(|policy| *policy == summary.policy)
-                    .unwrap_or(0),
-            );
-            let curve: Vec<&AllocationSpread> = summary
+        for (policy, summary) in under(summaries, condition, &policies) {
+            let (mut upper, mut lower, mut middle) = (Vec::new(), Vec::new(), Vec::new());
+            for spread in summary
                 .curve
                 .iter()
                 .filter(|spread| number(spread.offered) >= first)
-                .collect();
-            let at = |spread: &AllocationSpread, deviations: f64| {
-                let (mean, deviation) = measure.of(spread);
-                (number(spread.offered), mean + deviations * deviation)
-            };
-            let upper = curve.iter().map(|spread| at(spread, 1.0));
-            drawing.shade(
-                &panel,
-                upper.chain(curve.iter().rev().map(|spread| at(spread, -1.0))),
-                colour,
-            );
-            drawing.curve(&panel, curve.iter().map(|spread| at(spread, 0.0)), colour);
+            {
+                let (x, (mean, deviation)) = (number(spread.offered), measure.of(spread));
+                upper.push((x, mean + deviation));
+                lower.push((x, mean - deviation));
+                middle.push((x, mean));
+            }
+            upper.extend(lower.into_iter().rev());
+            drawing.shade(&panel, upper.into_iter(), colour(policy));
+            drawing.curve(&panel, middle.into_iter(), colour(policy));
         }
     }
     drawing.end()
@@ -99,18 +83,11 @@ pub fn curves(title: &str, measure: PlottedValue, summaries: &[&Summary]) -> Str
 
 /// Bars of the GPUs that stay unallocated at a percentage of offered demand, a panel for each condition; shorter is better.
 pub fn bars(title: &str, offered: usize, summaries: &[&Summary]) -> String {
-    let conditions = distinct(summaries.iter().map(|summary| summary.conditions.as_str()));
-    let policies = distinct(summaries.iter().map(|summary| summary.policy.as_str()));
-    let idle = |summary: &Summary| {
-        summary
-            .at(offered)
-            .map(|spread| (100.0 - spread.allocated, spread.allocated_sd))
-    };
-    let most = summaries
-        .iter()
-        .filter_map(|summary| idle(summary))
-        .map(|(mean, deviation)| mean + deviation)
-        .fold(0.1, f64::max);
+    let (conditions, policies) = heads(summaries);
+    let mut most: f64 = 0.1;
+    for spread in summaries.iter().filter_map(|summary| summary.at(offered)) {
+        most = most.max(100.0 - spread.allocated + spread.allocated_sd);
+    }
     let step = step_of(most);
     let height = height_of_bars(policies.len());
     let mut drawing = Drawing::new(title, conditions.len(), BARS_LEFT, height);
@@ -124,27 +101,46 @@ pub fn bars(title: &str, offered: usize, summaries: &[&Summary]) -> String {
             y: Axis::from_zero(1.0),
         };
         drawing.bar_axis(&panel, &format!("condition {condition}"), &x_label);
-        for summary in summaries
-            .iter()
-            .filter(|summary| summary.conditions == *condition)
-        {
-            let (Some(at), Some(idle)) = (
-                policies.iter().position(|policy| *policy == summary.policy),
-                idle(summary),
-            ) else {
-                continue;
-            };
-            drawing.bar(&panel, at, (nth == 0).then_some(summary.policy.as_str()), idle);
+        for (policy, summary) in under(summaries, condition, &policies) {
+            if let Some(spread) = summary.at(offered) {
+                let idle = (100.0 - spread.allocated, spread.allocated_sd);
+                drawing.bar(
+                    &panel,
+                    policy,
+                    (nth == 0).then_some(summary.policy.as_str()),
+                    idle,
+                );
+            }
         }
     }
     drawing.end()
 }
 
-fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut found: Vec<&str> = Vec::new();
-    for name in names {
-        if !found.contains(&name) {
-            found.push(name);
+/// The conditions and the policies of summaries, each once.
+fn heads<'a>(summaries: &[&'a Summary]) -> (Vec<&'a str>, Vec<&'a str>) {
+    let (mut conditions, mut policies) = (Vec::new(), Vec::new());
+    for summary in summaries {
+        for (names, name) in [
+            (&mut conditions, summary.conditions.as_str()),
+            (&mut policies, &summary.policy),
+        ] {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+    }
+    (conditions, policies)
+}
+
+/// The summaries under a condition, with the places of their policies.
+fn under<'a>(summaries: &[&'a Summary], condition: &str, policies: &[&str]) -> Vec<(usize, &'a Summary)> {
+    let mut found = Vec::new();
+    for summary in summaries {
+        let policy = policies.iter().position(|policy| *policy == summary.policy);
+        if let Some(policy) = policy
+            && summary.conditions == condition
+        {
+            found.push((policy, *summary));
         }
     }
     found

@@ -27,23 +27,17 @@ pub struct Chooser<'w> {
 impl<'w> Chooser<'w> {
     /// A policy that has seen nothing yet.
     pub fn new(world: &'w ReplayInput, reference: Reference, typical: &'w [TypicalPod]) -> Self {
-        let largest_gpu = world
-            .nodes
-            .iter()
-            .map(|node| node.minors.len())
-            .max()
-            .and_then(|n| i64::try_from(n).ok());
-        let largest = [
-            world.nodes.iter().map(|node| node.cpu).max().unwrap_or(0),
-            largest_gpu.unwrap_or(0) * WHOLE,
-        ];
+        let mut largest = [0, 0];
+        for node in &world.nodes {
+            let n_gpus = i64::try_from(node.minors.len()).unwrap_or(0);
+            largest = [largest[0].max(node.cpu), largest[1].max(n_gpus * WHOLE)];
+        }
         let mut numbers = NumberTable::default();
-        let mut kind = |pod: &ReplayPod| {
-            numbers
-                .of(&format!("{} {} {} {}", pod.cpu, pod.memory, pod.gpus, pod.milli))
-                .0
-        };
-        let kinds: Vec<usize> = world.pods.iter().map(&mut kind).collect();
+        let mut kinds = Vec::new();
+        for pod in &world.pods {
+            let kind = format!("{} {} {} {}", pod.cpu, pod.memory, pod.gpus, pod.milli);
+            kinds.push(numbers.of(&kind).0);
+        }
         let n_kinds = kinds.iter().max().map_or(0, |last| last + 1);
         Self {
             world,
@@ -104,81 +98,64 @@ impl<'w> Chooser<'w> {
             }
             Reference::Fullest => -gpu_left,
             Reference::Random => 0,
-            Reference::Fgd => self
-                .descents(at, free, pod)
-                .map(|(score, _)| score)
-                .max()
-                .unwrap_or(0),
+            Reference::Fgd => {
+                let scores = self.descents(at, free, pod).into_iter().map(|(score, _)| score);
+                scores.max().unwrap_or(0)
+            }
         })
     }
 
     /// The parts of a node's GPUs that a pod gets.
     pub fn parts(&self, at: usize, free: &NodeUse, pod: &ReplayPod, kube: &mut SearchModel) -> Vec<GpuShare> {
-        let part = |gpu: usize| GpuShare {
-            gpu,
-            milli: pod.milli,
-        };
         if self.reference == Reference::Fgd && pod.gpus == 1 {
-            let mut choices = self.descents(at, free, pod);
-            let first = choices.next();
-            // The first of the best.
-            let best = choices.fold(first, |best, other| {
-                if best.as_ref().is_some_and(|best| best.0 >= other.0) {
-                    best
-                } else {
-                    Some(other)
-                }
-            });
+            // The first of the best: `max_by_key` takes the last.
+            let choices = self.descents(at, free, pod).into_iter().rev();
+            let best = choices.max_by_key(|(score, _)| *score);
             return best.map(|(_, parts)| parts).unwrap_or_default();
         }
-        let fitting = free
-            .gpus
-            .iter()
-            .enumerate()
-            .filter(|(_, free)| **free >= pod.milli);
-        let mut fitting: Vec<(i64, usize)> = fitting.map(|(gpu, free)| (*free, gpu)).collect();
+        let mut fitting: Vec<(i64, usize)> = free.gpus.iter().copied().zip(0..).collect();
+        fitting.retain(|(free, _)| *free >= pod.milli);
         if self.reference == Reference::Random {
             for (free, _) in &mut fitting {
                 *free = kube.below(i64::MAX);
             }
         }
         fitting.sort_unstable();
-        fitting
-            .into_iter()
-            .take(pod.gpus)
-            .map(|(_, gpu)| part(gpu))
+        let taken = fitting.into_iter().take(pod.gpus);
+        taken
+            .map(|(_, gpu)| GpuShare {
+                gpu,
+                milli: pod.milli,
+            })
             .collect()
     }
 
     /// For every choice of devices on a node, how well it does for fragmentation, from 0 to 100.
-    fn descents<'a>(
-        &'a self,
-        at: usize,
-        free: &'a NodeUse,
-        pod: &'a ReplayPod,
-    ) -> impl Iterator<Item = (i64, Vec<GpuShare>)> + 'a {
+    fn descents(&self, at: usize, free: &NodeUse, pod: &ReplayPod) -> Vec<(i64, Vec<GpuShare>)> {
         let before = fragment(self.world, at, free, self.typical);
-        let fitting = || {
-            free.gpus
-                .iter()
-                .enumerate()
-                .filter(|(_, free)| **free >= pod.milli)
-                .map(|(gpu, _)| GpuShare {
+        let mut fitting = Vec::new();
+        for (gpu, free) in free.gpus.iter().enumerate() {
+            if *free >= pod.milli {
+                fitting.push(GpuShare {
                     gpu,
                     milli: pod.milli,
-                })
-        };
+                });
+            }
+        }
         let choices: Vec<Vec<GpuShare>> = if pod.gpus == 1 {
-            fitting().map(|part| vec![part]).collect()
+            fitting.into_iter().map(|part| vec![part]).collect()
         } else {
-            vec![fitting().take(pod.gpus).collect()]
+            fitting.truncate(pod.gpus);
+            vec![fitting]
         };
-        choices.into_iter().map(move |parts| {
+        let mut descents = Vec::new();
+        for parts in choices {
             let mut after = free.clone();
             after.take(pod, &parts, 1);
             let descent = before - fragment(self.world, at, &after, self.typical);
             let score = floor(100.0 / (1.0 + (-descent / real(WHOLE)).exp()));
-            (score, parts)
-        })
+            descents.push((score, parts));
+        }
+        descents
     }
 }

@@ -1,8 +1,9 @@
 //! Results of runs that differ by their seed only, together, as a table and as JSON.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
-use super::curve::Point;
 use super::fragment::{self, TypicalPod};
 use super::occupancy::FreeRoom;
 use super::portion::{floor, percent, real};
@@ -50,31 +51,24 @@ pub struct AllocationSpread {
 impl Summary {
     /// Sums up runs.
     pub fn of(list: &str, policy: String, conditions: &str, runs: Vec<RunResult>) -> Self {
-        let most = runs
-            .iter()
-            .flat_map(|run| &run.curve)
-            .map(|point| point.offered)
-            .max()
-            .unwrap_or(0);
-        let averages = |offered: usize| {
-            let points = || {
-                runs.iter()
-                    .filter_map(move |run| run.curve.iter().find(|point| point.offered == offered))
-            };
-            points().next()?;
-            let of =
-                |value: fn(&Point) -> f64| mean_and_deviation(&points().map(value).collect::<Vec<f64>>());
-            let ((allocated, allocated_sd), (fragment, fragment_sd)) =
-                (of(|point| point.allocated), of(|point| point.fragment));
-            Some(AllocationSpread {
+        let mut points: BTreeMap<usize, (Vec<f64>, Vec<f64>)> = BTreeMap::new();
+        for point in runs.iter().flat_map(|run| &run.curve) {
+            let (allocated, fragment) = points.entry(point.offered).or_default();
+            allocated.push(point.allocated);
+            fragment.push(point.fragment);
+        }
+        let mut curve = Vec::new();
+        for (offered, (allocated, fragment)) in points {
+            let (allocated, allocated_sd) = mean_and_deviation(&allocated);
+            let (fragment, fragment_sd) = mean_and_deviation(&fragment);
+            curve.push(AllocationSpread {
                 offered,
                 allocated,
                 allocated_sd,
                 fragment,
                 fragment_sd,
-            })
-        };
-        let curve = (0..=most).filter_map(averages).collect();
+            });
+        }
         Self {
             list: list.to_owned(),
             policy,
@@ -93,12 +87,10 @@ impl Summary {
     pub fn as_it_is(list: &str, world: &ReplayInput, typical: &[TypicalPod]) -> Self {
         let occupancy = FreeRoom::as_it_is(world);
         let capacity = world.capacity();
-        let fragments: f64 = occupancy
-            .nodes()
-            .iter()
-            .enumerate()
-            .map(|(at, free)| fragment::fragment(world, at, free, typical))
-            .sum();
+        let mut fragments = 0.0;
+        for (at, free) in occupancy.nodes().iter().enumerate() {
+            fragments += fragment::fragment(world, at, free, typical);
+        }
         let demand = world.present_demand() + world.pods.iter().map(ReplayPod::demand).sum::<i64>();
         let end = AllocationSpread {
             offered: usize::try_from(floor(percent(demand, capacity) + 0.5)).unwrap_or(0),
@@ -121,27 +113,14 @@ impl Summary {
         if self.runs.is_empty() {
             return [(); 5].map(|()| absent());
         }
-        let count = |of: fn(&RunResult) -> usize| {
-            let counts: Vec<f64> = self
-                .runs
-                .iter()
-                .map(|run| real(i64::try_from(of(run)).unwrap_or(0)))
-                .collect();
-            mean_and_deviation(&counts).0
-        };
-        let [unplaced, sample_refusals] =
-            [count(|run| run.unplaced), count(|run| run.sample_refusals)].map(|n| format!("{n:.0}"));
-        let missed = format!("{:.1}", count(|run| run.missed));
-        let micros = self.mean(|run| run.filter_micros);
-        let micros = if micros > 0.0 {
-            format!("{micros:.0}")
-        } else {
-            absent()
+        let micros = match self.mean(|run| run.filter_micros) {
+            micros if micros > 0.0 => format!("{micros:.0}"),
+            _ => absent(),
         };
         [
-            unplaced,
-            sample_refusals,
-            missed,
+            format!("{:.0}", self.mean(|run| count(run.unplaced))),
+            format!("{:.0}", self.mean(|run| count(run.sample_refusals))),
+            format!("{:.1}", self.mean(|run| count(run.missed))),
             micros,
             format!("{:.1}", self.mean(|run| run.seconds)),
         ]
@@ -152,8 +131,12 @@ impl Summary {
     }
 }
 
+fn count(n: usize) -> f64 {
+    real(i64::try_from(n).unwrap_or(0))
+}
+
 fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
-    let n = real(i64::try_from(values.len()).unwrap_or(0));
+    let n = count(values.len());
     let mean = values.iter().sum::<f64>() / n.max(1.0);
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
     (mean, (squares / (n - 1.0).max(1.0)).sqrt())
@@ -161,41 +144,23 @@ fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
 
 /// A line for each; allocation and fragmentation at the end, and on the way there.
 pub fn render(summaries: &[Summary]) -> String {
-    let heads = [
-        "PODS",
-        "POLICY",
-        "COND",
-        "RUNS",
-        "OFFERED",
-        "ALLOC",
-        "FRAG",
-        "ALLOC@100",
-        "FRAG@80",
-        "FRAG@100",
-        "UNPLACED",
-        "BY SAMPLE",
-        "MISSED",
-        "FILTER us",
-        "RUN s",
-    ];
-    let mut results = table(heads);
+    const HEADS: &str = "PODS,POLICY,COND,RUNS,OFFERED,ALLOC,FRAG,ALLOC@100,FRAG@80,FRAG@100,UNPLACED,BY SAMPLE,MISSED,\
+        FILTER us,RUN s";
+    let mut results = table(HEADS.split(','));
     for summary in summaries {
         let end = summary.curve.last();
-        let named = [
+        let mut cells = vec![
             summary.list.clone(),
             summary.policy.clone(),
             summary.conditions.clone(),
             summary.runs.len().to_string(),
+            end.map_or_else(absent, |spread| spread.offered.to_string()),
+            allocated(end),
+            fragment(end),
+            allocated(summary.at(ALLOCATED_AT)),
         ];
-        let offered = end.map_or_else(absent, |spread| spread.offered.to_string());
-        let measured = [allocated(end), fragment(end), allocated(summary.at(ALLOCATED_AT))];
-        let on_the_way = FRAGMENT_AT.map(|at| fragment(summary.at(at)));
-        let cells = named
-            .into_iter()
-            .chain([offered])
-            .chain(measured)
-            .chain(on_the_way)
-            .chain(summary.work());
+        cells.extend(FRAGMENT_AT.map(|at| fragment(summary.at(at))));
+        cells.extend(summary.work());
         results.add_row(cells);
     }
     results.to_string()
@@ -206,13 +171,15 @@ fn absent() -> String {
 }
 
 fn allocated(spread: Option<&AllocationSpread>) -> String {
-    spread.map_or_else(absent, |spread| {
-        format!("{:.2} ±{:.2}", spread.allocated, spread.allocated_sd)
-    })
+    match spread {
+        Some(spread) => format!("{:.2} ±{:.2}", spread.allocated, spread.allocated_sd),
+        None => absent(),
+    }
 }
 
 fn fragment(spread: Option<&AllocationSpread>) -> String {
-    spread.map_or_else(absent, |spread| {
-        format!("{:.2} ±{:.2}", spread.fragment, spread.fragment_sd)
-    })
+    match spread {
+        Some(spread) => format!("{:.2} ±{:.2}", spread.fragment, spread.fragment_sd),
+        None => absent(),
+    }
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
+use testbed::files;
 
 /// GPU thousandths of a whole device.
 pub const WHOLE: i64 = 1000;
@@ -70,7 +71,7 @@ pub fn pods(path: &Path) -> Result<Vec<TracePod>> {
 }
 
 fn rows<T>(path: &Path, parse: impl Fn(&str) -> Result<Vec<T>>) -> Result<Vec<T>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = files::read(path)?;
     parse(&text).with_context(|| path.display().to_string())
 }
 

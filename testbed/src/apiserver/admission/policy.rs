@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cel::Context;
 use cel::parser::Parser;
@@ -19,6 +19,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, NamedRuleWithOperations, ParamKind, ParamRef, RuleWithOperations,
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, Validation,
 };
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -49,7 +50,7 @@ struct Informers {
 impl Params {
     /// Starts and ends informers as the bindings demand that there are now.
     fn refresh(&self, state: &ApiState, needed: &BTreeSet<GroupKind>) {
-        let mut informers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut informers = self.0.lock();
         let unneeded: Vec<GroupKind> = informers.running.difference(needed).cloned().collect();
         for kind in unneeded {
             informers.running.remove(&kind);
@@ -70,7 +71,7 @@ impl Params {
         namespace: &str,
         name: &str,
     ) -> Option<Arc<Value>> {
-        let informers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let informers = self.0.lock();
         if let Some(seen) = informers.ended.get(kind) {
             return seen.get(&(namespace.to_owned(), name.to_owned())).cloned();
         }

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod as PodObject};
+use kube::ResourceExt;
 use proto::device::GPU_MODEL_LABEL;
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_CONTAINER, MEM_DEV,
@@ -14,7 +15,7 @@ use proto::resource::{
     FPGA, GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS,
 };
 use scheduler::offline;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::LiveCluster;
 use crate::replay::affinity::allows;
@@ -24,6 +25,7 @@ use crate::replay::occupancy::GpuShare;
 use crate::replay::trace::{PERCENT, TracePod, WHOLE};
 use crate::replay::world::{Lifetime, NumberTable, PlacedPod, ReplayInput, ReplayNode, ReplayPod};
 use testbed::kube_scheduler::{ResourceAmounts, repels};
+use testbed::pod_fields::{has_ended, node_of};
 
 /// Labels and annotations of a scheduler or node, which a pod that is placed again does not have.
 const WRITTEN: [&str; 9] = [
@@ -57,23 +59,14 @@ pub fn world(seen: &LiveCluster, arrivals: Option<&[TracePod]>) -> Result<Replay
     };
     let mut sets = NodeSets::default();
     for (value, object) in &live.pods {
-        let node = object
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.node_name.as_deref())
-            .filter(|name| !name.is_empty());
+        let node = node_of(object);
         let at = node.and_then(|name| live.by_name.get(name)).copied();
         let pod = ReplayPod {
             eligible: sets.of(object, &live),
             ..live.pod(value, object)?
         };
-        let parts = object
-            .metadata
-            .uid
-            .as_deref()
-            .and_then(|uid| live.held.get(uid))
-            .cloned()
-            .unwrap_or_default();
+        let parts = live.held.get(&object.uid().unwrap_or_default()).cloned();
+        let parts = parts.unwrap_or_default();
         match at {
             Some(node) if arrivals.is_some() || is_tied(object) => {
                 world.present.push(PlacedPod {
@@ -83,14 +76,14 @@ pub fn world(seen: &LiveCluster, arrivals: Option<&[TracePod]>) -> Result<Replay
                     parts,
                 });
             }
-            _ if node.is_some() && at.is_none() => {}
             _ if arrivals.is_some() => {}
-            at => {
-                world
-                    .as_it_is
-                    .extend(at.map(|node| (world.pods.len(), node, parts)));
+            Some(node) => {
+                world.as_it_is.push((world.pods.len(), node, parts));
                 world.pods.push(pod);
             }
+            // A pod on a node that is gone is no pod to place.
+            None if node.is_some() => {}
+            None => world.pods.push(pod),
         }
     }
     if let Some(rows) = arrivals {
@@ -108,16 +101,9 @@ pub fn world(seen: &LiveCluster, arrivals: Option<&[TracePod]>) -> Result<Replay
 
 /// True if a pod belongs to its node and would not be placed elsewhere.
 fn is_tied(pod: &PodObject) -> bool {
-    let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
-    let is_mirror = pod
-        .metadata
-        .annotations
-        .as_ref()
-        .is_some_and(|annotations| annotations.contains_key(MIRROR));
-    is_mirror
-        || owners
-            .iter()
-            .any(|owner| owner.kind == "DaemonSet" || owner.kind == "Node")
+    let mut owners = pod.owner_references().iter();
+    pod.annotations().contains_key(MIRROR)
+        || owners.any(|owner| owner.kind == "DaemonSet" || owner.kind == "Node")
 }
 
 /// A cluster's objects, read.
@@ -138,30 +124,26 @@ struct Live<'s> {
 impl<'s> Live<'s> {
     fn of(seen: &'s LiveCluster) -> Result<Self> {
         let nodes: Vec<NodeObject> = seen.nodes.iter().map(read).collect::<Result<_>>()?;
-        let pods = seen
-            .pods
-            .iter()
-            .map(|value| Ok((value, read::<PodObject>(value)?)))
-            .collect::<Result<Vec<_>>>()?;
-        let mut pods: Vec<(&Value, PodObject)> =
-            pods.into_iter().filter(|(_, pod)| !is_terminal(pod)).collect();
-        pods.sort_by(|(_, one), (_, other)| one.metadata.name.cmp(&other.metadata.name));
-        let by_name = nodes
-            .iter()
-            .enumerate()
-            .map(|(at, node)| (node.metadata.name.clone().unwrap_or_default(), at))
-            .collect();
-        let mut columns: BTreeSet<String> = BTreeSet::new();
-        for (_, pod) in &pods {
-            columns.extend(
-                ResourceAmounts::of_pod(pod)?
-                    .besides_cpu_and_memory()
-                    .map(|(name, _)| name.to_owned()),
-            );
+        let mut pods = Vec::new();
+        for value in &seen.pods {
+            let pod: PodObject = read(value)?;
+            if !has_ended(&pod) {
+                pods.push((value, pod));
+            }
         }
-        let first = objects::COLUMNS.map(str::to_owned);
-        let rest = columns.into_iter().filter(|name| !first.contains(name));
-        let columns = first.iter().cloned().chain(rest).collect();
+        pods.sort_by_key(|(_, pod)| pod.metadata.name.clone());
+        let names = nodes
+            .iter()
+            .map(|node| node.metadata.name.clone().unwrap_or_default());
+        let by_name = names.zip(0..).collect();
+        let mut columns: Vec<String> = objects::COLUMNS.map(str::to_owned).into();
+        let mut others: BTreeSet<String> = BTreeSet::new();
+        for (_, pod) in &pods {
+            let amounts = ResourceAmounts::of_pod(pod)?;
+            others.extend(amounts.besides_cpu_and_memory().map(|(name, _)| name.to_owned()));
+        }
+        others.retain(|name| !columns.contains(name));
+        columns.extend(others);
         let mut live = Self {
             seen,
             nodes,
@@ -186,42 +168,30 @@ impl<'s> Live<'s> {
         );
         let (mut bytes, mut n_gpus) = (0_i64, 0_i64);
         for node in &self.nodes {
-            let view = index
+            let id = index
                 .fleet()
-                .node_id(node.metadata.name.as_deref().unwrap_or_default())
-                .and_then(|id| index.fleet().view(id));
+                .node_id(node.metadata.name.as_deref().unwrap_or_default());
+            let view = id.and_then(|id| index.fleet().view(id));
             let gpus = view.map(placement::NodeView::gpus).unwrap_or_default();
-            let healthy = || gpus.iter().filter(|view| view.gpu.healthy);
-            self.minors.push(
-                healthy()
-                    .map(|view| i32::try_from(view.gpu.minor).unwrap_or(-1))
-                    .collect(),
-            );
-            for (gpu, view) in healthy().enumerate() {
+            let mut minors = Vec::new();
+            for (gpu, view) in gpus.iter().filter(|view| view.gpu.healthy).enumerate() {
+                minors.push(i32::try_from(view.gpu.minor).unwrap_or(-1));
                 n_gpus += 1;
                 bytes += i64::try_from(view.gpu.memory_bytes).unwrap_or(0);
                 for holder in view.holders.iter().filter(|holder| !holder.suspect) {
-                    let percent = holder
-                        .amounts
-                        .memory
-                        .percent_of(view.gpu.total().memory)
-                        .max(holder.amounts.core);
-                    let part = GpuShare {
-                        gpu,
-                        milli: i64::from(percent) * PERCENT,
-                    };
-                    self.held
-                        .entry(holder.owner.as_str().to_owned())
-                        .or_default()
-                        .push(part);
+                    let memory = holder.amounts.memory.percent_of(view.gpu.total().memory);
+                    let milli = i64::from(memory.max(holder.amounts.core)) * PERCENT;
+                    let parts = self.held.entry(holder.owner.as_str().to_owned()).or_default();
+                    parts.push(GpuShare { gpu, milli });
                 }
             }
+            self.minors.push(minors.into());
         }
-        let units: i128 = self
+        let units = self
             .nodes
             .iter()
-            .map(|node| ResourceAmounts::allocatable(node).get(GPU_MEM) / THOUSAND)
-            .sum();
+            .map(|node| ResourceAmounts::allocatable(node).get(GPU_MEM) / THOUSAND);
+        let units: i128 = units.sum();
         let n_gpus = n_gpus.max(1);
         self.per_gpu = [
             (bytes / n_gpus).max(1),
@@ -230,71 +200,48 @@ impl<'s> Live<'s> {
     }
 
     fn nodes(&self) -> Result<Vec<ReplayNode>> {
-        let device = |name: &str| {
-            self.seen
-                .devices
-                .iter()
-                .find(|device| device.pointer("/metadata/name").and_then(Value::as_str) == Some(name))
-        };
-        let node = |((object, value), minors): ((&NodeObject, &Value), &[i32])| {
+        let mut devices: HashMap<&str, &Value> = HashMap::new();
+        for device in &self.seen.devices {
+            let name = device.pointer("/metadata/name").and_then(Value::as_str);
+            devices.extend(name.map(|name| (name, device)));
+        }
+        let mut nodes = Vec::new();
+        for ((object, value), minors) in self.nodes.iter().zip(&self.seen.nodes).zip(&self.minors) {
             let name = object.metadata.name.as_deref().context("a node has no name")?;
             let allocatable = ResourceAmounts::allocatable(object);
-            Ok(ReplayNode {
+            let whole = |resource: &String| narrow(allocatable.get(resource) / THOUSAND);
+            nodes.push(ReplayNode {
                 name: name.into(),
                 cpu: narrow(allocatable.get("cpu")),
                 memory: narrow(allocatable.get("memory") / THOUSAND),
-                extended: self
-                    .columns
-                    .iter()
-                    .map(|column| narrow(allocatable.get(column) / THOUSAND))
-                    .collect(),
-                minors: minors.into(),
+                extended: self.columns.iter().map(whole).collect(),
+                minors: minors.clone(),
                 object: value.clone(),
-                device: device(name).cloned(),
-            })
-        };
-        self.nodes
-            .iter()
-            .zip(&self.seen.nodes)
-            .zip(self.minors.iter().map(AsRef::as_ref))
-            .map(node)
-            .collect()
+                device: devices.get(name).copied().cloned(),
+            });
+        }
+        Ok(nodes)
     }
 
     fn models(&self) -> Vec<&str> {
-        let labels = self.nodes.iter().map(|node| node.metadata.labels.as_ref());
-        labels
-            .map(|labels| {
-                labels
-                    .and_then(|labels| labels.get(GPU_MODEL_LABEL))
-                    .map_or("", String::as_str)
-            })
-            .collect()
+        let models = self.nodes.iter().map(|node| node.labels().get(GPU_MODEL_LABEL));
+        models.map(|model| model.map_or("", String::as_str)).collect()
     }
 
     fn pod(&self, value: &Value, object: &PodObject) -> Result<ReplayPod> {
         let amounts = ResourceAmounts::of_pod(object)?;
-        let column = |name: &str| self.columns.iter().position(|column| column == name);
-        let extended = amounts
-            .besides_cpu_and_memory()
-            .filter_map(|(name, amount)| Some((column(name)?, narrow(amount / THOUSAND))));
-        let (cpu, memory) = (
-            narrow(amounts.get("cpu")),
-            narrow(amounts.get("memory") / THOUSAND),
-        );
+        let mut extended = Vec::new();
+        for (name, amount) in amounts.besides_cpu_and_memory() {
+            let column = self.columns.iter().position(|column| column == name);
+            extended.extend(column.map(|column| (column, narrow(amount / THOUSAND))));
+        }
+        let cpu = narrow(amounts.get("cpu"));
+        let memory = narrow(amounts.get("memory") / THOUSAND);
         let (gpus, milli) = self.gpus(value, object)?;
-        let created = object
-            .metadata
-            .creation_timestamp
-            .as_ref()
-            .map(|time| time.0.as_second());
+        let created = object.metadata.creation_timestamp.as_ref();
+        let name = object.metadata.name.as_deref().context("a pod has no name")?;
         Ok(ReplayPod {
-            name: object
-                .metadata
-                .name
-                .as_deref()
-                .context("a pod has no name")?
-                .into(),
+            name: name.into(),
             namespace: object.metadata.namespace.as_deref().unwrap_or("default").into(),
             metadata: metadata(value).into(),
             spec: spec(value).into(),
@@ -304,13 +251,13 @@ impl<'s> Live<'s> {
                 if cpu > 0 { cpu } else { DEFAULT_CPU },
                 if memory > 0 { memory } else { DEFAULT_MEMORY },
             ],
-            extended: extended.collect(),
+            extended: extended.into(),
             is_managed: asks_for_devices(value)?,
             gpus,
             milli,
             eligible: None,
             stay: Lifetime {
-                from: created,
+                from: created.map(|time| time.0.as_second()),
                 to: None,
             },
         })
@@ -318,16 +265,17 @@ impl<'s> Live<'s> {
 
     /// The number of a pod's GPUs, and its share of each: as it holds them, else of an average GPU.
     fn gpus(&self, value: &Value, object: &PodObject) -> Result<(usize, i64)> {
-        if let Some(parts) = object.metadata.uid.as_deref().and_then(|uid| self.held.get(uid)) {
+        if let Some(parts) = self.held.get(&object.uid().unwrap_or_default()) {
             let milli = parts.iter().map(|part| part.milli).max().unwrap_or(0);
             return Ok(if milli > 0 { (parts.len(), milli) } else { (0, 0) });
         }
         let pod: proto::pod::Pod = read(value)?;
-        let request = PodRequest::read(&pod, &ResourceNames::default())
-            .ok()
-            .flatten()
-            .and_then(|request| request.gpus);
-        let Some(request) = request else { return Ok((0, 0)) };
+        let Ok(Some(request)) = PodRequest::read(&pod, &ResourceNames::default()) else {
+            return Ok((0, 0));
+        };
+        let Some(request) = request.gpus else {
+            return Ok((0, 0));
+        };
         let devices = i64::from(request.devices).max(1);
         let [bytes_per_gpu, units_per_gpu] = self.per_gpu;
         let amount = |amount: u64| i64::try_from(amount).unwrap_or(i64::MAX / WHOLE);
@@ -358,13 +306,14 @@ fn asks_for_devices(value: &Value) -> Result<bool> {
         GPU,
         RDMA,
         FPGA,
-    ]
-    .into_iter()
-    .chain(VENDOR_GPUS);
-    let containers = || pod.spec.init_containers.iter().chain(&pod.spec.containers);
-    Ok(managed
-        .into_iter()
-        .any(|resource| containers().any(|container| container.asks_for(resource))))
+    ];
+    for container in pod.spec.init_containers.iter().chain(&pod.spec.containers) {
+        let mut resources = managed.into_iter().chain(VENDOR_GPUS);
+        if resources.any(|resource| container.asks_for(resource)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Sets of nodes by the pods' constraints on nodes.
@@ -381,35 +330,19 @@ impl NodeSets {
             .affinity
             .as_ref()
             .and_then(|affinity| affinity.node_affinity.as_ref());
-        let (set, is_new) = self
-            .numbers
-            .of(&json!([spec.node_selector, spec.tolerations, affinity]).to_string());
+        let constraints = json!([spec.node_selector, spec.tolerations, affinity]);
+        let (set, is_new) = self.numbers.of(&constraints.to_string());
         if is_new {
-            self.sets.push(
-                live.nodes
-                    .iter()
-                    .map(|node| !repels(pod, node) && allows(pod, node))
-                    .collect(),
-            );
+            let fits = |node: &NodeObject| !repels(pod, node) && allows(pod, node);
+            self.sets.push(live.nodes.iter().map(fits).collect());
         }
         Some(set)
     }
 }
 
 fn read<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T> {
-    let name = || {
-        value
-            .pointer("/metadata/name")
-            .and_then(Value::as_str)
-            .unwrap_or("(unnamed)")
-            .to_owned()
-    };
-    serde_json::from_value(value.clone()).with_context(|| format!("{} cannot be read", name()))
-}
-
-fn is_terminal(pod: &PodObject) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
+    let name = value.pointer("/metadata/name").and_then(Value::as_str);
+    T::deserialize(value).with_context(|| format!("{} cannot be read", name.unwrap_or("(unnamed)")))
 }
 
 fn narrow(amount: i128) -> i64 {
@@ -419,20 +352,14 @@ fn narrow(amount: i128) -> i64 {
 /// A pod's labels and annotations as its user wrote them, each field with a comma before it.
 fn metadata(pod: &Value) -> String {
     let field = |name: &str| {
-        pod.pointer(&format!("/metadata/{name}"))
-            .and_then(Value::as_object)
-            .cloned()
-            .unwrap_or_default()
+        let found = pod.pointer(&format!("/metadata/{name}")).cloned();
+        found.filter(Value::is_object).unwrap_or_else(|| json!({}))
     };
-    let annotations: Map<String, Value> = field("annotations")
-        .into_iter()
-        .filter(|(key, _)| !WRITTEN.contains(&key.as_str()))
-        .collect();
-    format!(
-        r#","labels":{},"annotations":{}"#,
-        Value::Object(field("labels")),
-        Value::Object(annotations)
-    )
+    let (labels, mut annotations) = (field("labels"), field("annotations"));
+    if let Some(annotations) = annotations.as_object_mut() {
+        annotations.retain(|key, _| !WRITTEN.contains(&key.as_str()));
+    }
+    format!(r#","labels":{labels},"annotations":{annotations}"#)
 }
 
 fn spec(pod: &Value) -> String {
