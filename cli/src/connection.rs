@@ -90,6 +90,7 @@ impl ClusterConnection {
                 objects.extend(items);
             }
             match text(&list, "/metadata/continue") {
+                // An API server without more pages leaves the token out, or sends an empty one.
                 "" => return Ok(objects),
                 // Tokens are base64, of which only these characters mean something in a query.
                 next => token = next.replace('+', "%2B").replace('=', "%3D"),
@@ -155,6 +156,7 @@ async fn config(args: &ConnectionArgs) -> Result<Config, String> {
         ..KubeConfigOptions::default()
     };
     let config = match &args.kubeconfig {
+        // As for kubectl, --kubeconfig wins over KUBECONFIG, whose files would be merged.
         Some(path) => match Kubeconfig::read_from(path) {
             Ok(kubeconfig) => Config::from_custom_kubeconfig(kubeconfig, &options).await,
             Err(error) => Err(error),

@@ -115,6 +115,7 @@ async fn replicas(connection: &ClusterConnection) -> Result<Vec<AskedReplica>, S
         .await;
     let pods = pods.map_err(|failure| failure.to_string())?;
     let mut replicas = Vec::new();
+    // Each replica is asked itself: only its own process knows whether it leads and what it has seen.
     for pod in pods.iter().filter(|pod| is_ready(pod)) {
         let name = pod.metadata.name.clone().unwrap_or_default();
         let connected = ReadApiClient::forward(connection, namespace, &name).await;
@@ -163,6 +164,7 @@ fn render(findings: &[Finding], screen: &Screen, is_wide: bool) -> String {
             finding.check,
             finding.message
         );
+        // A remedy beside a check that is well would be read as a fault.
         if !finding.remedy.is_empty() && (is_wide || finding.severity != Severity::Ok) {
             lines += &format!("         {}\n", finding.remedy);
         }

@@ -27,6 +27,7 @@ pub(crate) async fn run(
     let (namespace, name) = pod_name(pod, &connection.namespace)?;
     let mut source = AnswerSource::open(connection, screen).await?;
     let explanation = match source.explain(&namespace, &name, all).await {
+        // The scheduler knows only pods that ask for devices: the API server says whether there is another one.
         Err(CommandFailure::Refused(reason)) => {
             return Err(missing(connection, &namespace, &name, reason).await);
         }
@@ -38,6 +39,7 @@ pub(crate) async fn run(
         _ => screen.print(&render(&explanation, screen, all))?,
     }
     Ok(CommandVerdict::of(
+        // A pod that has room and waits is a matter of kube-scheduler, not of devices.
         explanation.node.is_some() || explanation.fitting > 0,
     ))
 }
@@ -84,6 +86,7 @@ async fn missing(
     name: &str,
     reason: String,
 ) -> CommandFailure {
+    // With --read-api alone there is no API server to ask.
     let Ok(client) = connection.client() else {
         return CommandFailure::Refused(reason);
     };
@@ -94,6 +97,7 @@ async fn missing(
         Ok(None) => CommandFailure::Refused(format!(
             "there is no pod {name} in namespace {namespace}; name another namespace with -n"
         )),
+        // Without the right to read the pod, the words of the scheduler are the best there are.
         Err(_) => CommandFailure::Refused(reason),
     }
 }
@@ -109,6 +113,7 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
     } = explanation;
     let pod = format!("{namespace}/{name}");
     if let Some(rule) = &explanation.invalid {
+        // The rule holds on every node, so that nodes need not be named.
         let text =
             format!("{pod} fits no node, whatever is free: {rule}. Correct its resources or annotations.\n");
         return screen.paint(Colour::Red, &text);
@@ -167,6 +172,7 @@ fn nearest_miss(verdict: &NodeVerdict) -> String {
     for pod in pods.iter().take(MAX_NAMES) {
         names.push(format!("{}/{}", pod.namespace, pod.name));
     }
+    // Of a long list the number says more than the names.
     let n_more = pods.len().saturating_sub(names.len());
     match pods.len() {
         0 => {}
@@ -205,6 +211,7 @@ fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
         text("VERDICT", 0),
     ]);
     for verdict in verdicts {
+        // The nearest GPUs come first: two of them show what a node lacks.
         let n_gpus = if all { verdict.gpus.len() } else { MAX_GPUS };
         for gpu in verdict.gpus.iter().take(n_gpus) {
             table.push([

@@ -43,6 +43,7 @@ pub(crate) async fn run(
     question: &Question,
 ) -> Result<CommandVerdict, CommandFailure> {
     let manifest = Manifest::parse(&read(&question.filename)?)?;
+    // A manifest usually has Services and ConfigMaps beside its workloads.
     if !manifest.others.is_empty() && !manifest.pods.is_empty() {
         screen.complain(&format!(
             "note: no pods in {}; left out",
@@ -61,9 +62,11 @@ pub(crate) async fn run(
     for pods in manifest.pods {
         let request = FitRequest {
             pod: pods.pod,
+            // A Deployment of more replicas than one question may have is asked about as far as that goes.
             replicas: question.replicas.unwrap_or(pods.replicas).min(MAX_REPLICAS),
             add_nodes: add_nodes.clone(),
         };
+        // Each document is asked about for itself: together they would compete for the same room.
         answers.push((pods.of, source.fit(&request).await?));
     }
     match output.output {

@@ -63,6 +63,7 @@ impl<'a> ChangeFeed<'a> {
                 Ok(event) => match event.name.as_str() {
                     "node" => return Ok(ClusterChange::Node(Box::new(parse(&event.data)))),
                     "pending" => return Ok(ClusterChange::Pending(parse(&event.data))),
+                    // IDs are those of one process: after a change of leader they mean nothing.
                     "reset" => {
                         if let Some(state) = self.read_again().await? {
                             return Ok(ClusterChange::State(Box::new(state)));
@@ -83,6 +84,7 @@ impl<'a> ChangeFeed<'a> {
     async fn next_event(&mut self) -> Result<StreamEvent, CommandFailure> {
         let events = match &mut self.events {
             Some(events) => events,
+            // The ID of the last event makes the server send what was missed meanwhile.
             None => self.events.insert(self.api.follow(&self.last).await?),
         };
         let event = events.next().await?;
@@ -110,6 +112,7 @@ impl<'a> ChangeFeed<'a> {
 
     /// Connects as soon as a replica is ready.
     async fn connect_again(&mut self) -> Result<(), CommandFailure> {
+        // The old stream belongs to a connection that is gone.
         self.events = None;
         loop {
             match ReadApiClient::connect(self.connection).await {
@@ -117,6 +120,7 @@ impl<'a> ChangeFeed<'a> {
                     self.api = api;
                     return Ok(());
                 }
+                // Also while no replica is ready: kubelet may just be starting them.
                 Err(failure) if failure.is_passing() => sleep(PAUSE).await,
                 Err(failure) => return Err(failure),
             }

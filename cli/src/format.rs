@@ -25,6 +25,7 @@ pub(crate) fn memory(bytes: u64) -> String {
 
 /// A part of a whole in percent, rounded.
 pub(crate) fn percent(part: u64, whole: u64) -> u64 {
+    // Bytes times a hundred do not fit into 64 bits for a large cluster.
     let rounded = (u128::from(part) * 100 + u128::from(whole / 2)) / u128::from(whole.max(1));
     u64::try_from(rounded).unwrap_or(u64::MAX)
 }

@@ -48,6 +48,7 @@ pub async fn run() -> ExitCode {
     };
     let screen = Screen::of_process(args.output.no_headers);
     let done = tokio::select! {
+        // Ctrl-C is how -w ends: it is no failure, and 130 is the shell's code for it.
         done = execute(args, &screen) => done,
         _ = tokio::signal::ctrl_c() => return ExitCode::from(130),
     };

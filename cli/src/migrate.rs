@@ -71,6 +71,7 @@ pub(crate) async fn status(
             .flat_map(|node| &node.gpus)
             .flat_map(|gpu| &gpu.holders);
         let mut uids: Vec<&str> = holders.map(|holder| holder.uid.as_str()).collect();
+        // A pod on several GPUs holds a part of each.
         uids.sort_unstable();
         uids.dedup();
         if let Some(step) = step(node, uids.len()) {
@@ -119,6 +120,7 @@ fn step(node: &Value, pods: usize) -> Option<Step> {
     };
     let label = label(node, NODE_LABEL);
     let is_labelled = label == "true";
+    // The old plugin serves memory units alone.
     let is_ours = has(GPU_MEMORY) && has(GPU_SHARED);
     let (stage, next) = match (is_labelled, is_ours) {
         // deploy/uninstall.sh labels nodes so, and a pod on each then removes what the plugin wrote.

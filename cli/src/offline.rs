@@ -17,6 +17,7 @@ const NO_HINTS: Duration = Duration::from_secs(1);
 
 /// Reads all nodes, Device objects and pods into an index.
 pub(crate) async fn index(connection: &ClusterConnection) -> Result<Shared<Index>, CommandFailure> {
+    // The three lists are of slightly different times, as they are for the watches of the scheduler at its start.
     let (nodes, devices, pods) = tokio::join!(
         connection.list::<Node>("nodes", None),
         connection.list::<RawDevice>("devices.scheduling.koordinator.sh", None),
@@ -33,6 +34,7 @@ pub(crate) async fn index(connection: &ClusterConnection) -> Result<Shared<Index
 
 /// An index of these objects.
 pub(crate) fn index_of(nodes: Vec<Node>, devices: Vec<RawDevice>, pods: Vec<Pod>) -> Shared<Index> {
+    // The flags of the scheduler are not known here; its defaults decide order, not room.
     let mut index = Index::new(ResourceNames::default(), Policies::default(), NO_HINTS);
     fill(&mut index, nodes);
     fill(&mut index, devices);

@@ -170,6 +170,7 @@ impl PodSelection<'_> {
         let mut all = rows(state);
         all.retain(|row| self.is_in_namespace(row));
         let has_new = all.iter().any(|row| !self.known.contains(&row.uid));
+        // Events carry no labels, so that each new pod costs one list.
         if let Some(selector) = &self.which.selector
             && has_new
         {
@@ -223,6 +224,7 @@ fn rows(state: &State) -> Vec<PodRow> {
                     ..PodRow::default()
                 });
                 row.gpus.push(gpu.minor);
+                // A pod with several GPUs has one row, with the sum over its GPUs.
                 row.limit = row.limit.saturating_add(holder.memory);
                 row.core = row.core.saturating_add(holder.core);
                 if let Some(used) = holder.used {
@@ -241,6 +243,7 @@ fn rows(state: &State) -> Vec<PodRow> {
         });
     }
     let mut rows: Vec<PodRow> = by_uid.into_values().collect();
+    // A StatefulSet may have an old and a new pod of one name for a moment: the UID makes the order stable.
     rows.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
     rows
 }

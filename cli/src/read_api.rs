@@ -84,6 +84,7 @@ impl ReadApiClient {
     ) -> Result<Self, CommandFailure> {
         match handshake(TokioIo::new(stream)).await {
             Ok((sender, connection)) => {
+                // hyper moves no byte unless the connection is polled.
                 tokio::spawn(connection);
                 Ok(Self { sender, at })
             }
@@ -133,6 +134,7 @@ impl ReadApiClient {
         let mut request = Request::builder()
             .method(method)
             .uri(format!("/{VERSION}/{path}"))
+            // The read API answers only requests for localhost, against pages whose name resolves to it.
             .header(header::HOST, "localhost");
         if let Some(last) = last {
             request = request.header("last-event-id", last);
@@ -218,6 +220,7 @@ fn best(pods: Vec<Pod>) -> Option<String> {
 pub(crate) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
+    // A pod that is being deleted stays ready until its processes end, and then cuts the connection.
     pod.metadata.deletion_timestamp.is_none()
         && conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
@@ -261,10 +264,12 @@ impl Events {
 /// Takes the first whole event with data from a buffer; comments are left out.
 fn take_event(buffer: &mut BytesMut) -> Option<StreamEvent> {
     loop {
+        // An event ends with an empty line; until that has come, half of it would be parsed.
         let end = buffer.windows(2).position(|window| window == b"\n\n")?;
         let block = buffer.split_to(end + 2);
         let mut event = StreamEvent::default();
         for line in String::from_utf8_lossy(&block).lines() {
+            // The scheduler always writes a blank behind the colon, which the standard leaves open.
             match line.split_once(": ") {
                 Some(("event", name)) => name.clone_into(&mut event.name),
                 Some(("data", data)) => data.clone_into(&mut event.data),

@@ -49,6 +49,7 @@ async fn selected_nodes(
 fn select(state: &mut State, selected: Option<&BTreeSet<String>>) {
     let Some(selected) = selected else { return };
     state.nodes.retain(|node| selected.contains(&node.name));
+    // The scheduler has summed up all nodes; the line under the table speaks of the rows above it.
     state.totals = Totals::default();
     state.models = BTreeMap::new();
     for node in &state.nodes {
@@ -83,6 +84,7 @@ pub(crate) fn render(state: &State, screen: &Screen, is_wide: bool) -> String {
         lines += &unknown_use(state);
     }
     for node in &state.nodes {
+        // Problems of a node stand below the table: they are sentences, and most nodes have none.
         let problems = node.problems.iter().chain(&node.plugin);
         for problem in problems {
             lines += &screen.paint(Colour::Yellow, &format!("{}: {problem}\n", node.name));
@@ -94,6 +96,7 @@ pub(crate) fn render(state: &State, screen: &Screen, is_wide: bool) -> String {
 /// The table of these nodes' GPUs.
 fn table(nodes: &[Node], screen: &Screen, is_wide: bool) -> TextTable {
     let gpus = || nodes.iter().flat_map(|node| &node.gpus);
+    // A column that no node fills would only take width.
     let has_used = is_wide || gpus().any(|gpu| gpu.used.is_some());
     let has_enforcement = is_wide || gpus().any(|gpu| gpu.enforcement.is_some());
     let mut columns: Vec<Column> = vec![
@@ -148,6 +151,7 @@ fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
         stranded => Cell::coloured(memory(stranded), Colour::Yellow),
     };
     let health = match (gpu.healthy, &node.plugin) {
+        // A sick GPU takes no pods whatever its plugin does.
         (false, _) => Cell::coloured("unhealthy", Colour::Red),
         (true, Some(_)) => Cell::coloured("no plugin", Colour::Yellow),
         (true, None) => Cell::from("ok"),

@@ -135,6 +135,7 @@ fn api_version(facts: &InstallationFacts) -> Vec<Finding> {
     let digits = |pointer: &str| -> u32 {
         let digits: String = text(&facts.version, pointer)
             .chars()
+            // Providers add a sign to the minor version, such as 33+.
             .take_while(char::is_ascii_digit)
             .collect();
         digits.parse().unwrap_or(0)
@@ -171,6 +172,7 @@ fn definitions(facts: &InstallationFacts) -> Vec<Finding> {
                         "the CustomResourceDefinition does not exist",
                         "install deploy/base again: kubectl apply -k",
                     ),
+                    // Without the condition the API server serves no object of the kind.
                     Some(definition) if !has_condition(definition, "/status/conditions", "Established") => {
                         report.error(
                             wanted,
@@ -212,6 +214,7 @@ fn scheduler_pods(facts: &InstallationFacts) -> Vec<Finding> {
     );
     let remedy =
         "see `kubectl describe pod` and `kubectl logs` of its pods; /readyz says what a replica waits for";
+    // Scaled down for a maintenance and forgotten: no replica is missing, and none is there.
     if wanted == 0 {
         report.error(
             "deployment gpushare-scheduler",
@@ -245,7 +248,7 @@ fn read_api(facts: &InstallationFacts) -> Vec<Finding> {
                     report.warn(
                         format!("pod {}", replica.pod),
                         reason,
-                        "give yourself the right to create pods/portforward, and the scheduler --read-listen=127.0.0.1:12346",
+                        "give yourself the rights to get and create pods/portforward, and the scheduler --read-listen=127.0.0.1:12346",
                     );
                 }
             }
@@ -274,10 +277,12 @@ fn leader(facts: &InstallationFacts) -> Vec<Finding> {
             "no replica leads, so that no pod with a share of a GPU is bound",
             "see the Lease in the namespace: its holder, its age, and the right of the scheduler's ServiceAccount to update it",
         ),
+        // Two leaders would decide on the same room without knowing of each other.
         (_, 2..) => report.error("", format!("{n_leading} replicas lead"), "give all replicas --leader-elect and one Lease"),
         _ => {}
     }
     if let Ok(leases) = &facts.leases
+        // One replica alone needs no election, and has no Lease.
         && answers().count() > 1
         && !leases.iter().any(|lease| name(lease).starts_with("gpushare-"))
     {
@@ -312,6 +317,7 @@ fn versions(facts: &InstallationFacts) -> Vec<Finding> {
             format!("replicas have different versions: {}", all.join(", ")),
             "wait for the rollout, or see why it stands",
         );
+    // During a rollout the replicas differ anyway, and the command cannot match both.
     } else if let Some(version) = found.keys().find(|version| *version != own) {
         report.warn(
             "",
@@ -333,6 +339,7 @@ fn versions(facts: &InstallationFacts) -> Vec<Finding> {
     };
     let scheduler = tags(&facts.deployments, "gpushare-scheduler");
     let plugin = tags(&facts.daemon_sets, "gpushare-device-plugin");
+    // Images by digest alone have no tag to compare.
     if !scheduler.is_empty() && !plugin.is_empty() && scheduler != plugin {
         report.warn(
             "",
@@ -378,6 +385,7 @@ fn policies(facts: &InstallationFacts) -> Vec<Finding> {
                     .any(|binding| text(binding, "/spec/policyName") == name)
             };
             let mut idle: Vec<&str> = POLICIES.to_vec();
+            // A policy without a binding is never evaluated, and looks installed.
             idle.retain(|wanted| !is_named(wanted, policies) || !is_bound(wanted));
             if !idle.is_empty() {
                 report.warn(
@@ -433,6 +441,7 @@ fn webhooks(facts: &InstallationFacts) -> Vec<Finding> {
                 "install the component webhooks again",
             );
         }
+        // With Ignore the API server admits pods when nothing answers, and the filter applies the rules.
         if text(webhook, "/failurePolicy") == "Fail" && !has_ready {
             report.error(
                 object,
@@ -464,6 +473,7 @@ fn replicas(facts: &InstallationFacts) -> Vec<Finding> {
             continue;
         };
         for finding in &diagnosis.findings {
+            // Every replica would repeat the same findings about the same nodes.
             let is_of_node = !finding.object.is_empty();
             if is_of_node && (finding.check != "plugin-serves" || !diagnosis.replica.leading) {
                 continue;

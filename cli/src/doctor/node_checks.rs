@@ -77,6 +77,7 @@ pub(super) fn device_objects(facts: &InstallationFacts) -> Vec<Finding> {
         return report.findings;
     };
     let device_of: BTreeMap<&str, &Value> = devices.iter().map(|device| (name(device), device)).collect();
+    // A node may have shared GPUs once; only those that should now need a Device object.
     for node in nodes.iter().filter(|node| label(node, NODE_LABEL) == "true") {
         match device_of.get(name(node)) {
             None => report.error(
@@ -221,6 +222,7 @@ pub(super) fn memory_units(facts: &InstallationFacts) -> Vec<Finding> {
         let serves_units = node
             .pointer("/status/capacity")
             .is_some_and(|capacity| capacity.get(GPU_MEM).is_some());
+        // A node of the old plugin states its unit nowhere, and is not one of ours.
         if label(node, NODE_LABEL) != "true" || !serves_units {
             continue;
         }
@@ -233,6 +235,7 @@ pub(super) fn memory_units(facts: &InstallationFacts) -> Vec<Finding> {
             ),
         }
     }
+    // A pod asks for a number of units; the same number would be another amount of memory on each node.
     if units.len() > 1 {
         let units: Vec<&str> = units.into_keys().collect();
         report.warn(
@@ -260,6 +263,7 @@ pub(super) fn other_plugins(facts: &InstallationFacts) -> Vec<Finding> {
             let Some((_, resource)) = other.filter(|_| namespace != facts.namespace) else {
                 continue;
             };
+            // A DaemonSet whose selector matches no node disturbs nothing.
             if number(daemon_set, "/status/desiredNumberScheduled") > 0 {
                 report.error(
                     format!("daemonset {namespace}/{}", name(daemon_set)),
@@ -280,6 +284,7 @@ pub(super) fn failed_pods(facts: &InstallationFacts) -> Vec<Finding> {
     };
     let mut by_node: BTreeMap<&str, usize> = BTreeMap::new();
     for pod in pods {
+        // kubelet never retries such a pod; its controller makes another, and this one stays behind.
         let is_refused = text(pod, "/status/phase") == "Failed"
             && text(pod, "/status/reason") == "UnexpectedAdmissionError";
         let annotations = pod.pointer("/metadata/annotations");
