@@ -386,3 +386,36 @@ fn is_metric(name: &str, prefix: &str, sources: &str) -> bool {
         sources.contains(&format!("\"{name}\"")) || sources.contains(&format!("\"{prefix}{name}\""))
     })
 }
+
+/// A user who searches the documents for the words of a refusal, or for an event, finds them in troubleshooting.
+#[test]
+fn every_refusal_and_event_is_explained() {
+    let document = read(&root().join("docs/troubleshooting.md"));
+    let reasons = read(&root().join("scheduler/placement/src/data/reason.rs"));
+    let texts = reasons.split("pub const fn as_str").nth(1).unwrap();
+    let texts = texts.split("pub const fn").next().unwrap();
+    let mut expected: Vec<String> = texts.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+    assert!(expected.len() > 10, "{expected:?}");
+    for folder in ["scheduler/src", "device-plugin/src"] {
+        for path in files(&root().join(folder), "rs") {
+            let is_test =
+                path.ends_with("tests.rs") || path.components().any(|part| part.as_os_str() == "tests");
+            if !is_test {
+                expected.extend(event_reasons(&read(&path)));
+            }
+        }
+    }
+    assert!(expected.len() > 25, "{expected:?}");
+    expected.retain(|words| !document.contains(&format!("`{words}`")));
+    assert!(expected.is_empty(), "{expected:#?}");
+}
+
+/// The reasons of events that a source writes: the plugin's begin with `GPU`, the scheduler's follow the pod of the event.
+fn event_reasons(source: &str) -> Vec<String> {
+    let event = regex::Regex::new(r#""(GPU[A-Z][A-Za-z]+)"|\.warn\(&?\w+, "([A-Z][A-Za-z]+)""#).unwrap();
+    let found = event.captures_iter(source);
+    found
+        .filter_map(|groups| groups.get(1).or_else(|| groups.get(2)))
+        .map(|reason| reason.as_str().to_owned())
+        .collect()
+}
