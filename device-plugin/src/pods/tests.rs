@@ -1,11 +1,14 @@
 //! Pods as the plugin reads them.
 
+use std::collections::BTreeSet;
+
 use proto::record::{BIND_TIMESTAMP, MEM_ASSUME_TIME, MEM_POD};
 use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::cdi::dir::SpecDir;
 
 fn pod(annotations: &Value, containers: &Value, status: &Value) -> Option<NodePod> {
     let pod = json!({
@@ -207,4 +210,44 @@ fn removed_annotations(#[case] removed: &[&str], #[case] is_lost: bool) {
         pods.apply(whole.clone());
         assert_eq!(pods.lost(&whole.uid), None, "the record is there again");
     }
+}
+
+/// Pods that the previous version placed, with the CDI specs that its plugin wrote for their containers on one node.
+#[derive(serde::Deserialize)]
+struct PreviousVersion {
+    pods: Vec<Pod>,
+    specs: BTreeMap<String, String>,
+}
+
+/// A plugin that replaces one of the previous version has to know the record of each running pod, and the specs in the directory.
+#[test]
+fn records_and_specs_of_the_previous_version_are_read() {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../testbed/tests/recorded/previous_version.json"
+    );
+    let text = std::fs::read_to_string(path).unwrap();
+    let previous: PreviousVersion = serde_json::from_str(&text).unwrap();
+    let mut recorded = BTreeSet::new();
+    for pod in &previous.pods {
+        let pod = NodePod::of(pod, "n2", &ResourceNames::default()).unwrap();
+        assert_eq!(pod.stage, Stage::Running, "{}", pod.name);
+        let record = pod.record().unwrap();
+        let mut uuids: Vec<String> = record.gpus.iter().map(ToString::to_string).collect();
+        uuids.sort_unstable();
+        recorded.insert(uuids.join(","));
+    }
+    assert_eq!(recorded.len(), 3, "{recorded:?}");
+    let dir = tempfile::tempdir().unwrap();
+    for (file, text) in &previous.specs {
+        std::fs::write(dir.path().join(file), text).unwrap();
+    }
+    let specs = SpecDir::new(dir.path().to_owned());
+    let mut injected = BTreeSet::new();
+    for file in previous.specs.keys().filter(|file| file.contains("-gpu_")) {
+        let name = file.split("-gpu_").nth(1).unwrap().trim_end_matches(".json");
+        assert!(SpecDir::file(name) == *file && specs.has(name), "{file}");
+        injected.extend(specs.env(name).unwrap().remove("GPUSHARE_GPU_DEVICES"));
+    }
+    assert!(recorded.is_subset(&injected), "{recorded:?} and {injected:?}");
 }
