@@ -109,6 +109,8 @@ pub(crate) enum Command {
     Fits(Question),
     /// Checks the installation. Exits with 2 if something is wrong.
     Doctor,
+    /// Opens the live page of all GPUs in a browser, through a port-forward that lasts until Ctrl-C.
+    Ui(Ui),
     /// Moving nodes from another plugin.
     #[command(subcommand)]
     Migrate(Migrate),
@@ -140,6 +142,17 @@ pub(crate) struct WhichPods {
     /// Label selector of pods.
     #[arg(short = 'l', long)]
     pub(crate) selector: Option<String>,
+}
+
+/// `ui`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Ui {
+    /// Port on this machine; without it a free one.
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    pub(crate) port: u16,
+    /// Print the address, and open no browser.
+    #[arg(long)]
+    pub(crate) no_browser: bool,
 }
 
 /// `fits`.

@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
-use proto::read_api::{Diagnosis, Finding, Severity};
+use proto::read_api::{Diagnosis, Finding, PORT, Severity};
 
 use crate::args::{Format, OutputArgs};
 use crate::connection::ClusterConnection;
@@ -118,7 +118,7 @@ async fn replicas(connection: &ClusterConnection) -> Result<Vec<AskedReplica>, S
     // Each replica is asked itself: only its own process knows whether it leads and what it has seen.
     for pod in pods.iter().filter(|pod| is_ready(pod)) {
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let connected = ReadApiClient::forward(connection, namespace, &name).await;
+        let connected = ReadApiClient::forward(connection, namespace, &name, PORT).await;
         replicas.push(diagnose(name, connected).await);
     }
     Ok(replicas)

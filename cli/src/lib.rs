@@ -26,6 +26,7 @@ mod pods;
 mod read_api;
 mod source;
 mod top;
+mod ui;
 
 use std::process::ExitCode;
 
@@ -89,6 +90,7 @@ async fn execute(args: Args, screen: &Screen) -> Result<CommandVerdict, CommandF
         Command::Explain { pod, all } => explain::run(&connection, screen, &output, &pod, all).await,
         Command::Fits(question) => fits::run(&connection, screen, &output, &question).await,
         Command::Doctor => doctor::run(&connection, screen, &output).await,
+        Command::Ui(options) => ui::run(&connection, screen, &options).await,
         Command::Migrate(Migrate::Status) => migrate::status(&connection, screen, &output).await,
         Command::AutoscalerHints { node } => {
             migrate::autoscaler_hints(&connection, screen, &output, &node).await

@@ -8,6 +8,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
+use kube::api::Portforwarder;
 use proto::read_api::{PORT, VERSION};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -39,21 +40,8 @@ impl ReadApiClient {
                 Err(error) => Err(no_read_api(address, &error)),
             };
         }
-        let namespace = &connection.args.gpushare_namespace;
-        let pods: Vec<Pod> = connection
-            .list_in(
-                namespace,
-                &format!("pods of namespace {namespace}"),
-                Some(SCHEDULER),
-            )
-            .await?;
-        let Some(pod) = best(pods) else {
-            let reason = format!(
-                "no ready pod has the label {SCHEDULER}; is gpushare in another namespace (--gpushare-namespace)?"
-            );
-            return Err(no_read_api(&format!("namespace {namespace}"), &reason));
-        };
-        Self::forward(connection, namespace, &pod).await
+        let pod = pod_to_ask(connection).await?;
+        Self::forward(connection, &connection.args.gpushare_namespace, &pod, PORT).await
     }
 
     /// Forwards a port to a pod.
@@ -61,18 +49,10 @@ impl ReadApiClient {
         connection: &ClusterConnection,
         namespace: &str,
         pod: &str,
+        port: u16,
     ) -> Result<Self, CommandFailure> {
         let at = format!("pod {namespace}/{pod}");
-        let api: Api<Pod> = Api::namespaced(connection.client()?, namespace);
-        let forwarded = api.portforward(pod, &[PORT]).await;
-        let mut forwarded = forwarded
-            .map_err(|error| CommandFailure::of_kube(format_args!("forward a port to {at}"), error))?;
-        let stream = forwarded
-            .take_stream(PORT)
-            .ok_or_else(|| CommandFailure::NoReadApi {
-                at: at.clone(),
-                reason: "the port-forward has no stream".to_owned(),
-            })?;
+        let (stream, forwarded) = forward_port(connection, namespace, pod, port).await?;
         // The forwarding ends with the process.
         tokio::spawn(forwarded.join());
         Self::over(stream, at).await
@@ -201,6 +181,37 @@ fn no_read_api(at: &str, reason: &impl ToString) -> CommandFailure {
         at: at.to_owned(),
         reason: reason.to_string(),
     }
+}
+
+/// The name of the scheduler's pod to ask: a ready one, the leader's if it is ready.
+pub(crate) async fn pod_to_ask(connection: &ClusterConnection) -> Result<String, CommandFailure> {
+    let namespace = &connection.args.gpushare_namespace;
+    let what = format!("pods of namespace {namespace}");
+    let pods: Vec<Pod> = connection.list_in(namespace, &what, Some(SCHEDULER)).await?;
+    best(pods).ok_or_else(|| {
+        let reason = format!(
+            "no ready pod has the label {SCHEDULER}; is gpushare in another namespace (--gpushare-namespace)?"
+        );
+        no_read_api(&format!("namespace {namespace}"), &reason)
+    })
+}
+
+/// A connection to a port of a pod, which lasts as long as the forwarding beside it.
+pub(crate) async fn forward_port(
+    connection: &ClusterConnection,
+    namespace: &str,
+    pod: &str,
+    port: u16,
+) -> Result<(impl AsyncRead + AsyncWrite + Unpin + Send + use<>, Portforwarder), CommandFailure> {
+    let at = format!("pod {namespace}/{pod}");
+    let api: Api<Pod> = Api::namespaced(connection.client()?, namespace);
+    let forwarded = api.portforward(pod, &[port]).await;
+    let mut forwarded =
+        forwarded.map_err(|error| CommandFailure::of_kube(format_args!("forward a port to {at}"), error))?;
+    let stream = forwarded
+        .take_stream(port)
+        .ok_or_else(|| no_read_api(&at, &"the port-forward has no stream"))?;
+    Ok((stream, forwarded))
 }
 
 /// The name of the pod to ask: a ready one, the leader's first.

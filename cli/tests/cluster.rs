@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 use testbed::apiserver::{ApiObjects, ApiServer, ApiServerConfig, Fault, Injected, Matching};
 use testbed::cluster::{ClusterSpec, GpuFault, LocalCluster, NodeSetup, WebhookSpec, user_kubeconfig};
+use testbed::http_client::HttpClient;
 use testbed::installation;
 use testbed::observer::ClusterSnapshot;
 use testbed::pod_fields::is_running;
@@ -787,14 +788,50 @@ async fn names_are_shown_by_namespace(installed: &Installed) -> Result<()> {
     Ok(())
 }
 
+/// The page through the port-forward of `ui`, before and after the leader's pod is deleted.
+async fn ui_serves_the_page_of_the_leader(installed: &mut Installed) -> Result<()> {
+    let mut command = installed.command(&["ui", "--no-browser"]);
+    let mut ui = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let out = ui.stdout.take().context("ui has an output")?;
+    let url = timeout(DEADLINE, BufReader::new(out).lines().next_line()).await??;
+    let url = url.context("ui prints an address")?;
+    let client = HttpClient::new();
+    let (status, page) = client.get(&url).await?;
+    ensure!(
+        status == 200 && String::from_utf8_lossy(&page).contains("<title>GPUs</title>"),
+        "{status}"
+    );
+    let leader = installed.replicas.leaders();
+    installed
+        .replicas
+        .delete(leader.first().context("a replica leads")?)
+        .await?;
+    let leads = async {
+        loop {
+            if let Ok((_, answer)) = client.get(&format!("{url}v1/doctor")).await
+                && serde_json::from_slice::<Value>(&answer)?["replica"]["leading"] == true
+            {
+                return anyhow::Ok(());
+            }
+            sleep(Duration::from_millis(200)).await;
+        }
+    };
+    timeout(DEADLINE, leads)
+        .await
+        .context("ui does not find the new leader")??;
+    ui.kill().await?;
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn watches_rights_and_certificates_on_a_live_cluster() -> Result<()> {
-    let installed = Installed::start("10d").await?;
+    let mut installed = Installed::start("10d").await?;
     until_doctor_finds(&installed, "certificates").await?;
     let first = PodBuilder::new("first", &[("aliyun.com/gpu-mem", "4")]);
     installed.pods.create(&first).await?;
     installed.until_runs("first").await?;
     watching_goes_on_when_the_api_server_comes_back(&installed).await?;
     explain_and_fits(&installed).await?;
-    names_are_shown_by_namespace(&installed).await
+    names_are_shown_by_namespace(&installed).await?;
+    ui_serves_the_page_of_the_leader(&mut installed).await
 }

@@ -98,6 +98,9 @@ pub struct Totals {
     pub stranded: u64,
     /// Computing power in percent of one GPU.
     pub core: Amount,
+    /// Memory in use on the GPUs that a device plugin measures; only in the history, and only if some plugin measures.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used: Option<u64>,
 }
 
 /// A total, and the part of it that pods hold.
@@ -456,6 +459,14 @@ impl Totals {
         self.memory.add(other.memory);
         self.core.add(other.core);
         self.stranded = self.stranded.saturating_add(other.stranded);
+        if let Some(used) = other.used {
+            self.add_used(used);
+        }
+    }
+
+    /// Adds memory in use.
+    pub fn add_used(&mut self, bytes: u64) {
+        self.used = Some(self.used.unwrap_or_default().saturating_add(bytes));
     }
 }
 

@@ -11,19 +11,49 @@ export class Cluster {
     this.totals = null;
     this.replica = null;
     this.namesHidden = false;
+    // Memory in use by node, as it was known last: events do not carry it.
+    this.use = new Map();
+    this.useUnknown = {};
     // Node names in order; worked out again only when nodes come or go.
     this.order = null;
-    // Texts that the search looks through. They go with the node that they belong to.
+    // What is worked out once for each state of a node, and goes with it.
     this.texts = new WeakMap();
+    this.tallies = new WeakMap();
   }
 
   replace(state) {
-    this.nodes = new Map(state.nodes.map((node) => [node.name, node]));
+    this.nodes = new Map(state.nodes.map((node) => [node.name, this.withUse(node)]));
     this.order = null;
     this.pending = state.pending;
     this.replica = state.replica;
     this.namesHidden = Boolean(state.namesHidden);
     this.sum(state);
+  }
+
+  /** Takes the memory in use from a state that has it. The nodes themselves may have changed since. */
+  takeUse(state) {
+    this.use = new Map();
+    this.useUnknown = state.useUnknown ?? {};
+    for (const {name, gpus} of state.nodes) {
+      const known = new Map();
+      for (const gpu of gpus) {
+        if (gpu.used === undefined) continue;
+        known.set(gpu.minor, {used: gpu.used, pods: new Map((gpu.holders ?? []).map((holder) => [holder.uid, holder.used]))});
+      }
+      if (known.size) this.use.set(name, known);
+    }
+    for (const node of this.nodes.values()) this.withUse(node);
+  }
+
+  withUse(node) {
+    const known = this.use.get(node.name);
+    for (const gpu of known ? node.gpus : []) {
+      const ofGpu = known.get(gpu.minor);
+      if (!ofGpu) continue;
+      gpu.used = ofGpu.used;
+      for (const holder of gpu.holders ?? []) holder.used = ofGpu.pods.get(holder.uid);
+    }
+    return node;
   }
 
   /**
@@ -38,10 +68,10 @@ export class Cluster {
         const before = this.nodes.get(data.name);
         isSameSet &&= Boolean(before);
         isSameView &&= Boolean(before) && this.isSamePlace(before, data, view);
-        this.nodes.set(data.name, data);
+        this.nodes.set(data.name, this.withUse(data));
         changed.push(data);
       } else if (name === 'removed') {
-        isSameSet &&= !this.nodes.delete(data.name);
+        if (this.nodes.delete(data.name)) isSameSet = false;
       } else if (name === 'pending') {
         this.pending = data;
       } else if (name === 'totals') {
@@ -84,6 +114,20 @@ export class Cluster {
     // Each amount is worked out once, not in each comparison.
     const amounts = new Map(nodes.map((node) => [node, amount(node)]));
     return nodes.sort((a, b) => amounts.get(b) - amounts.get(a));
+  }
+
+  /** Sums of what is wrong, over all nodes. */
+  troubles() {
+    const sums = {away: 0, reports: 0, records: 0};
+    for (const node of this.nodes.values()) {
+      let tally = this.tallies.get(node);
+      if (!tally) {
+        const records = node.gpus.filter((gpu) => gpu.healthy && gpuTroubles(gpu).length).length;
+        this.tallies.set(node, tally = {away: node.plugin ? 1 : 0, reports: node.problems?.length ? 1 : 0, records});
+      }
+      for (const kind in sums) sums[kind] += tally[kind];
+    }
+    return sums;
   }
 
   text(node) {

@@ -4,6 +4,8 @@
 
 /** Milliseconds without an event or comment after which the stream counts as lost; the server sends a comment every 15 s. */
 const SILENCE = 40_000;
+/** The longest time that an answer may take, in milliseconds: a large state over a slow port-forward takes long. */
+const ANSWER_TIMEOUT = 60_000;
 /** The longest pause between two tries, in milliseconds. */
 const MAX_PAUSE = 10_000;
 
@@ -32,8 +34,14 @@ export class Connection {
 
   /** The JSON at a path of the read API. */
   async get(path) {
-    const response = await this.request(path, AbortSignal.timeout(60_000));
-    return response.json();
+    const abort = new AbortController();
+    const timer = setTimeout(() => abort.abort(), ANSWER_TIMEOUT);
+    try {
+      const response = await this.request(path, abort.signal);
+      return await response.json();
+    } finally {
+      clearTimeout(timer);
+    }
   }
 
   async request(path, signal) {

@@ -48,6 +48,13 @@ export function minute(milliseconds) {
   return time.toDateString() === new Date().toDateString() ? text : `${text}, ${time.toDateString().slice(4, 10)}`;
 }
 
+/** Notes the time that something took, for the browser's tools and for tests; old ones go, since a page stays open for weeks. */
+let measures = 0;
+export function measure(name, start) {
+  if ((measures += 1) % 1000 === 0) performance.clearMeasures();
+  performance.measure(name, {start});
+}
+
 /** An element with classes and children; strings become text, never markup. */
 export function element(tag, classes = '', ...children) {
   const made = document.createElement(tag);

@@ -1,6 +1,5 @@
 // What is wrong, in the fewest words: the first thing that a reader sees.
 
-import {gpuTroubles} from './cluster.js';
 import {count, memory, percent, thousands} from './format.js';
 
 /** Reasons in short, by the words that filter's texts begin or go on with; others are shown as they are. */
@@ -37,12 +36,7 @@ export function statements(cluster, findings, why) {
   if (!nodes.size) {
     say('warning', 'No node shares GPUs yet. Label a node with gpushare=true, and see kubectl gpushare doctor.');
   }
-  let [away, reports, records] = [0, 0, 0];
-  for (const node of nodes.values()) {
-    if (node.plugin) away += 1;
-    if (node.problems?.length) reports += 1;
-    for (const gpu of node.gpus) if (gpu.healthy && gpuTroubles(gpu).length) records += 1;
-  }
+  const {away, reports, records} = cluster.troubles();
   if (totals.unhealthy) say('bad', `${thousands(totals.unhealthy)} of ${count(totals.gpus, 'GPU')} ${totals.unhealthy === 1 ? 'is' : 'are'} unhealthy.`, 'trouble');
   if (away) say('bad', `${count(away, 'node')} ${away === 1 ? 'takes' : 'take'} no or few pods: the device plugin is away.`, 'trouble');
   if (reports) say('bad', `${count(reports, 'node')} ${reports === 1 ? 'has' : 'have'} a wrong report of devices.`, 'trouble');
@@ -50,8 +44,9 @@ export function statements(cluster, findings, why) {
   if (cluster.pendingTotal) say('warning', waiting(cluster.pendingTotal, why), 'waiting');
   const {total, allocated} = totals.memory;
   const free = Math.max(0, total - allocated);
-  if (allocated >= total * FULL && total) say('warning', `${percent(allocated, total)} of memory is allocated: the GPUs are full.`);
-  if (totals.stranded >= free * STRANDED.ofFree && totals.stranded > total * STRANDED.ofAll) {
+  if (allocated >= total * FULL && total) {
+    say('warning', `${percent(allocated, total)} of memory is allocated: the GPUs are full.`);
+  } else if (totals.stranded >= free * STRANDED.ofFree && totals.stranded > total * STRANDED.ofAll) {
     say('warning', `${percent(totals.stranded, free)} of free memory is stranded: ${memory(totals.stranded)} on which no typical pod fits.`, 'stranded');
   }
   if (!found.length) say('good', `Nothing is wrong: ${count(totals.gpus, 'GPU')} healthy, no pod waits.`);

@@ -1,5 +1,7 @@
 // The card map: nodes in a grid, each GPU a bar. Only what is in the window is drawn, and of that only what has changed.
 
+import {measure} from './format.js';
+
 /** Heights of a bar in pixels, from thousands of nodes in one window to bars with names of pods in them. */
 const HEIGHTS = [2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28];
 const FONT = 'system-ui, sans-serif';
@@ -126,7 +128,7 @@ export class CardMap {
     this.changed.clear();
     this.isWhole = false;
     this.drawnTop = top;
-    performance.measure('map', {start: began});
+    measure('map', began);
   }
 
   /** Draws a horizontal part of the window, between two heights in it. */

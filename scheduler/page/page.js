@@ -3,11 +3,11 @@
 import {HistoryChart, describe, sums} from './charts.js';
 import {Cluster, freeMemory, gpuTroubles, nodeTroubles} from './cluster.js';
 import {Connection} from './connection.js';
-import {clock, count, element, memory, minute, part, percent, podName, thousands} from './format.js';
+import {clock, count, element, measure, memory, minute, part, percent, podName, thousands} from './format.js';
 import {statements} from './headline.js';
 import {CardMap} from './map.js';
 import {Palette, PodPaint, VerdictPaint, swatch} from './paint.js';
-import {Table} from './table.js';
+import {GpuRows, Table} from './table.js';
 import {Verdicts} from './verdicts.js';
 
 const $ = (id) => document.getElementById(id);
@@ -15,6 +15,9 @@ const $ = (id) => document.getElementById(id);
 /** Milliseconds between two readings of what the stream of changes does not carry. */
 const FINDINGS = 30_000;
 const HISTORY = 60_000;
+/** The least time between two questions why pods wait, and between two readings of the memory in use. */
+const WHY = 5000;
+const USE = 15_000;
 /** The most kinds of waiting pods that are explained for the headline. */
 const MAX_KINDS = 6;
 
@@ -31,7 +34,7 @@ const chart = new HistoryChart({host: $('history-chart'), canvas: $('history-can
 });
 
 let table = null;
-let rows = [];
+let rows = new GpuRows([]);
 let pendingTable = null;
 let heard = 0;
 let dirty = 0;
@@ -45,9 +48,10 @@ function showState(state) {
   // Another replica may be another leader, with other findings.
   refreshFindings();
   refreshWhy();
+  refreshUse();
   if (view.tab === 'history') refreshHistory();
   render();
-  performance.measure('state', {start: began});
+  measure('state', began);
 }
 
 function showChanges(events) {
@@ -57,14 +61,13 @@ function showChanges(events) {
   if (changed && view.tab === 'cards') {
     map.update(changed);
     if (changed.some((node) => node.name === map.selected?.node)) showDetails(map.selected);
-    if (changed.length) scheduleTable();
   } else if (view.tab !== 'history') {
     schedule();
   }
-  showHeader();
+  scheduleHeader();
   if (events.some(({name}) => name === 'pending')) refreshWhy();
   if (view.tab === 'waiting') refreshVerdicts();
-  performance.measure('delta', {start: began});
+  measure('delta', began);
 }
 
 /** Draws everything again, at most four times a second: lists of thousands of nodes are sorted for it. */
@@ -75,11 +78,13 @@ function schedule() {
   }, 250);
 }
 
-let tableTimer = 0;
-function scheduleTable() {
-  tableTimer ||= setTimeout(() => {
-    tableTimer = 0;
-    if (view.tab === 'cards') showCardTable(map.nodes);
+/** Draws the head and the rows of the table again, which other things than the changed nodes stand in. */
+let headerTimer = 0;
+function scheduleHeader() {
+  headerTimer ||= setTimeout(() => {
+    headerTimer = 0;
+    showHeader();
+    if (view.tab === 'cards') table?.show(rows, isSelected);
   }, 250);
 }
 
@@ -136,10 +141,17 @@ async function refreshHistory() {
 }
 
 /** Finds out why pods wait: pods that ask for the same are explained once. */
-let isAskingWhy = false;
-async function refreshWhy() {
-  if (isAskingWhy || cluster.namesHidden) return;
-  isAskingWhy = true;
+let whyTimer = 0;
+let whyDue = 0;
+function refreshWhy() {
+  whyTimer ||= setTimeout(async () => {
+    await findWhy();
+    whyDue = Date.now() + WHY;
+    whyTimer = 0;
+  }, Math.max(0, whyDue - Date.now()));
+}
+
+async function findWhy() {
   const kinds = new Map();
   for (const pod of cluster.pending) {
     if (!kinds.has(pod.asked)) kinds.set(pod.asked, []);
@@ -153,12 +165,24 @@ async function refreshWhy() {
     if (reason && !answer.fitting) why.set(reason, (why.get(reason) ?? 0) + pods.length);
   }
   known.why = why;
-  isAskingWhy = false;
   showHeader();
 }
 
 function explainPath(pod, all = false) {
   return `pods/${encodeURIComponent(pod.namespace)}/${encodeURIComponent(pod.name)}/explain${all ? '?all=true' : ''}`;
+}
+
+/** Asks for the memory in use: for each node a device plugin is asked, so that large clusters are asked about seldom. */
+let useDue = 0;
+async function refreshUse() {
+  const isSmall = cluster.nodes.size <= 500;
+  const isShown = view.tab === 'pods' || view.tab === 'cards' && isSmall;
+  if (!isShown || document.hidden || Date.now() < useDue || !cluster.nodes.size) return;
+  useDue = Date.now() + Math.max(USE, 25 * cluster.nodes.size);
+  const answer = await ask('state?use=true');
+  if (!answer?.nodes) return;
+  cluster.takeUse(answer);
+  render();
 }
 
 /** Asks for the verdicts of all nodes, and again while the cluster changes, at most a tenth of the time. */
@@ -262,6 +286,7 @@ function open(tab, pod = view.pod) {
   }
   if (tab === 'history') refreshHistory();
   if (tab === 'waiting') refreshVerdicts(true);
+  refreshUse();
   render();
 }
 
@@ -290,12 +315,12 @@ function renderCards() {
 }
 
 function showCardTable(nodes) {
-  rows = nodes.flatMap((node) => node.gpus.length ? node.gpus.map((gpu) => ({node, gpu})) : [{node}]);
+  rows = new GpuRows(nodes);
   table?.show(rows, isSelected);
 }
 
 function hiddenNames() {
-  return cluster.namesHidden ? 'Your token may not list pods, so their names are hidden.' : '';
+  return cluster.namesHidden ? 'Names of pods that your token may not list are hidden.' : '';
 }
 
 function pickGpu({node, gpu}) {
@@ -314,7 +339,7 @@ function renderWaiting() {
   const pending = cluster.pending.filter((pod) => podName(pod).toLowerCase().includes(words));
   const isChosen = (pod) => pod.namespace === view.pod?.namespace && pod.name === view.pod?.name;
   pendingTable.show(pending, isChosen);
-  if (!view.pod && pending.length && !cluster.namesHidden) return open('waiting', pending[0]);
+  if (!view.pod && pending.length) return open('waiting', pending[0]);
   const {verdicts} = known;
   const isOfPod = verdicts && view.pod && verdicts.explanation.name === view.pod.name && verdicts.explanation.namespace === view.pod.namespace;
   setText($('sentence'), whyNot(isOfPod ? verdicts.explanation : null));
@@ -332,30 +357,28 @@ function renderWaiting() {
   table ??= new Table($('table'), 'Verdicts of nodes and GPUs', [
     ['Node', ({node}) => node.name],
     ['GPU', ({gpu}) => gpu ? String(gpu.minor) : '', 'number'],
-    ['Verdict', ({verdict}) => verdict.fits ? 'has room' : verdict.lacks],
-    ['Reason', ({verdict}) => verdict.reason],
+    ['Verdict', (row) => verdictOf(row).fits ? 'has room' : verdictOf(row).lacks],
+    ['Reason', (row) => verdictOf(row).reason],
     ['Free', ({gpu}) => gpu ? memory(freeMemory(gpu)) : '', 'number'],
   ], pickGpu);
-  rows = [];
-  for (const node of nodes) {
-    for (const gpu of node.gpus.length ? node.gpus : [undefined]) {
-      const verdict = verdicts.of(node, gpu ?? {});
-      if (verdict) rows.push({node, gpu, verdict});
-    }
-  }
+  rows = new GpuRows(nodes);
   table.show(rows, isSelected);
+}
+
+function verdictOf({node, gpu}) {
+  return known.verdicts?.of(node, gpu ?? {}) ?? {fits: false, lacks: 'not evaluated yet', reason: ''};
 }
 
 /** The explanation in a sentence or two. */
 function whyNot(explanation) {
-  if (cluster.namesHidden) return 'Your token may not list pods of all namespaces, so the page cannot explain one.';
+  if (!view.pod && cluster.namesHidden) return 'The page explains pods that your token may list.';
   if (!view.pod) return cluster.pendingTotal ? 'Choose a pod.' : 'No pod waits for a GPU.';
   const name = `${view.pod.namespace}/${view.pod.name}`;
   if (!explanation) return known.failure || `Asking why ${name} waits.`;
   const {asked, invalid, node, assumed, fitting, nodes, verdicts} = explanation;
   if (invalid) return `${name} fits no node, whatever is free: ${invalid}. Correct its resources or annotations.`;
   if (node) return `${name} asks for ${asked}; it ${assumed ? 'is being bound to' : 'is on'} node ${node}.`;
-  const head = `${name} asks for ${asked}; ${fitting} of ${count(nodes, 'node')} ${fitting === 1 ? 'has' : 'have'} room.`;
+  const head = `${name} asks for ${asked}; ${thousands(fitting)} of ${count(nodes, 'node')} ${fitting === 1 ? 'has' : 'have'} room.`;
   if (fitting) return `${head} Its devices are no reason to wait: see kubectl describe pod for taints, affinity and CPU.`;
   const ends = (verdicts ?? []).find((verdict) => verdict.wouldFitWithout?.length);
   const names = (ends?.wouldFitWithout ?? []).map((pod) => `${pod.namespace}/${pod.name}`);
@@ -398,7 +421,7 @@ function renderPods() {
   const unknown = pods.length - measured.length;
   let text = `${count(pods.length, 'pod')} ${pods.length === 1 ? 'has' : 'have'} a share of a GPU. `;
   if (measured.length) text += `${unknown ? `Of ${measured.length} the use is known: they` : 'They'} use ${memory(used)} of the ${memory(held)} that they asked for (${percent(used, held)}). `;
-  if (unknown) text += `The use of ${count(unknown, 'pod')} is unknown: no device plugin reports it. `;
+  if (unknown) text += `The use of ${count(unknown, 'pod')} is unknown${unknownReasons()}. `;
   setText($('sentence'), text + hiddenNames());
   const most = pods.reduce((most, pod) => Math.max(most, pod.memory, pod.used ?? 0), 1);
   showLegend([
@@ -425,6 +448,12 @@ function renderPods() {
     ['Place', (pod) => `${pod.node}, GPU ${pod.gpus.join(', ')}`],
   ]);
   table.show(pods);
+}
+
+/** The reasons for which the use is unknown, with numbers of nodes. */
+function unknownReasons() {
+  const reasons = Object.entries(cluster.useUnknown).map(([reason, nodes]) => `${reason} (${count(nodes.length, 'node')})`);
+  return reasons.length ? `: ${reasons.join('; ')}` : '';
 }
 
 function showLegend(entries) {
@@ -460,7 +489,8 @@ function showDetails(found) {
   }
   host.replaceChildren(...lines);
   if (table && map.selected) {
-    const at = rows.findIndex(isSelected);
+    const place = map.places.get(map.selected.node);
+    const at = place === undefined ? -1 : rows.find(place, map.selected.minor);
     table.show(rows, isSelected);
     if (at >= 0 && document.activeElement !== table.scroller) table.reveal(at);
   }
@@ -516,4 +546,5 @@ showDetails(null);
 setInterval(() => document.hidden || refreshFindings(), FINDINGS);
 setInterval(() => view.tab === 'history' && !document.hidden && refreshHistory(), HISTORY);
 setInterval(() => cluster.pendingTotal && !document.hidden && refreshWhy(), FINDINGS);
+setInterval(refreshUse, 1000);
 connection.run();

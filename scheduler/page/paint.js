@@ -1,7 +1,7 @@
 // Colours and patterns of the pictures. Every colour that means something has a pattern too, for people who do not tell them apart.
 
 import {freeMemory} from './cluster.js';
-import {memory, podName} from './format.js';
+import {memory, podName, thousands} from './format.js';
 
 /** Reasons for which a GPU has no room: a colour of page.css and a pattern for each; more reasons share the last. */
 const REASONS = [
@@ -77,9 +77,10 @@ export class Palette {
     return this.pattern('crossed', '--bad', '--bad-paper');
   }
 
-  reason(index) {
+  /** The pattern of a reason, or its plain colour where a pattern has no space. */
+  reason(index, isSmall = false) {
     const [colour, shape] = REASONS[Math.min(index, REASONS.length - 1)];
-    return this.pattern(shape, colour, '--reason-paper');
+    return isSmall ? this.colour(colour) : this.pattern(shape, colour, '--reason-paper');
   }
 }
 
@@ -164,7 +165,10 @@ export class PodPaint {
 
   label(context, gpu, isOut, box) {
     const free = freeMemory(gpu);
-    const text = !gpu.healthy ? 'unhealthy' : isOut ? 'takes no pods' : gpu.stranded ? `${memory(free)} stranded` : free ? `${memory(free)} free` : '';
+    const amount = gpu.stranded ? `${memory(free)} stranded` : `${memory(free)} free`;
+    let text = !gpu.healthy ? 'unhealthy' : isOut ? 'takes no pods' : free ? amount : '';
+    // The colour says free or stranded, so that the amount alone will do.
+    if (text === amount && text.length > lettersIn(box)) text = memory(free);
     if (text) write(context, text, this.palette.colour('--ink'), box, isOut || gpu.stranded ? this.palette.colour('--paper') : '');
   }
 }
@@ -180,15 +184,15 @@ export class VerdictPaint {
     const {palette, verdicts} = this;
     const entries = [];
     const {fits, byReason} = verdicts.counts();
-    if (fits) entries.push([palette.colour('--fits'), `has room (${fits})`]);
-    for (const [reason, n] of byReason) entries.push([palette.reason(verdicts.indexOf(reason)), `${reason} (${n})`]);
+    if (fits) entries.push([palette.colour('--fits'), `has room (${thousands(fits)})`]);
+    for (const [reason, n] of byReason) entries.push([palette.reason(verdicts.indexOf(reason)), `${reason} (${thousands(n)})`]);
     return entries;
   }
 
   gpu(context, node, gpu, {x, y, width, height, font}) {
     const {palette, verdicts} = this;
     const verdict = verdicts.of(node, gpu);
-    context.fillStyle = !verdict ? palette.colour('--other') : verdict.fits ? palette.colour('--fits') : palette.reason(verdicts.indexOf(verdict.reason));
+    context.fillStyle = !verdict ? palette.colour('--other') : verdict.fits ? palette.colour('--fits') : palette.reason(verdicts.indexOf(verdict.reason), height < 6);
     context.fillRect(x, y, width, height);
     const scale = width / Math.max(gpu.memory.total, gpu.memory.allocated, 1);
     if (height >= 6) {
@@ -212,10 +216,14 @@ export class VerdictPaint {
   }
 }
 
+/** Measuring each text costs more than drawing it; letters of the font are about this wide. */
+function lettersIn({width, font}) {
+  return Math.floor((width - 8) / (font * 0.56));
+}
+
 /** Writes as much of a text as fits into a box, on a plate if the box has a pattern; nothing if only a few letters fit. */
 function write(context, text, colour, {x, y, width, height, font}, plate = '') {
-  // Measuring each text costs more than drawing it; letters of the font are about this wide.
-  const most = Math.floor((width - 8) / (font * 0.56));
+  const most = lettersIn({width, font});
   if (most < Math.min(4, text.length)) return;
   const shown = text.length > most ? `${text.slice(0, most - 1)}…` : text;
   if (plate) {

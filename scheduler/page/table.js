@@ -39,7 +39,7 @@ export class Table {
     new ResizeObserver(() => this.schedule()).observe(this.scroller);
   }
 
-  /** `isPicked` says of a row that it is the selected one. */
+  /** `rows` is an array, or has `length` and `at` like one; `isPicked` says of a row that it is the selected one. */
   show(rows, isPicked = () => false) {
     this.rows = rows;
     this.isPicked = isPicked;
@@ -68,7 +68,7 @@ export class Table {
   }
 
   row(at) {
-    const row = this.rows[at];
+    const row = this.rows.at(at);
     const line = element('tr');
     line.setAttribute('aria-rowindex', String(at + 2));
     line.dataset.at = at;
@@ -87,9 +87,9 @@ export class Table {
   }
 
   pick(at) {
-    if (Number.isNaN(at) || !this.rows[at]) return;
+    if (!(at < this.rows.length)) return;
     this.picked = at;
-    this.onPick(this.rows[at]);
+    this.onPick(this.rows.at(at));
   }
 
   key(event) {
@@ -108,6 +108,36 @@ export class Table {
     const y = at * ROW;
     if (y < scrollTop) this.scroller.scrollTop = y;
     else if (y + 2 * ROW > scrollTop + clientHeight) this.scroller.scrollTop = y - clientHeight + 2 * ROW;
+  }
+}
+
+/** The GPUs of nodes as rows. Nodes may be replaced in the list, as long as their numbers of GPUs stay. */
+export class GpuRows {
+  constructor(nodes) {
+    this.nodes = nodes;
+    // The row at which each node begins. A node without GPUs has a row too.
+    this.starts = [];
+    this.length = 0;
+    for (const node of nodes) {
+      this.starts.push(this.length);
+      this.length += Math.max(1, node.gpus.length);
+    }
+  }
+
+  at(row) {
+    let [low, high] = [0, this.starts.length - 1];
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (this.starts[middle] <= row) low = middle;
+      else high = middle - 1;
+    }
+    const node = this.nodes[low];
+    return {node, gpu: node.gpus[row - this.starts[low]]};
+  }
+
+  /** The row of a GPU of the node at a place of the list. */
+  find(place, minor) {
+    return this.starts[place] + Math.max(0, this.nodes[place].gpus.findIndex((gpu) => gpu.minor === minor));
   }
 }
 

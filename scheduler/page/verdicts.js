@@ -9,7 +9,8 @@ export class Verdicts {
     this.nodes = new Map();
     for (const verdict of explanation.verdicts ?? []) {
       const gpus = new Map((verdict.gpus ?? []).map((gpu) => [gpu.minor, gpu]));
-      this.nodes.set(verdict.node, {...verdict, gpus});
+      const isExplained = (verdict.gpus ?? []).some((gpu) => gpu.reason === verdict.reason);
+      this.nodes.set(verdict.node, {...verdict, gpus, isExplained});
     }
     this.cache = new Map();
     this.reasons = known?.explanation.uid === explanation.uid ? known.reasons : [];
@@ -55,11 +56,14 @@ export class Verdicts {
   }
 }
 
-/** A GPU may have room on a node that is refused, for example if the pod needs two: then the node's reason counts. */
+/**
+ * A GPU has its own reason if that explains the node's, which is the one of filter. Otherwise the node's counts: a GPU may even have
+ * room on a node that has too few of them.
+ */
 function combine(node, gpu) {
   const fits = node.fits && (gpu?.fits ?? true);
   if (fits) return {fits, reason: '', lacks: '', node};
-  const reason = gpu?.reason || node.reason;
+  const reason = node.isExplained && gpu?.reason || node.reason;
   const lacks = gpu && !gpu.fits ? lacksOf(gpu) : node.detail ?? node.reason;
   return {fits, reason, lacks, node};
 }

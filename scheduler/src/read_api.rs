@@ -14,6 +14,7 @@ mod names;
 mod snapshot;
 mod state;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +28,7 @@ use axum::routing::{get, post};
 use axum::{Router, middleware};
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
-use proto::read_api::{Diagnosis, FitRequest, Node, Replica, State as ClusterState, VERSION};
+use proto::read_api::{Diagnosis, FitRequest, Node, Replica, State as ClusterState, Totals, VERSION};
 use serde::Serialize;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::sleep;
@@ -53,6 +54,8 @@ const MAX_COMPUTING: usize = 1;
 const MAX_BODY: usize = 1 << 20;
 /// The time between two points of the history.
 const HISTORY_STEP: Duration = Duration::from_secs(60);
+/// Minutes after which device plugins are asked again for the history, if none of them measures the memory in use.
+const PROBE_MINUTES: u64 = 10;
 
 /// State and limits of the read API.
 pub struct ReadApi {
@@ -126,14 +129,37 @@ impl ReadApi {
 
     /// Records the history for as long as the process runs.
     pub async fn record_history(self: Arc<Self>) {
-        loop {
+        let mut is_measured = true;
+        for minute in 0_u64.. {
             sleep(HISTORY_STEP).await;
-            if self.index().read().ready().is_ok() {
-                let snapshot = self.snapshot().await;
-                let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
-                history.record(unix_time().as_secs(), snapshot.pending.total, &snapshot.models);
+            if self.index().read().ready().is_err() {
+                continue;
+            }
+            let snapshot = self.snapshot().await;
+            let mut models = snapshot.models.clone();
+            // If no device plugin measures, they are asked again only now and then: some may have got the flag.
+            if is_measured || minute % PROBE_MINUTES == 0 {
+                is_measured = self.add_use(&snapshot, &mut models).await;
+            }
+            let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+            history.record(unix_time().as_secs(), snapshot.pending.total, &models);
+        }
+    }
+
+    /// Adds the memory in use to the totals of each model; false if no device plugin measures it.
+    async fn add_use(&self, snapshot: &StateSnapshot, models: &mut BTreeMap<String, Totals>) -> bool {
+        let nodes = snapshot.nodes.keys().cloned().collect();
+        let measured = self.memory_use.measure(self.index(), nodes).await;
+        let mut is_measured = false;
+        for (name, node) in &snapshot.nodes {
+            if let Some(Ok(in_use)) = measured.get(name)
+                && let Some(totals) = models.get_mut(&node.model)
+            {
+                totals.add_used(in_use.total());
+                is_measured = true;
             }
         }
+        is_measured
     }
 
     fn replica(&self) -> Replica {

@@ -30,6 +30,21 @@ const GPU: u64 = 16276;
 /// The namespace of the demo's own pods.
 const NAMESPACE: &str = "default";
 
+/// Pods, and their MiB, that are left for people to look at beside the samples. The second one waits: only one GPU is large enough,
+/// and the first one has it.
+const SHOWN: [(&str, u64); 10] = [
+    ("large-model-1", 20_480),
+    ("large-model-2", 20_480),
+    ("training-1", 12_207),
+    ("training-2", 12_207),
+    ("training-3", 12_207),
+    ("notebook-1", 6144),
+    ("notebook-2", 6144),
+    ("inference-1", 4069),
+    ("inference-2", 4069),
+    ("inference-3", 4069),
+];
+
 /// `testbed demo`.
 #[derive(Clone, Debug, Args)]
 pub struct DemoArgs {
@@ -88,7 +103,7 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
         mut cluster,
         console,
         checks,
-        ..
+        pods,
     } = demo;
     console.finish();
     if let Err(error) = played {
@@ -97,6 +112,10 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
     }
     let is_ok = show(&cluster, &console, checks).await?;
     if args.keep {
+        for (name, mib) in SHOWN {
+            pods.create(&PodBuilder::new(name, &[(GPU_MEM, &mib.to_string())]))
+                .await?;
+        }
         let kubeconfig = cluster.kubeconfig().await?;
         let targets = cluster.write_metrics_targets()?;
         console.say(&format!(

@@ -154,9 +154,13 @@ impl Replicas {
         let (invocation, ports) = self.invocation(&name)?;
         let health = ports.get(HEALTH).context("the scheduler answers no probes")?;
         let url = format!("http://{health}/readyz");
-        if let Some(address) = ports.get(READ_API) {
-            self.api
-                .route_pod_port(NAMESPACE, &name, proto::read_api::PORT, *address);
+        for (flag, port) in [
+            (READ_API, proto::read_api::PORT),
+            (PAGE, proto::read_api::PAGE_PORT),
+        ] {
+            if let Some(address) = ports.get(flag) {
+                self.api.route_pod_port(NAMESPACE, &name, port, *address);
+            }
         }
         self.addresses.insert(&name, ports);
         let process = ReplicaProcess {

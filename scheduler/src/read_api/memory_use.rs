@@ -247,6 +247,11 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
 }
 
 impl NodeMemoryUse {
+    /// The bytes on all GPUs.
+    pub(super) fn total(&self) -> u64 {
+        self.gpus.values().sum()
+    }
+
     /// Writes the use into the GPUs of the node and the pods on them.
     pub(super) fn fill(&self, node: &mut Node) {
         for gpu in &mut node.gpus {
@@ -294,6 +299,7 @@ mod tests {
             ..Node::default()
         };
         parse(METRICS).unwrap().fill(&mut node);
+        assert_eq!(parse(METRICS).unwrap().total(), 123);
         let mut used = Vec::new();
         for gpu in &node.gpus {
             used.push((gpu.used, gpu.holders[0].used, gpu.holders[1].used));

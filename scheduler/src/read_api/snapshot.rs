@@ -64,7 +64,7 @@ pub(super) struct RenderedNode {
     /// The namespaces of its pods.
     namespaces: Vec<Arc<str>>,
     hidden_forms: HiddenForms,
-    model: String,
+    pub(super) model: String,
     totals: Totals,
     plugin: Option<String>,
     /// True if a holder is assumed: the confirmation changes no version of the node.

@@ -77,6 +77,7 @@ export class MadeUp {
     gpu.memory.allocated = gpu.holders.reduce((sum, holder) => sum + holder.memory, 0);
     gpu.core.allocated = gpu.holders.reduce((sum, holder) => sum + holder.core, 0);
     gpu.sharers.allocated = gpu.holders.length;
+    if (this.used) gpu.used = gpu.holders.reduce((sum, holder) => sum + holder.used, 0);
     const free = gpu.memory.total - gpu.memory.allocated;
     delete gpu.stranded;
     if (gpu.healthy && free > 0 && free < this.typical) gpu.stranded = free;
@@ -122,10 +123,10 @@ export class MadeUp {
     return {version: '0.1.0', leading: this.leading, filterRequests: 7, lastFilterSeconds: 1};
   }
 
-  state() {
+  state(asksUse = false) {
     return {
       apiVersion: 'v1', revision: this.id(), time: new Date().toISOString(), replica: this.replica(), totals: this.totals(), models: this.models(),
-      nodes: [...this.nodes.values()], pending: this.pending, pendingTotal: this.pending.length, ...this.namesHidden ? {namesHidden: true} : {},
+      nodes: [...this.nodes.values()].map((node) => asksUse ? node : withoutUse(node)), pending: this.pending, pendingTotal: this.pending.length, ...this.namesHidden ? {namesHidden: true} : {},
     };
   }
 
@@ -175,6 +176,12 @@ export class MadeUp {
   }
 }
 
+/** The read API tells the use only if it is asked for it. */
+function withoutUse(node) {
+  const strip = ({used, ...rest}) => rest;
+  return {...node, gpus: node.gpus.map((gpu) => ({...strip(gpu), holders: gpu.holders.map(strip)}))};
+}
+
 /** Serves a made-up cluster. The answer has functions for faults and events. */
 export async function serve(cluster, {latency = 0} = {}) {
   const control = {cluster, isAway: false, token: null, followers: new Set(), requests: []};
@@ -192,7 +199,7 @@ export async function serve(cluster, {latency = 0} = {}) {
     if (path[0] === 'changes') return follow(control, response, searchParams.get('since'));
     const current = control.cluster;
     const answer = {
-      state: () => current.state(), doctor: () => current.doctor(), history: () => current.history(), pods: () => current.explain(path[1], path[2]),
+      state: () => current.state(searchParams.get('use') === 'true'), doctor: () => current.doctor(), history: () => current.history(), pods: () => current.explain(path[1], path[2]),
     }[path[0]]?.();
     if (!answer) {
       response.writeHead(404);
@@ -219,7 +226,7 @@ export async function serve(cluster, {latency = 0} = {}) {
   /** Sends the new states of nodes, names of removed ones, or other pods that wait, as one revision. */
   control.send = ({nodes = [], removed = [], pending = null}) => {
     control.cluster.revision += 1;
-    const events = nodes.map((node) => ['node', node]);
+    const events = nodes.map((node) => ['node', withoutUse(node)]);
     events.push(...removed.map((name) => ['removed', {name}]));
     if (pending) events.push(['pending', pending]);
     const text = events.map(([name, data]) => `event: ${name}\ndata: ${JSON.stringify(data)}\n\n`).join('') + totals(control.cluster);

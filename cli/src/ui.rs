@@ -1,0 +1,109 @@
+//! `ui`: the live page of the scheduler in a browser.
+//!
+//! Each connection of the browser is forwarded to the pod that is best to ask at that time, so that the page goes on after the
+//! leader has changed or its pod has gone.
+
+use std::net::Ipv4Addr;
+use std::process::{Command, Stdio};
+
+use proto::read_api::PAGE_PORT;
+use serde_json::Value;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use crate::args::Ui;
+use crate::connection::ClusterConnection;
+use crate::failure::{CommandFailure, CommandVerdict};
+use crate::output::Screen;
+use crate::read_api::{ReadApiClient, forward_port, pod_to_ask};
+
+/// Serves the page on this machine until the process ends.
+pub(crate) async fn run(
+    connection: &ClusterConnection,
+    screen: &Screen,
+    options: &Ui,
+) -> Result<CommandVerdict, CommandFailure> {
+    if connection.args.read_api.is_some() || connection.args.offline {
+        let text = "ui forwards a port to the page of the scheduler: leave out --read-api and --offline";
+        return Err(CommandFailure::Input(text.to_owned()));
+    }
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, options.port)).await;
+    let listener = listener
+        .map_err(|error| CommandFailure::Input(format!("cannot listen on port {}: {error}", options.port)))?;
+    // What is missing is said here, and not by an empty window.
+    check(connection).await?;
+    let port = listener
+        .local_addr()
+        .map_or(options.port, |address| address.port());
+    let url = format!("http://127.0.0.1:{port}/");
+    screen.print(&format!("{url}\n"))?;
+    screen.complain(
+        "Forwarding to the scheduler until Ctrl-C. Every user of this machine can open the address.",
+    );
+    if !options.no_browser && !open_browser(&url) {
+        screen.complain("No browser was found: open the address yourself.");
+    }
+    let mut connections = JoinSet::new();
+    let mut complained = String::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => if let Ok((stream, _)) = accepted {
+                connections.spawn(serve(connection.clone(), stream));
+            },
+            Some(ended) = connections.join_next() => if let Ok(Err(failure)) = ended {
+                // The page tries again every few seconds, with the same result.
+                let text = failure.to_string();
+                if text != complained {
+                    screen.complain(&format!("error: {text}"));
+                    complained = text;
+                }
+            },
+        }
+    }
+}
+
+/// Asks the page's listener once.
+async fn check(connection: &ClusterConnection) -> Result<(), CommandFailure> {
+    let pod = pod_to_ask(connection).await?;
+    let namespace = &connection.args.gpushare_namespace;
+    let mut api = ReadApiClient::forward(connection, namespace, &pod, PAGE_PORT).await?;
+    match api.get::<Value>("doctor").await {
+        Ok(_) => Ok(()),
+        Err(_) => Err(CommandFailure::NoPage {
+            at: format!("pod {namespace}/{pod}"),
+        }),
+    }
+}
+
+/// Forwards one connection of the browser until either side ends it.
+async fn serve(connection: ClusterConnection, mut browser: TcpStream) -> Result<(), CommandFailure> {
+    let pod = pod_to_ask(&connection).await?;
+    let namespace = &connection.args.gpushare_namespace;
+    let (mut stream, forwarded) = forward_port(&connection, namespace, &pod, PAGE_PORT).await?;
+    // A connection that breaks off is made again by the page.
+    let _ = copy_bidirectional(&mut browser, &mut stream).await;
+    forwarded.abort();
+    Ok(())
+}
+
+/// Opens an address in the user's browser; false if there is none.
+fn open_browser(url: &str) -> bool {
+    let opener = if cfg!(target_os = "macos") {
+        "open"
+    } else {
+        "xdg-open"
+    };
+    // Without a display, xdg-open would start a browser for terminals in the midst of this command.
+    let has_display = ["DISPLAY", "WAYLAND_DISPLAY"].map(std::env::var_os);
+    if cfg!(not(target_os = "macos")) && has_display.iter().all(Option::is_none) {
+        return false;
+    }
+    let mut command = Command::new(opener);
+    command
+        .arg(url)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command.spawn().is_ok()
+}
