@@ -162,7 +162,7 @@ impl ApiServer {
     }
 
     /// Writes a kubeconfig file with this token; several may stand for one user.
-    pub fn kubeconfig_with(&self, path: &Path, user: &str, token: Option<&str>) -> io::Result<()> {
+    pub(crate) fn kubeconfig_with(&self, path: &Path, user: &str, token: Option<&str>) -> io::Result<()> {
         let text = access::kubeconfig(&self.url(), user, token);
         let temporary = path.with_extension("new");
         std::fs::write(&temporary, text)?;

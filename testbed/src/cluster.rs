@@ -123,7 +123,6 @@ pub struct LocalCluster {
     /// The address of the scheduler's page.
     page_address: SocketAddr,
     webhooks: Option<InstalledWebhooks>,
-    seed: u64,
     deploy: PathBuf,
     dir: TempDir,
 }
@@ -219,7 +218,7 @@ impl LocalCluster {
             read_address,
             page_address,
             webhooks,
-            seed: spec.seed,
+
             deploy: spec.deploy,
             dir,
         };
@@ -244,12 +243,12 @@ impl LocalCluster {
     }
 
     /// The address of the scheduler's read API.
-    pub fn read_address(&self) -> SocketAddr {
+    pub(crate) fn read_address(&self) -> SocketAddr {
         self.read_address
     }
 
     /// The address of the scheduler's page.
-    pub fn page_address(&self) -> SocketAddr {
+    pub(crate) fn page_address(&self) -> SocketAddr {
         self.page_address
     }
 
@@ -311,7 +310,7 @@ impl LocalCluster {
     }
 
     /// Starts every daemon again that has ended, and forgets crashes.
-    pub async fn restart_ended_daemons(&mut self) -> Result<()> {
+    pub(crate) async fn restart_ended_daemons(&mut self) -> Result<()> {
         self.crashes.clear();
         if self.scheduler.is_down() {
             self.scheduler.restart().await?;
@@ -354,7 +353,7 @@ impl LocalCluster {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write_metrics_targets(&self) -> Result<PathBuf> {
+    pub(crate) fn write_metrics_targets(&self) -> Result<PathBuf> {
         let target = |address: SocketAddr, job: &str, node: &str| {
             let labels = json!({"job": job, "node": node, "namespace": "gpushare-system"});
             json!({"targets": [address.to_string()], "labels": labels})
@@ -374,7 +373,7 @@ impl LocalCluster {
     }
 
     /// True if the directory with all logs is left behind when the cluster ends.
-    pub fn keep_files(&mut self, keep: bool) {
+    pub(crate) fn keep_files(&mut self, keep: bool) {
         self.dir.disable_cleanup(keep);
     }
 
@@ -400,21 +399,13 @@ impl LocalCluster {
         self.nodes.values()
     }
 
-    /// Adds a node to the running cluster.
-    pub async fn add_node(&mut self, spec: NodeSetup) -> Result<()> {
-        let programs = (&self.binaries, &self.crashes);
-        let node = SimulatedNode::start(spec, self.dir.path(), &self.api, programs, self.seed).await?;
-        self.nodes.insert(node.name().to_owned(), node);
-        Ok(())
-    }
-
     /// The next attempt to schedule a pod.
-    pub async fn next_attempt(&mut self) -> Option<SchedulingAttempt> {
+    pub(crate) async fn next_attempt(&mut self) -> Option<SchedulingAttempt> {
         self.attempts.recv().await
     }
 
     /// The attempts since the last call.
-    pub fn past_attempts(&mut self) -> Vec<SchedulingAttempt> {
+    pub(crate) fn past_attempts(&mut self) -> Vec<SchedulingAttempt> {
         std::iter::from_fn(|| self.attempts.try_recv().ok()).collect()
     }
 
@@ -427,12 +418,12 @@ impl LocalCluster {
     }
 
     /// A client with kube-scheduler's rights on the scheduler.
-    pub fn scheduler_client(&self) -> Result<HttpClient> {
+    pub(crate) fn scheduler_client(&self) -> Result<HttpClient> {
         self.scheduler_client_at(self.scheduler_address)
     }
 
     /// The same for a scheduler that serves elsewhere, by the same name if there is one.
-    pub fn scheduler_client_at(&self, address: SocketAddr) -> Result<HttpClient> {
+    pub(crate) fn scheduler_client_at(&self, address: SocketAddr) -> Result<HttpClient> {
         let connector = match &self.webhooks {
             Some(webhooks) => webhooks.connector(address)?,
             None => Connector::plain(),
@@ -453,28 +444,28 @@ impl LocalCluster {
     ///
     /// # Errors
     /// There are no webhooks, or the file of their authority is unreadable.
-    pub fn webhook_connector(&self) -> Result<(Connector, String)> {
+    pub(crate) fn webhook_connector(&self) -> Result<(Connector, String)> {
         let webhooks = self.webhooks.as_ref().context("the cluster has no webhooks")?;
         webhooks.anonymous_to_webhooks()
     }
 
     /// True if webhooks are installed.
-    pub fn has_webhooks(&self) -> bool {
+    pub(crate) fn has_webhooks(&self) -> bool {
         self.webhooks.is_some()
     }
 
     /// The programs that the cluster starts.
-    pub fn binaries(&self) -> &Binaries {
+    pub(crate) fn binaries(&self) -> &Binaries {
         &self.binaries
     }
 
     /// Ends the scheduling loop, with everything it has in flight.
-    pub fn stop_kube_scheduler(&mut self) {
+    pub(crate) fn stop_kube_scheduler(&mut self) {
         self.kube_scheduler = None;
     }
 
     /// Starts the scheduling loop, in place of one that runs.
-    pub async fn start_kube_scheduler(&mut self) -> Result<()> {
+    pub(crate) async fn start_kube_scheduler(&mut self) -> Result<()> {
         let client = user_client(&self.api, self.dir.path(), KUBE_SCHEDULER_USER, &[]).await?;
         let options = Options {
             seed: None,
@@ -485,7 +476,7 @@ impl LocalCluster {
     }
 
     /// Starts the scheduling loop of a cluster without gpushare, in place of the one that runs.
-    pub async fn start_bare_kube_scheduler(&mut self) -> Result<()> {
+    pub(crate) async fn start_bare_kube_scheduler(&mut self) -> Result<()> {
         let with = self.configuration.clone();
         self.configuration = with.clone().without_extenders();
         let started = self.start_kube_scheduler().await;
@@ -494,7 +485,7 @@ impl LocalCluster {
     }
 
     /// Starts the scheduling loop with the stock sampling of nodes in place of the configured one.
-    pub async fn start_sampling_kube_scheduler(&mut self) -> Result<()> {
+    pub(crate) async fn start_sampling_kube_scheduler(&mut self) -> Result<()> {
         let configured = std::mem::replace(&mut self.configuration.percentage_of_nodes_to_score, 0);
         let started = self.start_kube_scheduler().await;
         self.configuration.percentage_of_nodes_to_score = configured;

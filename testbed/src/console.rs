@@ -34,7 +34,11 @@ impl Check {
     }
 
     /// A check of something that is, or is not, as it should be.
-    pub fn equal<T: PartialEq + std::fmt::Debug>(name: impl Into<String>, found: &T, wanted: &T) -> Self {
+    pub(crate) fn equal<T: PartialEq + std::fmt::Debug>(
+        name: impl Into<String>,
+        found: &T,
+        wanted: &T,
+    ) -> Self {
         let problems = if found == wanted {
             Vec::new()
         } else {

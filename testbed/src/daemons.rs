@@ -381,7 +381,7 @@ impl Daemon {
     }
 
     /// True if it has ended.
-    pub fn is_down(&self) -> bool {
+    pub(crate) fn is_down(&self) -> bool {
         self.ended.borrow().is_some()
     }
 
@@ -395,7 +395,7 @@ impl Daemon {
     }
 
     /// Waits for its end, which is no crash from now on; false if it goes on until the deadline.
-    pub async fn until_ended(&self, deadline: Duration) -> bool {
+    pub(crate) async fn until_ended(&self, deadline: Duration) -> bool {
         self.is_ending.store(true, Ordering::Release);
         let mut ended = self.ended.clone();
         tokio::time::timeout(deadline, ended.wait_for(Option::is_some))
@@ -409,7 +409,7 @@ impl Daemon {
     }
 
     /// Kills it and starts it in another way.
-    pub async fn restart_as(&mut self, invocation: Invocation) -> Result<(), DaemonError> {
+    pub(crate) async fn restart_as(&mut self, invocation: Invocation) -> Result<(), DaemonError> {
         self.kill().await;
         *self = Self::start(invocation, &self.crashes)?;
         Ok(())
@@ -426,7 +426,7 @@ impl Daemon {
     }
 
     /// Lets it go on (SIGCONT).
-    pub async fn resume(&self) -> Result<(), DaemonError> {
+    pub(crate) async fn resume(&self) -> Result<(), DaemonError> {
         self.signal("CONT").await
     }
 

@@ -2,14 +2,15 @@
 //!
 //! Everything goes through the API as on a real cluster; the checks at the end read their values back from there.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use kube::ResourceExt;
 use proto::resource::GPU_MEM;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::cluster::{ClusterSpec, LocalCluster, NodeSetup, WebhookSpec, default_deploy};
@@ -134,6 +135,15 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
     Ok(is_ok)
 }
 
+/// The part of a filter's answer that the demo shows.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct FilterReply {
+    node_names: Option<Vec<String>>,
+    failed_nodes: Option<BTreeMap<String, String>>,
+    failed_and_unresolvable_nodes: Option<BTreeMap<String, String>>,
+}
+
 struct Demo {
     cluster: LocalCluster,
     pods: NamespacePods,
@@ -192,11 +202,8 @@ impl Demo {
             &SchedulingOutcome::Bound("n3".to_owned()),
         ));
         let in_tree = |node: &str| {
-            attempt
-                .diagnosis
-                .refusals
-                .get(node)
-                .is_some_and(|r| r.reasons == [format!("Insufficient {GPU_MEM}")])
+            let refusal = attempt.diagnosis.refusals.get(node);
+            refusal.is_some_and(|refusal| refusal.reasons == [format!("Insufficient {GPU_MEM}")])
         };
         let name = "filter figure: the aggregate fit refuses n1, but neither n2 nor n3";
         self.checks.push(Check::equal(
@@ -265,25 +272,16 @@ impl Demo {
 
     async fn until_running(&self, names: &[String]) -> Result<()> {
         let all = |snapshot: &ClusterSnapshot| {
-            names
-                .iter()
-                .all(|name| snapshot.pod(name).is_some_and(is_running))
-                .then_some(())
+            let mut pods = names.iter().map(|name| snapshot.pod(name));
+            pods.all(|pod| pod.is_some_and(is_running)).then_some(())
         };
-        self.cluster
-            .until(&format!("{} to run", names.join(", ")), DEADLINE, all)
-            .await
+        let what = format!("{} to run", names.join(", "));
+        self.cluster.until(&what, DEADLINE, all).await
     }
 
     async fn clear(&self) -> Result<()> {
-        let names: Vec<String> = self
-            .cluster
-            .observer()
-            .now()
-            .pods
-            .keys()
-            .filter_map(|key| Some(key.split_once('/')?.1.to_owned()))
-            .collect();
+        let pods = self.cluster.observer().now().pods;
+        let names: Vec<String> = pods.values().map(ResourceExt::name_any).collect();
         self.delete(&names).await
     }
 
@@ -292,14 +290,11 @@ impl Demo {
             self.pods.delete(name).await?;
         }
         let gone = |snapshot: &ClusterSnapshot| {
-            names
-                .iter()
-                .all(|name| snapshot.pod(name).is_none())
-                .then_some(())
+            let mut pods = names.iter().map(|name| snapshot.pod(name));
+            pods.all(|pod| pod.is_none()).then_some(())
         };
-        self.cluster
-            .until(&format!("{} to be gone", names.join(", ")), DEADLINE, gone)
-            .await
+        let what = format!("{} to be gone", names.join(", "));
+        self.cluster.until(&what, DEADLINE, gone).await
     }
 
     /// Asks the real extender's filter, as kube-scheduler would: the nodes that fit, and reasons why others do not.
@@ -307,46 +302,29 @@ impl Demo {
         let pod = PodBuilder::new("asked-only", &[(GPU_MEM, &units.to_string())]).pod()?;
         let question = json!({"Pod": pod, "Nodes": null, "NodeNames": nodes});
         let url = format!("{}/gpushare-scheduler/filter", self.cluster.scheduler_url());
-        let (status, body) = self
-            .cluster
-            .scheduler_client()?
-            .post(&url, question.to_string())
-            .await?;
-        let answer: Value =
+        let client = self.cluster.scheduler_client()?;
+        let (status, body) = client.post(&url, question.to_string()).await?;
+        let answer: FilterReply =
             serde_json::from_slice(&body).with_context(|| format!("filter answers {status}"))?;
-        let texts = |value: &Value| value.as_str().map(str::to_owned);
-        let passed = answer
-            .get("NodeNames")
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-            .filter_map(texts)
-            .collect();
-        let failed = ["FailedNodes", "FailedAndUnresolvableNodes"]
-            .map(|key| answer.get(key).and_then(Value::as_object));
-        let reasons = failed
-            .into_iter()
-            .flatten()
-            .flat_map(|reasons| reasons.values())
-            .filter_map(texts)
-            .collect();
-        Ok((passed, reasons))
+        let mut reasons = answer.failed_nodes.unwrap_or_default();
+        reasons.extend(answer.failed_and_unresolvable_nodes.unwrap_or_default());
+        Ok((
+            answer.node_names.unwrap_or_default(),
+            reasons.into_values().collect(),
+        ))
     }
 
     async fn attempt_for(&mut self, pod: &str) -> Result<SchedulingAttempt> {
         let key = format!("{NAMESPACE}/{pod}");
         let found = async {
-            loop {
-                match self.cluster.next_attempt().await {
-                    Some(attempt) if attempt.pod == key => return Some(attempt),
-                    Some(_) => {}
-                    None => return None,
+            while let Some(attempt) = self.cluster.next_attempt().await {
+                if attempt.pod == key {
+                    return Ok(attempt);
                 }
             }
+            bail!("the scheduling loop has ended")
         };
-        tokio::time::timeout(DEADLINE, found)
-            .await?
-            .context("the scheduling loop has ended")
+        tokio::time::timeout(DEADLINE, found).await?
     }
 
     fn check_free(&mut self, name: &str, node: &str, wanted: &[u64]) {
@@ -392,11 +370,7 @@ async fn show(cluster: &LocalCluster, console: &Console, checks: Vec<Check>) -> 
     let views = invariants::container_views(cluster.client(), &snapshot).await?;
     let mut gpus = table(["NODE", "GPU", "UUID", "MEMORY MiB", "CORE %", "PODS"]);
     for gpu in accounts.gpus.values() {
-        let pods: Vec<&str> = gpu
-            .pods
-            .iter()
-            .map(|pod| pod.split_once('/').map_or(pod.as_str(), |(_, name)| name))
-            .collect();
+        let pods: Vec<&str> = gpu.pods.iter().filter_map(|pod| pod.rsplit('/').next()).collect();
         let memory = format!("{}/{}", gpu.used().div_ceil(1 << 20), gpu.total >> 20);
         gpus.add_row([
             gpu.node.clone(),

@@ -485,7 +485,7 @@ pub async fn container_views(
 ///
 /// The runtime resolves names by the specs it has read: a name that had other content, or whose spec is gone, is stale.
 /// And a spec of the right name must say how many memory units this container has.
-pub fn stale_spec(container: &kubelet::RuntimeContainer) -> Option<String> {
+pub(crate) fn stale_spec(container: &kubelet::RuntimeContainer) -> Option<String> {
     if let Some(name) = container.stale_devices.first() {
         return Some(format!(
             "{name} was injected with content that its spec does not have"
@@ -504,7 +504,7 @@ pub fn stale_spec(container: &kubelet::RuntimeContainer) -> Option<String> {
 /// Returns evidence that a started container has another limit of the driver than its part of a GPU of this size, in MiB.
 ///
 /// Containers request memory units of a GiB, or shares of a tenth of each GPU.
-pub fn wrong_limit(container: &kubelet::RuntimeContainer, gpu_mib: u64) -> Option<String> {
+pub(crate) fn wrong_limit(container: &kubelet::RuntimeContainer, gpu_mib: u64) -> Option<String> {
     let held = |resource: &str| container.devices.get(resource).map_or(0, Vec::len) as u64;
     let part = match (held(GPU_MEM), held(GPU_SHARED)) {
         (0, 0) => return None,
@@ -546,7 +546,7 @@ pub fn misfits(views: &[ContainerView]) -> Vec<String> {
 }
 
 /// A sentence for each GPU that a running pod has whole and that a container of another pod sees too.
-pub fn clashes(snapshot: &ClusterSnapshot, views: &[ContainerView]) -> Vec<String> {
+pub(crate) fn clashes(snapshot: &ClusterSnapshot, views: &[ContainerView]) -> Vec<String> {
     let mut whole = Vec::new();
     let mut others = Vec::new();
     for view in views {

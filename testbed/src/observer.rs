@@ -101,7 +101,7 @@ impl Observer {
     }
 
     /// Waits until everything that existed at the start is known.
-    pub async fn synced(&self, deadline: Duration) -> Result<(), TimedOut> {
+    pub(crate) async fn synced(&self, deadline: Duration) -> Result<(), TimedOut> {
         self.until("the watches to begin", deadline, |snapshot| {
             (snapshot.synced.len() == 3).then_some(())
         })
@@ -166,7 +166,7 @@ impl ClusterSnapshot {
     }
 
     /// True if a node has some of a resource that pods may request.
-    pub fn offers(&self, node: &str, resource: &str) -> bool {
+    pub(crate) fn offers(&self, node: &str, resource: &str) -> bool {
         let status = self.nodes.get(node).and_then(|node| node.status.as_ref());
         let allocatable = status.and_then(|status| status.allocatable.as_ref());
         let amount = allocatable.and_then(|amounts| amounts.get(resource));

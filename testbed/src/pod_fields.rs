@@ -75,7 +75,7 @@ pub fn unscheduled_because(pod: &Pod) -> Option<&str> {
 ///
 /// # Errors
 /// The annotation does not parse.
-pub fn device_record(pod: &Pod) -> Result<DeviceAllocations, serde_json::Error> {
+pub(crate) fn device_record(pod: &Pod) -> Result<DeviceAllocations, serde_json::Error> {
     match pod.annotations().get(DEVICE_ALLOCATED) {
         Some(text) => serde_json::from_str(text),
         None => Ok(BTreeMap::new()),

@@ -109,7 +109,7 @@ impl PodBuilder {
 
     /// With a volume that this claim of its namespace is for.
     #[must_use]
-    pub fn storing(mut self, claim: &str) -> Self {
+    pub(crate) fn storing(mut self, claim: &str) -> Self {
         self.set_spec(
             "volumes",
             json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]),
@@ -119,7 +119,7 @@ impl PodBuilder {
 
     /// A member of this `PodGroup` of its namespace.
     #[must_use]
-    pub fn member_of(mut self, group: &str) -> Self {
+    pub(crate) fn member_of(mut self, group: &str) -> Self {
         self.set_spec("schedulingGroup", json!({"podGroupName": group}));
         self
     }
@@ -216,7 +216,7 @@ impl NamespacePods {
     }
 
     /// Removes every pod there is without waiting for kubelets.
-    pub async fn delete_all_now(&self) -> Result<()> {
+    pub(crate) async fn delete_all_now(&self) -> Result<()> {
         self.delete_all_with(&DeleteParams::default().grace_period(0))
             .await
     }
@@ -252,7 +252,7 @@ impl std::fmt::Debug for NamespacePods {
 }
 
 /// A variable that sorts behind all others: a log that has it has everything.
-pub const LAST_VARIABLE: &str = "zz_last";
+pub(crate) const LAST_VARIABLE: &str = "zz_last";
 
 /// The longest time that a container may take to print.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -263,7 +263,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// # Errors
 ///
 /// The API server's error, 404 if the pod has gone. A container that prints too little in half a minute is no error.
-pub async fn read_log(api: &Api<Pod>, pod: &str, container: &Container) -> kube::Result<String> {
+pub(crate) async fn read_log(api: &Api<Pod>, pod: &str, container: &Container) -> kube::Result<String> {
     let params = LogParams {
         container: Some(container.name.clone()),
         ..LogParams::default()

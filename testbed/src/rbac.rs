@@ -189,7 +189,7 @@ impl Rbac {
     }
 
     /// True if a user may send requests with this verb to a path outside the API groups.
-    pub fn allows_path(&self, user: &str, verb: &str, path: &str) -> bool {
+    pub(crate) fn allows_path(&self, user: &str, verb: &str, path: &str) -> bool {
         self.rules_of(user).into_iter().any(|(namespace, rule)| {
             let names =
                 |list: &Option<Vec<String>>, text: &str| list.iter().flatten().any(|item| item == text);

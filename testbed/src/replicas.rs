@@ -212,7 +212,7 @@ impl Replicas {
     }
 
     /// Waits for a leader other than the one named; returns its name.
-    pub async fn until_led_by_another_than(&self, name: &str) -> Result<String> {
+    pub(crate) async fn until_led_by_another_than(&self, name: &str) -> Result<String> {
         let found = async {
             loop {
                 if let Some(leader) = self.leaders().into_iter().find(|leader| leader != name) {
@@ -227,7 +227,7 @@ impl Replicas {
     }
 
     /// Returns true if a replica says that it is ready.
-    pub fn is_ready(&self, name: &str) -> bool {
+    pub(crate) fn is_ready(&self, name: &str) -> bool {
         let pod = self.api.get("pods", NAMESPACE, name);
         pod.is_ok_and(|pod| front::is_ready(&pod))
     }
@@ -255,7 +255,7 @@ impl Replicas {
     }
 
     /// Lets it go on.
-    pub async fn resume(&mut self, name: &str) -> Result<()> {
+    pub(crate) async fn resume(&mut self, name: &str) -> Result<()> {
         Ok(self.replica(name)?.daemon.resume().await?)
     }
 
@@ -275,7 +275,7 @@ impl Replicas {
     }
 
     /// Replaces every replica by a new one, as a Deployment does that makes one first and misses none.
-    pub async fn roll(&mut self) -> Result<()> {
+    pub(crate) async fn roll(&mut self) -> Result<()> {
         let old: Vec<String> = self.running.keys().cloned().collect();
         for name in old {
             let new = self.add()?;

@@ -23,7 +23,7 @@ use crate::ports::free_address;
 use crate::replicas::{self, NAMESPACE};
 
 /// Profile of the second kube-scheduler.
-pub const PROFILE: &str = "gpushare-scheduler";
+pub(crate) const PROFILE: &str = "gpushare-scheduler";
 /// Its configuration below `deploy/`.
 const CONFIGURATION: &str = "components/second-scheduler/kube-scheduler-config.yaml";
 /// The Lease by which the kube-schedulers elect one.
@@ -150,7 +150,7 @@ impl SecondScheduler {
     }
 
     /// Lets a container go on.
-    pub async fn resume(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
+    pub(crate) async fn resume(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
         Ok(self.container(pod, container)?.resume().await?)
     }
 
@@ -171,7 +171,7 @@ impl SecondScheduler {
     }
 
     /// Waits until the kube-scheduler of another pod than this holds the Lease; the name of that pod.
-    pub async fn until_held_by_another_than(&self, pod: &str) -> Result<String> {
+    pub(crate) async fn until_held_by_another_than(&self, pod: &str) -> Result<String> {
         let found = async {
             loop {
                 let holder = self.holder();
@@ -187,12 +187,12 @@ impl SecondScheduler {
     }
 
     /// Writes another holder into the Lease, as a person may.
-    pub fn give_lease_to(&self, holder: &str) -> Result<()> {
+    pub(crate) fn give_lease_to(&self, holder: &str) -> Result<()> {
         self.set_holder("leases", LEASE, holder)
     }
 
     /// Names another leader to the API server's policy, as a person may.
-    pub fn name_as_leader(&self, holder: &str) -> Result<()> {
+    pub(crate) fn name_as_leader(&self, holder: &str) -> Result<()> {
         self.set_holder(LEADER.0, LEADER.1, holder)
     }
 
@@ -206,7 +206,7 @@ impl SecondScheduler {
     ///
     /// # Errors
     /// More than one says so.
-    pub async fn deciders(&self) -> Result<Vec<&'static str>> {
+    pub(crate) async fn deciders(&self) -> Result<Vec<&'static str>> {
         let client = HttpClient::new();
         let mut deciders = Vec::new();
         for (pod, addresses) in &self.extenders {

@@ -59,13 +59,8 @@ pub async fn run(args: WavesArgs) -> Result<bool> {
         let commands = Commands::read(file, kubeconfig)?;
         let parts: Vec<ClusterPart> = commands.parts.keys().copied().collect();
         let namespace = format!("gpushare-waves-{}", std::process::id());
-        let world = World::new(
-            client_of(kubeconfig).await?,
-            &namespace,
-            args.scheduler_name.clone(),
-            None,
-        )
-        .await?;
+        let client = client_of(kubeconfig).await?;
+        let world = World::new(client, &namespace, args.scheduler_name.clone(), None).await?;
         (world.broken_by(Some(commands)), parts)
     } else {
         Binaries::locate().await?;
@@ -75,14 +70,9 @@ pub async fn run(args: WavesArgs) -> Result<bool> {
             OF_TESTBED.to_vec(),
         )
     };
-    let unknown = args.kill.iter().find(|part| !parts.contains(part));
-    ensure!(
-        unknown.is_none(),
-        "there is no {}",
-        unknown
-            .map(|part| Need::Kill(*part).to_string())
-            .unwrap_or_default()
-    );
+    for part in &args.kill {
+        ensure!(parts.contains(part), "there is no {}", Need::Kill(*part));
+    }
     let kill = if args.kill.is_empty() {
         parts
     } else {
@@ -97,9 +87,7 @@ pub async fn run(args: WavesArgs) -> Result<bool> {
     if let Some(cluster) = cluster? {
         cluster.stop().await?;
     }
-    Ok(waves
-        .iter()
-        .all(|wave| wave.wrong.is_empty() && wave.over.is_empty() && wave.stuck.is_empty()))
+    Ok(waves.iter().all(Wave::is_ok))
 }
 
 async fn run_all(
@@ -109,9 +97,8 @@ async fn run_all(
     kill: &[ClusterPart],
 ) -> Result<Vec<Wave>> {
     // Every part is killed in as many waves as no part is.
-    let faults: Vec<Option<ClusterPart>> = std::iter::once(None)
-        .chain(kill.iter().copied().map(Some))
-        .collect();
+    let mut faults = vec![None];
+    faults.extend(kill.iter().copied().map(Some));
     let mut waves = Vec::new();
     for nth in 0..args.pods.div_ceil(args.wave) {
         let (round, turn) = (nth / faults.len(), nth % faults.len());
@@ -166,10 +153,10 @@ fn show(waves: &[Wave]) -> String {
         for (reason, n_pods) in waves.iter().flat_map(|wave| &wave.lost) {
             *reasons.entry(reason).or_default() += n_pods;
         }
-        let reasons: Vec<String> = reasons
+        let reasons = reasons
             .into_iter()
-            .map(|(reason, n_pods)| format!("{n_pods} {reason}"))
-            .collect();
+            .map(|(reason, n_pods)| format!("{n_pods} {reason}"));
+        let reasons: Vec<String> = reasons.collect();
         lines.add_row([
             killed.map_or("nothing".to_owned(), |part| part.to_string()),
             waves.len().to_string(),

@@ -229,7 +229,7 @@ impl Faults {
     }
 
     /// Cuts the connections of one user's watches on a resource.
-    pub fn drop_watches_of(&self, user: &str, resource: &str) {
+    pub(crate) fn drop_watches_of(&self, user: &str, resource: &str) {
         // Without a running watch there is no receiver.
         let _ = self.0.cut.send(WatchFault {
             resource: resource.to_owned(),

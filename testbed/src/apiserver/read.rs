@@ -92,10 +92,11 @@ fn expired(at: u64, oldest: u64, continued: bool) -> ApiError {
 }
 
 fn parse_token(token: &str) -> Result<(u64, Key), ApiError> {
-    let mut parts = token.splitn(3, '/');
-    let parsed = (|| {
-        let revision = parts.next()?.parse().ok()?;
-        Some((revision, Key::new(parts.next()?, parts.next()?)))
-    })();
-    parsed.ok_or_else(|| ApiError::bad_request("continue key is not valid"))
+    let parts: Vec<&str> = token.splitn(3, '/').collect();
+    if let [revision, namespace, name] = parts.as_slice()
+        && let Ok(revision) = revision.parse()
+    {
+        return Ok((revision, Key::new(*namespace, *name)));
+    }
+    Err(ApiError::bad_request("continue key is not valid"))
 }

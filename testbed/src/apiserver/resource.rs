@@ -68,7 +68,7 @@ impl Resource {
     }
 
     /// Plural qualified by group, as error messages name resources.
-    pub fn qualified(&self) -> String {
+    pub(crate) fn qualified(&self) -> String {
         if self.group.is_empty() {
             self.plural.clone()
         } else {

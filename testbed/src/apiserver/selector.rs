@@ -57,21 +57,28 @@ impl Selectors {
 
 impl ParsedSelector {
     pub(crate) fn parse(text: &str) -> Result<Self, ApiError> {
-        let parts = split_outside_parentheses(text);
-        let parsed: Result<Vec<_>, _> = parts.into_iter().map(parse_label).collect();
-        parsed
-            .map(Self)
-            .map_err(|why| ApiError::bad_request(format!("unable to parse requirement: {why}")))
+        let mut requirements = Vec::new();
+        for part in split_outside_parentheses(text) {
+            match parse_label(part) {
+                Ok(requirement) => requirements.push(requirement),
+                Err(why) => {
+                    return Err(ApiError::bad_request(format!(
+                        "unable to parse requirement: {why}"
+                    )));
+                }
+            }
+        }
+        Ok(Self(requirements))
     }
 
     /// The selector that an object's field holds; an unknown operator matches nothing.
     pub(crate) fn of(selector: &meta::LabelSelector) -> Self {
-        let equal = selector.match_labels.iter().flatten();
-        let equal = equal.map(|(key, value)| SelectorRequirement {
-            key: key.clone(),
-            test: SelectorTest::In(vec![value.clone()]),
-        });
-        let expressions = selector.match_expressions.iter().flatten().map(|one| {
+        let mut requirements = Vec::new();
+        for (key, value) in selector.match_labels.iter().flatten() {
+            let test = SelectorTest::In(vec![value.clone()]);
+            requirements.push(SelectorRequirement::new(key, test));
+        }
+        for one in selector.match_expressions.iter().flatten() {
             let values = one.values.clone().unwrap_or_default();
             let test = match one.operator.as_str() {
                 "NotIn" => SelectorTest::NotIn(values),
@@ -80,19 +87,20 @@ impl ParsedSelector {
                 "In" => SelectorTest::In(values),
                 _ => SelectorTest::In(Vec::new()),
             };
-            SelectorRequirement {
-                key: one.key.clone(),
-                test,
-            }
-        });
-        Self(equal.chain(expressions).collect())
+            requirements.push(SelectorRequirement::new(&one.key, test));
+        }
+        Self(requirements)
     }
 
     pub(crate) fn matches(&self, object: &Value) -> bool {
         let labels = object.pointer("/metadata/labels");
-        self.0
-            .iter()
-            .all(|r| r.accepts(labels.and_then(|l| l.get(&r.key)).and_then(Value::as_str)))
+        for requirement in &self.0 {
+            let label = labels.and_then(|labels| labels.get(&requirement.key));
+            if !requirement.accepts(label.and_then(Value::as_str)) {
+                return false;
+            }
+        }
+        true
     }
 }
 
@@ -100,19 +108,19 @@ impl FieldSelector {
     pub(crate) fn parse(text: &str) -> Result<Self, ApiError> {
         let parts = text.split(',').map(str::trim).filter(|p| !p.is_empty());
         let parsed: Option<Vec<_>> = parts.map(parse_equality).collect();
-        parsed.map(Self).ok_or_else(|| {
-            ApiError::bad_request(format!(
-                "invalid selector: '{text}'; can't understand a part of it"
-            ))
-        })
+        match parsed {
+            Some(requirements) => Ok(Self(requirements)),
+            None => {
+                let why = format!("invalid selector: '{text}'; can't understand a part of it");
+                Err(ApiError::bad_request(why))
+            }
+        }
     }
 
     /// The selector for one object's name.
     pub(crate) fn name(name: &str) -> Self {
-        Self(vec![SelectorRequirement {
-            key: "metadata.name".to_owned(),
-            test: SelectorTest::In(vec![name.to_owned()]),
-        }])
+        let test = SelectorTest::In(vec![name.to_owned()]);
+        Self(vec![SelectorRequirement::new("metadata.name", test)])
     }
 
     /// Adds another selector's requirements.
@@ -134,9 +142,13 @@ impl FieldSelector {
 }
 
 impl SelectorRequirement {
+    fn new(key: &str, test: SelectorTest) -> Self {
+        let key = key.to_owned();
+        Self { key, test }
+    }
     fn accepts(&self, found: Option<&str>) -> bool {
         match (&self.test, found) {
-            (SelectorTest::In(values), Some(found)) => values.iter().any(|v| v == found),
+            (SelectorTest::In(values), Some(found)) => values.iter().any(|value| value == found),
             (SelectorTest::In(_) | SelectorTest::Exists, None) | (SelectorTest::Absent, Some(_)) => false,
             (SelectorTest::NotIn(values), Some(found)) => values.iter().all(|v| v != found),
             (SelectorTest::NotIn(_) | SelectorTest::Absent, None) | (SelectorTest::Exists, Some(_)) => true,
@@ -164,29 +176,23 @@ fn parse_label(part: &str) -> Result<SelectorRequirement, String> {
         return checked(requirement);
     }
     if let Some((head, list)) = part.split_once('(') {
-        let values = list
-            .strip_suffix(')')
-            .ok_or_else(|| format!("'{part}' lacks ')'"))?;
-        let values = values.split(',').map(|v| v.trim().to_owned()).collect();
+        let Some(values) = list.strip_suffix(')') else {
+            return Err(format!("'{part}' lacks ')'"));
+        };
+        let values = values.split(',').map(|value| value.trim().to_owned()).collect();
         let mut words = head.split_whitespace();
-        let key = words.next().unwrap_or_default().to_owned();
+        let key = words.next().unwrap_or_default();
         let test = match words.next() {
             Some("in") => SelectorTest::In(values),
             Some("notin") => SelectorTest::NotIn(values),
             _ => return Err(format!("'{part}' has neither 'in' nor 'notin'")),
         };
-        return checked(SelectorRequirement { key, test });
+        return checked(SelectorRequirement::new(key, test));
     }
-    match part.strip_prefix('!') {
-        Some(key) => checked(SelectorRequirement {
-            key: key.trim().to_owned(),
-            test: SelectorTest::Absent,
-        }),
-        None => checked(SelectorRequirement {
-            key: part.to_owned(),
-            test: SelectorTest::Exists,
-        }),
-    }
+    checked(match part.strip_prefix('!') {
+        Some(key) => SelectorRequirement::new(key.trim(), SelectorTest::Absent),
+        None => SelectorRequirement::new(part, SelectorTest::Exists),
+    })
 }
 
 fn checked(requirement: SelectorRequirement) -> Result<SelectorRequirement, String> {
@@ -202,24 +208,23 @@ fn parse_equality(part: &str) -> Option<SelectorRequirement> {
     if part.contains('(') {
         return None;
     }
-    let (key, value, equal) = if let Some((key, value)) = part.split_once("!=") {
-        (key, value, false)
-    } else if let Some((key, value)) = part.split_once("==") {
-        (key, value, true)
+    let (key, value) = part.split_once('=')?;
+    let (key, is_equal) = match key.strip_suffix('!') {
+        Some(key) => (key, false),
+        None => (key, true),
+    };
+    let value = if is_equal {
+        value.strip_prefix('=').unwrap_or(value)
     } else {
-        let (key, value) = part.split_once('=')?;
-        (key, value, true)
+        value
     };
     let values = vec![value.trim().to_owned()];
-    let test = if equal {
+    let test = if is_equal {
         SelectorTest::In(values)
     } else {
         SelectorTest::NotIn(values)
     };
-    Some(SelectorRequirement {
-        key: key.trim().to_owned(),
-        test,
-    })
+    Some(SelectorRequirement::new(key.trim(), test))
 }
 
 #[cfg(test)]

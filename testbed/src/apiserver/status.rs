@@ -88,41 +88,41 @@ impl ApiError {
     }
 
     /// 400.
-    pub fn bad_request(message: impl Into<String>) -> Self {
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
         Self::new(400, message)
     }
 
     /// 404 for an object; `resource` is the plural, qualified by its group.
-    pub fn not_found(resource: &str, name: &str) -> Self {
+    pub(crate) fn not_found(resource: &str, name: &str) -> Self {
         Self::new(404, format!("{resource} \"{name}\" not found")).about(resource, name)
     }
 
     /// 404 for a path that is no resource.
-    pub fn unknown_path() -> Self {
+    pub(crate) fn unknown_path() -> Self {
         Self::new(404, "the server could not find the requested resource")
     }
 
     /// 405 for a verb that the resource does not have.
-    pub fn method_not_allowed(resource: &str, verb: &str) -> Self {
+    pub(crate) fn method_not_allowed(resource: &str, verb: &str) -> Self {
         let message = format!("{verb} is not supported on resources of kind \"{resource}\"");
         Self::new(405, message)
     }
 
     /// 409 for a name that is taken.
-    pub fn already_exists(resource: &str, name: &str) -> Self {
+    pub(crate) fn already_exists(resource: &str, name: &str) -> Self {
         let mut error = Self::new(409, format!("{resource} \"{name}\" already exists")).about(resource, name);
         error.reason = "AlreadyExists";
         error
     }
 
     /// 409 for a write that lost a race or broke a precondition.
-    pub fn conflict(resource: &str, name: &str, why: &str) -> Self {
+    pub(crate) fn conflict(resource: &str, name: &str, why: &str) -> Self {
         let message = format!("Operation cannot be fulfilled on {resource} \"{name}\": {why}");
         Self::new(409, message).about(resource, name)
     }
 
     /// 409 for a write based on an old resourceVersion.
-    pub fn modified(resource: &str, name: &str) -> Self {
+    pub(crate) fn modified(resource: &str, name: &str) -> Self {
         let why =
             "the object has been modified; please apply your changes to the latest version and try again";
         Self::conflict(resource, name, why)
@@ -134,12 +134,12 @@ impl ApiError {
     }
 
     /// 410 for a resourceVersion that the event log no longer covers.
-    pub fn expired(asked: u64, oldest: u64) -> Self {
+    pub(crate) fn expired(asked: u64, oldest: u64) -> Self {
         Self::new(410, format!("too old resource version: {asked} ({oldest})"))
     }
 
     /// 504 for a resourceVersion that does not exist yet.
-    pub fn too_large_version(asked: u64, current: u64) -> Self {
+    pub(crate) fn too_large_version(asked: u64, current: u64) -> Self {
         let message = format!("Too large resource version: {asked}, current: {current}");
         let mut error = Self::new(504, message);
         let cause = json!({"reason": "ResourceVersionTooLarge", "message": "Too large resource version"});
@@ -202,7 +202,7 @@ impl ApiError {
     }
 
     /// The error as a `Status` object.
-    pub fn to_status(&self) -> Value {
+    pub(crate) fn to_status(&self) -> Value {
         let mut status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {},
             "status": "Failure", "message": self.message, "reason": self.reason, "code": self.code,

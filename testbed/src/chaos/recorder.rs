@@ -74,12 +74,12 @@ impl RunRecorder {
     }
 
     /// The counts so far.
-    pub fn tally(&self) -> MutexGuard<'_, Tally> {
+    pub(crate) fn tally(&self) -> MutexGuard<'_, Tally> {
         self.tally.lock()
     }
 
     /// Notes a start.
-    pub fn note_start(&self, node: &str, start: &ContainerStart) {
+    pub(crate) fn note_start(&self, node: &str, start: &ContainerStart) {
         let container = &start.container;
         let view = self.view(node, start);
         let mut tally = self.tally();
@@ -97,7 +97,7 @@ impl RunRecorder {
     }
 
     /// Notes a container on a GPU of this size whose limit of the driver is not its own part.
-    pub fn note_limit(&self, container: &RuntimeContainer, gpu_mib: u64) {
+    pub(crate) fn note_limit(&self, container: &RuntimeContainer, gpu_mib: u64) {
         let Some(what) = invariants::wrong_limit(container, gpu_mib) else {
             return;
         };
@@ -117,7 +117,7 @@ impl RunRecorder {
     }
 
     /// Notes pods as they are now.
-    pub fn note_pods(&self, pods: BTreeMap<String, Pod>) {
+    pub(crate) fn note_pods(&self, pods: BTreeMap<String, Pod>) {
         let by_uid = pods
             .into_values()
             .filter_map(|pod| Some((pod.metadata.uid.clone()?, pod)));
@@ -125,7 +125,7 @@ impl RunRecorder {
     }
 
     /// Notes all pods that there are.
-    pub fn replace_pods(&self, pods: BTreeMap<String, Pod>) {
+    pub(crate) fn replace_pods(&self, pods: BTreeMap<String, Pod>) {
         self.known().clear();
         self.note_pods(pods);
     }
@@ -151,7 +151,7 @@ impl RunRecorder {
     }
 
     /// Notes violations of other invariants.
-    pub fn note_violations(&self, found: Vec<String>) {
+    pub(crate) fn note_violations(&self, found: Vec<String>) {
         let mut tally = self.tally();
         let step = tally.step;
         tally.violations.extend(
@@ -162,12 +162,12 @@ impl RunRecorder {
     }
 
     /// Notes pods that are gone without having been deleted.
-    pub fn note_evicted(&self, pods: BTreeSet<String>) {
+    pub(crate) fn note_evicted(&self, pods: BTreeSet<String>) {
         self.tally().evicted.extend(pods);
     }
 
     /// Notes an admission.
-    pub fn note_admission(&self, admission: &PodAdmission) {
+    pub(crate) fn note_admission(&self, admission: &PodAdmission) {
         let mut tally = self.tally();
         tally.admitted.insert(admission.uid.clone());
         tally.admissions.push(admission.took);
@@ -185,7 +185,7 @@ impl RunRecorder {
 
 impl Tally {
     /// Returns true if nothing is wrong.
-    pub fn is_clean(&self) -> bool {
+    pub(crate) fn is_clean(&self) -> bool {
         self.violations.is_empty()
             && self.wrong.is_empty()
             && self.stale.is_empty()
@@ -193,7 +193,7 @@ impl Tally {
     }
 
     /// Notes a container if the content of its CDI specs was not written for this start.
-    pub fn note_stale(&mut self, container: &RuntimeContainer) {
+    pub(crate) fn note_stale(&mut self, container: &RuntimeContainer) {
         let Some(what) = invariants::stale_spec(container) else {
             return;
         };
@@ -211,7 +211,7 @@ impl Tally {
     }
 
     /// Notes a container that sees wrong devices.
-    pub fn note_wrong(&mut self, uid: &str, turn: u32, view: &ContainerView) {
+    pub(crate) fn note_wrong(&mut self, uid: &str, turn: u32, view: &ContainerView) {
         if view.sees.iter().any(|device| !view.should_see.contains(device)) {
             self.sees_more
                 .insert((uid.to_owned(), view.container.clone(), turn));

@@ -40,7 +40,7 @@ impl CdiDir {
     ///
     /// # Errors
     /// The directory cannot be removed or made.
-    pub fn wipe(&self) -> Result<()> {
+    pub(crate) fn wipe(&self) -> Result<()> {
         let again = || {
             remove(&self.path)?;
             match std::fs::create_dir(&self.path) {

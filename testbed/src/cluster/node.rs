@@ -155,7 +155,10 @@ impl SimulatedNode {
     }
 
     /// The same, with something done while it is down.
-    pub async fn restart_kubelet_with(&mut self, meanwhile: impl FnOnce(&KubeletConfig)) -> Result<()> {
+    pub(crate) async fn restart_kubelet_with(
+        &mut self,
+        meanwhile: impl FnOnce(&KubeletConfig),
+    ) -> Result<()> {
         self.kubelet.restart_with(meanwhile).await?;
         if self.vendor.is_some() {
             // Kubelet has removed its socket.
@@ -165,7 +168,7 @@ impl SimulatedNode {
     }
 
     /// Starts the stand-in for the vendor's plugin, in place of one that runs; it offers the GPUs of these minors whole.
-    pub async fn start_vendor_plugin(&mut self, minors: &[u32]) -> Result<()> {
+    pub(crate) async fn start_vendor_plugin(&mut self, minors: &[u32]) -> Result<()> {
         self.vendor_minors = minors.to_vec();
         self.vendor = None;
         let offered = self.spec.gpus.iter().filter(|gpu| minors.contains(&gpu.minor));
@@ -176,7 +179,7 @@ impl SimulatedNode {
     }
 
     /// Ends the stand-in for the vendor's plugin.
-    pub fn stop_vendor_plugin(&mut self) {
+    pub(crate) fn stop_vendor_plugin(&mut self) {
         self.vendor = None;
     }
 
@@ -186,12 +189,12 @@ impl SimulatedNode {
     }
 
     /// The address at which its plugin serves metrics.
-    pub fn metrics_address(&self) -> SocketAddr {
+    pub(crate) fn metrics_address(&self) -> SocketAddr {
         self.metrics
     }
 
     /// The metrics of its plugin.
-    pub async fn plugin_metrics(&self) -> Result<String> {
+    pub(crate) async fn plugin_metrics(&self) -> Result<String> {
         let url = format!("http://{}/metrics", self.metrics);
         let (_, text) = HttpClient::new().get(&url).await?;
         Ok(String::from_utf8_lossy(&text).into_owned())
@@ -254,7 +257,7 @@ impl SimulatedNode {
     }
 
     /// Lets the vendor's services write their CDI specs again.
-    pub fn write_vendor_specs(&self) -> Result<()> {
+    pub(crate) fn write_vendor_specs(&self) -> Result<()> {
         self.machine.write_vendor_specs(&self.spec)
     }
 
@@ -267,14 +270,14 @@ impl SimulatedNode {
     }
 
     /// Kills the plugin and forgets it.
-    pub async fn remove_plugin(&mut self) {
+    pub(crate) async fn remove_plugin(&mut self) {
         if let Some(plugin) = self.plugin.take() {
             plugin.kill().await;
         }
     }
 
     /// The sockets that the plugin serves.
-    pub fn plugin_sockets(&self) -> Result<Vec<PathBuf>> {
+    pub(crate) fn plugin_sockets(&self) -> Result<Vec<PathBuf>> {
         let mut sockets = files::with_extension(&self.kubelet.config().plugin_dir(), "sock")?;
         sockets.retain(|path| !path.ends_with("kubelet.sock"));
         Ok(sockets)

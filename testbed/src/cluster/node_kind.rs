@@ -167,7 +167,7 @@ impl NodeKind {
     }
 
     /// The plugin's own container there, as the runtime makes it.
-    pub fn own_container(self) -> PluginContainer {
+    pub(crate) fn own_container(self) -> PluginContainer {
         let RuntimeConfig {
             nvidia, nvidia_class, ..
         } = self.container_runtime();

@@ -22,56 +22,45 @@ pub(super) struct OtherDevices {
 
 impl OtherDevices {
     pub(super) fn add_node(&mut self, node: &str, device: &Device) {
-        for info in device
-            .spec
-            .devices
-            .iter()
-            .filter(|info| info.device_type != TYPE_GPU)
-        {
+        for info in &device.spec.devices {
+            if info.device_type == TYPE_GPU {
+                continue;
+            }
             for (resource, amount) in &info.resources {
-                let place = (
-                    node.to_owned(),
-                    info.device_type.clone(),
-                    info.minor.unwrap_or(-1),
-                    canonical(resource).to_owned(),
-                );
-                self.amounts
-                    .insert(place, (amount.unsigned().unwrap_or(0), 0, Vec::new()));
+                let (kind, minor) = (info.device_type.clone(), info.minor.unwrap_or(-1));
+                let place = (node.to_owned(), kind, minor, canonical(resource).to_owned());
+                let total = amount.unsigned().unwrap_or(0);
+                self.amounts.insert(place, (total, 0, Vec::new()));
             }
         }
     }
 
     /// A pod must hold on record as much as it asks for of every resource that the node's devices have.
     pub(super) fn add_pod(&mut self, node: &str, name: &str, pod: &Pod) -> Result<(), String> {
-        let resources: BTreeSet<String> = self
-            .amounts
-            .keys()
-            .filter(|(on, ..)| on == node)
-            .map(|(.., resource)| resource.clone())
-            .collect();
+        let on_node = self.amounts.keys().filter(|(on, ..)| on == node);
+        let resources: BTreeSet<String> = on_node.map(|(.., resource)| resource.clone()).collect();
         let record =
             device_record(pod).map_err(|error| format!("{DEVICE_ALLOCATED} does not parse: {error}"))?;
         let mut held: BTreeMap<(&str, &str), Vec<u64>> = BTreeMap::new();
-        for (kind, devices) in record.iter().filter(|(kind, _)| *kind != TYPE_GPU) {
-            for (device, (resource, amount)) in devices
-                .iter()
-                .flat_map(|device| device.resources.iter().map(move |one| (device, one)))
-            {
-                let amount = amount.unsigned().unwrap_or(0);
-                let place = (node.to_owned(), kind.clone(), device.minor, resource.clone());
-                let entry = self
-                    .amounts
-                    .get_mut(&place)
-                    .ok_or_else(|| format!("there is no {kind} {} with {resource}", device.minor))?;
-                entry.1 += amount;
-                entry.2.push(name.to_owned());
-                held.entry((resource, kind)).or_default().push(amount);
+        for (kind, devices) in &record {
+            if kind == TYPE_GPU {
+                continue;
+            }
+            for device in devices {
+                for (resource, amount) in &device.resources {
+                    let amount = amount.unsigned().unwrap_or(0);
+                    let place = (node.to_owned(), kind.clone(), device.minor, resource.clone());
+                    let Some((_, used, pods)) = self.amounts.get_mut(&place) else {
+                        return Err(format!("there is no {kind} {} with {resource}", device.minor));
+                    };
+                    *used += amount;
+                    pods.push(name.to_owned());
+                    held.entry((resource, kind)).or_default().push(amount);
+                }
             }
         }
-        let (asked, constraints) = (
-            ResourceAmounts::of_pod(pod).map_err(|error| error.to_string())?,
-            PodDemands::of(pod),
-        );
+        let asked = ResourceAmounts::of_pod(pod).map_err(|error| error.to_string())?;
+        let constraints = PodDemands::of(pod);
         for resource in resources {
             let asked = u64::try_from(asked.get(&resource) / 1000).unwrap_or(0);
             let of: Vec<_> = held.iter().filter(|((name, _), _)| *name == resource).collect();
@@ -94,10 +83,13 @@ impl OtherDevices {
     }
 
     pub(super) fn overfull(&self) -> Vec<String> {
-        let over = self.amounts.iter().filter(|(_, (total, used, _))| used > total);
-        let sentences = over.map(|((node, kind, minor, resource), (total, used, pods))| {
-            format!("{kind} {minor} of {node}: {used} of {total} {resource} are held by {pods:?}")
-        });
-        sentences.collect()
+        let mut sentences = Vec::new();
+        for ((node, kind, minor, resource), (total, used, pods)) in &self.amounts {
+            if used > total {
+                let held = format!("{used} of {total} {resource} are held by {pods:?}");
+                sentences.push(format!("{kind} {minor} of {node}: {held}"));
+            }
+        }
+        sentences
     }
 }

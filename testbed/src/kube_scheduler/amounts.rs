@@ -37,24 +37,23 @@ impl ResourceAmounts {
 
     /// Thousandths of every resource but CPU and memory.
     pub fn besides_cpu_and_memory(&self) -> impl Iterator<Item = (&str, i128)> {
-        self.0
-            .iter()
-            .filter(|(name, _)| *name != "cpu" && *name != "memory")
-            .map(|(name, amount)| (name.as_str(), *amount))
+        let all = self.0.iter().map(|(name, amount)| (name.as_str(), *amount));
+        all.filter(|(name, _)| !matches!(*name, "cpu" | "memory"))
     }
 
     /// A node's allocatable; amounts that do not parse count as none.
     pub fn allocatable(node: &Node) -> Self {
-        let offered = node
+        let mut amounts = Self::default();
+        for (name, quantity) in node
             .status
             .iter()
-            .filter_map(|status| status.allocatable.as_ref())
-            .flatten();
-        Self(
-            offered
-                .filter_map(|(name, quantity)| Some((name.clone(), thousandths(name, quantity).ok()?)))
-                .collect(),
-        )
+            .flat_map(|status| status.allocatable.iter().flatten())
+        {
+            if let Ok(amount) = thousandths(name, quantity) {
+                amounts.0.insert(name.clone(), amount);
+            }
+        }
+        amounts
     }
 
     /// Thousandths of one resource.
@@ -89,37 +88,34 @@ impl ResourceAmounts {
         used: &Self,
         ignored: &BTreeSet<String>,
     ) -> (Vec<String>, bool) {
-        let counted = self
-            .0
-            .iter()
-            .filter(|(name, amount)| **amount > 0 && !ignored.contains(*name));
-        let short = counted.filter(|(name, amount)| **amount > allocatable.get(name) - used.get(name));
-        let mut hopeless = false;
-        let reasons = short.map(|(name, amount)| {
-            hopeless |= *amount > allocatable.get(name);
-            if name == PODS {
-                "Too many pods".to_owned()
-            } else {
-                format!("Insufficient {name}")
+        let (mut reasons, mut hopeless) = (Vec::new(), false);
+        for (name, amount) in &self.0 {
+            let total = allocatable.get(name);
+            if *amount <= 0 || ignored.contains(name) || *amount <= total - used.get(name) {
+                continue;
             }
-        });
-        (reasons.collect(), hopeless)
+            hopeless |= *amount > total;
+            reasons.push(match name.as_str() {
+                PODS => "Too many pods".to_owned(),
+                name => format!("Insufficient {name}"),
+            });
+        }
+        (reasons, hopeless)
     }
 
     /// 0 to 100: how much of a node's CPU and memory would be left with this pod on it.
     pub(super) fn score(&self, allocatable: &Self, used: &Self) -> i64 {
         let pods = used.get(PODS) / THOUSAND + 1;
-        let shares = DEFAULT_SCORED
-            .iter()
-            .filter(|(name, _)| allocatable.get(name) > 0)
-            .map(|(name, default)| {
-                let total = allocatable.get(name);
+        let (mut sum, mut n_shares) = (0, 0);
+        for (name, default) in DEFAULT_SCORED {
+            let total = allocatable.get(name);
+            if total > 0 {
                 let taken = (used.get(name) + self.get(name)).max(default * pods).min(total);
-                (total - taken) * 100 / total
-            });
-        let shares: Vec<i128> = shares.collect();
-        let n_shares = i128::try_from(shares.len()).unwrap_or(1).max(1);
-        i64::try_from(shares.iter().sum::<i128>() / n_shares).unwrap_or(0)
+                sum += (total - taken) * 100 / total;
+                n_shares += 1;
+            }
+        }
+        i64::try_from(sum / n_shares.max(1)).unwrap_or(0)
     }
 }
 
@@ -170,11 +166,8 @@ fn thousandths(resource: &str, quantity: &Quantity) -> Result<i128, AmountError>
         resource: resource.to_owned(),
         value: quantity.0.chars().take(64).collect(),
     };
-    quantity
-        .0
-        .parse::<proto::quantity::Quantity>()
-        .map(proto::quantity::Quantity::thousandths)
-        .map_err(fail)
+    let parsed: proto::quantity::Quantity = quantity.0.parse().map_err(fail)?;
+    Ok(parsed.thousandths())
 }
 
 #[cfg(test)]

@@ -43,10 +43,8 @@ impl PodBinder {
 
     /// Binds a pod, once.
     pub(super) async fn bind(&self, pod: &Pod, uid: &str, node: &str) -> Result<(), String> {
-        if let Some(extender) = self
-            .extender
-            .as_ref()
-            .filter(|extender| extender.is_interested(pod))
+        if let Some(extender) = &self.extender
+            && extender.is_interested(pod)
         {
             match extender.bind(namespace(pod), &pod.name_any(), uid, node).await {
                 Err(error) if extender.is_ignorable() => warn!(%error, "an ignorable extender does not bind"),
@@ -54,9 +52,8 @@ impl PodBinder {
                 result => return result.map_err(|error| error.to_string()),
             }
         }
-        self.bind_directly(pod, uid, node)
-            .await
-            .map_err(|error| error.to_string())
+        let bound = self.bind_directly(pod, uid, node).await;
+        bound.map_err(|error| error.to_string())
     }
 
     async fn bind_directly(&self, pod: &Pod, uid: &str, node: &str) -> kube::Result<()> {
@@ -73,10 +70,12 @@ impl PodBinder {
         };
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace(pod));
         let binding = Binding { metadata, target };
-        let answer: Result<Status, _> = pods
-            .create_subresource("binding", &pod.name_any(), &PostParams::default(), &binding)
-            .await;
-        answer.map(|_| ())
+        let params = PostParams::default();
+        let answer: Status = pods
+            .create_subresource("binding", &pod.name_any(), &params, &binding)
+            .await?;
+        drop(answer);
+        Ok(())
     }
 }
 
@@ -102,15 +101,14 @@ impl VolumeClaims {
     /// The wait before the loop binds a pod.
     pub(super) fn waits(&self, pod: &Pod) -> Waits {
         let annotated = |key: &str| {
-            pod.annotations()
-                .get(key)
-                .and_then(|text| text.parse().ok())
-                .map(Duration::from_millis)
+            let milliseconds = pod.annotations().get(key).and_then(|text| text.parse().ok());
+            Duration::from_millis(milliseconds.unwrap_or(0))
         };
+        let mut total = annotated(PERMIT_WAIT);
         // VolumeBinding waits in PreBind only for claims that no earlier pod has had bound.
-        let is_unbound = claims(pod).any(|claim| !self.0.contains_key(&claim));
-        let volumes = annotated(VOLUME_WAIT).filter(|_| is_unbound).unwrap_or_default();
-        let total = annotated(PERMIT_WAIT).unwrap_or_default() + volumes;
+        if claims(pod).iter().any(|claim| !self.0.contains_key(claim)) {
+            total += annotated(VOLUME_WAIT);
+        }
         Waits {
             total,
             nominates: !total.is_zero() && !pod.annotations().contains_key(NO_NOMINATION),
@@ -126,15 +124,20 @@ impl VolumeClaims {
 
     /// Returns true if a volume of the pod is on another node.
     pub(super) fn refuse(&self, pod: &Pod, node: &str) -> bool {
-        claims(pod).any(|claim| self.0.get(&claim).is_some_and(|bound| bound != node))
+        let claims = claims(pod);
+        let mut bound = claims.iter().filter_map(|claim| self.0.get(claim));
+        bound.any(|bound| bound != node)
     }
 }
 
-fn claims(pod: &Pod) -> impl Iterator<Item = (String, String)> {
-    let volumes = pod.spec.iter().filter_map(|spec| spec.volumes.as_ref()).flatten();
-    let names =
-        volumes.filter_map(|volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.clone()));
-    names.map(|name| (namespace(pod).to_owned(), name))
+fn claims(pod: &Pod) -> Vec<(String, String)> {
+    let mut claims = Vec::new();
+    for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
+        if let Some(source) = &volume.persistent_volume_claim {
+            claims.push((namespace(pod).to_owned(), source.claim_name.clone()));
+        }
+    }
+    claims
 }
 
 #[cfg(test)]

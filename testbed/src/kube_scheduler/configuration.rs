@@ -197,11 +197,9 @@ impl SchedulerConfiguration {
     #[must_use]
     pub fn with_extenders_at(mut self, origin: &str) -> Self {
         for extender in &mut self.extenders {
-            let path = extender
-                .url_prefix
-                .split_once("://")
-                .and_then(|(_, rest)| rest.split_once('/'));
-            extender.url_prefix = format!("{origin}/{}", path.map_or("", |(_, path)| path));
+            // "http:", "", host and port, path
+            let path = extender.url_prefix.splitn(4, '/').nth(3).unwrap_or_default();
+            extender.url_prefix = format!("{origin}/{path}");
             extender.enable_https = false;
             extender.tls_config = None;
         }
@@ -211,22 +209,20 @@ impl SchedulerConfiguration {
     /// The same configuration with every extender at this address, and the certificates of TLS in this folder under the
     /// names that they have in the configuration.
     #[must_use]
-    pub fn with_tls_extenders_at(mut self, address: SocketAddr, folder: &Path) -> Self {
+    pub(crate) fn with_tls_extenders_at(mut self, address: SocketAddr, folder: &Path) -> Self {
         for extender in &mut self.extenders {
             extender.address = Some(address);
-            for file in extender
-                .tls_config
-                .iter_mut()
-                .flat_map(|tls| [&mut tls.authorities, &mut tls.certificate, &mut tls.key])
-            {
-                *file = folder.join(file.file_name().unwrap_or_default());
+            if let Some(tls) = &mut extender.tls_config {
+                for file in [&mut tls.authorities, &mut tls.certificate, &mut tls.key] {
+                    *file = folder.join(file.file_name().unwrap_or_default());
+                }
             }
         }
         self
     }
 
     /// Has the extenders asked about one more resource.
-    pub fn manage(&mut self, resource: &str) {
+    pub(crate) fn manage(&mut self, resource: &str) {
         for extender in &mut self.extenders {
             extender.managed_resources.push(ManagedResource {
                 name: resource.to_owned(),
@@ -237,7 +233,7 @@ impl SchedulerConfiguration {
 
     /// The same configuration without extenders: a cluster without gpushare.
     #[must_use]
-    pub fn without_extenders(self) -> Self {
+    pub(crate) fn without_extenders(self) -> Self {
         Self {
             extenders: Vec::new(),
             ..self
@@ -246,11 +242,12 @@ impl SchedulerConfiguration {
 
     /// Resources that are left out of the aggregate fit.
     pub(super) fn ignored_resources(&self) -> BTreeSet<String> {
-        let managed = self.extenders.iter().flat_map(|e| &e.managed_resources);
-        managed
-            .filter(|m| m.ignored_by_scheduler)
-            .map(|m| m.name.clone())
-            .collect()
+        let managed = self
+            .extenders
+            .iter()
+            .flat_map(|extender| &extender.managed_resources);
+        let ignored = managed.filter(|resource| resource.ignored_by_scheduler);
+        ignored.map(|resource| resource.name.clone()).collect()
     }
 }
 
@@ -260,16 +257,12 @@ impl FromStr for SchedulerConfiguration {
     fn from_str(text: &str) -> Result<Self, ConfigurationError> {
         let document: Document = serde_yaml_ng::from_str(text).map_err(ConfigurationError::Parse)?;
         document.check()?;
-        let of_profile = document
-            .profiles
-            .iter()
-            .find_map(|profile| profile.percentage_of_nodes_to_score);
+        let (mut schedulers, mut of_profile) = (BTreeSet::new(), None);
+        for profile in document.profiles {
+            of_profile = of_profile.or(profile.percentage_of_nodes_to_score);
+            schedulers.insert(profile.scheduler_name.unwrap_or(DEFAULT_SCHEDULER.to_owned()));
+        }
         let percentage_of_nodes_to_score = of_profile.or(document.percentage_of_nodes_to_score).unwrap_or(0);
-        let names = document
-            .profiles
-            .into_iter()
-            .map(|p| p.scheduler_name.unwrap_or_else(|| DEFAULT_SCHEDULER.to_owned()));
-        let mut schedulers: BTreeSet<String> = names.collect();
         if schedulers.is_empty() {
             schedulers.insert(DEFAULT_SCHEDULER.to_owned());
         }
@@ -289,22 +282,19 @@ impl FromStr for SchedulerConfiguration {
 impl Document {
     fn check(&self) -> Result<(), ConfigurationError> {
         if self.api_version != API_VERSION || self.kind != KIND {
-            return Err(rule(
-                "apiVersion",
-                format!("is {} {}, not {API_VERSION} {KIND}", self.api_version, self.kind),
-            ));
+            let is = format!("is {} {}, not {API_VERSION} {KIND}", self.api_version, self.kind);
+            return Err(rule("apiVersion", is));
         }
         let mut managed = BTreeSet::new();
         for (idx, extender) in self.extenders.iter().enumerate() {
-            extender
-                .check()
-                .map_err(|(field, text)| rule(&format!("extenders[{idx}].{field}"), text))?;
-            let names = extender.managed_resources.iter().map(|m| &m.name);
-            if let Some(twice) = names.filter(|name| !managed.insert(*name)).max() {
-                return Err(rule(
-                    &format!("extenders[{idx}].managedResources"),
-                    format!("{twice} is managed twice"),
-                ));
+            if let Err((field, text)) = extender.check() {
+                return Err(rule(&format!("extenders[{idx}].{field}"), text));
+            }
+            for ManagedResource { name, .. } in &extender.managed_resources {
+                if !managed.insert(name) {
+                    let field = format!("extenders[{idx}].managedResources");
+                    return Err(rule(&field, format!("{name} is managed twice")));
+                }
             }
         }
         if self.extenders.iter().filter(|e| !e.bind_verb.is_empty()).count() > 1 {
@@ -341,19 +331,15 @@ impl ExtenderConfiguration {
     fn check(&self) -> Result<(), (&'static str, String)> {
         let scheme = if self.enable_https { "https://" } else { "http://" };
         if !self.url_prefix.starts_with(scheme) {
-            return Err((
-                "urlPrefix",
-                format!("{:?} does not begin with {scheme}", self.url_prefix),
-            ));
+            let text = format!("{:?} does not begin with {scheme}", self.url_prefix);
+            return Err(("urlPrefix", text));
         }
         if self.tls_config.is_some() && !self.enable_https {
             return Err(("tlsConfig", "has no meaning without enableHTTPS".to_owned()));
         }
         if !self.prioritize_verb.is_empty() && self.weight <= 0 {
-            return Err((
-                "weight",
-                "an extender that prioritizes needs a positive weight".to_owned(),
-            ));
+            let text = "an extender that prioritizes needs a positive weight";
+            return Err(("weight", text.to_owned()));
         }
         match self.managed_resources.iter().find(|m| !m.name.contains('/')) {
             Some(plain) => Err((

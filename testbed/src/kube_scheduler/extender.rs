@@ -188,7 +188,7 @@ impl ExtenderClient {
     }
 
     /// True if the extender manages a resource of the pod.
-    pub fn is_interested(&self, pod: &Pod) -> bool {
+    pub(crate) fn is_interested(&self, pod: &Pod) -> bool {
         let managed = &self.configuration.managed_resources;
         for resources in containers(pod).filter_map(|container| container.resources.as_ref()) {
             for name in resources

@@ -2,9 +2,10 @@
 //!
 //! Node affinity, ports and topology spread are not modelled.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
+use kube::ResourceExt;
 
 use super::amounts::ResourceAmounts;
 use super::cache::CachedNode;
@@ -56,8 +57,7 @@ fn repulsion(pod: &Pod, node: &Node) -> Option<String> {
 fn is_cordoned(node: &Node) -> bool {
     node.spec
         .as_ref()
-        .and_then(|spec| spec.unschedulable)
-        .unwrap_or(false)
+        .is_some_and(|spec| spec.unschedulable == Some(true))
 }
 
 fn tolerates_cordon(pod: &Pod) -> bool {
@@ -71,37 +71,35 @@ fn tolerates_cordon(pod: &Pod) -> bool {
 }
 
 fn untolerated<'a>(pod: &Pod, node: &'a Node) -> Option<&'a Taint> {
-    let taints = node.spec.iter().filter_map(|spec| spec.taints.as_ref()).flatten();
-    let mut blocking = taints.filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"));
-    blocking.find(|taint| !tolerations(pod).any(|toleration| tolerates(toleration, taint)))
+    let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    taints.find(|taint| {
+        let is_blocking = matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
+        is_blocking && !tolerations(pod).any(|toleration| tolerates(toleration, taint))
+    })
 }
 
 fn tolerations(pod: &Pod) -> impl Iterator<Item = &Toleration> {
-    pod.spec
-        .iter()
-        .filter_map(|spec| spec.tolerations.as_ref())
-        .flatten()
+    pod.spec.iter().flat_map(|spec| spec.tolerations.iter().flatten())
 }
 
 /// An absent key, effect or operator stands for every key, every effect and `Equal`.
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let given = |field: &Option<String>| field.clone().filter(|text| !text.is_empty());
-    let effect_matches = given(&toleration.effect).is_none_or(|effect| effect == taint.effect);
-    let key_matches = given(&toleration.key).is_none_or(|key| key == taint.key);
-    let exists = toleration.operator.as_deref() == Some("Exists");
-    let value_matches =
-        exists || toleration.value.clone().unwrap_or_default() == taint.value.clone().unwrap_or_default();
-    effect_matches && key_matches && value_matches && (exists || given(&toleration.key).is_some())
+    let effect = toleration.effect.as_deref().unwrap_or_default();
+    let key = toleration.key.as_deref().unwrap_or_default();
+    let value = toleration.value.as_deref().unwrap_or_default();
+    let matches_value = match toleration.operator.as_deref() {
+        Some("Exists") => true,
+        _ => !key.is_empty() && value == taint.value.as_deref().unwrap_or_default(),
+    };
+    matches_value && (effect.is_empty() || effect == taint.effect) && (key.is_empty() || key == taint.key)
 }
 
 fn selects(pod: &Pod, node: &Node) -> bool {
-    let labels: BTreeMap<String, String> = node.metadata.labels.clone().unwrap_or_default();
     let mut wanted = pod
         .spec
         .iter()
-        .filter_map(|spec| spec.node_selector.as_ref())
-        .flatten();
-    wanted.all(|(key, value)| labels.get(key) == Some(value))
+        .flat_map(|spec| spec.node_selector.iter().flatten());
+    wanted.all(|(key, value)| node.labels().get(key) == Some(value))
 }
 
 #[cfg(test)]

@@ -132,42 +132,29 @@ struct Member {
 /// Schedules the members of a group, of which one was popped.
 pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popped: &str) {
     let is_member = |pod: &Pod| group_of(pod).as_ref() == Some(group);
-    let unbound: Vec<String> = scheduling
-        .queue
-        .pods()
-        .filter(|(_, pod)| is_member(pod))
-        .map(|(uid, _)| uid.clone())
-        .collect();
-    let placed: Vec<Arc<Pod>> = scheduling
-        .cache
-        .pods()
-        .into_values()
-        .flatten()
-        .filter(|pod| is_member(pod))
-        .collect();
+    let waiting = scheduling.queue.pods().filter(|(_, pod)| is_member(pod));
+    let unbound: Vec<String> = waiting.map(|(uid, _)| uid.clone()).collect();
+    let mut placed: Vec<Arc<Pod>> = scheduling.cache.pods().into_values().flatten().collect();
+    placed.retain(|pod| is_member(pod));
     let is_placed = |uid: &String| placed.iter().any(|pod| pod.uid().as_ref() == Some(uid));
     let n_all = placed.len() + unbound.iter().filter(|uid| !is_placed(uid)).count();
     // PreEnqueue of GangScheduling keeps members out of the active queue until as many exist as the group
     // needs.
     scheduling.queue.gate(popped, Instant::now());
-    let Some(least) = scheduling
-        .groups
-        .0
-        .get(group)
-        .copied()
-        .filter(|least| n_all >= *least)
-    else {
+    let Some(&least) = scheduling.groups.0.get(group) else {
         return;
     };
+    if n_all < least {
+        return;
+    }
     let mut members = Vec::new();
     for (uid, pod) in scheduling.queue.take(&unbound) {
         let member = look_at_member(scheduling, uid, pod).await;
         let is_error = matches!(member.found, MemberResult::Error(_));
         // Assumed for the rest of the cycle, so that the next member does not get the same room.
         if let Some(node) = member.found.node() {
-            scheduling
-                .cache
-                .assume(&member.uid, node, &member.pod, member.request.clone());
+            let request = member.request.clone();
+            scheduling.cache.assume(&member.uid, node, &member.pod, request);
         }
         members.push(member);
         if is_error {
@@ -179,12 +166,8 @@ pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popp
     for member in members.iter().filter(|member| member.found.node().is_some()) {
         scheduling.cache.release(&member.uid);
     }
-    let looked_at: Vec<&String> = members.iter().map(|member| &member.uid).collect();
-    let left: Vec<String> = unbound
-        .iter()
-        .filter(|uid| !looked_at.contains(uid) && !is_placed(uid))
-        .cloned()
-        .collect();
+    let mut left = unbound;
+    left.retain(|uid| !is_placed(uid) && members.iter().all(|member| member.uid != *uid));
     for member in members {
         end_member(scheduling, member, verdict);
     }
@@ -208,11 +191,8 @@ async fn look_at_member(scheduling: &mut Loop, uid: String, pod: Arc<Pod>) -> Me
         }
     };
     let nodes = scheduling.nodes_for(&uid, &pod);
-    let found = match scheduling
-        .cycle
-        .place(&pod, &request, &nodes, &mut diagnosis)
-        .await
-    {
+    let place = scheduling.cycle.place(&pod, &request, &nodes, &mut diagnosis);
+    let found = match place.await {
         Ok(node) => MemberResult::Place(node),
         Err(CycleFailure::Error(message)) => MemberResult::Error(message),
         Err(CycleFailure::NoFit) => match scheduling.preempt(&uid, &pod, &diagnosis).await {
@@ -245,12 +225,8 @@ fn end_member(scheduling: &mut Loop, member: Member, verdict: GroupVerdict) {
         }
         (_, MemberResult::Error(message)) => return scheduling.fail(&uid, &pod, diagnosis, message),
         (GroupVerdict::Error, _) => {
-            return scheduling.fail(
-                &uid,
-                &pod,
-                diagnosis,
-                "failed to schedule other pod from a pod group".to_owned(),
-            );
+            let message = "failed to schedule other pod from a pod group".to_owned();
+            return scheduling.fail(&uid, &pod, diagnosis, message);
         }
         (GroupVerdict::AwaitVictims, MemberResult::Place(node)) => {
             (WAITING.to_owned(), Nomination::Node(node))
@@ -262,11 +238,10 @@ fn end_member(scheduling: &mut Loop, member: Member, verdict: GroupVerdict) {
         }
     };
     match &nomination {
-        Nomination::Node(node) => drop(
-            scheduling
-                .nominated
-                .insert(uid.clone(), (node.clone(), Arc::clone(&pod))),
-        ),
+        Nomination::Node(node) => {
+            let nominated = (node.clone(), Arc::clone(&pod));
+            scheduling.nominated.insert(uid.clone(), nominated);
+        }
         Nomination::Clear => drop(scheduling.nominated.remove(&uid)),
         Nomination::Keep => {}
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 
 use futures::StreamExt;
 use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rand::RngExt;
 use rand::rngs::StdRng;
 use serde::Deserialize;
@@ -115,11 +115,8 @@ type CdiDevices = HashMap<String, (Arc<CdiSpec>, usize)>;
 
 /// The edits of all `names`: of each spec once, before the first of its devices.
 fn resolve(devices: &CdiDevices, names: &[String]) -> Result<RecordedEdits, Unresolvable> {
-    let missing: Vec<String> = names
-        .iter()
-        .filter(|name| !devices.contains_key(*name))
-        .cloned()
-        .collect();
+    let mut missing = names.to_vec();
+    missing.retain(|name| !devices.contains_key(name));
     if !missing.is_empty() {
         return Err(Unresolvable(missing));
     }
@@ -153,14 +150,14 @@ fn is_stale(known: &CdiDevices, name: &str) -> bool {
     let Some(now) = read_spec(&spec.file.path) else {
         return true;
     };
-    let before = spec.devices.get(*at);
-    let device = now
-        .devices
-        .iter()
-        .find(|device| before.is_some_and(|before| before.name == device.name));
+    let Some(before) = spec.devices.get(*at) else {
+        return true;
+    };
+    let is_the_same =
+        |device: &SpecDevice| device.name == before.name && device.container_edits == before.container_edits;
     now.kind != spec.kind
         || now.container_edits != spec.container_edits
-        || device.map(|device| &device.container_edits) != before.map(|device| &device.container_edits)
+        || !now.devices.iter().any(is_the_same)
 }
 
 /// Reads every spec of these directories.
@@ -169,9 +166,8 @@ fn read(dirs: &[PathBuf]) -> CdiDevices {
     for dir in dirs {
         let (mut in_dir, mut conflicts) = (CdiDevices::new(), HashSet::new());
         for path in spec_files(dir) {
-            let Some(spec) = read_spec(&path).map(Arc::new) else {
-                continue;
-            };
+            let Some(spec) = read_spec(&path) else { continue };
+            let spec = Arc::new(spec);
             for (at, device) in spec.devices.iter().enumerate() {
                 let name = format!("{}={}", spec.kind, device.name);
                 // Two specs of one directory that define a device make it unresolvable; a directory of higher
@@ -249,7 +245,7 @@ impl CdiCache {
         });
         let shared = Arc::new(CacheContents { dirs, state });
         {
-            let mut state = shared.lock();
+            let mut state = shared.state.lock();
             state.track_new(&shared.dirs);
             state.devices = read(&shared.dirs);
         }
@@ -264,35 +260,20 @@ impl CdiCache {
     pub(crate) fn inject(&self, names: &[String]) -> Result<(RecordedEdits, Vec<String>), Unresolvable> {
         let known = self.known();
         let edits = resolve(&known, names)?;
-        if names.is_empty() {
-            return Ok((edits, Vec::new()));
-        }
-        Ok((
-            edits,
-            names
-                .iter()
-                .filter(|name| is_stale(&known, name))
-                .cloned()
-                .collect(),
-        ))
+        let mut stale = names.to_vec();
+        stale.retain(|name| is_stale(&known, name));
+        Ok((edits, stale))
     }
 
     /// Everything as far as is known at an injection.
     fn known(&self) -> CdiDevices {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         // refreshIfRequired: an injection reads the specs itself only if a directory has appeared, else it
         // trusts the watch.
         if state.track_new(&self.shared.dirs) {
             state.devices = read(&self.shared.dirs);
         }
         state.devices.clone()
-    }
-}
-
-impl CacheContents {
-    fn lock(&self) -> MutexGuard<'_, CacheState> {
-        // A panic elsewhere leaves a complete set of devices, old or new.
-        self.state.lock()
     }
 }
 
@@ -305,12 +286,10 @@ impl CacheState {
             | WatchMask::DELETE_SELF
             | WatchMask::MOVE_SELF;
         let mut has_new = false;
-        for dir in dirs
-            .iter()
-            .filter(|dir| !self.tracked.contains(*dir))
-            .collect::<Vec<_>>()
-        {
-            if let Ok(descriptor) = self.watches.inotify.add(dir, mask | WatchMask::ONLYDIR) {
+        for dir in dirs {
+            if !self.tracked.contains(dir)
+                && let Ok(descriptor) = self.watches.inotify.add(dir, mask | WatchMask::ONLYDIR)
+            {
                 self.watches.dirs.insert(dir.clone(), descriptor);
                 self.tracked.insert(dir.clone());
                 has_new = true;
@@ -321,17 +300,9 @@ impl CacheState {
 
     /// Notes that a watched directory is gone.
     fn forget(&mut self, descriptor: &WatchDescriptor) {
-        let gone: Vec<PathBuf> = self
-            .watches
-            .dirs
-            .iter()
-            .filter(|(_, known)| *known == descriptor)
-            .map(|(dir, _)| dir.clone())
-            .collect();
-        for dir in gone {
-            self.watches.dirs.remove(&dir);
-            self.tracked.remove(&dir);
-        }
+        let watches = &mut self.watches.dirs;
+        watches.retain(|_, known| known != descriptor);
+        self.tracked.retain(|dir| watches.contains_key(dir));
     }
 }
 
@@ -349,7 +320,7 @@ async fn watch(shared: Arc<CacheContents>, inotify: Inotify, delay: RefreshDelay
         if !delay.longest.is_zero() {
             tokio::time::sleep(delay.longest.mul_f64(dice.random_range(0.0..1.0))).await;
         }
-        let mut state = shared.lock();
+        let mut state = shared.state.lock();
         if event.mask.intersects(EventMask::DELETE_SELF | EventMask::IGNORED) {
             state.forget(&event.wd);
         }
@@ -359,19 +330,19 @@ async fn watch(shared: Arc<CacheContents>, inotify: Inotify, delay: RefreshDelay
 }
 
 fn spec_files(dir: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut files: Vec<PathBuf> = entries
-        .map(|entry| entry.path())
-        .filter(|path| path.file_name().is_some_and(is_spec_name))
-        .collect();
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if is_spec_name(&entry.file_name()) {
+            files.push(entry.path());
+        }
+    }
     files.sort();
     files
 }
 
 fn is_spec_name(name: &OsStr) -> bool {
-    Path::new(name)
-        .extension()
-        .is_some_and(|end| end == "json" || end == "yaml")
+    let extension = Path::new(name).extension();
+    extension.is_some_and(|extension| extension == "json" || extension == "yaml")
 }
 
 fn read_spec(path: &Path) -> Option<CdiSpec> {
@@ -380,12 +351,16 @@ fn read_spec(path: &Path) -> Option<CdiSpec> {
     let mut text = String::new();
     opened.read_to_string(&mut text).ok()?;
     // JSON is YAML, but its own parser is much faster.
-    let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
-    let parsed = parsed.or_else(|_| serde_yaml_ng::from_str(&text).map_err(|error| error.to_string()));
-    let spec: CdiSpec = parsed
-        .inspect_err(|error| tracing::warn!(path = %path.display(), error, "CDI spec does not parse"))
-        .ok()?;
-    Some(CdiSpec { file, ..spec })
+    if let Ok(spec) = serde_json::from_str(&text) {
+        return Some(CdiSpec { file, ..spec });
+    }
+    match serde_yaml_ng::from_str(&text) {
+        Ok(spec) => Some(CdiSpec { file, ..spec }),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "CDI spec does not parse");
+            None
+        }
+    }
 }
 
 #[cfg(test)]

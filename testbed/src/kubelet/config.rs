@@ -103,7 +103,7 @@ impl MachineGpus {
     }
 
     /// The UUID of the GPU behind a device node such as `/dev/nvidia0`; none of other nodes.
-    pub fn of_node(&self, path: &str) -> Option<String> {
+    pub(crate) fn of_node(&self, path: &str) -> Option<String> {
         let minor: u32 = path.strip_prefix("/dev/nvidia")?.parse().ok()?;
         self.all()
             .into_iter()
@@ -164,7 +164,7 @@ impl KubeletConfig {
     }
 
     /// The socket for plugins of the container runtime.
-    pub fn nri_socket(&self) -> PathBuf {
+    pub(crate) fn nri_socket(&self) -> PathBuf {
         self.dir.join("nri.sock")
     }
 

@@ -42,7 +42,7 @@ pub struct NvidiaRuntime {
 
 impl NvidiaRuntime {
     /// As it is installed by hand, in an old version or a new one.
-    pub fn of_mode(mode: RuntimeMode) -> Self {
+    pub(crate) fn of_mode(mode: RuntimeMode) -> Self {
         Self {
             mode,
             default_kind: "nvidia.com/gpu",
@@ -51,7 +51,7 @@ impl NvidiaRuntime {
     }
 
     /// As GPU Operator installs it since 25.10.
-    pub fn of_operator() -> Self {
+    pub(crate) fn of_operator() -> Self {
         Self {
             default_kind: "management.nvidia.com/gpu",
             ..Self::of_mode(RuntimeMode::Cdi)

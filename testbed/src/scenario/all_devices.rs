@@ -51,7 +51,6 @@ fn all_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
         world.cluster()?.until_scheduler_ready(DEADLINE).await?;
         let tried = try_monitors(world, &node).await;
         world
-            .cluster()?
             .node(&node.name)?
             .restart_plugin_flagged(FLAG, false)
             .await?;
@@ -63,16 +62,10 @@ fn all_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
 }
 
 async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
-    world
-        .start(PodBuilder::new("before", &[(GPU_MEM, "1")]).on(&node.name))
-        .await?;
+    world.start_units("before", "1", &node.name).await?;
     world.create(monitor(world, "monitor").on(&node.name)).await?;
     until_held(world, "monitor", "GPUAllDevicesForbidden", FLAG).await?;
-    world
-        .cluster()?
-        .node(&node.name)?
-        .restart_plugin_flagged(FLAG, true)
-        .await?;
+    world.node(&node.name)?.restart_plugin_flagged(FLAG, true).await?;
     world.until_running(&["monitor"]).await?;
     let device = world
         .observer

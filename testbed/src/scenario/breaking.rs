@@ -189,7 +189,7 @@ pub(super) async fn replace_plugin_sockets(world: &mut World, node: &str) -> Res
     if world.cluster.is_none() {
         return commands(world)?.remove(NodeFile::PluginSockets, node).await;
     }
-    let sockets = world.cluster()?.node(node)?.plugin_sockets()?;
+    let sockets = world.node(node)?.plugin_sockets()?;
     ensure!(!sockets.is_empty(), "the plugin has no socket");
     for socket in &sockets {
         files::remove(socket)?;
@@ -203,7 +203,7 @@ pub(super) async fn remove_kubelet_socket(world: &mut World, node: &str) -> Resu
     if world.cluster.is_none() {
         return commands(world)?.remove(NodeFile::KubeletSocket, node).await;
     }
-    let socket = world.cluster()?.node(node)?.kubelet().config().plugin_socket();
+    let socket = world.node(node)?.kubelet().config().plugin_socket();
     files::remove(&socket)
 }
 
@@ -221,7 +221,7 @@ pub(super) async fn until_plugin_waits_for_kubelet(world: &mut World, node: &str
             .until("the plugin to run without kubelet's socket", runs)
             .await;
     }
-    let found = world.cluster()?.node(node)?;
+    let found = world.node(node)?;
     let plugin = found.plugin().context("the node has no plugin")?;
     let says_so = || ready(plugin.log_tail().contains("kubelet"));
     let failure = "the plugin does not say that kubelet is missing";
@@ -285,7 +285,7 @@ async fn until_plugin_logs(world: &World, killed: &Killed, deadline: Duration) -
 /// Waits until a node's plugin serves all its resources again, to a kubelet that knew nothing of it.
 pub(super) async fn until_registered(world: &mut World, node: &str) -> Result<()> {
     if world.cluster.is_some() {
-        let kubelet = world.cluster()?.node(node)?.kubelet();
+        let kubelet = world.node(node)?.kubelet();
         let serves = |kubelet: &crate::kubelet::Kubelet| {
             let counts = kubelet.capacity();
             counts.len() >= 2 && counts.values().all(|(_, healthy)| *healthy > 0)

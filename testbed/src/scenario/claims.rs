@@ -122,11 +122,10 @@ fn prepare(world: &mut World, claim: &str, uid: &str, devices: &[&str]) -> Resul
         name: (*device).to_owned(),
         cdi_names: vec![format!("k8s.{DRIVER}/claim={uid}-{device}")],
     };
-    world.cluster()?.node(CLAIMED)?.kubelet().prepare_claim(
-        &namespace,
-        claim,
-        devices.iter().map(prepared).collect(),
-    );
+    world
+        .node(CLAIMED)?
+        .kubelet()
+        .prepare_claim(&namespace, claim, devices.iter().map(prepared).collect());
     Ok(())
 }
 
@@ -157,7 +156,7 @@ async fn create_claim_for_administration(world: &World, name: &str, devices: &[&
 
 /// Waits until the Device object says that the GPUs of these minor numbers, and no others, are used by pods without a record.
 async fn until_counted(world: &mut World, minors: &[u32]) -> Result<()> {
-    let gpus = world.cluster()?.node(CLAIMED)?.gpus();
+    let gpus = world.node(CLAIMED)?.gpus();
     let expected: BTreeSet<String> = gpus
         .iter()
         .filter(|gpu| minors.contains(&gpu.minor))

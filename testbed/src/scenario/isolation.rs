@@ -93,9 +93,7 @@ async fn try_pods(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     world.start(limited("units", &[(GPU_MEM, "1")], node)).await?;
     let unit = invariants::memory_unit(&world.observer.now(), node);
     says(world, "units", node, |_| unit, None).await?;
-    world
-        .start(PodBuilder::new("free", &[(GPU_MEM, "1")]).on(node))
-        .await?;
+    world.start_units("free", "1", node).await?;
     let found = environment(world, "free").await?;
     ensure!(
         !found

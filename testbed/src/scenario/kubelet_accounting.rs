@@ -11,7 +11,7 @@ use serde_json::json;
 use super::breaking::{self, until_registered};
 use super::{Body, DEADLINE, World};
 use crate::cluster::GpuFault;
-use crate::kubelet::OrderRule;
+use crate::kubelet::{Kubelet, OrderRule};
 use crate::observer::ClusterSnapshot;
 use crate::parts::{ClusterPart, NodeFile};
 use crate::pods::PodBuilder;
@@ -45,15 +45,16 @@ const PATCHED: [&str; 3] = [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO];
 
 /// A node's amount of a resource.
 fn offered(snapshot: &ClusterSnapshot, node: &str, resource: &str) -> Option<String> {
-    snapshot
-        .nodes
-        .get(node)?
-        .status
-        .as_ref()?
-        .allocatable
-        .as_ref()?
-        .get(resource)
-        .map(|amount| amount.0.clone())
+    let status = snapshot.nodes.get(node)?.status.as_ref()?;
+    Some(status.allocatable.as_ref()?.get(resource)?.0.clone())
+}
+
+/// A pod that takes all of a GPU, in the terms of node status.
+fn of_one_gpu(name: &str) -> PodBuilder {
+    PodBuilder::new(
+        name,
+        &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")],
+    )
 }
 
 fn sick_and_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
@@ -63,29 +64,21 @@ fn sick_and_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let mut names = Vec::new();
         // All that the node has, in the terms of node status, so that a GPU less would not be enough for them.
         for idx in 0..all {
-            let spec = PodBuilder::new(
-                &format!("full-{idx}"),
-                &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")],
-            );
-            names.push(format!("full-{idx}"));
-            world.start(spec.on(&node.name)).await?;
+            let name = format!("full-{idx}");
+            world.start(of_one_gpu(&name).on(&node.name)).await?;
+            names.push(name);
         }
-        world
-            .cluster()?
-            .node(&node.name)?
-            .set_health(0, GpuFault::Xid(79))?;
+        world.node(&node.name)?.set_health(0, GpuFault::Xid(79))?;
         let is_sick = |snapshot: &ClusterSnapshot| {
             let device = snapshot.devices.get(&node.name)?;
-            device
-                .spec
-                .devices
-                .iter()
+            let mut devices = device.spec.devices.iter();
+            devices
                 .any(|info| info.minor == Some(0) && !info.health)
                 .then_some(())
         };
         world.until("the GPU to be reported sick", is_sick).await?;
         for _ in 0..2 {
-            world.cluster()?.node(&node.name)?.restart_kubelet().await?;
+            world.node(&node.name)?.restart_kubelet().await?;
             until_registered(world, &node.name).await?;
             world
                 .until_all_run(&names)
@@ -93,20 +86,11 @@ fn sick_and_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
                 .context("after kubelet's restart")?;
         }
         world.verify().await?;
-        world
-            .cluster()?
-            .node(&node.name)?
-            .set_health(0, GpuFault::Healthy)?;
-        world
-            .until("the GPU to recover", |snapshot| {
-                is_sick(snapshot).is_none().then_some(())
-            })
-            .await?;
+        world.node(&node.name)?.set_health(0, GpuFault::Healthy)?;
+        let is_well = |snapshot: &ClusterSnapshot| is_sick(snapshot).is_none().then_some(());
+        world.until("the GPU to recover", is_well).await?;
         world.clear().await?;
-        world
-            .start(PodBuilder::new("after", &[(GPU_MEM, "1")]).on(&node.name))
-            .await
-            .map(|_| ())
+        world.start_units("after", "1", &node.name).await.map(|_| ())
     }
     .boxed()
 }
@@ -127,13 +111,10 @@ async fn until_worth(world: &World, node: &str, n_gpus: usize) -> Result<()> {
 
 /// Waits until kubelet counts `n` shares of a node's GPUs as healthy.
 async fn until_shares(world: &mut World, node: &str, n_shares: usize) -> Result<()> {
-    let kubelet = world.cluster()?.node(node)?.kubelet();
-    let counts = |kubelet: &crate::kubelet::Kubelet| {
-        kubelet
-            .capacity()
-            .get(GPU_SHARED)
-            .map_or(0, |(_, healthy)| *healthy)
-            == n_shares
+    let kubelet = world.node(node)?.kubelet();
+    let counts = |kubelet: &Kubelet| {
+        let (_, n_healthy) = kubelet.capacity().remove(GPU_SHARED).unwrap_or_default();
+        n_healthy == n_shares
     };
     ensure!(
         kubelet.until(DEADLINE, counts).await,
@@ -147,41 +128,30 @@ fn devices_gone(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(2)?;
         let name = &node.name;
-        let gpus = world.cluster()?.node(name)?.gpus().to_vec();
+        let gpus = world.node(name)?.gpus().to_vec();
         let (first, all) = (gpus.iter().take(1).cloned().collect::<Vec<_>>(), gpus.len());
         for (left, n_left) in [(first, 1), (gpus.clone(), all)] {
-            world.cluster()?.node(name)?.set_gpus(left)?;
+            world.node(name)?.set_gpus(left)?;
             until_worth(world, name, n_left).await?;
             until_shares(world, name, 100 * n_left).await?;
         }
         for gpu in &gpus {
-            world
-                .cluster()?
-                .node(name)?
-                .set_health(gpu.minor, GpuFault::Lost)?;
+            world.node(name)?.set_health(gpu.minor, GpuFault::Lost)?;
         }
         until_worth(world, name, 0).await?;
         until_shares(world, name, 0).await?;
-        world
-            .create(
-                PodBuilder::new(
-                    "waits",
-                    &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")],
-                )
-                .on(name),
-            )
-            .await?;
+        world.create(of_one_gpu("waits").on(name)).await?;
         world.until_refused("waits", "nodes are available").await?;
         // A plugin that starts without devices removes the resources of its predecessor.
-        let node = world.cluster()?.node(name)?;
+        let node = world.node(name)?;
         node.remove_plugin().await;
         node.set_gpus(Vec::new())?;
         let api = world.cluster()?.api().objects().clone();
         let left = json!({GPU_CORE: "100", GPU_MEMORY_RATIO: "100", GPU_MEMORY: "16Gi"});
         api.patch_status("nodes", "", name, &json!({"capacity": left, "allocatable": left}))?;
-        world.cluster()?.node(name)?.start_plugin(&["--no-gpu", "wait"])?;
+        world.node(name)?.start_plugin(&["--no-gpu", "wait"])?;
         until_worth(world, name, 0).await?;
-        let node = world.cluster()?.node(name)?;
+        let node = world.node(name)?;
         node.set_gpus(gpus)?;
         node.restart_plugin().await?;
         until_worth(world, name, all).await?;
@@ -194,40 +164,16 @@ fn devices_gone(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn checkpoint_lost(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(2)?.name;
-        let before: Vec<_> = PATCHED
-            .iter()
-            .map(|resource| offered(&world.observer.now(), &node, resource))
-            .collect();
-        ensure!(
-            before.iter().all(Option::is_some),
-            "the node offers {before:?} of {PATCHED:?}"
-        );
-        breaking::restart_without(
-            world,
-            ClusterPart::Kubelet,
-            &node,
-            Some(NodeFile::KubeletCheckpoint),
-        )
-        .await?;
+        let patched = |snapshot: &ClusterSnapshot| PATCHED.map(|resource| offered(snapshot, &node, resource));
+        let before = patched(&world.observer.now());
+        let is_patched = before.iter().all(Option::is_some);
+        ensure!(is_patched, "the node offers {before:?} of {PATCHED:?}");
+        let checkpoint = Some(NodeFile::KubeletCheckpoint);
+        breaking::restart_without(world, ClusterPart::Kubelet, &node, checkpoint).await?;
         until_registered(world, &node).await?;
-        let is_restored = |snapshot: &ClusterSnapshot| {
-            let now: Vec<_> = PATCHED
-                .iter()
-                .map(|resource| offered(snapshot, &node, resource))
-                .collect();
-            (now == before).then_some(())
-        };
+        let is_restored = |snapshot: &ClusterSnapshot| (patched(snapshot) == before).then_some(());
         world.until("what was zeroed to be restored", is_restored).await?;
-        world
-            .start(
-                PodBuilder::new(
-                    "after",
-                    &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100"), (GPU_CORE, "100")],
-                )
-                .on(&node),
-            )
-            .await
-            .map(|_| ())
+        world.start(of_one_gpu("after").on(&node)).await.map(drop)
     }
     .boxed()
 }
@@ -241,19 +187,19 @@ fn ended_pods_forgotten(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let full = |name: &str, units: u64| {
             PodBuilder::new(name, &[(GPU_MEM, units.to_string().as_str())]).on(&node.name)
         };
-        let names = |prefix: &str| {
-            (0..sizes.len())
-                .map(|idx| format!("{prefix}-{idx}"))
-                .collect::<Vec<_>>()
-        };
-        for (name, units) in names("before").iter().zip(&sizes) {
+        let (mut before, mut after) = (Vec::new(), Vec::new());
+        for idx in 0..sizes.len() {
+            before.push(format!("before-{idx}"));
+            after.push(format!("after-{idx}"));
+        }
+        for (name, units) in before.iter().zip(&sizes) {
             world.start(full(name, *units)).await?;
         }
-        for name in names("before") {
-            world.delete(&name).await?;
+        for name in &before {
+            world.delete(name).await?;
         }
-        let kubelet = world.cluster()?.node(&node.name)?.kubelet();
-        let names_none = |kubelet: &crate::kubelet::Kubelet| {
+        let kubelet = world.node(&node.name)?.kubelet();
+        let names_none = |kubelet: &Kubelet| {
             std::fs::read_to_string(kubelet.config().checkpoint()).is_ok_and(|text| !text.contains("PodUID"))
         };
         ensure!(
@@ -261,20 +207,16 @@ fn ended_pods_forgotten(world: &mut World) -> BoxFuture<'_, Result<()>> {
             "kubelet's checkpoint still names pods that have ended"
         );
         kubelet.hold();
-        for (name, units) in names("after").iter().zip(&sizes) {
+        for (name, units) in after.iter().zip(&sizes) {
             world.create(full(name, *units)).await?;
             let key = [world.key(name)];
             let is_bound = |snapshot: &ClusterSnapshot| (World::n_bound(snapshot, &key) == 1).then_some(());
             world.until(&format!("{name} to be bound"), is_bound).await?;
         }
-        world.cluster()?.node(&node.name)?.restart_kubelet().await?;
+        world.node(&node.name)?.restart_kubelet().await?;
         until_registered(world, &node.name).await?;
-        world
-            .cluster()?
-            .node(&node.name)?
-            .kubelet()
-            .release(OrderRule::Creation, 0);
-        world.until_all_run(&names("after")).await
+        world.node(&node.name)?.kubelet().release(OrderRule::Creation, 0);
+        world.until_all_run(&after).await
     }
     .boxed()
 }

@@ -108,11 +108,11 @@ fn from_vendor(world: &mut World) -> BoxFuture<'_, Result<()>> {
 /// The vendor's plugin goes, ours serves its resource; a pod of its time still runs.
 async fn in_its_place(world: &mut World) -> Result<()> {
     let old = seen(world, "theirs-1").await?;
-    let node = world.cluster()?.node(MOVING)?;
+    let node = world.node(MOVING)?;
     node.stop_vendor_plugin();
     node.remove_plugin().await;
     until_offered(world, MOVING, 0).await?;
-    let node = world.cluster()?.node(MOVING)?;
+    let node = world.node(MOVING)?;
     node.start_plugin(&["--vendor-resource", "nvidia.com/gpu=ours"])?;
     world.cluster()?.until_ready(DEADLINE).await?;
     until_offered(world, MOVING, 3).await?;
@@ -186,10 +186,10 @@ fn from_koordinator(world: &mut World) -> BoxFuture<'_, Result<()>> {
             world.excused.insert(world.key(name));
         }
         world.until_running(&["koord-0", "koord-1"]).await?;
-        world.cluster()?.node(KOORDINATOR)?.start_plugin(&[])?;
+        world.node(KOORDINATOR)?.start_plugin(&[])?;
         world.cluster()?.until_ready(DEADLINE).await?;
         world.until_running(&["koord-0", "koord-1"]).await.context("after the plugin has come")?;
-        world.cluster()?.node(KOORDINATOR)?.restart_kubelet().await?;
+        world.node(KOORDINATOR)?.restart_kubelet().await?;
         super::breaking::until_registered(world, KOORDINATOR).await?;
         world.until_running(&["koord-0", "koord-1"]).await.context("after kubelet has admitted them again")?;
         let pod = world.start(share("ours-0", "50", KOORDINATOR)).await?;

@@ -35,14 +35,10 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
 fn kubelet_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?.name;
-        world
-            .start(PodBuilder::new("before", &[(GPU_MEM, "1")]).on(&node))
-            .await?;
+        world.start_units("before", "1", &node).await?;
         breaking::restart(world, ClusterPart::Kubelet, &node).await?;
         until_registered(world, &node).await?;
-        world
-            .start(PodBuilder::new("after", &[(GPU_MEM, "1")]).on(&node))
-            .await?;
+        world.start_units("after", "1", &node).await?;
         world.until_running(&["before", "after"]).await
     }
     .boxed()
@@ -53,10 +49,7 @@ fn own_socket_deleted(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let node = world.gpu_node(1)?.name;
         breaking::replace_plugin_sockets(world, &node).await?;
         until_registered(world, &node).await?;
-        world
-            .start(PodBuilder::new("after", &[(GPU_MEM, "1")]).on(&node))
-            .await
-            .map(|_| ())
+        world.start_units("after", "1", &node).await.map(|_| ())
     }
     .boxed()
 }
@@ -69,10 +62,7 @@ fn kubelet_missing(world: &mut World) -> BoxFuture<'_, Result<()>> {
         breaking::until_plugin_waits_for_kubelet(world, &node).await?;
         breaking::restart(world, ClusterPart::Kubelet, &node).await?;
         until_registered(world, &node).await?;
-        world
-            .start(PodBuilder::new("after", &[(GPU_MEM, "1")]).on(&node))
-            .await
-            .map(|_| ())
+        world.start_units("after", "1", &node).await.map(|_| ())
     }
     .boxed()
 }
@@ -91,7 +81,6 @@ fn xid_79(world: &mut World) -> BoxFuture<'_, Result<()>> {
                 .map(|info| info.health)
         };
         world
-            .cluster()?
             .node(&node.name)?
             .set_health(sick_minor, GpuFault::Xid(79))?;
         world
@@ -107,13 +96,10 @@ fn xid_79(world: &mut World) -> BoxFuture<'_, Result<()>> {
                 )
                 .await?;
         }
-        world
-            .create(PodBuilder::new("waits", &[(GPU_MEM, "1")]).on(&node.name))
-            .await?;
+        world.create_units("waits", "1", &node.name).await?;
         world.until_refused("waits", "nodes are available").await?;
         world.verify().await?;
         world
-            .cluster()?
             .node(&node.name)?
             .set_health(sick_minor, GpuFault::Healthy)?;
         world.until_running(&["waits"]).await

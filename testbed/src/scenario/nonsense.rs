@@ -113,9 +113,7 @@ fn nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
         }
         // One that fits waits for nothing but the truth.
         write(world, &json!([]))?;
-        world
-            .create(PodBuilder::new("patient", &[(GPU_MEM, "4")]).on(EDITED))
-            .await?;
+        world.create_units("patient", "4", EDITED).await?;
         world.until_refused("patient", "nodes are available").await?;
         blocked.remove();
         // The plugin tries again at its leisure, or when something happens.
@@ -127,14 +125,9 @@ fn nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
         let more = |minor: i32| gpu(&json!(minor), &id(minor), &amounts("160Gi"));
         write(world, &json!([more(0), more(1)]))?;
         until_repaired(world, &sound).await?;
-        world
-            .create(PodBuilder::new("too-much", &[(GPU_MEM, "5")]).on(EDITED))
-            .await?;
+        world.create_units("too-much", "5", EDITED).await?;
         world.until_refused("too-much", "nodes are available").await?;
-        world
-            .start(PodBuilder::new("just-right", &[(GPU_MEM, "4")]).on(EDITED))
-            .await
-            .map(|_| ())
+        world.start_units("just-right", "4", EDITED).await.map(|_| ())
     }
     .boxed()
 }
@@ -143,9 +136,7 @@ fn nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
 async fn edit(world: &mut World, idx: usize, devices: &Value) -> Result<()> {
     write(world, devices)?;
     let name = format!("greedy-{idx}");
-    world
-        .create(PodBuilder::new(&name, &[(GPU_MEM, "5")]).on(EDITED))
-        .await?;
+    world.create_units(&name, "5", EDITED).await?;
     world.until_refused(&name, "nodes are available").await?;
     let is_bound = world.pod(&name).is_ok_and(|pod| node_of(&pod).is_some());
     ensure!(!is_bound, "a pod was bound that does not fit");

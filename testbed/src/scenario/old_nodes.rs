@@ -143,17 +143,13 @@ fn old_node(world: &mut World) -> BoxFuture<'_, Result<()>> {
         place(world, "placed-0", "10", &of_old_extender("0", "10")).await?;
         place(world, "placed-1", "4", &of_old_extender("1", "4")).await?;
         until_extender_shows(world, OLD, "both pods", |node| used(node) == 14).await?;
-        world
-            .create(PodBuilder::new("new-8", &[(GPU_MEM, "8")]).on(OLD))
-            .await?;
+        world.create_units("new-8", "8", OLD).await?;
         let annotations = until_bound(world, "new-8").await?;
         ensure!(
             annotations.get(MEM_IDX).is_some_and(|idx| idx == "1"),
             "8 units fit GPU 1 only, it got {annotations:?}"
         );
-        world
-            .create(PodBuilder::new("new-7", &[(GPU_MEM, "7")]).on(OLD))
-            .await?;
+        world.create_units("new-7", "7", OLD).await?;
         world.until_refused("new-7", "not enough free GPU memory").await?;
         remove_old_node(world).await
     }
@@ -169,9 +165,7 @@ fn annotation_nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
         place(world, "nonsense", "4", &nonsense).await?;
         until_extender_shows(world, OLD, "the pod", |node| used(node) > 0).await?;
         // The 4 units may be on either GPU, so neither is known to be empty.
-        world
-            .create(PodBuilder::new("whole", &[(GPU_MEM, "16")]).on(OLD))
-            .await?;
+        world.create_units("whole", "16", OLD).await?;
         world.until_refused("whole", "nodes are available").await?;
         ensure!(
             world.pod("whole").is_ok_and(|pod| node_of(&pod).is_none()),

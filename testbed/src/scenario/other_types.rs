@@ -114,7 +114,7 @@ async fn ensure_shown(world: &World, name: &str, kind: &str, variable: &str) -> 
 
 fn rdma_and_fpga(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
-        let kubelet = world.cluster()?.node(MANIFOLD)?.kubelet();
+        let kubelet = world.node(MANIFOLD)?.kubelet();
         let serves = |kubelet: &crate::kubelet::Kubelet| {
             let capacity = kubelet.capacity();
             [(RDMA, 200), (FPGA, 100)]
@@ -154,7 +154,7 @@ fn rdma_and_fpga(world: &mut World) -> BoxFuture<'_, Result<()>> {
         ensure!(is_apart && card == [(0, 100)], "{adapter:?} {card:?} {half:?}");
         for again in [false, true] {
             if again {
-                world.cluster()?.node(MANIFOLD)?.restart_plugin().await?;
+                world.node(MANIFOLD)?.restart_plugin().await?;
                 world.restart_container(MANIFOLD, "beside").await?;
             }
             ensure_shown(world, "beside", "rdma", RDMA_DEVICES).await?;

@@ -71,9 +71,8 @@ const HUNG: Duration = Duration::from_secs(20);
 
 fn offers_all(kubelet: &Kubelet) -> bool {
     let capacity = kubelet.capacity();
-    [GPU_SHARED, GPU_MEM]
-        .iter()
-        .all(|resource| capacity.get(*resource).is_some_and(|(_, healthy)| *healthy > 0))
+    let counts = [GPU_SHARED, GPU_MEM].map(|resource| capacity.get(resource).copied().unwrap_or_default());
+    counts.iter().all(|(_, healthy)| *healthy > 0)
 }
 
 /// The healthy devices of each resource.
@@ -84,32 +83,29 @@ fn healthy(kubelet: &Kubelet) -> Vec<usize> {
 /// The GPU that a pod's record names.
 fn gpu_of(world: &World, pod: &str) -> Result<String> {
     let annotations = world.pod(pod)?.metadata.annotations.unwrap_or_default();
-    let record = annotations
-        .get(DEVICE_ALLOCATED)
-        .with_context(|| format!("pod {pod} has no record"))?;
-    let gpu = record.split('"').find(|word| word.starts_with("GPU-"));
-    gpu.map(str::to_owned)
-        .with_context(|| format!("the record of pod {pod} names no GPU: {record}"))
+    let record = annotations.get(DEVICE_ALLOCATED);
+    let record = record.with_context(|| format!("pod {pod} has no record"))?;
+    match record.split('"').find(|word| word.starts_with("GPU-")) {
+        Some(gpu) => Ok(gpu.to_owned()),
+        None => bail!("the record of pod {pod} names no GPU: {record}"),
+    }
 }
 
 fn starts(kubelet: &Kubelet, namespace: &str, pod: &str) -> u32 {
-    kubelet
-        .container(namespace, pod, "main")
-        .map_or(0, |container| container.starts)
+    let container = kubelet.container(namespace, pod, "main");
+    container.map_or(0, |container| container.starts)
 }
 
 fn without_api_server(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let (node, namespace) = (world.gpu_node(2)?.name, world.namespace.clone());
-        world
-            .start(PodBuilder::new("before", &[(GPU_MEM, "1")]).on(&node))
-            .await?;
+        world.start_units("before", "1", &node).await?;
         let idle = u32::from(gpu_of(world, "before")?.ends_with("-0"));
         let faults = world.cluster()?.api().faults().clone();
         let away = faults.inject(Matching::anything(), Fault::DropConnection);
         faults.drop_watches("");
         let began = Instant::now();
-        let found = world.cluster()?.node(&node)?;
+        let found = world.node(&node)?;
         found.restart_plugin().await?;
         ensure!(
             found.kubelet().until(REGISTERED, offers_all).await,
@@ -120,29 +116,21 @@ fn without_api_server(world: &mut World) -> BoxFuture<'_, Result<()>> {
         found.kubelet().restart_container(&namespace, "before", "main")?;
         found.set_health(idle, GpuFault::Xid(79))?;
         sleep(AWAY.saturating_sub(began.elapsed())).await;
-        let found = world.cluster()?.node(&node)?;
+        let found = world.node(&node)?;
         ensure!(
             starts(found.kubelet(), &namespace, "before") == n_starts,
             "a container starts without proof"
         );
         away.remove();
         let back = Instant::now();
-        let starts_again = found
-            .kubelet()
-            .until(FOLLOWED, |kubelet| {
-                starts(kubelet, &namespace, "before") > n_starts
-            })
-            .await;
+        let has_started = |kubelet: &Kubelet| starts(kubelet, &namespace, "before") > n_starts;
         ensure!(
-            starts_again,
+            found.kubelet().until(FOLLOWED, has_started).await,
             "{FOLLOWED:?} after the return of the API server the container has not started"
         );
         let is_sick = |snapshot: &ClusterSnapshot| {
-            let mut devices = snapshot
-                .devices
-                .get(&node)
-                .into_iter()
-                .flat_map(|device| &device.spec.devices);
+            let device = snapshot.devices.get(&node).into_iter();
+            let mut devices = device.flat_map(|device| &device.spec.devices);
             devices.any(|device| device.minor == i32::try_from(idle).ok() && !device.health)
         };
         // The testbed's own watches have pauses too, so the API server's objects are read directly.
@@ -154,10 +142,7 @@ fn without_api_server(world: &mut World) -> BoxFuture<'_, Result<()>> {
             );
             sleep(Duration::from_millis(50)).await;
         }
-        world
-            .cluster()?
-            .node(&node)?
-            .set_health(idle, GpuFault::Healthy)?;
+        world.node(&node)?.set_health(idle, GpuFault::Healthy)?;
         world.cluster()?.until_ready(DEADLINE).await?;
         world.until_running(&["before"]).await
     }
@@ -168,38 +153,26 @@ fn mode(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?.name;
         // A runtime that was there before the directory of CDI specs watches it from its first container on.
-        world
-            .start(PodBuilder::new("before", &[(GPU_MEM, "1")]).on(&node))
-            .await?;
+        world.start_units("before", "1", &node).await?;
         let faults = world.cluster()?.api().faults().clone();
         let away = faults.inject(Matching::anything(), Fault::DropConnection);
         faults.drop_watches("");
         let began = Instant::now();
-        let found = world.cluster()?.node(&node)?;
+        let found = world.node(&node)?;
         let specs = CdiDir::of(found.kubelet().config())?;
         specs.block()?;
         found.restart_plugin().await?;
-        until_metrics(
-            found,
-            r#"gpushare_device_plugin_injection{mode="envvar",certainty="proven","#,
-            true,
-        )
-        .await?;
+        let mode = r#"gpushare_device_plugin_injection{mode="envvar",certainty="proven","#;
+        until_metrics(found, mode, true).await?;
         sleep(UNDECIDED.saturating_sub(began.elapsed())).await;
         specs.unblock()?;
-        until_metrics(
-            found,
-            r#"gpushare_device_plugin_injection{mode="cdi",certainty="proven",reason="Cdi"} 1"#,
-            true,
-        )
-        .await?;
+        let mode = r#"gpushare_device_plugin_injection{mode="cdi",certainty="proven",reason="Cdi"} 1"#;
+        until_metrics(found, mode, true).await?;
         away.remove();
         let is_published = |snapshot: &ClusterSnapshot| {
             let device = snapshot.devices.get(&node)?.spec.devices.first()?;
-            let condition = device
-                .conditions
-                .iter()
-                .find(|condition| condition.condition_type == CONDITION_INJECTABLE)?;
+            let mut conditions = device.conditions.iter();
+            let condition = conditions.find(|condition| condition.condition_type == CONDITION_INJECTABLE)?;
             (condition.status == "True" && condition.reason == "Cdi").then_some(())
         };
         world.until("the mode in the Device object", is_published).await?;
@@ -211,32 +184,25 @@ fn mode(world: &mut World) -> BoxFuture<'_, Result<()>> {
 fn kubelet_socket_removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?.name;
-        let found = world.cluster()?.node(&node)?;
+        let found = world.node(&node)?;
         let socket = found.kubelet().config().plugin_socket();
         let (before, n_registrations) = (healthy(found.kubelet()), found.kubelet().n_registrations());
         files::remove(&socket)?;
-        let has_lost = found
-            .kubelet()
-            .until(QUIET, |kubelet| healthy(kubelet) != before)
-            .await;
+        let has_lost = |kubelet: &Kubelet| healthy(kubelet) != before;
         ensure!(
-            !has_lost,
+            !found.kubelet().until(QUIET, has_lost).await,
             "the node has {:?} of its devices {before:?}",
             healthy(found.kubelet())
         );
-        world
-            .start(PodBuilder::new("meanwhile", &[(GPU_MEM, "1")]).on(&node))
-            .await?;
-        let found = world.cluster()?.node(&node)?;
+        world.start_units("meanwhile", "1", &node).await?;
+        let found = world.node(&node)?;
         ensure!(
             found.kubelet().n_registrations() == n_registrations,
             "the plugin has registered again"
         );
         found.restart_kubelet().await?;
         super::breaking::until_registered(world, &node).await?;
-        world
-            .start(PodBuilder::new("after", &[(GPU_MEM, "1")]).on(&node))
-            .await?;
+        world.start_units("after", "1", &node).await?;
         world.until_running(&["meanwhile", "after"]).await
     }
     .boxed()
@@ -254,17 +220,13 @@ async fn replace_by_pipe(file: &Path) -> Result<()> {
 fn plugin_hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?.name;
-        world
-            .start(PodBuilder::new("before", &[(GPU_MEM, "1")]).on(&node))
-            .await?;
-        let found = world.cluster()?.node(&node)?;
+        world.start_units("before", "1", &node).await?;
+        let found = world.node(&node)?;
         let checkpoint = found.kubelet().config().checkpoint();
         replace_by_pipe(&checkpoint).await?;
         let began = Instant::now();
-        world
-            .create(PodBuilder::new("caught", &[(GPU_MEM, "1")]).on(&node))
-            .await?;
-        let found = world.cluster()?.node(&node)?;
+        world.create_units("caught", "1", &node).await?;
+        let found = world.node(&node)?;
         let has_ended = match found.plugin() {
             Some(plugin) => plugin.until_ended(HUNG).await,
             None => false,
@@ -287,9 +249,7 @@ fn plugin_hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
             .until("the pod that was being admitted to run or to fail", is_settled)
             .await?;
         world.delete("caught").await?;
-        world
-            .start(PodBuilder::new("after", &[(GPU_MEM, "1")]).on(&node))
-            .await?;
+        world.start_units("after", "1", &node).await?;
         world.until_running(&["before", "after"]).await
     }
     .boxed()
@@ -325,8 +285,8 @@ fn line_with(log: &Path, words: &[&str]) -> Result<String> {
 fn metrics(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(2)?.name;
-        world.start(PodBuilder::new("placed", &[(GPU_MEM, "2")]).on(&node)).await?;
-        let found = world.cluster()?.node(&node)?;
+        world.start_units("placed", "2", &node).await?;
+        let found = world.node(&node)?;
         for line in [
             format!(r#"gpushare_device_plugin_device_healthy{{type="gpu",device="GPU-{node}-0",minor="0","#),
             format!(r#"gpushare_device_plugin_registered{{resource="{GPU_MEM}"}} 1"#),
@@ -357,7 +317,7 @@ fn metrics(world: &mut World) -> BoxFuture<'_, Result<()>> {
         }
         world.pods.api().create(&PostParams::default(), &stray).await?;
         let held = r#"gpushare_device_plugin_held_containers{reason="unplaced"} 1"#;
-        until_metrics(world.cluster()?.node(&node)?, held, true).await?;
+        until_metrics(world.node(&node)?, held, true).await?;
         world.delete("stray").await
     }
     .boxed()

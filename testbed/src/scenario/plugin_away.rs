@@ -73,7 +73,7 @@ fn plugin_replaced(world: &mut World) -> BoxFuture<'_, Result<()>> {
             }
             anyhow::Ok(())
         };
-        let node = world.cluster()?.node(NODE)?;
+        let node = world.node(NODE)?;
         let (came, is_clean) = tokio::join!(coming, node.replace_plugin(GRACE));
         came?;
         ensure!(is_clean?, "the old plugin did not end cleanly");
@@ -96,11 +96,11 @@ fn plugin_dies(world: &mut World) -> BoxFuture<'_, Result<()>> {
                 .subresource("status")
                 .name(|name| name == NODE);
             let late = world.cluster()?.api().faults().inject(status, Fault::Refuse(503));
-            world.cluster()?.node(NODE)?.remove_plugin().await;
+            world.node(NODE)?.remove_plugin().await;
             let before = kept.n_failed;
             // No pod starts to run meanwhile: the time is that of the plugin's absence.
             let _ = timeout(AWAY, kept.until_running(world, N_KEPT)).await;
-            world.cluster()?.node(NODE)?.start_plugin(&[])?;
+            world.node(NODE)?.start_plugin(&[])?;
             let _ = timeout(AWAY, kept.until_running(world, N_KEPT)).await;
             late.remove();
             kept.look(world);

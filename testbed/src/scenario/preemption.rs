@@ -16,6 +16,7 @@ use super::{Body, World};
 use crate::cluster::SCHEDULER_USER;
 use crate::invariants;
 use crate::observer::ClusterSnapshot;
+use crate::pod_fields::node_of;
 use crate::pods::PodBuilder;
 
 /// Name, promise, body.
@@ -66,15 +67,11 @@ fn share(name: &str, percent: u32, priority: i32) -> PodBuilder {
 async fn with_class(world: &mut World, scenario: Body) -> Result<()> {
     let classes: Api<PriorityClass> = Api::all(world.client.0.clone());
     let class = serde_json::from_value(json!({"metadata": {"name": CLASS}, "value": IMPORTANT}))?;
-    classes
-        .create(&PostParams::default(), &class)
-        .await
-        .context("cannot create a PriorityClass")?;
+    let created = classes.create(&PostParams::default(), &class).await;
+    created.context("cannot create a PriorityClass")?;
     let tried = scenario(world).await;
-    classes
-        .delete(CLASS, &DeleteParams::default())
-        .await
-        .context("cannot delete a PriorityClass")?;
+    let deleted = classes.delete(CLASS, &DeleteParams::default()).await;
+    deleted.context("cannot delete a PriorityClass")?;
     tried
 }
 
@@ -93,13 +90,23 @@ async fn fill(world: &World) -> Result<Vec<String>> {
 
 /// The node and the minor number of each of these pods that has its place.
 fn places(world: &World, names: &[String]) -> Vec<(String, Option<(String, i32)>)> {
-    let snapshot = world.observer.now();
-    let place = |name: &String| {
-        let pod = snapshot.pods.get(&world.key(name))?;
-        let node = pod.spec.as_ref()?.node_name.clone()?;
-        Some((node, invariants::record(pod).ok()?.first()?.0))
-    };
-    names.iter().map(|name| (name.clone(), place(name))).collect()
+    names
+        .iter()
+        .map(|name| (name.clone(), place(world, name)))
+        .collect()
+}
+
+fn place(world: &World, name: &str) -> Option<(String, i32)> {
+    let pod = world.pod(name).ok()?;
+    let node = node_of(&pod)?.to_owned();
+    Some((node, invariants::record(&pod).ok()?.first()?.0))
+}
+
+/// True if a pod is there and stays there.
+fn stays(world: &World, name: &str) -> bool {
+    world
+        .pod(name)
+        .is_ok_and(|pod| pod.metadata.deletion_timestamp.is_none())
 }
 
 /// Asserts that the important pod has the GPU that `n_gone` pods have left, and that no others have gone.
@@ -109,16 +116,9 @@ async fn until_one_gpu_has_changed_hands(
     n_gone: usize,
 ) -> Result<()> {
     world.until_running(&["high"]).await?;
-    let high = places(world, &["high".to_owned()])
-        .pop()
-        .and_then(|(_, place)| place)
-        .context("the pod has no record")?;
-    let snapshot: ClusterSnapshot = world.observer.now();
-    let is_gone = |name: &String| {
-        let pod = snapshot.pods.get(&world.key(name));
-        pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
-    };
-    let gone: Vec<_> = before.iter().filter(|(name, _)| is_gone(name)).collect();
+    let high = place(world, "high").context("the pod has no record")?;
+    let mut gone = before.to_vec();
+    gone.retain(|(name, _)| !stays(world, name));
     ensure!(
         gone.len() == n_gone,
         "{} pods have gone, {n_gone} had to: {gone:?}",
@@ -149,20 +149,13 @@ fn watch_is_behind(world: &mut World) -> BoxFuture<'_, Result<()>> {
 async fn try_watch_is_behind(world: &mut World) -> Result<()> {
     let names = fill(world).await?;
     let low = places(world, &names);
-    let held = world
-        .cluster()?
-        .api()
-        .faults()
-        .hold_watches_of(SCHEDULER_USER, "pods");
+    let faults = world.cluster()?.api().faults();
+    let held = faults.hold_watches_of(SCHEDULER_USER, "pods");
     world.create(share("high", 50, IMPORTANT)).await?;
     let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
     let two_ended = |snapshot: &ClusterSnapshot| {
-        (keys
-            .iter()
-            .filter(|key| !snapshot.pods.contains_key(*key))
-            .count()
-            >= 2)
-            .then_some(())
+        let ended = keys.iter().filter(|key| !snapshot.pods.contains_key(*key));
+        (ended.count() >= 2).then_some(())
     };
     world.until("two pods to end", two_ended).await?;
     tokio::time::sleep(BEHIND).await;
@@ -178,34 +171,30 @@ fn budget_is_kept(world: &mut World) -> BoxFuture<'_, Result<()>> {
 async fn try_budget_is_kept(world: &mut World) -> Result<()> {
     let low = places(world, &fill(world).await?);
     let (_, free) = low.last().context("there are no pods")?;
-    let one_of_each: BTreeMap<_, _> = low.iter().map(|(name, place)| (place, name)).collect();
-    let on_it = low
-        .iter()
-        .filter(|(_, place)| place == free)
-        .map(|(name, _)| name);
-    let unprotected: BTreeSet<&String> = on_it.chain(one_of_each.into_values()).collect();
+    let (mut one_of_each, mut unprotected) = (BTreeMap::new(), BTreeSet::new());
+    for (name, place) in &low {
+        one_of_each.insert(place, name);
+        if place == free {
+            unprotected.insert(name);
+        }
+    }
+    unprotected.extend(one_of_each.into_values());
     let protected = json!([{"key": "name", "operator": "NotIn", "values": unprotected}]);
     let budget = json!({"metadata": {"name": "protected"}, "spec": {"selector": {"matchExpressions": protected}, "maxUnavailable": 0}});
     let budgets: Api<PodDisruptionBudget> = Api::namespaced(world.client.0.clone(), &world.namespace);
-    budgets
-        .create(&PostParams::default(), &serde_json::from_value(budget)?)
-        .await?;
+    let budget = serde_json::from_value(budget)?;
+    budgets.create(&PostParams::default(), &budget).await?;
     let n_low = low.len();
     let status = json!({"disruptionsAllowed": 0, "currentHealthy": n_low, "desiredHealthy": n_low, "expectedPods": n_low});
+    let patch = Patch::Merge(json!({"status": status}));
     budgets
-        .patch_status(
-            "protected",
-            &PatchParams::default(),
-            &Patch::Merge(json!({"status": status})),
-        )
+        .patch_status("protected", &PatchParams::default(), &patch)
         .await?;
     world.create(share("high", 75, IMPORTANT)).await?;
     let freed = until_one_gpu_has_changed_hands(world, &low, 3).await;
     budgets.delete("protected", &DeleteParams::default()).await?;
     freed?;
-    let high = places(world, &["high".to_owned()])
-        .pop()
-        .and_then(|(_, place)| place);
+    let high = place(world, "high");
     ensure!(
         high == *free,
         "the pod is on {high:?}, and only on {free:?} could enough pods go"
@@ -221,13 +210,12 @@ fn nothing_helps(world: &mut World) -> BoxFuture<'_, Result<()>> {
 async fn try_nothing_helps(world: &mut World) -> Result<()> {
     let snapshot = world.observer.now();
     let n_gpus = invariants::accounts(&snapshot, &world.excused).gpus.len();
-    let halves = |prefix: &str| {
-        (0..n_gpus)
-            .map(|idx| format!("{prefix}-{idx}"))
-            .collect::<Vec<_>>()
-    };
+    let (mut peers, mut low) = (Vec::new(), Vec::new());
     // One of each kind on every GPU: a pod of sixty percent keeps the next of them off its GPU.
-    let (peers, low) = (halves("peer"), halves("low"));
+    for idx in 0..n_gpus {
+        peers.push(format!("peer-{idx}"));
+        low.push(format!("low-{idx}"));
+    }
     futures::future::try_join_all(peers.iter().map(|name| world.create(share(name, 60, IMPORTANT)))).await?;
     world.until_all_run(&peers).await?;
     futures::future::try_join_all(low.iter().map(|name| world.create(share(name, 40, 0)))).await?;
@@ -235,16 +223,7 @@ async fn try_nothing_helps(world: &mut World) -> Result<()> {
     world.create(share("high", 70, IMPORTANT)).await?;
     // Pods are evicted before the condition is written.
     world.until_refused("high", "nodes are available").await?;
-    let snapshot = world.observer.now();
-    let stays = |name: &String| {
-        snapshot
-            .pods
-            .get(&world.key(name))
-            .is_some_and(|pod| pod.metadata.deletion_timestamp.is_none())
-    };
-    ensure!(
-        low.iter().all(stays),
-        "a pod was evicted although that helps no other pod"
-    );
+    let stay = low.iter().all(|name| stays(world, name));
+    ensure!(stay, "a pod was evicted although that helps no other pod");
     Ok(())
 }

@@ -248,9 +248,7 @@ async fn until_whole(
 fn removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let node = world.gpu_node(1)?.name;
-        world
-            .start(PodBuilder::new("held", &[(GPU_MEM, "2")]).on(&node))
-            .await?;
+        world.start_units("held", "2", &node).await?;
         let key = world.key("held");
         let is_assigned = |snapshot: &ClusterSnapshot| {
             (snapshot.pods.get(&key)?.annotations().get(MEM_ASSIGNED)? == "true").then_some(())
@@ -268,9 +266,9 @@ fn removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
             );
         }
         // A plugin that has never seen the record knows which devices the container sees.
-        world.cluster()?.node(&node)?.remove_plugin().await;
+        world.node(&node)?.remove_plugin().await;
         let version = remove(world, "held", "").await?;
-        world.cluster()?.node(&node)?.start_plugin(&[])?;
+        world.node(&node)?.start_plugin(&[])?;
         until_whole(world, "held", &before, version).await?;
         // Until then kubelet fails the pod at once, and the plugin never checks it.
         until_registered(world, &node).await?;

@@ -27,11 +27,7 @@ pub(super) const HOOKED: &str = "hooked";
 fn hooked(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         // Of three GPUs the vendor's plugin knows two, so that it must choose others than the scheduler.
-        world
-            .cluster()?
-            .node(HOOKED)?
-            .start_vendor_plugin(&[1, 2])
-            .await?;
+        world.node(HOOKED)?.start_vendor_plugin(&[1, 2]).await?;
         until_offered(world, HOOKED, 2).await?;
         until_registered(world, 1).await?;
         let mut n_different = 0;
@@ -45,7 +41,7 @@ fn hooked(world: &mut World) -> BoxFuture<'_, Result<()>> {
             "kubelet has given each pod what its record says: nothing was tried"
         );
         world.delete("whole-0").await?;
-        world.cluster()?.node(HOOKED)?.restart_plugin().await?;
+        world.node(HOOKED)?.restart_plugin().await?;
         until_registered(world, 2).await?;
         world.verify().await.context("after a restart")?;
         pinned(world).await
@@ -56,14 +52,7 @@ fn hooked(world: &mut World) -> BoxFuture<'_, Result<()>> {
 /// A pod that was bound by hand and chose its GPU itself: the Device object shows what it sees, not what kubelet thinks.
 async fn pinned(world: &mut World) -> Result<()> {
     world.excused.insert(world.key("pinned"));
-    let pin = world
-        .cluster()?
-        .node(HOOKED)?
-        .gpus()
-        .first()
-        .context("no GPU")?
-        .uuid
-        .clone();
+    let pin = world.node(HOOKED)?.gpus().first().context("no GPU")?.uuid.clone();
     let container = json!({
         "name": "main", "image": "x",
         "env": [{"name": VISIBLE_DEVICES, "value": pin}],
@@ -102,7 +91,7 @@ async fn pinned(world: &mut World) -> Result<()> {
 
 /// Waits until our plugin has registered with the runtime `n` times.
 async fn until_registered(world: &mut World, times: usize) -> Result<()> {
-    let kubelet = world.cluster()?.node(HOOKED)?.kubelet();
+    let kubelet = world.node(HOOKED)?.kubelet();
     ensure!(
         kubelet.until_asked(times, DEADLINE).await,
         "the plugin has not come to the container runtime {times} times"
@@ -113,7 +102,7 @@ async fn until_registered(world: &mut World, times: usize) -> Result<()> {
 /// The GPUs that kubelet has given to a pod.
 fn given(world: &mut World, pod: &Pod) -> Result<Vec<String>> {
     let uid = pod.uid().unwrap_or_default();
-    let allocations = world.cluster()?.node(HOOKED)?.kubelet().allocations();
+    let allocations = world.node(HOOKED)?.kubelet().allocations();
     let own = allocations
         .into_iter()
         .filter(|allocation| allocation.pod_uid == uid && allocation.resource == NVIDIA_GPU);

@@ -227,10 +227,7 @@ fn refusals(world: &mut World) -> BoxFuture<'_, Result<()>> {
             world.until_breaks_rule(PodBuilder::new(name, limits).on(&node.name), words)
         });
         futures::future::try_join_all(tried).await?;
-        world
-            .start(PodBuilder::new("sound", &[(GPU_MEM, "1")]).on(&node.name))
-            .await
-            .map(|_| ())
+        world.start_units("sound", "1", &node.name).await.map(|_| ())
     }
     .boxed()
 }
@@ -272,9 +269,7 @@ fn waiting_for_room(world: &mut World) -> BoxFuture<'_, Result<()>> {
             ensure!(rest == 2, "GPU {idx} of {} is too small for this", node.name);
         }
         // Two units are left on each GPU: enough in all, not enough on any one.
-        world
-            .create(PodBuilder::new("waits", &[(GPU_MEM, "3")]).on(&node.name))
-            .await?;
+        world.create_units("waits", "3", &node.name).await?;
         world.until_refused("waits", "not enough free GPU memory").await?;
         world.verify().await?;
         world.delete("fill-0").await?;

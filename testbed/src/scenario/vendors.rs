@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Result, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use proto::resource::{GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
+use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED};
 
 use super::{Body, DEADLINE, World};
 use crate::invariants;
@@ -48,7 +48,7 @@ pub(super) fn share(name: &str, ratio: &str, node: &str) -> PodBuilder {
 
 /// Waits until kubelet's node offers `n` of the vendor's resource.
 pub(super) async fn until_offered(world: &mut World, node: &str, n_gpus: usize) -> Result<()> {
-    let kubelet = world.cluster()?.node(node)?.kubelet();
+    let kubelet = world.node(node)?.kubelet();
     let offered = |kubelet: &crate::kubelet::Kubelet| {
         kubelet
             .capacity()
@@ -93,9 +93,7 @@ fn ours(world: &mut World) -> BoxFuture<'_, Result<()>> {
         );
         world.create(whole("whole-1", 1, OURS)).await?;
         world.until_refused("whole-1", "nodes are available").await?;
-        world
-            .create(PodBuilder::new("units", &[(GPU_MEM, "8")]).on(OURS))
-            .await?;
+        world.create_units("units", "8", OURS).await?;
         world.until_refused("units", "nodes are available").await?;
         // Either of the two may be tried first, and takes the GPU that is free then.
         world.delete("share-0").await?;
@@ -107,11 +105,7 @@ fn ours(world: &mut World) -> BoxFuture<'_, Result<()>> {
 
 fn theirs(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
-        world
-            .cluster()?
-            .node(THEIRS)?
-            .start_vendor_plugin(&[0, 1, 2])
-            .await?;
+        world.node(THEIRS)?.start_vendor_plugin(&[0, 1, 2]).await?;
         until_offered(world, THEIRS, 3).await?;
         world.start(whole("whole-0", 1, THEIRS)).await?;
         // Two GPUs are left for sharers, whichever the vendor's plugin has taken.
@@ -136,7 +130,7 @@ fn theirs(world: &mut World) -> BoxFuture<'_, Result<()>> {
 
 fn divided(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
-        world.cluster()?.node(DIVIDED)?.start_vendor_plugin(&[2]).await?;
+        world.node(DIVIDED)?.start_vendor_plugin(&[2]).await?;
         until_offered(world, DIVIDED, 1).await?;
         world.start(share("share-0", "60", DIVIDED)).await?;
         world.start(share("share-1", "60", DIVIDED)).await?;

@@ -55,8 +55,13 @@ pub struct Wave {
 
 impl Wave {
     /// Number of pods that failed.
-    pub fn n_lost(&self) -> usize {
+    pub(crate) fn n_lost(&self) -> usize {
         self.lost.values().sum()
+    }
+
+    /// True if no container was wrong, no GPU overfull and no pod stuck.
+    pub fn is_ok(&self) -> bool {
+        self.wrong.is_empty() && self.over.is_empty() && self.stuck.is_empty()
     }
 }
 

@@ -8,12 +8,13 @@ use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, DeleteParams, PostParams};
 use kube::{Client, ResourceExt};
+use proto::resource::GPU_MEM;
 use serde_json::json;
 use tracing::warn;
 
 use super::{DEADLINE, Scenario, breaking, old_nodes, sampling};
-use crate::cluster::LocalCluster;
 use crate::cluster::webhooks::CONFIGURATION as WEBHOOKS;
+use crate::cluster::{LocalCluster, SimulatedNode};
 use crate::observer::{ClusterSnapshot, Condition, Observer};
 use crate::parts::{ClusterPart, Commands, Need};
 use crate::pod_fields::{container_statuses, containers, is_running, node_of, phase, unscheduled_because};
@@ -86,7 +87,7 @@ impl World {
 
     /// The same world, of a real cluster whose parts may be broken by these commands.
     #[must_use]
-    pub fn broken_by(self, commands: Option<Commands>) -> Self {
+    pub(crate) fn broken_by(self, commands: Option<Commands>) -> Self {
         Self { commands, ..self }
     }
 
@@ -114,7 +115,7 @@ impl World {
     }
 
     /// Makes the world usable again after a scenario that failed half-way, as well as that goes.
-    pub async fn recover(&mut self) {
+    pub(crate) async fn recover(&mut self) {
         self.excused.clear();
         if let Some(commands) = &self.commands
             && commands.allow(Need::Pause(ClusterPart::Scheduler))
@@ -156,6 +157,11 @@ impl World {
     pub(super) fn cluster(&mut self) -> Result<&mut LocalCluster> {
         let cluster = self.cluster.as_mut();
         cluster.context("this needs the testbed's own cluster")
+    }
+
+    /// A node of the testbed's cluster.
+    pub(super) fn node(&mut self, name: &str) -> Result<&mut SimulatedNode> {
+        self.cluster()?.node(name)
     }
 
     pub(super) fn key(&self, name: &str) -> String {
@@ -225,6 +231,18 @@ impl World {
         let name = self.create(spec).await?.name_any();
         self.until_running(&[&name]).await?;
         self.pod(&name)
+    }
+
+    /// Creates a pod of so many memory units for a node and waits until it runs.
+    pub(super) async fn start_units(&self, name: &str, units: &str, node: &str) -> Result<Pod> {
+        self.start(PodBuilder::new(name, &[(GPU_MEM, units)]).on(node))
+            .await
+    }
+
+    /// Creates a pod of so many memory units for a node.
+    pub(super) async fn create_units(&self, name: &str, units: &str, node: &str) -> Result<Pod> {
+        self.create(PodBuilder::new(name, &[(GPU_MEM, units)]).on(node))
+            .await
     }
 
     /// Ends the container `main` of a running pod, and waits until kubelet has started it again.

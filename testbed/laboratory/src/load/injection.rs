@@ -287,7 +287,7 @@ fn is_as_written(dir: &Path, container: &RuntimeContainer) -> Result<bool> {
             continue;
         };
         let path = dir.join(format!("{SPEC_PREFIX}{name}.json"));
-        let spec: Specification = serde_json::from_str(&files::read(&path)?)
+        let spec: WrittenSpec = serde_json::from_str(&files::read(&path)?)
             .with_context(|| format!("{} is no CDI spec", path.display()))?;
         let device = spec.devices.into_iter().next();
         let edits = device
@@ -318,26 +318,25 @@ fn is_as_written(dir: &Path, container: &RuntimeContainer) -> Result<bool> {
 
 /// The fields of a CDI spec of the plugin that a container shows.
 #[derive(Deserialize)]
-struct Specification {
-    devices: Vec<SpecDevice>,
+struct WrittenSpec {
+    devices: Vec<WrittenDevice>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct SpecDevice {
-    container_edits: SpecEdits,
+struct WrittenDevice {
+    container_edits: WrittenEdits,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-#[derive(Default)]
-struct SpecEdits {
+struct WrittenEdits {
     env: Vec<String>,
-    device_nodes: Vec<SpecNode>,
+    device_nodes: Vec<WrittenNode>,
 }
 
 #[derive(Deserialize)]
-struct SpecNode {
+struct WrittenNode {
     path: String,
 }
 

@@ -26,7 +26,7 @@ use super::arrivals::Arrival;
 use super::occupancy::{FreeRoom, GpuShare};
 use super::refusal::{Misfits, Refused};
 use super::trace::PERCENT;
-use super::world::{ReplayInput, ReplayPod};
+use super::world::{ReplayInput, ReplayNode, ReplayPod};
 
 /// The scheduler, and the pod that it is busy with.
 pub struct Engine<'w> {
@@ -87,25 +87,16 @@ impl<'w> Engine<'w> {
         let extender = offline::extender_of(offline::index_with(policies, nodes, devices, present))
             .with_answer_nodes(answer_nodes);
         let n_broken = extender.index().read().fleet().check().len();
+        let (mut by_name, mut quoted) = (HashMap::new(), Vec::new());
+        for (at, node) in world.nodes.iter().enumerate() {
+            by_name.insert(&*node.name, at);
+            quoted.push(json!(node.name).to_string().into_bytes().into());
+        }
         Self {
             world,
             extender,
-            by_name: world
-                .nodes
-                .iter()
-                .enumerate()
-                .map(|(at, node)| (&*node.name, at))
-                .collect(),
-            quoted: world
-                .nodes
-                .iter()
-                .map(|node| {
-                    serde_json::Value::from(&*node.name)
-                        .to_string()
-                        .into_bytes()
-                        .into()
-                })
-                .collect(),
+            by_name,
+            quoted,
             pod: proto::pod::Pod::default(),
             pod_head: String::new(),
             pod_json: Vec::new(),
@@ -167,26 +158,13 @@ impl<'w> Engine<'w> {
         let answer: FilterAnswer<'_> =
             serde_json::from_slice(&answer.json).context("filter answers nonsense")?;
         ensure!(answer.error.is_empty(), "filter fails: {}", answer.error);
-        let find = |name: &Name<'_>| {
-            self.by_name
-                .get(&*name.0)
-                .copied()
-                .with_context(|| format!("filter names node {:?}", name.0))
-        };
-        let nodes = answer
-            .node_names
-            .unwrap_or_default()
-            .iter()
-            .map(find)
-            .collect::<Result<_>>()?;
-        let (failed, unresolvable) = (answer.failed_nodes, answer.failed_and_unresolvable_nodes);
-        Ok((
-            FilterOutcome {
-                nodes,
-                refused: Refused::of(failed, unresolvable),
-            },
-            time,
-        ))
+        let mut nodes = Vec::new();
+        for Name(name) in answer.node_names.unwrap_or_default() {
+            let at = self.by_name.get(&*name).copied();
+            nodes.push(at.with_context(|| format!("filter names node {name:?}"))?);
+        }
+        let refused = Refused::of(answer.failed_nodes, answer.failed_and_unresolvable_nodes);
+        Ok((FilterOutcome { nodes, refused }, time))
     }
 
     /// The extender's scores of these nodes, from 0 to 10.
@@ -195,10 +173,12 @@ impl<'w> Engine<'w> {
         let answer = prioritize::answer(&self.extender, &self.body)?;
         let priorities: Vec<Priority<'_>> =
             serde_json::from_slice(&answer).context("prioritize answers nonsense")?;
-        Ok(priorities
-            .iter()
-            .filter_map(|priority| Some((*self.by_name.get(&*priority.host.0)?, priority.score)))
-            .collect())
+        let mut scores = HashMap::new();
+        for priority in priorities {
+            let node = self.by_name.get(&*priority.host.0);
+            scores.extend(node.map(|node| (*node, priority.score)));
+        }
+        Ok(scores)
     }
 
     fn ask_about(&mut self, nodes: &[usize]) {
@@ -227,12 +207,13 @@ impl<'w> Engine<'w> {
         let name = self.name(node)?;
         self.n_bound += 1;
         let order = offline::bind(&self.extender, &pod, name, self.n_bound, Instant::now());
-        let order = order.with_context(|| {
+        let failure = || {
             format!(
                 "pod {} is not bound to node {name}, which filter had named",
                 pod.name
             )
-        })?;
+        };
+        let order = order.with_context(failure)?;
         self.write(node, order.annotations)
     }
 
@@ -240,16 +221,12 @@ impl<'w> Engine<'w> {
     pub fn bind_elsewhere(&mut self, node: usize, parts: &[GpuShare]) -> Result<()> {
         let mut annotations = BTreeMap::new();
         if !parts.is_empty() {
-            let minors = &self
-                .world
-                .nodes
-                .get(node)
-                .context("there is no such node")?
-                .minors;
-            let allocations = parts
-                .iter()
-                .filter_map(|part| Some(allocation(*minors.get(part.gpu)?, part.milli)))
-                .collect();
+            let minors = &self.node(node)?.minors;
+            let mut allocations = Vec::new();
+            for part in parts {
+                let minor = minors.get(part.gpu);
+                allocations.extend(minor.map(|minor| allocation(*minor, part.milli)));
+            }
             self.n_bound += 1;
             let record = Record {
                 allocations: [(TYPE_GPU.to_owned(), allocations)].into(),
@@ -264,26 +241,14 @@ impl<'w> Engine<'w> {
     /// The API server stores the binding, and the watch shows the pod with it.
     fn write(&mut self, node: usize, annotations: BTreeMap<String, String>) -> Result<Vec<GpuShare>> {
         let name = self.name(node)?.to_owned();
-        let minors = &self
-            .world
-            .nodes
-            .get(node)
-            .context("there is no such node")?
-            .minors;
+        let minors = &self.node(node)?.minors;
         let record = Record::read(&annotations)?.unwrap_or_default();
-        let gpus = record
-            .allocations
-            .get(TYPE_GPU)
-            .map(Vec::as_slice)
-            .unwrap_or_default();
-        let part = |allocation: &DeviceAllocation| {
-            let gpu = minors.iter().position(|minor| *minor == allocation.minor)?;
-            Some(GpuShare {
-                gpu,
-                milli: milli(allocation),
-            })
-        };
-        let parts = gpus.iter().filter_map(part).collect();
+        let mut parts = Vec::new();
+        for allocation in record.allocations.get(TYPE_GPU).into_iter().flatten() {
+            let gpu = minors.iter().position(|minor| *minor == allocation.minor);
+            let milli = milli(allocation);
+            parts.extend(gpu.map(|gpu| GpuShare { gpu, milli }));
+        }
         self.pod
             .metadata
             .annotations
@@ -312,27 +277,21 @@ impl<'w> Engine<'w> {
         let index = self.extender.index().read();
         let violations = index.fleet().check();
         if let Some(violation) = violations.last().filter(|_| violations.len() > self.n_broken) {
-            bail!(
-                "{} invariants of the engine do not hold, one of them: {violation:?}",
-                violations.len()
-            );
+            let n = violations.len();
+            bail!("{n} invariants of the engine do not hold, one of them: {violation:?}");
         }
         if !self.world.is_exact {
             return Ok(());
         }
         for (node, counted) in self.world.nodes.iter().zip(occupancy.nodes()) {
-            let Some(view) = index
-                .fleet()
-                .node_id(&node.name)
-                .and_then(|id| index.fleet().view(id))
-            else {
+            let id = index.fleet().node_id(&node.name);
+            let Some(view) = id.and_then(|id| index.fleet().view(id)) else {
                 continue;
             };
-            let core: Vec<i64> = view
-                .gpus()
-                .iter()
-                .map(|gpu| i64::from(gpu.free.core) * PERCENT)
-                .collect();
+            let mut core = Vec::new();
+            for gpu in view.gpus() {
+                core.push(i64::from(gpu.free.core) * PERCENT);
+            }
             ensure!(
                 *core == *counted.gpus,
                 "node {}: the engine counts {core:?} thousandths free, its records say {:?}",
@@ -353,8 +312,12 @@ impl<'w> Engine<'w> {
         }
     }
 
+    fn node(&self, node: usize) -> Result<&'w ReplayNode> {
+        self.world.nodes.get(node).context("there is no such node")
+    }
+
     fn name(&self, node: usize) -> Result<&'w str> {
-        Ok(&self.world.nodes.get(node).context("there is no such node")?.name)
+        Ok(&self.node(node)?.name)
     }
 }
 
@@ -378,11 +341,8 @@ fn allocation(minor: i32, milli: i64) -> DeviceAllocation {
 /// The part of a GPU that a record gives a pod: of memory or of computing power, whichever is more.
 fn milli(allocation: &DeviceAllocation) -> i64 {
     let percent = |resource: &str| {
-        allocation
-            .resources
-            .get(resource)
-            .and_then(|quantity| quantity.unsigned())
-            .unwrap_or(0)
+        let amount = allocation.resources.get(resource).copied();
+        amount.and_then(Quantity::unsigned).unwrap_or(0)
     };
     i64::try_from(percent(GPU_CORE).max(percent(GPU_MEMORY_RATIO))).unwrap_or(0) * PERCENT
 }

@@ -65,27 +65,16 @@ pub(super) async fn post(
         url: place.url.clone(),
         why,
     };
-    let exchanged = tokio::time::timeout(hook.timeout, exchange(hook, &place, review)).await;
-    let (status, body) = exchanged
-        .map_err(|_| failed("context deadline exceeded".to_owned()))?
-        .map_err(|error| failed(with_sources(&*error)))?;
+    let (status, body) = match tokio::time::timeout(hook.timeout, exchange(hook, &place, review)).await {
+        Err(_) => return Err(failed("context deadline exceeded".to_owned())),
+        Ok(Err(error)) => return Err(failed(format!("{error:#}"))),
+        Ok(Ok(answer)) => answer,
+    };
     if status != StatusCode::OK {
-        return Err(CallError::Status(
-            String::from_utf8_lossy(&body).trim().to_owned(),
-        ));
+        let text = String::from_utf8_lossy(&body);
+        return Err(CallError::Status(text.trim().to_owned()));
     }
     serde_json::from_slice(&body).map_err(|error| CallError::Response(error.to_string()))
-}
-
-/// An error with its causes.
-fn with_sources(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 fn locate(services: &LocalPorts, hook: &WebhookConfig) -> Result<WebhookAddress, CallError> {
@@ -95,9 +84,12 @@ fn locate(services: &LocalPorts, hook: &WebhookConfig) -> Result<WebhookAddress,
             .port
             .and_then(|port| u16::try_from(port).ok())
             .unwrap_or(443);
-        let address = services.get(&service.namespace, &service.name, port);
-        let address =
-            address.ok_or_else(|| CallError::Address(format!("service \"{}\" not found", service.name)))?;
+        let Some(address) = services.get(&service.namespace, &service.name, port) else {
+            return Err(CallError::Address(format!(
+                "service \"{}\" not found",
+                service.name
+            )));
+        };
         // The certificate is for the Service's name, whatever the address behind it.
         let server_name = format!("{}.{}.svc", service.name, service.namespace);
         let path = service
@@ -113,9 +105,8 @@ fn locate(services: &LocalPorts, hook: &WebhookConfig) -> Result<WebhookAddress,
         });
     }
     let text = hook.client.url.as_deref().unwrap_or_default();
-    let url: http::Uri = text
-        .parse()
-        .map_err(|error| CallError::Address(format!("url {text:?}: {error}")))?;
+    let parsed = text.parse::<http::Uri>();
+    let url = parsed.map_err(|error| CallError::Address(format!("url {text:?}: {error}")))?;
     let host = url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
     let address = Address::Named(host.clone(), url.port_u16().unwrap_or(443));
     let url = format!("{text}{}{query}", if url.query().is_some() { '&' } else { '?' });
@@ -126,13 +117,11 @@ fn locate(services: &LocalPorts, hook: &WebhookConfig) -> Result<WebhookAddress,
     })
 }
 
-type AnyError = Box<dyn std::error::Error + Send + Sync>;
-
 async fn exchange(
     hook: &WebhookConfig,
     place: &WebhookAddress,
     review: &Value,
-) -> Result<(StatusCode, Bytes), AnyError> {
+) -> anyhow::Result<(StatusCode, Bytes)> {
     let connected = match &place.address {
         Address::Known(address) => TcpStream::connect(address).await,
         Address::Named(host, port) => TcpStream::connect((host.as_str(), *port)).await,
@@ -141,9 +130,8 @@ async fn exchange(
     // A review is one small write, and Nagle's algorithm would hold it back.
     stream.set_nodelay(true)?;
     let connector = TlsConnector::from(Arc::new(client_config(hook)?));
-    let stream = connector
-        .connect(ServerName::try_from(place.server_name.clone())?, stream)
-        .await?;
+    let server_name = ServerName::try_from(place.server_name.clone())?;
+    let stream = connector.connect(server_name, stream).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
     let url: http::Uri = place.url.parse()?;
@@ -153,20 +141,17 @@ async fn exchange(
         .header(header::ACCEPT, "application/json, */*")
         .body(Full::<Bytes>::from(review.to_string()))?;
     let (head, body) = sender.send_request(request).await?.into_parts();
-    let body = Limited::new(body, MAX_ANSWER).collect().await?;
+    let body = Limited::new(body, MAX_ANSWER).collect().await;
+    let body = body.map_err(anyhow::Error::from_boxed)?;
     Ok((head.status, body.to_bytes()))
 }
 
-fn client_config(hook: &WebhookConfig) -> Result<ClientConfig, AnyError> {
+fn client_config(hook: &WebhookConfig) -> anyhow::Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
-    let bundle = hook
-        .client
-        .ca_bundle
-        .as_ref()
-        .map(|bundle| bundle.0.as_slice())
-        .unwrap_or_default();
-    for certificate in CertificateDer::pem_slice_iter(bundle) {
-        roots.add(certificate?)?;
+    if let Some(bundle) = &hook.client.ca_bundle {
+        for certificate in CertificateDer::pem_slice_iter(&bundle.0) {
+            roots.add(certificate?)?;
+        }
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
@@ -234,11 +219,10 @@ pub(super) fn read(uid: &str, hook: &WebhookConfig, answer: &Value) -> Result<We
     }
     let warnings = object::array(response, "/warnings")
         .iter()
-        .filter_map(Value::as_str)
-        .map(str::to_owned)
-        .collect();
+        .filter_map(Value::as_str);
+    let warnings = warnings.map(str::to_owned).collect();
     Ok(WebhookVerdict {
-        allowed: response.get("allowed").and_then(Value::as_bool).unwrap_or(false),
+        allowed: object::is_true(response, "/allowed"),
         status: response.get("status").cloned().unwrap_or_default(),
         patch: read_patch(response).map_err(|why| bad(format!("webhook \"{}\": {why}", hook.name)))?,
         warnings,
@@ -259,7 +243,8 @@ fn read_patch(response: &Value) -> Result<Option<Value>, String> {
         }
         None => return Err("webhook returned response.patch but not response.patchType".to_owned()),
     }
-    serde_json::from_slice(&bytes.0)
+    let patch = serde_json::from_slice(&bytes.0);
+    patch
         .map(Some)
         .map_err(|error| format!("response.patch: {error}"))
 }
@@ -271,24 +256,16 @@ impl WebhookVerdict {
             return Ok(self.patch);
         }
         let denied = format!("admission webhook \"{hook}\" denied the request");
-        let (message, reason) = (
-            object::text(&self.status, "/message"),
-            object::text(&self.status, "/reason"),
-        );
-        let text = match (message, reason) {
+        let reason = object::text(&self.status, "/reason");
+        let text = match (object::text(&self.status, "/message"), reason) {
             ("", "") => format!("{denied} without explanation"),
             ("", reason) => format!("{denied}: {reason}"),
             (message, _) => format!("{denied}: {message}"),
         };
-        let code = self
-            .status
-            .get("code")
-            .and_then(Value::as_u64)
-            .and_then(|code| u16::try_from(code).ok());
-        Err(ApiError::denied(
-            code.filter(|code| (400..600).contains(code)).unwrap_or(400),
-            reason,
-            text,
-        ))
+        let code = match object::integer(&self.status, "/code").map(u16::try_from) {
+            Some(Ok(code @ 400..600)) => code,
+            _ => 400,
+        };
+        Err(ApiError::denied(code, reason, text))
     }
 }

@@ -17,7 +17,7 @@ use cel::Context;
 use cel::parser::Parser;
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, NamedRuleWithOperations, ParamKind, ParamRef, RuleWithOperations,
-    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, Validation,
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicySpec, Validation,
 };
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
@@ -75,18 +75,14 @@ impl Params {
         if let Some(seen) = informers.ended.get(kind) {
             return seen.get(&(namespace.to_owned(), name.to_owned())).cloned();
         }
-        state
-            .store
-            .get(&resource.storage, &Key::new(namespace, name))
-            .map(|version| Arc::clone(&version.value))
+        let current = state.store.get(&resource.storage, &Key::new(namespace, name))?;
+        Some(Arc::clone(&current.value))
     }
 }
 
 fn resource_of(state: &ApiState, (api_version, kind): &GroupKind) -> Option<Arc<Resource>> {
-    state
-        .registry
-        .all()
-        .iter()
+    let mut resources = state.registry.all().iter();
+    resources
         .find(|resource| resource.api_version() == *api_version && resource.kind == *kind)
         .cloned()
 }
@@ -97,10 +93,8 @@ fn all(state: &ApiState, resource: &Resource) -> SeenParams {
     let _ = state
         .store
         .scan(&resource.storage, Slice::default(), |key, version| {
-            seen.insert(
-                (key.namespace.clone(), key.name.clone()),
-                Arc::clone(&version.value),
-            );
+            let name = (key.namespace.clone(), key.name.clone());
+            seen.insert(name, Arc::clone(&version.value));
             ControlFlow::Continue(())
         });
     seen
@@ -108,14 +102,11 @@ fn all(state: &ApiState, resource: &Resource) -> SeenParams {
 
 fn objects<T: DeserializeOwned>(state: &ApiState, plural: &str) -> Vec<T> {
     let mut found = Vec::new();
-    let _ = state.store.scan(
-        &format!("{ADMISSION}/{plural}"),
-        Slice::default(),
-        |_, version| {
-            found.extend(T::deserialize(&*version.value).ok());
-            ControlFlow::Continue(())
-        },
-    );
+    let storage = format!("{ADMISSION}/{plural}");
+    let _ = state.store.scan(&storage, Slice::default(), |_, version| {
+        found.extend(T::deserialize(&*version.value).ok());
+        ControlFlow::Continue(())
+    });
     found
 }
 
@@ -132,54 +123,45 @@ pub(super) struct PolicyRule {
 pub(super) fn rules(state: &ApiState, params: &Params, request: &ReviewedWrite<'_>) -> Vec<PolicyRule> {
     let policies: Vec<ValidatingAdmissionPolicy> = objects(state, "validatingadmissionpolicies");
     let bindings: Vec<ValidatingAdmissionPolicyBinding> = objects(state, "validatingadmissionpolicybindings");
-    let bound: Vec<(&ValidatingAdmissionPolicy, &ValidatingAdmissionPolicyBinding)> = bindings
-        .iter()
-        .filter_map(|binding| {
-            let name = binding.spec.policy_name.as_str();
-            let policy = policies
-                .iter()
-                .find(|policy| policy.metadata.name.as_deref() == Some(name))?;
-            Some((policy, binding))
-        })
-        .collect();
-    let kinds = bound
-        .iter()
-        .filter_map(|(policy, _)| policy.spec.as_ref()?.param_kind.as_ref().and_then(kind_of));
-    params.refresh(state, &kinds.collect());
+    let (mut bound, mut kinds) = (Vec::new(), BTreeSet::new());
+    for binding in &bindings {
+        let mut named = policies
+            .iter()
+            .filter(|policy| policy.metadata.name.as_ref() == Some(&binding.spec.policy_name));
+        if let Some(policy) = named.next()
+            && let Some(spec) = &policy.spec
+        {
+            kinds.extend(spec.param_kind.as_ref().and_then(kind_of));
+            bound.push((policy, spec, binding));
+        }
+    }
+    params.refresh(state, &kinds);
     // Policies do not apply to policies, so that a wrong one can still be corrected or deleted.
     if request.target.resource.group == ADMISSION {
         return Vec::new();
     }
-    let rule = |(policy, binding): (&ValidatingAdmissionPolicy, &ValidatingAdmissionPolicyBinding)| {
-        let (spec, binding_spec) = (policy.spec.as_ref()?, &binding.spec);
-        let is_denied = binding_spec
+    let mut rules = Vec::new();
+    for (policy, spec, binding) in bound {
+        let is_denied = binding
+            .spec
             .validation_actions
             .iter()
             .any(|action| action == "Deny");
-        let rules = spec
-            .match_constraints
-            .as_ref()
-            .and_then(|constraints| constraints.resource_rules.as_ref());
-        let is_meant = rules
-            .into_iter()
-            .flatten()
-            .any(|rule| rule_matches(&plain(rule), request));
-        if !is_denied || !is_meant {
-            return None;
+        let constraints = spec.match_constraints.iter();
+        let mut named = constraints.flat_map(|constraints| constraints.resource_rules.iter().flatten());
+        if !is_denied || !named.any(|rule| rule_matches(&plain(rule), request)) {
+            continue;
         }
-        let found = param(
-            state,
-            params,
-            spec.param_kind.as_ref(),
-            binding_spec.param_ref.as_ref(),
-        )?;
-        Some(PolicyRule {
-            policy: policy.clone(),
-            binding: binding.metadata.name.clone().unwrap_or_default(),
-            params: found,
-        })
-    };
-    bound.into_iter().filter_map(rule).collect()
+        let reference = binding.spec.param_ref.as_ref();
+        if let Some(params) = param(state, params, spec.param_kind.as_ref(), reference) {
+            rules.push(PolicyRule {
+                policy: policy.clone(),
+                binding: binding.metadata.name.clone().unwrap_or_default(),
+                params,
+            });
+        }
+    }
+    rules
 }
 
 fn kind_of(kind: &ParamKind) -> Option<GroupKind> {
@@ -221,13 +203,8 @@ fn param(
         )));
     };
     let namespace = reference.namespace.clone().unwrap_or_default();
-    match params.get(
-        state,
-        &resource,
-        &kind,
-        &namespace,
-        reference.name.as_deref().unwrap_or_default(),
-    ) {
+    let name = reference.name.as_deref().unwrap_or_default();
+    match params.get(state, &resource, &kind, &namespace, name) {
         Some(found) => Some(Ok(found)),
         // Without `Deny` a binding whose parameter is missing does not apply at all.
         None if reference.parameter_not_found_action.as_deref() == Some("Deny") => {
@@ -250,34 +227,13 @@ impl PolicyRule {
         };
         // A missing parameter is an error before any match condition is looked at, and so for every request that the rules name.
         let params = self.params.as_deref().map_err(Clone::clone);
-        let judged = params.and_then(|params| {
-            let expressions = Expressions::new(request, objects, Some(params))?;
-            if !expressions.are_met(spec.match_conditions.as_deref().unwrap_or_default())? {
-                return Ok(None);
-            }
-            let variables = spec
-                .variables
-                .iter()
-                .flatten()
-                .map(|variable| (variable.name.as_str(), variable.expression.as_str()));
-            let expressions = expressions.with_variables(variables);
-            for validation in spec.validations.iter().flatten() {
-                if !expressions.is_true(&validation.expression)? {
-                    let reason = validation.reason.clone().unwrap_or_else(|| "Invalid".to_owned());
-                    return Ok(Some((reason, message(&expressions, validation))));
-                }
-            }
-            Ok(None)
-        });
+        let judged = params.and_then(|params| judge(spec, request, objects, params));
         match judged {
             Ok(None) => Ok(()),
             Ok(Some((reason, message))) => Err(self.denied(request, &reason, &message)),
             Err(error) if spec.failure_policy.as_deref() == Some("Ignore") => {
-                tracing::warn!(
-                    policy = self.name(),
-                    error,
-                    "a policy cannot be evaluated, failing open"
-                );
+                let policy = self.name();
+                tracing::warn!(policy, error, "a policy cannot be evaluated, failing open");
                 Ok(())
             }
             Err(error) => Err(self.denied(request, "Invalid", &error)),
@@ -309,12 +265,33 @@ impl PolicyRule {
     }
 }
 
+/// The reason and message of the first validation that fails; none if the policy allows the request or does not apply.
+fn judge(
+    spec: &ValidatingAdmissionPolicySpec,
+    request: &ReviewedWrite<'_>,
+    objects: &ReviewObjects,
+    params: &Value,
+) -> Result<Option<(String, String)>, String> {
+    let expressions = Expressions::new(request, objects, Some(params))?;
+    if !expressions.are_met(spec.match_conditions.as_deref().unwrap_or_default())? {
+        return Ok(None);
+    }
+    let variables = spec.variables.iter().flatten();
+    let variables = variables.map(|variable| (variable.name.as_str(), variable.expression.as_str()));
+    let expressions = expressions.with_variables(variables);
+    for validation in spec.validations.iter().flatten() {
+        if !expressions.is_true(&validation.expression)? {
+            let reason = validation.reason.clone().unwrap_or("Invalid".to_owned());
+            return Ok(Some((reason, message(&expressions, validation))));
+        }
+    }
+    Ok(None)
+}
+
 /// The message of a failed validation: the result of its `messageExpression`, else its `message`, else its expression.
 fn message(expressions: &Expressions, validation: &Validation) -> String {
-    let said = validation
-        .message_expression
-        .as_ref()
-        .and_then(|expression| expressions.evaluate(expression).ok());
+    let expression = validation.message_expression.as_ref();
+    let said = expression.and_then(|expression| expressions.evaluate(expression).ok());
     match (said, &validation.message) {
         (Some(cel::Value::String(text)), _) if !text.trim().is_empty() => text.to_string(),
         (_, Some(message)) => message.clone(),
@@ -335,10 +312,8 @@ impl Expressions {
         objects: &ReviewObjects,
         params: Option<&Value>,
     ) -> Result<Self, String> {
-        let mut asked = call::request("", request, objects)
-            .get_mut("request")
-            .map(Value::take)
-            .unwrap_or_default();
+        let mut review = call::request("", request, objects);
+        let mut asked = review.get_mut("request").map(Value::take).unwrap_or_default();
         let fields = asked
             .as_object_mut()
             .ok_or("the request cannot be shown to policies")?;
@@ -363,10 +338,8 @@ impl Expressions {
     /// Adds variables; those that cannot be evaluated are missing, which is an error where they are used.
     pub(super) fn with_variables<'a>(mut self, variables: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
         for (name, expression) in variables {
-            match self
-                .evaluate(expression)
-                .and_then(|value| value.json().map_err(|error| error.to_string()))
-            {
+            let value = self.evaluate(expression);
+            match value.and_then(|value| value.json().map_err(|error| error.to_string())) {
                 Ok(value) => drop(self.variables.insert(name.to_owned(), value)),
                 Err(error) => tracing::debug!(name, error, "a variable of a policy cannot be evaluated"),
             }
@@ -377,27 +350,30 @@ impl Expressions {
     /// The value of an expression, or the reason for which it has none.
     pub(super) fn evaluate(&self, expression: &str) -> Result<cel::Value, String> {
         let failed = |error: String| format!("expression '{}' resulted in error: {error}", expression.trim());
-        let parsed = Parser::new()
-            .enable_optional_syntax(true)
-            .parse(expression)
-            .map_err(|error| failed(error.to_string()))?;
+        let parsed = Parser::new().enable_optional_syntax(true).parse(expression);
+        let parsed = parsed.map_err(|error| failed(error.to_string()))?;
         let mut context = Context::default();
-        for (name, value) in &self.names {
+        let variables = Value::from(self.variables.clone());
+        for (name, value) in self
+            .names
+            .iter()
+            .map(|(name, value)| (*name, value))
+            .chain([("variables", &variables)])
+        {
             context
-                .add_variable(*name, value)
+                .add_variable(name, value)
                 .map_err(|error| failed(error.to_string()))?;
         }
-        context
-            .add_variable("variables", &self.variables)
-            .map_err(|error| failed(error.to_string()))?;
         cel::Value::resolve(&parsed, &context).map_err(|error| failed(error.to_string()))
     }
 
     /// Returns true if every condition is.
     pub(super) fn are_met(&self, conditions: &[MatchCondition]) -> Result<bool, String> {
-        conditions.iter().try_fold(true, |all, condition| {
-            Ok(self.is_true(&condition.expression)? && all)
-        })
+        let mut are_met = true;
+        for condition in conditions {
+            are_met &= self.is_true(&condition.expression)?;
+        }
+        Ok(are_met)
     }
 
     pub(super) fn is_true(&self, expression: &str) -> Result<bool, String> {

@@ -76,7 +76,7 @@ fn joint(world: &mut World) -> BoxFuture<'_, Result<()>> {
             "GPUs {gpus:?} and adapters {adapters:?}"
         );
         for (node, name) in [(PAIRED, "four"), (LONE, "far-adapter")] {
-            world.cluster()?.node(node)?.restart_plugin().await?;
+            world.node(node)?.restart_plugin().await?;
             world.restart_container(node, name).await?;
             ensure_shown(world, name).await?;
         }
