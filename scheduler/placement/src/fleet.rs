@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use crate::batch::cache::ScoreCache;
 use crate::batch::evaluation::BatchEvaluation;
 use crate::batch::prewarm::Prewarm;
+#[cfg(any(test, feature = "check"))]
 use crate::check::{Violation, check};
 use crate::choice::admit::{ReserveError, admit, is_placement};
 use crate::choice::choose::{ChoiceContext, choose, fit, misfit, score};
@@ -215,6 +216,7 @@ impl Fleet {
     ///
     /// Shares whose GPU, amount or record is doubtful do not count as oversubscription. Holdings of unhealthy devices, or
     /// of nodes that are gone, violate nothing. Only decisions can violate exclusive use: facts stand.
+    #[cfg(any(test, feature = "check"))]
     pub fn check(&self) -> Vec<Violation> {
         check(&self.nodes)
     }

@@ -9,10 +9,12 @@
 //! a device with more holdings than room has nothing free.
 //!
 //! Each module builds only on those before it: `data` (values), `state` (nodes and every change of them), `choice`
-//! (decisions on one node), `batch` (evaluations of many nodes, and their caches), with `check` and `explain` beside
-//! these; `fleet` is the interface to all of them. `trial` places requests on copies of nodes.
+//! (decisions on one node), `batch` (evaluations of many nodes, and their caches), with `explain` beside
+//! these; `fleet` is the interface to all of them. `trial` places requests on copies of nodes. `check` computes everything
+//! again, naively, for tests and the laboratory: daemons are built without it.
 
 mod batch;
+#[cfg(any(test, feature = "check"))]
 mod check;
 mod choice;
 mod data;
@@ -23,9 +25,9 @@ mod trial;
 
 pub use batch::evaluation::BatchEvaluation;
 pub use batch::prewarm::Prewarm;
+#[cfg(any(test, feature = "check"))]
 pub use check::Violation;
 pub use choice::admit::ReserveError;
-pub use choice::cost::PlacementCost;
 pub use choice::preempt::{Evictable, Preemption, Victims, n_violations};
 pub use data::amounts::{Amounts, Dimension, HostAmounts, HostLoad, Memory, NamedAmounts};
 pub use data::constraints::{

@@ -159,6 +159,7 @@ impl Election {
         if let Some(term) = self.term.as_mut() {
             term.renewed = sent;
         } else if !self.is_resigning {
+            // A renewal after the term has run out begins another: binds in between were refused.
             self.n_terms += 1;
             self.term = Some(Term {
                 number: self.n_terms,
@@ -268,6 +269,7 @@ impl TermSource for Election {
             self.due = received;
             return;
         };
+        // The Lease counts as held from the moment at which this replica saw it change, whatever the holder's clock says.
         if version != self.version {
             self.since = received;
         }
@@ -281,6 +283,7 @@ impl TermSource for Election {
     }
 
     fn unread(&mut self, received: Instant) {
+        // The write may have got through, so the next one needs the version that is there.
         self.term = self.term(received);
         self.known = Known::Nothing;
         self.due = received + self.times.retry / 2;
@@ -312,7 +315,5 @@ impl TermSource for Election {
     }
 }
 
-#[cfg(test)]
-mod simulation;
 #[cfg(test)]
 mod tests;

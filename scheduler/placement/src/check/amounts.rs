@@ -285,18 +285,24 @@ fn missing_gpu(node: &Node, part: &Part<'_>) -> Option<Violation> {
 
 fn check_hint(node: &Node, hint: &Hint) -> Option<Violation> {
     let mut expected = Vec::new();
-    for share in &hint.placement.shares {
-        for (at, _) in node
-            .gpus()
-            .iter()
-            .enumerate()
-            .filter(|(_, gpu)| gpu.uuid == share.gpu)
-        {
-            expected.push((at, share.amounts));
+    let HeldGpus::Shares(shares) = &hint.holdings.gpus else {
+        return Some(differs(
+            node,
+            format!("the hint of {} is of no known GPUs", hint.owner),
+        ));
+    };
+    for share in shares {
+        for (at, gpu) in node.gpus().iter().enumerate() {
+            if let HeldMemory::Exact(memory) = share.memory
+                && identifies(&share.gpu, gpu)
+            {
+                let (core, slots) = (share.core, share.slots);
+                expected.push((at, Amounts { memory, core, slots }));
+            }
         }
     }
     for (at, gpu) in node.gpus().iter().enumerate() {
-        if hint.placement.unknown_whole > 0 && is_for_vendor(node, gpu) {
+        if hint.holdings.unknown_whole > 0 && is_for_vendor(node, gpu) {
             expected.push((at, gpu.total()));
         }
     }

@@ -46,10 +46,7 @@ pub(super) fn check_derived(nodes: &Nodes, id: NodeId, node: &Node) -> Vec<Viola
         violations.push(differs(node, "its summary does not match it"));
     }
     let any_held = node.held.iter().any(|held| !held.holdings.exclusions.is_empty());
-    let any_hinted = node
-        .hints
-        .iter()
-        .any(|hint| !hint.placement.exclusions.is_empty());
+    let any_hinted = node.hints.iter().any(|hint| !hint.holdings.exclusions.is_empty());
     let table = node
         .inventory
         .as_ref()

@@ -3,17 +3,17 @@
 use crate::choice::cost::{
     CostBasis, LookAhead, PlacementCost, WorkloadModel, cheapest, cost_decides, cost_of_gpus,
 };
-use crate::choice::fit::{choose_all, eligible_devices, fit_devices, fit_gpus, free_whole, need};
+use crate::choice::fit::{choose_all, fit_gpus, free_whole, need};
 use crate::choice::order::{DeviceOrder, chosen_rows, resource_scores};
 use crate::choice::topology::decide;
 use crate::data::device::Gpu;
-use crate::data::holding::{DeviceShare, Hints, Placement, Share};
+use crate::data::holding::{Hints, Placement, Share};
 use crate::data::misfit::Misfit;
 use crate::data::policy::{
     BEST, DevicePolicy, NodePolicy, Policies, ResourceWeights, Score, ScoringStrategy,
 };
 use crate::data::reason::Reason;
-use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus};
+use crate::data::request::{NodeRequest, RequestedGpus};
 use crate::state::node::Node;
 
 /// The settings of a choice that no request changes, and the hints that count.
@@ -44,16 +44,11 @@ impl<'a> ChoiceContext<'a> {
 /// Checks that there is room for everything, by all rules.
 #[inline]
 pub(crate) fn fit(node: &Node, request: NodeRequest<'_>, hints: Hints<'_>) -> Result<(), Reason> {
-    // Rules need a full decision; everything else is a few comparisons.
-    if node.has_rules || request.constraints.is_some() {
+    // Rules and other devices need a full decision; everything else is a few comparisons.
+    if node.has_rules || request.constraints.is_some() || !request.others.is_empty() {
         return misfit(node, request, hints).map_or(Ok(()), |misfit| Err(misfit.reason()));
     }
-    fit_gpus(node, &request.gpus, hints)?;
-    if request.others.is_empty() {
-        Ok(())
-    } else {
-        fit_devices(node, request.others, hints)
-    }
+    fit_gpus(node, &request.gpus, hints)
 }
 
 /// The detailed explanation of a refusal; `None` if there is room.
@@ -66,9 +61,9 @@ pub(crate) fn misfit(node: &Node, request: NodeRequest<'_>, hints: Hints<'_>) ->
     decide(node, request, order, hints).err()
 }
 
-/// Returns true if more than the free amounts decides which devices are taken.
-fn has_rules_or_topology(node: &Node, request: NodeRequest<'_>) -> bool {
-    node.has_rules || request.constraints.is_some() || node.has_topology()
+/// Returns true if more than the free amounts of GPUs decides which devices are taken.
+fn needs_decision(node: &Node, request: NodeRequest<'_>) -> bool {
+    node.has_rules || node.has_topology() || request.constraints.is_some() || !request.others.is_empty()
 }
 
 /// The devices to take for a request.
@@ -87,13 +82,12 @@ pub(crate) fn choose(
         is_vendor: matches!(request.gpus, RequestedGpus::Whole(_)),
         ..Placement::default()
     };
-    let gpus: Vec<usize> = if has_rules_or_topology(node, request) {
+    let gpus: Vec<usize> = if needs_decision(node, request) {
         let decision = decide(node, request, order, hints).map_err(|misfit| misfit.reason())?;
         placement.others = decision.others;
         decision.gpus
     } else {
-        fit(node, request, hints)?;
-        placement.others = choose_devices(node, request.others, &order, hints);
+        fit_gpus(node, &request.gpus, hints)?;
         choose_gpus(node, request.gpus, &order, hints)?
     };
     match request.gpus {
@@ -156,39 +150,6 @@ fn choose_gpus(
     }
 }
 
-/// The devices of other types to take where only free amounts decide.
-fn choose_devices(
-    node: &Node,
-    requests: &[DeviceRequest],
-    order: &DeviceOrder<'_>,
-    hints: Hints<'_>,
-) -> Vec<DeviceShare> {
-    let mut shares = Vec::new();
-    for request in requests {
-        let Some(mut eligible) = eligible_devices(node, request, hints) else {
-            continue;
-        };
-        eligible.devices.sort_by_cached_key(|(device, free)| {
-            (
-                order.device_preference(device, free, &eligible.amounts),
-                device.minor,
-            )
-        });
-        eligible.devices.truncate(eligible.n);
-        eligible.devices.sort_by_key(|(device, _)| device.minor);
-        for (device, _) in eligible.devices {
-            shares.push(DeviceShare {
-                kind: request.kind.clone(),
-                id: device.id.clone(),
-                minor: device.minor,
-                amounts: eligible.amounts.clone(),
-                functions: Vec::new(),
-            });
-        }
-    }
-    shares
-}
-
 /// The score of a node after the best choice of its devices, or the reason for which there is no room.
 pub(crate) fn score(
     node: &Node,
@@ -238,7 +199,7 @@ pub(crate) fn cost(
     let cost_of =
         |gpus: &mut dyn Iterator<Item = usize>| cost_of_gpus(node, request, gpus, look_ahead, hints);
     // Where the cost decides, it also decides between GPUs of different locations.
-    if has_rules_or_topology(node, request) && !cost_decides {
+    if needs_decision(node, request) && !cost_decides {
         let gpus = gpus_by_rules(node, request, policy, context)?;
         return Ok(cost_of(&mut gpus.into_iter()));
     }

@@ -1,15 +1,15 @@
-//! Fit: whether devices of a node have room for a request, apart from rules; the hot path of every filter.
+//! Fit: whether GPUs of a node have room for a request, apart from rules; the hot path of every filter.
 //!
 //! A few comparisons per GPU, without allocation. Whole GPUs in the vendor's name keep clear of shared ones: where the node
 //! gives out the GPUs that the engine chooses, both kinds of pods use GPUs of their own; where the vendor's plugin takes any
 //! of its GPUs, shared pods stay off all of these.
 
-use crate::data::amounts::{Amounts, NamedAmounts, is_within};
-use crate::data::device::{Device, Gpu};
+use crate::data::amounts::Amounts;
+use crate::data::device::Gpu;
 use crate::data::holding::{Held, Hints, Share};
 use crate::data::inventory::Inventory;
 use crate::data::reason::Reason;
-use crate::data::request::{DeviceRequest, RequestedGpus, ShareNeed, ShareRequest};
+use crate::data::request::{RequestedGpus, ShareNeed, ShareRequest};
 use crate::state::node::{GpuFlags, Node, Row};
 
 /// Checks that GPUs have room.
@@ -175,7 +175,7 @@ pub(crate) fn fit_whole(node: &Node, n: u32, hints: Hints<'_>) -> Result<(), Rea
     let n_unknown = node
         .counted_hints(hints)
         .fold(node.n_unknown_whole(), |sum, hint| {
-            sum.saturating_add(hint.placement.unknown_whole)
+            sum.saturating_add(hint.holdings.unknown_whole)
         });
     // The vendor's plugin knows which of its GPUs are in use; a choice of the engine may hit one of them.
     if inventory.serves_vendor && n_unknown > 0 {
@@ -242,54 +242,4 @@ fn share_of_slots(gpu: &Gpu, slots: u32) -> Share {
             ..Amounts::ZERO
         },
     }
-}
-
-/// Checks that devices of other types have room.
-pub(crate) fn fit_devices(node: &Node, requests: &[DeviceRequest], hints: Hints<'_>) -> Result<(), Reason> {
-    // Without a report of other devices, kube-scheduler's check against kubelet's resources must do.
-    let reports_devices = node
-        .inventory
-        .as_ref()
-        .is_some_and(|inventory| inventory.other_devices.is_some());
-    if reports_devices
-        && requests
-            .iter()
-            .any(|request| eligible_devices(node, request, hints).is_none())
-    {
-        return Err(Reason::OtherDevices);
-    }
-    Ok(())
-}
-
-/// The devices that a request may take.
-pub(crate) struct EligibleDevices<'a> {
-    /// Number of devices that it takes.
-    pub(crate) n: usize,
-    /// Amounts that it takes of each.
-    pub(crate) amounts: NamedAmounts,
-    /// All healthy devices with room, and their free amounts.
-    pub(crate) devices: Vec<(&'a Device, NamedAmounts)>,
-}
-
-/// The devices that a request may take; `None` if they are too few.
-pub(crate) fn eligible_devices<'a>(
-    node: &'a Node,
-    request: &DeviceRequest,
-    hints: Hints<'_>,
-) -> Option<EligibleDevices<'a>> {
-    let (_, of_type, free) = node.type_at(&request.kind)?;
-    let (n, amounts) = request.split(of_type)?;
-    let mut devices = Vec::new();
-    for (device, free) in of_type
-        .devices
-        .iter()
-        .zip(free)
-        .filter(|(device, _)| device.healthy)
-    {
-        let free = node.free_of_device(&request.kind, device, free, hints);
-        if is_within(&amounts, &free) {
-            devices.push((device, free));
-        }
-    }
-    (devices.len() >= n).then_some(EligibleDevices { n, amounts, devices })
 }

@@ -83,23 +83,32 @@ pub enum DeviceRef {
     Any,
 }
 
+impl DeviceRef {
+    /// Returns true if the record means this device for certain.
+    pub(crate) fn identifies(&self, device: &Device) -> bool {
+        match self {
+            Self::Id(id) => device.id == *id,
+            Self::Minor(minor) => device.minor == *minor,
+            Self::Any => false,
+        }
+    }
+}
+
 impl DevicesOfType {
     /// The device that a record identifies, if it exists.
     pub fn find(&self, device: &DeviceRef) -> Option<&Device> {
-        self.devices.iter().find(|candidate| match device {
-            DeviceRef::Id(id) => candidate.id == *id,
-            DeviceRef::Minor(minor) => candidate.minor == *minor,
-            DeviceRef::Any => false,
-        })
+        self.devices.iter().find(|candidate| device.identifies(candidate))
     }
 
-    /// Returns true if a record may mean this device: certainly, if it identifies the device.
+    /// Returns true if a record may mean this device. A minor that no device has may mean any, as minors change with the
+    /// devices of a node; an ID that none has means a device that is gone.
     pub(crate) fn may_be(&self, held: &DeviceRef, device: &Device) -> bool {
-        match held {
-            DeviceRef::Id(id) => device.id == *id,
-            DeviceRef::Minor(minor) => device.minor == *minor || self.find(held).is_none(),
-            DeviceRef::Any => true,
-        }
+        held.identifies(device)
+            || match held {
+                DeviceRef::Id(_) => false,
+                DeviceRef::Minor(_) => self.find(held).is_none(),
+                DeviceRef::Any => true,
+            }
     }
 
     /// The largest amount of a resource that any one device has.

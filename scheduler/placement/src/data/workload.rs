@@ -70,6 +70,7 @@ impl Workload {
     }
 
     /// Returns true if both have the same number of pods of each kind.
+    #[cfg(any(test, feature = "check"))]
     pub(crate) fn has_same_pods(&self, other: &Self) -> bool {
         self.n_pods == other.n_pods && self.counts == other.counts
     }

@@ -73,12 +73,14 @@ impl EquivalenceClasses {
     }
 
     /// The key of a class, and the number of its nodes.
+    #[cfg(any(test, feature = "check"))]
     pub(crate) fn get(&self, id: EquivalenceClassId) -> Option<(&EquivalenceKey, usize)> {
         let class = self.classes.get(id.0 as usize)?.as_ref()?;
         Some((&class.key, class.n_nodes))
     }
 
     /// Number of classes.
+    #[cfg(any(test, feature = "check"))]
     pub(crate) fn len(&self) -> usize {
         self.ids.len()
     }
@@ -99,7 +101,7 @@ pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
     let occupancy = Occupancy::of(node, hints);
     let hinted = node.counted_hints(hints);
     let n_hinted_unknown = hinted.clone().fold(0_u64, |sum, hint| {
-        sum.saturating_add(hint.placement.unknown_whole.into())
+        sum.saturating_add(hint.holdings.unknown_whole.into())
     });
     let mut words = vec![u64::from(node.n_unknown_whole()), n_hinted_unknown];
     let mut bits = Bits::default();

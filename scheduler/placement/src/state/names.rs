@@ -40,6 +40,7 @@ impl Names {
         self.nodes.remove(name.as_bytes());
     }
 
+    #[cfg(any(test, feature = "check"))]
     pub(crate) fn len(&self) -> usize {
         self.nodes.len()
     }

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::data::amounts::{Amounts, HostAmounts, NamedAmounts, subtract};
 use crate::data::device::{Device, DevicesOfType, Gpu};
-use crate::data::holding::{GpuRef, Held, HeldGpus, Hints, Placement, n_unknown_whole};
+use crate::data::holding::{GpuRef, Held, HeldGpus, Hints, Holdings, n_unknown_whole};
 use crate::data::ident::{DeviceType, OwnerId};
 use crate::data::inventory::{GpuModel, Inventory};
-use crate::state::charges::charges_of_all;
+use crate::state::charges::{charges, charges_of_all};
 use crate::state::hardware::HardwareClass;
 
 /// Most rows that are kept inside the node; nodes rarely have more GPUs.
@@ -50,8 +50,9 @@ pub(crate) struct Node {
 #[derive(Clone, Debug)]
 pub(crate) struct Hint {
     pub(crate) owner: OwnerId,
-    pub(crate) placement: Placement,
-    /// The placement's shares by the index of the GPU in the current inventory.
+    /// The holdings that the reservation would give the owner.
+    pub(crate) holdings: Holdings,
+    /// The amounts that they take of GPUs, by the index of the GPU in the current inventory.
     pub(crate) charges: Box<[(usize, Amounts)]>,
 }
 
@@ -59,7 +60,7 @@ impl Hint {
     /// Returns true if the hint leaves no whole GPU at this index. Whole GPUs of unknown UUID are counted, not located.
     pub(crate) fn occupies(&self, gpu: usize) -> bool {
         let is_occupied = |(at, amounts): &(usize, Amounts)| *at == gpu && amounts.occupies();
-        self.placement.unknown_whole == 0 && self.charges.iter().any(is_occupied)
+        self.holdings.unknown_whole == 0 && self.charges.iter().any(is_occupied)
     }
 }
 
@@ -239,9 +240,10 @@ impl Node {
         hints: Hints<'_>,
     ) -> NamedAmounts {
         let mut free = free.clone();
-        let shares = self.counted_hints(hints).flat_map(|hint| &hint.placement.others);
-        for share in shares.filter(|share| share.kind == *kind && share.id == device.id) {
-            subtract(&mut free, &share.amounts);
+        for part in self.counted_hints(hints).flat_map(|hint| &hint.holdings.others) {
+            if part.kind == *kind && part.device.identifies(device) {
+                subtract(&mut free, &part.amounts);
+            }
         }
         free
     }
@@ -269,12 +271,12 @@ impl Node {
         self.update_free();
     }
 
-    pub(crate) fn insert_hint(&mut self, owner: OwnerId, placement: Placement) {
+    pub(crate) fn insert_hint(&mut self, owner: OwnerId, holdings: Holdings) {
         self.hints.retain(|hint| hint.owner != owner);
         let at = self.hints.partition_point(|hint| hint.owner < owner);
         let hint = Hint {
             owner,
-            placement,
+            holdings,
             charges: Box::default(),
         };
         self.hints.insert(at, hint);
@@ -346,10 +348,7 @@ impl Node {
             .as_ref()
             .is_some_and(Inventory::has_binding_partitions);
         let any_held = self.held.iter().any(|held| !held.holdings.exclusions.is_empty());
-        let any_hinted = self
-            .hints
-            .iter()
-            .any(|hint| !hint.placement.exclusions.is_empty());
+        let any_hinted = self.hints.iter().any(|hint| !hint.holdings.exclusions.is_empty());
         self.has_rules = is_binding || any_held || any_hinted;
     }
 
@@ -361,15 +360,15 @@ impl Node {
                 hint.charges = Box::default();
                 continue;
             };
-            let mut charges = Vec::with_capacity(hint.placement.shares.len());
-            for share in &hint.placement.shares {
-                charges.extend(inventory.index_of(&share.gpu).map(|at| (at, share.amounts)));
+            let mut taken = Vec::new();
+            for charge in charges(inventory, &hint.holdings.gpus) {
+                taken.push((charge.gpu, charge.amounts));
             }
-            if hint.placement.unknown_whole > 0 {
+            if hint.holdings.unknown_whole > 0 {
                 // The vendor's plugin may take any of them.
-                charges.extend(inventory.for_vendor().map(|(at, gpu)| (at, gpu.total())));
+                taken.extend(inventory.for_vendor().map(|(at, gpu)| (at, gpu.total())));
             }
-            hint.charges = charges.into();
+            hint.charges = taken.into();
         }
     }
 

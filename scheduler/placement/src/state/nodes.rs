@@ -160,7 +160,9 @@ impl Nodes {
         if self.owners.contains_key(owner) || self.get(node).is_none() {
             return false;
         }
-        self.change(node.index, |node| node.insert_hint(owner.clone(), placement));
+        self.change(node.index, |node| {
+            node.insert_hint(owner.clone(), Holdings::from(&placement));
+        });
         self.hinted.insert(owner.clone(), node.index);
         true
     }

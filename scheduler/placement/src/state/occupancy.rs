@@ -1,11 +1,11 @@
 //! Occupancy: which devices of a node are in use, as far as exclusive use, whole groups and virtual functions depend on it.
 
 use crate::data::constraints::{DeviceKind, Exclusion, widest};
-use crate::data::holding::{Held, HeldGpus, Hints};
+use crate::data::holding::{Held, HeldGpus, Hints, Holdings};
 use crate::data::ident::FunctionId;
 use crate::data::inventory::Inventory;
 use crate::state::charges::{charges, charges_of_all};
-use crate::state::hardware::Location;
+use crate::state::hardware::{Location, Locations};
 use crate::state::node::Node;
 
 /// The use of one device.
@@ -41,69 +41,52 @@ impl<'a> Occupancy<'a> {
         }
         // Holdings add who may see a device, and exclusive use, which amounts do not show.
         for held in &node.held {
-            let exclusions = &held.holdings.exclusions;
             let gpus = gpus_of(node, inventory, held);
-            mark(
-                &mut occupancy.gpus,
-                &locations.gpus,
-                &gpus,
-                widest(exclusions, &DeviceKind::Gpu),
-            );
-            if held.holdings.others.is_empty() {
-                continue;
-            }
-            for (at, of_type) in inventory.types().iter().enumerate() {
-                let parts = || {
-                    held.holdings
-                        .others
-                        .iter()
-                        .filter(|part| part.kind == of_type.kind)
-                };
-                let devices = of_type.devices.iter().enumerate();
-                let may_be_held =
-                    devices.filter(|(_, device)| parts().any(|part| of_type.may_be(&part.device, device)));
-                let devices: Vec<usize> = may_be_held.map(|(at, _)| at).collect();
-                let exclusion = widest(exclusions, &DeviceKind::Other(of_type.kind.clone()));
-                occupancy.occupy(at, locations.of_type(at), &devices, exclusion);
-                if let Some(functions) = occupancy.functions.get_mut(at) {
-                    functions.extend(parts().flat_map(|part| &part.functions));
-                }
-            }
+            occupancy.add(inventory, locations, &held.holdings, &gpus);
         }
         for hint in node.hints.iter().filter(|hint| hints.counts(&hint.owner)) {
-            let exclusions = &hint.placement.exclusions;
             let gpus: Vec<usize> = hint.charges.iter().map(|(gpu, _)| *gpu).collect();
-            mark(
-                &mut occupancy.gpus,
-                &locations.gpus,
-                &gpus,
-                widest(exclusions, &DeviceKind::Gpu),
-            );
+            occupancy.add(inventory, locations, &hint.holdings, &gpus);
+            // The flags of the node count what is held; hints come on top.
             for (gpu, amounts) in &hint.charges {
                 if let Some(gpu) = occupancy.gpus.get_mut(*gpu) {
                     gpu.is_occupied |= amounts.occupies();
                 }
             }
-            for (at, of_type) in inventory.types().iter().enumerate() {
-                let shares = || {
-                    hint.placement
-                        .others
-                        .iter()
-                        .filter(|share| share.kind == of_type.kind)
-                };
-                let position = |share: &crate::data::holding::DeviceShare| {
-                    of_type.devices.iter().position(|device| device.id == share.id)
-                };
-                let devices: Vec<usize> = shares().filter_map(position).collect();
-                let exclusion = widest(exclusions, &DeviceKind::Other(of_type.kind.clone()));
-                occupancy.occupy(at, locations.of_type(at), &devices, exclusion);
-                if let Some(functions) = occupancy.functions.get_mut(at) {
-                    let taken = shares().flat_map(|share| &share.functions);
-                    functions.extend(taken.map(|function| &function.id));
+        }
+        occupancy
+    }
+
+    /// Adds an owner's devices: the GPUs at these indices, and parts of devices of other types.
+    fn add(&mut self, inventory: &Inventory, locations: &Locations, holdings: &'a Holdings, gpus: &[usize]) {
+        let exclusion = |kind: &DeviceKind| widest(&holdings.exclusions, kind);
+        mark(&mut self.gpus, &locations.gpus, gpus, exclusion(&DeviceKind::Gpu));
+        if holdings.others.is_empty() {
+            return;
+        }
+        for (type_at, of_type) in inventory.types().iter().enumerate() {
+            let mut held = Vec::new();
+            for part in holdings.others.iter().filter(|part| part.kind == of_type.kind) {
+                for (at, device) in of_type.devices.iter().enumerate() {
+                    if of_type.may_be(&part.device, device) {
+                        held.push(at);
+                    }
+                }
+                if let Some(functions) = self.functions.get_mut(type_at) {
+                    functions.extend(&part.functions);
+                }
+            }
+            let exclusion = exclusion(&DeviceKind::Other(of_type.kind.clone()));
+            let Some(uses) = self.others.get_mut(type_at) else {
+                continue;
+            };
+            mark(uses, locations.of_type(type_at), &held, exclusion);
+            for at in held {
+                if let Some(device) = uses.get_mut(at) {
+                    device.is_occupied = true;
                 }
             }
         }
-        occupancy
     }
 
     fn empty(inventory: &Inventory) -> Self {
@@ -126,19 +109,6 @@ impl<'a> Occupancy<'a> {
     /// The virtual functions of the type at an index that are held.
     pub(crate) fn functions_of(&self, at: usize) -> &[&'a FunctionId] {
         self.functions.get(at).map_or(&[], |functions| functions)
-    }
-
-    /// Enters that an owner may hold some devices of the type at an index.
-    fn occupy(&mut self, at: usize, locations: &[Location], devices: &[usize], exclusion: Option<Exclusion>) {
-        let Some(uses) = self.others.get_mut(at) else {
-            return;
-        };
-        mark(uses, locations, devices, exclusion);
-        for device in devices {
-            if let Some(device) = uses.get_mut(*device) {
-                device.is_occupied = true;
-            }
-        }
     }
 }
 

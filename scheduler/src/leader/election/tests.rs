@@ -1,5 +1,7 @@
 //! One replica, step by step: what it does with what it reads and with what becomes of its writes.
 
+mod simulation;
+
 use std::time::{Duration, Instant};
 
 use rstest::rstest;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::{Election, LeaseAction, LeaseRecord, LeaseTimes, TermSource, WriteOutcome};
+use super::super::{Election, LeaseAction, LeaseRecord, LeaseTimes, TermSource, WriteOutcome};
 
 const TIMES: LeaseTimes = LeaseTimes {
     lease: Duration::from_secs(15),
