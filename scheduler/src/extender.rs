@@ -41,7 +41,7 @@ use crate::admission::Rules;
 use crate::api_server::shorten;
 use crate::bind::Binder;
 use crate::config::{AnswerNodes, MisfitNodes, Serving};
-use crate::index::{BestNode, Index, Shared};
+use crate::index::{Index, Shared};
 use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
 use crate::serve::{ClientCertificate, ClientName};
@@ -90,8 +90,6 @@ struct PodMemory {
     /// The pods of filters that no watch has shown yet.
     facts: RecentPods<PodFacts>,
     attempts: Attempts,
-    /// The best nodes for a pod when it was bound.
-    best_nodes: RecentPods<Vec<BestNode>>,
     victims: RecentPods<NamedVictims>,
     retries: SampleRetries,
     waiting: WaitingPods,
@@ -298,6 +296,7 @@ impl Extender {
     /// Returns an error unless this replica leads. A client of another replica has to connect again, to the leader.
     fn check_leading(&self) -> Result<(), NotLeading> {
         let leading = self.leadership().check(now());
+        // kube-scheduler keeps its connection to a Service's old backend until that connection ends.
         leading.inspect_err(|_| self.leadership().reset_connections())
     }
 
@@ -379,6 +378,7 @@ async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -
     let body = extender.receive(request).await;
     // Metrics show the time from the whole request to the answer, not the network.
     let mut timer = extender.metrics.time(Verb::Filter);
+    // After the body: a client that sends slowly must not hold a permit.
     let _permit = extender.answering.acquire().await;
     let answer = match body {
         Ok(body) => filter::answer_rechecked(&extender, &body).await,
@@ -413,6 +413,7 @@ async fn answer_if_leading(
 ) -> Response {
     let body = extender.receive(request).await;
     let mut timer = extender.metrics.time(verb);
+    // After the body: a client that sends slowly must not hold a permit.
     let _permit = extender.answering.acquire().await;
     let leading = body.and_then(|body| Ok(extender.check_leading().map(|()| body)?));
     respond(&mut timer, leading.and_then(|body| answer(&body)))

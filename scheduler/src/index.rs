@@ -54,7 +54,7 @@ pub use assumption::{AssumeError, Assumed, Assumption, Moment, Phase};
 
 pub use hints::{Decision, HintQueue, HintTimes};
 pub use inspected::InspectedNode;
-pub use node_filter::{BestNode, CostTerms, NodeFilter};
+pub use node_filter::NodeFilter;
 pub use objects::RawDevice;
 pub use openings::Openings;
 pub use resource_demand::ResourceDemand;
@@ -128,6 +128,7 @@ struct List {
 impl List {
     fn begin(&mut self, n_openings: u64) {
         self.n_openings = n_openings;
+        // Zero stands for objects that no list and no event has shown.
         self.number = self.number.wrapping_add(1).max(1);
     }
 }
@@ -262,6 +263,7 @@ impl Index {
     /// Ends the term: another replica may decide from now on. Open decisions are not repeated, as their room may be given away.
     pub fn end_term(&mut self) {
         for entry in self.cluster.pods.values_mut() {
+            // The decision itself stays counted: its write may still get through.
             if let Some(assumption) = &mut entry.assumption {
                 assumption.outlived = true;
             }
@@ -458,6 +460,7 @@ impl Index {
 
     /// Keeps room for a pod on the node that it was answered with.
     pub fn hint(&mut self, node: NodeId, demand: &ResourceDemand<'_>, decision: &Decision, now: Instant) {
+        // Expired hints go first, or the new one would find less room than there is.
         self.tick(now);
         self.hints.hint(&mut self.cluster, node, demand, decision, now);
     }
@@ -552,6 +555,7 @@ impl Index {
             }
             return;
         };
+        // Records of an earlier leader order the binds too, so new assume times begin above theirs.
         if let Some(nanos) = bound.assumed_at {
             self.stamps.saw(nanos);
         }
@@ -565,6 +569,7 @@ impl Index {
         let known = entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
         entry.facts = facts;
         entry.list = list;
+        // The watch now shows what the decision anticipated.
         entry.assumption = None;
         self.hints.end(&mut self.cluster, uid, Some(&node));
         // A bound pod is shown many times; only its first binding, or a changed record, is news.
@@ -597,6 +602,7 @@ impl Index {
             return;
         };
         let eviction = Eviction::of(pod);
+        // kubelet updates the status of a pod often; most updates change nothing that matters here.
         if entry.eviction == eviction {
             return;
         }
@@ -609,6 +615,7 @@ impl Index {
         let Some(entry) = self.cluster.pods.get_mut(&owner) else {
             return;
         };
+        // A pod that kubelet has admitted no longer counts against a plugin on trial, so its node takes one more.
         let is_admitted = !entry.eviction.is_admitted() && eviction.is_admitted();
         entry.eviction = eviction;
         let node = entry
@@ -664,19 +671,6 @@ impl Index {
     fn see_no_use(&mut self, uid: &str) {
         self.cluster.fleet.clear_host_use(uid);
         self.plain.remove(uid);
-    }
-
-    /// Forgets pods that the list which has ended did not name.
-    fn end_plain_list(&mut self) {
-        let number = self.pod_list.number;
-        let gone: Vec<OwnerId> = self
-            .plain
-            .extract_if(|_, plain| plain.list != number)
-            .map(|(uid, _)| uid)
-            .collect();
-        for uid in gone {
-            self.cluster.fleet.clear_host_use(uid.as_str());
-        }
     }
 
     /// Refreshes the workload model of the policies that look ahead if enough pods have come or gone since the last time.
@@ -767,6 +761,7 @@ impl Index {
             let node = bound.node.to_string();
             return Err(AssumeError::BoundElsewhere { node });
         }
+        // kube-scheduler repeats a bind whose answer it did not get.
         if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
             return assumption.again(node, now);
         }
@@ -856,6 +851,7 @@ impl Index {
     /// The node's place in the fleet, if its devices are known, or need not be.
     fn served_node(&self, node: &str, demand: &ResourceDemand<'_>) -> Result<Option<NodeId>, Reason> {
         match self.cluster.fleet.node_id(node) {
+            // The engine checks the room itself when it chooses; only what it does not know is checked here.
             Some(id) => self.filter().check_served(node, demand).map(|()| Some(id)),
             None => self.filter().fit(node, demand),
         }
@@ -961,20 +957,13 @@ impl Index {
     pub fn overdue(&self, now: Instant, limit: Duration) -> Vec<(PodId, Moment)> {
         let mut overdue = Vec::new();
         for assumption in self.cluster.pods.assumptions() {
+            // A watch that hangs shows nothing, so age alone is a reason to look.
             let is_old = now.saturating_duration_since(assumption.moment.since) >= limit;
             if assumption.unlisted || is_old {
                 overdue.push((assumption.binding.pod.clone(), assumption.moment));
             }
         }
         overdue
-    }
-
-    /// True if a pod's decision is open, and the problem of the pod's record, if it has one.
-    pub fn standing(&self, owner: &OwnerId) -> (bool, Option<&str>) {
-        match self.cluster.pods.get(owner) {
-            Some(entry) => (entry.assumption.is_some(), entry.problem.as_deref()),
-            None => (false, None),
-        }
     }
 }
 

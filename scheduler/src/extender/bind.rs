@@ -289,10 +289,7 @@ async fn decide_and_write(
 ) -> Result<Option<String>, BindError> {
     let nanos =
         u64::try_from(chrono::Utc::now().timestamp_nanos_opt().unwrap_or_default()).unwrap_or_default();
-    // Ranked before the pod takes its devices, which would change the scores.
-    let best_nodes = extender.index.read().filter().best_nodes(&pod.uid, facts);
     let assumed = extender.index.write().assume(&pod, facts, node, nanos, now())?;
-    extender.memory().best_nodes.insert(&pod.uid, best_nodes);
     let Assumed::Write {
         binding,
         stamp,

@@ -1,4 +1,4 @@
-//! `inspect`: read-only views of nodes and pods over HTTP, for people, programs and the old extender's tools.
+//! `inspect`: read-only views of nodes and their pods over HTTP, in the JSON of the old extender, for its tools.
 //!
 //! A view of all nodes is a stream. A node is copied out of the index under a lock that is held for that node alone, and the
 //! next piece is made when the client has taken the last one. So a view of any size takes a few dozen KiB of memory and holds
@@ -6,7 +6,6 @@
 
 mod access;
 mod nodes;
-mod pods;
 
 use std::convert::Infallible;
 use std::ops::ControlFlow;
@@ -58,18 +57,11 @@ pub(super) fn routes(extender: &Arc<Extender>, prefix: &str) -> Router<Arc<Exten
     Router::new()
         .route(&format!("{prefix}/inspect"), get(inspect_all))
         .route(&format!("{prefix}/inspect/{{node}}"), get(inspect_node))
-        .route(
-            &format!("{prefix}/inspect/pods/{{namespace}}/{{name}}"),
-            get(inspect_pod),
-        )
         .route_layer(from_fn_with_state(Arc::clone(extender), access::admit))
 }
 
 async fn inspect_all(State(extender): State<Arc<Extender>>, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
-    if let Some(pod) = pods::pod_in_query(&query) {
-        return explain_pod(&extender, &pod, &query).await;
-    }
     let page = match Page::parse(&query) {
         Ok(page) => page,
         Err(error) => {
@@ -91,35 +83,6 @@ async fn inspect_node(State(extender): State<Arc<Extender>>, Path(node): Path<St
     let mut timer = extender.metrics.time(Verb::Inspect);
     let shown = extender.index.read().show_node(&node);
     respond(&mut timer, Ok(nodes::show(shown, &node)))
-}
-
-async fn inspect_pod(
-    State(extender): State<Arc<Extender>>,
-    Path((namespace, name)): Path<(String, String)>,
-    RawQuery(query): RawQuery,
-) -> Response {
-    explain_pod(
-        &extender,
-        &format!("{namespace}/{name}"),
-        &query.unwrap_or_default(),
-    )
-    .await
-}
-
-/// Answers with the reasons for which a pod waits, or with its place, as JSON or as text.
-async fn explain_pod(extender: &Extender, pod: &str, query: &str) -> Response {
-    let _permit = match acquire_view(extender).await {
-        Ok(permit) => permit,
-        Err(refusal) => return refusal,
-    };
-    let _rendering = extender.view_limits.rendering.acquire().await;
-    // Waits for permits are left out, as they are the fault of other views.
-    let mut timer = extender.metrics.time(Verb::Inspect);
-    let pods = pods::inspect(extender, pod);
-    if query.split('&').any(|pair| pair == "format=text") {
-        return ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], pods.text()).into_response();
-    }
-    respond(&mut timer, Ok(json(&pods)))
 }
 
 /// Waits for a permit; returns the refusal if none is free in time.

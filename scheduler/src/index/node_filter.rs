@@ -1,44 +1,16 @@
 //! The filter's view of a node: the room for a pod's request, the score, and the refusals that only the cluster cache knows.
 
 use placement::{BatchEvaluation, Hints, NodeId, NodeView, Reason, Score};
-use serde::Serialize;
 
 use super::cluster::{Cluster, NodeState};
 use super::plugins::{Plugins, Standing, TRIED_AT_ONCE};
 use super::resource_demand::ResourceDemand;
-use crate::accounting::PodFacts;
-
-/// The number of best nodes that [`NodeFilter::best_nodes`] returns.
-const N_BEST: usize = 3;
 
 /// The nodes of the cluster, as a filter sees them.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeFilter<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) plugins: &'a Plugins,
-}
-
-/// One of the best nodes for a pod.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct BestNode {
-    /// Node name.
-    pub node: Box<str>,
-    /// The score, from 0 to 10.
-    pub score: u8,
-    /// The cost of the placement there, if the policy looks ahead.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cost: Option<CostTerms>,
-}
-
-/// The terms of the cost of a placement, in thousandths of a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct CostTerms {
-    /// The amount less that pods to come would fill.
-    pub unfilled: i64,
-    /// The amount more that is useless to them.
-    pub useless: i64,
-    /// The amount less that whole idle GPUs are worth.
-    pub broken: i64,
 }
 
 impl<'a> NodeFilter<'a> {
@@ -99,38 +71,11 @@ impl<'a> NodeFilter<'a> {
         }
     }
 
-    /// The three best nodes for a pod among the cached scores, the best first; none if it requests no devices.
-    pub fn best_nodes(self, uid: &str, facts: &PodFacts) -> Vec<BestNode> {
-        let Ok(Some(demand)) = self.cluster.demand(uid, facts) else {
-            return Vec::new();
-        };
-        let mut batch = self.batch(&demand);
-        let mut best = Vec::with_capacity(N_BEST);
-        for (id, score) in batch.best_nodes(N_BEST, demand.policies) {
-            let Some(view) = self.cluster.fleet.view(id) else {
-                continue;
-            };
-            let cost = batch.placement_cost(id, demand.policies).map(|cost| {
-                let [unfilled, useless, broken] = cost.thousandths();
-                CostTerms {
-                    unfilled,
-                    useless,
-                    broken,
-                }
-            });
-            best.push(BestNode {
-                node: view.name().into(),
-                score: score.tenths(),
-                cost,
-            });
-        }
-        best
-    }
-
     /// Returns true if a pod fits a node of the fleet, without regard to kube-scheduler's own filters.
     pub fn fits_anywhere(self, demand: &ResourceDemand<'_>) -> bool {
         let mut batch = self.batch(demand);
         self.cluster.fleet.nodes().any(|node| {
+            // The cheapest check comes first: its result is cached for nodes that have not changed.
             batch.evaluate(node.id(), demand.policies).is_ok()
                 && self.cluster.knows_node(node.name())
                 && self.check_served(node.name(), demand).is_ok()
@@ -186,6 +131,7 @@ impl<'a> NodeFilter<'a> {
             let entry = self.cluster.pods.get(held.owner);
             n += usize::from(entry.is_some_and(|entry| !entry.eviction.is_admitted()));
         }
+        // Hints count for filters alone: a bind comes before the binds of pods that only have hints.
         if counts_hints {
             n += view.hinted().filter(|owner| owner.as_str() != uid).count();
         }

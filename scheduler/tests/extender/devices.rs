@@ -4,6 +4,7 @@
 use proto::pod::Pod;
 use scheduler::index::{Index, RawDevice};
 use scheduler::offline;
+use scheduler::read_api::explain;
 use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 
@@ -410,13 +411,8 @@ async fn a_pod_that_sees_all_gpus_is_charged_for_none() {
         [(100, on(&["uid-m", "uid-s"])), (0, on(&["uid-m"]))]
     );
     assert_eq!(world.fitting(&shared("t", 1, 100), &["n1"]).await, ["n1"]);
-    let (_, text) = world
-        .send("GET", "/gpushare-scheduler/inspect?pod=default/m", "")
-        .await;
-    assert!(
-        text.contains("all GPUs of the node and no amounts of them"),
-        "{text}"
-    );
+    let shown = explain(&world.index, "default", "m", true).unwrap();
+    assert_eq!(shown.asked, "sight of all GPUs");
 }
 
 #[tokio::test]

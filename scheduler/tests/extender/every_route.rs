@@ -13,7 +13,7 @@ use crate::objects::{node, units};
 use crate::world::World;
 
 /// Every route, with texts in place of names, and some paths without a route.
-const PATHS: [&str; 16] = [
+const PATHS: [&str; 15] = [
     "/gpushare-scheduler/filter",
     "/gpushare-scheduler/prioritize",
     "/gpushare-scheduler/preempt",
@@ -21,9 +21,8 @@ const PATHS: [&str; 16] = [
     "/gpushare-scheduler/inspect",
     "/gpushare-scheduler/inspect/n1",
     "/gpushare-scheduler/inspect/%00%ff",
-    "/gpushare-scheduler/inspect/pods/default/p",
-    "/gpushare-scheduler/inspect/pods/%2e%2e/%ff",
-    "/gpushare-scheduler/inspect/pods/default",
+    "/gpushare-scheduler/inspect/n1/p",
+    "/gpushare-scheduler/inspect/%2e%2e/%ff",
     "/gpushare-scheduler/version",
     "/version",
     "/healthz",

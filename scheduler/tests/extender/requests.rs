@@ -4,6 +4,7 @@ use http::StatusCode;
 use insta::{assert_json_snapshot, assert_snapshot};
 use rstest::rstest;
 use scheduler::offline;
+use scheduler::read_api::explain;
 use serde_json::{Value, json};
 
 use crate::objects::{device, node, old_node, on, pod, shared, units};
@@ -219,15 +220,13 @@ async fn an_invalid_request_is_refused_on_every_node(#[case] limits: Value, #[ca
     world.apply_pod(&pod);
     let error = world.bind(&pod, "n1").await;
     assert!(error.starts_with(reason), "{error}");
-    let (_, text) = world
-        .send("GET", "/gpushare-scheduler/inspect?pod=default/p", "")
-        .await;
-    let shown: Value = serde_json::from_str(&text).unwrap();
+    let shown = explain(&world.index, "default", "p", true).unwrap();
     assert!(
-        shown["pods"][0]["invalid"]
-            .as_str()
+        shown
+            .invalid
+            .as_ref()
             .is_some_and(|sentence| error.ends_with(sentence)),
-        "{text}"
+        "{shown:?}"
     );
 }
 

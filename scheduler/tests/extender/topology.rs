@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 use scheduler::index::Index;
 use scheduler::offline;
+use scheduler::read_api::explain;
 use serde_json::{Value, json};
 
 use crate::objects::{annotated, device, node, on, pod, shared};
@@ -507,7 +508,7 @@ async fn hints_of_other_devices_are_ignored_and_unknown_words_are_refused() {
     assert_eq!(world.bind(&bad, "n1").await, said);
 }
 
-/// `inspect` says so for each node of a pending pod, and so does the error of a bind.
+/// The explanation of a pending pod says so for each node, and so does the error of a bind.
 #[tokio::test]
 async fn refusals_name_the_constraint_and_the_nearest_miss() {
     let world = world(&with_nics(gpus(4), &[0, 1, 2], 0));
@@ -522,52 +523,48 @@ async fn refusals_name_the_constraint_and_the_nearest_miss() {
     );
     world.api.put(&pod);
     world.apply_pod(&pod);
-    let (_, text) = world
-        .send(
-            "GET",
-            "/gpushare-scheduler/inspect/pods/default/p?format=text",
-            "",
-        )
-        .await;
-    insta::assert_snapshot!(text, @"
-    pod default/p (UID uid-p) asks for 4 whole GPUs, koordinator.sh/rdma 1
-      0 of 2 nodes with devices have room
-      n1: devices that belong together are not free as a partition, or as close to one another, as the pod or the node demands: 4 GPUs fit, no rdma left on switch 0000:03:00.0
-      n2: request is larger than the node's GPUs even when they are empty
-    ");
-    let (_, json) = world
-        .send("GET", "/gpushare-scheduler/inspect/pods/default/p", "")
-        .await;
-    let json: Value = serde_json::from_str(&json).unwrap();
-    let nodes = &json["pods"][0]["nodes"];
+    let shown = explain(&world.index, "default", "p", true).unwrap();
+    let verdicts: Vec<_> = shown
+        .verdicts
+        .iter()
+        .map(|verdict| (&*verdict.node, &*verdict.reason, verdict.detail.as_deref()))
+        .collect();
+    let apart = "devices that belong together are not free as a partition, or as close to one another, as the pod or the node demands";
     assert_eq!(
-        (
-            json["pods"][0]["nNodes"].clone(),
-            json["pods"][0]["nFitting"].clone()
-        ),
-        (2.into(), 0.into())
+        verdicts,
+        [
+            (
+                "n1",
+                apart,
+                Some("4 GPUs fit, no rdma left on switch 0000:03:00.0")
+            ),
+            (
+                "n2",
+                "request is larger than the node's GPUs even when they are empty",
+                None
+            ),
+        ]
     );
+    assert_eq!(
+        (shown.asked.as_str(), shown.nodes, shown.fitting),
+        ("4 whole GPUs, koordinator.sh/rdma 1", 2, 0)
+    );
+    let on_n1 = shown
+        .verdicts
+        .iter()
+        .find(|verdict| verdict.node == "n1")
+        .unwrap();
     let error = world.bind(&pod, "n1").await;
     assert_eq!(
         error,
         format!(
             "node \"n1\": {}: {}",
-            nodes[0]["reason"].as_str().unwrap(),
-            nodes[0]["detail"].as_str().unwrap()
+            on_n1.reason,
+            on_n1.detail.as_deref().unwrap()
         )
     );
     world.delete_pod(&pod);
-    let (_, text) = world
-        .send(
-            "GET",
-            "/gpushare-scheduler/inspect/pods/default/p?format=text",
-            "",
-        )
-        .await;
-    assert_eq!(
-        text,
-        "there is no pod \"default/p\" that asks for a share of a GPU\n"
-    );
+    assert_eq!(explain(&world.index, "default", "p", true), None);
 }
 
 /// The adapters, links and NUMA nodes of a node that does not exist yet are unknown; its GPU model may imply its partitions.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use daemon::watch::WatchLag;
 use http::StatusCode;
-use insta::{assert_json_snapshot, assert_snapshot};
+use insta::assert_snapshot;
 use prometheus_client::registry::Registry;
 use proto::node::Node;
 use scheduler::metrics::register_watches;
@@ -58,111 +58,6 @@ async fn inspect_never_rounds_above_totals() {
         .map(|pod| pod["usedGPU"].as_u64().unwrap());
     assert_eq!(of_pods.collect::<Vec<_>>(), [5, 5, 5]);
     assert_eq!(shown["devs"][0]["usedBytes"], shown["devs"][0]["totalBytes"]);
-}
-
-#[tokio::test]
-async fn inspect_shows_why_pods_are_pending() {
-    let world = World::new().with_node("n1", &[100, 200]);
-    world.apply_pod(&units("p", 150));
-    let (_, text) = world
-        .send("GET", "/gpushare-scheduler/inspect?pod=default%2Fp", "")
-        .await;
-    assert_json_snapshot!(serde_json::from_str::<Value>(&text).unwrap(), @r#"
-    {
-      "pods": [
-        {
-          "assumed": false,
-          "bestNodes": [
-            {
-              "cost": {
-                "broken": 450,
-                "unfilled": -375,
-                "useless": 0
-              },
-              "node": "n1",
-              "score": 7
-            }
-          ],
-          "devices": [
-            {
-              "fits": false,
-              "freeBytes": 104857600,
-              "id": 0,
-              "neededBytes": 157286400,
-              "node": "n1",
-              "reason": "request is larger than the node's GPUs even when they are empty"
-            },
-            {
-              "fits": true,
-              "freeBytes": 209715200,
-              "id": 1,
-              "neededBytes": 157286400,
-              "node": "n1"
-            }
-          ],
-          "nFitting": 1,
-          "nNodes": 1,
-          "name": "p",
-          "namespace": "default",
-          "nodes": [
-            {
-              "fits": true,
-              "node": "n1"
-            }
-          ],
-          "reasons": {},
-          "request": "150 memory units on 1 device",
-          "uid": "uid-p"
-        }
-      ]
-    }
-    "#);
-    let (_, text) = world
-        .send("GET", "/gpushare-scheduler/inspect?pod=default/nobody", "")
-        .await;
-    assert_snapshot!(text, @r#"{"pods":[],"error":"there is no pod \"default/nobody\" that asks for a share of a GPU"}"#);
-    let (_, text) = world
-        .send("GET", "/gpushare-scheduler/inspect?pod=nobody", "")
-        .await;
-    assert_snapshot!(text, @r#"{"pods":[],"error":"\"nobody\" is not namespace/name"}"#);
-}
-
-/// The pod goes to a GPU that others share, so that no idle GPU is broken up.
-#[tokio::test]
-async fn inspect_shows_the_cost_of_the_best_nodes() {
-    let world = World::new()
-        .with_node("n1", &[500])
-        .with_node("n2", &[1000])
-        .with_node("n3", &[1000, 1000]);
-    for at in 0..20 {
-        world
-            .place(
-                &units(&format!("a{at}"), if at % 4 == 0 { 100 } else { 20 }),
-                "n3",
-            )
-            .await;
-    }
-    let pod = units("p", 100);
-    assert_eq!(world.fitting(&pod, &["n1", "n2", "n3"]).await, ["n3"]);
-    world.place(&pod, "n3").await;
-    let (_, text) = world
-        .send(
-            "GET",
-            "/gpushare-scheduler/inspect?pod=default%2Fp&format=text",
-            "",
-        )
-        .await;
-    assert_snapshot!(text, @"
-    pod default/p (UID uid-p) asks for 100 memory units on 1 device
-      it is bound to node n3
-      the best nodes for it when it was bound:
-        n3 costs 0 thousandths of a GPU: 0 unfilled, 0 useless, 0 of idle GPUs broken up
-        n1 costs 300 thousandths of a GPU: 0 unfilled, 0 useless, 300 of idle GPUs broken up
-        n2 costs 300 thousandths of a GPU: 0 unfilled, 0 useless, 300 of idle GPUs broken up
-      of a thousand pods to come are expected:
-         750 of 20 units of a GPU's memory, 0 m CPU, 0.0 GiB of memory
-         250 of 100 units of a GPU's memory, 0 m CPU, 0.0 GiB of memory
-    ");
 }
 
 #[tokio::test]

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::batch::cache::{CachedScores, ScoreCache};
-use crate::choice::choose::{ChoiceContext, cost, gpus_by_rules, score};
-use crate::choice::cost::{PlacementCost, cost_decides, cost_of_gpus};
+use crate::choice::choose::{ChoiceContext, gpus_by_rules, score};
+use crate::choice::cost::{cost_decides, cost_of_gpus};
 use crate::data::holding::Hints;
 use crate::data::ident::NodeId;
 use crate::data::policy::{NodePolicy, Policies, Score};
@@ -170,45 +170,6 @@ impl<'a> BatchEvaluation<'a> {
                 Ok(Score::of_cost(cost.rank()))
             }
         }
-    }
-
-    /// The `n` best nodes, the best first, of those with a cached result or a hint of the requesting owner.
-    ///
-    /// Looks at every node, but computes nothing that is not cached.
-    pub fn best_nodes(&mut self, n: usize, policies: Policies) -> Vec<(NodeId, Score)> {
-        let scores = self.cached_scores(policies);
-        let mut best: Vec<(NodeId, Score)> = Vec::with_capacity(n + 1);
-        let nodes = self.nodes;
-        // The summaries are dense; reading every node itself would cost a cache miss each.
-        for (index, summary) in (0..).zip(&nodes.summaries).filter(|(_, summary)| summary.exists) {
-            let id = NodeId {
-                index,
-                generation: summary.generation,
-            };
-            let result = if self.may_differ_by_owner(id.index) {
-                Some(self.evaluate(id, policies))
-            } else {
-                scores.get(id.index, self.nodes.version_at(id.index))
-            };
-            let Some(Ok(score)) = result else { continue };
-            // Of equal scores the lower index comes first, so that equal fleets give equal answers.
-            let at = best.partition_point(|(_, known)| *known >= score);
-            if at < n {
-                best.insert(at, (id, score));
-                best.truncate(n);
-            }
-        }
-        best
-    }
-
-    /// The cost that a node's score stands for; `None` if there is no room, or another policy than [`NodePolicy::Fill`]
-    /// decides.
-    pub fn placement_cost(&self, node: NodeId, policies: Policies) -> Option<PlacementCost> {
-        if policies.node != NodePolicy::Fill {
-            return None;
-        }
-        let node = self.nodes.get(node)?;
-        cost(node, self.request, policies.device, self.context).ok()
     }
 
     /// Number of equivalence classes with results.

@@ -82,7 +82,7 @@ pub(crate) struct LookAhead<'a> {
 
 /// The cost of a choice in its terms, each of which may be negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PlacementCost {
+pub(crate) struct PlacementCost {
     /// Loss of value beyond the size of the choice; half of it counts.
     value_loss: i64,
     /// Increase in unusable idle capacity; half of it counts.
@@ -96,15 +96,6 @@ pub struct PlacementCost {
 impl PlacementCost {
     /// Units of a term per thousandth of a GPU.
     const SCALE: i64 = N_SEQUENCES as i64;
-
-    /// The terms as they count, in thousandths of a GPU: value, unusable capacity, whole idle GPUs.
-    pub const fn thousandths(self) -> [i64; 3] {
-        [
-            self.value_loss / (2 * Self::SCALE),
-            self.unusable / (2 * Self::SCALE),
-            self.broken / Self::SCALE,
-        ]
-    }
 
     /// The cost in steps, then what is left on the node; less is better, and always below [`COST_END`].
     pub(crate) fn rank(self) -> u32 {

@@ -137,12 +137,6 @@ impl Score {
     pub const fn parts_per_million(self) -> u32 {
         self.0 / POINTS_PER_MILLIONTH
     }
-
-    /// Steps from 0 to 10, rounded to the nearest.
-    pub fn tenths(self) -> u8 {
-        let tenth = BEST_SCORE / 10;
-        u8::try_from((self.0 + tenth / 2) / tenth).unwrap_or(10).min(10)
-    }
 }
 
 /// How amounts become a score, as in kube-scheduler's `NodeResourcesFit` and Koordinator's device plugin.
