@@ -194,6 +194,7 @@ impl PodFacts {
             .as_deref()
             .filter(|node| !node.is_empty())
             .map(|node| Box::new(Bound::of(pod, node)));
+        // A bound pod may have been admitted under older rules; refusing its request would not stop it.
         let request = if bound.is_some() {
             PodRequest::read(pod, names)
         } else {

@@ -146,6 +146,7 @@ impl Binder {
                 return Err(PostError::NoAnswer(message));
             };
             let answer = answer.map_err(PostError::NoAnswer)?;
+            // A busy API server has written nothing, so sending again is safe.
             if answer.status != StatusCode::TOO_MANY_REQUESTS {
                 return Ok(answer);
             }
@@ -282,6 +283,7 @@ impl PodId {
 
 /// Returns true if the API server can have named a pod so.
 pub fn is_pod_identity(uid: &str, namespace: &str, name: &str) -> bool {
+    // UIDs of mirror pods are hashes, so any text of legal characters counts.
     is_uid(uid) && is_name(namespace, MAX_NAMESPACE) && is_name(name, MAX_NAME)
 }
 

@@ -171,6 +171,7 @@ impl Keeper {
                 .as_ref()
                 .and_then(|secret| secret.data.clone())
                 .unwrap_or_default();
+            // Read anew in each attempt: another replica has just written, most likely what is due.
             let read = Material::read(&data)
                 .with_context(|| format!("Secret {}/{}", self.settings.namespace, self.settings.secret))?;
             // A Secret that was deleted is written again as it was: clients trust its authority.
@@ -274,6 +275,7 @@ struct ClientConfig {
 /// Writes these authorities (PEM) into the webhook configurations of this name, as far as they exist.
 async fn publish(client: &Client, name: &str, authorities: &str) -> anyhow::Result<()> {
     let bundle = ByteString(authorities.as_bytes().to_vec());
+    // The API server trusts old and new authorities together, so the order of the two writes does not matter.
     for kind in KINDS {
         let path = format!("{PATH}/{kind}/{name}");
         let failed = || format!("{kind} {name}");

@@ -222,6 +222,7 @@ impl Leadership {
 
     /// Ends the connections of clients, so that they connect to the leader.
     pub fn reset_connections(&self) {
+        // Receivers only see that the number changes.
         self.0.connection_resets.send_modify(|n| *n = n.wrapping_add(1));
     }
 
@@ -233,6 +234,7 @@ impl Leadership {
     /// Begins a term (`is_new`) or prolongs it, by a renewal that was sent at `renewed`.
     pub(crate) fn lead(&self, times: LeaseTimes, renewed: Instant, is_new: bool) {
         let mut state = self.state();
+        // A renewal leaves a finished takeover as it is; a new term begins with one of its own.
         state.is_taken_over &= !is_new;
         state.role = Role::Leading { times, renewed };
         if is_new {
@@ -321,6 +323,7 @@ impl State {
         match self.role {
             Role::Alone => Ok(()),
             Role::Leading { times, renewed } if now < renewed + times.renew => Ok(()),
+            // A term that was not renewed in time has ended, even if no task has noticed.
             Role::Leading { .. } | Role::Standby => Err(NotLeading::Standby),
             Role::Ending { .. } | Role::Ended => Err(NotLeading::Ending),
         }

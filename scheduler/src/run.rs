@@ -169,6 +169,7 @@ async fn serve_until_stopped(
         connection_resets,
         stop.cancelled_owned(),
     );
+    // All servers end together: the first one that stops must not cut off the requests of the others.
     let servers = async {
         tokio::join!(
             extender,

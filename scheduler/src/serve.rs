@@ -101,14 +101,15 @@ pub async fn serve_with_resets(
     tokio::pin!(stop);
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = &mut stop => break,
-            Ok(()) = resets.changed() => {
-                earlier.spawn(std::mem::take(&mut graceful).shutdown());
-                while earlier.try_join_next().is_some() {}
-                continue;
-            }
-        };
+                    accepted = listener.accept() => accepted,
+                    () = &mut stop => break,
+                    Ok(()) = resets.changed() => {
+                        earlier.spawn(std::mem::take(&mut graceful).shutdown());
+        // Drops what has ended, so that many resets do not pile up.
+                        while earlier.try_join_next().is_some() {}
+                        continue;
+                    }
+                };
         match accepted {
             Ok((stream, address)) => {
                 tokio::spawn(named(
@@ -123,6 +124,7 @@ pub async fn serve_with_resets(
             }
         }
     }
+    // Clients that connect now are refused at once, and try another replica.
     drop(listener);
     earlier.spawn(graceful.shutdown());
     if tokio::time::timeout(DRAIN, earlier.join_all()).await.is_err() {

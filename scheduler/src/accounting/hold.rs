@@ -27,6 +27,7 @@ impl PodFacts {
         let mut holdings = gpus.holdings;
         let (others, problem) = others_held(self.request.others(), record, context);
         holdings.others = others;
+        // After the devices: exclusive use counts only for types of which the pod holds some.
         holdings.exclusions = self.exclusions(&holdings, record, context);
         let beyond = kubelet_allocations::join(&mut holdings, context.given, context.inventory);
         let problems: Vec<String> = [gpus.problem, problem, beyond].into_iter().flatten().collect();
@@ -149,6 +150,7 @@ fn unrequested(record: &Recorded, context: NodeContext<'_>) -> Account {
             gpu: share.gpu.clone(),
             memory: HeldMemory::Requested(memory),
             core: share.core,
+            // The pod may run on the device, so others see one pod more there; nothing proves the amounts.
             slots: 1,
             trusted: false,
         });
@@ -173,6 +175,7 @@ fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> A
         }
     };
     let per_device = ShareRequest {
+        // A whole GPU is shared with no other pod, so it takes no slot.
         slots: 0,
         ..per_device(request)
     };

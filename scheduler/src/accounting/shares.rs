@@ -58,6 +58,7 @@ pub(super) fn from_shares(
     });
     let mut contradicts = problem.is_some();
     let trusted = problem.is_none();
+    // kubelet allocates no more devices than the spec asks for, whatever the record names.
     let n_devices = usize::try_from(request.devices).unwrap_or(usize::MAX);
     let mut held = Vec::with_capacity(shares.len().min(n_devices));
     for share in shares.iter().take(n_devices) {

@@ -248,6 +248,7 @@ impl Material {
             material.successor = Some(Authority::new(lifetimes.authority, now)?);
             changes.push(Change::NewSuccessor);
         }
+        // The authority must outlive every certificate that it signs from now on.
         if left < lifetimes.certificate
             && let Some(successor) = material.successor.take()
         {

@@ -40,6 +40,7 @@ impl Attempts {
         // kube-scheduler may place the members of a gang several times before it binds any of them.
         if let Some((node, n_returns)) = attempt.open.as_mut().filter(|_| !is_gang_member) {
             // kube-scheduler would not ask again if it had bound the pod.
+            // Counts only returns that no failed bind explains.
             *n_returns += 1;
             if *n_returns >= SILENT_RETURNS {
                 let node = node.clone();

@@ -72,8 +72,10 @@ pub(super) async fn answer_rechecked(extender: &Extender, body: &[u8]) -> Result
     if let Some(refusal) = refusal
         && extender.memory().recheck.should_recheck(&refusal, now())
     {
+        // No lock is held while waiting: the watch needs it to bring the update.
         let is_updated = wait_for_update(&extender.index, &refusal).await;
         extender.check_leading()?;
+        // The body is parsed once more; rechecks are rare, and the first answer borrows from it.
         result = answer(extender, body, now())?;
         let refusal = result.refusal.as_ref();
         extender.memory().recheck.finish(refusal, is_updated, now());
@@ -132,6 +134,7 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<FilterRe
         is_unseen: !index.is_shown(uid),
         n_openings: openings.all,
     });
+    // The facts of a pod that the watch shows are newer than those of any request.
     let is_new = index.pod(uid).is_none();
     drop(index);
 
@@ -212,6 +215,7 @@ fn expire_hints(extender: &Extender, group: Option<&str>, now: Instant) {
         let index = extender.index.read();
         (index.is_due(now), index.hints().has_gang_cycles_in_vain(group))
     };
+    // Between the two locks another filter may have done this already, which then is a second look at nothing.
     if is_due || is_in_vain {
         let mut index = extender.index.write();
         index.tick(now);

@@ -69,6 +69,7 @@ impl NamedVictims {
 pub(super) fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>, RequestError> {
     let malformed = |error: serde_json::Error| RequestError::malformed("preempt", &error);
     let args: ExtenderPreemptionArgs = serde_json::from_slice(body).map_err(malformed)?;
+    // kube-scheduler sends either whole pods or their UIDs, by nodeCacheCapable.
     let (pod, proposals) = args.into_proposals();
     // Ports, volumes and the like, which only this verb needs: victims may be in the way of more than amounts of resources.
     let depends_on_other_pods = depends_on_other_pods(body, &pod).map_err(malformed)?;

@@ -24,6 +24,7 @@ pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError>
     let index = extender.index.read();
     index.ready().map_err(RequestError::NotReady)?;
     let facts = PodFacts::of(&pod, index.names());
+    // Evaluated again and not taken from the filter: kube-scheduler may ask about other nodes, and the cache has the results.
     let demand = Demand::of(&index, &pod, facts.as_ref());
     let failed = extender.memory().attempts.avoided(pod.uid(), super::now());
     let scores = score_all(&index, &demand, &Ranker::new(&index, &pod.spec, &failed), &names);

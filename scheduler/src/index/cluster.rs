@@ -158,6 +158,7 @@ impl Cluster {
         let Some(state) = self.nodes.get_mut(name) else {
             return;
         };
+        // The types of devices are counted over all nodes: the old object's give way to the new one's.
         let before = std::mem::replace(&mut state.device, device);
         let classes = |device: &Option<DeviceReport>| {
             device
@@ -198,6 +199,7 @@ impl Cluster {
             self.drop_unknown_node(name);
             return;
         }
+        // The count spares filters the look-up of every node's unit while all units are known.
         self.n_opaque -= usize::from(state.is_opaque());
         state.report = report;
         self.n_opaque += usize::from(state.is_opaque());
@@ -214,6 +216,7 @@ impl Cluster {
             // Without devices the holdings of pods stay as they are.
             _ => self.fleet.remove_inventory(name),
         }
+        // Logged once for each change of the report, not at each request.
         for problem in &problems {
             warn!(
                 node = name,
@@ -326,6 +329,7 @@ impl Cluster {
             .into_iter()
             .flat_map(|node| node.held().map(|held| held.owner.clone()))
             .collect();
+        // Pods that hold nothing are on no node of the fleet, but their records may count now.
         for owner in held.into_iter().chain(unheld) {
             self.account(&owner);
         }

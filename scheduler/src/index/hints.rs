@@ -236,6 +236,7 @@ impl HintQueue {
             Some(end) => {
                 self.ends.insert((end, owner.clone()));
             }
+            // The group ends it, see `Gangs::end`.
             None if hint.group.is_some() => {}
             None => self.unstamped.push(owner.clone()),
         }
@@ -252,6 +253,7 @@ impl HintQueue {
         before: Option<&Hint>,
         now: Instant,
     ) -> Option<Hint> {
+        // Otherwise a pod that kube-scheduler cannot bind would keep the room from all others for good.
         if before.is_none() && self.is_resting(uid, now) {
             return None;
         }
@@ -262,6 +264,7 @@ impl HintQueue {
             (false, false) => self.times.plain,
         };
         let group = decision.group.clone().filter(|_| !is_nominated);
+        // The end of the earlier hint stands, or a pod that is filtered again and again would never give its room back.
         let kept = before
             .filter(|before| before.is_nominated == is_nominated)
             .and_then(|before| before.end);
@@ -347,6 +350,7 @@ impl HintQueue {
         }
         let (end, owner) = self.ends.pop_first()?;
         self.hints.remove(&owner);
+        // A hint that gave way to the limit was not in vain, so its pod need not rest.
         if end <= now {
             self.rest(owner.clone(), now);
         }
@@ -390,6 +394,7 @@ impl HintQueue {
         decision: &Decision,
         now: Instant,
     ) {
+        // The group takes note first, since its hints must not end while this one is made.
         self.note_member(cluster, demand.uid, decision, true, now);
         let before = self.take(demand.uid);
         cluster.fleet.unhint(demand.uid);
@@ -423,6 +428,7 @@ impl HintQueue {
             cluster.note_silent_opening();
         }
         let owner = cluster.pods.owner(uid);
+        // The devices of a decision are reserved; a hint beside them would count twice.
         let is_decided = cluster.pods.assumed_node(uid).is_some();
         match shown.nominated.filter(|_| !is_decided) {
             Some(node) => {

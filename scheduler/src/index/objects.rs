@@ -7,10 +7,12 @@ use proto::node::Node;
 use proto::pod::Pod;
 use proto::resource::is_gpu_resource;
 use proto::totals::HostResources;
+use rustc_hash::FxHashMap;
 
 use super::Index;
 use super::assumption::Phase;
 use super::budgets::{Budget, key};
+use super::cluster::NodeState;
 use super::failing::is_refused_by_kubelet;
 use super::hints::Shown;
 use crate::accounting::{self, PodFacts};
@@ -60,15 +62,12 @@ impl ObjectStore<Node> for Index {
         self.node_list.begin(self.cluster.fleet.n_openings());
     }
 
-    /// Removes the pods that the complete list did not show.
+    /// Forgets the nodes that the complete list did not show.
     fn end_list(&mut self) {
         let number = self.node_list.number;
-        let gone = self
-            .cluster
-            .nodes
-            .iter()
-            .filter(|(_, state)| state.node.is_some() && state.node_list != number);
-        let gone: Vec<Box<str>> = gone.map(|(name, _)| name.clone()).collect();
+        let gone = names_where(&self.cluster.nodes, |state| {
+            state.node.is_some() && state.node_list != number
+        });
         for name in gone {
             self.forget_node(&name);
         }
@@ -114,15 +113,12 @@ impl ObjectStore<RawDevice> for Index {
         self.device_list.begin(self.cluster.fleet.n_openings());
     }
 
-    /// Removes the pods that the complete list did not show.
+    /// Forgets the Device objects that the complete list did not show.
     fn end_list(&mut self) {
         let number = self.device_list.number;
-        let gone = self
-            .cluster
-            .nodes
-            .iter()
-            .filter(|(_, state)| state.device.is_some() && state.device_list != number);
-        let gone: Vec<Box<str>> = gone.map(|(name, _)| name.clone()).collect();
+        let gone = names_where(&self.cluster.nodes, |state| {
+            state.device.is_some() && state.device_list != number
+        });
         for name in gone {
             self.forget_device(&name);
         }
@@ -195,60 +191,73 @@ impl ObjectStore<Pod> for Index {
         self.pod_list.begin(self.cluster.fleet.n_openings());
     }
 
-    /// Removes the pods that the complete list did not show.
+    /// Forgets the pods that the complete list did not show.
     fn end_list(&mut self) {
-        let number = self.pod_list.number;
-        for entry in self
-            .cluster
-            .pods
-            .values_mut()
-            .filter(|entry| entry.list != number)
-        {
-            if let Some(assumption) = entry
-                .assumption
-                .as_mut()
-                .filter(|assumption| assumption.moment.phase == Phase::Written)
-            {
-                assumption.unlisted = true;
-                // Wakes the task of the bind, also if it waits only later.
-                self.unlisted.notify_one();
-            }
-        }
-        // An assumed pod may be younger than the list: it stays, and the task of its bind looks it up.
-        let gone = self
-            .cluster
-            .pods
-            .iter()
-            .filter(|(_, entry)| entry.list != number && entry.assumption.is_none());
-        let gone: Vec<OwnerId> = gone.map(|(uid, _)| uid.clone()).collect();
-        for uid in gone {
-            self.remove_pod(uid.as_str());
-            self.cluster.account_given(uid.as_str());
-        }
-        self.end_plain_list();
-        if self.plugins.end_list(number) {
+        mark_unlisted_decisions(self);
+        remove_unlisted_pods(self);
+        if self.plugins.end_list(self.pod_list.number) {
             self.cluster.note_silent_opening();
         }
-        let forgotten = self
-            .cluster
-            .ended
-            .extract_if(|_, list| *list != number)
-            .map(|(uid, _)| uid);
-        for uid in forgotten.collect::<Vec<_>>() {
-            self.cluster.account_given(uid.as_str());
-        }
         if !self.pod_list.synced {
-            self.began_with_pending = self
-                .cluster
-                .pods
-                .values()
-                .any(|entry| entry.facts.bound.is_none() && self.cluster.concerns(&entry.facts));
+            let mut entries = self.cluster.pods.values();
+            self.began_with_pending =
+                entries.any(|entry| entry.facts.bound.is_none() && self.cluster.concerns(&entry.facts));
         }
         self.pod_list.synced = true;
         self.cluster.note_silent_since(self.pod_list.n_openings);
         self.hints.keep_for_nominees(&mut self.cluster);
         self.refresh_workload();
     }
+}
+
+/// Marks the written decisions whose pods the complete list did not show. A binding that was written before the list has to be
+/// in it, so the task of the bind looks the pod up.
+fn mark_unlisted_decisions(index: &mut Index) {
+    for entry in index.cluster.pods.values_mut() {
+        if let Some(assumption) = entry.assumption.as_mut()
+            && entry.list != index.pod_list.number
+            && assumption.moment.phase == Phase::Written
+        {
+            assumption.unlisted = true;
+            // Wakes the task of the bind, also if it waits only later.
+            index.unlisted.notify_one();
+        }
+    }
+}
+
+/// Removes every trace of the pods that the complete list did not show.
+fn remove_unlisted_pods(index: &mut Index) {
+    let number = index.pod_list.number;
+    let mut gone: Vec<OwnerId> = Vec::new();
+    for (uid, entry) in index.cluster.pods.iter() {
+        // An assumed pod may be younger than the list: it stays, and the task of its bind looks it up.
+        if entry.list != number && entry.assumption.is_none() {
+            gone.push(uid.clone());
+        }
+    }
+    for uid in gone {
+        index.remove_pod(uid.as_str());
+        index.cluster.account_given(uid.as_str());
+    }
+    let unlisted: Vec<_> = index.plain.extract_if(|_, plain| plain.list != number).collect();
+    for (uid, _) in unlisted {
+        index.cluster.fleet.clear_host_use(uid.as_str());
+    }
+    // Nothing shows the end of these pods any more, so kubelet's checkpoint decides again what they hold.
+    let forgotten: Vec<_> = index
+        .cluster
+        .ended
+        .extract_if(|_, list| *list != number)
+        .collect();
+    for (uid, _) in forgotten {
+        index.cluster.account_given(uid.as_str());
+    }
+}
+
+/// The names of the nodes with a state that a condition holds for.
+fn names_where(nodes: &FxHashMap<Box<str>, NodeState>, holds: impl Fn(&NodeState) -> bool) -> Vec<Box<str>> {
+    let named = nodes.iter().filter(|(_, state)| holds(state));
+    named.map(|(name, _)| name.clone()).collect()
 }
 
 impl ObjectStore<PodDisruptionBudget> for Index {
@@ -268,7 +277,7 @@ impl ObjectStore<PodDisruptionBudget> for Index {
         self.budget_list.begin(self.cluster.fleet.n_openings());
     }
 
-    /// Removes the pods that the complete list did not show.
+    /// Forgets the budgets that the complete list did not show.
     fn end_list(&mut self) {
         let number = self.budget_list.number;
         self.budgets.retain(|_, budget| budget.list == number);

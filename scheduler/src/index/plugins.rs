@@ -223,6 +223,7 @@ impl Plugins {
     pub(super) fn forget_node(&mut self, node: &str) {
         if let Some(on) = self.nodes.remove(node) {
             self.n_limited -= usize::from(on.standing != Standing::Offered);
+            // Pods of a deleted node may be deleted later; they must not bring its entry back.
             self.by_pod.retain(|_, of_pod| **of_pod != *node);
         }
     }
@@ -245,6 +246,7 @@ impl Plugins {
         let Some(on) = self.nodes.get_mut(node).filter(|on| on.evidence.is_any()) else {
             return;
         };
+        // The failure is older than the plugin that serves now.
         if at.is_some_and(|at| on.evidence.has_served_after(at)) {
             return;
         }
@@ -319,6 +321,7 @@ fn is_for_want_of_plugin(pod: &Pod) -> bool {
 impl OnNode {
     /// Works out what the plugin allows.
     fn settle(&mut self) {
+        // A new pod, or a newer report, proves more than a failure that came before it.
         if std::mem::take(&mut self.evidence.shows_life) {
             self.pause = None;
         }

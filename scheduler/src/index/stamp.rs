@@ -25,6 +25,7 @@ impl Stamps {
         } else {
             0
         };
+        // Equal times would leave the order of two binds on a node open, and kubelet's Allocate matches pods by it.
         self.issued = now.max(after_seen).max(self.issued.saturating_add(1));
         self.issued
     }

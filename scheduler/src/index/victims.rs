@@ -145,6 +145,7 @@ impl VictimSearch<'_> {
             .held()
             .filter_map(|held| self.filter.cluster.pods.get_key_value(held.owner))
         {
+            // A pod that only a decision binds is not on the node for kube-scheduler, which cannot evict it.
             let is_here = entry.list != 0
                 && entry
                     .facts

@@ -72,6 +72,7 @@ pub async fn take_over_alone(
 }
 
 async fn until_ready(index: &Shared<Index>) {
+    // The lists end once in the life of the process, which is not worth a channel.
     while index.read().ready().is_err() {
         tokio::time::sleep(READY_POLL).await;
     }
@@ -291,6 +292,7 @@ impl Elector {
     async fn resign(mut self) {
         let led = self.term.take().is_some();
         self.leadership.end_binds().await;
+        // Its end would allow binds after the last one has been waited for.
         if let Some(takeover) = self.takeover.take() {
             takeover.abort();
         }

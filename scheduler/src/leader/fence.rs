@@ -97,6 +97,7 @@ impl Fence {
                 Probe::Accepted => return report.accepted(),
                 Probe::Refused(message) | Probe::Unknown(message) => message,
             };
+            // A person, or a replica that was deposed, may have changed the object meanwhile.
             let written = self.write().await;
             report.refused(&written.map_or_else(|error| format!("{error:#}"), |()| problem));
             sleep(PAUSES.1).await;
@@ -230,6 +231,7 @@ impl<'a> Report<'a> {
     }
 
     fn refused(&mut self, problem: &str) {
+        // Counts from the first refusal in a row; `accepted` ends the row with this report.
         let since = *self.since.get_or_insert_with(now);
         if now().duration_since(since) < TOLERATED {
             return;

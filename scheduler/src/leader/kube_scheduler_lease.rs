@@ -116,6 +116,7 @@ impl TermSource for KubeSchedulerLease {
             record: record.clone(),
             sent,
         });
+        // A Lease shorter than ours would let another kube-scheduler take it before this term ends.
         if !self.is_own(&record) || self.is_short(&record) {
             self.term = None;
             return;

@@ -124,10 +124,12 @@ struct PodState {
 impl<'a> VictimSearch<'a> {
     fn new(node: &Node, request: NodeRequest<'a>, preemption: Preemption<'a>) -> Self {
         let node = node.copy_with_hints(|owner| !preemption.outranked.contains(owner));
-        let pods = preemption.pods.iter();
-        let pods = pods.map(|pod| PodState::new(pod, &node, request.others, preemption.budgets));
+        let mut pods = Vec::with_capacity(preemption.pods.len());
+        for pod in preemption.pods {
+            pods.push(PodState::new(pod, &node, request.others, preemption.budgets));
+        }
         Self {
-            pods: pods.collect(),
+            pods,
             request,
             preemption,
             node,
@@ -162,14 +164,24 @@ impl<'a> VictimSearch<'a> {
     }
 
     fn try_every_subset(&mut self, best: &mut Best) {
-        let forced: usize = self.bits_of(|pod| pod.is_forced);
+        let mut forced = 0_usize;
+        for (at, pod) in self.preemption.pods.iter().enumerate() {
+            forced |= usize::from(pod.is_forced) << at;
+        }
         for bits in 0..1_usize << self.pods.len() {
-            let set: Vec<usize> = (0..self.pods.len()).filter(|at| bits & (1 << at) != 0).collect();
+            let mut set = Vec::new();
+            for at in 0..self.pods.len() {
+                if bits & (1 << at) != 0 {
+                    set.push(at);
+                }
+            }
             // Costs are cheap to compare; whether the request fits is not.
             let cost = self.cost(&set);
-            let is_better =
-                |(cheapest, known): &(EvictionCost, Vec<usize>)| (&cost, set.len()) < (cheapest, known.len());
-            if bits & forced != forced || !best.as_ref().is_none_or(is_better) {
+            let is_cheapest = match best {
+                Some((cheapest, known)) => (&cost, set.len()) < (&*cheapest, known.len()),
+                None => true,
+            };
+            if bits & forced != forced || !is_cheapest {
                 continue;
             }
             self.restore_all();
@@ -178,13 +190,6 @@ impl<'a> VictimSearch<'a> {
                 *best = Some((cost, set));
             }
         }
-    }
-
-    /// The indices of some pods, as bits.
-    fn bits_of(&self, is_meant: impl Fn(&Evictable) -> bool) -> usize {
-        let pods = self.preemption.pods.iter().enumerate();
-        pods.filter(|(_, pod)| is_meant(pod))
-            .fold(0, |bits, (at, _)| bits | 1 << at)
     }
 
     /// Evicts group after group until the request fits, then reprieves the pods that can stay, in two orders.
@@ -201,15 +206,14 @@ impl<'a> VictimSearch<'a> {
             fits = self.fits();
         }
         // Without the last group the request does not fit, so at least one of its pods is a victim.
-        let lowest = last
-            .iter()
-            .filter_map(|at| self.pod(*at))
-            .map(|pod| pod.priority)
-            .min();
-        let is_worse = |(cost, _): &(EvictionCost, Vec<usize>)| {
-            cost.n_violations == 0 && lowest.is_some_and(|lowest| cost.highest_priority < i64::from(lowest))
+        let least_important = self.by_importance(last).pop();
+        let cannot_win = match (&*best, least_important) {
+            (Some((cost, _)), Some(pod)) => {
+                cost.n_violations == 0 && cost.highest_priority < i64::from(pod.priority)
+            }
+            _ => false,
         };
-        if !fits || best.as_ref().is_some_and(is_worse) {
+        if !fits || cannot_win {
             return;
         }
         let evicted = self.evicted();
@@ -219,8 +223,9 @@ impl<'a> VictimSearch<'a> {
             self.reprieve(&evicted, small_first);
             let victims = self.evicted();
             let cost = self.cost(&victims);
-            if best.as_ref().is_none_or(|(cheapest, _)| cost < *cheapest) {
-                *best = Some((cost, victims));
+            match best {
+                Some((cheapest, _)) if *cheapest <= cost => {}
+                _ => *best = Some((cost, victims)),
             }
         }
     }
@@ -254,13 +259,13 @@ impl<'a> VictimSearch<'a> {
     fn fits(&mut self) -> bool {
         self.n_checks += 1;
         for (sum, needed) in self.preemption.must_free.iter().enumerate() {
-            let evicted = self
-                .pods
-                .iter()
-                .zip(self.preemption.pods)
-                .filter(|(state, _)| state.is_evicted);
-            let freed = evicted.filter_map(|(_, pod)| pod.frees.get(sum).copied());
-            if freed.fold(0, u64::saturating_add) < *needed {
+            let mut freed = 0_u64;
+            for (state, pod) in self.pods.iter().zip(self.preemption.pods) {
+                if state.is_evicted {
+                    freed = freed.saturating_add(pod.frees.get(sum).copied().unwrap_or(0));
+                }
+            }
+            if freed < *needed {
                 return false;
             }
         }
@@ -283,11 +288,14 @@ impl<'a> VictimSearch<'a> {
     }
 
     fn restore(&mut self, at: usize) {
-        if let Some(state) = self.pods.get_mut(at).filter(|state| state.is_evicted) {
-            state.is_evicted = false;
-            if let Some(held) = &state.held {
-                self.node.insert_held(held.clone());
-            }
+        let Some(state) = self.pods.get_mut(at) else {
+            return;
+        };
+        // Holdings are computed again at each insertion, so a pod that is there already stays as it is.
+        if std::mem::take(&mut state.is_evicted)
+            && let Some(held) = &state.held
+        {
+            self.node.insert_held(held.clone());
         }
     }
 
@@ -298,8 +306,13 @@ impl<'a> VictimSearch<'a> {
     }
 
     fn evicted(&self) -> Vec<usize> {
-        let is_evicted = |at: &usize| self.pods.get(*at).is_some_and(|state| state.is_evicted);
-        (0..self.pods.len()).filter(is_evicted).collect()
+        let mut evicted = Vec::new();
+        for (at, state) in self.pods.iter().enumerate() {
+            if state.is_evicted {
+                evicted.push(at);
+            }
+        }
+        evicted
     }
 
     fn pod(&self, at: usize) -> Option<&'a Evictable> {
@@ -357,18 +370,18 @@ impl<'a> VictimSearch<'a> {
     fn sets_by_topology(&self, n_needed: usize) -> Vec<BTreeSet<usize>> {
         let gpus = self.node.gpus();
         let mut sets: Vec<BTreeSet<usize>> = Vec::new();
-        for location in gpus.iter().filter_map(|gpu| gpu.attributes.location.as_ref()) {
-            sets.push(self.gpus_at(|other| other.numa == location.numa));
-            sets.push(self.gpus_at(|other| other == location));
+        for gpu in gpus {
+            if let Some(location) = &gpu.attributes.location {
+                sets.push(self.gpus_at(|other| other.numa == location.numa));
+                sets.push(self.gpus_at(|other| other == location));
+            }
         }
-        let table = self
-            .node
-            .inventory
-            .as_ref()
-            .and_then(|inventory| inventory.partitions.as_ref());
-        for partition in table.into_iter().flat_map(|table| &table.partitions) {
-            let at = |minor: &u32| gpus.iter().position(|gpu| gpu.minor == *minor);
-            sets.push(partition.minors.iter().filter_map(at).collect());
+        if let Some(inventory) = &self.node.inventory
+            && let Some(table) = &inventory.partitions
+        {
+            for partition in &table.partitions {
+                sets.push(inventory.indices_of(&partition.minors));
+            }
         }
         sets.retain(|set| set.len() >= n_needed);
         // Small sets first: they have the fewest holders.
@@ -378,43 +391,59 @@ impl<'a> VictimSearch<'a> {
     }
 
     fn gpus_at(&self, is_there: impl Fn(&DeviceLocation) -> bool) -> BTreeSet<usize> {
-        let gpus = self.node.gpus().iter().enumerate();
-        gpus.filter(|(_, gpu)| gpu.attributes.location.as_ref().is_some_and(&is_there))
-            .map(|(at, _)| at)
-            .collect()
+        let mut there = BTreeSet::new();
+        for (at, gpu) in self.node.gpus().iter().enumerate() {
+            if gpu.attributes.location.as_ref().is_some_and(&is_there) {
+                there.insert(at);
+            }
+        }
+        there
     }
 
     /// The GPUs whose holders cost least, more and more of them.
     fn growing_sets(&self, n_needed: usize) -> Vec<BTreeSet<usize>> {
         let mut gpus: Vec<usize> = (0..self.node.gpus().len()).collect();
-        gpus.sort_by_cached_key(|gpu| {
-            let pods = self.pods.iter().enumerate();
-            let holders = pods
-                .filter(|(_, state)| state.gpus.contains(gpu))
-                .map(|(at, _)| at);
-            self.cost(&holders.collect::<Vec<usize>>())
-        });
-        (n_needed..gpus.len())
-            .map(|n| gpus.iter().take(n).copied().collect())
-            .collect()
+        gpus.sort_by_cached_key(|gpu| self.cost(&self.holders_of(*gpu)));
+        let mut sets = Vec::new();
+        for n in n_needed..gpus.len() {
+            sets.push(gpus.iter().take(n).copied().collect());
+        }
+        sets
+    }
+
+    fn holders_of(&self, gpu: usize) -> Vec<usize> {
+        let mut holders = Vec::new();
+        for (at, state) in self.pods.iter().enumerate() {
+            if state.gpus.contains(&gpu) {
+                holders.push(at);
+            }
+        }
+        holders
     }
 
     fn cost(&self, victims: &[usize]) -> EvictionCost {
         let order = self.by_importance(victims);
-        let paid: Vec<&Evictable> = order.iter().copied().filter(|pod| !pod.is_leaving).collect();
-        let highest = paid.first().map(|pod| pod.priority);
-        let most_important = paid.iter().take_while(|pod| Some(pod.priority) == highest);
-        let started = most_important.map(|pod| pod.started).min();
-        let raised = paid
-            .iter()
-            .map(|pod| i64::from(pod.priority) - i64::from(i32::MIN));
-        EvictionCost {
+        let mut cost = EvictionCost {
             n_violations: n_violations(order.iter().copied(), self.preemption.budgets),
-            highest_priority: highest.map_or(i64::MIN, i64::from),
-            sum: raised.fold(0, i64::saturating_add),
-            n_victims: paid.len(),
-            started: Reverse(started.unwrap_or(i64::MAX)),
+            highest_priority: i64::MIN,
+            sum: 0,
+            n_victims: 0,
+            started: Reverse(i64::MAX),
+        };
+        for pod in order {
+            // A pod that is being deleted anyway costs nothing but its budget.
+            if pod.is_leaving {
+                continue;
+            }
+            let priority = i64::from(pod.priority);
+            // The pods come by falling priority, and those of one priority by their start: the first has both extremes.
+            if cost.n_victims == 0 {
+                (cost.highest_priority, cost.started) = (priority, Reverse(pod.started));
+            }
+            cost.n_victims += 1;
+            cost.sum = cost.sum.saturating_add(priority - i64::from(i32::MIN));
         }
+        cost
     }
 
     fn by_importance(&self, pods: &[usize]) -> Vec<&'a Evictable> {

@@ -139,18 +139,18 @@ fn decide_types(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Resu
             _ => chosen.extend(choose(context, &[pool], &gpu_sets, false)?),
         }
     }
-    let devices_of = |kind: &DeviceKind| {
-        let found = chosen.iter().find(|(of, _)| *of == kind);
-        found.map_or(&[][..], |(_, devices)| devices)
-    };
-    let mut others = Vec::new();
-    for (demand, pool) in demands.iter().zip(&pools) {
-        others.extend(demand.shares(devices_of(&pool.kind)));
+    let mut decision = Decision::default();
+    for (kind, devices) in chosen {
+        match demands.iter().zip(&pools).find(|(_, pool)| pool.kind == *kind) {
+            Some((demand, _)) => decision.others.extend(demand.shares(&devices)),
+            None => decision.gpus = devices,
+        }
     }
-    Ok(Decision {
-        gpus: devices_of(&DeviceKind::Gpu).to_vec(),
-        others,
-    })
+    // Records list devices by type and minor, whichever type led the choice.
+    decision
+        .others
+        .sort_by(|one, next| (&one.kind, one.minor).cmp(&(&next.kind, next.minor)));
+    Ok(decision)
 }
 
 /// The locations of the GPUs that the vendor's plugin will choose, if the pod takes all that are free.
@@ -191,12 +191,18 @@ fn choose_joint<'p>(
     pools: &'p [Pool],
     gpu_sets: &[GpuSet],
 ) -> Result<Vec<Chosen<'p>>, Misfit> {
-    let counted = demands.iter().zip(pools).filter(|(demand, _)| !demand.takes_all);
-    let requested: Vec<&Pool> = gpus.into_iter().chain(counted.map(|(_, pool)| pool)).collect();
+    let mut requested: Vec<&Pool> = Vec::from_iter(gpus);
+    for (demand, pool) in demands.iter().zip(pools) {
+        // Where all devices of a type are taken, nothing is left to choose.
+        if !demand.takes_all {
+            requested.push(pool);
+        }
+    }
     let mut types: Vec<&Pool> = Vec::new();
     for kind in &joint.kinds {
-        let pool = requested.iter().find(|pool| pool.kind == *kind);
-        types.extend(pool.filter(|_| types.iter().all(|known| known.kind != *kind)));
+        if let Some(at) = requested.iter().position(|pool| pool.kind == *kind) {
+            types.push(requested.remove(at));
+        }
     }
     let is_too_large = types.iter().any(|pool| pool.n > MAX_MEMBERS);
     if types.len() < 2 || (is_too_large && !joint.same_switch) {
@@ -225,10 +231,10 @@ fn choose<'p>(
     }
     let narrow: Vec<Cow<'_, Pool>> = pools.iter().map(|pool| pool.narrowed()).collect();
     let narrow: Vec<&Pool> = narrow.iter().map(AsRef::as_ref).collect();
-    let links = narrow
-        .first()
-        .filter(|_| is_gpu)
-        .and_then(|lead| Links::new(&context.inventory.links, &context.inventory.gpus, lead));
+    let links = match narrow.first() {
+        Some(lead) if is_gpu => Links::new(&context.inventory.links, &context.inventory.gpus, lead),
+        _ => None,
+    };
     let Some(sets) = best_sets(&narrow, gpu_sets, same_switch, links.as_ref()) else {
         return Err(too_far_apart(context, &narrow));
     };
@@ -252,16 +258,12 @@ fn best_sets(
     let gpu_sets = if has_gpus { gpu_sets } else { &without_gpus };
     let mut best: Option<(Rank, Vec<FollowerRank>, Vec<Set>)> = None;
     for gpu_set in gpu_sets {
-        let allowed = |pool: &Pool| match pool.kind {
-            DeviceKind::Gpu => gpu_set.allowed,
-            DeviceKind::Other(_) => pool.all(),
-        };
         let mut followers = Vec::with_capacity(rest.len());
         for pool in rest.iter().copied() {
-            let allowed = allowed(pool);
+            let allowed = gpu_set.allowed_of(pool);
             followers.push(Follower { pool, allowed });
         }
-        let problem = Problem::new(lead, allowed(lead), followers, same_switch, links);
+        let problem = Problem::new(lead, gpu_set.allowed_of(lead), followers, same_switch, links);
         let found = if problem.allowed.len() == lead.n {
             problem.rank(problem.allowed).map(|rank| (problem.allowed, rank))
         } else {
@@ -274,15 +276,15 @@ fn best_sets(
             ..rank
         };
         // The devices that follow only decide between equal ranks, and take longer to find.
-        if best.as_ref().is_some_and(|(best, ..)| *best < rank) {
+        if let Some((least, ..)) = &best
+            && *least < rank
+        {
             continue;
         }
         let (followers, ranks): (Vec<Set>, Vec<FollowerRank>) = problem.follow(chosen).into_iter().unzip();
-        let is_better = best
-            .as_ref()
-            .is_none_or(|(best, best_followers, _)| (&rank, &ranks) < (best, best_followers));
-        if is_better {
-            best = Some((rank, ranks, [chosen].into_iter().chain(followers).collect()));
+        match &best {
+            Some((least, least_followers, _)) if (least, least_followers) <= (&rank, &ranks) => {}
+            _ => best = Some((rank, ranks, [chosen].into_iter().chain(followers).collect())),
         }
     }
     best.map(|(.., sets)| sets)

@@ -154,6 +154,17 @@ impl Inventory {
         self.gpus.get(self.position(gpu)?)
     }
 
+    /// Indices of the GPUs with these minors, each once; minors that no GPU has are left out.
+    pub(crate) fn indices_of(&self, minors: &[u32]) -> BTreeSet<usize> {
+        let mut indices = BTreeSet::new();
+        for (at, gpu) in self.gpus.iter().enumerate() {
+            if minors.contains(&gpu.minor) {
+                indices.insert(at);
+            }
+        }
+        indices
+    }
+
     /// Returns true if the node allocates whole GPUs in the sets of its partition table only.
     pub(crate) fn has_binding_partitions(&self) -> bool {
         self.partitions.as_ref().is_some_and(|table| table.is_binding)

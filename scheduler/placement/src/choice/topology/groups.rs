@@ -1,10 +1,10 @@
 //! Groups of GPUs: partitions of a table, links, and the loss when a device is taken out of a group that is whole.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::choice::topology::candidates::{Pool, Set};
-use crate::data::constraints::PartitionConstraint;
+use crate::data::constraints::{DeviceKind, PartitionConstraint};
 use crate::data::device::Gpu;
 use crate::data::inventory::{Inventory, LinkGroup, Partition, PartitionTable};
 use crate::data::misfit::{Misfit, NoPartition};
@@ -28,6 +28,14 @@ impl GpuSet {
             allowed,
             score: 0,
             partition: u32::MAX,
+        }
+    }
+
+    /// The candidates of a pool that may be taken: the set restricts GPUs alone.
+    pub(crate) fn allowed_of(self, pool: &Pool) -> Set {
+        match pool.kind {
+            DeviceKind::Gpu => self.allowed,
+            DeviceKind::Other(_) => pool.all(),
         }
     }
 }
@@ -69,10 +77,8 @@ impl Partitions<'_> {
                 continue;
             };
             best_free = best_free.max(Some(partition.score));
-            if constraint
-                .bandwidth
-                .is_some_and(|least| partition.bandwidth.is_none_or(|has| has < least))
-            {
+            // A partition of unknown bandwidth may be slower than the request demands.
+            if constraint.bandwidth.is_some() && partition.bandwidth < constraint.bandwidth {
                 continue;
             }
             best_fast = best_fast.max(Some(partition.score));
@@ -107,17 +113,14 @@ impl Partitions<'_> {
     }
 
     fn sort(&self, table: &PartitionTable, usable: &mut [(&Partition, Set)]) {
-        let whole: Vec<&Partition> = table
-            .partitions
-            .iter()
-            .filter(|one| is_whole(one, self.gpus, self.uses))
-            .collect();
-        // Every size of the table is counted, so that the counts of two partitions compare size by size.
-        let none: LeftBySize = table
-            .partitions
-            .iter()
-            .map(|one| (Reverse(size(one)), (0, None)))
-            .collect();
+        let (mut whole, mut none) = (Vec::new(), LeftBySize::new());
+        for partition in &table.partitions {
+            // Every size of the table is counted, so that the counts of two partitions compare size by size.
+            none.insert(Reverse(size(partition)), (0, None));
+            if is_whole(partition, self.gpus, self.uses) {
+                whole.push(partition);
+            }
+        }
         usable.sort_by_cached_key(|(one, _)| (Reverse(one.score), left_without(one, &whole, none.clone())));
     }
 
@@ -184,23 +187,29 @@ pub(crate) struct Loss {
 
 /// The loss with each device of a type by its location; a device that is alone at its location breaks nothing.
 pub(crate) fn losses(locations: &[Location], uses: &[DeviceUse]) -> Vec<Loss> {
-    let breaks = |location: &Location, is_same: fn(&Location, &Location) -> bool| {
-        let group = locations
-            .iter()
-            .enumerate()
-            .filter(|(_, other)| is_same(location, other));
-        let has_others = group.clone().nth(1).is_some();
-        has_others && group.clone().all(|(at, _)| is_free(uses, at))
-    };
     let mut losses = Vec::with_capacity(locations.len());
     for location in locations {
         losses.push(Loss {
-            numa: breaks(location, |one, other| one.numa == other.numa),
-            switch: breaks(location, |one, other| one.switch == other.switch),
+            numa: is_free_group(locations, uses, |other| other.numa == location.numa),
+            switch: is_free_group(locations, uses, |other| other.switch == location.switch),
             ..Loss::default()
         });
     }
     losses
+}
+
+/// Returns true if the devices at some locations are several, and all of them free.
+fn is_free_group(locations: &[Location], uses: &[DeviceUse], is_there: impl Fn(&Location) -> bool) -> bool {
+    let mut n_devices = 0;
+    for (at, location) in locations.iter().enumerate() {
+        if is_there(location) {
+            if !is_free(uses, at) {
+                return false;
+            }
+            n_devices += 1;
+        }
+    }
+    n_devices > 1
 }
 
 fn is_free(uses: &[DeviceUse], at: usize) -> bool {
@@ -212,10 +221,10 @@ pub(crate) fn gpu_losses(inventory: &Inventory, locations: &[Location], uses: &[
     let mut losses = losses(locations, uses);
     let partitions = inventory.partitions.iter().flat_map(|table| &table.partitions);
     for partition in partitions.filter(|one| is_whole(one, &inventory.gpus, uses)) {
-        add_loss(&mut losses, &indices(&partition.minors, &inventory.gpus));
+        add_loss(&mut losses, &inventory.indices_of(&partition.minors));
     }
     for group in &inventory.links {
-        let gpus = indices(&group.minors, &inventory.gpus);
+        let gpus = inventory.indices_of(&group.minors);
         if gpus.iter().all(|at| is_free(uses, *at)) {
             add_loss(&mut losses, &gpus);
         }
@@ -223,8 +232,12 @@ pub(crate) fn gpu_losses(inventory: &Inventory, locations: &[Location], uses: &[
     losses
 }
 
-fn add_loss(losses: &mut [Loss], group: &[usize]) {
-    for at in group.iter().filter(|_| group.len() > 1) {
+fn add_loss(losses: &mut [Loss], group: &BTreeSet<usize>) {
+    // A GPU that is alone in its group breaks nothing.
+    if group.len() < 2 {
+        return;
+    }
+    for at in group {
         let Some(loss) = losses.get_mut(*at) else { continue };
         if group.len() > loss.largest {
             (loss.largest, loss.n) = (group.len(), 1);
@@ -232,15 +245,6 @@ fn add_loss(losses: &mut [Loss], group: &[usize]) {
             loss.n += 1;
         }
     }
-}
-
-/// Indices of GPUs by their minors, each once.
-fn indices(minors: &[u32], gpus: &[Gpu]) -> Vec<usize> {
-    let at = |minor: &u32| gpus.iter().position(|gpu| gpu.minor == *minor);
-    let mut indices: Vec<usize> = minors.iter().filter_map(at).collect();
-    indices.sort_unstable();
-    indices.dedup();
-    indices
 }
 
 /// Numbers of links between every two candidates of a pool.
