@@ -80,7 +80,7 @@ fn hint_every_tenth(fleet: &mut Fleet, n_nodes: u32) {
         fleet.hint(
             &format!("hinting-{node}").as_str().into(),
             id,
-            Placement {
+            &Placement {
                 shares,
                 ..Placement::default()
             },

@@ -127,7 +127,7 @@ impl Fleet {
 
     /// Sets the placement that an owner is expected to reserve soon, in place of its earlier hint; returns false if it
     /// already holds something or the node is gone. The caller decides when a hint expires.
-    pub fn hint(&mut self, owner: &OwnerId, node: NodeId, placement: Placement) -> bool {
+    pub fn hint(&mut self, owner: &OwnerId, node: NodeId, placement: &Placement) -> bool {
         self.nodes.hint(owner, node, placement)
     }
 

@@ -491,7 +491,7 @@ impl HintQueue {
         );
         let Ok(placement) = choice else { return false };
         let owner = cluster.pods.owner(demand.uid);
-        let is_kept = placement != Placement::default() && cluster.fleet.hint(&owner, node, placement);
+        let is_kept = placement != Placement::default() && cluster.fleet.hint(&owner, node, &placement);
         if is_kept {
             self.nominees.remove(demand.uid);
             self.put(owner, hint);

@@ -82,7 +82,7 @@ fn fleet() -> Fleet {
         ..Placement::default()
     };
     let id = fleet.node_id("n").unwrap();
-    assert!(fleet.hint(&"h".into(), id, placement));
+    assert!(fleet.hint(&"h".into(), id, &placement));
     for owner in ["a", "p"] {
         fleet.set_host_use(
             &owner.into(),

@@ -140,17 +140,18 @@ fn decide_types(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Resu
         }
     }
     let mut decision = Decision::default();
-    for (kind, devices) in chosen {
-        match demands.iter().zip(&pools).find(|(_, pool)| pool.kind == *kind) {
-            Some((demand, _)) => decision.others.extend(demand.shares(&devices)),
-            None => decision.gpus = devices,
-        }
+    // In the order of the request, whichever type led the choice.
+    for (demand, pool) in demands.iter().zip(&pools) {
+        let shares = demand.shares(devices_of(&chosen, &pool.kind));
+        decision.others.extend(shares);
     }
-    // Records list devices by type and minor, whichever type led the choice.
-    decision
-        .others
-        .sort_by(|one, next| (&one.kind, one.minor).cmp(&(&next.kind, next.minor)));
+    decision.gpus = devices_of(&chosen, &DeviceKind::Gpu).to_vec();
     Ok(decision)
+}
+
+fn devices_of<'c>(chosen: &'c [Chosen<'_>], kind: &DeviceKind) -> &'c [usize] {
+    let found = chosen.iter().find(|(of, _)| *of == kind);
+    found.map_or(&[], |(_, devices)| devices)
 }
 
 /// The locations of the GPUs that the vendor's plugin will choose, if the pod takes all that are free.

@@ -155,13 +155,13 @@ impl Nodes {
     }
 
     /// Sets an owner's hint; returns false if the owner holds something or the node is gone.
-    pub(crate) fn hint(&mut self, owner: &OwnerId, node: NodeId, placement: Placement) -> bool {
+    pub(crate) fn hint(&mut self, owner: &OwnerId, node: NodeId, placement: &Placement) -> bool {
         self.unhint(owner.as_str());
         if self.owners.contains_key(owner) || self.get(node).is_none() {
             return false;
         }
         self.change(node.index, |node| {
-            node.insert_hint(owner.clone(), Holdings::from(&placement));
+            node.insert_hint(owner.clone(), Holdings::from(placement));
         });
         self.hinted.insert(owner.clone(), node.index);
         true

@@ -14,7 +14,7 @@ fn hint(fleet: &mut placement::Fleet, owner: &str, node: NodeId, mib: u64) -> bo
             Hints::RespectOthers(owner),
         )
         .unwrap();
-    fleet.hint(&owner.into(), node, chosen)
+    fleet.hint(&owner.into(), node, &chosen)
 }
 
 #[rstest]

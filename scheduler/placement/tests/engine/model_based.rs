@@ -178,7 +178,7 @@ impl Pair {
         else {
             return;
         };
-        let noted = self.fleet.hint(&owner.into(), id, placement.clone());
+        let noted = self.fleet.hint(&owner.into(), id, &placement);
         assert_eq!(noted, !self.model.holdings.contains_key(owner));
         self.model.hints.remove(owner);
         if noted {

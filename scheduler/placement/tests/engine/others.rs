@@ -475,7 +475,7 @@ fn hint(fleet: &mut Fleet, model: &mut Model, owner: u8, request: DeviceRequest)
         return;
     };
     model.hints.remove(&owner);
-    if fleet.hint(&name(owner).as_str().into(), id, placement.clone()) {
+    if fleet.hint(&name(owner).as_str().into(), id, &placement) {
         model.hints.insert(owner, placement);
     }
 }

@@ -231,7 +231,7 @@ fn a_hinted_pod_keeps_its_room_unless_its_priority_is_lower() {
     let placement = fleet
         .choose(id, &gib(1, 40), placement::DevicePolicy::Binpack, Hints::Respect)
         .unwrap();
-    assert!(fleet.hint(&hinted, id, placement));
+    assert!(fleet.hint(&hinted, id, &placement));
     let preemption = Preemption {
         pods: &[],
         budgets: &[],

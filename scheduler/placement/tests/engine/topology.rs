@@ -1052,7 +1052,7 @@ fn one_result_per_equivalence_class() {
                 fleet.hint(
                     &format!("h{node}").as_str().into(),
                     id,
-                    Placement {
+                    &Placement {
                         others: vec![share],
                         ..Placement::default()
                     },

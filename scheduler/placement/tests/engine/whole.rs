@@ -221,7 +221,7 @@ fn hints_keep_whole_and_shared_gpus_apart() {
             .unwrap()
     };
     let vendor = choose(&fleet, RequestedGpus::Whole(3));
-    assert!(fleet.hint(&"v".into(), id, vendor));
+    assert!(fleet.hint(&"v".into(), id, &vendor));
     assert_eq!(fleet.check(), []);
     assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::Memory));
     assert_eq!(
@@ -233,7 +233,7 @@ fn hints_keep_whole_and_shared_gpus_apart() {
         Ok(())
     );
     let sharer = choose(&fleet, RequestedGpus::Share(units(1)));
-    assert!(fleet.hint(&"v".into(), id, sharer));
+    assert!(fleet.hint(&"v".into(), id, &sharer));
     assert_eq!(
         fleet.fit(id, RequestedGpus::Whole(1), Hints::Respect),
         Err(Reason::Vendor)
@@ -394,7 +394,7 @@ proptest! {
                 Step::Hint(owner, whole) => {
                     let ask = if *whole { RequestedGpus::Whole(1) } else { RequestedGpus::Share(units(100)) };
                     if let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect) {
-                        fleet.hint(&owner.to_string().as_str().into(), id, placement);
+                        fleet.hint(&owner.to_string().as_str().into(), id, &placement);
                     }
                     prop_assert_eq!(fleet.check(), vec![]);
                     continue;

@@ -352,7 +352,7 @@ impl Query {
         for (at, owner) in self.owners.iter().enumerate() {
             let name = format!("o{at}").as_str().into();
             match id.filter(|_| owner.is_hint) {
-                Some(id) => drop(fleet.hint(&name, id, self.hint(owner))),
+                Some(id) => drop(fleet.hint(&name, id, &self.hint(owner))),
                 None => fleet.hold(&name, "n", Self::holdings(owner)),
             }
         }
