@@ -271,6 +271,8 @@ impl NodeMemoryUse {
 #[cfg(test)]
 mod tests {
     use proto::read_api::{Gpu, Holder};
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
 
     use super::*;
 
@@ -326,5 +328,62 @@ mod tests {
         }
         let broken = METRICS.replace("} 3", "} much");
         assert_eq!(parse(&broken).unwrap().gpus["GPU-1"], 120);
+    }
+
+    /// A plugin that answers each request with this many bytes of comment and then its metrics, or never.
+    async fn plugin(padding: Option<usize>) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            let mut kept = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept().await {
+                if let Some(padding) = padding {
+                    let body = format!("#{}\n{METRICS}", "x".repeat(padding));
+                    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+                    let _ = stream.write_all(format!("{head}{body}").as_bytes()).await;
+                }
+                kept.push(stream);
+            }
+        });
+        address
+    }
+
+    fn target(node: &str, address: SocketAddr) -> PluginTarget {
+        PluginTarget {
+            node: node.into(),
+            pod: "p".into(),
+            address,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_hangs_holds_up_no_other() {
+        let plugins = [
+            target("hangs", plugin(None).await),
+            target("answers", plugin(Some(0)).await),
+            target("babbles", plugin(Some(MAX_ANSWER)).await),
+        ];
+        let measurements = Arc::new(PluginMeasurements::default());
+        let asking = tokio::spawn(Arc::clone(&measurements).ask_all(plugins.to_vec()));
+        while measurements.answers().len() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(!asking.is_finished(), "the plugin that hangs is still asked");
+        let of = |node: &str| {
+            let answers = measurements.answers();
+            answers
+                .get(node)
+                .map(|answer| answer.measured.as_ref().err().copied())
+        };
+        assert_eq!(
+            [of("answers"), of("babbles"), of("hangs")],
+            [Some(None), Some(Some(UnknownUse::NoAnswer)), None]
+        );
+        asking.abort();
+        // A fresh answer is not asked for again; another pod of the plugin may know more.
+        let mut successor = target("babbles", plugins[2].address);
+        successor.pod = "q".into();
+        let left = measurements.outdated(vec![plugins[1].clone(), plugins[2].clone(), successor]);
+        assert_eq!((left.len(), &*left[0].pod), (1, "q"));
     }
 }
