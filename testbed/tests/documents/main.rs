@@ -319,6 +319,23 @@ fn the_summary_lists_every_page() {
     assert_eq!(listed, pages);
 }
 
+/// The first sentence of each page says for whom it is.
+#[test]
+fn every_page_names_its_readers() {
+    let pages = files(&root().join("docs"), "md");
+    let is_named = |page: &PathBuf| {
+        read(page)
+            .split("\n\n")
+            .nth(1)
+            .is_some_and(|first| first.starts_with("For "))
+    };
+    let missing: Vec<PathBuf> = pages
+        .into_iter()
+        .filter(|page| !page.ends_with("SUMMARY.md") && !is_named(page))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
 /// Every alert has its section in the runbook, and a test.
 #[test]
 fn every_alert_is_explained_and_tested() {
