@@ -100,10 +100,10 @@ async fn read(path: &Path) -> anyhow::Result<kube::Config> {
 
 /// The contact with the API server: lost while requests get no answer. Clones share their state.
 #[derive(Clone, Debug)]
-pub struct Contact(Arc<State>);
+pub struct Contact(Arc<ContactState>);
 
 #[derive(Debug)]
-struct State {
+struct ContactState {
     is_lost: AtomicBool,
     /// Notified by the first answer after an absence.
     regained: watch::Sender<()>,
@@ -111,7 +111,7 @@ struct State {
 
 impl Default for Contact {
     fn default() -> Self {
-        Self(Arc::new(State {
+        Self(Arc::new(ContactState {
             is_lost: AtomicBool::new(false),
             regained: watch::Sender::new(()),
         }))

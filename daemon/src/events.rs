@@ -65,7 +65,7 @@ struct Event {
 
 /// The component that writes events.
 #[derive(Debug)]
-struct Source {
+struct EventSource {
     component: &'static str,
     /// The node that the component runs on and writes about.
     host: Option<String>,
@@ -73,7 +73,7 @@ struct Source {
 
 /// An event that waits to be written.
 #[derive(Debug)]
-struct Waiting {
+struct WaitingEvent {
     event: Event,
     since: Instant,
     first_at: DateTime<Utc>,
@@ -83,7 +83,7 @@ struct Waiting {
 /// Sends events to the [`Writer`]. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    source: Arc<Source>,
+    source: Arc<EventSource>,
     events: mpsc::Sender<Event>,
 }
 
@@ -91,9 +91,9 @@ pub struct Recorder {
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct Writer {
     client: Client,
-    source: Arc<Source>,
+    source: Arc<EventSource>,
     events: mpsc::Receiver<Event>,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingEvent>,
     backoff: Backoff,
 }
 
@@ -105,7 +105,7 @@ pub fn recorder(
     host: Option<String>,
 ) -> (Recorder, Writer) {
     let (sender, events) = mpsc::channel(CAPACITY);
-    let source = Arc::new(Source { component, host });
+    let source = Arc::new(EventSource { component, host });
     let recorder = Recorder {
         source: Arc::clone(&source),
         events: sender,
@@ -205,7 +205,7 @@ impl Writer {
     }
 
     /// Writes one object per subject, reason and message: a repeated event updates the time of the existing object.
-    async fn write(&self, waiting: &Waiting) -> kube::Result<()> {
+    async fn write(&self, waiting: &WaitingEvent) -> kube::Result<()> {
         let subject = &waiting.event.subject;
         let namespace = if subject.namespace.is_empty() {
             NAMESPACE_OF_NODES
@@ -235,7 +235,7 @@ impl Writer {
         }
     }
 
-    fn object(&self, waiting: &Waiting, namespace: &str, name: &str) -> Value {
+    fn object(&self, waiting: &WaitingEvent, namespace: &str, name: &str) -> Value {
         let Event {
             subject,
             severity,
@@ -270,12 +270,12 @@ fn hash(event: &Event) -> u64 {
 }
 
 /// Adds an event to the waiting ones, or updates the time of an equal one.
-fn add(waiting: &mut VecDeque<Waiting>, event: Event) {
+fn add(waiting: &mut VecDeque<WaitingEvent>, event: Event) {
     let now = Utc::now();
     if let Some(known) = waiting.iter_mut().find(|known| known.event == event) {
         known.last_at = now;
     } else if waiting.len() < CAPACITY {
-        waiting.push_back(Waiting {
+        waiting.push_back(WaitingEvent {
             event,
             since: Instant::now(),
             first_at: now,

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 /// A request failed.
 #[derive(Debug, thiserror::Error)]
-pub enum RequestError {
+pub enum ApiRequestError {
     /// The API server answered with an error, or could not be reached.
     #[error("cannot {what}")]
     Failed {
@@ -26,7 +26,7 @@ pub enum RequestError {
     },
 }
 
-impl RequestError {
+impl ApiRequestError {
     /// The HTTP status of the API server's answer, if it answered.
     pub fn status(&self) -> Option<u16> {
         match self {
@@ -44,14 +44,14 @@ pub(crate) async fn within<T>(
     limit: Duration,
     what: impl Into<String>,
     request: impl Future<Output = kube::Result<T>>,
-) -> Result<T, RequestError> {
+) -> Result<T, ApiRequestError> {
     match timeout(limit, request).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(source)) => Err(RequestError::Failed {
+        Ok(Err(source)) => Err(ApiRequestError::Failed {
             what: what.into(),
             source: Box::new(source),
         }),
-        Err(_) => Err(RequestError::Slow {
+        Err(_) => Err(ApiRequestError::Slow {
             what: what.into(),
             limit,
         }),

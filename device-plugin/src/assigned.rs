@@ -14,14 +14,14 @@ use tracing::warn;
 use crate::matching::AllocateLog;
 use crate::node_state::NodeState;
 use crate::pods::annotate::annotate;
-use crate::pods::{NodePod, Pods};
+use crate::pods::{NodePod, NodePods};
 use daemon::api_server::{Connection, one_line};
 
 /// Pauses after failures: the first, which doubles each time, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
 /// The gpushare pods that have their devices and are not marked.
-pub fn unmarked(pods: &Pods, log: &AllocateLog) -> Vec<NodePod> {
+pub fn unmarked(pods: &NodePods, log: &AllocateLog) -> Vec<NodePod> {
     let mut unmarked = Vec::new();
     for pod in pods.iter() {
         let gpushare = pod.record().and_then(|record| record.gpushare);

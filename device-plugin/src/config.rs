@@ -22,15 +22,15 @@ use crate::extended_resource::ExtendedResourceNames;
 use crate::fleet::sharing::{SharedDevices, Sharing};
 use crate::health::{HealthPolicy, Xids};
 use crate::injection::InjectionSettings;
-use crate::inventory::{FileSource, MachineSource, NvmlSource, Source, SysfsSource};
+use crate::inventory::{DeviceSource, FileSource, MachineSource, NvmlSource, SysfsSource};
 use crate::publish::node_overrides::OverrideFiles;
-use crate::settings::{OnMismatch, Settings, Unplaced};
+use crate::settings::{NodeSettings, OnMismatch, OnUnplaced};
 use crate::uninstall::UninstallWhen;
 
 use values::{dra_drivers, duration, gpu_memory, limit, memory_resource, node_name, partition_policy};
 
 pub use values::{
-    DeviceKind, Inject, InvalidValue, InventoryKind, NoGpu, ReservedMemory, VendorResource, VendorServer,
+    Inject, InvalidValue, InventoryKind, LookFor, NoGpu, ReservedMemory, VendorResource, VendorServer,
 };
 
 /// Longest wait of a call from kubelet for its pod to arrive by the watch.
@@ -86,7 +86,7 @@ pub struct Config {
         value_enum,
         value_name = "TYPES"
     )]
-    pub look_for: Vec<DeviceKind>,
+    pub look_for: Vec<LookFor>,
 
     /// File with labels of devices and of virtual functions, by which pods select them; may be missing, and may change
     #[arg(long, env = "GPUSHARE_DEVICE_LABELS", value_name = "FILE")]
@@ -251,7 +251,7 @@ pub struct Config {
 
     /// Reaction to a pod that the scheduler did not place
     #[arg(long, env = "GPUSHARE_UNPLACED", default_value = "refuse", value_enum)]
-    pub unplaced: Unplaced,
+    pub unplaced: OnUnplaced,
 
     /// Critical XIDs without effect: numbers separated by commas, all, or none
     #[arg(long, env = "GPUSHARE_IGNORE_XIDS", default_value_t = Xids::none(), value_name = "XIDS")]
@@ -336,10 +336,10 @@ impl Config {
     }
 
     /// The source of the devices.
-    pub fn source(&self) -> Source {
+    pub fn source(&self) -> DeviceSource {
         let interval = self.probe_interval;
         if let InventoryKind::File(path) = &self.inventory {
-            return Source::File(FileSource {
+            return DeviceSource::File(FileSource {
                 path: path.clone(),
                 node: self.node_name.clone(),
                 interval,
@@ -356,18 +356,18 @@ impl Config {
         let others = SysfsSource {
             root: self.sysfs_root.clone(),
             interval,
-            has_rdma: self.look_for.contains(&DeviceKind::Rdma),
-            has_fpga: self.look_for.contains(&DeviceKind::Fpga),
+            has_rdma: self.look_for.contains(&LookFor::Rdma),
+            has_fpga: self.look_for.contains(&LookFor::Fpga),
         };
-        Source::Machine(MachineSource {
-            gpus: self.look_for.contains(&DeviceKind::Gpu).then_some(nvml),
+        DeviceSource::Machine(MachineSource {
+            gpus: self.look_for.contains(&LookFor::Gpu).then_some(nvml),
             others,
         })
     }
 
     /// The settings of answers and specs. Each call makes caches of its own for the CDI directories.
-    pub fn settings(&self) -> Settings {
-        Settings {
+    pub fn settings(&self) -> NodeSettings {
+        NodeSettings {
             names: self.resource_names(),
             memory_unit: self.memory_unit,
             allocate_wait: ALLOCATE_WAIT,

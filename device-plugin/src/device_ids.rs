@@ -11,7 +11,7 @@ use proto::memory_unit::MemoryUnit;
 
 use crate::cdi::fnv1a;
 use crate::extended_resource::ExtendedResource;
-use crate::inventory::{Gpu, Inventory, PhysicalId};
+use crate::inventory::{Gpu, NodeInventory, PhysicalId};
 
 /// Numbers of digits of a UUID's hash that may begin a memory unit's ID; the shortest that is unique is used.
 const STEM_LENGTHS: [usize; 3] = [8, 12, 16];
@@ -173,7 +173,7 @@ impl IdScheme {
 
     /// The same with the IDs of whole GPUs and of devices of other types.
     #[must_use]
-    pub fn with(mut self, inventory: &Inventory) -> Self {
+    pub fn with(mut self, inventory: &NodeInventory) -> Self {
         for resource in [
             ExtendedResource::Whole,
             ExtendedResource::Rdma,

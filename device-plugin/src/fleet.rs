@@ -15,7 +15,7 @@ use proto::topology::{GpuLinks, GpuPartitionPolicy, GpuPartitionTable};
 use crate::device_ids::IdScheme;
 use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::health::{HealthChange, HealthReason};
-use crate::inventory::{Gpu, Inventory, OtherDevice, PciLocation, PhysicalId};
+use crate::inventory::{Gpu, NodeInventory, OtherDevice, PciLocation, PhysicalId};
 use crate::pods::DeviceName;
 
 /// The message of a device without any observation.
@@ -51,7 +51,7 @@ pub struct FleetDevice {
 
 /// The devices of this node at one moment.
 #[derive(Clone, Debug)]
-pub struct Fleet {
+pub struct NodeFleet {
     /// Every GPU, in the order of the inventory.
     pub gpus: Vec<FleetGpu>,
     /// Devices of other types, sorted by type and minor number.
@@ -74,9 +74,9 @@ pub struct Fleet {
     pub is_health_loaded: bool,
 }
 
-impl Fleet {
+impl NodeFleet {
     /// The devices of an inventory, all healthy. Pods may share the GPUs that `ids` has.
-    pub fn new(inventory: Inventory, ids: IdScheme) -> Self {
+    pub fn new(inventory: NodeInventory, ids: IdScheme) -> Self {
         let ids = ids.with(&inventory);
         let mut gpus = Vec::with_capacity(inventory.gpus.len());
         for gpu in inventory.gpus {
@@ -113,7 +113,7 @@ impl Fleet {
 
     /// The devices of another inventory. A device that stays keeps its health.
     #[must_use]
-    pub fn with_inventory(&self, inventory: Inventory, ids: IdScheme) -> Self {
+    pub fn with_inventory(&self, inventory: NodeInventory, ids: IdScheme) -> Self {
         let mut fleet = Self {
             is_health_loaded: self.is_health_loaded,
             ..Self::new(inventory, ids)

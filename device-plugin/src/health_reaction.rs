@@ -15,9 +15,9 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::eviction::evict;
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::{DeviceKey, Fleet, FleetEntry, type_name};
+use crate::fleet::{DeviceKey, FleetEntry, NodeFleet, type_name};
 use crate::health::ApplicationFault;
-use crate::pods::{NodePod, PodUid, Pods, Stage, until_known};
+use crate::pods::{NodePod, NodePods, PodStage, PodUid, until_known};
 
 /// The time for which a device must have been unhealthy before its pods are evicted: some trouble passes.
 const EVICTION_GRACE: Duration = Duration::from_secs(60);
@@ -72,7 +72,7 @@ impl HealthTracker {
     }
 
     /// Compares devices and pods with the last update and returns the actions that follow.
-    pub fn update(&mut self, fleet: &Fleet, pods: &Pods, now: Instant) -> Vec<HealthAction> {
+    pub fn update(&mut self, fleet: &NodeFleet, pods: &NodePods, now: Instant) -> Vec<HealthAction> {
         let mut actions = self.update_devices(fleet, now);
         self.evicted.retain(|uid, _| pods.get(uid).is_some());
         for ((device_type, id), device) in self.devices.iter_mut().flatten() {
@@ -100,7 +100,7 @@ impl HealthTracker {
     }
 
     /// Compares the devices with those of the last update. One that has gone stays, unhealthy, until it is back.
-    fn update_devices(&mut self, fleet: &Fleet, now: Instant) -> Vec<HealthAction> {
+    fn update_devices(&mut self, fleet: &NodeFleet, now: Instant) -> Vec<HealthAction> {
         let is_first = self.devices.is_none();
         let devices = self.devices.get_or_insert_default();
         let mut gone: BTreeSet<DeviceId> = devices.keys().cloned().collect();
@@ -168,7 +168,11 @@ impl HealthTracker {
     }
 
     /// The events on running pods after a fault that leaves the device in order.
-    pub fn on_application_fault(fault: &ApplicationFault, pods: &Pods, fleet: &Fleet) -> Vec<HealthAction> {
+    pub fn on_application_fault(
+        fault: &ApplicationFault,
+        pods: &NodePods,
+        fleet: &NodeFleet,
+    ) -> Vec<HealthAction> {
         let ApplicationFault { uuid, xid } = fault;
         let Some(gpu) = fleet.gpu(uuid) else {
             return Vec::new();
@@ -179,7 +183,7 @@ impl HealthTracker {
         );
         let mut actions = Vec::new();
         for pod in pods.iter() {
-            if pod.stage == Stage::Running && holds(pod, TYPE_GPU, &key) {
+            if pod.stage == PodStage::Running && holds(pod, TYPE_GPU, &key) {
                 actions.push(HealthAction::PodEvent(
                     pod.uid.clone(),
                     "GPUApplicationFault",
@@ -234,9 +238,9 @@ fn holds(pod: &NodePod, device_type: &str, key: &DeviceKey) -> bool {
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct HealthReaction {
     /// The devices and their health.
-    pub fleet: watch::Receiver<Arc<Fleet>>,
+    pub fleet: watch::Receiver<Arc<NodeFleet>>,
     /// The pods of this node.
-    pub pods: watch::Receiver<Pods>,
+    pub pods: watch::Receiver<NodePods>,
     /// Faults of applications.
     pub faults: mpsc::Receiver<ApplicationFault>,
     /// Writes the events.

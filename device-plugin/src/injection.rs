@@ -18,7 +18,9 @@ use proto::device::TYPE_GPU;
 use crate::cdi::SpecDir;
 use crate::cdi::vendor::VendorSpecs;
 
-pub use decide::{Cdi, Driver, Facts, OwnContainer, Variable, VariableFacts, decide, exposure, variable};
+pub use decide::{
+    Cdi, Driver, InjectionFacts, OwnContainer, VariableFacts, VariableSupport, decide, exposure, variable,
+};
 
 /// The injection mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -1,6 +1,6 @@
 //! The physical devices of this node, and a feed of observations about them.
 //!
-//! A [`Source`] lists the devices ([`Source::discover`]) and watches them from threads of its own ([`Source::watch`]). It reports
+//! A [`DeviceSource`] lists the devices ([`DeviceSource::discover`]) and watches them from threads of its own ([`DeviceSource::watch`]). It reports
 //! [`Observation`]s and decides nothing: The module `health` decides whether a device is healthy. It knows neither kubelet nor the
 //! API server.
 //!
@@ -112,12 +112,12 @@ pub struct ExcludedGpu {
     /// Its UUID, unless it cannot be read.
     pub uuid: Option<PhysicalId>,
     /// The reason that it is left out.
-    pub exclusion: Exclusion,
+    pub exclusion: ExclusionReason,
 }
 
 /// The reason that a GPU cannot be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Exclusion {
+pub enum ExclusionReason {
     /// It is in MIG mode.
     Mig,
     /// A property that the plugin needs cannot be read; the text names it.
@@ -131,15 +131,15 @@ impl fmt::Display for ExcludedGpu {
             write!(f, " ({uuid})")?;
         }
         match &self.exclusion {
-            Exclusion::Mig => write!(f, ": {MIG}"),
-            Exclusion::Unreadable(problem) => write!(f, ": {problem}"),
+            ExclusionReason::Mig => write!(f, ": {MIG}"),
+            ExclusionReason::Unreadable(problem) => write!(f, ": {problem}"),
         }
     }
 }
 
 /// The devices of this node at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Inventory {
+pub struct NodeInventory {
     /// The GPUs that can be shared, sorted by minor number; UUIDs and minor numbers are distinct, memory is above zero.
     pub gpus: Vec<Gpu>,
     /// Devices of other types, sorted by type and minor number; no two devices, GPUs included, have the same ID.
@@ -160,7 +160,7 @@ pub struct Inventory {
     pub vendor: String,
 }
 
-impl Inventory {
+impl NodeInventory {
     /// The GPU with this UUID.
     pub fn gpu(&self, uuid: &PhysicalId) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
@@ -201,7 +201,7 @@ impl Inventory {
     /// Returns true if this inventory shares a GPU that is in MIG mode by now.
     fn shares_mig(&self, excluded: &ExcludedGpu) -> bool {
         let uuid = excluded.uuid.as_ref();
-        excluded.exclusion == Exclusion::Mig && uuid.is_some_and(|uuid| self.gpu(uuid).is_some())
+        excluded.exclusion == ExclusionReason::Mig && uuid.is_some_and(|uuid| self.gpu(uuid).is_some())
     }
 }
 
@@ -228,14 +228,14 @@ pub struct ProcessMemory {
 
 /// The source of a node's devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum DeviceSource {
     /// This machine: the NVIDIA management library, loaded at run time, and sysfs.
     Machine(MachineSource),
     /// A file that describes simulated devices.
     File(FileSource),
 }
 
-impl Source {
+impl DeviceSource {
     /// The interval at which a watch reports each device.
     pub fn probe_interval(&self) -> Duration {
         match self {
@@ -248,7 +248,7 @@ impl Source {
     }
 
     /// Lists the devices once. Blocks: NVML may take seconds to wake a GPU.
-    pub fn discover(&self) -> Result<Inventory, InventoryError> {
+    pub fn discover(&self) -> Result<NodeInventory, InventoryError> {
         match self {
             Self::Machine(machine) => machine.discover(),
             Self::File(file) => file.discover(),
@@ -275,7 +275,7 @@ impl Source {
     /// the devices again and starts another watch.
     pub fn watch(
         &self,
-        inventory: &Inventory,
+        inventory: &NodeInventory,
     ) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
         match self {
             Self::Machine(machine) => machine.watch(inventory),
@@ -305,30 +305,33 @@ impl MachineSource {
         }
     }
 
-    fn discover(&self) -> Result<Inventory, InventoryError> {
+    fn discover(&self) -> Result<NodeInventory, InventoryError> {
         let others = self.others.list();
         let gpus = match &self.gpus {
             Some(nvml) => nvml.discover(),
-            None => Ok(Inventory::default()),
+            None => Ok(NodeInventory::default()),
         };
         match gpus {
             Ok(found) if found.gpus.is_empty() && others.is_empty() => Err(InventoryError::absent(format!(
                 "{} shows no device of the types that --look-for names",
                 self.others.root.display()
             ))),
-            Ok(found) => Ok(Inventory { others, ..found }),
+            Ok(found) => Ok(NodeInventory { others, ..found }),
             Err(error) if error.is_absence() && !others.is_empty() => {
                 info!(%error, "this node has no GPU that can be shared; serving its other devices");
-                Ok(Inventory {
+                Ok(NodeInventory {
                     others,
-                    ..Inventory::default()
+                    ..NodeInventory::default()
                 })
             }
             Err(error) => Err(error),
         }
     }
 
-    fn watch(&self, inventory: &Inventory) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
+    fn watch(
+        &self,
+        inventory: &NodeInventory,
+    ) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
         let mut watchers = Vec::new();
         if let Some(nvml) = &self.gpus {
             watchers.push(nvml.watcher(inventory));

@@ -30,7 +30,7 @@ const MAX_BYTES: u64 = 64 << 20;
 /// One resource of one container, of any plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct Entry {
+pub struct CheckpointEntry {
     /// UID of the pod.
     #[serde(rename = "PodUID")]
     pub pod_uid: String,
@@ -172,7 +172,7 @@ struct Data<E> {
 ///
 /// # Errors
 /// There is no checkpoint, or it does not parse.
-pub fn read(dir: &Path) -> Result<Vec<Entry>, CheckpointError> {
+pub fn read(dir: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
     parse(&text(dir)?)
 }
 
@@ -204,14 +204,14 @@ pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, Checkpoin
 }
 
 /// Parses all entries at once, which is faster, and entry by entry only where that fails.
-fn parse(text: &[u8]) -> Result<Vec<Entry>, CheckpointError> {
-    if let Ok(checkpoint) = serde_json::from_slice::<CheckpointFile<Entry>>(text) {
+fn parse(text: &[u8]) -> Result<Vec<CheckpointEntry>, CheckpointError> {
+    if let Ok(checkpoint) = serde_json::from_slice::<CheckpointFile<CheckpointEntry>>(text) {
         return Ok(checkpoint.data.pod_device_entries.unwrap_or_default());
     }
     let checkpoint: CheckpointFile<Value> = serde_json::from_slice(text).map_err(CheckpointError::Form)?;
     let mut entries = Vec::new();
     for entry in checkpoint.data.pod_device_entries.unwrap_or_default() {
-        match serde_json::from_value::<Entry>(entry) {
+        match serde_json::from_value::<CheckpointEntry>(entry) {
             Ok(entry) => entries.push(entry),
             Err(error) => warn!(%error, "skipping an entry of kubelet's checkpoint that does not parse"),
         }

@@ -43,7 +43,7 @@ pub mod wait;
 
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::DeviceKey;
-use crate::pods::{NodePod, Placement, PodUid, Pods, Stage};
+use crate::pods::{NodePod, NodePods, Placement, PodStage, PodUid};
 
 pub use allocate_log::{AllocateLog, AnsweredCall};
 
@@ -60,7 +60,7 @@ pub struct Call<'a> {
 
 /// An attempt to match a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attempt {
+pub enum MatchAttempt {
     /// The caller tries again when the pods change.
     Early,
     /// The caller has waited long enough: doubtful candidates count too.
@@ -105,12 +105,12 @@ pub enum NoMatch {
 /// # Errors
 /// No container can be named; the caller decides whether to wait for more pods.
 pub fn match_call(
-    pods: &Pods,
+    pods: &NodePods,
     log: &AllocateLog,
     call: &Call<'_>,
-    attempt: Attempt,
+    attempt: MatchAttempt,
 ) -> Result<Match, NoMatch> {
-    let is_last = attempt == Attempt::Last;
+    let is_last = attempt == MatchAttempt::Last;
     let admitting = log
         .admitting()
         .and_then(|uid| pods.get(uid))
@@ -151,7 +151,7 @@ pub fn match_call(
 }
 
 /// The match of the last `GetPreferredAllocation`, if this call is the Allocate that follows it and the pod is still due.
-pub fn preferred(pods: &Pods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+pub fn preferred(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let found = log.preferred()?;
     let answered = found.calls.last()?;
     let is_same_call = answered.resource == call.resource && answered.count == call.count;
@@ -159,7 +159,7 @@ pub fn preferred(pods: &Pods, log: &AllocateLog, call: &Call<'_>) -> Option<Matc
 }
 
 /// True if the two pods ask for the same, so that swapping their records changes no device's sums.
-fn are_alike(pods: &Pods, one: &PodUid, other: &PodUid) -> bool {
+fn are_alike(pods: &NodePods, one: &PodUid, other: &PodUid) -> bool {
     match (pods.get(one), pods.get(other)) {
         (Some(one), Some(other)) => one.asks_like(other),
         _ => false,
@@ -183,7 +183,7 @@ fn explain(pod: &NodePod, calls: &[AnsweredCall], offered: &[ExtendedResource]) 
 
 /// True if calls may be matched with the pod.
 fn is_candidate(pod: &NodePod, log: &AllocateLog) -> bool {
-    if pod.stage != Stage::Bound {
+    if pod.stage != PodStage::Bound {
         return false;
     }
     match &pod.placement {
@@ -199,7 +199,7 @@ fn candidate<'a>(pod: &'a NodePod, log: &AllocateLog) -> Option<&'a Placement> {
 }
 
 /// True if kubelet has gone on to later pods without this one, though nothing kept it from admitting it.
-fn is_passed_over(pods: &Pods, pod: &NodePod, log: &AllocateLog) -> bool {
+fn is_passed_over(pods: &NodePods, pod: &NodePod, log: &AllocateLog) -> bool {
     // kubelet comes to every pod in its turn, unless it was deleted before.
     if pod.assumed_at().is_some() && !pod.deleting {
         return false;
@@ -207,7 +207,7 @@ fn is_passed_over(pods: &Pods, pod: &NodePod, log: &AllocateLog) -> bool {
     let mut latest_assumed = log.latest_assumed();
     let mut latest_arrival = log.latest_arrival();
     for other in pods.iter() {
-        if matches!(other.stage, Stage::Admitted | Stage::Running) {
+        if matches!(other.stage, PodStage::Admitted | PodStage::Running) {
             latest_assumed = latest_assumed.max(other.assumed_at());
             latest_arrival = latest_arrival.max(pods.arrival(&other.uid));
         }
@@ -219,7 +219,7 @@ fn is_passed_over(pods: &Pods, pod: &NodePod, log: &AllocateLog) -> bool {
 }
 
 /// True if the pod of `found` has the devices of the record of `choice`.
-fn is_on_devices_of(pods: &Pods, found: &Match, choice: &Match) -> bool {
+fn is_on_devices_of(pods: &NodePods, found: &Match, choice: &Match) -> bool {
     match (pods.get(&found.pod), &choice.placement) {
         (Some(pod), Some(placement)) => has_devices(pod, placement),
         _ => false,
@@ -233,14 +233,14 @@ fn has_devices(pod: &NodePod, placement: &Placement) -> bool {
 }
 
 /// The match with this pod, if `call` is the one that it is due for.
-fn due(pods: &Pods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+fn due(pods: &NodePods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let answered = log.answered_calls(&pod.uid);
     let container = next_container(pod, answered, call, log.offered())?;
     Some(matched(pods, pod, log, container, answered, call))
 }
 
 fn matched(
-    pods: &Pods,
+    pods: &NodePods,
     pod: &NodePod,
     log: &AllocateLog,
     container: usize,
@@ -295,10 +295,10 @@ fn next_container(
 }
 
 /// The best of the pods that no call has been matched with.
-fn first_due(pods: &Pods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+fn first_due(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let mut candidates = Vec::new();
     for pod in pods.iter() {
-        if pod.stage != Stage::Bound || log.is_answered(&pod.uid) || log.is_doubtful(&pod.uid) {
+        if pod.stage != PodStage::Bound || log.is_answered(&pod.uid) || log.is_doubtful(&pod.uid) {
             continue;
         }
         let Some(placement) = candidate(pod, log) else {
@@ -316,7 +316,7 @@ fn first_due(pods: &Pods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
 }
 
 /// The pod without a usable record that came before `choice` and is due for the same call.
-fn earlier_unplaced(pods: &Pods, log: &AllocateLog, call: &Call<'_>, choice: &Match) -> Option<Match> {
+fn earlier_unplaced(pods: &NodePods, log: &AllocateLog, call: &Call<'_>, choice: &Match) -> Option<Match> {
     let place = |uid: &PodUid| (log.is_uncertain(uid), pods.arrival(uid));
     let earlier = pods.iter().filter(|pod| {
         pod.placement.is_err() && place(&pod.uid) < place(&choice.pod) && !is_passed_over(pods, pod, log)
@@ -327,7 +327,7 @@ fn earlier_unplaced(pods: &Pods, log: &AllocateLog, call: &Call<'_>, choice: &Ma
 
 /// The first of these pods to arrive that has no usable record and is due for the call.
 fn first_unplaced<'a>(
-    pods: &Pods,
+    pods: &NodePods,
     among: impl Iterator<Item = &'a NodePod>,
     log: &AllocateLog,
     call: &Call<'_>,
@@ -338,7 +338,7 @@ fn first_unplaced<'a>(
         .min_by_key(|found| pods.arrival(&found.pod))
 }
 
-fn no_record(pods: &Pods, unplaced: &Match) -> NoMatch {
+fn no_record(pods: &NodePods, unplaced: &Match) -> NoMatch {
     let pod = pods.get(&unplaced.pod).map(NodePod::display_name);
     NoMatch::Unplaced {
         pod: pod.unwrap_or_default(),
@@ -368,7 +368,7 @@ fn best<'a, T>(
 }
 
 /// Another pod that explains the calls matched with `mistaken` and this one too, and whether it has the same GPUs.
-fn correct(pods: &Pods, log: &AllocateLog, mistaken: &NodePod, call: &Call<'_>) -> Option<(Match, bool)> {
+fn correct(pods: &NodePods, log: &AllocateLog, mistaken: &NodePod, call: &Call<'_>) -> Option<(Match, bool)> {
     let mut explaining = Vec::new();
     let mut harmless = Vec::new();
     for pod in pods.iter() {
@@ -403,7 +403,7 @@ fn correct(pods: &Pods, log: &AllocateLog, mistaken: &NodePod, call: &Call<'_>) 
 
 /// The match with `pod`, if it can have made the calls matched with `mistaken` and makes this one.
 fn explains(
-    pods: &Pods,
+    pods: &NodePods,
     log: &AllocateLog,
     pod: &NodePod,
     mistaken: &NodePod,
@@ -419,7 +419,7 @@ fn explains(
 
 /// Candidates that are matched only if no other pod fits: a pod whose admission seemed over, one that kubelet seemed to have
 /// passed over, and a pod some of whose calls an earlier process may have answered.
-fn last_resort(pods: &Pods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+fn last_resort(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let (mut doubtful, mut resumed) = (Vec::new(), Vec::new());
     for pod in pods.iter() {
         let Some(placement) = candidate(pod, log) else {
@@ -442,7 +442,7 @@ fn last_resort(pods: &Pods, log: &AllocateLog, call: &Call<'_>) -> Option<Match>
 }
 
 /// The match with the pod if any of its containers waits for this; the calls of earlier containers count as answered.
-fn resume(pods: &Pods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+fn resume(pods: &NodePods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let at = pod
         .containers
         .iter()

@@ -12,9 +12,9 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::enforcement::limits::given_memory;
-use crate::enforcement::memory_use::{ContainerGpu, MemoryUse};
+use crate::enforcement::memory_use::{ContainerGpu, MeasuredMemory};
 use crate::extended_resource::Registrations;
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 use crate::node_state::NodeState;
 use crate::start::blocked::BlockedStarts;
 
@@ -28,7 +28,7 @@ struct GaugeSources {
     node: Arc<NodeState>,
     registered: watch::Receiver<Registrations>,
     blocked: BlockedStarts,
-    memory_use: watch::Receiver<Option<Arc<MemoryUse>>>,
+    memory_use: watch::Receiver<Option<Arc<MeasuredMemory>>>,
 }
 
 impl NodeGauges {
@@ -46,7 +46,7 @@ impl NodeGauges {
         node: Arc<NodeState>,
         registered: watch::Receiver<Registrations>,
         blocked: BlockedStarts,
-        memory_use: watch::Receiver<Option<Arc<MemoryUse>>>,
+        memory_use: watch::Receiver<Option<Arc<MeasuredMemory>>>,
     ) {
         self.0.get_or_init(|| GaugeSources {
             node,
@@ -119,8 +119,8 @@ impl Collector for NodeGauges {
 fn write_memory_use(
     encoder: &mut DescriptorEncoder<'_>,
     node: &NodeState,
-    fleet: &Fleet,
-    measured: &MemoryUse,
+    fleet: &NodeFleet,
+    measured: &MeasuredMemory,
 ) -> Result<(), fmt::Error> {
     let gauge = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     let (mut used, mut given) = (Vec::new(), Vec::new());
@@ -194,7 +194,7 @@ mod tests {
     use crate::extended_resource::ExtendedResource;
     use crate::health::HealthReason;
     use crate::pods::PodUid;
-    use crate::settings::Settings;
+    use crate::settings::NodeSettings;
     use crate::tests::builders;
 
     fn text(registry: &Registry) -> String {
@@ -217,7 +217,7 @@ mod tests {
         fleet.gpus[1].reason = Some(HealthReason::Xid(79));
         let (_fleet, fleet) = watch::channel(Arc::new(fleet));
         let (_pods, pods) = watch::channel(builders::pods([builders::pod("a", 1, [builders::units(3)])]));
-        let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
+        let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
         let levels = Enforcements::all(Level::Driver, [builders::gpu(1)]);
         let (_levels, levels) = watch::channel(Arc::new(levels));
         let node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
@@ -233,7 +233,7 @@ mod tests {
             container: "u3".to_owned(),
             gpu: builders::gpu(0).uuid,
         };
-        let measured = MemoryUse {
+        let measured = MeasuredMemory {
             by_container: [(of, 7)].into(),
             unattributed: [(builders::gpu(1).uuid, 5)].into(),
         };

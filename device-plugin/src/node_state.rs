@@ -14,14 +14,14 @@ use tokio::time::{Instant, timeout};
 use crate::cdi::readers::Readers;
 use crate::enforcement::Enforcements;
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::{DeviceKey, Fleet};
+use crate::fleet::{DeviceKey, NodeFleet};
 use crate::injection::{Certainty, Injection, Mode};
 use crate::inventory::PhysicalId;
 use crate::kubelet_checkpoint::Checkpoint;
 use crate::kubelet_pod_resources::{self, PodResources};
 use crate::matching::AllocateLog;
-use crate::pods::Pods;
-use crate::settings::Settings;
+use crate::pods::NodePods;
+use crate::settings::NodeSettings;
 
 /// Longest wait of a call for the decision on the injection mode.
 const DECISION_WAIT: Duration = Duration::from_secs(5);
@@ -36,11 +36,11 @@ const YOUTH: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct NodeState {
     /// Fixed for the life of the process.
-    pub settings: Settings,
+    pub settings: NodeSettings,
     /// The devices and their health.
-    pub fleet: watch::Receiver<Arc<Fleet>>,
+    pub fleet: watch::Receiver<Arc<NodeFleet>>,
     /// The pods of this node.
-    pub pods: watch::Receiver<Pods>,
+    pub pods: watch::Receiver<NodePods>,
     /// The injection mode; none until it is decided.
     pub injection: watch::Receiver<Option<Injection>>,
     /// The enforcement level of each GPU; empty until it is decided.
@@ -69,9 +69,9 @@ pub struct NodeState {
 impl NodeState {
     /// The state beside the kubelet whose device plugin directory is `dir`. The log of Allocate calls begins with its checkpoint.
     pub fn new(
-        settings: Settings,
-        fleet: watch::Receiver<Arc<Fleet>>,
-        pods: watch::Receiver<Pods>,
+        settings: NodeSettings,
+        fleet: watch::Receiver<Arc<NodeFleet>>,
+        pods: watch::Receiver<NodePods>,
         dir: &Path,
     ) -> Self {
         let checkpoint = Checkpoint::new(dir, settings.names.clone());
@@ -223,7 +223,7 @@ impl NodeState {
 
     /// Loads kubelet's checkpoint into the log, unless it is longer than `max_bytes`, not known yet, and not needed: a pod that
     /// an earlier process may have answered for needs it.
-    pub fn load_checkpoint(&self, log: &mut AllocateLog, pods: &Pods, max_bytes: u64) {
+    pub fn load_checkpoint(&self, log: &mut AllocateLog, pods: &NodePods, max_bytes: u64) {
         log.set_offered(self.offered());
         log.note_existing_pods(pods);
         let max_bytes = if log.needs_checkpoint(pods) {
@@ -238,7 +238,7 @@ impl NodeState {
     }
 
     /// Notes the pods of the first complete list, for which an earlier process may have answered.
-    pub fn note_existing_pods(&self, pods: &Pods) {
+    pub fn note_existing_pods(&self, pods: &NodePods) {
         if pods.is_synced() {
             self.pods_known_at.get_or_init(Instant::now);
         }

@@ -1,6 +1,6 @@
 //! The pods of this node as the API server shows them, reduced to what matching and verification need.
 //!
-//! The set changes only through [`Pods::apply`], [`Pods::delete`] and [`Pods::reset`], which [`watch`] calls. Annotations are
+//! The set changes only through [`NodePods::apply`], [`NodePods::delete`] and [`NodePods::reset`], which [`watch`] calls. Annotations are
 //! parsed once, when a pod arrives, so that nothing is parsed while kubelet waits.
 
 pub mod annotate;
@@ -21,7 +21,7 @@ use tokio::sync::watch::Receiver;
 
 use crate::extended_resource::ExtendedResource;
 
-pub use placement::{DeviceName, Held, Others, Placement, Portion, Unplaced};
+pub use placement::{DeviceName, Others, Placement, Portion, RecordedAmounts, Unplaced};
 pub use requests::{IN_NODE_STATUS, Requests, WHOLE_DEVICE_PERCENT};
 
 /// UID of a pod. Cheap to clone.
@@ -43,7 +43,7 @@ impl From<&str> for PodUid {
 
 /// kubelet's progress with a pod, as far as the API server shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum PodStage {
     /// Bound, and kubelet has not reported anything: its admission may be under way.
     Bound,
     /// Pending, and kubelet has reported on it, which it does only after admission.
@@ -54,7 +54,7 @@ pub enum Stage {
     Terminal,
 }
 
-impl Stage {
+impl PodStage {
     /// The stage of a pod whose annotations name devices; none if they name no device.
     pub(crate) fn of_recorded(pod: &Pod) -> Option<Self> {
         let annotations = pod.metadata.annotations.as_ref()?;
@@ -82,7 +82,7 @@ pub struct NodePod {
     /// Its name.
     pub name: String,
     /// kubelet's progress with it.
-    pub stage: Stage,
+    pub stage: PodStage,
     /// True if its deletion has been requested.
     pub deleting: bool,
     /// The requests that kubelet calls this plugin for, in kubelet's order.
@@ -148,7 +148,7 @@ impl NodePod {
             uid: PodUid::from(pod.metadata.uid.as_deref()?),
             namespace: namespace(pod),
             name: pod.metadata.name.clone()?,
-            stage: Stage::of(&pod.status),
+            stage: PodStage::of(&pod.status),
             deleting: pod.is_deleting(),
             containers,
             placement: Placement::read(&annotations, &requested),
@@ -235,7 +235,7 @@ pub struct Claimant {
     /// Its name.
     pub name: String,
     /// kubelet's progress with it.
-    pub stage: Stage,
+    pub stage: PodStage,
 }
 
 impl Claimant {
@@ -246,7 +246,7 @@ impl Claimant {
             uid: PodUid::from(pod.metadata.uid.as_deref()?),
             namespace: namespace(pod),
             name: pod.metadata.name.clone()?,
-            stage: Stage::of(&pod.status),
+            stage: PodStage::of(&pod.status),
         })
     }
 }
@@ -257,8 +257,8 @@ fn namespace(pod: &Pod) -> String {
 }
 
 /// Returns once the pods of this node are known; never if they will not be.
-pub(crate) async fn until_known(pods: &mut Receiver<Pods>) {
-    if pods.wait_for(Pods::is_synced).await.is_err() {
+pub(crate) async fn until_known(pods: &mut Receiver<NodePods>) {
+    if pods.wait_for(NodePods::is_synced).await.is_err() {
         // The end of the watch ends the process.
         std::future::pending::<()>().await;
     }
@@ -300,7 +300,7 @@ fn variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
 
 /// The pods of this node that request the plugin's resources, and what is known of the others.
 #[derive(Clone, Debug, Default)]
-pub struct Pods {
+pub struct NodePods {
     by_uid: BTreeMap<PodUid, NodePod>,
     /// The place of each pod in the order of arrival.
     arrivals: BTreeMap<PodUid, u64>,
@@ -314,14 +314,14 @@ pub struct Pods {
     lost: BTreeMap<PodUid, Placement>,
     n_altered: u64,
     /// Pods of this node that request none of the plugin's resources.
-    idle: BTreeMap<PodUid, Option<Stage>>,
+    idle: BTreeMap<PodUid, Option<PodStage>>,
     /// Pods of this node that use resource claims.
     claimants: BTreeMap<PodUid, Claimant>,
     is_synced: bool,
     is_interrupted: bool,
 }
 
-impl Pods {
+impl NodePods {
     /// Adds or replaces a pod; returns true if that changes anything.
     pub fn apply(&mut self, mut pod: NodePod) -> bool {
         self.number(&pod.uid);
@@ -336,7 +336,7 @@ impl Pods {
         }
         let before = self.by_uid.get(&pod.uid).map(|before| before.stage);
         is_changed |= self.by_uid.get(&pod.uid) != Some(&pod);
-        let has_ended = pod.stage == Stage::Terminal && before != Some(Stage::Terminal);
+        let has_ended = pod.stage == PodStage::Terminal && before != Some(PodStage::Terminal);
         self.n_left += u64::from(has_ended);
         self.by_uid.insert(pod.uid.clone(), pod);
         is_changed
@@ -355,7 +355,7 @@ impl Pods {
     fn note_loss(&mut self, uid: &PodUid, before: Option<Placement>, now: &Result<Placement, Unplaced>) {
         let now = now.as_ref().ok();
         if let Some(pod) = self.by_uid.get(uid)
-            && pod.stage == Stage::Running
+            && pod.stage == PodStage::Running
             && let Some(before) = &before
             && now.is_none_or(|now| !now.has_record_of(before))
         {
@@ -390,12 +390,12 @@ impl Pods {
 
     /// Adds a pod of this node that requests none of the plugin's resources, with its stage if its annotations name devices all the
     /// same. Returns true if that changes anything.
-    pub fn note_idle(&mut self, uid: PodUid, recorded: Option<Stage>) -> bool {
+    pub fn note_idle(&mut self, uid: PodUid, recorded: Option<PodStage>) -> bool {
         self.idle.insert(uid, recorded) != Some(recorded)
     }
 
     /// The pods that request none of the plugin's resources and whose annotations name devices, in the order of UIDs.
-    pub fn only_recorded(&self) -> impl Iterator<Item = (&PodUid, Stage)> {
+    pub fn only_recorded(&self) -> impl Iterator<Item = (&PodUid, PodStage)> {
         self.idle
             .iter()
             .filter_map(|(uid, recorded)| Some((uid, (*recorded)?)))
@@ -535,12 +535,12 @@ impl Pods {
 
     /// The pod with this UID, if it has not ended.
     pub fn get_live(&self, uid: &PodUid) -> Option<&NodePod> {
-        self.get(uid).filter(|pod| pod.stage != Stage::Terminal)
+        self.get(uid).filter(|pod| pod.stage != PodStage::Terminal)
     }
 
     /// Every pod that has not ended.
     pub fn live(&self) -> impl Iterator<Item = &NodePod> {
-        self.iter().filter(|pod| pod.stage != Stage::Terminal)
+        self.iter().filter(|pod| pod.stage != PodStage::Terminal)
     }
 
     /// Every pod, in the order of UIDs.

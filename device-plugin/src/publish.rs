@@ -31,11 +31,11 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
-use crate::api_request::{RequestError, within};
+use crate::api_request::{ApiRequestError, within};
 use crate::enforcement::Enforcements;
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 use crate::injection::Injection;
-use crate::pods::{Pods, Requests};
+use crate::pods::{NodePods, Requests};
 
 use device_object::DeviceObjectInputs;
 use node_overrides::NodeOverrides;
@@ -57,7 +57,7 @@ const UNDO_DELAY: Duration = Duration::from_secs(10);
 /// The shortest and the longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// The settings of a [`Publisher`], which do not change while the process runs.
+/// The settings of a [`NodePublisher`], which do not change while the process runs.
 #[derive(Clone, Debug)]
 pub struct PublisherSettings {
     /// The name of this node.
@@ -74,13 +74,13 @@ pub struct PublisherSettings {
     pub boot_id: Option<String>,
 }
 
-/// The inputs of a [`Publisher`].
+/// The inputs of a [`NodePublisher`].
 #[derive(Clone, Debug)]
 pub struct PublisherInputs {
     /// The devices and their health.
-    pub fleet: watch::Receiver<Arc<Fleet>>,
+    pub fleet: watch::Receiver<Arc<NodeFleet>>,
     /// The pods of this node.
-    pub pods: watch::Receiver<Pods>,
+    pub pods: watch::Receiver<NodePods>,
     /// The Node in the API server.
     pub node: watch::Receiver<Option<Node>>,
     /// The Device object in the API server.
@@ -124,7 +124,7 @@ impl PublisherInputs {
 
 /// Publishes the inputs.
 #[derive(Debug)]
-pub struct Publisher {
+pub struct NodePublisher {
     nodes: Api<Node>,
     devices: Api<Device>,
     backoff: Backoff,
@@ -136,7 +136,7 @@ pub struct Publisher {
     undo_at: Option<Instant>,
 }
 
-impl Publisher {
+impl NodePublisher {
     /// A publisher that has written nothing yet.
     pub fn new(connection: &Connection, settings: PublisherSettings, inputs: PublisherInputs) -> Self {
         let Connection { client, contact } = connection;
@@ -174,7 +174,7 @@ impl Publisher {
     }
 
     /// Writes everything that differs. Does nothing until this node is known.
-    async fn publish(&mut self) -> Result<(), RequestError> {
+    async fn publish(&mut self) -> Result<(), ApiRequestError> {
         let fleet = Arc::clone(&self.inputs.fleet.borrow_and_update());
         let requested = {
             let pods = self.inputs.pods.borrow_and_update();
@@ -203,7 +203,7 @@ impl Publisher {
         unit.and(labels).and(revision).and(device).and(status)
     }
 
-    async fn publish_unit(&self, node: &Node) -> Result<(), RequestError> {
+    async fn publish_unit(&self, node: &Node) -> Result<(), ApiRequestError> {
         let unit = self.settings.memory_unit;
         if let Some(patch) = node_patches::memory_unit(node, &self.settings.names, unit) {
             self.patch_node("the memory unit", &patch).await?;
@@ -212,7 +212,7 @@ impl Publisher {
         Ok(())
     }
 
-    async fn publish_labels(&self, wanted: &Device, node: &Node) -> Result<(), RequestError> {
+    async fn publish_labels(&self, wanted: &Device, node: &Node) -> Result<(), ApiRequestError> {
         let no_labels = BTreeMap::new();
         let labels = wanted.metadata.labels.as_ref().unwrap_or(&no_labels);
         if let Some(patch) = node_patches::labels(node, labels) {
@@ -228,7 +228,7 @@ impl Publisher {
         wanted: &Device,
         stored: &StoredDevice,
         node: &Node,
-    ) -> Result<(), RequestError> {
+    ) -> Result<(), ApiRequestError> {
         if let Some(object) = stored.object()
             && device_object::matches(object, wanted)
             && let Some(patch) = node_patches::revision(node, object)
@@ -239,7 +239,7 @@ impl Publisher {
         Ok(())
     }
 
-    async fn publish_status(&self, amounts: Requests, node: &Node) -> Result<(), RequestError> {
+    async fn publish_status(&self, amounts: Requests, node: &Node) -> Result<(), ApiRequestError> {
         if let Some(patch) = node_patches::status(node, amounts) {
             let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
             let request = self.nodes.patch_status(&self.settings.node_name, &params, &patch);
@@ -249,7 +249,7 @@ impl Publisher {
         Ok(())
     }
 
-    async fn patch_node(&self, part: &'static str, patch: &Value) -> Result<(), RequestError> {
+    async fn patch_node(&self, part: &'static str, patch: &Value) -> Result<(), ApiRequestError> {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
         let request = self.nodes.patch(&self.settings.node_name, &params, &patch);
         within(REQUEST_LIMIT, format!("write {part}"), request).await?;
@@ -257,7 +257,7 @@ impl Publisher {
     }
 
     /// The Device object as it should be.
-    fn wanted_device(&mut self, fleet: &Fleet, node: &Node, stored: &StoredDevice) -> Device {
+    fn wanted_device(&mut self, fleet: &NodeFleet, node: &Node, stored: &StoredDevice) -> Device {
         let stored = stored.object();
         // Until an annotation is known, that of an earlier process stands: without it the scheduler would count devices as free.
         let stored_annotation = |key| stored.and_then(|stored| stored.annotations().get(key).cloned());
@@ -285,7 +285,7 @@ impl Publisher {
     }
 
     /// Writes the Device object if it must change, and undoes changes of other writers after a delay.
-    async fn publish_device(&mut self, wanted: Device, stored: &StoredDevice) -> Result<(), RequestError> {
+    async fn publish_device(&mut self, wanted: Device, stored: &StoredDevice) -> Result<(), ApiRequestError> {
         self.undo_at = None;
         let is_right = match stored {
             StoredDevice::Unknown => return Ok(()),

@@ -37,7 +37,7 @@ use crate::fleet::corrections::{Correction, correct_health};
 use crate::health::ApplicationFault;
 use crate::health_reaction::HealthReaction;
 use crate::injection::content::VOID;
-use crate::injection::follow::{Listeners, NodeFacts, follow};
+use crate::injection::follow::{Listeners, PluginFacts, follow};
 use crate::injection::{Injection, Mode, OwnContainer};
 use crate::kubelet::boot;
 use crate::kubelet::ended_pods::free_ended_pods;
@@ -45,7 +45,7 @@ use crate::kubelet::registration::{KubeletDir, Registration};
 use crate::metrics::Metrics;
 use crate::node_gauges::NodeGauges;
 use crate::node_state::NodeState;
-use crate::pods::Pods;
+use crate::pods::NodePods;
 use crate::publish::node_overrides::NodeOverrides;
 use crate::publish::own_objects::StoredDevice;
 use crate::publish::plugin_state::PluginStateWriter;
@@ -124,7 +124,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
             .map(|resource| (resource, false))
             .collect::<Registrations>(),
     );
-    let pods = watch::Sender::new(Pods::default());
+    let pods = watch::Sender::new(NodePods::default());
     let mut tasks = PluginTasks::default();
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
@@ -234,7 +234,7 @@ impl Plugin {
     }
 
     /// Keeps running pods and their records in step. Returns the check before each start.
-    fn check_starts(&mut self, pods: watch::Sender<Pods>, blocked: BlockedStarts) -> Arc<StartChecker> {
+    fn check_starts(&mut self, pods: watch::Sender<NodePods>, blocked: BlockedStarts) -> Arc<StartChecker> {
         let swaps = RecordSwaps::new(&self.connection, self.config.node_name.clone(), pods);
         let context = StartContext {
             node: Arc::clone(&self.node),
@@ -279,7 +279,7 @@ impl Plugin {
 
     /// Decides on the enforcement level of each GPU, now and whenever driver, runtime or the vendor's specs change.
     fn decide_enforcement(&mut self, published: &Published, levels: watch::Sender<Arc<Enforcements>>) {
-        let NodeFacts { own, has_hook } = node_facts(&self.config);
+        let PluginFacts { own, has_hook } = node_facts(&self.config);
         let settings = EnforcementSettings {
             is_enabled: self.config.driver_limits,
             sysfs: self.config.sysfs_root.clone(),
@@ -382,14 +382,14 @@ impl Plugin {
 }
 
 /// The facts that show how this process got NVML, and so if the container runtime acts on the vendor's variable.
-fn node_facts(config: &Config) -> NodeFacts {
+fn node_facts(config: &Config) -> PluginFacts {
     let own = OwnContainer {
         has_driver_root: !config.driver_roots.is_empty(),
         is_privileged: is_privileged(),
         runtime_class: config.runtime_class.clone(),
         value: own_visible_devices(),
     };
-    NodeFacts {
+    PluginFacts {
         own,
         has_hook: config.nri_socket.is_some(),
     }
@@ -422,7 +422,7 @@ fn is_privileged() -> bool {
 /// Records the pods that an earlier process may have answered Allocate for.
 async fn note_existing_pods(node: Arc<NodeState>) {
     let mut pods = node.pods.clone();
-    if let Ok(pods) = pods.wait_for(Pods::is_synced).await {
+    if let Ok(pods) = pods.wait_for(NodePods::is_synced).await {
         node.note_existing_pods(&pods);
     }
     std::future::pending::<()>().await;

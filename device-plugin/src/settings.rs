@@ -11,7 +11,7 @@ use crate::injection::InjectionSettings;
 
 /// The settings of Allocate answers and CDI specs.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct NodeSettings {
     /// The resources' names.
     pub names: ExtendedResourceNames,
     /// Bytes of a memory unit.
@@ -29,7 +29,7 @@ pub struct Settings {
 }
 
 #[cfg(test)]
-impl Settings {
+impl NodeSettings {
     /// A node whose containers get their devices by the usual variable.
     pub(crate) fn plain(
         names: proto::resource::ResourceNames,
@@ -59,7 +59,7 @@ pub enum OnMismatch {
 
 /// The reaction to a pod that the scheduler did not place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Unplaced {
+pub enum OnUnplaced {
     /// Block the start of its containers.
     Refuse,
     /// Write a record for it where it fits.
@@ -72,5 +72,5 @@ pub struct StartPolicy {
     /// For pods that see wrong devices.
     pub on_mismatch: OnMismatch,
     /// For pods without record.
-    pub unplaced: Unplaced,
+    pub unplaced: OnUnplaced,
 }

@@ -27,7 +27,7 @@ use crate::node_state::NodeState;
 use crate::pods::{NodePod, PodUid};
 use crate::settings::StartPolicy;
 use crate::verify::visible::VisibleByType;
-use crate::verify::{Evidence, Refusal};
+use crate::verify::{StartEvidence, StartRefusal};
 use daemon::events::Recorder;
 
 /// The state and the clients that the check and the reconciliation share.
@@ -96,14 +96,14 @@ enum Verification {
     /// They see those of another pod's record.
     Remedy(Remedy),
     /// They must not start.
-    Refused(Refusal),
+    Refused(StartRefusal),
 }
 
 /// Verifies a pod whose containers see `seen`, and looks for a remedy if these are the devices of another pod's record.
-fn verify_or_remedy(evidence: &Evidence<'_>, pod: &NodePod, seen: &VisibleByType) -> Verification {
+fn verify_or_remedy(evidence: &StartEvidence<'_>, pod: &NodePod, seen: &VisibleByType) -> Verification {
     match evidence.verify(pod, seen) {
         Ok(()) => Verification::Passed,
-        Err(refusal @ Refusal::Mismatch { .. }) => match remedy(evidence, pod, seen) {
+        Err(refusal @ StartRefusal::Mismatch { .. }) => match remedy(evidence, pod, seen) {
             Some(remedy) => Verification::Remedy(remedy),
             None => Verification::Refused(refusal),
         },

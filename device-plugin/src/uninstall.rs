@@ -26,7 +26,7 @@ use crate::cdi::SpecDir;
 use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
 use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::logged_error::LoggedError;
-use crate::pods::{IN_NODE_STATUS, NodePod, Pods};
+use crate::pods::{IN_NODE_STATUS, NodePod, NodePods};
 
 /// Pause between attempts.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -59,7 +59,7 @@ pub enum UninstallWhen {
 }
 
 /// The pods that hold devices of this node, or may get some.
-pub fn holders(pods: &Pods) -> Vec<String> {
+pub fn holders(pods: &NodePods) -> Vec<String> {
     let mut holders: Vec<String> = pods.live().map(NodePod::display_name).collect();
     holders.sort();
     holders
@@ -118,7 +118,7 @@ pub struct Removal {
     /// The directory of CDI specs.
     pub specs: SpecDir,
     /// The pods of this node.
-    pub pods: watch::Receiver<Pods>,
+    pub pods: watch::Receiver<NodePods>,
     /// This node as the API server holds it.
     pub node: watch::Receiver<Option<Node>>,
 }

@@ -24,16 +24,16 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 use crate::inventory::PhysicalId;
 use crate::kubelet_checkpoint::{self, CheckpointError};
 use crate::kubelet_pod_resources::{PodResources, PodResourcesError};
 use crate::logged_error::LoggedError;
-use crate::pods::{PodUid, Pods, Stage, until_known};
+use crate::pods::{NodePods, PodStage, PodUid, until_known};
 use crate::runtime_hook::seen::SeenGpus;
 use crate::verify::visible::{Visible, visible_by_answer};
 
-use allocation::{Allocation, PodName, of_plugins, unrecorded};
+use allocation::{Allocation, PodKey, of_plugins, unrecorded};
 use warnings::Warnings;
 
 pub use admin_access::AdminAccess;
@@ -77,9 +77,9 @@ pub struct VendorWatch {
     /// The settings.
     pub settings: VendorSettings,
     /// The devices.
-    pub fleet: watch::Receiver<Arc<Fleet>>,
+    pub fleet: watch::Receiver<Arc<NodeFleet>>,
     /// The pods.
-    pub pods: watch::Receiver<Pods>,
+    pub pods: watch::Receiver<NodePods>,
     /// The GPUs that containers see.
     pub seen: watch::Receiver<SeenGpus>,
     /// Reads claims for administration.
@@ -109,7 +109,7 @@ impl VendorWatch {
             let before = progress(&self.pods.borrow_and_update());
             let mut has_claimants = false;
             for claimant in self.pods.borrow().claimants() {
-                has_claimants |= claimant.stage != Stage::Terminal;
+                has_claimants |= claimant.stage != PodStage::Terminal;
             }
             let fleet = Arc::clone(&self.fleet.borrow());
             match read(&self.settings, &fleet, has_claimants, &mut self.admin_access).await {
@@ -152,7 +152,7 @@ impl VendorWatch {
 /// Reads the devices that kubelet allocated of the vendors' resources, and those that DRA drivers have prepared.
 async fn read(
     settings: &VendorSettings,
-    fleet: &Fleet,
+    fleet: &NodeFleet,
     has_claimants: bool,
     admin_access: &mut AdminAccess,
 ) -> Result<Vec<Allocation>, PodResourcesError> {
@@ -185,7 +185,7 @@ async fn read(
 fn by_answers(
     settings: &VendorSettings,
     ours: &str,
-    fleet: &Fleet,
+    fleet: &NodeFleet,
 ) -> Result<Vec<Allocation>, CheckpointError> {
     let mut found = Vec::new();
     for entry in kubelet_checkpoint::read(&settings.device_plugin_dir)? {
@@ -208,7 +208,12 @@ fn by_answers(
 
 /// Corrects kubelet's allocations by the GPUs that containers see, and adds those of containers whose pods have no record, which kubelet
 /// does not report.
-fn correct(mut allocations: Vec<Allocation>, seen: &SeenGpus, pods: &Pods, fleet: &Fleet) -> Vec<Allocation> {
+fn correct(
+    mut allocations: Vec<Allocation>,
+    seen: &SeenGpus,
+    pods: &NodePods,
+    fleet: &NodeFleet,
+) -> Vec<Allocation> {
     let mut corrected = BTreeSet::new();
     for allocation in &mut allocations {
         let Some(uid) = allocation.pod.uid(pods) else {
@@ -232,7 +237,7 @@ fn correct(mut allocations: Vec<Allocation>, seen: &SeenGpus, pods: &Pods, fleet
         }
         if let Some(resource) = whole_resource(pods, uid, container, fleet) {
             allocations.push(Allocation {
-                pod: PodName::Uid(uid.clone()),
+                pod: PodKey::Uid(uid.clone()),
                 container: container.clone(),
                 resource,
                 device_ids: gpus.iter().map(PhysicalId::to_string).collect(),
@@ -245,7 +250,7 @@ fn correct(mut allocations: Vec<Allocation>, seen: &SeenGpus, pods: &Pods, fleet
 }
 
 /// The resource in which the container requests whole GPUs; none if it does not.
-fn whole_resource(pods: &Pods, uid: &PodUid, container: &str, fleet: &Fleet) -> Option<String> {
+fn whole_resource(pods: &NodePods, uid: &PodUid, container: &str, fleet: &NodeFleet) -> Option<String> {
     let mut requests = pods.get(uid)?.containers.iter();
     let request = requests.find(|request| request.name == container)?;
     // The scheduler counts shares without a record on every GPU where they may be.
@@ -258,7 +263,7 @@ fn whole_resource(pods: &Pods, uid: &PodUid, container: &str, fleet: &Fleet) -> 
 }
 
 /// The stages and records of the pods that request whole GPUs or use claims: kubelet reports nothing new before they change.
-fn progress(pods: &Pods) -> Vec<(PodUid, Stage, Option<String>)> {
+fn progress(pods: &NodePods) -> Vec<(PodUid, PodStage, Option<String>)> {
     let mut progress = Vec::new();
     for pod in pods.iter() {
         if pod.containers.iter().any(|container| container.whole > 0) {

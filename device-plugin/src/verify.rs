@@ -17,18 +17,18 @@ use proto::memory_unit::MemoryUnit;
 use proto::pod::ALL_DEVICES;
 
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::{Fleet, Unavailable};
+use crate::fleet::{NodeFleet, Unavailable};
 use crate::inventory::PhysicalId;
 use crate::kubelet_checkpoint::Allocated;
 use crate::matching::AllocateLog;
-use crate::pods::{NodePod, Placement, PodUid, Pods, Stage, Unplaced};
+use crate::pods::{NodePod, NodePods, Placement, PodStage, PodUid, Unplaced};
 
 use capacity::NoCapacity;
 use visible::{Visible, VisibleByType, visible_to_pod};
 
 /// The reason that a container must not start. kubelet tries again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum StartRefusal {
     /// The pod has no usable record.
     #[error("{0}")]
     Unplaced(String),
@@ -112,7 +112,7 @@ pub enum Refusal {
     Unknown,
 }
 
-impl Refusal {
+impl StartRefusal {
     /// True if another try cannot succeed.
     pub fn is_final(&self) -> bool {
         matches!(
@@ -144,12 +144,12 @@ impl Refusal {
 ///
 /// # Errors
 /// The pod may not see all GPUs.
-pub fn check_all_devices(pod: &NodePod, fleet: &Fleet, is_allowed: bool) -> Result<(), Refusal> {
+pub fn check_all_devices(pod: &NodePod, fleet: &NodeFleet, is_allowed: bool) -> Result<(), StartRefusal> {
     if !pod.sees_all {
         return Ok(());
     }
     if !is_allowed {
-        return Err(Refusal::AllDevicesForbidden);
+        return Err(StartRefusal::AllDevicesForbidden);
     }
     // A pod without a usable record is refused for that.
     let Ok(placement) = &pod.placement else {
@@ -157,7 +157,7 @@ pub fn check_all_devices(pod: &NodePod, fleet: &Fleet, is_allowed: bool) -> Resu
     };
     for entry in fleet.gpus.iter().filter(|entry| entry.is_healthy) {
         if !placement.has_gpu(&entry.gpu) {
-            return Err(Refusal::NotAllDevices {
+            return Err(StartRefusal::NotAllDevices {
                 recorded: placement.to_string(),
                 unnamed: entry.gpu.uuid.clone(),
             });
@@ -171,11 +171,11 @@ pub type DevicesByType = BTreeMap<&'static str, BTreeSet<PhysicalId>>;
 
 /// Everything that a verification depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct Evidence<'a> {
+pub struct StartEvidence<'a> {
     /// The pods with their effective records.
-    pub pods: &'a Pods,
+    pub pods: &'a NodePods,
     /// The devices.
-    pub fleet: &'a Fleet,
+    pub fleet: &'a NodeFleet,
     /// The answered Allocate calls.
     pub log: &'a AllocateLog,
     /// kubelet's checkpoint.
@@ -188,19 +188,19 @@ pub struct Evidence<'a> {
     pub unit: MemoryUnit,
 }
 
-impl Evidence<'_> {
+impl StartEvidence<'_> {
     /// Verifies that the pod, whose containers see `seen` as far as the answers for them say, sees the devices of its record, and
     /// that these are healthy and have capacity for it.
     ///
     /// # Errors
     /// No container of the pod may start.
-    pub fn verify(&self, pod: &NodePod, seen: &VisibleByType) -> Result<(), Refusal> {
+    pub fn verify(&self, pod: &NodePod, seen: &VisibleByType) -> Result<(), StartRefusal> {
         let placement = pod
             .placement
             .as_ref()
-            .map_err(|unplaced| Refusal::Unplaced(unplaced.to_string()))?;
+            .map_err(|unplaced| StartRefusal::Unplaced(unplaced.to_string()))?;
         let recorded = self.recorded_devices(pod, placement)?;
-        let mismatch = |seen: String| Refusal::Mismatch {
+        let mismatch = |seen: String| StartRefusal::Mismatch {
             seen,
             recorded: placement.to_string(),
         };
@@ -212,7 +212,7 @@ impl Evidence<'_> {
         for resource in self.requested(pod) {
             match self.fleet.resolve(resource, placement.names(resource)) {
                 // The pod started before the operator took the GPU out of sharing.
-                Err(Unavailable::NotShared(_)) if pod.stage == Stage::Running => {}
+                Err(Unavailable::NotShared(_)) if pod.stage == PodStage::Running => {}
                 resolved => drop(resolved?),
             }
         }
@@ -230,18 +230,22 @@ impl Evidence<'_> {
     ///
     /// # Errors
     /// The record names none of a type, or one that is not on this node.
-    pub fn recorded_devices(&self, pod: &NodePod, placement: &Placement) -> Result<DevicesByType, Refusal> {
+    pub fn recorded_devices(
+        &self,
+        pod: &NodePod,
+        placement: &Placement,
+    ) -> Result<DevicesByType, StartRefusal> {
         let mut recorded = DevicesByType::new();
         for resource in self.requested(pod) {
             let names = placement.names(resource);
             if names.is_empty() {
                 let unplaced = Unplaced::NoDevice(resource.device_type());
-                return Err(Refusal::Unplaced(unplaced.to_string()));
+                return Err(StartRefusal::Unplaced(unplaced.to_string()));
             }
             let mut ids = BTreeSet::new();
             for name in names {
                 let Some(key) = self.fleet.find(resource, name) else {
-                    return Err(Refusal::Unplaced(format!(
+                    return Err(StartRefusal::Unplaced(format!(
                         "its record names {placement}, which this node does not have"
                     )));
                 };
@@ -274,7 +278,7 @@ impl Evidence<'_> {
 
     /// True if a container of the pod may be running, as far as this process knows.
     pub fn may_have_started(&self, pod: &NodePod) -> bool {
-        pod.stage == Stage::Running
+        pod.stage == PodStage::Running
             || self.log.has_started(&pod.uid)
             || self.log.was_answered_before(&pod.uid)
     }

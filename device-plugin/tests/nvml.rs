@@ -20,8 +20,8 @@ use std::{
 use device_plugin::{
     health::{Health, HealthChange, HealthPolicy, HealthReason},
     inventory::{
-        ExcludedGpu, Exclusion, Feed, Gpu, Inventory, InventoryError, MachineSource, NvmlSource, Observation,
-        ObservationKind, PciLocation, PhysicalId, Source, SysfsSource,
+        DeviceSource, ExcludedGpu, ExclusionReason, Feed, Gpu, InventoryError, MachineSource, NodeInventory,
+        NvmlSource, Observation, ObservationKind, PciLocation, PhysicalId, SysfsSource,
     },
 };
 use machine::{Card, LOST, Machine, card};
@@ -54,7 +54,7 @@ struct Watched {
 }
 
 impl Watched {
-    fn start(source: &Source) -> Self {
+    fn start(source: &DeviceSource) -> Self {
         let inventory = source.discover().unwrap();
         let (feed, observations) = source.watch(&inventory).unwrap();
         let answers = NonZeroU32::new(3).unwrap();
@@ -110,12 +110,12 @@ impl Watched {
     }
 }
 
-fn of_gpus(nvml: NvmlSource) -> Source {
-    Source::Machine(MachineSource::of_gpus(nvml))
+fn of_gpus(nvml: NvmlSource) -> DeviceSource {
+    DeviceSource::Machine(MachineSource::of_gpus(nvml))
 }
 
 /// The source that probes and compares all the time.
-fn eager(machine: &Machine) -> Source {
+fn eager(machine: &Machine) -> DeviceSource {
     of_gpus(NvmlSource {
         probe_interval: OFTEN,
         reopen_interval: OFTEN,
@@ -146,7 +146,7 @@ fn unequal_gpus_are_listed_by_minor_number() {
     machine.set_numa_node("0000:3b:00.0", 1);
     machine.set_numa_node("0000:3c:00.0", -1);
 
-    let expected = Inventory {
+    let expected = NodeInventory {
         gpus: vec![
             Gpu {
                 uuid: uuid(1),
@@ -181,7 +181,7 @@ fn unequal_gpus_are_listed_by_minor_number() {
         driver_version: Some("550.54.15".to_owned()),
         vendor: "nvidia".to_owned(),
         needs_driver: true,
-        ..Inventory::default()
+        ..NodeInventory::default()
     };
     assert_eq!(machine.source().discover().unwrap(), expected);
     assert_eq!(machine.calls(), ["init 0", "shutdown"]);
@@ -540,7 +540,7 @@ async fn a_gpu_that_was_missing_at_the_start_is_announced() {
         excluded.as_slice(),
         [ExcludedGpu {
             uuid: None,
-            exclusion: Exclusion::Unreadable(_),
+            exclusion: ExclusionReason::Unreadable(_),
             ..
         }]
     ));
@@ -631,7 +631,7 @@ async fn a_driver_that_is_installed_later_is_announced() {
         interval: OFTEN,
         ..SysfsSource::nothing(nvml.sysfs.clone())
     };
-    let source = Source::Machine(MachineSource {
+    let source = DeviceSource::Machine(MachineSource {
         gpus: Some(nvml),
         others,
     });

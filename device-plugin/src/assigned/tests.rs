@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::extended_resource::ExtendedResource;
-use crate::pods::{PodUid, Stage};
+use crate::pods::{PodStage, PodUid};
 use crate::tests::builders::{pod, pods, units};
 
 /// True if a pod is to be marked.
-fn is_due(stage: Stage, has_started: bool, is_assigned: bool) -> bool {
+fn is_due(stage: PodStage, has_started: bool, is_assigned: bool) -> bool {
     let mut log = AllocateLog::default();
     if has_started {
         log.note_start(&PodUid::from("a"), ExtendedResource::Memory, &[]);
@@ -33,14 +33,14 @@ fn is_due(stage: Stage, has_started: bool, is_assigned: bool) -> bool {
 }
 
 #[rstest]
-#[case::not_started(Stage::Admitted, false, false, false)]
-#[case::let_start(Stage::Bound, true, false, true)]
-#[case::reported_meanwhile(Stage::Admitted, true, false, true)]
-#[case::unmarked_by_an_earlier_process(Stage::Running, false, false, true)]
-#[case::marked_already(Stage::Running, true, true, false)]
-#[case::failed(Stage::Terminal, true, false, false)]
+#[case::not_started(PodStage::Admitted, false, false, false)]
+#[case::let_start(PodStage::Bound, true, false, true)]
+#[case::reported_meanwhile(PodStage::Admitted, true, false, true)]
+#[case::unmarked_by_an_earlier_process(PodStage::Running, false, false, true)]
+#[case::marked_already(PodStage::Running, true, true, false)]
+#[case::failed(PodStage::Terminal, true, false, false)]
 fn the_assigned_annotation_is_due_once_a_container_may_start(
-    #[case] stage: Stage,
+    #[case] stage: PodStage,
     #[case] has_started: bool,
     #[case] marked: bool,
     #[case] expected: bool,
@@ -52,7 +52,7 @@ fn the_assigned_annotation_is_due_once_a_container_may_start(
 #[test]
 fn koordinator_pods_get_no_assigned_annotation() {
     let mut running = NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod("a", 1, [units(1)])
     };
     running.placement.as_mut().unwrap().gpushare = None;

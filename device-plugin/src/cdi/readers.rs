@@ -43,7 +43,7 @@ enum Progress {
 }
 
 #[derive(Clone, Debug, Default)]
-struct State {
+struct ReaderState {
     files: HashMap<String, Progress>,
     /// The files that the runtime must have read once their pods run.
     needed: HashSet<String>,
@@ -53,7 +53,7 @@ struct State {
     n_missed: u32,
 }
 
-impl State {
+impl ReaderState {
     /// Applies an event, and returns true if it changed anything.
     fn apply(&mut self, file: &str, mask: EventMask) -> bool {
         if !file.starts_with(OWN_PREFIX) {
@@ -82,7 +82,7 @@ impl State {
 /// The reads of one spec directory; clones share them.
 #[derive(Clone, Debug)]
 pub struct Readers {
-    state: Arc<watch::Sender<State>>,
+    state: Arc<watch::Sender<ReaderState>>,
     /// Held by the start that has prompted the runtime, until the runtime has read the files of that moment.
     turn: Arc<Mutex<()>>,
 }
@@ -90,7 +90,7 @@ pub struct Readers {
 impl Default for Readers {
     fn default() -> Self {
         Self {
-            state: Arc::new(watch::Sender::new(State::default())),
+            state: Arc::new(watch::Sender::new(ReaderState::default())),
             turn: Arc::default(),
         }
     }
@@ -167,7 +167,7 @@ impl Readers {
         loop {
             // One start prompts for all that wait: the runtime reads every spec for each prompt, and injects none meanwhile.
             let _turn = self.turn.lock().await;
-            let are_read = |state: &State| {
+            let are_read = |state: &ReaderState| {
                 files
                     .iter()
                     .all(|file| state.files.get(file) == Some(&Progress::Read))
@@ -178,7 +178,7 @@ impl Readers {
             self.expect(PROMPT_FILE);
             prompt(specs);
             // The runtime reads files that came after it listed the directory at the next prompt.
-            let is_answered = |state: &State| state.files.get(PROMPT_FILE) == Some(&Progress::Read);
+            let is_answered = |state: &ReaderState| state.files.get(PROMPT_FILE) == Some(&Progress::Read);
             // The sender lives as long as this value.
             let _ = self.state.subscribe().wait_for(is_answered).await;
         }

@@ -80,20 +80,20 @@ struct SpecFile {
     cdi_version: String,
     kind: String,
     #[serde(default)]
-    devices: Vec<Device>,
+    devices: Vec<SpecDevice>,
     #[serde(default)]
     container_edits: Map<String, Value>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Device {
+struct SpecDevice {
     name: String,
     #[serde(default)]
     container_edits: Map<String, Value>,
 }
 
-impl Device {
+impl SpecDevice {
     fn nodes(&self) -> impl Iterator<Item = &Value> {
         nodes(&self.container_edits)
     }
@@ -118,7 +118,7 @@ impl Device {
 
 /// A spec of one of the kinds.
 #[derive(Debug)]
-struct Spec {
+struct VendorSpec {
     kind: VendorKind,
     path: PathBuf,
     file: SpecFile,
@@ -176,7 +176,7 @@ pub struct VendorSpecs {
     read: Arc<Mutex<HashMap<PathBuf, Read>>>,
 }
 
-type Read = (FileVersion, Option<Arc<Spec>>);
+type Read = (FileVersion, Option<Arc<VendorSpec>>);
 
 impl VendorSpecs {
     /// Those in these directories.
@@ -231,7 +231,7 @@ impl VendorSpecs {
                 return Some(device.nodes().cloned().collect());
             }
         }
-        let mut of_all = named(&specs, "all").flat_map(Device::nodes);
+        let mut of_all = named(&specs, "all").flat_map(SpecDevice::nodes);
         let own = of_all.find(|node| path_of(node) == gpu.device_node.to_str())?;
         Some(vec![own.clone()])
     }
@@ -239,7 +239,7 @@ impl VendorSpecs {
     /// NVIDIA's hook that has the driver limit the memory of a container on this GPU; `None` if no spec has it.
     pub fn limit_hook(&self, gpu: &Gpu) -> Option<LimitHook> {
         for spec in self.read() {
-            let mut hooks = spec.file.devices.iter().flat_map(Device::hooks);
+            let mut hooks = spec.file.devices.iter().flat_map(SpecDevice::hooks);
             if let Some(hook) = hooks.find(|hook| is_limit_hook(hook, gpu.uuid.as_str())) {
                 return Some(LimitHook {
                     cdi_version: spec.file.cdi_version.clone(),
@@ -266,7 +266,7 @@ impl VendorSpecs {
     }
 
     /// The specs of the kinds, the ones that override first.
-    fn read(&self) -> Vec<Arc<Spec>> {
+    fn read(&self) -> Vec<Arc<VendorSpec>> {
         let mut known = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found = HashMap::new();
         let mut specs = Vec::new();
@@ -287,7 +287,7 @@ impl VendorSpecs {
 }
 
 /// The devices of this name.
-fn named<'a>(specs: &'a [Arc<Spec>], name: &'a str) -> impl Iterator<Item = &'a Device> {
+fn named<'a>(specs: &'a [Arc<VendorSpec>], name: &'a str) -> impl Iterator<Item = &'a SpecDevice> {
     let devices = specs.iter().flat_map(|spec| &spec.file.devices);
     devices.filter(move |device| device.name == name)
 }
@@ -310,7 +310,7 @@ fn driver_edits(file: &SpecFile) -> Edits {
         }
     }
     let of_all = file.devices.iter().filter(|device| device.name == "all");
-    for node in nodes(&file.container_edits).chain(of_all.flat_map(Device::nodes)) {
+    for node in nodes(&file.container_edits).chain(of_all.flat_map(SpecDevice::nodes)) {
         let is_control = CONTROL_NODES.contains(&path_of(node).unwrap_or_default());
         if is_control && !edits.device_nodes.contains(node) {
             edits.device_nodes.push(node.clone());
@@ -387,7 +387,7 @@ fn is_own(file: &OsStr) -> bool {
 }
 
 /// A spec of one of the kinds; none of others.
-fn parse(path: &Path) -> Option<Arc<Spec>> {
+fn parse(path: &Path) -> Option<Arc<VendorSpec>> {
     let text = fs::read_to_string(path).ok()?;
     // JSON is YAML, so one parser does for both.
     let file: Result<SpecFile, _> = serde_yaml_ng::from_str(&text);
@@ -397,7 +397,7 @@ fn parse(path: &Path) -> Option<Arc<Spec>> {
     let kind = VendorKind::ALL
         .into_iter()
         .find(|kind| kind.as_str() == file.kind)?;
-    Some(Arc::new(Spec {
+    Some(Arc::new(VendorSpec {
         kind,
         path: path.to_owned(),
         file,

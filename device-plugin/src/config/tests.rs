@@ -118,7 +118,7 @@ fn dra_drivers_are_read_as_a_list(#[case] text: &str, #[case] expected: &[&str])
 #[test]
 fn all_devices_are_read_from_one_sysfs() {
     let config = parse(&["--sysfs-root", "/host/sys"]).unwrap();
-    let Source::Machine(machine) = config.source() else {
+    let DeviceSource::Machine(machine) = config.source() else {
         panic!("{:?}", config.source())
     };
     assert_eq!(

@@ -122,7 +122,7 @@ pub(super) fn partition_policy(text: &str) -> Result<GpuPartitionPolicy, Invalid
 
 /// A type of devices that the plugin looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DeviceKind {
+pub enum LookFor {
     /// GPUs that NVML lists.
     Gpu,
     /// RDMA adapters.

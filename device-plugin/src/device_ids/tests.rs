@@ -96,10 +96,10 @@ fn a_whole_gpu_has_one_id_and_another_device_one_per_percent() {
         },
         adapter(2),
     ];
-    let inventory = Inventory {
+    let inventory = NodeInventory {
         gpus: gpus.clone(),
         others,
-        ..Inventory::default()
+        ..NodeInventory::default()
     };
     let scheme = IdScheme::new(&gpus[..1], 2, MemoryUnit::GIB)
         .unwrap()

@@ -39,7 +39,7 @@ pub(super) enum HookRoute {
 
 /// The facts that hold for all GPUs of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NodeFacts {
+pub(super) struct EnforcementFacts {
     /// True if the operator has turned the driver's limits on (`--driver-limits`).
     pub(super) is_enabled: bool,
     /// Version of the driver, if it is known.
@@ -64,7 +64,7 @@ pub(super) struct GpuFacts {
 }
 
 /// The best level that the facts allow.
-pub(super) fn decide(node: &NodeFacts, gpu: GpuFacts) -> Enforcement {
+pub(super) fn decide(node: &EnforcementFacts, gpu: GpuFacts) -> Enforcement {
     let mps = match &node.mps {
         Some(dir) => format!("; an MPS control daemon runs on the node ({dir}), with limits of its own"),
         None => String::new(),
@@ -92,7 +92,7 @@ pub(super) fn decide(node: &NodeFacts, gpu: GpuFacts) -> Enforcement {
 }
 
 /// The first reason that the driver cannot limit containers on the GPU. What only the operator has to turn on comes last.
-fn obstacle(node: &NodeFacts, gpu: GpuFacts) -> Option<(&'static str, String)> {
+fn obstacle(node: &EnforcementFacts, gpu: GpuFacts) -> Option<(&'static str, String)> {
     let found = |reason, why: &str| Some((reason, why.to_owned()));
     if gpu.is_mig {
         return found("MigMode", "the GPU is in MIG mode");

@@ -9,13 +9,13 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::info;
 
-use crate::fleet::{Fleet, FleetGpu};
+use crate::fleet::{FleetGpu, NodeFleet};
 use crate::health::HealthReason;
 use crate::injection::OwnContainer;
 use crate::node_state::NodeState;
 
 use super::Enforcements;
-use super::decide::{Cgroup, GpuFacts, NodeFacts, decide, hook_route};
+use super::decide::{Cgroup, EnforcementFacts, GpuFacts, decide, hook_route};
 
 /// Interval at which files of the node are checked: the vendor's specs, and those of MPS and HAMi-core.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -109,11 +109,11 @@ fn container_runtime(node: Option<&Node>) -> Option<String> {
 fn decide_all(
     node: &NodeState,
     settings: &EnforcementSettings,
-    fleet: &Fleet,
+    fleet: &NodeFleet,
     runtime: &str,
 ) -> Enforcements {
     let injection = node.injection.borrow();
-    let facts = NodeFacts {
+    let facts = EnforcementFacts {
         is_enabled: settings.is_enabled,
         driver: fleet.driver_version.clone(),
         cgroup: cgroup(&settings.sysfs),

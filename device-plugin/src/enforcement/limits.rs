@@ -11,7 +11,7 @@ use proto::request::ContainerRequest;
 
 use crate::injection::recipient::Recipient;
 use crate::inventory::Gpu;
-use crate::pods::{Held, Placement};
+use crate::pods::{Placement, RecordedAmounts};
 
 /// A reservation of a removed container stays with the cgroups above it, and the scheduler counts memory already.
 const NO_RESERVATION: &str = "0";
@@ -118,7 +118,7 @@ fn core_limit(recipient: &Recipient<'_>, placement: &Placement, gpus: &[&Gpu]) -
 }
 
 /// The part of a GPU that the record gives the pod.
-fn held<'a>(placement: &'a Placement, gpu: &Gpu) -> Option<&'a Held> {
+fn held<'a>(placement: &'a Placement, gpu: &Gpu) -> Option<&'a RecordedAmounts> {
     let at = placement.gpus.iter().position(|name| name.names(gpu))?;
     placement.held.get(at)
 }
@@ -163,7 +163,7 @@ mod tests {
     /// A pod of Koordinator's names on the GPUs from 0 on, of which it holds `bytes` each.
     fn holding(bytes: u64, n_gpus: u32, containers: Vec<ContainerRequest>) -> NodePod {
         let mut pod = pod("a", 1, containers).on(0..n_gpus);
-        let held = Held {
+        let held = RecordedAmounts {
             bytes: Some(bytes),
             ratio: None,
             core: 0,
@@ -225,9 +225,9 @@ mod tests {
             ..shares(2)
         };
         let mut pod = holding(0, 2, vec![ratio]);
-        let half = Held {
+        let half = RecordedAmounts {
             ratio: Some(50),
-            ..Held::default()
+            ..RecordedAmounts::default()
         };
         pod.placement.as_mut().unwrap().held = vec![half; 2];
         let small = Gpu {

@@ -13,10 +13,10 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use crate::inventory::{PhysicalId, ProcessMemory, Source};
+use crate::inventory::{DeviceSource, PhysicalId, ProcessMemory};
 use crate::logged_error::LoggedError;
 use crate::node_state::NodeState;
-use crate::pods::{PodUid, Pods};
+use crate::pods::{NodePods, PodUid};
 
 /// Interval between measurements.
 const INTERVAL: Duration = Duration::from_secs(15);
@@ -40,18 +40,18 @@ pub struct ContainerGpu {
 
 /// The memory in use at one moment, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MemoryUse {
+pub struct MeasuredMemory {
     /// By container and GPU.
     pub by_container: BTreeMap<ContainerGpu, u64>,
     /// By GPU, of processes in no container of a known pod.
     pub unattributed: BTreeMap<PhysicalId, u64>,
 }
 
-impl MemoryUse {
+impl MeasuredMemory {
     /// Attributes the memory of processes to containers. `cgroups_of` returns the text of a process's cgroup file.
     pub fn attribute(
         processes: &[ProcessMemory],
-        pods: &Pods,
+        pods: &NodePods,
         cgroups_of: impl Fn(u32) -> Option<String>,
     ) -> Self {
         let mut containers = BTreeMap::new();
@@ -98,9 +98,9 @@ fn container_ids(cgroups: &str) -> impl Iterator<Item = &str> {
 /// Measures until the task is dropped. `None` is sent while the use is not known.
 pub async fn follow_memory_use(
     node: Arc<NodeState>,
-    source: Source,
+    source: DeviceSource,
     procfs: PathBuf,
-    measured: watch::Sender<Option<Arc<MemoryUse>>>,
+    measured: watch::Sender<Option<Arc<MeasuredMemory>>>,
 ) {
     let mut logged = LoggedError::default();
     loop {
@@ -116,7 +116,7 @@ pub async fn follow_memory_use(
         match read {
             Ok(Ok(processes)) => {
                 let pods = node.pods.borrow().clone();
-                let now = MemoryUse::attribute(&processes, &pods, |pid| cgroups_of(&procfs, pid));
+                let now = MeasuredMemory::attribute(&processes, &pods, |pid| cgroups_of(&procfs, pid));
                 measured.send_replace(Some(Arc::new(now)));
                 logged.clear();
             }
@@ -187,7 +187,7 @@ mod tests {
             9 => Some(format!("0::/kubepods/pod2/{}\n", ID.replace('0', "f"))),
             _ => None,
         };
-        let measured = MemoryUse::attribute(&processes, &pods([known]), cgroups_of);
+        let measured = MeasuredMemory::attribute(&processes, &pods([known]), cgroups_of);
         let found: Vec<_> = measured
             .by_container
             .iter()

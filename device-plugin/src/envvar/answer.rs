@@ -9,13 +9,13 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use tracing::debug;
 
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::{DeviceKey, Fleet};
+use crate::fleet::{DeviceKey, NodeFleet};
 use crate::injection::content::{AssignedDevices, variable_answer};
 use crate::injection::recipient::Recipient;
 use crate::matching::wait::when_matched;
 use crate::matching::{Call, Match, preferred};
 use crate::node_state::NodeState;
-use crate::pods::{Placement, Pods};
+use crate::pods::{NodePods, Placement};
 
 /// Answers for one container.
 pub async fn allocate_by_variable(
@@ -69,7 +69,7 @@ fn answer_preferred(node: &NodeState, call: &Call<'_>, ids: &[String]) -> Option
 /// Answers for the matched container, and records that.
 fn answer(
     node: &NodeState,
-    pods: &Pods,
+    pods: &NodePods,
     found: Match,
     call: &Call<'_>,
     ids: &[String],
@@ -93,7 +93,7 @@ fn answer(
 }
 
 /// The record's devices, healthy or not, if all of them are on this node; else those of the device IDs, of memory units the first.
-fn assigned<'a>(fleet: &'a Fleet, placement: Option<&Placement>, call: &Call<'_>) -> AssignedDevices<'a> {
+fn assigned<'a>(fleet: &'a NodeFleet, placement: Option<&Placement>, call: &Call<'_>) -> AssignedDevices<'a> {
     let names = placement.map_or(&[][..], |placement| placement.names(call.resource));
     let recorded: Option<Vec<DeviceKey>> = names.iter().map(|name| fleet.find(call.resource, name)).collect();
     if let Some(keys) = recorded.filter(|keys| !keys.is_empty()) {

@@ -13,12 +13,12 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use crate::enforcement::Enforcements;
 use crate::enforcement::limits::{is_limit, is_of_driver, limits};
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::{DeviceKey, Fleet, FleetDevice, FleetGpu};
+use crate::fleet::{DeviceKey, FleetDevice, FleetGpu, NodeFleet};
 use crate::injection::content::variable;
 use crate::injection::recipient::Recipient;
-use crate::pods::{NodePod, OwnVariable, Stage};
-use crate::settings::Settings;
-use crate::verify::Refusal;
+use crate::pods::{NodePod, OwnVariable, PodStage};
+use crate::settings::NodeSettings;
+use crate::verify::StartRefusal;
 use crate::verify::visible::named_devices;
 
 /// A container that is to start with the answer that kubelet keeps for it.
@@ -41,14 +41,14 @@ impl ByVariable<'_> {
     ///
     /// # Errors
     /// Something else than the record decides the devices or limits of the container.
-    pub fn check(&self, settings: &Settings, fleet: &Fleet) -> Result<(), Refusal> {
+    pub fn check(&self, settings: &NodeSettings, fleet: &NodeFleet) -> Result<(), StartRefusal> {
         self.check_nodes(fleet)?;
         self.check_own_variables(fleet)?;
         self.check_limits(settings, fleet)
     }
 
     /// The answer's device nodes must be those of the record's devices.
-    fn check_nodes(&self, fleet: &Fleet) -> Result<(), Refusal> {
+    fn check_nodes(&self, fleet: &NodeFleet) -> Result<(), StartRefusal> {
         let Ok(placement) = &self.pod.placement else {
             return Ok(());
         };
@@ -63,7 +63,7 @@ impl ByVariable<'_> {
             }
             // After a reboot the number of a node can be another device's, while kubelet keeps the answer.
             if is_known && !is_recorded {
-                return Err(Refusal::Mismatch {
+                return Err(StartRefusal::Mismatch {
                     seen: given.container_path.clone(),
                     recorded: placement.to_string(),
                 });
@@ -73,7 +73,7 @@ impl ByVariable<'_> {
     }
 
     /// The pod's own variables must not contradict the answer. A pod that sees all GPUs may see fewer.
-    fn check_own_variables(&self, fleet: &Fleet) -> Result<(), Refusal> {
+    fn check_own_variables(&self, fleet: &NodeFleet) -> Result<(), StartRefusal> {
         let visible = variable(self.resource);
         for own in self.pod.variables.iter() {
             let is_devices = own.name == visible;
@@ -85,14 +85,14 @@ impl ByVariable<'_> {
             };
             // The driver's limits are refused whatever their value: the words are those of the validating webhook.
             if is_of_driver(&own.name) {
-                return Err(Refusal::SetsLimit {
+                return Err(StartRefusal::SetsLimit {
                     container: own.container.clone(),
                     variable: own.name.clone(),
                 });
             }
             let may_differ = is_devices && self.pod.sees_all;
             if !may_differ && !self.is_same(own, given, is_devices, fleet) {
-                return Err(Refusal::Overridden {
+                return Err(StartRefusal::Overridden {
                     container: own.container.clone(),
                     variable: own.name.clone(),
                     given: given.clone(),
@@ -103,7 +103,7 @@ impl ByVariable<'_> {
     }
 
     /// True if the pod's own variable has the value of the answer, or names the same devices in other words.
-    fn is_same(&self, own: &OwnVariable, given: &str, is_devices: bool, fleet: &Fleet) -> bool {
+    fn is_same(&self, own: &OwnVariable, given: &str, is_devices: bool, fleet: &NodeFleet) -> bool {
         let Some(value) = &own.value else {
             return false;
         };
@@ -115,14 +115,14 @@ impl ByVariable<'_> {
     }
 
     /// The limits of the answer must be those of the record.
-    fn check_limits(&self, settings: &Settings, fleet: &Fleet) -> Result<(), Refusal> {
+    fn check_limits(&self, settings: &NodeSettings, fleet: &NodeFleet) -> Result<(), StartRefusal> {
         let visible = variable(self.resource);
         let shown = self.answer.envs.get(visible);
         let Some(devices) = shown.and_then(|value| named_devices(self.resource, value, fleet)) else {
             return Ok(());
         };
         // A running pod keeps the limits that it started with, whatever has become of its label or of the node's unit.
-        if self.pod.stage == Stage::Running || self.resource.device_type() != TYPE_GPU {
+        if self.pod.stage == PodStage::Running || self.resource.device_type() != TYPE_GPU {
             return Ok(());
         }
         let mut gpus = Vec::new();
@@ -150,7 +150,7 @@ impl ByVariable<'_> {
                 return Ok(());
             }
         }
-        Err(Refusal::Limits {
+        Err(StartRefusal::Limits {
             kept: in_words(&kept),
             recorded: in_words(&recorded),
         })
@@ -161,7 +161,7 @@ impl ByVariable<'_> {
 type DeviceNode<'a> = (DeviceKey, Option<&'a str>, &'a Path);
 
 /// The device nodes of every device of a resource's type.
-fn device_nodes(fleet: &Fleet, resource: ExtendedResource) -> Vec<DeviceNode<'_>> {
+fn device_nodes(fleet: &NodeFleet, resource: ExtendedResource) -> Vec<DeviceNode<'_>> {
     let mut nodes = Vec::new();
     if resource.device_type() == TYPE_GPU {
         for FleetGpu { gpu, .. } in &fleet.gpus {

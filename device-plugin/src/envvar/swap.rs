@@ -19,10 +19,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use crate::api_request::{RequestError, within};
+use crate::api_request::{ApiRequestError, within};
 use crate::node_state::NodeState;
 use crate::pods::annotate::annotate;
-use crate::pods::{NodePod, PodUid, Pods};
+use crate::pods::{NodePod, NodePods, PodUid};
 use daemon::api_server::Connection;
 
 /// The field manager of the write.
@@ -51,7 +51,7 @@ type Records = BTreeMap<PodUid, DeviceAllocations>;
 pub enum SwapError {
     /// A request failed.
     #[error(transparent)]
-    Request(#[from] RequestError),
+    Request(#[from] ApiRequestError),
     /// An earlier request was not answered a moment ago.
     #[error("the API server did not answer about the Device object {0}; trying again in a few seconds")]
     Resting(String),
@@ -72,7 +72,7 @@ pub struct RecordSwaps {
     devices: Api<Device>,
     node_name: String,
     /// The pods of this node with their effective records.
-    pods: watch::Sender<Pods>,
+    pods: watch::Sender<NodePods>,
     /// The version of the object, if its content is known for sure.
     version: Option<String>,
     is_loaded: bool,
@@ -86,7 +86,7 @@ pub struct RecordSwaps {
 
 impl RecordSwaps {
     /// Swaps of this node's pods; nothing has been read yet.
-    pub fn new(connection: &Connection, node_name: String, pods: watch::Sender<Pods>) -> Self {
+    pub fn new(connection: &Connection, node_name: String, pods: watch::Sender<NodePods>) -> Self {
         Self {
             devices: Api::all(connection.client.clone()),
             node_name,
@@ -293,7 +293,7 @@ impl RecordSwaps {
         );
         let answer = within(REQUEST_LIMIT, what, request).await;
         self.rest_until = match &answer {
-            Err(RequestError::Slow { .. }) => Some(Instant::now() + REST),
+            Err(ApiRequestError::Slow { .. }) => Some(Instant::now() + REST),
             _ => None,
         };
         Ok(answer?)
@@ -301,7 +301,7 @@ impl RecordSwaps {
 }
 
 /// The swapped records after a swap; none if the record of one of the pods is not known.
-fn swapped(pods: &Pods, one: &PodUid, other: &PodUid, unit: MemoryUnit) -> Option<Records> {
+fn swapped(pods: &NodePods, one: &PodUid, other: &PodUid, unit: MemoryUnit) -> Option<Records> {
     let mut wanted = pods.swapped().cloned().unwrap_or_default();
     for (uid, holder) in [(one, other), (other, one)] {
         wanted.insert(uid.clone(), pods.get(holder)?.record()?.to_allocations(unit));
@@ -389,7 +389,7 @@ async fn follow_once(
 
 /// Pods that are gone and still have an entry among the swapped records. Empty while the list of pods may be incomplete: a
 /// missing pod need not be gone then.
-fn gone_with_entry(pods: &Pods) -> BTreeSet<PodUid> {
+fn gone_with_entry(pods: &NodePods) -> BTreeSet<PodUid> {
     let mut gone = BTreeSet::new();
     if pods.is_current() {
         for uid in pods.swapped().into_iter().flat_map(BTreeMap::keys) {

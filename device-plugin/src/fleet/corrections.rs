@@ -22,7 +22,7 @@ use crate::inventory::PhysicalId;
 use crate::publish::device_object;
 use crate::publish::own_objects::StoredDevice;
 
-use super::Fleet;
+use super::NodeFleet;
 
 /// Longest time that one request may take.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
@@ -56,7 +56,7 @@ pub async fn correct_health(
     node_name: String,
     boot_id: Option<String>,
     device: watch::Receiver<StoredDevice>,
-    fleet: watch::Receiver<Arc<Fleet>>,
+    fleet: watch::Receiver<Arc<NodeFleet>>,
     corrections: mpsc::Sender<Correction>,
 ) {
     let devices = Api::all(connection.client.clone());
@@ -128,7 +128,7 @@ async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff
 async fn clear_devices(
     devices: Api<RawDevice>,
     mut device: watch::Receiver<StoredDevice>,
-    fleet: watch::Receiver<Arc<Fleet>>,
+    fleet: watch::Receiver<Arc<NodeFleet>>,
     corrections: mpsc::Sender<Correction>,
 ) {
     while device.changed().await.is_ok() {
@@ -168,7 +168,7 @@ fn clear_annotation(device: &StoredDevice) -> Option<(String, String)> {
 }
 
 /// The devices of the fleet that the annotation's value names.
-fn named_devices(value: &str, fleet: &Fleet) -> Vec<PhysicalId> {
+fn named_devices(value: &str, fleet: &NodeFleet) -> Vec<PhysicalId> {
     let names: Vec<_> = value.split(',').map(str::trim).collect();
     fleet
         .ids_of_devices()

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use proto::memory_unit::MemoryUnit;
 
 use crate::device_ids::{IdScheme, TooLong};
-use crate::inventory::{Gpu, InvalidPhysicalId, Inventory, PhysicalId};
+use crate::inventory::{Gpu, InvalidPhysicalId, NodeInventory, PhysicalId};
 
 /// The settings that determine the device IDs which kubelet gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl Sharing {
     ///
     /// # Errors
     /// The list of IDs would be longer than kubelet accepts.
-    pub fn id_scheme(&self, inventory: &Inventory) -> Result<IdScheme, TooLong> {
+    pub fn id_scheme(&self, inventory: &NodeInventory) -> Result<IdScheme, TooLong> {
         let gpus = inventory.gpus.iter();
         let shared: Vec<Gpu> = gpus.filter(|gpu| self.devices.includes(gpu)).cloned().collect();
         IdScheme::with_numa_nodes(self.has_numa_hints, &shared, self.slots.get(), self.memory_unit)

@@ -1,4 +1,4 @@
-//! Watches the devices: observations of the source become health, and health becomes a new [`Fleet`].
+//! Watches the devices: observations of the source become health, and health becomes a new [`NodeFleet`].
 //!
 //! All observations that wait in the channel make one new value, so a node whose GPUs all fail at once sends kubelet one list, not one
 //! per device.
@@ -18,9 +18,11 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
 use crate::health::{ApplicationFault, Health, HealthChange};
-use crate::inventory::{Inventory, InventoryError, Observation, ObservationKind, PhysicalId, Source};
+use crate::inventory::{
+    DeviceSource, InventoryError, NodeInventory, Observation, ObservationKind, PhysicalId,
+};
 
-use super::Fleet;
+use super::NodeFleet;
 use super::corrections::Correction;
 use super::sharing::Sharing;
 
@@ -40,7 +42,7 @@ const OBSERVATION_DELAY: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct FleetChannels {
     /// The devices and their health.
-    pub fleet: watch::Sender<Arc<Fleet>>,
+    pub fleet: watch::Sender<Arc<NodeFleet>>,
     /// Faults of applications; those for which there is no room are dropped.
     pub faults: mpsc::Sender<ApplicationFault>,
     /// Changes of health that do not come from the source of the devices.
@@ -55,7 +57,7 @@ pub struct DriverReplaced {
 }
 
 /// Lists the devices on a thread that may block.
-pub async fn discover(source: &Source) -> anyhow::Result<Inventory> {
+pub async fn discover(source: &DeviceSource) -> anyhow::Result<NodeInventory> {
     let source = source.clone();
     Ok(spawn_blocking(move || source.discover()).await??)
 }
@@ -64,7 +66,7 @@ pub async fn discover(source: &Source) -> anyhow::Result<Inventory> {
 #[derive(Debug)]
 pub struct FleetWatch {
     discovery: Discovery,
-    inventory: Inventory,
+    inventory: NodeInventory,
     health: Health,
     sharing: Sharing,
     channels: FleetChannels,
@@ -75,8 +77,8 @@ pub struct FleetWatch {
 impl FleetWatch {
     /// A watch of the devices of `inventory`.
     pub fn new(
-        source: Source,
-        inventory: Inventory,
+        source: DeviceSource,
+        inventory: NodeInventory,
         health: Health,
         sharing: Sharing,
         channels: FleetChannels,
@@ -259,7 +261,7 @@ impl FleetWatch {
     }
 
     /// Goes over to another inventory. Returns false if kubelet could not accept the list of its device IDs.
-    fn adopt(&mut self, found: Inventory) -> bool {
+    fn adopt(&mut self, found: NodeInventory) -> bool {
         if found == self.inventory {
             // The change has been undone. Another feed must start, because this one reports only its first change.
             return true;
@@ -292,12 +294,12 @@ async fn sleep_until_some(moment: Option<Instant>) {
 /// Lists the devices, one call at a time: the next call waits for one that hangs, instead of starting another beside it.
 #[derive(Debug)]
 struct Discovery {
-    source: Source,
-    running: Option<JoinHandle<Result<Inventory, InventoryError>>>,
+    source: DeviceSource,
+    running: Option<JoinHandle<Result<NodeInventory, InventoryError>>>,
 }
 
 impl Discovery {
-    async fn run(&mut self) -> anyhow::Result<Inventory> {
+    async fn run(&mut self) -> anyhow::Result<NodeInventory> {
         let source = self.source.clone();
         let running = self
             .running

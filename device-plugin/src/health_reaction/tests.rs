@@ -10,7 +10,7 @@ use super::*;
 
 const FIRST: &str = "GPU-00000000-aaaa-bbbb-cccc-000000000000";
 
-fn with(healthy: &[(bool, &str)]) -> Fleet {
+fn with(healthy: &[(bool, &str)]) -> NodeFleet {
     let mut fleet = fleet(u32::try_from(healthy.len()).unwrap());
     for (entry, (is_healthy, message)) in fleet.gpus.iter_mut().zip(healthy) {
         (entry.is_healthy, entry.message) = (*is_healthy, (*message).to_owned());
@@ -80,7 +80,7 @@ fn a_lost_and_a_recovered_device_make_one_event_each() {
     );
     let mut here = here;
     here.apply(NodePod {
-        stage: Stage::Terminal,
+        stage: PodStage::Terminal,
         ..pod("ended", 1, [units(2)])
     });
     tracker.update(&with(&[(true, "fine")]), &here, now);
@@ -147,11 +147,11 @@ fn pods_are_evicted_if_enabled_after_a_delay_and_again_after_a_refusal() {
 #[test]
 fn faults_of_applications_make_events_on_running_pods() {
     let running = NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod("a", 1, [units(2)])
     };
     let elsewhere = NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod("b", 1, [units(2)]).on([1])
     };
     let here = pods([running, elsewhere, pod("waiting", 2, [units(2)])]);

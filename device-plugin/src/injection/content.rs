@@ -21,9 +21,9 @@ use crate::cdi::{self, Edits};
 use crate::enforcement::HamiCore;
 use crate::enforcement::limits::{is_of_hami_core, limits};
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::{DeviceKey, Fleet};
+use crate::fleet::{DeviceKey, NodeFleet};
 use crate::inventory::{Gpu, OtherDevice, PhysicalId};
-use crate::settings::Settings;
+use crate::settings::NodeSettings;
 
 use super::recipient::Recipient;
 
@@ -80,7 +80,7 @@ pub enum AssignedDevices<'a> {
 
 impl<'a> AssignedDevices<'a> {
     /// The devices of this node with these keys, in this order.
-    pub fn of(fleet: &'a Fleet, resource: ExtendedResource, keys: &[DeviceKey]) -> Self {
+    pub fn of(fleet: &'a NodeFleet, resource: ExtendedResource, keys: &[DeviceKey]) -> Self {
         let device_type = resource.device_type();
         if device_type == TYPE_GPU {
             let mut gpus = Vec::new();
@@ -134,7 +134,7 @@ pub fn cdi_answer(resource: ExtendedResource, ids: &[String], fresh: u64) -> Con
 
 /// The answer by the vendor's variable, which decides for as long as the container lives. The recipient may not be known.
 pub fn variable_answer(
-    settings: &Settings,
+    settings: &NodeSettings,
     recipient: Option<&Recipient<'_>>,
     resource: ExtendedResource,
     assigned: &AssignedDevices<'_>,
@@ -178,7 +178,7 @@ pub fn variable_answer(
 }
 
 /// The edits of the device that brings the driver: `edits` of a vendor's spec, and the control nodes that exist.
-pub fn driver_edits(settings: &Settings, mut edits: Edits) -> Edits {
+pub fn driver_edits(settings: &NodeSettings, mut edits: Edits) -> Edits {
     edits.env.insert(VISIBLE_DEVICES.to_owned(), VOID.to_owned());
     for path in COMMON_NODES {
         let mut nodes = edits.device_nodes.iter();
@@ -192,7 +192,7 @@ pub fn driver_edits(settings: &Settings, mut edits: Edits) -> Edits {
 
 /// The edits for one resource of a container: device nodes and variables alone, as another device brings the driver.
 pub fn cdi_edits(
-    settings: &Settings,
+    settings: &NodeSettings,
     recipient: &Recipient<'_>,
     resource: ExtendedResource,
     assigned: &AssignedDevices<'_>,
@@ -227,7 +227,7 @@ pub fn cdi_edits(
 }
 
 /// The device nodes of a GPU: those that a vendor's spec names, else its own.
-fn add_nodes_of_gpu(edits: &mut Edits, settings: &Settings, gpu: &Gpu) {
+fn add_nodes_of_gpu(edits: &mut Edits, settings: &NodeSettings, gpu: &Gpu) {
     if let Some(nodes) = settings.injection.vendor_specs.nodes(gpu) {
         edits.device_nodes.extend(nodes);
     } else if is_on_host(settings, &gpu.device_node) {
@@ -241,7 +241,7 @@ pub fn lacks_limit_hook(edits: &Edits) -> bool {
 }
 
 /// Adds what acts on the limits among the variables: NVIDIA's hook of each GPU, as the vendor's specs have it, and HAMi-core's files.
-fn add_limiters(edits: &mut Edits, settings: &Settings, gpus: &[&Gpu]) {
+fn add_limiters(edits: &mut Edits, settings: &NodeSettings, gpus: &[&Gpu]) {
     if edits.env.keys().any(|name| is_of_hami_core(name)) {
         let files = settings.hami_core.iter().flat_map(HamiCore::files);
         let mounts: Vec<Value> = files
@@ -270,7 +270,7 @@ fn add_limiters(edits: &mut Edits, settings: &Settings, gpus: &[&Gpu]) {
 /// The device nodes of these devices that exist on the host. A container with virtual functions of a device gets their nodes, and
 /// not the device's.
 fn device_nodes(
-    settings: &Settings,
+    settings: &NodeSettings,
     recipient: Option<&Recipient<'_>>,
     resource: ExtendedResource,
     assigned: &AssignedDevices<'_>,
@@ -305,7 +305,7 @@ fn device_nodes(
 }
 
 /// True if the host has this file. Answers and specs name paths of the host, wherever this process sees them.
-fn is_on_host(settings: &Settings, path: &Path) -> bool {
+fn is_on_host(settings: &NodeSettings, path: &Path) -> bool {
     let below_root = path.strip_prefix("/").unwrap_or(path);
     settings.injection.host_root.join(below_root).exists()
 }
@@ -323,7 +323,7 @@ fn functions<'a>(
 
 /// The variables of a container except those that name its devices.
 fn env(
-    settings: &Settings,
+    settings: &NodeSettings,
     recipient: &Recipient<'_>,
     resource: ExtendedResource,
     assigned: &AssignedDevices<'_>,
@@ -348,7 +348,7 @@ fn env(
 
 /// The variables of the old gpushare plugin, and those that limit the container.
 fn env_of_gpus(
-    settings: &Settings,
+    settings: &NodeSettings,
     recipient: &Recipient<'_>,
     resource: ExtendedResource,
     gpus: &[&Gpu],

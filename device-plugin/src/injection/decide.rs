@@ -28,7 +28,7 @@ pub enum Driver {
 
 /// The runtime's support for giving unprivileged containers the devices that the variable names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Variable {
+pub enum VariableSupport {
     /// It gave this plugin's own container its GPUs.
     Works,
     /// It does not; the text says why.
@@ -39,13 +39,13 @@ pub enum Variable {
 
 /// The facts of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct InjectionFacts {
     /// The runtime's CDI.
     pub cdi: Cdi,
     /// The driver's libraries.
     pub driver: Driver,
     /// The variable.
-    pub variable: Variable,
+    pub variable: VariableSupport,
     /// The pods in which the runtime acts on the variable of an image, as far as is known.
     pub exposure: Option<Exposure>,
     /// True if the runtime hook is on, which removes the variable from containers that request no GPU.
@@ -80,29 +80,29 @@ pub struct VariableFacts {
 }
 
 /// Infers the variable's effect in pods of others from its effect in this plugin's own.
-pub fn variable(facts: &VariableFacts) -> Variable {
+pub fn variable(facts: &VariableFacts) -> VariableSupport {
     if facts.is_simulated {
-        return Variable::Works;
+        return VariableSupport::Works;
     }
     let own = &facts.own;
     if let Some(class) = &own.runtime_class {
-        return Variable::Fails(format!(
+        return VariableSupport::Fails(format!(
             "the runtime acts on it only in pods with runtimeClassName: {class}"
         ));
     }
     if own.has_driver_root || own.is_privileged {
-        return Variable::Unknown;
+        return VariableSupport::Unknown;
     }
     match own.value.as_deref() {
-        Some("void") if facts.has_management_spec && !facts.toolkit_names_uuid => Variable::Fails(
+        Some("void") if facts.has_management_spec && !facts.toolkit_names_uuid => VariableSupport::Fails(
             "the runtime resolves it by GPU Operator's CDI spec, which names no single GPU".to_owned(),
         ),
         // Either spec may be the one that the runtime resolves it by, and GPU Operator's runtime then refuses the container.
-        Some("void") if facts.has_management_spec => Variable::Unknown,
+        Some("void") if facts.has_management_spec => VariableSupport::Unknown,
         // The runtime gave this container NVML. In legacy mode it leaves the variable as it is, in the modes cdi and jit-cdi it
         // replaces the value; a UUID resolves in jit-cdi mode, and where a spec names it.
-        Some("all" | "void") => Variable::Works,
-        _ => Variable::Unknown,
+        Some("all" | "void") => VariableSupport::Works,
+        _ => VariableSupport::Unknown,
     }
 }
 
@@ -125,7 +125,7 @@ pub fn exposure(facts: &VariableFacts) -> Option<Exposure> {
 }
 
 /// The mode of a node with these facts: the one that the operator asks for, else the best that works.
-pub fn decide(requested: Option<Mode>, facts: &Facts) -> Injection {
+pub fn decide(requested: Option<Mode>, facts: &InjectionFacts) -> Injection {
     let exposure = facts.exposure.clone().filter(|_| !facts.has_hook);
     Injection {
         exposure,
@@ -133,7 +133,7 @@ pub fn decide(requested: Option<Mode>, facts: &Facts) -> Injection {
     }
 }
 
-fn mode(requested: Option<Mode>, facts: &Facts) -> Injection {
+fn mode(requested: Option<Mode>, facts: &InjectionFacts) -> Injection {
     match requested {
         Some(Mode::Cdi) => by_cdi(facts),
         Some(Mode::Envvar) => by_variable(facts),
@@ -141,7 +141,7 @@ fn mode(requested: Option<Mode>, facts: &Facts) -> Injection {
             let cdi = by_cdi(facts);
             match (&cdi.certainty, &facts.variable) {
                 (Certainty::Proven, _) => cdi,
-                (_, Variable::Works) => by_variable(facts),
+                (_, VariableSupport::Works) => by_variable(facts),
                 // Without CDI a container gets nothing, so trying it shows no device to the wrong container.
                 (Certainty::Assumed | Certainty::Impossible, _) => cdi,
             }
@@ -149,7 +149,7 @@ fn mode(requested: Option<Mode>, facts: &Facts) -> Injection {
     }
 }
 
-fn by_cdi(facts: &Facts) -> Injection {
+fn by_cdi(facts: &InjectionFacts) -> Injection {
     let found = |certainty, reason, message: String| Injection {
         mode: Mode::Cdi,
         certainty,
@@ -158,8 +158,8 @@ fn by_cdi(facts: &Facts) -> Injection {
         exposure: None,
     };
     let of_variable = match &facts.variable {
-        Variable::Fails(why) => format!("; the variable cannot stand in for it: {why}"),
-        Variable::Works | Variable::Unknown => String::new(),
+        VariableSupport::Fails(why) => format!("; the variable cannot stand in for it: {why}"),
+        VariableSupport::Works | VariableSupport::Unknown => String::new(),
     };
     match (&facts.cdi, &facts.driver) {
         (Cdi::Unwritable(why), _) => found(
@@ -194,20 +194,20 @@ fn by_cdi(facts: &Facts) -> Injection {
     }
 }
 
-fn by_variable(facts: &Facts) -> Injection {
+fn by_variable(facts: &InjectionFacts) -> Injection {
     let (certainty, reason, message) = match &facts.variable {
-        Variable::Works => (
+        VariableSupport::Works => (
             Certainty::Proven,
             "Variable",
             "the container runtime acts on the variable".to_owned(),
         ),
-        Variable::Unknown => (
+        VariableSupport::Unknown => (
             Certainty::Assumed,
             "VariableAssumed",
             "as --inject=envvar says; nothing has shown that it works".to_owned(),
         ),
         // The operator may know more; a runtime that cannot resolve the variable refuses the container.
-        Variable::Fails(why) => (
+        VariableSupport::Fails(why) => (
             Certainty::Assumed,
             "VariableAssumed",
             format!("as --inject=envvar says, although {why}"),
@@ -228,8 +228,8 @@ mod tests {
 
     use super::*;
 
-    fn facts(cdi: &str, driver: &str, variable: &str) -> Facts {
-        Facts {
+    fn facts(cdi: &str, driver: &str, variable: &str) -> InjectionFacts {
+        InjectionFacts {
             cdi: match cdi {
                 "read" => Cdi::Read,
                 "unknown" => Cdi::Unknown,
@@ -246,9 +246,9 @@ mod tests {
                 }),
             },
             variable: match variable {
-                "works" => Variable::Works,
-                "fails" => Variable::Fails("the runtime says no".to_owned()),
-                _ => Variable::Unknown,
+                "works" => VariableSupport::Works,
+                "fails" => VariableSupport::Fails("the runtime says no".to_owned()),
+                _ => VariableSupport::Unknown,
             },
             exposure: (variable == "works" && driver != "simulated").then_some(Exposure::EveryPod),
             has_hook: false,
@@ -295,7 +295,7 @@ mod tests {
                         "{facts:?}"
                     );
                     assert!(
-                        chosen.mode == Mode::Cdi || facts.variable == Variable::Works,
+                        chosen.mode == Mode::Cdi || facts.variable == VariableSupport::Works,
                         "only CDI fails closed: {facts:?}"
                     );
                 }
@@ -320,9 +320,9 @@ mod tests {
     #[case::acted_on(facts("read", "toolkit", "works"), true)]
     #[case::ignored(facts("read", "toolkit", "fails"), false)]
     #[case::simulated(facts("read", "simulated", "works"), false)]
-    #[case::hooked(Facts { has_hook: true, ..facts("read", "toolkit", "works") }, false)]
+    #[case::hooked(InjectionFacts { has_hook: true, ..facts("read", "toolkit", "works") }, false)]
     fn images_see_all_gpus_where_the_runtime_acts_on_the_variable(
-        #[case] facts: Facts,
+        #[case] facts: InjectionFacts,
         #[case] expected: bool,
     ) {
         assert_eq!(decide(None, &facts).exposure.is_some(), expected);

@@ -14,10 +14,10 @@ use crate::cdi::vendor::VendorKind;
 use crate::cdi::{Edits, SpecDir, name_of};
 use crate::metrics::Metrics;
 use crate::node_state::NodeState;
-use crate::pods::Stage;
+use crate::pods::PodStage;
 
 use super::content::driver_edits;
-use super::decide::{Cdi, Driver, Facts, OwnContainer, VariableFacts, decide, exposure, variable};
+use super::decide::{Cdi, Driver, InjectionFacts, OwnContainer, VariableFacts, decide, exposure, variable};
 use super::{CDI_OFF, Certainty, Injection, Mode};
 
 /// Interval at which the vendor's specs and the runtime's reads are checked.
@@ -36,7 +36,7 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// Facts that do not change while the process runs.
 #[derive(Clone, Debug)]
-pub struct NodeFacts {
+pub struct PluginFacts {
     /// The facts about this plugin's own container.
     pub own: OwnContainer,
     /// True if the runtime hook is on.
@@ -55,9 +55,9 @@ pub struct Listeners {
 }
 
 /// Decides until the task is dropped.
-pub async fn follow(node: Arc<NodeState>, facts: NodeFacts, listeners: Listeners) {
+pub async fn follow(node: Arc<NodeState>, facts: PluginFacts, listeners: Listeners) {
     let readers = node.readers.clone();
-    let mut follower = Follower {
+    let mut follower = InjectionFollower {
         node,
         facts,
         driver: None,
@@ -136,9 +136,9 @@ impl Listeners {
     }
 }
 
-struct Follower {
+struct InjectionFollower {
     node: Arc<NodeState>,
-    facts: NodeFacts,
+    facts: PluginFacts,
     /// The edits of the driver's device as they were last written.
     driver: Option<Edits>,
     /// The time at which the runtime was last prompted to read the specs.
@@ -147,9 +147,9 @@ struct Follower {
     has_management_spec: bool,
 }
 
-impl Follower {
+impl InjectionFollower {
     /// Collects the facts of this moment, and writes the driver's spec where it has to change.
-    fn facts_now(&mut self) -> Facts {
+    fn facts_now(&mut self) -> InjectionFacts {
         let (driver, edits) = self.driver();
         let written = self.write_driver(edits).and_then(|()| self.prompt());
         let readers = &self.node.readers;
@@ -170,7 +170,7 @@ impl Follower {
             own: self.facts.own.clone(),
         };
         let (variable, exposure) = (variable(&of_variable), exposure(&of_variable));
-        Facts {
+        InjectionFacts {
             cdi,
             driver,
             variable,
@@ -236,7 +236,7 @@ impl Follower {
         written.iter().any(|entry| {
             let runs = pods
                 .get(&entry.pod)
-                .is_some_and(|pod| pod.stage == Stage::Running);
+                .is_some_and(|pod| pod.stage == PodStage::Running);
             runs && entry
                 .answer
                 .cdi_devices

@@ -42,7 +42,7 @@ use tracing::warn;
 use crate::logged_error::LoggedError;
 
 use super::{
-    Feed, Inventory, InventoryError, Observation, ObservationKind, PhysicalId, ProcessMemory,
+    Feed, InventoryError, NodeInventory, Observation, ObservationKind, PhysicalId, ProcessMemory,
     feed::{Reporter, Stopped},
 };
 use parse::{SimulatedDevices, SimulatedHealth, parse};
@@ -59,7 +59,7 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    pub(super) fn discover(&self) -> Result<Inventory, InventoryError> {
+    pub(super) fn discover(&self) -> Result<NodeInventory, InventoryError> {
         Ok(parse(&self.path, &self.node, &self.read()?)?.inventory)
     }
 
@@ -70,7 +70,7 @@ impl FileSource {
 
     pub(super) fn watch(
         &self,
-        inventory: &Inventory,
+        inventory: &NodeInventory,
     ) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
         let mut watch = FileWatch {
             latest: parse(&self.path, &self.node, &self.read()?)?,
@@ -99,7 +99,7 @@ impl FileSource {
 struct FileWatch {
     source: FileSource,
     /// The devices that are watched.
-    known: Inventory,
+    known: NodeInventory,
     /// The devices of the last valid text.
     latest: SimulatedDevices,
     /// The last text, valid or not.

@@ -19,8 +19,8 @@ use proto::topology::GpuLinks;
 use tracing::warn;
 
 use super::{
-    ExcludedGpu, Exclusion, Gpu, InvalidPhysicalId, Inventory, InventoryError, PciLocation, PhysicalId,
-    ProcessMemory,
+    ExcludedGpu, ExclusionReason, Gpu, InvalidPhysicalId, InventoryError, NodeInventory, PciLocation,
+    PhysicalId, ProcessMemory,
     feed::Watcher,
     no_gpu,
     pci::{self, Bus},
@@ -94,7 +94,7 @@ impl Default for NvmlSource {
 }
 
 impl NvmlSource {
-    pub(super) fn discover(&self) -> Result<Inventory, InventoryError> {
+    pub(super) fn discover(&self) -> Result<NodeInventory, InventoryError> {
         let nvml = self.open()?;
         let mut inventory = self.list(&nvml)?;
         for excluded in &inventory.excluded {
@@ -148,7 +148,7 @@ impl NvmlSource {
     }
 
     /// A watcher of the GPUs of `inventory`.
-    pub(super) fn watcher(&self, inventory: &Inventory) -> Watcher {
+    pub(super) fn watcher(&self, inventory: &NodeInventory) -> Watcher {
         let mut watch = NvmlWatch::new(self.clone(), inventory.clone());
         Box::new(move |reporter| watch.run(reporter))
     }
@@ -226,7 +226,7 @@ impl NvmlSource {
     }
 
     /// The GPUs that this session lists. It is no error if none of them can be shared.
-    fn list(&self, nvml: &Nvml) -> Result<Inventory, InventoryError> {
+    fn list(&self, nvml: &Nvml) -> Result<NodeInventory, InventoryError> {
         let count = nvml
             .device_count()
             .map_err(|error| failed("count the devices", error))?;
@@ -244,13 +244,13 @@ impl NvmlSource {
             }
         }
         gpus.sort_by_key(|gpu| gpu.minor);
-        Ok(Inventory {
+        Ok(NodeInventory {
             gpus,
             excluded,
             needs_driver: true,
             driver_version: nvml.sys_driver_version().ok(),
             vendor: "nvidia".to_owned(),
-            ..Inventory::default()
+            ..NodeInventory::default()
         })
     }
 
@@ -258,7 +258,7 @@ impl NvmlSource {
         let without_uuid = |problem: String| ExcludedGpu {
             index,
             uuid: None,
-            exclusion: Exclusion::Unreadable(problem),
+            exclusion: ExclusionReason::Unreadable(problem),
         };
         let device = nvml
             .device_by_index(index)
@@ -270,11 +270,11 @@ impl NvmlSource {
             .map_err(|error: InvalidPhysicalId| without_uuid(error.to_string()))?;
         // Its instances have UUIDs and memory of their own, which the records of this scheduler do not name.
         let exclusion = if is_mig(&device) {
-            Exclusion::Mig
+            ExclusionReason::Mig
         } else {
             match self.describe(&device, bus, index, &uuid) {
                 Ok(gpu) => return Ok(gpu),
-                Err(problem) => Exclusion::Unreadable(problem),
+                Err(problem) => ExclusionReason::Unreadable(problem),
             }
         };
         Err(ExcludedGpu {
@@ -366,7 +366,7 @@ fn distinct(before: &[Gpu], gpu: Gpu) -> Result<Gpu, ExcludedGpu> {
             return Err(ExcludedGpu {
                 index: gpu.index,
                 uuid: Some(gpu.uuid),
-                exclusion: Exclusion::Unreadable(problem),
+                exclusion: ExclusionReason::Unreadable(problem),
             });
         }
     }

@@ -69,7 +69,7 @@ pub fn location(sysfs: &Path, address: &str) -> PciLocation {
 /// All PCI functions of a machine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bus {
-    functions: BTreeMap<String, Function>,
+    functions: BTreeMap<String, PciFunction>,
 }
 
 impl Bus {
@@ -78,7 +78,7 @@ impl Bus {
         let mut functions = BTreeMap::new();
         for entry in fs::read_dir(folder(sysfs)).into_iter().flatten().flatten() {
             if let Some(address) = entry.file_name().to_str().and_then(address) {
-                let function = Function::read(sysfs, &address);
+                let function = PciFunction::read(sysfs, &address);
                 functions.insert(address, function);
             }
         }
@@ -86,14 +86,14 @@ impl Bus {
     }
 
     /// Every function with its address, in the order of addresses.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Function)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &PciFunction)> {
         self.functions
             .iter()
             .map(|(address, function)| (address.as_str(), function))
     }
 
     /// The function at this address.
-    pub(super) fn get(&self, address: &str) -> Option<&Function> {
+    pub(super) fn get(&self, address: &str) -> Option<&PciFunction> {
         self.functions.get(address)
     }
 
@@ -135,7 +135,7 @@ impl Bus {
 
 /// One PCI function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Function {
+pub(super) struct PciFunction {
     /// The six hexadecimal digits of class, subclass and interface.
     pub(super) class: u32,
     /// The number of its vendor in the PCI registry; 0 if unknown.
@@ -150,7 +150,7 @@ pub(super) struct Function {
     bridges: Vec<String>,
 }
 
-impl Function {
+impl PciFunction {
     fn read(sysfs: &Path, own: &str) -> Self {
         let entry = folder(sysfs).join(own);
         let (class, vendor) = (hex_file(&entry.join("class")), hex_file(&entry.join("vendor")));

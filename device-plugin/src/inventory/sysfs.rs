@@ -25,7 +25,7 @@ use crate::extended_resource::ExtendedResource;
 
 use super::feed::{Reporter, Stopped, Watcher};
 use super::pci::{self, Bus};
-use super::{Inventory, ObservationKind, OtherDevice, PhysicalId, percent_resource};
+use super::{NodeInventory, ObservationKind, OtherDevice, PhysicalId, percent_resource};
 
 /// The device file with which all RDMA adapters make connections.
 const RDMA_CONNECTIONS: &str = "infiniband/rdma_cm";
@@ -204,12 +204,12 @@ impl SysfsSource {
     }
 
     /// A watcher of the devices of `inventory`. It reports once that the devices have changed.
-    pub(super) fn watcher(&self, inventory: &Inventory) -> Watcher {
+    pub(super) fn watcher(&self, inventory: &NodeInventory) -> Watcher {
         let (source, known) = (self.clone(), inventory.clone());
         Box::new(move |reporter| source.report(&known, reporter))
     }
 
-    fn report(&self, known: &Inventory, reporter: &Reporter) -> Result<(), Stopped> {
+    fn report(&self, known: &NodeInventory, reporter: &Reporter) -> Result<(), Stopped> {
         let found = self.read();
         if found.iter().any(|(device, _)| !known.others.contains(device)) {
             reporter.announce_change()?;

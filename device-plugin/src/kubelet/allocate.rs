@@ -85,7 +85,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::settings::Settings;
+    use crate::settings::NodeSettings;
     use crate::tests::builders::{fleet, pods};
 
     const IDS: [&str; 2] = ["9507230f-0", "9507230f-1"];
@@ -94,7 +94,8 @@ mod tests {
     async fn unmatched(mode: Mode) -> (ContainerAllocateResponse, u64) {
         let (_fleet, fleet) = watch::channel(Arc::new(fleet(1)));
         let (_pods, pods) = watch::channel(pods([]));
-        let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
+        let mut settings =
+            NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
         settings.injection.mode = Some(mode);
         let node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
         let began = Instant::now();

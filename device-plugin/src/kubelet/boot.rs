@@ -28,7 +28,7 @@ use crate::kubelet_checkpoint::{self, CheckpointError};
 use tokio_util::sync::CancellationToken;
 
 use super::server::OPTIONS;
-use super::socket::{KUBELET_SOCKET, RegistrationError, Serving, register, wait_for_kubelet};
+use super::socket::{KUBELET_SOCKET, PluginServer, RegistrationError, register, wait_for_kubelet};
 
 /// Pause between two checks of sockets: kubelet admits pods some 100 ms after its socket is there.
 const POLL: Duration = Duration::from_millis(10);
@@ -160,13 +160,13 @@ async fn is_any_open(dir: &Path, name: impl Fn(ExtendedResource) -> String) -> b
 }
 
 /// Lists the devices of one resource.
-fn serve(dir: &Path, found: &Remembered) -> Result<Serving, RegistrationError> {
+fn serve(dir: &Path, found: &Remembered) -> Result<PluginServer, RegistrationError> {
     let stop = CancellationToken::new();
     let service = DevicePluginServer::new(Devices {
         ids: found.ids.clone(),
         stop: stop.clone(),
     });
-    Serving::start(dir.join(socket_name(found.resource)), service, stop)
+    PluginServer::start(dir.join(socket_name(found.resource)), service, stop)
 }
 
 /// The devices of one resource.

@@ -14,7 +14,7 @@ use tracing::debug;
 
 use crate::kubelet_checkpoint::Allocated;
 use crate::node_state::NodeState;
-use crate::pods::{Pods, until_known};
+use crate::pods::{NodePods, until_known};
 use daemon::api_server::one_line;
 
 /// Pods that end together are one change, and kubelet sees a deletion no earlier than this plugin.
@@ -54,7 +54,7 @@ pub async fn free_ended_pods(node: Arc<NodeState>) {
 }
 
 /// Waits for a change of the pods, at most for `longest`.
-async fn changed(pods: &mut watch::Receiver<Pods>, longest: Option<Duration>) {
+async fn changed(pods: &mut watch::Receiver<NodePods>, longest: Option<Duration>) {
     let changed = async {
         if pods.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -67,7 +67,7 @@ async fn changed(pods: &mut watch::Receiver<Pods>, longest: Option<Duration>) {
 }
 
 /// True if the checkpoint names a pod that has ended.
-fn names_ended(allocated: &[Allocated], pods: &Pods) -> bool {
+fn names_ended(allocated: &[Allocated], pods: &NodePods) -> bool {
     allocated.iter().any(|entry| pods.get_live(&entry.pod).is_none())
 }
 
@@ -78,7 +78,7 @@ mod tests {
 
     use super::*;
     use crate::extended_resource::ExtendedResource;
-    use crate::pods::{NodePod, PodUid, Stage};
+    use crate::pods::{NodePod, PodStage, PodUid};
     use crate::tests::builders::{pod, pods, units};
 
     fn entry(uid: &str) -> Allocated {
@@ -93,14 +93,14 @@ mod tests {
     }
 
     #[rstest]
-    #[case::empty_checkpoint(&[], &[("a", Stage::Running)], false)]
-    #[case::all_run(&["a"], &[("a", Stage::Running), ("b", Stage::Admitted)], false)]
-    #[case::one_is_gone(&["a", "gone"], &[("a", Stage::Running)], true)]
-    #[case::one_has_ended(&["a", "b"], &[("a", Stage::Running), ("b", Stage::Terminal)], true)]
-    #[case::the_api_server_knows_no_end(&["a"], &[("a", Stage::Bound)], false)]
+    #[case::empty_checkpoint(&[], &[("a", PodStage::Running)], false)]
+    #[case::all_run(&["a"], &[("a", PodStage::Running), ("b", PodStage::Admitted)], false)]
+    #[case::one_is_gone(&["a", "gone"], &[("a", PodStage::Running)], true)]
+    #[case::one_has_ended(&["a", "b"], &[("a", PodStage::Running), ("b", PodStage::Terminal)], true)]
+    #[case::the_api_server_knows_no_end(&["a"], &[("a", PodStage::Bound)], false)]
     fn kubelet_is_asked_for_ended_pods_alone(
         #[case] written: &[&str],
-        #[case] there: &[(&str, Stage)],
+        #[case] there: &[(&str, PodStage)],
         #[case] expected: bool,
     ) {
         let there: Vec<NodePod> = there

@@ -14,13 +14,13 @@ use proto::request::ContainerKind;
 use tracing::debug;
 
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 use crate::injection::Mode;
 use crate::inventory::PhysicalId;
 use crate::matching::wait::{SHORT_CHECKPOINT, when_matched};
 use crate::matching::{Call, Match};
 use crate::node_state::NodeState;
-use crate::pods::Pods;
+use crate::pods::NodePods;
 
 /// Longest wait of a call for its pod where the answer to Allocate does not depend on it.
 const CDI_WAIT: Duration = Duration::from_millis(250);
@@ -72,7 +72,7 @@ pub async fn prefer(
 }
 
 /// The devices of the pod, beginning with those that the containers before this one have no share of.
-fn wanted(node: &NodeState, pods: &Pods, found: &Match, resource: ExtendedResource) -> Vec<PhysicalId> {
+fn wanted(node: &NodeState, pods: &NodePods, found: &Match, resource: ExtendedResource) -> Vec<PhysicalId> {
     let (Some(pod), Some(placement)) = (pods.get(&found.pod), &found.placement) else {
         return Vec::new();
     };
@@ -104,7 +104,7 @@ fn is_spread(resource: ExtendedResource) -> bool {
 /// memory units of one GPU after the other), then from as few others as possible. IDs that are `in_use` come last of their
 /// device.
 fn choose(
-    fleet: &Fleet,
+    fleet: &NodeFleet,
     resource: ExtendedResource,
     request: &ContainerPreferredAllocationRequest,
     wanted: &[PhysicalId],
@@ -154,7 +154,7 @@ struct Choice<'a> {
 
 impl<'a> Choice<'a> {
     fn new(
-        fleet: &'a Fleet,
+        fleet: &'a NodeFleet,
         resource: ExtendedResource,
         request: &'a ContainerPreferredAllocationRequest,
         included: &BTreeSet<&str>,

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::extended_resource::{ExtendedResource, Registrations};
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 use crate::node_state::NodeState;
 use crate::start::check::StartChecker;
 use daemon::api_server::one_line;
@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::boot;
 use super::server::{DeviceService, Streams};
-use super::socket::{FileId, KUBELET_SOCKET, RegistrationError, Serving, register, wait_for_kubelet};
+use super::socket::{FileId, KUBELET_SOCKET, PluginServer, RegistrationError, register, wait_for_kubelet};
 
 /// kubelet sends every available ID in one message, and those that must be included once more.
 const MAX_REQUEST_BYTES: usize = 4 * proto::kubelet::MAX_MESSAGE_BYTES;
@@ -100,7 +100,7 @@ impl Registration {
     /// Serves and registers the resource while this node has anything of it, until `stop`.
     pub async fn keep_offered(self, stop: CancellationToken) {
         let mut fleet = self.node.fleet.clone();
-        let is_there = |fleet: &Arc<Fleet>| fleet.advertises(self.resource, &self.node.settings.names);
+        let is_there = |fleet: &Arc<NodeFleet>| fleet.advertises(self.resource, &self.node.settings.names);
         loop {
             // A resource that this node has nothing of must not keep the plugin from being ready.
             self.set_registered(!is_there(&fleet.borrow()));
@@ -188,7 +188,7 @@ impl Registration {
         });
         let service = service.max_decoding_message_size(MAX_REQUEST_BYTES);
         let path = self.dir.path.join(self.resource.socket());
-        let serving = Serving::start(path, service, streams_stop)?;
+        let serving = PluginServer::start(path, service, streams_stop)?;
         let ended = tokio::select! {
             () = stop.cancelled() => Ok(End::Stopped),
             ended = self.follow(name, &serving, streams.subscribe()) => ended,
@@ -201,7 +201,7 @@ impl Registration {
     async fn follow(
         &self,
         name: &str,
-        serving: &Serving,
+        serving: &PluginServer,
         mut streams: watch::Receiver<Streams>,
     ) -> Result<End, RegistrationError> {
         let kubelet = self.dir.path.join(KUBELET_SOCKET);
@@ -239,7 +239,7 @@ impl Registration {
 async fn until_moved(
     (name, kubelet): (&str, &Path),
     kubelet_id: FileId,
-    serving: &Serving,
+    serving: &PluginServer,
     interval: Duration,
 ) -> End {
     let mut is_logged = false;

@@ -22,7 +22,7 @@ use tracing::debug;
 
 use crate::device_ids::{NUMA_NODES, NumberedIds};
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 use crate::injection::Injection;
 use crate::inventory::PhysicalId;
 use crate::node_state::NodeState;
@@ -86,7 +86,7 @@ impl Drop for OpenStream {
 
 /// The virtual devices of one device in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
+struct ListedDevice {
     ids: NumberedIds,
     is_healthy: bool,
     /// The NUMA node in the list.
@@ -94,19 +94,19 @@ struct Entry {
 }
 
 /// One stream of device lists.
-struct Listing {
+struct DeviceListing {
     resource: ExtendedResource,
-    fleet: watch::Receiver<Arc<Fleet>>,
+    fleet: watch::Receiver<Arc<NodeFleet>>,
     injection: watch::Receiver<Option<Injection>>,
     /// None for a resource whose unchanged list is never sent again: one resource is enough for kubelet to write its checkpoint.
     list_again: Option<watch::Receiver<()>>,
     stop: CancellationToken,
     /// The entries of the list that was sent last.
-    sent: Option<Vec<Entry>>,
+    sent: Option<Vec<ListedDevice>>,
     _open: OpenStream,
 }
 
-impl Listing {
+impl DeviceListing {
     /// The list at once, and again whenever it has changed; the end when the service is stopped.
     async fn next(mut self) -> Option<(Result<ListAndWatchResponse, Status>, Self)> {
         let list = loop {
@@ -149,7 +149,7 @@ async fn asked_again(list_again: &mut Option<watch::Receiver<()>>) {
 }
 
 /// The entries of a resource's list. A device that cannot be injected into containers is listed as unhealthy.
-fn entries(fleet: &Fleet, resource: ExtendedResource, is_injectable: bool) -> Vec<Entry> {
+fn entries(fleet: &NodeFleet, resource: ExtendedResource, is_injectable: bool) -> Vec<ListedDevice> {
     let mut states = BTreeMap::<PhysicalId, (bool, Option<i32>)>::new();
     for device in fleet.entries(resource.device_type()) {
         states.insert(device.key.id, (device.is_healthy, device.location.numa_node));
@@ -157,7 +157,7 @@ fn entries(fleet: &Fleet, resource: ExtendedResource, is_injectable: bool) -> Ve
     let mut entries = Vec::new();
     for numbered in fleet.ids.numbered(resource) {
         let (is_healthy, numa_node) = states.get(&numbered.device).copied().unwrap_or_default();
-        entries.push(Entry {
+        entries.push(ListedDevice {
             ids: numbered.clone(),
             // kubelet allocates no unhealthy device, and leaves the containers that hold one alone.
             is_healthy: is_healthy && is_injectable,
@@ -168,11 +168,11 @@ fn entries(fleet: &Fleet, resource: ExtendedResource, is_injectable: bool) -> Ve
 }
 
 /// All virtual devices of a resource.
-pub fn list(fleet: &Fleet, resource: ExtendedResource) -> ListAndWatchResponse {
+pub fn list(fleet: &NodeFleet, resource: ExtendedResource) -> ListAndWatchResponse {
     list_of(&entries(fleet, resource, true))
 }
 
-fn list_of(entries: &[Entry]) -> ListAndWatchResponse {
+fn list_of(entries: &[ListedDevice]) -> ListAndWatchResponse {
     let mut devices = Vec::new();
     for entry in entries {
         let health = if entry.is_healthy { HEALTHY } else { UNHEALTHY };
@@ -203,7 +203,7 @@ impl DevicePlugin for DeviceService {
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let listing = Listing {
+        let listing = DeviceListing {
             resource: self.resource,
             fleet: self.node.fleet.clone(),
             injection: self.node.injection.clone(),
@@ -213,7 +213,10 @@ impl DevicePlugin for DeviceService {
             sent: None,
             _open: OpenStream::new(self.streams.clone()),
         };
-        Ok(Response::new(Box::pin(stream::unfold(listing, Listing::next))))
+        Ok(Response::new(Box::pin(stream::unfold(
+            listing,
+            DeviceListing::next,
+        ))))
     }
 
     async fn get_preferred_allocation(
@@ -262,11 +265,11 @@ mod tests {
 
     use super::*;
     use crate::device_ids::IdScheme;
-    use crate::inventory::{Inventory, PciLocation};
+    use crate::inventory::{NodeInventory, PciLocation};
     use crate::tests::builders;
 
     /// Two GPUs and an adapter, on the NUMA nodes 1, none that is known, and 0.
-    fn fleet(lists_numa_nodes: bool) -> Fleet {
+    fn fleet(lists_numa_nodes: bool) -> NodeFleet {
         let at = |numa_node| PciLocation {
             numa_node,
             ..PciLocation::default()
@@ -276,11 +279,11 @@ mod tests {
         let mut adapter = builders::adapter(3);
         adapter.location = at(Some(0));
         let ids = IdScheme::with_numa_nodes(lists_numa_nodes, &gpus, 2, MemoryUnit::GIB).unwrap();
-        Fleet::new(
-            Inventory {
+        NodeFleet::new(
+            NodeInventory {
                 gpus,
                 others: vec![adapter],
-                ..Inventory::default()
+                ..NodeInventory::default()
             },
             ids,
         )
@@ -295,7 +298,7 @@ mod tests {
             ExtendedResource::Whole,
             ExtendedResource::Rdma,
         ] {
-            let nodes = |fleet: &Fleet| {
+            let nodes = |fleet: &NodeFleet| {
                 let list = list(fleet, resource).devices;
                 let mut listed: Vec<_> = list
                     .into_iter()

@@ -128,13 +128,13 @@ impl Drop for OwnSocket {
 }
 
 /// A server of one resource on a socket of the plugin.
-pub(super) struct Serving {
+pub(super) struct PluginServer {
     stop: DropGuard,
     task: JoinHandle<()>,
     socket: OwnSocket,
 }
 
-impl Serving {
+impl PluginServer {
     /// Listens at `path`. `stop` ends the service's streams and then the server.
     pub(super) fn start<S: DevicePlugin>(
         path: PathBuf,

@@ -7,7 +7,7 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
 use crate::extended_resource::ExtendedResource;
 use crate::kubelet_checkpoint::Allocated;
-use crate::pods::{NodePod, PodUid, Pods, Stage};
+use crate::pods::{NodePod, NodePods, PodStage, PodUid};
 
 use super::swap_plan::SwapPlan;
 use super::{Match, are_alike, explain};
@@ -28,7 +28,7 @@ pub struct AnsweredCall {
 
 /// An answer of this process.
 #[derive(Clone, Debug)]
-struct Answer {
+struct LoggedAnswer {
     /// The pod that the call was matched with, if any.
     pod: Option<PodUid>,
     response: ContainerAllocateResponse,
@@ -61,7 +61,7 @@ pub struct AllocateLog {
     /// The latest assume time and arrival of the pods that were answered for.
     latest_assumed: Option<u64>,
     latest_arrival: Option<u64>,
-    answers: ByIds<Answer>,
+    answers: ByIds<LoggedAnswer>,
     /// The number of answers ever added.
     n_added: u64,
     /// The pairs of pods whose further calls are matched with each other's record.
@@ -74,7 +74,7 @@ pub struct AllocateLog {
     started_containers: ByIds<()>,
     /// The resources that kubelet calls for.
     offered: Vec<ExtendedResource>,
-    /// [`Pods::n_left`] when pods that are gone were removed last; none if they have to be looked for again.
+    /// [`NodePods::n_left`] when pods that are gone were removed last; none if they have to be looked for again.
     seen_left: Option<u64>,
     reconciled: Option<Reconciled>,
 }
@@ -131,7 +131,7 @@ impl AllocateLog {
     }
 
     /// Notes the pods of the first complete list; does nothing before or after that.
-    pub fn note_existing_pods(&mut self, pods: &Pods) {
+    pub fn note_existing_pods(&mut self, pods: &NodePods) {
         if self.existing.is_some() || !pods.is_synced() {
             return;
         }
@@ -142,10 +142,10 @@ impl AllocateLog {
     }
 
     /// True if an earlier process may have answered for a waiting pod without that being in the log.
-    pub fn needs_checkpoint(&self, pods: &Pods) -> bool {
+    pub fn needs_checkpoint(&self, pods: &NodePods) -> bool {
         for uid in self.existing.iter().flatten() {
             if let Some(pod) = pods.get(uid)
-                && pod.stage == Stage::Bound
+                && pod.stage == PodStage::Bound
                 && !self.is_doubtful(uid)
                 && !self.is_complete(pod)
             {
@@ -156,7 +156,7 @@ impl AllocateLog {
     }
 
     /// Adds the calls of existing pods that kubelet's checkpoint names. The admission of a pod that it names in part is under way.
-    pub fn load(&mut self, allocated: &[Allocated], pods: &Pods) {
+    pub fn load(&mut self, allocated: &[Allocated], pods: &NodePods) {
         self.is_checkpoint_loaded = true;
         let Some(existing) = self.existing.clone().filter(|existing| !existing.is_empty()) else {
             return;
@@ -214,7 +214,7 @@ impl AllocateLog {
     }
 
     /// Prepares for another registration.
-    pub fn resume(&mut self, allocated: &[Allocated], pods: &Pods) {
+    pub fn resume(&mut self, allocated: &[Allocated], pods: &NodePods) {
         self.preferred = None;
         // A kubelet that has restarted remembers of the admission under way only what its checkpoint names.
         if let Some(uid) = self.admitting.take() {
@@ -268,7 +268,7 @@ impl AllocateLog {
         }
         if len(&self.answers) < MAX_ANSWERS {
             let answers = self.answers.entry(resource).or_default();
-            answers.insert(ids, Answer { pod, response });
+            answers.insert(ids, LoggedAnswer { pod, response });
         }
     }
 
@@ -279,7 +279,7 @@ impl AllocateLog {
     }
 
     /// Device IDs of a resource that this process has answered for, and whose pod may live.
-    pub fn ids_in_use<'a>(&'a self, resource: ExtendedResource, pods: &Pods) -> HashSet<&'a str> {
+    pub fn ids_in_use<'a>(&'a self, resource: ExtendedResource, pods: &NodePods) -> HashSet<&'a str> {
         let mut in_use = HashSet::new();
         for (ids, answer) in self.answers.get(&resource).into_iter().flatten() {
             let may_live = match &answer.pod {
@@ -294,7 +294,7 @@ impl AllocateLog {
     }
 
     /// Records an answered call.
-    pub fn record(&mut self, found: Match, pods: &Pods) {
+    pub fn record(&mut self, found: Match, pods: &NodePods) {
         let Match {
             pod: uid,
             calls,
@@ -323,7 +323,7 @@ impl AllocateLog {
     }
 
     /// Moves the calls of `mistaken` to the pod, which goes on with the record that they were answered with.
-    fn correct(&mut self, mistaken: &PodUid, uid: &PodUid, record_of: PodUid, pods: &Pods) {
+    fn correct(&mut self, mistaken: &PodUid, uid: &PodUid, record_of: PodUid, pods: &NodePods) {
         self.admitting = None;
         self.seen_left = None;
         self.calls.remove(mistaken);
@@ -350,7 +350,7 @@ impl AllocateLog {
     }
 
     /// Corrects the log by kubelet's checkpoint, unless nothing has changed since the last time.
-    pub fn reconcile(&mut self, allocated: &Arc<Vec<Allocated>>, pods: &Pods) {
+    pub fn reconcile(&mut self, allocated: &Arc<Vec<Allocated>>, pods: &NodePods) {
         let state = (self.n_added, pods.n_arrived(), pods.n_left());
         let is_known = self.reconciled.as_ref().is_some_and(|reconciled| {
             Arc::ptr_eq(&reconciled.allocated, allocated) && reconciled.state == state
@@ -367,7 +367,7 @@ impl AllocateLog {
         });
     }
 
-    fn reconcile_entry(&mut self, entry: &Allocated, pods: &Pods) {
+    fn reconcile_entry(&mut self, entry: &Allocated, pods: &NodePods) {
         let answers = self.answers.get_mut(&entry.resource);
         let Some(answer) = answers.and_then(|answers| answers.get_mut(&entry.ids)) else {
             return;
@@ -392,7 +392,7 @@ impl AllocateLog {
     }
 
     /// Adds a call that was answered before its pod was known.
-    fn add_call(&mut self, entry: &Allocated, pods: &Pods) {
+    fn add_call(&mut self, entry: &Allocated, pods: &NodePods) {
         let Some(call) = pods.get(&entry.pod).and_then(|pod| answered_call(entry, pod)) else {
             return;
         };
@@ -404,7 +404,7 @@ impl AllocateLog {
 
     /// Swaps the calls of `mistaken` and `real`: those of `mistaken` were those of `real`, and the reverse is as likely as
     /// anything else.
-    fn transpose(&mut self, mistaken: &PodUid, real: &PodUid, call: AnsweredCall, pods: &Pods) {
+    fn transpose(&mut self, mistaken: &PodUid, real: &PodUid, call: AnsweredCall, pods: &NodePods) {
         self.preferred = None;
         self.seen_left = None;
         let moved = self.calls.remove(mistaken).unwrap_or_default();
@@ -429,14 +429,14 @@ impl AllocateLog {
         self.end_admission(pods);
     }
 
-    fn as_calls_of(&self, uid: &PodUid, calls: &[AnsweredCall], pods: &Pods) -> Vec<AnsweredCall> {
+    fn as_calls_of(&self, uid: &PodUid, calls: &[AnsweredCall], pods: &NodePods) -> Vec<AnsweredCall> {
         pods.get(uid)
             .and_then(|pod| explain(pod, calls, &self.offered))
             .unwrap_or_default()
     }
 
     /// Ends the admission under way if all its calls are answered or its pod is gone.
-    fn end_admission(&mut self, pods: &Pods) {
+    fn end_admission(&mut self, pods: &NodePods) {
         let admitting = self.admitting.as_ref().and_then(|uid| pods.get(uid));
         if admitting.is_none_or(|pod| self.is_complete(pod)) {
             self.admitting = None;
@@ -474,7 +474,7 @@ impl AllocateLog {
 
     /// True if a container of the pod has started, and the pod has not ended.
     pub fn is_started(&self, pod: &NodePod) -> bool {
-        pod.stage == Stage::Running || (pod.stage != Stage::Terminal && self.has_started(&pod.uid))
+        pod.stage == PodStage::Running || (pod.stage != PodStage::Terminal && self.has_started(&pod.uid))
     }
 
     /// True if this process has let the container start that holds these IDs.
@@ -511,7 +511,7 @@ impl AllocateLog {
     }
 
     /// Removes pods that are gone.
-    pub fn forget_gone(&mut self, pods: &Pods) {
+    pub fn forget_gone(&mut self, pods: &NodePods) {
         if self.seen_left.replace(pods.n_left()) == Some(pods.n_left()) {
             return;
         }
@@ -585,7 +585,7 @@ impl AllocateLog {
         self.latest_arrival
     }
 
-    fn note_latest(&mut self, uid: &PodUid, pods: &Pods) {
+    fn note_latest(&mut self, uid: &PodUid, pods: &NodePods) {
         let assumed_at = pods.get(uid).and_then(NodePod::assumed_at);
         self.latest_assumed = self.latest_assumed.max(assumed_at);
         self.latest_arrival = self.latest_arrival.max(pods.arrival(uid));

@@ -17,7 +17,7 @@ mod restarts;
 
 /// The pods of a node and the log of its Allocate calls.
 struct Scene {
-    pods: Pods,
+    pods: NodePods,
     log: AllocateLog,
 }
 
@@ -34,7 +34,7 @@ impl Scene {
         resource: ExtendedResource,
         count: u64,
         devices: &[DeviceKey],
-        attempt: Attempt,
+        attempt: MatchAttempt,
     ) -> Result<Match, NoMatch> {
         match_call(
             &self.pods,
@@ -54,7 +54,7 @@ impl Scene {
     }
 
     fn call_on(&mut self, resource: ExtendedResource, count: u64, devices: &[DeviceKey]) -> String {
-        match self.ask(resource, count, devices, Attempt::Last) {
+        match self.ask(resource, count, devices, MatchAttempt::Last) {
             Ok(found) => {
                 let container = format!("{}/{}", found.pod.as_str(), found.container);
                 self.log.record(found, &self.pods);
@@ -66,7 +66,7 @@ impl Scene {
 
     /// One answered call about an ID of that name: `pod/container`, and the GPUs of the record that it was answered with.
     fn call_for(&mut self, resource: ExtendedResource, count: u64, id: &str) -> (String, String) {
-        let found = self.ask(resource, count, &[], Attempt::Last).unwrap();
+        let found = self.ask(resource, count, &[], MatchAttempt::Last).unwrap();
         let container = format!("{}/{}", found.pod.as_str(), found.container);
         let gpus = found.placement.as_ref().unwrap().to_string();
         self.log.add_answer(
@@ -310,7 +310,7 @@ fn a_pod_deleted_without_a_checkpoint_entry_does_not_change_the_order() {
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
     scene.pods.delete(&PodUid::from("a"));
     scene.log.forget_gone(&scene.pods);
-    scene.change("c", |pod| pod.stage = Stage::Running);
+    scene.change("c", |pod| pod.stage = PodStage::Running);
     scene.log.forget_gone(&scene.pods);
     assert_eq!(
         scene.call(Memory, 2),
@@ -328,7 +328,7 @@ fn checkpoint_entries_of_an_earlier_process_prove_nothing() {
         pod("b", 3, [units(2)]),
     ]);
     scene.log.note_existing_pods(&pods([pod("old", 1, [units(2)])]));
-    scene.change("old", |pod| pod.stage = Stage::Running);
+    scene.change("old", |pod| pod.stage = PodStage::Running);
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
 }
 
@@ -340,16 +340,16 @@ fn pods_admitted_before_an_answer_do_not_contradict_it() {
         pod("a", 2, [units(2)]),
         pod("b", 3, [units(2)]),
     ]);
-    scene.change("old", |pod| pod.stage = Stage::Running);
+    scene.change("old", |pod| pod.stage = PodStage::Running);
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
 }
 
 type Change = fn(&mut NodePod);
 
 #[rstest]
-#[case::failed(|pod: &mut NodePod| pod.stage = Stage::Terminal)]
-#[case::running(|pod: &mut NodePod| pod.stage = Stage::Running)]
-#[case::admitted(|pod: &mut NodePod| pod.stage = Stage::Admitted)]
+#[case::failed(|pod: &mut NodePod| pod.stage = PodStage::Terminal)]
+#[case::running(|pod: &mut NodePod| pod.stage = PodStage::Running)]
+#[case::admitted(|pod: &mut NodePod| pod.stage = PodStage::Admitted)]
 #[case::assigned(|pod: &mut NodePod| {
     let placement = pod.placement.as_mut().unwrap();
     placement.gpushare.as_mut().unwrap().assigned = true;
@@ -379,7 +379,7 @@ fn a_terminating_pod_that_kubelet_skips_delays_no_other_pod() {
     scene.change("a", |pod| pod.deleting = true);
     assert_eq!([scene.call(Memory, 3), scene.call(Memory, 2)], ["b/0", "c/0"]);
     assert_eq!(
-        scene.ask(Memory, 2, &[], Attempt::Early),
+        scene.ask(Memory, 2, &[], MatchAttempt::Early),
         Err(NoMatch::NoPod),
         "another pod may come"
     );
@@ -392,7 +392,7 @@ fn a_terminating_pod_that_kubelet_skips_makes_no_other_pod_fail() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
     scene.change("a", |pod| pod.deleting = true);
     assert_eq!(scene.call(Memory, 2), "a/0");
-    scene.change("b", |pod| pod.stage = Stage::Running);
+    scene.change("b", |pod| pod.stage = PodStage::Running);
     scene.pods.delete(&PodUid::from("a"));
     scene.pods.apply(pod("c", 3, [units(2)]));
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["c/0", "NoPod"]);
@@ -417,7 +417,7 @@ fn unplaced_pod(name: &str, units_asked: u64) -> NodePod {
 fn an_earlier_pod_without_a_record_does_not_get_the_devices_of_a_later_one() {
     let mut scene = Scene::new([unplaced_pod("z", 2), pod("a", 1, [units(2)])]);
     assert_eq!(
-        scene.ask(Memory, 2, &[], Attempt::Early),
+        scene.ask(Memory, 2, &[], MatchAttempt::Early),
         Err(NoMatch::Unplaced {
             pod: "default/z".to_owned()
         }),
@@ -425,7 +425,7 @@ fn an_earlier_pod_without_a_record_does_not_get_the_devices_of_a_later_one() {
     );
     assert_eq!(
         scene
-            .ask(Memory, 2, &[], Attempt::Last)
+            .ask(Memory, 2, &[], MatchAttempt::Last)
             .map(|found| found.placement),
         Ok(None)
     );
@@ -459,7 +459,7 @@ fn a_call_matches_the_pod_of_its_preferred_ids() {
         count: 2,
         devices: &[],
     };
-    let found = scene.ask(Memory, 2, &[], Attempt::Early).unwrap();
+    let found = scene.ask(Memory, 2, &[], MatchAttempt::Early).unwrap();
     scene.log.set_preferred(Some(found));
     scene.pods.apply(pod("a", 1, [units(2)]));
     assert_eq!(
@@ -475,9 +475,9 @@ fn a_call_matches_the_pod_of_its_preferred_ids() {
     );
     let found = preferred(&scene.pods, &scene.log, &call).unwrap();
     assert_eq!(found.pod.as_str(), "b");
-    scene.change("b", |pod| pod.stage = Stage::Terminal);
+    scene.change("b", |pod| pod.stage = PodStage::Terminal);
     assert_eq!(preferred(&scene.pods, &scene.log, &call), None);
-    scene.change("b", |pod| pod.stage = Stage::Bound);
+    scene.change("b", |pod| pod.stage = PodStage::Bound);
     scene.log.record(found, &scene.pods);
     assert_eq!(preferred(&scene.pods, &scene.log, &call), None, "used up");
 }
@@ -510,7 +510,10 @@ fn the_containers_of_a_pod_see_the_devices_of_one_record() {
         pod("c", 5, [units(3)]).on([2]),
     ]);
     assert_eq!(scene.call_for(Memory, 2, "x").0, "m/0");
-    assert_eq!(scene.ask(Memory, 3, &[], Attempt::Early), Err(NoMatch::Ambiguous));
+    assert_eq!(
+        scene.ask(Memory, 3, &[], MatchAttempt::Early),
+        Err(NoMatch::Ambiguous)
+    );
     assert_eq!(
         scene.call_for(Memory, 3, "y"),
         ("b/1".to_owned(), "minor 0".to_owned())
@@ -596,10 +599,13 @@ fn a_pod_without_a_record_blocks_only_calls_that_it_could_make() {
 #[test]
 fn before_the_first_pod_list_no_call_is_matched() {
     let scene = Scene {
-        pods: Pods::default(),
+        pods: NodePods::default(),
         log: AllocateLog::default(),
     };
-    assert_eq!(scene.ask(Memory, 1, &[], Attempt::Last), Err(NoMatch::NotSynced));
+    assert_eq!(
+        scene.ask(Memory, 1, &[], MatchAttempt::Last),
+        Err(NoMatch::NotSynced)
+    );
 }
 
 /// kubelet fails a pod half-way, for a reason of its own, and goes on to the next.
@@ -607,7 +613,10 @@ fn before_the_first_pod_list_no_call_is_matched() {
 fn a_pod_whose_admission_stopped_halfway_is_matched_last() {
     let mut scene = Scene::new([pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(3)])]);
     assert_eq!([scene.call(Memory, 2), scene.call(Memory, 3)], ["a/0", "b/0"]);
-    assert_eq!(scene.ask(Memory, 2, &[], Attempt::Early), Err(NoMatch::NoPod));
+    assert_eq!(
+        scene.ask(Memory, 2, &[], MatchAttempt::Early),
+        Err(NoMatch::NoPod)
+    );
     assert_eq!(scene.call(Memory, 2), "a/0");
 }
 
@@ -635,7 +644,10 @@ fn a_wrong_first_match_on_another_gpu_is_kept() {
         pod("b", 2, [units(2), units(3)]).on([1]),
     ]);
     assert_eq!(scene.call_for(Memory, 2, "x").0, "a/0");
-    assert_eq!(scene.ask(Memory, 3, &[], Attempt::Early), Err(NoMatch::Ambiguous));
+    assert_eq!(
+        scene.ask(Memory, 3, &[], MatchAttempt::Early),
+        Err(NoMatch::Ambiguous)
+    );
     assert_eq!(
         scene.call_for(Memory, 3, "y"),
         ("b/1".to_owned(), "minor 0".to_owned())
@@ -648,7 +660,10 @@ fn a_wrong_first_match_on_another_gpu_is_kept() {
 fn a_pod_of_an_earlier_process_is_continued_only_after_waiting() {
     let mut scene = Scene::new([pod("a", 1, [units(2), units(4), units(6)])]);
     scene.log.note_existing_pods(&scene.pods.clone());
-    assert_eq!(scene.ask(Memory, 4, &[], Attempt::Early), Err(NoMatch::NoPod));
+    assert_eq!(
+        scene.ask(Memory, 4, &[], MatchAttempt::Early),
+        Err(NoMatch::NoPod)
+    );
     assert_eq!([scene.call(Memory, 4), scene.call(Memory, 6)], ["a/1", "a/2"]);
 }
 
@@ -766,7 +781,7 @@ proptest! {
         let mut scene = Scene::new(all.clone());
         for (is_memory, count, minor) in calls {
             let resource = if is_memory { Memory } else { Shared };
-            if let Ok(found) = scene.ask(resource, count, &[(&gpu(minor)).into()], Attempt::Last) {
+            if let Ok(found) = scene.ask(resource, count, &[(&gpu(minor)).into()], MatchAttempt::Last) {
                 let pod = all.iter().find(|pod| pod.uid == found.pod).unwrap();
                 prop_assert_eq!(resource.count(&pod.containers[found.container]), count);
                 let answered = scene.log.answered_calls(&found.pod).to_vec();

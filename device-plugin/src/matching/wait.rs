@@ -6,9 +6,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::node_state::NodeState;
-use crate::pods::Pods;
+use crate::pods::NodePods;
 
-use super::{AllocateLog, Attempt, Call, Match, NoMatch, match_call};
+use super::{AllocateLog, Call, Match, MatchAttempt, NoMatch, match_call};
 
 /// A checkpoint up to this size is loaded while kubelet waits; a longer one only on the last attempt.
 pub const SHORT_CHECKPOINT: u64 = 256 << 10;
@@ -22,16 +22,16 @@ pub async fn when_matched<T>(
     node: &NodeState,
     call: &Call<'_>,
     limit: Duration,
-    act: impl Fn(&Pods, Match) -> T,
+    act: impl Fn(&NodePods, Match) -> T,
 ) -> Result<T, NoMatch> {
     let until = Instant::now() + limit;
     let mut pods = node.pods.clone();
     loop {
-        if let Ok(result) = try_match(node, &mut pods, call, Attempt::Early, &act) {
+        if let Ok(result) = try_match(node, &mut pods, call, MatchAttempt::Early, &act) {
             return Ok(result);
         }
         if limit.is_zero() || !matches!(timeout_at(until, pods.changed()).await, Ok(Ok(()))) {
-            return try_match(node, &mut pods, call, Attempt::Last, &act);
+            return try_match(node, &mut pods, call, MatchAttempt::Last, &act);
         }
     }
 }
@@ -40,10 +40,10 @@ pub async fn when_matched<T>(
 pub fn try_last_match(
     node: &NodeState,
     log: &mut AllocateLog,
-    pods: &Pods,
+    pods: &NodePods,
     call: &Call<'_>,
 ) -> Option<Match> {
-    for attempt in [Attempt::Early, Attempt::Last] {
+    for attempt in [MatchAttempt::Early, MatchAttempt::Last] {
         node.load_checkpoint(log, pods, max_bytes(attempt));
         if let Ok(found) = match_call(pods, log, call, attempt) {
             return Some(found);
@@ -54,10 +54,10 @@ pub fn try_last_match(
 
 fn try_match<T>(
     node: &NodeState,
-    pods: &mut watch::Receiver<Pods>,
+    pods: &mut watch::Receiver<NodePods>,
     call: &Call<'_>,
-    attempt: Attempt,
-    act: impl Fn(&Pods, Match) -> T,
+    attempt: MatchAttempt,
+    act: impl Fn(&NodePods, Match) -> T,
 ) -> Result<T, NoMatch> {
     let pods = pods.borrow_and_update();
     let found = {
@@ -68,9 +68,9 @@ fn try_match<T>(
     Ok(act(&pods, found))
 }
 
-fn max_bytes(attempt: Attempt) -> u64 {
+fn max_bytes(attempt: MatchAttempt) -> u64 {
     match attempt {
-        Attempt::Early => SHORT_CHECKPOINT,
-        Attempt::Last => u64::MAX,
+        MatchAttempt::Early => SHORT_CHECKPOINT,
+        MatchAttempt::Last => u64::MAX,
     }
 }

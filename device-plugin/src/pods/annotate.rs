@@ -9,7 +9,7 @@ use proto::pod::Pod;
 use serde_json::json;
 use tracing::info;
 
-use crate::api_request::{RequestError, within};
+use crate::api_request::{ApiRequestError, within};
 
 use super::NodePod;
 
@@ -24,7 +24,7 @@ pub async fn annotate(
     client: &Client,
     pod: &NodePod,
     annotations: &BTreeMap<String, String>,
-) -> Result<(), RequestError> {
+) -> Result<(), ApiRequestError> {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     // The UID makes the API server refuse the patch of another pod of this name.
     let patch = Patch::Merge(json!({"metadata": {"uid": pod.uid.as_str(), "annotations": annotations}}));
@@ -37,7 +37,7 @@ pub async fn annotate(
             info!(pod = name, keys = keys.join(","), "wrote annotations of the pod");
             Ok(())
         }
-        Err(RequestError::Failed { source, .. }) if is_gone(&source) => Ok(()),
+        Err(ApiRequestError::Failed { source, .. }) if is_gone(&source) => Ok(()),
         Err(error) => Err(error),
     }
 }

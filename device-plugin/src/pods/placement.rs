@@ -75,7 +75,7 @@ pub struct Others {
 
 /// The part that a pod holds of one GPU, as far as its record says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct RecordedAmounts {
     /// Memory in bytes.
     pub bytes: Option<u64>,
     /// Memory in percent of the GPU.
@@ -84,7 +84,7 @@ pub struct Held {
     pub core: u64,
 }
 
-impl Held {
+impl RecordedAmounts {
     /// Its bytes of a GPU with `total` bytes of memory.
     pub fn bytes_of(&self, total: u64) -> Option<u64> {
         if self.bytes.is_some() {
@@ -101,7 +101,7 @@ pub struct Placement {
     /// The pod's GPUs, in the record's order; at least one if it asks for any.
     pub gpus: Vec<DeviceName>,
     /// The part of each of them, in the same order.
-    pub held: Vec<Held>,
+    pub held: Vec<RecordedAmounts>,
     /// Its devices of other types that the plugin serves, by type; no entry for a type without devices.
     pub others: BTreeMap<&'static str, Others>,
     /// The record in Koordinator's form; empty on pods that the old gpushare extender placed.
@@ -391,13 +391,16 @@ fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceNam
     }
 }
 
-fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, Held)>, Unplaced> {
+fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, RecordedAmounts)>, Unplaced> {
     let allocations = record.allocations.get(TYPE_GPU).map_or(&[][..], Vec::as_slice);
     if allocations.is_empty() {
         let Some(gpushare) = record.gpushare else {
             return Ok(Vec::new());
         };
-        return Ok(vec![(DeviceName::Minor(gpushare.idx), Held::default())]);
+        return Ok(vec![(
+            DeviceName::Minor(gpushare.idx),
+            RecordedAmounts::default(),
+        )]);
     }
     if let (Some(gpushare), [only]) = (record.gpushare, allocations)
         && i64::from(gpushare.idx) != i64::from(only.minor)
@@ -407,11 +410,11 @@ fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, Held)>, Unplaced> {
             minor: only.minor,
         });
     }
-    let mut gpus = Vec::<(DeviceName, Held)>::with_capacity(allocations.len());
+    let mut gpus = Vec::<(DeviceName, RecordedAmounts)>::with_capacity(allocations.len());
     for allocation in allocations {
         let name = device_name(TYPE_GPU, allocation)?;
         if !gpus.iter().any(|(known, _)| *known == name) {
-            let held = Held {
+            let held = RecordedAmounts {
                 bytes: amount(allocation, GPU_MEMORY),
                 ratio: amount(allocation, GPU_MEMORY_RATIO),
                 core: amount(allocation, GPU_CORE).unwrap_or(0),

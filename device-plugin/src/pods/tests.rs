@@ -34,13 +34,13 @@ fn shares(n: u64) -> Value {
 const RECORD: &str = r#"{"gpu":[{"minor":1,"id":"GPU-b","resources":{}},{"minor":0,"id":"GPU-a"}]}"#;
 
 #[rstest]
-#[case::bound(json!({"phase": "Pending"}), Stage::Bound)]
-#[case::no_phase(json!({}), Stage::Bound)]
-#[case::admitted(json!({"phase": "Pending", "startTime": "2026-01-01T00:00:00Z"}), Stage::Admitted)]
-#[case::running(json!({"phase": "Running"}), Stage::Running)]
-#[case::failed(json!({"phase": "Failed"}), Stage::Terminal)]
-#[case::succeeded(json!({"phase": "Succeeded"}), Stage::Terminal)]
-fn the_stage_of_a_pod_follows_from_its_status(#[case] status: Value, #[case] expected: Stage) {
+#[case::bound(json!({"phase": "Pending"}), PodStage::Bound)]
+#[case::no_phase(json!({}), PodStage::Bound)]
+#[case::admitted(json!({"phase": "Pending", "startTime": "2026-01-01T00:00:00Z"}), PodStage::Admitted)]
+#[case::running(json!({"phase": "Running"}), PodStage::Running)]
+#[case::failed(json!({"phase": "Failed"}), PodStage::Terminal)]
+#[case::succeeded(json!({"phase": "Succeeded"}), PodStage::Terminal)]
+fn the_stage_of_a_pod_follows_from_its_status(#[case] status: Value, #[case] expected: PodStage) {
     assert_eq!(pod(&json!({}), &units(1), &status).unwrap().stage, expected);
 }
 
@@ -193,7 +193,7 @@ fn removed_annotations(#[case] removed: &[&str], #[case] is_lost: bool) {
         .unwrap()
     };
     let whole = having(&[]);
-    let mut pods = Pods::default();
+    let mut pods = NodePods::default();
     pods.reset([whole.clone()]);
     for is_listed in [false, true] {
         if is_listed {

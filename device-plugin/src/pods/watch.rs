@@ -1,4 +1,4 @@
-//! Keeps [`Pods`] in step with the API server by one watch of the pods bound to this node.
+//! Keeps [`NodePods`] in step with the API server by one watch of the pods bound to this node.
 //!
 //! Writes nothing. While the watch is interrupted the last known set stays.
 
@@ -13,7 +13,7 @@ use proto::resource::ResourceNames;
 use tokio::sync::watch;
 use tracing::{debug, info};
 
-use super::{Claimant, NodePod, PodUid, Pods, Stage};
+use super::{Claimant, NodePod, NodePods, PodStage, PodUid};
 
 /// Longest pause after failures: kubelet may wait for a pod that the watch does not show yet.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -23,7 +23,7 @@ pub async fn watch_pods(
     connection: Connection,
     node: String,
     names: ResourceNames,
-    pods: watch::Sender<Pods>,
+    pods: watch::Sender<NodePods>,
 ) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
     let mut listed = Vec::new();
@@ -51,7 +51,7 @@ fn take_in(
     node: &str,
     names: &ResourceNames,
     listed: &mut Vec<Pod>,
-    pods: &watch::Sender<Pods>,
+    pods: &watch::Sender<NodePods>,
 ) {
     match event {
         watcher::Event::Init => listed.clear(),
@@ -78,14 +78,14 @@ fn take_in(
 }
 
 /// Applies the present state of one pod; returns true if that changes anything.
-fn apply(pods: &mut Pods, pod: &Pod, node: &str, names: &ResourceNames) -> bool {
+fn apply(pods: &mut NodePods, pod: &Pod, node: &str, names: &ResourceNames) -> bool {
     let is_claimant_new = Claimant::of(pod).is_some_and(|claimant| pods.note_claimant(claimant));
     let is_changed = match NodePod::of(pod, node, names) {
         Some(found) => {
             debug!(pod = found.display_name(), stage = ?found.stage, "pod has changed");
             pods.apply(found)
         }
-        None => pods.note_idle(uid_of(pod), Stage::of_recorded(pod)),
+        None => pods.note_idle(uid_of(pod), PodStage::of_recorded(pod)),
     };
     is_claimant_new || is_changed
 }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     /// Names of the known pods once there are `n`.
-    async fn names(pods: &mut watch::Receiver<Pods>, n: usize) -> Vec<String> {
+    async fn names(pods: &mut watch::Receiver<NodePods>, n: usize) -> Vec<String> {
         let enough = timeout(
             Duration::from_secs(20),
             pods.wait_for(|pods| pods.is_synced() && pods.iter().count() == n),
@@ -130,7 +130,7 @@ mod tests {
     async fn pods_are_listed_then_watched_and_a_broken_watch_is_restarted() {
         let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let client = Client::new(service, "default");
-        let (sender, mut pods) = watch::channel(Pods::default());
+        let (sender, mut pods) = watch::channel(NodePods::default());
         tokio::spawn(watch_pods(
             client.into(),
             "n1".to_owned(),

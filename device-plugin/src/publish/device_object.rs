@@ -21,7 +21,7 @@ use proto::topology::{
 use serde_json::json;
 
 use crate::enforcement::{Enforcements, Level};
-use crate::fleet::{Fleet, FleetDevice, FleetEntry, FleetGpu};
+use crate::fleet::{FleetDevice, FleetEntry, FleetGpu, NodeFleet};
 use crate::health::HealthReason;
 use crate::injection::{Certainty, Exposure, Injection};
 use crate::inventory::{PciLocation, PhysicalId};
@@ -61,7 +61,7 @@ impl DeviceObjectInputs {
     /// The object that describes `fleet`. A condition with the same status as in `before` keeps its time.
     pub fn device(
         &self,
-        fleet: &Fleet,
+        fleet: &NodeFleet,
         node: &Node,
         before: Option<&DeviceSpec>,
         now: DateTime<Utc>,
@@ -155,7 +155,7 @@ impl DeviceObjectInputs {
     }
 
     /// The object's labels and annotations.
-    fn metadata(&self, fleet: &Fleet) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
+    fn metadata(&self, fleet: &NodeFleet) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
         let (mut labels, mut annotations) = (BTreeMap::new(), BTreeMap::new());
         if !fleet.gpus.is_empty() {
             for (key, text) in [
@@ -252,7 +252,7 @@ fn add_location_labels(location: &PciLocation, labels: &mut BTreeMap<String, Str
 }
 
 /// The model of the GPUs, if all have the same.
-fn common_model(fleet: &Fleet) -> Option<&str> {
+fn common_model(fleet: &NodeFleet) -> Option<&str> {
     let mut models = fleet.gpus.iter().map(|entry| entry.gpu.model.as_str());
     let model = models.next()?;
     if models.any(|other| other != model) {

@@ -18,7 +18,7 @@ use proto::quantity::Quantity;
 use proto::resource::{GPU, GPU_CORE, GPU_COUNT, ResourceNames};
 use serde_json::{Map, Value, json};
 
-use crate::pods::{Pods, Requests, Stage};
+use crate::pods::{NodePods, PodStage, Requests};
 
 /// The annotation with the size of a memory unit, so that no reader has to guess it.
 pub fn memory_unit(node: &Node, names: &ResourceNames, unit: MemoryUnit) -> Option<Value> {
@@ -109,13 +109,13 @@ fn amount(device: &DeviceInfo, resource: &str) -> u64 {
 }
 
 /// The amounts that pods request which kubelet has admitted, or may admit because they have a usable record.
-pub fn requested(pods: &Pods) -> Requests {
+pub fn requested(pods: &NodePods) -> Requests {
     let mut sum = Requests::default();
     for pod in pods.iter() {
         let counts = match pod.stage {
-            Stage::Admitted | Stage::Running => true,
-            Stage::Bound => pod.placement.is_ok(),
-            Stage::Terminal => false,
+            PodStage::Admitted | PodStage::Running => true,
+            PodStage::Bound => pod.placement.is_ok(),
+            PodStage::Terminal => false,
         };
         if counts {
             sum = sum.plus(pod.requests);

@@ -4,7 +4,7 @@
 
 use proto::topology::{BOARD_GPUS, GpuPartitionTable, partitions_of_board};
 
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 
 /// Words in the names of known models.
 const BOARDS: [&str; 3] = ["H100", "H800", "H20"];
@@ -13,7 +13,7 @@ const BOARDS: [&str; 3] = ["H100", "H800", "H20"];
 const CARDS: [&str; 2] = ["PCIe", "NVL"];
 
 /// The table for these devices, if there is one; the operator's only if this node has all GPUs that it names.
-pub fn table(fleet: &Fleet, of_operator: Option<&GpuPartitionTable>) -> Option<GpuPartitionTable> {
+pub fn table(fleet: &NodeFleet, of_operator: Option<&GpuPartitionTable>) -> Option<GpuPartitionTable> {
     if let Some(table) = of_operator
         && missing_gpu(fleet, table).is_none()
     {
@@ -26,13 +26,13 @@ pub fn table(fleet: &Fleet, of_operator: Option<&GpuPartitionTable>) -> Option<G
 }
 
 /// The minor number of the first GPU that a table names and this node does not have.
-pub fn missing_gpu(fleet: &Fleet, table: &GpuPartitionTable) -> Option<u32> {
+pub fn missing_gpu(fleet: &NodeFleet, table: &GpuPartitionTable) -> Option<u32> {
     let is_present = |minor: u32| fleet.gpus.iter().any(|entry| entry.gpu.minor == minor);
     let mut minors = table.values().flatten().flat_map(|partition| &partition.minors);
     minors.find(|minor| !is_present(**minor)).copied()
 }
 
-fn is_known_board(fleet: &Fleet) -> bool {
+fn is_known_board(fleet: &NodeFleet) -> bool {
     for entry in &fleet.gpus {
         let mut is_board = false;
         for word in entry.gpu.model.split([' ', '-']) {
@@ -60,7 +60,7 @@ mod tests {
     use crate::tests::builders;
     use proto::topology::{GpuLinks, GpuPartition};
 
-    fn fleet(n_gpus: u32, model: &str, linked: &[u32]) -> Fleet {
+    fn fleet(n_gpus: u32, model: &str, linked: &[u32]) -> NodeFleet {
         let mut fleet = builders::fleet(n_gpus);
         for entry in &mut fleet.gpus {
             model.clone_into(&mut entry.gpu.model);

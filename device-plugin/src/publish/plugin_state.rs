@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::api_request::{RequestError, within};
+use crate::api_request::{ApiRequestError, within};
 use crate::extended_resource::Registrations;
 
 use super::REQUEST_LIMIT;
@@ -89,7 +89,7 @@ impl PluginStateWriter {
         }
     }
 
-    async fn write(&self, serving: bool) -> Result<(), RequestError> {
+    async fn write(&self, serving: bool) -> Result<(), ApiRequestError> {
         let state = PluginState {
             serving,
             since: Timestamp::now(),

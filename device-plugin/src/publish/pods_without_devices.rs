@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use crate::kubelet_checkpoint;
 use crate::logged_error::LoggedError;
-use crate::pods::{PodUid, Pods, Stage, until_known};
+use crate::pods::{NodePods, PodStage, PodUid, until_known};
 use crate::runtime_hook::seen::SeenGpus;
 
 /// Changes within this time are reported together.
@@ -25,7 +25,7 @@ const SETTLE: Duration = Duration::from_millis(200);
 const RETRY: Duration = Duration::from_secs(5);
 
 /// The pods to report: kubelet has admitted them and allocated them nothing, and no runtime has shown their containers a GPU.
-pub fn report(pods: &Pods, allocated: &BTreeSet<PodUid>, seen: &SeenGpus) -> String {
+pub fn report(pods: &NodePods, allocated: &BTreeSet<PodUid>, seen: &SeenGpus) -> String {
     let mut candidates = Vec::new();
     for pod in pods.iter() {
         if pod.containers.is_empty() && pod.placement.is_err() {
@@ -35,7 +35,7 @@ pub fn report(pods: &Pods, allocated: &BTreeSet<PodUid>, seen: &SeenGpus) -> Str
     candidates.extend(pods.only_recorded());
     let mut reported = Vec::new();
     for (uid, stage) in candidates {
-        let is_admitted = matches!(stage, Stage::Admitted | Stage::Running);
+        let is_admitted = matches!(stage, PodStage::Admitted | PodStage::Running);
         let has_device = allocated.contains(uid) || seen.has_pod(uid) || pods.claimant(uid).is_some();
         if is_admitted && !has_device {
             reported.push(uid.as_str());
@@ -47,7 +47,7 @@ pub fn report(pods: &Pods, allocated: &BTreeSet<PodUid>, seen: &SeenGpus) -> Str
 /// Keeps the report up to date until the task is dropped; it stays as it is while kubelet's checkpoint cannot be read.
 pub async fn watch_pods_without_devices(
     device_plugin_dir: PathBuf,
-    mut pods: watch::Receiver<Pods>,
+    mut pods: watch::Receiver<NodePods>,
     mut seen: watch::Receiver<SeenGpus>,
     sender: watch::Sender<Option<String>>,
 ) {
@@ -102,7 +102,7 @@ mod tests {
     use crate::tests::builders::{pod, pods, units};
 
     /// Asks for computing power and for nothing that kubelet allocates.
-    fn core_alone(stage: Stage) -> NodePod {
+    fn core_alone(stage: PodStage) -> NodePod {
         let spec = serde_json::json!({"containers": [{"name": "c", "resources": {"limits": {"koordinator.sh/gpu-core": "50"}}}]});
         let requests = Requests::of(&serde_json::from_value(spec).unwrap());
         assert!(!requests.is_empty());
@@ -114,7 +114,7 @@ mod tests {
         }
     }
 
-    fn reported(pods: &Pods, allocated: &[&str]) -> String {
+    fn reported(pods: &NodePods, allocated: &[&str]) -> String {
         report(
             pods,
             &allocated.iter().map(|uid| PodUid::from(*uid)).collect(),
@@ -123,13 +123,13 @@ mod tests {
     }
 
     #[rstest]
-    #[case::bound(Stage::Bound, &[], "[]")]
-    #[case::admitted(Stage::Admitted, &[], "[\"core\"]")]
-    #[case::running(Stage::Running, &[], "[\"core\"]")]
-    #[case::ended(Stage::Terminal, &[], "[]")]
-    #[case::kubelet_gave_it_something(Stage::Running, &["core"], "[]")]
+    #[case::bound(PodStage::Bound, &[], "[]")]
+    #[case::admitted(PodStage::Admitted, &[], "[\"core\"]")]
+    #[case::running(PodStage::Running, &[], "[\"core\"]")]
+    #[case::ended(PodStage::Terminal, &[], "[]")]
+    #[case::kubelet_gave_it_something(PodStage::Running, &["core"], "[]")]
     fn pods_that_ask_for_amounts_that_kubelet_does_not_allocate(
-        #[case] stage: Stage,
+        #[case] stage: PodStage,
         #[case] allocated: &[&str],
         #[case] expected: &str,
     ) {
@@ -147,11 +147,11 @@ mod tests {
     fn pods_that_may_still_get_devices_are_not_reported() {
         let unplaced = NodePod {
             placement: Err(Unplaced::Missing { key: "k" }),
-            stage: Stage::Running,
+            stage: PodStage::Running,
             ..pod("u", 0, [units(2)])
         };
         let placed = NodePod {
-            stage: Stage::Running,
+            stage: PodStage::Running,
             ..pod("p", 1, [])
         };
         let mut known = pods([unplaced, placed]);
@@ -164,7 +164,7 @@ mod tests {
     async fn no_pod_is_reported_before_the_checkpoint_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let (sender, mut report) = watch::channel(None);
-        let (pods, receiver) = watch::channel(pods([core_alone(Stage::Running)]));
+        let (pods, receiver) = watch::channel(pods([core_alone(PodStage::Running)]));
         let (_seen, seen) = watch::channel(SeenGpus::default());
         let task = tokio::spawn(watch_pods_without_devices(
             dir.path().to_owned(),

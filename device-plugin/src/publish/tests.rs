@@ -27,7 +27,7 @@ fn node(status: &Value) -> Node {
     serde_json::from_value(node).unwrap()
 }
 
-fn sick(minor: usize) -> Fleet {
+fn sick(minor: usize) -> NodeFleet {
     let mut fleet = fleet(2);
     let entry = &mut fleet.gpus[minor];
     (entry.is_healthy, entry.reason, entry.message) = (
@@ -43,11 +43,11 @@ fn at(seconds: i64) -> DateTime<Utc> {
 }
 
 /// The Device object of a fleet of which nothing was said before.
-fn object(fleet: &Fleet) -> Device {
+fn object(fleet: &NodeFleet) -> Device {
     DeviceObjectInputs::default().device(fleet, &node(&json!({})), None, at(0))
 }
 
-fn offers(fleet: &Fleet) -> Requests {
+fn offers(fleet: &NodeFleet) -> Requests {
     node_patches::offered(&object(fleet).spec.devices)
 }
 
@@ -95,8 +95,8 @@ fn nic(is_healthy: bool) -> FleetDevice {
 /// An API server that answers as the test says, and a publisher that writes to it.
 struct Server {
     requests: Handle<Request<Body>, Response<Body>>,
-    fleet: watch::Sender<Arc<Fleet>>,
-    pods: watch::Sender<Pods>,
+    fleet: watch::Sender<Arc<NodeFleet>>,
+    pods: watch::Sender<NodePods>,
     node: watch::Sender<Option<Node>>,
     device: watch::Sender<StoredDevice>,
     checkpoints: watch::Sender<Option<KubeletAllocations>>,
@@ -136,7 +136,7 @@ impl Server {
             partition_policy: None,
             boot_id: None,
         };
-        tokio::spawn(Publisher::new(&client.into(), settings, inputs).run());
+        tokio::spawn(NodePublisher::new(&client.into(), settings, inputs).run());
         Self {
             requests,
             fleet,

@@ -18,13 +18,13 @@ use proto::request::ContainerRequest;
 use crate::enforcement::Enforcements;
 use crate::enforcement::limits::is_of_driver;
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 use crate::injection::Mode;
 use crate::injection::content::{AssignedDevices, VOID, variable_answer};
 use crate::injection::recipient::Recipient;
 use crate::inventory::{Gpu, PhysicalId};
-use crate::pods::{PodUid, Pods};
-use crate::settings::Settings;
+use crate::pods::{NodePods, PodUid};
+use crate::settings::NodeSettings;
 use crate::verify::visible::named_devices;
 
 use super::seen;
@@ -39,9 +39,9 @@ const GPU_RESOURCES: [ExtendedResource; 3] = [
 /// The inputs of a decision.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HookInputs<'a> {
-    pub(super) pods: &'a Pods,
-    pub(super) fleet: &'a Fleet,
-    pub(super) settings: &'a Settings,
+    pub(super) pods: &'a NodePods,
+    pub(super) fleet: &'a NodeFleet,
+    pub(super) settings: &'a NodeSettings,
     pub(super) mode: Mode,
     /// The enforcement levels of the GPUs.
     pub(super) enforcements: &'a Enforcements,

@@ -6,10 +6,10 @@ use proto::nri::api::{Container, ContainerState, SynchronizeRequest};
 use proto::record::{GPU_DEVICES, VISIBLE_DEVICES};
 
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 use crate::injection::content::VOID;
 use crate::inventory::PhysicalId;
-use crate::pods::{PodUid, Pods};
+use crate::pods::{NodePods, PodUid};
 use crate::verify::visible::named_devices;
 
 /// Most containers in memory. A node has a few hundred pods.
@@ -63,7 +63,13 @@ impl SeenGpus {
 
     /// Records the GPUs of a container that is being created; returns true if they are new. When there are too many containers, those
     /// whose pods are gone are removed.
-    pub fn record(&mut self, uid: PodUid, container: &str, gpus: BTreeSet<PhysicalId>, pods: &Pods) -> bool {
+    pub fn record(
+        &mut self,
+        uid: PodUid,
+        container: &str,
+        gpus: BTreeSet<PhysicalId>,
+        pods: &NodePods,
+    ) -> bool {
         if self.by_container.len() >= MOST_CONTAINERS {
             self.by_container.retain(|(uid, _), _| pods.get(uid).is_some());
         }
@@ -90,7 +96,11 @@ impl RunningContainers {
     ///
     /// # Errors
     /// There are too many containers.
-    pub(super) fn add(&mut self, part: SynchronizeRequest, fleet: &Fleet) -> Result<(), TooManyContainers> {
+    pub(super) fn add(
+        &mut self,
+        part: SynchronizeRequest,
+        fleet: &NodeFleet,
+    ) -> Result<(), TooManyContainers> {
         for sandbox in part.pods {
             self.sandboxes
                 .insert(sandbox.id, PodUid::from(sandbox.uid.as_str()));
@@ -128,7 +138,7 @@ impl RunningContainers {
 
 /// The GPUs that a container sees: those that the vendor's variable names, else those whose device nodes it has, else those
 /// that a CDI spec of this plugin names; none if these are no GPUs of this node.
-pub(super) fn gpus_of(container: &Container, fleet: &Fleet) -> Option<BTreeSet<PhysicalId>> {
+pub(super) fn gpus_of(container: &Container, fleet: &NodeFleet) -> Option<BTreeSet<PhysicalId>> {
     let value = value_of(container, VISIBLE_DEVICES);
     if let Some(names) = value.filter(|value| !NAMELESS.contains(value)) {
         return named_devices(ExtendedResource::Shared, names, fleet).map(BTreeSet::from_iter);
@@ -143,13 +153,13 @@ pub(super) fn gpus_of(container: &Container, fleet: &Fleet) -> Option<BTreeSet<P
 }
 
 /// Returns true if a container has devices from kubelet or the pod's author: a variable that names some, or the device node of a GPU.
-pub(super) fn has_devices(container: &Container, fleet: &Fleet) -> bool {
+pub(super) fn has_devices(container: &Container, fleet: &NodeFleet) -> bool {
     value_of(container, VISIBLE_DEVICES).is_some_and(|value| !NAMELESS.contains(&value))
         || !gpus_by_nodes(container, fleet).is_empty()
 }
 
 /// The GPUs whose device nodes a container has.
-pub(super) fn gpus_by_nodes(container: &Container, fleet: &Fleet) -> BTreeSet<PhysicalId> {
+pub(super) fn gpus_by_nodes(container: &Container, fleet: &NodeFleet) -> BTreeSet<PhysicalId> {
     let linux = container.linux.iter().flat_map(|linux| &linux.devices);
     let nodes: BTreeSet<&str> = linux.map(|device| device.path.as_str()).collect();
     let mut gpus = BTreeSet::new();

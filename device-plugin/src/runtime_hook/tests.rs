@@ -20,9 +20,9 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use crate::fleet::Fleet;
-use crate::pods::{NodePod, Pods};
-use crate::settings::Settings;
+use crate::fleet::NodeFleet;
+use crate::pods::{NodePod, NodePods};
+use crate::settings::NodeSettings;
 use crate::tests::builders::{fleet, gpu, pod, pods, whole};
 
 /// Nothing here takes long, but the machine may be busy.
@@ -32,9 +32,9 @@ const LIMIT: Duration = Duration::from_secs(30);
 struct Scene {
     _dir: tempfile::TempDir,
     listener: UnixListener,
-    pods: watch::Sender<Pods>,
+    pods: watch::Sender<NodePods>,
     seen: watch::Receiver<SeenGpus>,
-    _fleet: watch::Sender<Arc<Fleet>>,
+    _fleet: watch::Sender<Arc<NodeFleet>>,
     hook: JoinHandle<()>,
 }
 
@@ -50,7 +50,7 @@ fn scene(known: impl IntoIterator<Item = NodePod>) -> Scene {
     let listener = UnixListener::bind(&socket).unwrap();
     let (fleet_sender, fleet) = watch::channel(Arc::new(fleet(4)));
     let (pods_sender, pods) = watch::channel(pods(known));
-    let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
+    let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
     let node = Arc::new(NodeState::new(settings, fleet, pods, Path::new("/nonexistent")));
     let (seen_sender, seen) = watch::channel(SeenGpus::default());
     let hook = RuntimeHook::new(
@@ -401,7 +401,7 @@ async fn a_silent_runtime_is_disconnected() {
     let (ours, theirs) = tokio::io::duplex(64 << 10);
     let (_fleet, fleet) = watch::channel(Arc::new(fleet(1)));
     let (_pods, pods) = watch::channel(pods([]));
-    let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
+    let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
     let node = Arc::new(NodeState::new(settings, fleet, pods, Path::new("/nonexistent")));
     let hook = RuntimeHook::new(
         node,

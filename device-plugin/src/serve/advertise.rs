@@ -12,13 +12,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 use crate::kubelet::registration::Registration;
 use crate::kubelet_checkpoint;
 use crate::node_state::NodeState;
 use crate::publish::node_patches;
 use crate::publish::own_objects::StoredDevice;
-use crate::settings::Settings;
+use crate::settings::NodeSettings;
 
 /// The published objects of this node.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ async fn prepare(resource: ExtendedResource, node: &NodeState, published: Publis
 ///
 /// A unit of another size passes for the same if every GPU has the same number of units; the difference is less than one unit for each
 /// GPU, and the size is published as soon as the API server answers.
-pub(super) fn keeps_memory_units(dir: &Path, settings: &Settings, fleet: &Fleet) -> bool {
+pub(super) fn keeps_memory_units(dir: &Path, settings: &NodeSettings, fleet: &NodeFleet) -> bool {
     let Ok(mut registered) = kubelet_checkpoint::registered(dir) else {
         return false;
     };
@@ -112,7 +112,7 @@ pub(super) async fn whole_published(
 }
 
 /// Returns once the watched node has the size of the memory unit. From then on the publisher keeps it there.
-pub(super) async fn unit_published(mut node: watch::Receiver<Option<Node>>, settings: &Settings) {
+pub(super) async fn unit_published(mut node: watch::Receiver<Option<Node>>, settings: &NodeSettings) {
     let is_published = |node: &Option<Node>| {
         node.as_ref().is_some_and(|node| {
             node_patches::memory_unit(node, &settings.names.cluster, settings.memory_unit).is_none()

@@ -10,11 +10,11 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use crate::config::Config;
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 use crate::fleet::watch::discover;
-use crate::inventory::{Inventory, InventoryError};
+use crate::inventory::{InventoryError, NodeInventory};
 use crate::node_state::NodeState;
-use crate::pods::Pods;
+use crate::pods::NodePods;
 use crate::runtime_hook::seen::SeenGpus;
 
 use super::tasks::PluginTasks;
@@ -23,7 +23,7 @@ use super::tasks::PluginTasks;
 const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 
 /// The devices of this node. Waits for some if the operator wants it; until then the plugin publishes that the node has none.
-pub(super) async fn find_devices(config: &Config) -> anyhow::Result<Inventory> {
+pub(super) async fn find_devices(config: &Config) -> anyhow::Result<NodeInventory> {
     let mut waiting_tasks = None;
     loop {
         let error = match discover_with_warnings(config).await {
@@ -55,7 +55,7 @@ pub(super) async fn find_devices(config: &Config) -> anyhow::Result<Inventory> {
 }
 
 /// Lists the devices, and logs again and again while the driver does not answer.
-async fn discover_with_warnings(config: &Config) -> anyhow::Result<Inventory> {
+async fn discover_with_warnings(config: &Config) -> anyhow::Result<NodeInventory> {
     let source = config.source();
     let mut found = std::pin::pin!(discover(&source));
     loop {
@@ -71,10 +71,10 @@ async fn discover_with_warnings(config: &Config) -> anyhow::Result<Inventory> {
 /// Publishes that this node has no devices, so that everything that was published about earlier devices goes away.
 pub(super) fn publish_no_devices(config: &Config, connection: &Connection) -> anyhow::Result<PluginTasks> {
     let mut tasks = PluginTasks::default();
-    let nothing = Inventory::default();
+    let nothing = NodeInventory::default();
     let ids = config.sharing().id_scheme(&nothing)?;
-    let (fleet_sender, fleet) = watch::channel(Arc::new(Fleet::new(nothing, ids)));
-    let (pods_sender, pods) = watch::channel(Pods::default());
+    let (fleet_sender, fleet) = watch::channel(Arc::new(NodeFleet::new(nothing, ids)));
+    let (pods_sender, pods) = watch::channel(NodePods::default());
     tasks.watch_pods(config, connection, pods_sender);
     let recorder = tasks.write_events(config, connection);
     // Nothing decides the injection mode or the enforcement levels here, so their channels are closed from the start.

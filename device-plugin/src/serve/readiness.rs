@@ -3,11 +3,11 @@
 use tokio::sync::watch;
 
 use crate::extended_resource::Registrations;
-use crate::pods::Pods;
+use crate::pods::NodePods;
 
 /// The reason that the daemon is not ready, if it is not.
 pub(super) fn check(
-    pods: &watch::Receiver<Pods>,
+    pods: &watch::Receiver<NodePods>,
     registered: &watch::Receiver<Registrations>,
 ) -> Result<(), String> {
     if !pods.borrow().is_synced() {
@@ -36,7 +36,7 @@ mod tests {
         #[case] registered: [bool; 2],
         #[case] expected: bool,
     ) {
-        let mut known = Pods::default();
+        let mut known = NodePods::default();
         if is_synced {
             known.reset([]);
         }

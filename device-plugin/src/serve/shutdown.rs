@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::extended_resource::Registrations;
-use crate::pods::{NodePod, Pods, Stage};
+use crate::pods::{NodePod, NodePods, PodStage};
 
 /// Longest wait for the Node to say that the plugin ends.
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
@@ -30,7 +30,7 @@ pub(super) struct Shutdown {
     /// Set when the Node says that this plugin ends.
     pub(super) is_written: watch::Receiver<bool>,
     /// The pods of this node.
-    pub(super) pods: watch::Receiver<Pods>,
+    pub(super) pods: watch::Receiver<NodePods>,
 }
 
 impl Shutdown {
@@ -69,7 +69,7 @@ impl Shutdown {
 
 /// Returns true if kubelet may ask for devices for the pod at any moment.
 fn is_awaiting_admission(pod: &NodePod) -> bool {
-    pod.stage == Stage::Bound && !pod.deleting && !pod.containers.is_empty()
+    pod.stage == PodStage::Bound && !pod.deleting && !pod.containers.is_empty()
 }
 
 #[cfg(test)]
@@ -81,7 +81,7 @@ mod tests {
     use crate::extended_resource::ExtendedResource;
     use crate::tests::builders::{pod, pods, units};
 
-    fn bound(stage: Stage) -> Pods {
+    fn bound(stage: PodStage) -> NodePods {
         pods([NodePod {
             stage,
             ..pod("p", 1, [units(2)])
@@ -89,15 +89,15 @@ mod tests {
     }
 
     #[rstest]
-    #[case::never_registered(false, true, Stage::Bound, Duration::ZERO)]
-    #[case::nothing_is_awaiting_admission(true, true, Stage::Running, MIN_SERVING)]
-    #[case::a_pod_is_never_admitted(true, true, Stage::Bound, MIN_SERVING + ADMISSION_LIMIT)]
-    #[case::the_api_server_does_not_answer(true, false, Stage::Admitted, WRITE_LIMIT + MIN_SERVING)]
+    #[case::never_registered(false, true, PodStage::Bound, Duration::ZERO)]
+    #[case::nothing_is_awaiting_admission(true, true, PodStage::Running, MIN_SERVING)]
+    #[case::a_pod_is_never_admitted(true, true, PodStage::Bound, MIN_SERVING + ADMISSION_LIMIT)]
+    #[case::the_api_server_does_not_answer(true, false, PodStage::Admitted, WRITE_LIMIT + MIN_SERVING)]
     #[tokio::test(start_paused = true)]
     async fn the_time_until_shutdown(
         #[case] is_registered: bool,
         #[case] is_written: bool,
-        #[case] stage: Stage,
+        #[case] stage: PodStage,
         #[case] expected: Duration,
     ) {
         let (_registered, registered) = watch::channel([(ExtendedResource::Shared, is_registered)].into());
@@ -124,7 +124,7 @@ mod tests {
     async fn the_plugin_ends_when_the_last_pod_is_admitted() {
         let (_registered, registered) = watch::channel([(ExtendedResource::Shared, true)].into());
         let (_written, is_written) = watch::channel(true);
-        let (pods_sender, pods) = watch::channel(bound(Stage::Bound));
+        let (pods_sender, pods) = watch::channel(bound(PodStage::Bound));
         let shutdown = Shutdown {
             registered,
             is_written,
@@ -135,7 +135,7 @@ mod tests {
         signal.cancel();
         sleep(MIN_SERVING + ADMISSION_LIMIT / 2).await;
         assert!(!stop.is_cancelled());
-        pods_sender.send_replace(bound(Stage::Admitted));
+        pods_sender.send_replace(bound(PodStage::Admitted));
         stop.cancelled().await;
     }
 }

@@ -20,19 +20,19 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::config::{Config, VendorServer};
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 use crate::fleet::corrections::Correction;
 use crate::fleet::watch::{DriverReplaced, FleetChannels, FleetWatch};
 use crate::health::{ApplicationFault, Health};
-use crate::inventory::Inventory;
+use crate::inventory::NodeInventory;
 use crate::kubelet_pod_resources::{self, PodResources};
 use crate::node_state::NodeState;
-use crate::pods::Pods;
+use crate::pods::NodePods;
 use crate::pods::watch::watch_pods;
 use crate::publish::node_overrides::{NodeOverrides, watch_node_overrides};
 use crate::publish::own_objects::{StoredDevice, watch_device, watch_node};
 use crate::publish::pods_without_devices::watch_pods_without_devices;
-use crate::publish::{Publisher, PublisherInputs, PublisherSettings};
+use crate::publish::{NodePublisher, PublisherInputs, PublisherSettings};
 use crate::runtime_hook::seen::SeenGpus;
 use crate::vendor::{AdminAccess, VendorSettings, VendorWatch};
 
@@ -57,7 +57,7 @@ pub(super) struct PluginTasks {
 
 /// The channels of the task that watches the devices.
 pub(super) struct WatchedDevices {
-    pub(super) fleet: watch::Receiver<Arc<Fleet>>,
+    pub(super) fleet: watch::Receiver<Arc<NodeFleet>>,
     pub(super) faults: mpsc::Receiver<ApplicationFault>,
     /// Takes changes of health that do not come from the devices.
     pub(super) corrections: mpsc::Sender<Correction>,
@@ -73,13 +73,13 @@ impl PluginTasks {
     pub(super) fn watch_devices(
         &mut self,
         config: &Config,
-        inventory: Inventory,
+        inventory: NodeInventory,
     ) -> anyhow::Result<WatchedDevices> {
         let sharing = config.sharing();
-        let fleet = Fleet {
+        let fleet = NodeFleet {
             // No container starts before the XIDs that an earlier process saw are known.
             is_health_loaded: false,
-            ..Fleet::new(inventory.clone(), sharing.id_scheme(&inventory)?)
+            ..NodeFleet::new(inventory.clone(), sharing.id_scheme(&inventory)?)
         };
         describe(config, &fleet);
         let health = Health::new(config.health_policy(), inventory.ids().cloned());
@@ -128,7 +128,12 @@ impl PluginTasks {
     }
 
     /// Watches the pods of this node.
-    pub(super) fn watch_pods(&mut self, config: &Config, connection: &Connection, pods: watch::Sender<Pods>) {
+    pub(super) fn watch_pods(
+        &mut self,
+        config: &Config,
+        connection: &Connection,
+        pods: watch::Sender<NodePods>,
+    ) {
         let (node, names) = (config.node_name.clone(), config.resource_names().cluster);
         self.spawn("watch of pods", watch_pods(connection.clone(), node, names, pods));
     }
@@ -179,7 +184,10 @@ impl PluginTasks {
             partition_policy: config.gpu_partition_policy,
             boot_id: boot_id(),
         };
-        self.spawn("publication", Publisher::new(connection, settings, inputs).run());
+        self.spawn(
+            "publication",
+            NodePublisher::new(connection, settings, inputs).run(),
+        );
         published
     }
 
@@ -290,7 +298,7 @@ pub(super) fn boot_id() -> Option<String> {
 }
 
 /// Logs the devices.
-fn describe(config: &Config, fleet: &Fleet) {
+fn describe(config: &Config, fleet: &NodeFleet) {
     let (unit, node) = (config.memory_unit, config.node_name.as_str());
     for entry in &fleet.gpus {
         let gpu = &entry.gpu;

@@ -23,14 +23,14 @@ use super::devices::publish_no_devices;
 use super::tasks::CLOSE_LIMIT;
 use super::*;
 use crate::device_ids::IdScheme;
-use crate::fleet::Fleet;
-use crate::inventory::Inventory;
-use crate::settings::Settings;
+use crate::fleet::NodeFleet;
+use crate::inventory::NodeInventory;
+use crate::settings::NodeSettings;
 
 /// A unit that has been changed must not be counted in the one before; once seen, it does not matter who is away.
 #[tokio::test]
 async fn memory_is_registered_after_its_unit_is_published() {
-    let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
+    let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
     let node = |unit: &str| -> Option<Node> {
         let node = json!({"metadata": {"name": "n1", "annotations": {"aliyun.com/gpu-mem-unit": unit}}});
         Some(serde_json::from_value(node).unwrap())
@@ -63,10 +63,10 @@ fn units_that_kubelet_has_already(
             .map(|minor| crate::tests::builders::gpu(*minor))
             .collect();
         let ids = IdScheme::new(&gpus, 2, unit).unwrap();
-        Fleet::new(
-            Inventory {
+        NodeFleet::new(
+            NodeInventory {
                 gpus,
-                ..Inventory::default()
+                ..NodeInventory::default()
             },
             ids,
         )
@@ -79,7 +79,7 @@ fn units_that_kubelet_has_already(
         .flat_map(|ids| ids.iter().collect::<Vec<_>>())
         .collect();
     let dir = tempfile::tempdir().unwrap();
-    let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
+    let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
     let now = fleet(MemoryUnit::GIB, &[0, 1]);
     assert!(
         !keeps_memory_units(dir.path(), &settings, &now),

@@ -12,7 +12,7 @@ use tracing::info;
 
 use crate::cdi::SpecDir;
 use crate::config::Config;
-use crate::pods::Pods;
+use crate::pods::NodePods;
 use crate::uninstall::{Removal, UninstallWhen};
 
 use super::tasks::PluginTasks;
@@ -30,7 +30,7 @@ pub(super) async fn run(config: Config, when: UninstallWhen) -> anyhow::Result<(
         .serve_health(&config, readiness, Arc::new(Registry::default()))
         .await?;
     let connection = Connection::new(config.kubeconfig.as_deref()).await?;
-    let (pods, pods_seen) = watch::channel(Pods::default());
+    let (pods, pods_seen) = watch::channel(NodePods::default());
     tasks.watch_pods(&config, &connection, pods);
     let node = tasks.watch_node(&config, &connection);
     let removal = Removal {

@@ -17,15 +17,15 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 use crate::inventory::{Gpu, PhysicalId};
 use crate::kubelet_checkpoint::Allocated;
 use crate::metrics::Outcome;
 use crate::node_state::NodeState;
 use crate::pods::annotate::annotate;
-use crate::pods::{NodePod, Placement, Pods, Stage, WHOLE_DEVICE_PERCENT};
+use crate::pods::{NodePod, NodePods, Placement, PodStage, WHOLE_DEVICE_PERCENT};
 use crate::verify::visible::{Visible, VisibleByType, visible_to_pod};
-use crate::verify::{Evidence, Refusal};
+use crate::verify::{StartEvidence, StartRefusal};
 
 use super::blocked::StartBlocked;
 use super::specs::device_of;
@@ -51,7 +51,7 @@ pub(super) async fn adopt(
         .map_err(|error| blocked(one_line(&error)))?;
     // The verification after this goes by the record that the watch shows.
     let mut pods = context.node.pods.clone();
-    let is_shown = |pods: &Pods| match pods.get(&pod.uid).map(|pod| &pod.placement) {
+    let is_shown = |pods: &NodePods| match pods.get(&pod.uid).map(|pod| &pod.placement) {
         Some(Ok(placement)) => placement.allocations == record.allocations,
         Some(Err(_)) => false,
         None => true,
@@ -99,7 +99,7 @@ fn adopted_record(
         ..pod.clone()
     });
     let log = node.log();
-    let evidence = Evidence {
+    let evidence = StartEvidence {
         pods: &pods,
         fleet: &fleet,
         log: &log,
@@ -118,7 +118,7 @@ fn asks_for_others(pod: &NodePod) -> bool {
     pod.asks_for(ExtendedResource::Rdma) || pod.asks_for(ExtendedResource::Fpga)
 }
 
-fn gpus_of<'a>(fleet: &Fleet, uuids: impl Iterator<Item = &'a PhysicalId>) -> Vec<Gpu> {
+fn gpus_of<'a>(fleet: &NodeFleet, uuids: impl Iterator<Item = &'a PhysicalId>) -> Vec<Gpu> {
     uuids.filter_map(|uuid| fleet.gpu(uuid)).cloned().collect()
 }
 
@@ -220,14 +220,14 @@ pub(super) async fn restore(context: &StartContext, pod: &NodePod, record: &Reco
 /// no other container start.
 pub(super) fn has_run_placed(pod: &NodePod, entry: &Allocated) -> bool {
     let is_ours = device_of(&entry.answer).is_some() || entry.answer.envs.contains_key(GPU_DEVICES);
-    pod.stage == Stage::Running && pod.placement.is_err() && is_ours
+    pod.stage == PodStage::Running && pod.placement.is_err() && is_ours
 }
 
 /// The record of a pod whose annotations have lost all or a part of it: the lost one if it agrees with the devices that its
 /// containers see, else a record of those devices. `was_placed` is true if all of them started with a record.
 pub(super) fn removed_record(
     node: &NodeState,
-    evidence: &Evidence<'_>,
+    evidence: &StartEvidence<'_>,
     pod: &NodePod,
     seen: &VisibleByType,
     was_placed: bool,
@@ -254,13 +254,14 @@ pub(super) fn removed_record(
 }
 
 /// True if the pod's containers see the devices of this record. They run, so capacity and health do not matter.
-fn agrees(evidence: &Evidence<'_>, pod: &NodePod, record: &Placement, seen: &VisibleByType) -> bool {
+fn agrees(evidence: &StartEvidence<'_>, pod: &NodePod, record: &Placement, seen: &VisibleByType) -> bool {
     let recorded = NodePod {
         placement: Ok(record.clone()),
         ..pod.clone()
     };
     matches!(
         verify_or_remedy(evidence, &recorded, seen),
-        Verification::Passed | Verification::Refused(Refusal::NoCapacity(_) | Refusal::Unavailable(_))
+        Verification::Passed
+            | Verification::Refused(StartRefusal::NoCapacity(_) | StartRefusal::Unavailable(_))
     )
 }

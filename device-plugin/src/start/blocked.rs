@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::cdi::SpecError;
 use crate::envvar::swap::SwapError;
 use crate::extended_resource::ExtendedResource;
-use crate::verify::Refusal;
+use crate::verify::StartRefusal;
 use crate::verify::owner::OwnerUnknown;
 
 /// Time after the last try from which a container does not count.
@@ -30,7 +30,7 @@ pub enum StartBlocked {
         /// The pod.
         pod: String,
         /// The reason.
-        refusal: Refusal,
+        refusal: StartRefusal,
     },
     /// Two pods could not swap their records.
     #[error(
@@ -114,17 +114,17 @@ impl StartBlocked {
             Self::NoInjection { .. } | Self::LimitsUnknown => "no_injection",
             Self::NotAdopted { .. } => "unplaced",
             Self::Refused { refusal, .. } => match refusal {
-                Refusal::Unplaced(_) => "unplaced",
-                Refusal::Unavailable(_) => "unavailable",
-                Refusal::NoCapacity(_) => "no_room",
-                Refusal::Mismatch { .. }
-                | Refusal::NotAllDevices { .. }
-                | Refusal::Limits { .. }
-                | Refusal::Overridden { .. }
-                | Refusal::SetsLimit { .. }
-                | Refusal::OverridesVoid { .. } => "mismatch",
-                Refusal::AllDevicesForbidden => "all_devices_forbidden",
-                Refusal::Unknown => "unproven",
+                StartRefusal::Unplaced(_) => "unplaced",
+                StartRefusal::Unavailable(_) => "unavailable",
+                StartRefusal::NoCapacity(_) => "no_room",
+                StartRefusal::Mismatch { .. }
+                | StartRefusal::NotAllDevices { .. }
+                | StartRefusal::Limits { .. }
+                | StartRefusal::Overridden { .. }
+                | StartRefusal::SetsLimit { .. }
+                | StartRefusal::OverridesVoid { .. } => "mismatch",
+                StartRefusal::AllDevicesForbidden => "all_devices_forbidden",
+                StartRefusal::Unknown => "unproven",
             },
         }
     }

@@ -16,12 +16,12 @@ use crate::injection::content::speaks;
 use crate::kubelet_checkpoint::Allocated;
 use crate::metrics::{Metrics, Outcome};
 use crate::node_state::NodeState;
-use crate::pods::{NodePod, PodUid, Stage};
-use crate::settings::{OnMismatch, Unplaced};
+use crate::pods::{NodePod, PodStage, PodUid};
+use crate::settings::{OnMismatch, OnUnplaced};
 use crate::verify::owner::{OwnerUnknown, find_owner};
-use crate::verify::snapshot::{Snapshot, Snapshots};
+use crate::verify::snapshot::{KubeletSnapshot, Snapshots};
 use crate::verify::visible::{Visible, add_visible, visible_by_answer, visible_to_pod};
-use crate::verify::{Evidence, Refusal, check_all_devices};
+use crate::verify::{StartEvidence, StartRefusal, check_all_devices};
 use daemon::api_server::one_line;
 
 use super::adopt::adopt;
@@ -47,7 +47,7 @@ pub struct StartChecker {
 }
 
 /// The decision about one start.
-enum Decision {
+enum StartDecision {
     /// The container starts once the runtime has read these specs.
     Start(SpecFiles),
     /// The pod's devices may be another pod's too, which another snapshot may show.
@@ -130,15 +130,15 @@ impl StartChecker {
             };
             let start = Start { resource, ids, uid };
             let blocked = match self.decide(&snapshot, &start).await {
-                Ok(Decision::Start(files)) => {
+                Ok(StartDecision::Start(files)) => {
                     until_resolved(node, &files).await;
                     return Ok(());
                 }
-                Ok(Decision::LookAgain(_)) if Instant::now() < until => {
+                Ok(StartDecision::LookAgain(_)) if Instant::now() < until => {
                     tokio::time::sleep(RETRY_DELAY).await;
                     continue;
                 }
-                Ok(Decision::LookAgain(other)) => StartBlocked::Unsettled {
+                Ok(StartDecision::LookAgain(other)) => StartBlocked::Unsettled {
                     pod: self.display_name(&start.uid),
                     other: self.display_name(&other),
                 },
@@ -149,7 +149,11 @@ impl StartChecker {
         }
     }
 
-    async fn decide(&self, snapshot: &Snapshot, start: &Start<'_>) -> Result<Decision, StartBlocked> {
+    async fn decide(
+        &self,
+        snapshot: &KubeletSnapshot,
+        start: &Start<'_>,
+    ) -> Result<StartDecision, StartBlocked> {
         let node = &*self.context.node;
         let mut swaps = self.context.swaps.lock().await;
         swaps
@@ -181,14 +185,14 @@ impl StartChecker {
                     node.log().note_start(&pod.uid, start.resource, start.ids);
                     node.answered.notify_one();
                     self.log_start(&pod, &allocated, start);
-                    return Ok(Decision::Start(files));
+                    return Ok(StartDecision::Start(files));
                 }
-                Verification::Remedy(Remedy::LookAgain(other)) => return Ok(Decision::LookAgain(other)),
+                Verification::Remedy(Remedy::LookAgain(other)) => return Ok(StartDecision::LookAgain(other)),
                 Verification::Remedy(Remedy::Swap(partner)) => {
                     self.swap(&mut swaps, &pod, &partner).await?;
                 }
-                Verification::Refused(Refusal::Unplaced(_))
-                    if self.context.policy.unplaced == Unplaced::Adopt =>
+                Verification::Refused(StartRefusal::Unplaced(_))
+                    if self.context.policy.unplaced == OnUnplaced::Adopt =>
                 {
                     match adopt(&self.context, &pod, &allocated, start).await {
                         Ok(()) => self.metrics().count(Outcome::Adopted),
@@ -207,7 +211,7 @@ impl StartChecker {
                 }
             }
         }
-        Ok(Decision::LookAgain(start.uid.clone()))
+        Ok(StartDecision::LookAgain(start.uid.clone()))
     }
 
     async fn swap(
@@ -279,30 +283,30 @@ impl StartChecker {
 }
 
 /// True if a container that another plugin gave its devices goes on with them: it is charged for no less than it holds.
-fn survives(resource: ExtendedResource, refusal: &Refusal) -> bool {
+fn survives(resource: ExtendedResource, refusal: &StartRefusal) -> bool {
     match refusal {
         // A pod without record is charged on every device that it may be on.
-        Refusal::Unplaced(_) | Refusal::Unknown => true,
+        StartRefusal::Unplaced(_) | StartRefusal::Unknown => true,
         // A pod that the vendor's plugin served is charged on the GPUs of kubelet's checkpoint.
-        Refusal::Mismatch { .. } => resource == ExtendedResource::Whole,
-        Refusal::Unavailable(_)
-        | Refusal::NoCapacity(_)
-        | Refusal::Overridden { .. }
-        | Refusal::OverridesVoid { .. }
-        | Refusal::SetsLimit { .. }
-        | Refusal::AllDevicesForbidden
-        | Refusal::NotAllDevices { .. }
-        | Refusal::Limits { .. } => false,
+        StartRefusal::Mismatch { .. } => resource == ExtendedResource::Whole,
+        StartRefusal::Unavailable(_)
+        | StartRefusal::NoCapacity(_)
+        | StartRefusal::Overridden { .. }
+        | StartRefusal::OverridesVoid { .. }
+        | StartRefusal::SetsLimit { .. }
+        | StartRefusal::AllDevicesForbidden
+        | StartRefusal::NotAllDevices { .. }
+        | StartRefusal::Limits { .. } => false,
     }
 }
 
-fn start_again(pod: &NodePod, reason: &(dyn std::error::Error + 'static)) -> Decision {
+fn start_again(pod: &NodePod, reason: &(dyn std::error::Error + 'static)) -> StartDecision {
     warn!(
         pod = pod.display_name(),
         reason = one_line(reason),
         "a container of a running pod starts again with the devices that another plugin gave it"
     );
-    Decision::Start(SpecFiles::new())
+    StartDecision::Start(SpecFiles::new())
 }
 
 /// A start with the result of its verification.
@@ -316,7 +320,7 @@ struct CheckedStart {
 }
 
 impl CheckedStart {
-    fn refused(pod: NodePod, refusal: Refusal, is_inherited: bool) -> Self {
+    fn refused(pod: NodePod, refusal: StartRefusal, is_inherited: bool) -> Self {
         Self {
             pod,
             verification: Verification::Refused(refusal),
@@ -329,7 +333,7 @@ impl CheckedStart {
 /// Verifies the start of this pod's container with the facts of this moment.
 fn verify_start(
     node: &NodeState,
-    snapshot: &Snapshot,
+    snapshot: &KubeletSnapshot,
     start: &Start<'_>,
 ) -> Result<CheckedStart, StartBlocked> {
     let allocated: &Arc<Vec<Allocated>> = &snapshot.allocated.clone().unwrap_or_default();
@@ -348,23 +352,23 @@ fn verify_start(
     }
     let response = log.response(start.resource, start.ids);
     // A pod runs once all its containers have been created: this is not the first start, and kubelet repeats the answer of then.
-    let ran_before = pod.stage == Stage::Running && response.is_none();
+    let ran_before = pod.stage == PodStage::Running && response.is_none();
     // Containers of the pod with the same IDs have equal answers, or the verification refuses the pod.
     let entry = allocated.iter().find(|entry| start.is_in(entry));
     let Some(answer) = entry.map(|entry| &entry.answer).or(response) else {
-        return Ok(CheckedStart::refused(pod, Refusal::Unknown, ran_before));
+        return Ok(CheckedStart::refused(pod, StartRefusal::Unknown, ran_before));
     };
     let containers = start.containers(&pod, allocated);
     let own = visible_by_answer(start.resource, answer, &fleet);
     if own.is_none() && must_name_devices(&pod, &containers, start.resource) {
-        return Ok(CheckedStart::refused(pod, Refusal::Unknown, ran_before));
+        return Ok(CheckedStart::refused(pod, StartRefusal::Unknown, ran_before));
     }
     let is_by_spec = own == Some(Visible::BySpec);
     let mut seen = visible_to_pod(allocated, &start.uid, &fleet);
     if let Some(own) = own {
         add_visible(&mut seen, start.resource.device_type(), own);
     }
-    let evidence = Evidence {
+    let evidence = StartEvidence {
         pods: &pods,
         fleet: &fleet,
         log: &log,
@@ -402,14 +406,14 @@ fn verify_start(
 
 /// Checks that none of these containers sets the vendor's variable to a value that may show it a GPU, unless the runtime is known
 /// to act on CDI devices: a runtime that drops them would act on the variable.
-fn check_variable(node: &NodeState, pod: &NodePod, containers: &[&str]) -> Result<(), Refusal> {
+fn check_variable(node: &NodeState, pod: &NodePod, containers: &[&str]) -> Result<(), StartRefusal> {
     if node.is_cdi_proven() {
         return Ok(());
     }
     for own in pod.variables.iter() {
         let shows_none = matches!(own.value.as_deref(), Some("" | "void" | "none"));
         if own.name == VISIBLE_DEVICES && !shows_none && containers.contains(&own.container.as_str()) {
-            return Err(Refusal::OverridesVoid {
+            return Err(StartRefusal::OverridesVoid {
                 container: own.container.clone(),
                 variable: VISIBLE_DEVICES.to_owned(),
             });

@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 
 use crate::envvar::partners::Remedy;
 use crate::envvar::swap::RecordSwaps;
-use crate::fleet::{DeviceKey, Fleet};
+use crate::fleet::{DeviceKey, NodeFleet};
 use crate::injection::content::{own_variable, variable};
 use crate::inventory::PhysicalId;
 use crate::kubelet_checkpoint::Allocated;
@@ -26,10 +26,10 @@ use crate::matching::AllocateLog;
 use crate::metrics::Outcome;
 use crate::node_state::NodeState;
 use crate::pods::annotate::annotate;
-use crate::pods::{NodePod, Placement, PodUid, Pods, Stage, until_known};
-use crate::settings::{OnMismatch, Unplaced};
+use crate::pods::{NodePod, NodePods, Placement, PodStage, PodUid, until_known};
+use crate::settings::{OnMismatch, OnUnplaced};
 use crate::verify::visible::{Visible, VisibleByType, visible_to_pod};
-use crate::verify::{Evidence, Refusal};
+use crate::verify::{StartEvidence, StartRefusal};
 use daemon::api_server::one_line;
 
 use super::adopt::{adopt, has_run_placed, removed_record, restore};
@@ -50,7 +50,7 @@ pub struct Reconciler {
     reported: BTreeMap<PodUid, String>,
     /// Pods that were wrongly marked assigned at the last comparison.
     suspects: BTreeSet<PodUid>,
-    /// [`Pods::n_altered`] at the last comparison.
+    /// [`NodePods::n_altered`] at the last comparison.
     n_altered: u64,
 }
 
@@ -137,7 +137,7 @@ impl Reconciler {
         match &compared.verification {
             Verification::Passed
             | Verification::Remedy(Remedy::LookAgain(_))
-            | Verification::Refused(Refusal::Unavailable(_) | Refusal::Unknown) => {
+            | Verification::Refused(StartRefusal::Unavailable(_) | StartRefusal::Unknown) => {
                 self.reported.remove(uid);
             }
             Verification::Remedy(Remedy::Swap(partner)) => {
@@ -154,7 +154,9 @@ impl Reconciler {
                     Err(error) => try_later(&error),
                 }
             }
-            Verification::Refused(Refusal::Unplaced(_)) if context.policy.unplaced == Unplaced::Adopt => {
+            Verification::Refused(StartRefusal::Unplaced(_))
+                if context.policy.unplaced == OnUnplaced::Adopt =>
+            {
                 self.adopt_running(allocated, pod).await;
             }
             Verification::Refused(refusal) => {
@@ -181,7 +183,7 @@ impl Reconciler {
 
     /// Replaces the record by one of the devices that the pod sees, if these are certain; else reports the refusal, and evicts the
     /// pod if the policy says so.
-    async fn correct_record(&mut self, swaps: &mut RecordSwaps, compared: &Compared, refusal: &Refusal) {
+    async fn correct_record(&mut self, swaps: &mut RecordSwaps, compared: &Compared, refusal: &StartRefusal) {
         let pod = &compared.pod;
         let is_past_help = refusal.is_final() && compared.is_certain;
         let record = if is_past_help {
@@ -290,7 +292,7 @@ fn compare(node: &NodeState, allocated: &[Allocated], uid: &PodUid) -> Option<Co
     if seen.is_empty() {
         return None;
     }
-    let evidence = Evidence {
+    let evidence = StartEvidence {
         pods: &pods,
         fleet: &fleet,
         log: &log,
@@ -342,7 +344,7 @@ fn on_gpus(
     placement: &Placement,
     mut record: DeviceAllocations,
     gpus: &BTreeSet<PhysicalId>,
-    fleet: &Fleet,
+    fleet: &NodeFleet,
 ) -> Option<DeviceAllocations> {
     let mut keys: Vec<DeviceKey> = gpus
         .iter()
@@ -368,10 +370,10 @@ fn on_gpus(
 }
 
 /// The pods that are marked assigned though kubelet has not admitted them.
-fn stale_marks(pods: &Pods, log: &AllocateLog, allocated: &[Allocated]) -> Vec<NodePod> {
+fn stale_marks(pods: &NodePods, log: &AllocateLog, allocated: &[Allocated]) -> Vec<NodePod> {
     let mut stale = Vec::new();
     for pod in pods.iter() {
-        let is_marked = pod.stage == Stage::Bound && pod.record().is_some_and(Placement::is_assigned);
+        let is_marked = pod.stage == PodStage::Bound && pod.record().is_some_and(Placement::is_assigned);
         if is_marked
             && !log.is_answered(&pod.uid)
             && !log.has_started(&pod.uid)

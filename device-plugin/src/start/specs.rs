@@ -16,7 +16,7 @@ use crate::injection::content::{AssignedDevices, cdi_edits, lacks_limit_hook, sp
 use crate::injection::recipient::Recipient;
 use crate::kubelet_checkpoint::Allocated;
 use crate::node_state::NodeState;
-use crate::pods::{NodePod, Pods, Stage};
+use crate::pods::{NodePod, NodePods, PodStage};
 use daemon::api_server::one_line;
 
 use super::blocked::StartBlocked;
@@ -66,7 +66,7 @@ pub(super) fn write_specs(
         let written = write_spec(node, pod, container, start.resource, &answer);
         files.extend(written.map_err(blocked)?);
     }
-    if pod.stage != Stage::Running {
+    if pod.stage != PodStage::Running {
         for file in &files {
             node.readers.need(file);
         }
@@ -175,7 +175,7 @@ pub(super) fn device_of(answer: &ContainerAllocateResponse) -> Option<&str> {
 }
 
 /// Writes missing specs of kubelet's checkpoint, and removes those that it does not name.
-pub(super) fn rebuild(node: &NodeState, pods: &Pods, allocated: &[Allocated]) {
+pub(super) fn rebuild(node: &NodeState, pods: &NodePods, allocated: &[Allocated]) {
     let specs = &node.settings.injection.specs;
     let (mut kept, mut is_new) = (BTreeSet::new(), false);
     for entry in allocated {
@@ -231,7 +231,7 @@ mod tests {
 
     use super::*;
     use crate::injection::content::cdi_answer;
-    use crate::settings::Settings;
+    use crate::settings::NodeSettings;
     use crate::tests::builders::{fleet, init, pod, pods, shares, units};
 
     /// Two containers of one pod have two shares each, and one has memory units too, whose spec is the one that names devices.
@@ -261,13 +261,16 @@ mod tests {
 
     struct Scene {
         node: NodeState,
-        _keep: (watch::Sender<Arc<crate::fleet::Fleet>>, watch::Sender<Pods>),
+        _keep: (
+            watch::Sender<Arc<crate::fleet::NodeFleet>>,
+            watch::Sender<NodePods>,
+        ),
         _dir: tempfile::TempDir,
     }
 
     fn scene(all: impl IntoIterator<Item = NodePod>) -> Scene {
         let dir = tempfile::tempdir().unwrap();
-        let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
+        let mut settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
         settings.injection.specs = SpecDir::new(dir.path().to_owned());
         let (fleets, fleet) = watch::channel(Arc::new(fleet(2)));
         let (known, pods) = watch::channel(pods(all));
@@ -381,7 +384,7 @@ mod tests {
         #[case] expected: &str,
     ) {
         let ended = NodePod {
-            stage: Stage::Terminal,
+            stage: PodStage::Terminal,
             ..pod("ended", 0, [units(1)])
         };
         let scene = scene([pod("a", 1, [units(1)]), pod("b", 2, [units(1)]), ended]);

@@ -4,15 +4,15 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::memory_unit::MemoryUnit;
 
 use super::*;
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 use crate::injection::content::cdi_answer;
 use crate::matching::AllocateLog;
-use crate::pods::{Placement, Pods, Stage};
+use crate::pods::{NodePods, Placement, PodStage};
 use crate::tests::builders::{adapter, fleet, gpu, pod, pods, rdma, units};
 use crate::verify::visible::{Visible, visible_to_pod};
 
 /// Pods p0, p1 and so on of two units: minors of their records, and the GPU that each sees; all on a node of four GPUs.
-fn scene(records: &[u32], sees: &[Option<u32>]) -> (Pods, Vec<Allocated>) {
+fn scene(records: &[u32], sees: &[Option<u32>]) -> (NodePods, Vec<Allocated>) {
     let all = records
         .iter()
         .enumerate()
@@ -38,9 +38,9 @@ fn scene(records: &[u32], sees: &[Option<u32>]) -> (Pods, Vec<Allocated>) {
     (pods(all), sees.iter().enumerate().filter_map(entry).collect())
 }
 
-fn verify_with(pods: &Pods, allocated: &[Allocated], log: &AllocateLog, at: usize) -> Verification {
+fn verify_with(pods: &NodePods, allocated: &[Allocated], log: &AllocateLog, at: usize) -> Verification {
     let fleet = fleet(4);
-    let evidence = Evidence {
+    let evidence = StartEvidence {
         pods,
         fleet: &fleet,
         log,
@@ -67,7 +67,7 @@ fn partner(verification: &Verification) -> Option<&str> {
 }
 
 fn is_mismatch(verification: &Verification) -> bool {
-    matches!(verification, Verification::Refused(Refusal::Mismatch { .. }))
+    matches!(verification, Verification::Refused(StartRefusal::Mismatch { .. }))
 }
 
 fn look_again(uid: &str) -> Verification {
@@ -116,7 +116,7 @@ fn pods_with_different_amounts_do_not_swap() {
 /// kubelet may have allocated for the other pod since the snapshot.
 #[test]
 fn the_check_is_repeated_while_kubelet_allocates_for_the_other_pod() {
-    use crate::matching::{Attempt, Call, match_call};
+    use crate::matching::{Call, MatchAttempt, match_call};
     let (pods, allocated) = scene(&[0, 1], &[Some(1), None]);
     let mut log = AllocateLog::default();
     log.reconcile(&Arc::new(allocated.clone()), &pods);
@@ -129,7 +129,7 @@ fn the_check_is_repeated_while_kubelet_allocates_for_the_other_pod() {
                 count: 2,
                 devices: &[],
             },
-            Attempt::Last,
+            MatchAttempt::Last,
         )
         .unwrap();
         log.record(found, &pods);
@@ -193,13 +193,13 @@ fn swaps_of_two_resolve_every_permutation() {
 }
 
 fn verify_p0(
-    pods: &Pods,
+    pods: &NodePods,
     allocated: &[Allocated],
     log: &AllocateLog,
     is_checkpoint_known: bool,
 ) -> Verification {
     let fleet = fleet(4);
-    let evidence = Evidence {
+    let evidence = StartEvidence {
         pods,
         fleet: &fleet,
         log,
@@ -235,7 +235,7 @@ fn a_pod_that_may_be_running_does_not_swap() {
         assert!(is_mismatch(&verify_p0(&pods, &[], &started, is_checkpoint_known)));
     }
     pods.apply(NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod("p1", 1, [units(2)]).on([1])
     });
     assert!(is_mismatch(&verify_p0(
@@ -256,7 +256,7 @@ fn a_pod_that_started_with_cdi_does_not_swap() {
         Some("p1")
     );
     pods.apply(NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod("p1", 1, [units(2)]).on([1])
     });
     assert!(is_mismatch(&verify_p0(
@@ -303,7 +303,7 @@ fn after_a_restart_neither_of_two_pods_that_do_not_fit_starts() {
     log.note_existing_pods(&pods);
     let fleet = fleet(1);
     let verify = |is_young, name: &str| {
-        let evidence = Evidence {
+        let evidence = StartEvidence {
             pods: &pods,
             fleet: &fleet,
             log: &log,
@@ -314,10 +314,10 @@ fn after_a_restart_neither_of_two_pods_that_do_not_fit_starts() {
         };
         evidence.verify(pods.get(&PodUid::from(name)).unwrap(), &VisibleByType::new())
     };
-    assert!(matches!(verify(true, "p0"), Err(Refusal::NoCapacity(_))));
-    assert!(matches!(verify(true, "p1"), Err(Refusal::NoCapacity(_))));
+    assert!(matches!(verify(true, "p0"), Err(StartRefusal::NoCapacity(_))));
+    assert!(matches!(verify(true, "p1"), Err(StartRefusal::NoCapacity(_))));
     assert_eq!(verify(false, "p0"), Ok(()));
-    assert!(matches!(verify(false, "p1"), Err(Refusal::NoCapacity(_))));
+    assert!(matches!(verify(false, "p1"), Err(StartRefusal::NoCapacity(_))));
 }
 
 /// One of its containers has started by its spec on the GPU of its record; another was answered by variable for another GPU.
@@ -375,18 +375,18 @@ fn pods_swap_virtual_functions() {
             answer,
         }
     };
-    let inventory = crate::inventory::Inventory {
+    let inventory = crate::inventory::NodeInventory {
         others: vec![adapter(1)],
         ..Default::default()
     };
-    let fleet = Fleet::new(inventory, fleet(0).ids);
+    let fleet = NodeFleet::new(inventory, fleet(0).ids);
     let verify = |seen: [&str; 2]| {
         let pods = pods([with("p0", "0000:01:00.2"), with("p1", "0000:01:00.3")]);
         let allocated = [answered("p0", seen[0]), answered("p1", seen[1])];
         let mut log = AllocateLog::default();
         log.set_offered(vec![ExtendedResource::Rdma]);
         let (log, unit) = (&log, MemoryUnit::GIB);
-        let evidence = Evidence {
+        let evidence = StartEvidence {
             pods: &pods,
             fleet: &fleet,
             log,

@@ -10,9 +10,9 @@ use proto::request::{ContainerKind, ContainerRequest};
 use proto::resource::RDMA;
 
 use crate::device_ids::IdScheme;
-use crate::fleet::Fleet;
-use crate::inventory::{Gpu, Inventory, OtherDevice, PciLocation};
-use crate::pods::{DeviceName, Held, NodePod, Placement, PodUid, Pods, Requests, Stage};
+use crate::fleet::NodeFleet;
+use crate::inventory::{Gpu, NodeInventory, OtherDevice, PciLocation};
+use crate::pods::{DeviceName, NodePod, NodePods, Placement, PodStage, PodUid, RecordedAmounts, Requests};
 
 /// An app container without requests.
 fn container(name: String) -> ContainerRequest {
@@ -98,12 +98,12 @@ pub(crate) fn pod(name: &str, assumed_at: u64, containers: impl Into<Vec<Contain
         uid: PodUid::from(name),
         namespace: "default".to_owned(),
         name: name.to_owned(),
-        stage: Stage::Bound,
+        stage: PodStage::Bound,
         deleting: false,
         containers: containers.into(),
         placement: Ok(Placement {
             gpus: vec![DeviceName::Minor(0)],
-            held: vec![Held::default()],
+            held: vec![RecordedAmounts::default()],
             others: BTreeMap::new(),
             assumed_at,
             gpushare: Some(gpushare),
@@ -123,15 +123,15 @@ impl NodePod {
     pub(crate) fn on(mut self, minors: impl IntoIterator<Item = u32>) -> Self {
         if let Ok(placement) = &mut self.placement {
             placement.gpus = minors.into_iter().map(DeviceName::Minor).collect();
-            placement.held = vec![Held::default(); placement.gpus.len()];
+            placement.held = vec![RecordedAmounts::default(); placement.gpus.len()];
         }
         self
     }
 }
 
 /// A complete set.
-pub(crate) fn pods(all: impl IntoIterator<Item = NodePod>) -> Pods {
-    let mut pods = Pods::default();
+pub(crate) fn pods(all: impl IntoIterator<Item = NodePod>) -> NodePods {
+    let mut pods = NodePods::default();
     pods.reset(all);
     pods
 }
@@ -155,16 +155,16 @@ pub(crate) fn gpu(minor: u32) -> Gpu {
 }
 
 /// A fleet of `n_gpus` healthy GPUs, in GiB units.
-pub(crate) fn fleet(n_gpus: u32) -> Fleet {
+pub(crate) fn fleet(n_gpus: u32) -> NodeFleet {
     let gpus: Vec<Gpu> = (0..n_gpus).map(gpu).collect();
     let ids = IdScheme::new(&gpus, 100, MemoryUnit::GIB).unwrap();
     let driver_version = Some("550.54.15".to_owned());
-    Fleet::new(
-        Inventory {
+    NodeFleet::new(
+        NodeInventory {
             gpus,
             driver_version,
             vendor: "nvidia".to_owned(),
-            ..Inventory::default()
+            ..NodeInventory::default()
         },
         ids,
     )

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use tower_test::mock::Handle;
 
 use super::*;
-use crate::pods::Stage;
+use crate::pods::PodStage;
 use crate::tests::builders::{pod, pods, units};
 
 const SERVED: [&str; 2] = ["aliyun.com/gpu-mem", "koordinator.sh/gpu.shared"];
@@ -58,11 +58,11 @@ fn patches_remove_only_the_plugins_own_fields() {
 }
 
 #[rstest]
-#[case::bound(Stage::Bound, true)]
-#[case::admitted(Stage::Admitted, true)]
-#[case::running(Stage::Running, true)]
-#[case::ended(Stage::Terminal, false)]
-fn pods_hold_devices_until_they_end(#[case] stage: Stage, #[case] holds: bool) {
+#[case::bound(PodStage::Bound, true)]
+#[case::admitted(PodStage::Admitted, true)]
+#[case::running(PodStage::Running, true)]
+#[case::ended(PodStage::Terminal, false)]
+fn pods_hold_devices_until_they_end(#[case] stage: PodStage, #[case] holds: bool) {
     let all = pods([NodePod {
         stage,
         ..pod("a", 0, [units(1)])
@@ -73,7 +73,7 @@ fn pods_hold_devices_until_they_end(#[case] stage: Stage, #[case] holds: bool) {
 struct Scene {
     removal: Removal,
     requests: Handle<Request<Body>, Response<Body>>,
-    pods: watch::Sender<Pods>,
+    pods: watch::Sender<NodePods>,
     node: watch::Sender<Option<Node>>,
     dir: TempDir,
 }
@@ -206,10 +206,10 @@ async fn extended_resources_are_removed_last_as_kubelet_writes_them_again() {
 async fn uninstall_waits_until_no_pod_holds_devices() {
     let mut scene = Scene::new(UninstallWhen::Unused);
     let all = scene.files();
-    scene.pods.send_replace(Pods::default());
+    scene.pods.send_replace(NodePods::default());
     assert_eq!(scene.attempt().await.0, "the pods of this node are not known yet");
     scene.pods.send_replace(pods([NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod("a", 0, [units(1)])
     }]));
     let (outcome, lines) = scene.attempt().await;

@@ -42,7 +42,7 @@ struct ReadClaim {
 /// A device that a claim has been allocated.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct AllocatedDevice {
+struct ClaimResult {
     driver: String,
     pool: String,
     device: String,
@@ -131,7 +131,7 @@ impl AdminAccess {
 }
 
 /// The devices that a claim has for administration only. A device that it also has for use is used.
-fn for_administration(results: Vec<AllocatedDevice>) -> BTreeSet<DraDevice> {
+fn for_administration(results: Vec<ClaimResult>) -> BTreeSet<DraDevice> {
     let (mut for_administration, mut used) = (BTreeSet::new(), BTreeSet::new());
     for result in results {
         let device = DraDevice {
@@ -158,13 +158,13 @@ mod tests {
     use tower_test::mock::Handle;
 
     use super::*;
-    use crate::vendor::PodName;
+    use crate::vendor::PodKey;
 
     const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
 
     fn claimed(device: &str) -> ClaimedDevice {
         ClaimedDevice {
-            pod: PodName::Named {
+            pod: PodKey::Named {
                 namespace: "team".to_owned(),
                 name: "monitor".to_owned(),
             },

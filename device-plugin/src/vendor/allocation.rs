@@ -7,15 +7,15 @@ use std::fmt;
 use proto::kubelet::podresources::{ListPodResourcesResponse, PodResources};
 use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, physical_id};
 
-use crate::fleet::Fleet;
-use crate::kubelet_checkpoint::Entry;
-use crate::pods::{NodePod, PodUid, Pods, Stage};
+use crate::fleet::NodeFleet;
+use crate::kubelet_checkpoint::CheckpointEntry;
+use crate::pods::{NodePod, NodePods, PodStage, PodUid};
 
 /// Devices of one resource that kubelet allocated to one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// The pod of the container.
-    pub pod: PodName,
+    pub pod: PodKey,
     /// The container.
     pub container: String,
     /// The resource; of a claim its DRA driver.
@@ -28,10 +28,10 @@ pub struct Allocation {
     pub claim: Option<Claim>,
 }
 
-impl From<Entry> for Allocation {
-    fn from(entry: Entry) -> Self {
+impl From<CheckpointEntry> for Allocation {
+    fn from(entry: CheckpointEntry) -> Self {
         Self {
-            pod: PodName::Uid(PodUid::from(entry.pod_uid.as_str())),
+            pod: PodKey::Uid(PodUid::from(entry.pod_uid.as_str())),
             container: entry.container_name,
             resource: entry.resource_name,
             device_ids: entry.device_ids,
@@ -43,21 +43,21 @@ impl From<Entry> for Allocation {
 
 impl Allocation {
     /// Returns true if its pod has ended.
-    pub(super) fn has_ended(&self, pods: &Pods) -> bool {
+    pub(super) fn has_ended(&self, pods: &NodePods) -> bool {
         let Some(uid) = self.pod.uid(pods) else {
             // kubelet removes entries of ended pods from its checkpoint only when it allocates again; its pod-resources API lists only pods
             // that exist.
-            return matches!(self.pod, PodName::Uid(_));
+            return matches!(self.pod, PodKey::Uid(_));
         };
         let stage = match pods.get(uid) {
             Some(pod) => Some(pod.stage),
             None => pods.claimant(uid).map(|claimant| claimant.stage),
         };
-        stage == Some(Stage::Terminal)
+        stage == Some(PodStage::Terminal)
     }
 
     /// The devices in the form of the Device object's annotation; none if the pod has ended or its record names them.
-    fn unrecorded(&self, pods: &Pods, fleet: &Fleet) -> Option<KubeletAllocation> {
+    fn unrecorded(&self, pods: &NodePods, fleet: &NodeFleet) -> Option<KubeletAllocation> {
         let mut device_ids = BTreeSet::new();
         for id in &self.device_ids {
             device_ids.insert(device_name(id, fleet));
@@ -95,7 +95,7 @@ pub(super) fn of_plugins(listed: &ListPodResourcesResponse, resources: &BTreeSet
                 }
                 if !device_ids.is_empty() {
                     allocations.push(Allocation {
-                        pod: PodName::of(pod),
+                        pod: PodKey::of(pod),
                         container: container.name.clone(),
                         resource: resource.clone(),
                         device_ids,
@@ -111,7 +111,7 @@ pub(super) fn of_plugins(listed: &ListPodResourcesResponse, resources: &BTreeSet
 
 /// kubelet's name for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PodName {
+pub enum PodKey {
     /// Namespace and name, in the pod-resources API.
     Named {
         /// Its namespace.
@@ -123,7 +123,7 @@ pub enum PodName {
     Uid(PodUid),
 }
 
-impl PodName {
+impl PodKey {
     /// The name of a pod in kubelet's list.
     pub(super) fn of(pod: &PodResources) -> Self {
         Self::Named {
@@ -133,7 +133,7 @@ impl PodName {
     }
 
     /// The UID of the pod, if the plugin knows it: the pod requests a resource of this plugin, or uses claims.
-    pub fn uid<'a>(&self, pods: &'a Pods) -> Option<&'a PodUid> {
+    pub fn uid<'a>(&self, pods: &'a NodePods) -> Option<&'a PodUid> {
         let (namespace, name) = match self {
             Self::Uid(uid) => return pods.get(uid).map(|pod| &pod.uid),
             Self::Named { namespace, name } => (namespace, name),
@@ -188,7 +188,7 @@ pub struct Claim {
 }
 
 /// The devices of those `allocations` that no record of gpushare's scheduler names.
-pub fn unrecorded(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> KubeletAllocations {
+pub fn unrecorded(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> KubeletAllocations {
     let mut entries = BTreeSet::new();
     for allocation in allocations {
         entries.extend(allocation.unrecorded(pods, fleet));
@@ -199,7 +199,7 @@ pub fn unrecorded(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> Kub
 }
 
 /// The UUID of the GPU that kubelet's ID stands for; the ID of the physical device as it is, if that is no known GPU.
-pub(super) fn device_name(id: &str, fleet: &Fleet) -> String {
+pub(super) fn device_name(id: &str, fleet: &NodeFleet) -> String {
     let physical = physical_id(id);
     // An index such as `0`, or `0:1` for an instance of that GPU.
     let index = physical
@@ -219,7 +219,7 @@ fn has_recorded_gpus(pod: &NodePod) -> bool {
 }
 
 /// Returns true if the pod's record names all of these devices.
-fn is_recorded(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &Fleet) -> bool {
+fn is_recorded(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &NodeFleet) -> bool {
     let Ok(placement) = &pod.placement else {
         return false;
     };

@@ -7,15 +7,15 @@ use std::collections::BTreeSet;
 
 use proto::kubelet::podresources::ListPodResourcesResponse;
 
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 
-use super::allocation::{Allocation, Claim, ClaimName, DraDevice, PodName};
+use super::allocation::{Allocation, Claim, ClaimName, DraDevice, PodKey};
 
 /// A device that a driver has prepared for a claim of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ClaimedDevice {
     /// The pod of the container.
-    pub(super) pod: PodName,
+    pub(super) pod: PodKey,
     /// The container.
     pub(super) container: String,
     /// The claim.
@@ -35,7 +35,7 @@ pub(super) fn prepared(listed: &ListPodResourcesResponse) -> Vec<ClaimedDevice> 
                 for device in &claim.claim_resources {
                     let cdi_names = device.cdi_devices.iter().map(|device| device.name.clone());
                     claimed.push(ClaimedDevice {
-                        pod: PodName::of(pod),
+                        pod: PodKey::of(pod),
                         container: container.name.clone(),
                         claim: ClaimName {
                             namespace: claim.claim_namespace.clone(),
@@ -84,7 +84,7 @@ impl Named {
 }
 
 /// The allocation that a container holds by a claim; none if the device is no GPU that this plugin shares.
-pub(super) fn allocation(claimed: ClaimedDevice, fleet: &Fleet) -> Option<Allocation> {
+pub(super) fn allocation(claimed: ClaimedDevice, fleet: &NodeFleet) -> Option<Allocation> {
     let find = |minor: u32| fleet.gpus.iter().find(|entry| entry.gpu.minor == minor);
     let (gpu, is_mapped) = match Named::parse(&claimed.device.name) {
         // A GPU in MIG mode is not in the fleet, so an instance stands for a GPU that is not shared.
@@ -125,7 +125,7 @@ mod tests {
 
     fn claimed(device: &str) -> ClaimedDevice {
         ClaimedDevice {
-            pod: PodName::Named {
+            pod: PodKey::Named {
                 namespace: "team".to_owned(),
                 name: "train".to_owned(),
             },

@@ -32,7 +32,7 @@ fn uuid(minor: u32) -> String {
     gpu(minor).uuid.to_string()
 }
 
-fn allocation(pod: PodName, ids: &[&str]) -> Allocation {
+fn allocation(pod: PodKey, ids: &[&str]) -> Allocation {
     let device_ids = ids.iter().map(|id| (*id).to_owned()).collect();
     Allocation {
         pod,
@@ -44,8 +44,8 @@ fn allocation(pod: PodName, ids: &[&str]) -> Allocation {
     }
 }
 
-fn named(name: &str) -> PodName {
-    PodName::Named {
+fn named(name: &str) -> PodKey {
+    PodKey::Named {
         namespace: "default".to_owned(),
         name: name.to_owned(),
     }
@@ -59,7 +59,7 @@ fn unrecorded_pod(name: &str) -> NodePod {
 fn unplaced(name: &str, request: ContainerRequest) -> NodePod {
     NodePod {
         placement: Err(Unplaced::NoDevice("gpu")),
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod(name, 1, [request])
     }
 }
@@ -94,11 +94,11 @@ fn device_ids_become_uuids_where_the_gpu_is_known(#[case] id: &str, #[case] expe
 #[test]
 fn pods_without_a_record_are_published_and_pods_with_one_are_not() {
     let ours = NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod("ours", 1, [whole(1)]).on([0])
     };
     let elsewhere = NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod("elsewhere", 1, [whole(1)]).on([0])
     };
     let allocations = [
@@ -122,7 +122,7 @@ fn pods_without_a_record_are_published_and_pods_with_one_are_not() {
 #[test]
 fn a_record_that_names_one_of_two_devices_does_not_agree() {
     let ours = NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod("ours", 1, [whole(2)]).on([0])
     };
     let allocations = [allocation(named("ours"), &[&uuid(0), &uuid(1)])];
@@ -135,10 +135,10 @@ fn a_record_that_names_one_of_two_devices_does_not_agree() {
 #[test]
 fn pods_that_have_ended_hold_nothing() {
     let ended = NodePod {
-        stage: Stage::Terminal,
+        stage: PodStage::Terminal,
         ..unrecorded_pod("ended")
     };
-    let by_uid = |uid: &str| PodName::Uid(uid.into());
+    let by_uid = |uid: &str| PodKey::Uid(uid.into());
     let allocations = [
         allocation(named("ended"), &[&uuid(0)]),
         allocation(by_uid("ended"), &[&uuid(0)]),
@@ -158,7 +158,7 @@ proptest! {
     fn no_device_in_use_is_forgotten(held in prop::collection::vec((0..4_u32, 0..5_u32, 0..3_u32, any::<bool>()), 0..6)) {
         let known = held.iter().enumerate().map(|(at, (_, record, _, is_ended))| {
             let pod = if *record == 4 { unrecorded_pod(&at.to_string()) } else { pod(&at.to_string(), 1, [whole(1)]).on([*record]) };
-            NodePod { stage: if *is_ended { Stage::Terminal } else { Stage::Running }, ..pod }
+            NodePod { stage: if *is_ended { PodStage::Terminal } else { PodStage::Running }, ..pod }
         });
         let allocations: Vec<_> = held.iter().enumerate().map(|(at, (device, _, form, _))| {
             let id = match form {
@@ -267,7 +267,7 @@ fn claiming(name: &str, driver: &str, devices: &[&str]) -> PodResources {
     }
 }
 
-fn claimant(name: &str, stage: Stage) -> Claimant {
+fn claimant(name: &str, stage: PodStage) -> Claimant {
     Claimant {
         uid: name.into(),
         namespace: "default".to_owned(),
@@ -300,8 +300,8 @@ fn recorder() -> Recorder {
 /// Starts a watch with these settings; its devices arrive at the receiver.
 fn start(
     settings: VendorSettings,
-    fleet: watch::Receiver<Arc<Fleet>>,
-    pods: watch::Receiver<Pods>,
+    fleet: watch::Receiver<Arc<NodeFleet>>,
+    pods: watch::Receiver<NodePods>,
     checkpoints: watch::Sender<Option<KubeletAllocations>>,
 ) {
     let watch = VendorWatch {
@@ -399,7 +399,7 @@ async fn devices_of_the_vendors_plugin_count_after_it_was_replaced() {
         ..settings(dir.path())
     };
     let placed = |name: &str, minor: u32| NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod(name, 1, [whole(1)]).on([minor])
     };
     let known = [
@@ -438,7 +438,7 @@ async fn without_resources_to_watch_there_are_no_allocations() {
         dra_drivers: BTreeSet::new(),
         ..nothing
     };
-    let (_pods, pods_seen) = watch::channel(Pods::default());
+    let (_pods, pods_seen) = watch::channel(NodePods::default());
     let (_fleet, fleet_seen) = watch::channel(Arc::new(fleet(1)));
     let (sender, mut seen) = watch::channel(None);
     start(settings, fleet_seen, pods_seen, sender);
@@ -459,7 +459,7 @@ async fn claims_of_a_dra_driver_count_while_their_pods_run() {
     let (kubelet, lists) = watch::channel(Vec::new());
     serve(&settings, lists);
     let shares = NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod("shares", 1, [crate::tests::builders::shares(1)]).on([2])
     };
     let (known, pods_seen) = watch::channel(pods([shares]));
@@ -468,12 +468,12 @@ async fn claims_of_a_dra_driver_count_while_their_pods_run() {
     start(settings, fleet_seen, pods_seen, sender);
     until(&mut seen, &[]).await;
 
-    let admitted = |stage| move |pods: &mut Pods| pods.note_claimant(claimant("a", stage));
+    let admitted = |stage| move |pods: &mut NodePods| pods.note_claimant(claimant("a", stage));
     kubelet.send_replace(vec![
         claiming("a", DRIVER, &["gpu-0", "gpu-2"]),
         claiming("b", "other.com", &["gpu-1"]),
     ]);
-    known.send_if_modified(admitted(Stage::Admitted));
+    known.send_if_modified(admitted(PodStage::Admitted));
     until(&mut seen, &[uuid(0), uuid(2)]).await;
     let entry = seen.borrow().as_ref().unwrap().entries[0].clone();
     assert_eq!(
@@ -481,7 +481,7 @@ async fn claims_of_a_dra_driver_count_while_their_pods_run() {
         ("a", DRIVER)
     );
     // kubelet lists a pod until it has cleaned up after it.
-    known.send_if_modified(admitted(Stage::Terminal));
+    known.send_if_modified(admitted(PodStage::Terminal));
     until(&mut seen, &[]).await;
 }
 
@@ -535,7 +535,7 @@ async fn claims_that_cannot_be_listed_are_an_error() {
 #[case::unknown(&[("unknown", "w1", 3)], &["listed w1 0"])]
 fn seen_gpus_correct_kubelet_s_allocations(#[case] entries: &[(&str, &str, u32)], #[case] expected: &[&str]) {
     let ended = NodePod {
-        stage: Stage::Terminal,
+        stage: PodStage::Terminal,
         ..unplaced("ended", whole(1))
     };
     let known = [
@@ -546,7 +546,7 @@ fn seen_gpus_correct_kubelet_s_allocations(#[case] entries: &[(&str, &str, u32)]
         ended,
     ];
     let allocation = Allocation {
-        pod: PodName::Named {
+        pod: PodKey::Named {
             namespace: "default".to_owned(),
             name: "listed".to_owned(),
         },
@@ -573,8 +573,8 @@ fn seen_gpus_correct_kubelet_s_allocations(#[case] entries: &[(&str, &str, u32)]
         .map(|allocation| {
             assert_eq!(allocation.resource, "nvidia.com/gpu");
             let pod = match &allocation.pod {
-                PodName::Named { name, .. } => name,
-                PodName::Uid(uid) => uid.as_str(),
+                PodKey::Named { name, .. } => name,
+                PodKey::Uid(uid) => uid.as_str(),
             };
             let minors: Vec<String> = allocation.device_ids.iter().filter_map(minor).collect();
             format!("{pod} {} {}", allocation.container, minors.join(","))

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use daemon::events::{EventType, Recorder};
 
-use crate::fleet::Fleet;
-use crate::pods::{NodePod, PodUid, Pods};
+use crate::fleet::NodeFleet;
+use crate::pods::{NodePod, NodePods, PodUid};
 
-use super::allocation::{Allocation, Claim, PodName};
+use super::allocation::{Allocation, Claim, PodKey};
 
 /// The event reason for a claim whose device is no known GPU.
 const UNKNOWN_DEVICE: &str = "ClaimedDeviceUnknown";
@@ -27,8 +27,8 @@ impl Warnings {
     pub(super) fn update(
         &mut self,
         allocations: &[Allocation],
-        pods: &Pods,
-        fleet: &Fleet,
+        pods: &NodePods,
+        fleet: &NodeFleet,
         recorder: &Recorder,
     ) {
         let now = warnings(allocations, pods, fleet);
@@ -42,7 +42,7 @@ impl Warnings {
     }
 }
 
-fn warnings(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> BTreeSet<Warning> {
+fn warnings(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> BTreeSet<Warning> {
     let mut warnings = BTreeSet::new();
     for allocation in allocations {
         let Some(claim) = &allocation.claim else { continue };
@@ -64,7 +64,7 @@ fn warnings(allocations: &[Allocation], pods: &Pods, fleet: &Fleet) -> BTreeSet<
 }
 
 /// Returns true if the pod's record names one of these GPUs.
-fn has_recorded(pod: &NodePod, uuids: &[String], fleet: &Fleet) -> bool {
+fn has_recorded(pod: &NodePod, uuids: &[String], fleet: &NodeFleet) -> bool {
     let Ok(placement) = &pod.placement else {
         return false;
     };
@@ -99,8 +99,8 @@ fn recorded(allocation: &Allocation, claim: &Claim) -> String {
 /// The claim, its driver and its pod.
 fn allocated(allocation: &Allocation, claim: &Claim) -> String {
     let pod = match &allocation.pod {
-        PodName::Named { namespace, name } => format!("{namespace}/{name}"),
-        PodName::Uid(uid) => uid.as_str().to_owned(),
+        PodKey::Named { namespace, name } => format!("{namespace}/{name}"),
+        PodKey::Uid(uid) => uid.as_str().to_owned(),
     };
     format!(
         "ResourceClaim {} of pod {pod} (DRA driver {})",
@@ -113,7 +113,7 @@ mod tests {
     use insta::assert_snapshot;
 
     use super::*;
-    use crate::pods::{Claimant, Stage};
+    use crate::pods::{Claimant, PodStage};
     use crate::tests::builders::{fleet, pod, pods, shares};
     use crate::vendor::allocation::{ClaimName, DraDevice};
     use crate::vendor::claims::ClaimedDevice;
@@ -121,7 +121,7 @@ mod tests {
 
     fn claimed(device: &str) -> Allocation {
         let claimed = ClaimedDevice {
-            pod: PodName::Named {
+            pod: PodKey::Named {
                 namespace: "team".to_owned(),
                 name: "train".to_owned(),
             },
@@ -140,7 +140,7 @@ mod tests {
         allocation(claimed, &fleet(3)).unwrap()
     }
 
-    fn now(devices: &[&str], stage: Stage) -> BTreeSet<Warning> {
+    fn now(devices: &[&str], stage: PodStage) -> BTreeSet<Warning> {
         let mut known = pods([
             pod("shares-0", 1, [shares(1)]).on([0]),
             pod("shares-1", 2, [shares(1)]).on([1]),
@@ -163,16 +163,16 @@ mod tests {
 
     #[test]
     fn a_claim_without_a_gpu_is_an_event_of_the_node() {
-        assert_snapshot!(text(&now(&["gpu-vfio-0"], Stage::Running)), @r#"node: ResourceClaim team/one-gpu of pod team/train (DRA driver gpu.nvidia.com) has device "gpu-vfio-0", which is no GPU that this plugin knows by its name: all 3 GPUs of the node count as used until the pod has ended. If the driver's devices are no GPUs of this node, leave it out of --dra-drivers"#);
+        assert_snapshot!(text(&now(&["gpu-vfio-0"], PodStage::Running)), @r#"node: ResourceClaim team/one-gpu of pod team/train (DRA driver gpu.nvidia.com) has device "gpu-vfio-0", which is no GPU that this plugin knows by its name: all 3 GPUs of the node count as used until the pod has ended. If the driver's devices are no GPUs of this node, leave it out of --dra-drivers"#);
     }
 
     #[test]
     fn a_claimed_gpu_is_an_event_of_the_pods_on_it() {
-        assert_snapshot!(text(&now(&["gpu-1", "gpu-2"], Stage::Running)), @"shares-1: ResourceClaim team/one-gpu of pod team/train (DRA driver gpu.nvidia.com) has GPU-00000001-aaaa-bbbb-cccc-000000000001, which the record of this pod names too: no other pod is placed there until one of the two has ended. To keep GPUs for claims, name the others in --shared-devices");
+        assert_snapshot!(text(&now(&["gpu-1", "gpu-2"], PodStage::Running)), @"shares-1: ResourceClaim team/one-gpu of pod team/train (DRA driver gpu.nvidia.com) has GPU-00000001-aaaa-bbbb-cccc-000000000001, which the record of this pod names too: no other pod is placed there until one of the two has ended. To keep GPUs for claims, name the others in --shared-devices");
     }
 
     #[test]
     fn pods_that_have_ended_cause_no_event() {
-        assert_eq!(now(&["gpu-vfio-0", "gpu-1"], Stage::Terminal), BTreeSet::new());
+        assert_eq!(now(&["gpu-vfio-0", "gpu-1"], PodStage::Terminal), BTreeSet::new());
     }
 }

@@ -12,9 +12,9 @@ use proto::memory_unit::MemoryUnit;
 use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::{DeviceKey, Fleet, type_name};
+use crate::fleet::{DeviceKey, NodeFleet, type_name};
 use crate::inventory::{Gpu, PhysicalId};
-use crate::pods::{Held, NodePod, Placement, PodUid, Pods, Stage, WHOLE_DEVICE_PERCENT};
+use crate::pods::{NodePod, NodePods, Placement, PodStage, PodUid, RecordedAmounts, WHOLE_DEVICE_PERCENT};
 
 /// A device has no capacity for the pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,7 +42,7 @@ const AMOUNTS: [&str; 4] = [
 
 /// Amounts of one device.
 #[derive(Clone, Copy, Debug, Default)]
-struct Amounts {
+struct DeviceAmounts {
     bytes: u64,
     core: u64,
     /// Percent of a device that is no GPU.
@@ -55,11 +55,11 @@ struct Amounts {
 
 /// The amounts that a pod holds of one device, and those that the device has.
 #[derive(Clone, Debug)]
-struct Share<'a> {
+struct PodShare<'a> {
     device: &'a PhysicalId,
     device_type: &'static str,
-    held: Amounts,
-    total: Amounts,
+    held: DeviceAmounts,
+    total: DeviceAmounts,
 }
 
 /// Checks that the pod fits beside all that come before it. `visible_gpus` are the GPUs that a pod sees, if that is known.
@@ -67,16 +67,16 @@ struct Share<'a> {
 /// # Errors
 /// The first device without capacity.
 pub fn check(
-    pods: &Pods,
-    fleet: &Fleet,
+    pods: &NodePods,
+    fleet: &NodeFleet,
     unit: MemoryUnit,
     is_started: impl Fn(&PodUid) -> bool,
     visible_gpus: impl Fn(&PodUid) -> BTreeSet<PhysicalId>,
     uid: &PodUid,
 ) -> Result<(), NoCapacity> {
-    let mut held = BTreeMap::<&PhysicalId, Amounts>::new();
-    let has_started = |pod: &NodePod| pod.stage == Stage::Running || is_started(&pod.uid);
-    let counts = |pod: &&NodePod| pod.placement.is_ok() || pod.stage == Stage::Running;
+    let mut held = BTreeMap::<&PhysicalId, DeviceAmounts>::new();
+    let has_started = |pod: &NodePod| pod.stage == PodStage::Running || is_started(&pod.uid);
+    let counts = |pod: &&NodePod| pod.placement.is_ok() || pod.stage == PodStage::Running;
     let mut order: Vec<&NodePod> = pods.live().filter(counts).collect();
     order.sort_by_cached_key(|pod| (!has_started(pod), pod.assumed_at(), &pod.uid));
     for pod in order {
@@ -100,7 +100,7 @@ pub fn check(
     Ok(())
 }
 
-impl Amounts {
+impl DeviceAmounts {
     fn add(&mut self, held: Self) {
         self.bytes = self.bytes.saturating_add(held.bytes);
         self.core = self.core.saturating_add(held.core);
@@ -115,10 +115,10 @@ impl Amounts {
     }
 }
 
-impl Share<'_> {
+impl PodShare<'_> {
     /// The first amount that the device lacks beside the amounts that are held of it before.
-    fn shortage(&self, before: Amounts) -> Option<NoCapacity> {
-        let limit = Amounts {
+    fn shortage(&self, before: DeviceAmounts) -> Option<NoCapacity> {
+        let limit = DeviceAmounts {
             bytes: self.total.bytes.saturating_add(before.n_holders + 1),
             ..self.total
         };
@@ -147,7 +147,7 @@ impl Share<'_> {
 }
 
 /// The shares of a pod of each device of this node that its record names.
-fn shares<'a>(pod: &'a NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share<'a>> {
+fn shares<'a>(pod: &'a NodePod, fleet: &'a NodeFleet, unit: MemoryUnit) -> Vec<PodShare<'a>> {
     let Ok(placement) = &pod.placement else {
         return Vec::new();
     };
@@ -157,7 +157,7 @@ fn shares<'a>(pod: &'a NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share
             continue;
         };
         let requested = requested(pod, gpu, placement.gpus.len(), unit);
-        let amounts = Amounts {
+        let amounts = DeviceAmounts {
             bytes: recorded_bytes(pod, placement, held, gpu, requested.bytes, unit),
             core: held.core.max(requested.core),
             // A pod that sees all GPUs of its node takes as many slots as it requests shares.
@@ -170,7 +170,7 @@ fn shares<'a>(pod: &'a NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share
         for (name, portion) in others.names.iter().zip(&others.held) {
             let mut devices = fleet.devices_of(device_type);
             if let Some(entry) = devices.find(|entry| name.is(&DeviceKey::from(&entry.device))) {
-                shares.push(Share {
+                shares.push(PodShare {
                     device: &entry.device.id,
                     device_type,
                     held: percent(portion.percent),
@@ -180,11 +180,11 @@ fn shares<'a>(pod: &'a NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share
         }
         for device in others.held.iter().flat_map(|portion| &portion.functions) {
             // One pod holds a virtual function.
-            let one = Amounts {
+            let one = DeviceAmounts {
                 slots: 1,
-                ..Amounts::default()
+                ..DeviceAmounts::default()
             };
-            shares.push(Share {
+            shares.push(PodShare {
                 device,
                 device_type,
                 held: one,
@@ -195,10 +195,10 @@ fn shares<'a>(pod: &'a NodePod, fleet: &'a Fleet, unit: MemoryUnit) -> Vec<Share
     shares
 }
 
-fn percent(percent: u64) -> Amounts {
-    Amounts {
+fn percent(percent: u64) -> DeviceAmounts {
+    DeviceAmounts {
         percent,
-        ..Amounts::default()
+        ..DeviceAmounts::default()
     }
 }
 
@@ -206,7 +206,7 @@ fn percent(percent: u64) -> Amounts {
 fn recorded_bytes(
     pod: &NodePod,
     placement: &Placement,
-    held: &Held,
+    held: &RecordedAmounts,
     gpu: &Gpu,
     requested: u64,
     unit: MemoryUnit,
@@ -219,21 +219,21 @@ fn recorded_bytes(
     let in_other_unit =
         other_unit.map(|record| part(gpu.memory_bytes, record.pod_units, record.device_units));
     match recorded.or(in_other_unit) {
-        Some(recorded) if other_unit.is_some() || pod.stage == Stage::Running => recorded,
+        Some(recorded) if other_unit.is_some() || pod.stage == PodStage::Running => recorded,
         recorded => requested.max(recorded.unwrap_or(0)),
     }
 }
 
-fn of_gpu<'a>(gpu: &'a Gpu, fleet: &Fleet, held: Amounts) -> Share<'a> {
+fn of_gpu<'a>(gpu: &'a Gpu, fleet: &NodeFleet, held: DeviceAmounts) -> PodShare<'a> {
     let slots = u64::from(fleet.ids.slots());
     // A record that was written while the reserved memory was not withheld stays valid.
-    let total = Amounts {
+    let total = DeviceAmounts {
         bytes: gpu.memory_bytes.saturating_add(gpu.reserved_bytes),
         core: WHOLE_DEVICE_PERCENT,
         slots,
-        ..Amounts::default()
+        ..DeviceAmounts::default()
     };
-    Share {
+    PodShare {
         device: &gpu.uuid,
         device_type: TYPE_GPU,
         held,
@@ -244,10 +244,10 @@ fn of_gpu<'a>(gpu: &'a Gpu, fleet: &Fleet, held: Amounts) -> Share<'a> {
 /// The shares that a running pod without record holds of the GPUs that it sees.
 fn unrecorded<'a>(
     pod: &NodePod,
-    fleet: &'a Fleet,
+    fleet: &'a NodeFleet,
     unit: MemoryUnit,
     seen: &BTreeSet<PhysicalId>,
-) -> Vec<Share<'a>> {
+) -> Vec<PodShare<'a>> {
     let mut shares = Vec::new();
     for uuid in seen {
         let gpu = fleet.gpu(uuid);
@@ -257,7 +257,7 @@ fn unrecorded<'a>(
 }
 
 /// The amounts of one of `n_gpus` GPUs that the pod's spec requests.
-fn requested(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) -> Amounts {
+fn requested(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) -> DeviceAmounts {
     let n_gpus = u64::try_from(n_gpus).unwrap_or(u64::MAX).max(1);
     let (mut bytes, mut core) = (pod.peak(ExtendedResource::Memory).saturating_mul(unit.bytes()), 0);
     for (name, amount) in pod.requests.iter() {
@@ -279,11 +279,11 @@ fn requested(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) -> Amoun
     if pod.peak(ExtendedResource::Whole) > 0 {
         (bytes, core) = (bytes.max(gpu.memory_bytes), core.max(WHOLE_DEVICE_PERCENT));
     }
-    Amounts {
+    DeviceAmounts {
         bytes,
         core,
         slots: u64::from(pod.peak(ExtendedResource::Shared) > 0),
-        ..Amounts::default()
+        ..DeviceAmounts::default()
     }
 }
 
@@ -367,7 +367,7 @@ mod tests {
             ..pod("unrecorded_pod", 0, [units(10)])
         };
         let running = NodePod {
-            stage: Stage::Running,
+            stage: PodStage::Running,
             ..unrecorded_pod()
         };
         assert_eq!(refused(vec![running, pod("a", 1, [units(10)])], &[]), ["a"]);

@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 
 use crate::extended_resource::ExtendedResource;
 use crate::kubelet_pod_resources::PodResourcesError;
-use crate::pods::{NodePod, PodUid, Pods};
+use crate::pods::{NodePod, NodePods, PodUid};
 
-use super::snapshot::Snapshot;
+use super::snapshot::KubeletSnapshot;
 
 /// The owner of a container is not known. kubelet tries again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -38,8 +38,8 @@ pub enum OwnerUnknown {
 /// # Errors
 /// kubelet does not name exactly one pod.
 pub fn find_owner(
-    snapshot: &Snapshot,
-    pods: &Pods,
+    snapshot: &KubeletSnapshot,
+    pods: &NodePods,
     resource: ExtendedResource,
     ids: &[String],
 ) -> Result<PodUid, OwnerUnknown> {
@@ -74,7 +74,7 @@ pub fn find_owner(
 }
 
 fn by_both(
-    pods: &Pods,
+    pods: &NodePods,
     listed: &BTreeSet<(&str, &str)>,
     allocated: &BTreeSet<&PodUid>,
 ) -> Result<PodUid, OwnerUnknown> {
@@ -97,7 +97,7 @@ fn by_both(
     }
 }
 
-fn by_name(pods: &Pods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, OwnerUnknown> {
+fn by_name(pods: &NodePods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, OwnerUnknown> {
     let mut names_listed = listed.iter();
     let (Some((namespace, name)), None) = (names_listed.next(), names_listed.next()) else {
         let text: Vec<String> = listed
@@ -120,13 +120,13 @@ fn by_name(pods: &Pods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, Owner
     }
 }
 
-fn live<'a>(pods: &'a Pods, uids: &BTreeSet<&PodUid>) -> Vec<&'a NodePod> {
+fn live<'a>(pods: &'a NodePods, uids: &BTreeSet<&PodUid>) -> Vec<&'a NodePod> {
     // The checkpoint names pods that have ended until kubelet allocates again.
     uids.iter().filter_map(|uid| pods.get_live(uid)).collect()
 }
 
 /// The only live pod among these; none if one of them is not known.
-fn only_live(pods: &Pods, uids: &BTreeSet<&PodUid>) -> Result<Option<PodUid>, OwnerUnknown> {
+fn only_live(pods: &NodePods, uids: &BTreeSet<&PodUid>) -> Result<Option<PodUid>, OwnerUnknown> {
     if uids.is_empty() {
         return Err(OwnerUnknown::NoPod);
     }
@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
     use crate::kubelet_checkpoint::Allocated;
-    use crate::pods::Stage;
+    use crate::pods::PodStage;
     use crate::tests::builders::{pod, pods, units};
     use crate::verify::snapshot::ListedDevices;
 
@@ -225,11 +225,11 @@ mod tests {
             ..pod("b", 2, [units(2)])
         };
         let ended = NodePod {
-            stage: Stage::Terminal,
+            stage: PodStage::Terminal,
             ..pod("ended", 2, [units(2)])
         };
         let pods = pods([pod("a", 1, [units(2)]), recreated, ended]);
-        let snapshot = Snapshot {
+        let snapshot = KubeletSnapshot {
             listed: Ok(Arc::new(entries(list).map(listed).collect())),
             allocated: checkpoint.map(|text| Arc::new(entries(text).map(allocated).collect())),
         };

@@ -20,7 +20,7 @@ const PACE: Duration = Duration::from_millis(15);
 
 /// kubelet's allocations at one moment.
 #[derive(Clone, Debug)]
-pub struct Snapshot {
+pub struct KubeletSnapshot {
     /// The containers that its pod-resources API lists.
     pub listed: Result<Arc<Vec<ListedDevices>>, PodResourcesError>,
     /// The entries of its checkpoint; none if that cannot be read.
@@ -42,14 +42,14 @@ pub struct ListedDevices {
 
 /// Takes snapshots.
 #[derive(Debug)]
-pub struct Snapshots(Shared<Snapshot>);
+pub struct Snapshots(SharedRead<KubeletSnapshot>);
 
 impl Snapshots {
     /// A snapshot that began after this call.
-    pub async fn take(&self, node: &NodeState) -> Snapshot {
+    pub async fn take(&self, node: &NodeState) -> KubeletSnapshot {
         let read = async || {
             let listed = node.pod_resources.list().await;
-            Snapshot {
+            KubeletSnapshot {
                 listed: listed.map(|listed| Arc::new(listed_devices(&listed, &node.settings.names))),
                 // After the list, so that it is no older.
                 allocated: node.checkpoint.read(),
@@ -61,7 +61,7 @@ impl Snapshots {
 
 impl Default for Snapshots {
     fn default() -> Self {
-        Self(Shared::new(PACE))
+        Self(SharedRead::new(PACE))
     }
 }
 
@@ -94,14 +94,14 @@ fn listed_devices(response: &ListPodResourcesResponse, names: &ExtendedResourceN
 
 /// Reads of a changing source, each shared by all calls that came before it began.
 #[derive(Debug)]
-struct Shared<T> {
+struct SharedRead<T> {
     /// The beginning and the result of the last read; held by the call that reads.
     last: Mutex<(Option<Instant>, Option<T>)>,
     /// Least time from the beginning of one read to that of the next.
     pace: Duration,
 }
 
-impl<T: Clone> Shared<T> {
+impl<T: Clone> SharedRead<T> {
     fn new(pace: Duration) -> Self {
         Self {
             last: Mutex::new((None, None)),
@@ -140,7 +140,7 @@ mod tests {
 
     /// Reads of a source that changes all the time, each of which takes 10 ms: their results, and the number of reads.
     async fn run(pace: Duration, called_at: &[u64]) -> (Vec<u64>, u64) {
-        let (shared, n_reads) = (Rc::new(Shared::new(pace)), Rc::new(Cell::new(0)));
+        let (shared, n_reads) = (Rc::new(SharedRead::new(pace)), Rc::new(Cell::new(0)));
         let began = Instant::now();
         let local = LocalSet::new();
         let tasks: Vec<_> = called_at
@@ -182,7 +182,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_cancelled_read_has_no_result() {
-        let shared = Shared::new(Duration::ZERO);
+        let shared = SharedRead::new(Duration::ZERO);
         let forever = tokio::time::timeout(
             Duration::from_millis(5),
             shared.read(async || std::future::pending::<u8>().await),

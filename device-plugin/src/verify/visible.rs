@@ -7,7 +7,7 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
 use crate::cdi::name_of;
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::{Fleet, type_name};
+use crate::fleet::{NodeFleet, type_name};
 use crate::injection::content;
 use crate::inventory::PhysicalId;
 use crate::kubelet_checkpoint::Allocated;
@@ -31,7 +31,7 @@ pub type VisibleByType = BTreeMap<&'static str, Visible>;
 pub fn visible_by_answer(
     resource: ExtendedResource,
     answer: &ContainerAllocateResponse,
-    fleet: &Fleet,
+    fleet: &NodeFleet,
 ) -> Option<Visible> {
     if answer
         .cdi_devices
@@ -60,14 +60,14 @@ pub fn visible_by_answer(
 
 /// The devices that a value of a resource's variable names, GPUs also by index, in the value's order, which is that of the devices
 /// in the container; none if one of them is not on this node.
-pub fn named_devices(resource: ExtendedResource, value: &str, fleet: &Fleet) -> Option<Vec<PhysicalId>> {
+pub fn named_devices(resource: ExtendedResource, value: &str, fleet: &NodeFleet) -> Option<Vec<PhysicalId>> {
     value
         .split(',')
         .map(|name| named_device(resource, name, fleet))
         .collect()
 }
 
-fn named_device(resource: ExtendedResource, name: &str, fleet: &Fleet) -> Option<PhysicalId> {
+fn named_device(resource: ExtendedResource, name: &str, fleet: &NodeFleet) -> Option<PhysicalId> {
     let device_type = resource.device_type();
     if let Some(entry) = fleet
         .entries(device_type)
@@ -85,7 +85,7 @@ fn named_device(resource: ExtendedResource, name: &str, fleet: &Fleet) -> Option
 }
 
 /// The devices that the containers of a pod see by kubelet's checkpoint.
-pub fn visible_to_pod(allocated: &[Allocated], uid: &PodUid, fleet: &Fleet) -> VisibleByType {
+pub fn visible_to_pod(allocated: &[Allocated], uid: &PodUid, fleet: &NodeFleet) -> VisibleByType {
     let mut visible = VisibleByType::new();
     for entry in allocated.iter().filter(|entry| entry.pod == *uid) {
         if let Some(seen) = visible_by_answer(entry.resource, &entry.answer, fleet) {
@@ -96,7 +96,10 @@ pub fn visible_to_pod(allocated: &[Allocated], uid: &PodUid, fleet: &Fleet) -> V
 }
 
 /// The same of every pod that the checkpoint names.
-pub fn visible_to_pods<'a>(allocated: &'a [Allocated], fleet: &Fleet) -> HashMap<&'a PodUid, VisibleByType> {
+pub fn visible_to_pods<'a>(
+    allocated: &'a [Allocated],
+    fleet: &NodeFleet,
+) -> HashMap<&'a PodUid, VisibleByType> {
     let mut by_pod = HashMap::<&PodUid, VisibleByType>::new();
     for entry in allocated {
         let visible = by_pod.entry(&entry.pod).or_default();

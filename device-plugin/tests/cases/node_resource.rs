@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use device_plugin::device_ids::IdScheme;
 use device_plugin::extended_resource::ExtendedResource;
-use device_plugin::fleet::Fleet;
-use device_plugin::inventory::{Gpu, Inventory};
+use device_plugin::fleet::NodeFleet;
+use device_plugin::inventory::{Gpu, NodeInventory};
 use device_plugin::pods::IN_NODE_STATUS;
 use device_plugin::publish::node_patches;
 use proto::device::{DeviceInfo, DeviceSpec, TYPE_GPU, TYPE_RDMA};
@@ -81,11 +81,11 @@ fn advertised_shares(spec: &DeviceSpec) -> u64 {
         .map(|device| (gpu(device), device.health))
         .unzip();
     let ids = IdScheme::with_numa_nodes(false, &gpus, DEFAULT_SLOTS, MemoryUnit::GIB).unwrap();
-    let inventory = Inventory {
+    let inventory = NodeInventory {
         gpus,
-        ..Inventory::default()
+        ..NodeInventory::default()
     };
-    let fleet = Fleet::new(inventory, ids);
+    let fleet = NodeFleet::new(inventory, ids);
     let healthy = fleet
         .gpus
         .iter()

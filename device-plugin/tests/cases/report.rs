@@ -5,9 +5,9 @@ use std::os::unix::fs::symlink;
 
 use chrono::DateTime;
 use device_plugin::device_ids::IdScheme;
-use device_plugin::fleet::Fleet;
+use device_plugin::fleet::NodeFleet;
 use device_plugin::health::HealthReason;
-use device_plugin::inventory::{Gpu, Inventory, PciLocation, pci};
+use device_plugin::inventory::{Gpu, NodeInventory, PciLocation, pci};
 use device_plugin::publish::device_object::DeviceObjectInputs;
 use proto::device::DeviceInfo;
 use proto::memory_unit::MemoryUnit;
@@ -128,12 +128,12 @@ fn gpu(id: &str, minor: u32, memory_bytes: u64) -> Gpu {
 /// The devices that are published of these GPUs, of which some have an illness.
 fn published(gpus: Vec<Gpu>, illness: impl Fn(&str) -> Option<(HealthReason, String)>) -> Vec<DeviceInfo> {
     let ids = IdScheme::with_numa_nodes(false, &gpus, 100, MemoryUnit::GIB).unwrap();
-    let inventory = Inventory {
+    let inventory = NodeInventory {
         gpus,
         vendor: "nvidia".to_owned(),
-        ..Inventory::default()
+        ..NodeInventory::default()
     };
-    let mut fleet = Fleet::new(inventory, ids);
+    let mut fleet = NodeFleet::new(inventory, ids);
     for entry in &mut fleet.gpus {
         if let Some((reason, message)) = entry.gpu.bus_id.as_deref().and_then(&illness) {
             (entry.is_healthy, entry.reason, entry.message) = (false, Some(reason), message);

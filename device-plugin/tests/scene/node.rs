@@ -13,14 +13,14 @@ use device_plugin::config::Config;
 use device_plugin::device_ids::IdScheme;
 use device_plugin::envvar::swap::RecordSwaps;
 use device_plugin::extended_resource::{ExtendedResource, ExtendedResourceNames};
-use device_plugin::fleet::Fleet;
-use device_plugin::inventory::{Gpu, Inventory, OtherDevice, PciLocation};
+use device_plugin::fleet::NodeFleet;
+use device_plugin::inventory::{Gpu, NodeInventory, OtherDevice, PciLocation};
 use device_plugin::kubelet::registration::{KubeletDir, Registration};
 use device_plugin::metrics::Metrics;
 use device_plugin::node_state::NodeState;
-use device_plugin::pods::{NodePod, Pods};
-use device_plugin::settings::Settings;
-use device_plugin::settings::{OnMismatch, StartPolicy, Unplaced};
+use device_plugin::pods::{NodePod, NodePods};
+use device_plugin::settings::NodeSettings;
+use device_plugin::settings::{OnMismatch, OnUnplaced, StartPolicy};
 use device_plugin::start::StartContext;
 use device_plugin::start::blocked::BlockedStarts;
 use device_plugin::start::check::StartChecker;
@@ -68,19 +68,19 @@ impl Default for Equipment {
 }
 
 impl Equipment {
-    pub(crate) fn fleet(&self) -> Fleet {
+    pub(crate) fn fleet(&self) -> NodeFleet {
         let gpus: Vec<Gpu> = (0..self.n_gpus).map(gpu).collect();
         let shared: Vec<Gpu> = (0..self.n_shared).map(gpu).collect();
         let ids = IdScheme::with_numa_nodes(false, &shared, 100, self.memory_unit).unwrap();
         let vendor = "nvidia".to_owned();
-        Fleet::new(
-            Inventory {
+        NodeFleet::new(
+            NodeInventory {
                 gpus,
                 others: self.others.clone(),
                 excluded: Vec::new(),
                 driver_version: None,
                 vendor,
-                ..Inventory::default()
+                ..NodeInventory::default()
             },
             ids,
         )
@@ -89,8 +89,8 @@ impl Equipment {
 
 /// The node; dropping it leaves no files behind.
 pub(crate) struct Node {
-    pub(crate) fleet: watch::Sender<Arc<Fleet>>,
-    pub(crate) pods: watch::Sender<Pods>,
+    pub(crate) fleet: watch::Sender<Arc<NodeFleet>>,
+    pub(crate) pods: watch::Sender<NodePods>,
     pub(crate) state: Arc<NodeState>,
     pub(crate) stop: CancellationToken,
     pub(crate) tasks: JoinSet<()>,
@@ -118,7 +118,7 @@ impl Node {
 
     pub(crate) fn with(equipment: &Equipment) -> Self {
         let (fleet, fleet_seen) = watch::channel(Arc::new(equipment.fleet()));
-        let mut known = Pods::default();
+        let mut known = NodePods::default();
         known.reset([]);
         let (pods, pods_seen) = watch::channel(known);
         let names = ExtendedResourceNames {
@@ -126,7 +126,7 @@ impl Node {
             ..ExtendedResourceNames::default()
         };
         let flags = ["gpushare-device-plugin", "--node-name=n1", "--inject=envvar"];
-        let settings = Settings {
+        let settings = NodeSettings {
             names: names.clone(),
             memory_unit: equipment.memory_unit,
             allocate_wait: Duration::from_millis(200),
@@ -212,7 +212,7 @@ impl Node {
 }
 
 /// A check before starts whose API server does not answer.
-fn starts(node: Arc<NodeState>, pods: watch::Sender<Pods>) -> Arc<StartChecker> {
+fn starts(node: Arc<NodeState>, pods: watch::Sender<NodePods>) -> Arc<StartChecker> {
     let (service, _) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let connection = Connection::from(Client::new(service, "default"));
     let context = StartContext {
@@ -220,7 +220,7 @@ fn starts(node: Arc<NodeState>, pods: watch::Sender<Pods>) -> Arc<StartChecker> 
         client: connection.client.clone(),
         policy: StartPolicy {
             on_mismatch: OnMismatch::Refuse,
-            unplaced: Unplaced::Refuse,
+            unplaced: OnUnplaced::Refuse,
         },
         swaps: Arc::new(Mutex::new(RecordSwaps::new(&connection, "n1".to_owned(), pods))),
         recorder: recorder(&connection, "gpushare-device-plugin", Some("n1".to_owned())).0,

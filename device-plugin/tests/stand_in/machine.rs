@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use device_plugin::inventory::{MachineSource, NvmlSource, Source};
+use device_plugin::inventory::{DeviceSource, MachineSource, NvmlSource};
 use tempfile::TempDir;
 
 /// An interval that does not pass during a test.
@@ -141,8 +141,8 @@ impl Machine {
         }
     }
 
-    pub(crate) fn source(&self) -> Source {
-        Source::Machine(MachineSource::of_gpus(self.nvml()))
+    pub(crate) fn source(&self) -> DeviceSource {
+        DeviceSource::Machine(MachineSource::of_gpus(self.nvml()))
     }
 
     /// Links, each from a handle to a bus address, active or not.

@@ -8,7 +8,7 @@ use crate::injection::Certainty;
 /// A node from a row: driver, cgroup version, way of the hook, and marks (`on`: --driver-limits, `hook`, `mig`, `hami`, `mps`).
 fn row(driver: &str, cgroup: &str, route: &str, marks: &str) -> Enforcement {
     let has = |mark: &str| marks.split_whitespace().any(|word| word == mark);
-    let node = NodeFacts {
+    let node = EnforcementFacts {
         is_enabled: has("on"),
         driver: (driver != "-").then(|| driver.to_owned()),
         cgroup: match cgroup {

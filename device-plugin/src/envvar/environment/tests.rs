@@ -10,13 +10,13 @@ use rstest::rstest;
 use super::*;
 use crate::injection::content::{AssignedDevices, variable_answer};
 use crate::injection::recipient::Recipient;
-use crate::pods::{Held, NodePod};
+use crate::pods::{NodePod, RecordedAmounts};
 use crate::tests::builders::{adapter, fleet, gpu, pod, rdma, shares};
 
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 
-fn settings() -> Settings {
-    Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
+fn settings() -> NodeSettings {
+    NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
 }
 
 /// A pod on the GPUs 2 and 0 with 4 GiB and 30 percent of each.
@@ -26,7 +26,7 @@ fn two() -> NodePod {
         ..pod("a", 1, [shares(2)]).on([2, 0])
     };
     pod.placement.as_mut().unwrap().held = vec![
-        Held {
+        RecordedAmounts {
             bytes: Some(4 << 30),
             ratio: None,
             core: 30
@@ -183,7 +183,7 @@ fn devices_other_than_gpus_have_their_own_variable() {
     };
     assert!(matches!(
         by_variable.check(&settings(), &fleet(1)),
-        Err(Refusal::Overridden { .. })
+        Err(StartRefusal::Overridden { .. })
     ));
 }
 
@@ -211,7 +211,7 @@ fn limits_are_those_of_the_matched_record() {
     larger.placement.as_mut().unwrap().held[1].bytes = Some(8 << 30);
     assert!(checked(&larger, &envs(&limited)).is_err());
     let running = NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..larger
     };
     assert_eq!(
@@ -258,11 +258,11 @@ fn files_of_virtual_functions_are_those_of_the_record(#[case] nodes: &[&str], #[
             .collect(),
         ..adapter(minor)
     };
-    let inventory = crate::inventory::Inventory {
+    let inventory = crate::inventory::NodeInventory {
         others: vec![adapter(0, "pf0"), adapter(1, "pf1")],
         ..Default::default()
     };
-    let fleet = Fleet::new(inventory, fleet(0).ids);
+    let fleet = NodeFleet::new(inventory, fleet(0).ids);
     let record = r#"{"rdma":[{"minor":0,"id":"0000:00:00.0","resources":{"koordinator.sh/rdma":"1"},"extension":{"vfs":[{"minor":0,"busID":"vf2"}]}}]}"#;
     let record = proto::record::Record {
         allocations: serde_json::from_str(record).unwrap(),

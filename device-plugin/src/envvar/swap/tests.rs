@@ -7,7 +7,7 @@ use serde_json::Value;
 use tower_test::mock::{Handle, pair};
 
 use super::*;
-use crate::settings::Settings;
+use crate::settings::NodeSettings;
 use crate::tests::builders::{fleet, pod, pods, units};
 
 fn uid(name: &str) -> PodUid {
@@ -29,7 +29,7 @@ fn scene_of<N: AsRef<str>>(
     };
     let (sender, seen) = watch::channel(pods(of.into_iter().map(on)));
     let (_, fleet) = watch::channel(Arc::new(fleet(4)));
-    let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
+    let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
     let node = NodeState::new(settings, fleet, seen, std::path::Path::new("/nonexistent"));
     (
         node,
@@ -74,7 +74,7 @@ async fn a_write_without_a_reply_does_not_block_other_swaps() {
     swaps.load().await.unwrap();
     assert!(matches!(
         swaps.swap(&node, &a, &b).await,
-        Err(SwapError::Request(RequestError::Slow { .. }))
+        Err(SwapError::Request(ApiRequestError::Slow { .. }))
     ));
     let (mut requests, unanswered) = server.await.unwrap();
     drop(unanswered);

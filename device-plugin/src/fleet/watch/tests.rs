@@ -30,7 +30,7 @@ fn sharing(memory_unit: MemoryUnit) -> Sharing {
     }
 }
 
-fn channels(fleet: watch::Sender<Arc<Fleet>>) -> FleetChannels {
+fn channels(fleet: watch::Sender<Arc<NodeFleet>>) -> FleetChannels {
     FleetChannels {
         fleet,
         faults: mpsc::channel(1).0,
@@ -88,21 +88,21 @@ async fn other_devices_are_adopted_and_health_is_kept() {
     let path = dir.path().join("gpus.json");
     let sick = json!({"uuid": "GPU-a", "minor": 0, "memory": "4Gi", "health": "Xid 79"});
     write(&path, &json!([sick]));
-    let source = Source::File(FileSource {
+    let source = DeviceSource::File(FileSource {
         path: path.clone(),
         node: "n1".to_owned(),
         interval: Duration::from_millis(20),
     });
     let inventory = discover(&source).await.unwrap();
     let sharing = sharing(MemoryUnit::MIB);
-    let first = Fleet::new(inventory.clone(), sharing.id_scheme(&inventory).unwrap());
+    let first = NodeFleet::new(inventory.clone(), sharing.id_scheme(&inventory).unwrap());
     let health = Health::new(
         HealthPolicy::default(),
         inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
     );
     let (sender, mut fleet) = watch::channel(Arc::new(first));
     tokio::spawn(FleetWatch::new(source, inventory, health, sharing, channels(sender)).run());
-    let mut wait = async |is_so: fn(&Arc<Fleet>) -> bool| {
+    let mut wait = async |is_so: fn(&Arc<NodeFleet>) -> bool| {
         timeout(Duration::from_secs(20), fleet.wait_for(is_so))
             .await
             .expect("no change")
@@ -127,14 +127,14 @@ async fn health_is_updated_while_new_devices_cannot_be_adopted() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpus.json");
     write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]));
-    let source = Source::File(FileSource {
+    let source = DeviceSource::File(FileSource {
         path: path.clone(),
         node: "n1".to_owned(),
         interval: Duration::from_millis(20),
     });
     let inventory = discover(&source).await.unwrap();
     let sharing = sharing(MemoryUnit::MIB);
-    let first = Fleet::new(inventory.clone(), sharing.id_scheme(&inventory).unwrap());
+    let first = NodeFleet::new(inventory.clone(), sharing.id_scheme(&inventory).unwrap());
     let health = Health::new(
         HealthPolicy::default(),
         inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
@@ -154,18 +154,18 @@ async fn health_is_updated_while_new_devices_cannot_be_adopted() {
     assert_eq!(sick.expect("blind").unwrap().gpus.len(), 1);
 }
 
-fn fleet_watch(discovery: Discovery) -> (FleetWatch, watch::Receiver<Arc<Fleet>>) {
-    let inventory = Inventory {
+fn fleet_watch(discovery: Discovery) -> (FleetWatch, watch::Receiver<Arc<NodeFleet>>) {
+    let inventory = NodeInventory {
         gpus: vec![builders::gpu(0), builders::gpu(1)],
         vendor: "v".to_owned(),
-        ..Inventory::default()
+        ..NodeInventory::default()
     };
     let sharing = sharing(MemoryUnit::GIB);
     let health = Health::new(
         HealthPolicy::default(),
         inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
     );
-    let (fleet, seen) = watch::channel(Arc::new(Fleet::new(
+    let (fleet, seen) = watch::channel(Arc::new(NodeFleet::new(
         inventory.clone(),
         sharing.id_scheme(&inventory).unwrap(),
     )));
@@ -189,8 +189,8 @@ fn no_discovery() -> Discovery {
     }
 }
 
-fn no_file() -> Source {
-    Source::File(FileSource {
+fn no_file() -> DeviceSource {
+    DeviceSource::File(FileSource {
         path: "/nowhere".into(),
         node: "n1".to_owned(),
         interval: Duration::from_secs(1),
@@ -273,7 +273,7 @@ async fn observations_that_arrive_late_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpus.json");
     write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]));
-    let source = Source::File(FileSource {
+    let source = DeviceSource::File(FileSource {
         path,
         node: "n1".to_owned(),
         interval: Duration::from_secs(3600),
@@ -284,7 +284,7 @@ async fn observations_that_arrive_late_are_reported() {
         HealthPolicy::default(),
         inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
     );
-    let (sender, mut fleet) = watch::channel(Arc::new(Fleet::new(
+    let (sender, mut fleet) = watch::channel(Arc::new(NodeFleet::new(
         inventory.clone(),
         sharing.id_scheme(&inventory).unwrap(),
     )));
@@ -301,7 +301,7 @@ async fn observations_that_arrive_late_are_reported() {
 /// One thread hangs however often the watch lists the devices again, and the known devices stay.
 #[tokio::test(start_paused = true)]
 async fn a_probe_that_hangs_is_not_started_again() {
-    let (answer, hanging) = std::sync::mpsc::channel::<Inventory>();
+    let (answer, hanging) = std::sync::mpsc::channel::<NodeInventory>();
     let running = Some(spawn_blocking(move || Ok(hanging.recv().unwrap())));
     let (mut fleet_watch, _fleet) = fleet_watch(Discovery {
         source: no_file(),
@@ -328,10 +328,10 @@ async fn devices_with_a_list_that_kubelet_would_refuse_are_not_adopted() {
         ..builders::gpu(1)
     };
     let known = fleet_watch.inventory.clone();
-    let found = Inventory {
+    let found = NodeInventory {
         gpus: vec![huge],
         vendor: "nvidia".to_owned(),
-        ..Inventory::default()
+        ..NodeInventory::default()
     };
     assert!(!fleet_watch.adopt(found));
     assert_eq!(

@@ -12,14 +12,14 @@ use super::*;
 use crate::cdi::vendor::VendorSpecs;
 use crate::enforcement::{Enforcements, Level};
 use crate::injection::InjectionSettings;
-use crate::pods::{Held, NodePod, Placement};
+use crate::pods::{NodePod, Placement, RecordedAmounts};
 use crate::tests::builders::{adapter, gpu, init, pod, rdma, shares, units};
 
-fn settings() -> Settings {
-    Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
+fn settings() -> NodeSettings {
+    NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
 }
 
-fn environment(settings: &Settings, pod: &NodePod, resource: ExtendedResource, minors: &[u32]) -> Value {
+fn environment(settings: &NodeSettings, pod: &NodePod, resource: ExtendedResource, minors: &[u32]) -> Value {
     let gpus: Vec<_> = minors.iter().map(|minor| gpu(*minor)).collect();
     let recipient = Recipient {
         pod,
@@ -79,7 +79,7 @@ fn each_limit_is_that_of_the_device_at_its_index() {
         ..pod("a", 1, [shares(3)]).on([2, 0, 1])
     };
     let placement = limited.placement.as_mut().unwrap();
-    let held = |bytes, ratio| Held {
+    let held = |bytes, ratio| RecordedAmounts {
         bytes,
         ratio,
         core: 30,
@@ -274,7 +274,7 @@ fn hami_core_s_files_go_with_its_limits() {
     for name in ["libvgpu.so", "ld.so.preload"] {
         fs::write(library.path().join(name), "").unwrap();
     }
-    let settings = Settings {
+    let settings = NodeSettings {
         hami_core: Some(HamiCore::new(library.path().to_owned())),
         ..settings()
     };

@@ -12,14 +12,14 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::inventory::{
-    Gpu, Inventory, InventoryError, OtherDevice, PciLocation, PhysicalId, ProcessMemory, no_gpu, pci,
+    Gpu, InventoryError, NodeInventory, OtherDevice, PciLocation, PhysicalId, ProcessMemory, no_gpu, pci,
     percent_resource,
 };
 
 /// The devices that the file describes, and their health.
 #[derive(Debug, Default)]
 pub(super) struct SimulatedDevices {
-    pub(super) inventory: Inventory,
+    pub(super) inventory: NodeInventory,
     /// The health of every device.
     pub(super) health: BTreeMap<PhysicalId, SimulatedHealth>,
     /// The processes on all GPUs.
@@ -192,14 +192,14 @@ impl DeviceFile {
     /// # Errors
     /// The rule that a device breaks.
     fn into_devices(self, node: &str) -> Result<SimulatedDevices, String> {
-        let inventory = Inventory {
+        let inventory = NodeInventory {
             needs_driver: self.needs_driver,
             driver_version: self.driver_version,
             vendor: self.vendor,
             links: self.gpu_links,
             partitions: self.gpu_partitions,
             partition_policy: self.gpu_partition_policy,
-            ..Inventory::default()
+            ..NodeInventory::default()
         };
         let mut found = SimulatedDevices {
             inventory,
@@ -216,7 +216,7 @@ impl DeviceFile {
                 .add_to(&mut found, node)
                 .map_err(|rule| format!("{place}.{rule}"))?;
         }
-        let Inventory { gpus, others, .. } = &mut found.inventory;
+        let NodeInventory { gpus, others, .. } = &mut found.inventory;
         gpus.sort_by_key(|gpu| gpu.minor);
         others.sort_by_cached_key(|other| (other.device_type.clone(), other.minor));
         Ok(found)

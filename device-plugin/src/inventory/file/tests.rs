@@ -71,13 +71,13 @@ fn every_field_is_read_and_gpus_are_sorted_by_minor() {
     ];
     assert_eq!(reading.health, health.into());
     let driver_version = Some("550".to_owned());
-    let expected = Inventory {
+    let expected = NodeInventory {
         gpus: vec![gpu_a, gpu_b],
         others: Vec::new(),
         excluded: Vec::new(),
         driver_version,
         vendor: "acme".to_owned(),
-        ..Inventory::default()
+        ..NodeInventory::default()
     };
     assert_eq!(reading.inventory, expected);
 }

@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use super::{NvmlSource, is_mig};
 use crate::inventory::{
-    ExcludedGpu, Exclusion, Inventory, InventoryError, ObservationKind, PhysicalId,
+    ExcludedGpu, ExclusionReason, InventoryError, NodeInventory, ObservationKind, PhysicalId,
     feed::{Reporter, Stopped},
 };
 use crate::logged_error::LoggedError;
@@ -44,7 +44,7 @@ const EVENT_WAIT: Duration = Duration::from_millis(500);
 pub(super) struct NvmlWatch {
     source: NvmlSource,
     /// The devices that are watched.
-    known: Inventory,
+    known: NodeInventory,
     /// The number of the source's intervals that a session lasts in which a device is missing.
     reopen_factor: u32,
     /// The last error that was logged.
@@ -55,7 +55,7 @@ pub(super) struct NvmlWatch {
 
 impl NvmlWatch {
     /// A watch of the GPUs of `known`.
-    pub(super) fn new(source: NvmlSource, known: Inventory) -> Self {
+    pub(super) fn new(source: NvmlSource, known: NodeInventory) -> Self {
         Self {
             source,
             known,
@@ -120,7 +120,8 @@ impl NvmlWatch {
 
     /// Returns true if it is time to look for a missing device in another session.
     fn needs_other_session(&mut self, is_missing: bool, age: Duration) -> bool {
-        let is_unreadable = |excluded: &ExcludedGpu| matches!(excluded.exclusion, Exclusion::Unreadable(_));
+        let is_unreadable =
+            |excluded: &ExcludedGpu| matches!(excluded.exclusion, ExclusionReason::Unreadable(_));
         if !is_missing && !self.known.excluded.iter().any(is_unreadable) {
             self.reopen_factor = 1;
             return false;

@@ -11,8 +11,8 @@ use rstest::rstest;
 
 use super::*;
 use crate::device_ids::IdScheme;
-use crate::fleet::Fleet;
-use crate::inventory::{Gpu, Source};
+use crate::fleet::NodeFleet;
+use crate::inventory::{DeviceSource, Gpu};
 use crate::inventory::{MachineSource, pci};
 use crate::publish::device_object::DeviceObjectInputs;
 use crate::tests::recorded::{MACHINES, Machine};
@@ -27,24 +27,29 @@ fn source(machine: &Machine) -> SysfsSource {
 }
 
 /// The devices of a machine, with GPUs as NVML would list them.
-fn inventory(machine: &Machine) -> Inventory {
+fn inventory(machine: &Machine) -> NodeInventory {
     let gpu = |(minor, address): (u32, String)| Gpu {
         uuid: format!("GPU-{minor}").parse().unwrap(),
         location: pci::location(machine.root(), &address),
         bus_id: Some(address),
         ..crate::tests::builders::gpu(minor)
     };
-    Inventory {
+    NodeInventory {
         gpus: (0..).zip(machine.gpus()).map(gpu).collect(),
         others: source(machine).list(),
-        ..Inventory::default()
+        ..NodeInventory::default()
     }
 }
 
-fn published(inventory: &Inventory) -> Device {
+fn published(inventory: &NodeInventory) -> Device {
     let ids = IdScheme::new(&inventory.gpus, 100, MemoryUnit::GIB).unwrap();
     let now = DateTime::from_timestamp(0, 0).unwrap();
-    DeviceObjectInputs::default().device(&Fleet::new(inventory.clone(), ids), &Node::default(), None, now)
+    DeviceObjectInputs::default().device(
+        &NodeFleet::new(inventory.clone(), ids),
+        &Node::default(),
+        None,
+        now,
+    )
 }
 
 /// A device in one line.
@@ -180,7 +185,7 @@ async fn observed(
 async fn a_watch_follows_ports_and_adapters() {
     let machine = Machine::recorded("sr-iov");
     let found = inventory(&machine);
-    let source = Source::Machine(MachineSource {
+    let source = DeviceSource::Machine(MachineSource {
         gpus: None,
         others: source(&machine),
     });
@@ -208,7 +213,7 @@ async fn a_watch_follows_ports_and_adapters() {
         .unwrap();
 
     let others = found.others[1..].to_vec();
-    let (_feed, mut seen) = source.watch(&Inventory { others, ..found }).unwrap();
+    let (_feed, mut seen) = source.watch(&NodeInventory { others, ..found }).unwrap();
     let all = observed(&mut seen, 30).await;
     assert_eq!(all.get(""), Some(&ObservationKind::InventoryChanged));
     assert_eq!(observed(&mut seen, 30).await.get(""), None, "announced once");

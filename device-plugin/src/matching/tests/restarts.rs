@@ -42,7 +42,7 @@ struct Kubelet {
     allocated: Vec<Allocated>,
     /// The checkpoint that it has written last.
     checkpoint: Vec<Allocated>,
-    reports: Vec<(PodUid, Stage)>,
+    reports: Vec<(PodUid, PodStage)>,
 }
 
 fn entry(pod: &NodePod, container: usize, resource: ExtendedResource) -> Allocated {
@@ -98,7 +98,7 @@ impl Kubelet {
         let pod = self.queue.remove(0);
         self.calls = None;
         self.reports
-            .extend([Stage::Admitted, Stage::Running].map(|stage| (pod.uid.clone(), stage)));
+            .extend([PodStage::Admitted, PodStage::Running].map(|stage| (pod.uid.clone(), stage)));
     }
 
     fn remove(&mut self, uid: &PodUid) {
@@ -246,7 +246,7 @@ impl Node {
         let reports = std::mem::take(&mut self.kubelet.reports);
         let (failed, others): (Vec<_>, Vec<_>) = reports
             .into_iter()
-            .partition(|(_, stage)| *stage == Stage::Terminal);
+            .partition(|(_, stage)| *stage == PodStage::Terminal);
         self.kubelet.reports = others;
         for (uid, stage) in failed {
             self.change(&uid, |pod| pod.stage = stage);
@@ -270,7 +270,7 @@ impl Node {
         self.kubelet.checkpoint = self.kubelet.allocated.clone();
     }
 
-    fn ask(&mut self, call: AnsweredCall, attempt: Attempt) -> Result<Match, NoMatch> {
+    fn ask(&mut self, call: AnsweredCall, attempt: MatchAttempt) -> Result<Match, NoMatch> {
         let Scene { pods, log } = &mut self.scene;
         if log.needs_checkpoint(pods) {
             log.load(&self.kubelet.checkpoint, pods);
@@ -280,10 +280,10 @@ impl Node {
 
     /// Waits for the pods that the watch has not shown, unless the match is clear without them.
     fn answer(&mut self, call: AnsweredCall) -> Result<Match, NoMatch> {
-        self.ask(call, Attempt::Early).or_else(|_| {
+        self.ask(call, MatchAttempt::Early).or_else(|_| {
             self.show();
-            self.ask(call, Attempt::Early)
-                .or_else(|_| self.ask(call, Attempt::Last))
+            self.ask(call, MatchAttempt::Early)
+                .or_else(|_| self.ask(call, MatchAttempt::Last))
         })
     }
 

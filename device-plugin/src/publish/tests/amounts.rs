@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::device_ids::IdScheme;
-use crate::pods::{NodePod, Stage};
+use crate::pods::{NodePod, PodStage};
 use crate::tests::builders::gpu;
 
 #[test]
@@ -21,12 +21,12 @@ fn only_healthy_shared_gpus_are_advertised() {
     fleet.others = vec![nic(true)];
     assert_eq!(offers(&fleet), offers(&self::fleet(1)));
     let ids = IdScheme::new(&[gpu(0)], 100, MemoryUnit::GIB).unwrap();
-    let inventory = crate::inventory::Inventory {
+    let inventory = crate::inventory::NodeInventory {
         gpus: vec![gpu(0), gpu(1)],
         vendor: "nvidia".to_owned(),
-        ..crate::inventory::Inventory::default()
+        ..crate::inventory::NodeInventory::default()
     };
-    let partly = Fleet::new(inventory, ids);
+    let partly = NodeFleet::new(inventory, ids);
     assert_eq!(offers(&partly), offers(&self::fleet(1)));
     let unshared = &object(&partly).spec.devices[1];
     assert_eq!(
@@ -50,13 +50,13 @@ fn a_correct_node_status_is_not_written() {
 #[test]
 fn node_status_covers_running_pods_on_an_unhealthy_gpu() {
     let mut asking = NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod("a", 1, [units(1)])
     };
     let spec = json!({"containers": [{"resources": {"requests": {"koordinator.sh/gpu-core": "150"}}}]});
     asking.requests = Requests::of(&serde_json::from_value(spec).unwrap());
     let ended = NodePod {
-        stage: Stage::Terminal,
+        stage: PodStage::Terminal,
         uid: "b".into(),
         ..asking.clone()
     };
@@ -89,14 +89,14 @@ fn requests_of_pods_that_cannot_be_admitted_do_not_count() {
     };
     let unplaced = NodePod {
         placement: Err(crate::pods::Unplaced::NoDevice("gpu")),
-        ..asking("c", Stage::Bound)
+        ..asking("c", PodStage::Bound)
     };
     let all = [
-        asking("a", Stage::Bound),
-        asking("b", Stage::Running),
-        asking("d", Stage::Admitted),
+        asking("a", PodStage::Bound),
+        asking("b", PodStage::Running),
+        asking("d", PodStage::Admitted),
         unplaced,
-        asking("e", Stage::Terminal),
+        asking("e", PodStage::Terminal),
     ];
     let three = (0..3).fold(Requests::default(), |sum, _| sum.plus(Requests::of_device(1)));
     assert_eq!(node_patches::requested(&pods(all)), three);
@@ -119,7 +119,7 @@ impl Kubelet {
         };
         let mut admitted = Requests::default();
         let mut refused = Vec::new();
-        for pod in pods.iter().filter(|pod| pod.stage != Stage::Terminal) {
+        for pod in pods.iter().filter(|pod| pod.stage != PodStage::Terminal) {
             let with = admitted.plus(pod.requests);
             let asked = |name: &str| {
                 pod.requests
@@ -165,7 +165,7 @@ impl Kubelet {
     }
 }
 
-fn asking(name: &str, core: u64, memory_bytes: u64, stage: Stage) -> NodePod {
+fn asking(name: &str, core: u64, memory_bytes: u64, stage: PodStage) -> NodePod {
     let requests = Requests::from_fn(|resource| match resource {
         "koordinator.sh/gpu-core" => core,
         "koordinator.sh/gpu-memory" => memory_bytes,
@@ -189,10 +189,10 @@ proptest::proptest! {
     ) {
         let mut fleet = fleet(u32::try_from(are_healthy.len()).unwrap());
         let running: Vec<NodePod> = amounts.iter().enumerate().map(|(at, (core, gib, has_ended))| {
-            asking(&at.to_string(), *core, gib << 30, if *has_ended { Stage::Terminal } else { Stage::Running })
+            asking(&at.to_string(), *core, gib << 30, if *has_ended { PodStage::Terminal } else { PodStage::Running })
         }).collect();
         let mut kubelet = Kubelet { node: node(&json!({})) };
-        let publish = |kubelet: &mut Kubelet, fleet: &Fleet, all: &[NodePod]| {
+        let publish = |kubelet: &mut Kubelet, fleet: &NodeFleet, all: &[NodePod]| {
             let values = offers(fleet).max(node_patches::requested(&pods(all.iter().cloned())));
             kubelet.merge(node_patches::status(&kubelet.node, values));
         };

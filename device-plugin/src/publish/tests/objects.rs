@@ -81,7 +81,7 @@ fn the_enforcement_level_is_a_label_and_a_condition_of_each_gpu() {
 #[test]
 fn conditions_say_why_and_since_when() {
     let node = node(&json!({}));
-    let after = |fleet: &Fleet, before: &DeviceSpec, second| {
+    let after = |fleet: &NodeFleet, before: &DeviceSpec, second| {
         DeviceObjectInputs::default()
             .device(fleet, &node, Some(before), at(second))
             .spec
@@ -174,7 +174,7 @@ fn foreign_additions_stay_and_foreign_changes_are_undone() {
 fn labels_are_valid_and_omit_mixed_models() {
     let mut mixed = fleet(2);
     mixed.gpus[0].gpu.model = "NVIDIA A100-SXM4-80GB".to_owned();
-    let labels = |fleet: &Fleet| object(fleet).metadata.labels.unwrap();
+    let labels = |fleet: &NodeFleet| object(fleet).metadata.labels.unwrap();
     assert_eq!(labels(&mixed).get("node.koordinator.sh/gpu-model"), None);
     mixed.gpus[1].gpu.model = format!("NVIDIA A100 (PCIe) {}", "x".repeat(80));
     mixed.gpus.remove(0);

@@ -50,8 +50,8 @@ fn sandbox(uid: &str) -> PodSandbox {
     }
 }
 
-fn settings() -> Settings {
-    let mut settings = Settings::plain(
+fn settings() -> NodeSettings {
+    let mut settings = NodeSettings::plain(
         ResourceNames::default(),
         MemoryUnit::GIB,
         std::time::Duration::from_secs(1),

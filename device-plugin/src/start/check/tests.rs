@@ -14,12 +14,12 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::extended_resource::ExtendedResourceNames;
-use crate::fleet::Fleet;
+use crate::fleet::NodeFleet;
 use crate::injection::content::cdi_answer;
-use crate::inventory::Inventory;
+use crate::inventory::NodeInventory;
 use crate::matching::AllocateLog;
 use crate::pods::Placement;
-use crate::settings::Settings;
+use crate::settings::NodeSettings;
 use crate::tests::builders::{adapter, fleet, gpu, pod, pods, rdma, shares, units, whole};
 use crate::verify::visible::VisibleByType;
 
@@ -84,20 +84,20 @@ fn checked_where(
     answer: Option<ContainerAllocateResponse>,
 ) -> CheckedStart {
     let gpus = fleet(2);
-    let inventory = Inventory {
+    let inventory = NodeInventory {
         gpus: gpus.gpus.iter().map(|entry| entry.gpu.clone()).collect(),
         others: vec![adapter(0), adapter(1)],
-        ..Inventory::default()
+        ..NodeInventory::default()
     };
-    let (_fleet, fleet) = watch::channel(Arc::new(Fleet::new(inventory, gpus.ids)));
+    let (_fleet, fleet) = watch::channel(Arc::new(NodeFleet::new(inventory, gpus.ids)));
     let uid = all[of].uid.clone();
     let (_pods, pods) = watch::channel(pods(all));
-    let plain = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
+    let plain = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
     let names = ExtendedResourceNames {
         whole: Some("nvidia.com/gpu".to_owned()),
         ..ExtendedResourceNames::default()
     };
-    let settings = Settings {
+    let settings = NodeSettings {
         names,
         allows_all_devices: is_allowed,
         ..plain
@@ -109,7 +109,7 @@ fn checked_where(
     if let Some(answer) = answer {
         node.log().add_answer(resource, &ids, Some(uid.clone()), answer);
     }
-    let snapshot = Snapshot {
+    let snapshot = KubeletSnapshot {
         listed: Ok(Arc::default()),
         allocated: Some(Arc::new(allocated.to_vec())),
     };
@@ -123,7 +123,7 @@ fn checked_where(
 
 fn running(pod: NodePod) -> NodePod {
     NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod
     }
 }
@@ -206,7 +206,10 @@ fn a_container_of_a_running_pod_without_a_record_is_blocked() {
     assert!(
         checked.is_by_spec
             && !checked.is_inherited
-            && matches!(checked.verification, Verification::Refused(Refusal::Unplaced(_)))
+            && matches!(
+                checked.verification,
+                Verification::Refused(StartRefusal::Unplaced(_))
+            )
     );
 }
 
@@ -334,16 +337,16 @@ fn a_swap_exchanges_all_devices_of_a_record() {
 fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
     let gpus = fleet(2);
     let only_first = crate::device_ids::IdScheme::new(&[gpu(0)], 100, MemoryUnit::GIB).unwrap();
-    let inventory = Inventory {
+    let inventory = NodeInventory {
         gpus: gpus.gpus.iter().map(|entry| entry.gpu.clone()).collect(),
-        ..Inventory::default()
+        ..NodeInventory::default()
     };
-    let fleet = Fleet::new(inventory, only_first);
+    let fleet = NodeFleet::new(inventory, only_first);
     let verdict = |pod: NodePod| {
         let pods = pods([pod.clone()]);
         let log = AllocateLog::default();
         let (allocated, unit) = (&[][..], MemoryUnit::GIB);
-        let evidence = Evidence {
+        let evidence = StartEvidence {
             pods: &pods,
             fleet: &fleet,
             log: &log,
@@ -511,7 +514,7 @@ fn the_all_devices_annotation_concerns_gpus_only() {
     assert!(
         !matches!(
             checked.verification,
-            Verification::Refused(Refusal::AllDevicesForbidden)
+            Verification::Refused(StartRefusal::AllDevicesForbidden)
         ),
         "{:?}",
         checked.verification

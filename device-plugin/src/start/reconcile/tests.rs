@@ -11,12 +11,12 @@ use super::*;
 use crate::cdi::{Edits, SpecDir};
 use crate::extended_resource::ExtendedResource;
 use crate::injection::content::cdi_answer;
-use crate::settings::Settings;
+use crate::settings::NodeSettings;
 use crate::tests::builders::{fleet, gpu, pod, pods, units};
 
 fn running(name: &str, minor: u32) -> NodePod {
     NodePod {
-        stage: Stage::Running,
+        stage: PodStage::Running,
         ..pod(name, u64::from(minor), [units(2)]).on([minor])
     }
 }
@@ -47,10 +47,10 @@ fn node(all: Vec<NodePod>, cdi_dir: &std::path::Path) -> NodeState {
     node_with(pods(all), cdi_dir)
 }
 
-fn node_with(pods: Pods, cdi_dir: &std::path::Path) -> NodeState {
+fn node_with(pods: NodePods, cdi_dir: &std::path::Path) -> NodeState {
     let (_, fleet) = watch::channel(Arc::new(fleet(3)));
     let (_, pods) = watch::channel(pods);
-    let mut settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
+    let mut settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
     settings.injection.specs = SpecDir::new(cdi_dir.to_owned());
     NodeState::new(settings, fleet, pods, std::path::Path::new("/nonexistent"))
 }
@@ -86,7 +86,7 @@ fn edited_records_of_running_pods_are_corrected() {
     let doubled = [by_variable("a", 1), by_variable("b", 1)];
     assert!(matches!(
         verification(&node, &doubled, "a"),
-        Some(Verification::Refused(Refusal::Mismatch { .. }))
+        Some(Verification::Refused(StartRefusal::Mismatch { .. }))
     ));
 }
 
@@ -137,7 +137,7 @@ fn the_spec_of_a_running_container_decides_before_its_record() {
     spec("b", 1);
     assert!(matches!(
         verification(&node, &allocated, "a"),
-        Some(Verification::Refused(Refusal::Mismatch { .. }))
+        Some(Verification::Refused(StartRefusal::Mismatch { .. }))
     ));
     // Its IDs are allocated again, to a container that has not started.
     node.log().add_answer(
@@ -185,7 +185,7 @@ fn a_corrected_record_keeps_amounts_and_correct_devices() {
 
 #[test]
 fn assigned_annotations_of_pods_not_yet_admitted_are_removed() {
-    let marked = |name: &str, stage: Stage| {
+    let marked = |name: &str, stage: PodStage| {
         let mut pod = NodePod {
             stage,
             ..pod(name, 1, [units(2)])
@@ -200,9 +200,9 @@ fn assigned_annotations_of_pods_not_yet_admitted_are_removed() {
         pod
     };
     let pods = pods([
-        marked("copied", Stage::Bound),
-        marked("given", Stage::Bound),
-        marked("runs", Stage::Running),
+        marked("copied", PodStage::Bound),
+        marked("given", PodStage::Bound),
+        marked("runs", PodStage::Running),
         pod("new", 1, [units(2)]),
     ]);
     let stale = stale_marks(&pods, &AllocateLog::default(), &[by_variable("given", 0)]);
@@ -218,7 +218,7 @@ fn removed(node: &NodeState, allocated: &[Allocated], name: &str) -> Option<(u32
     record.gpushare.map(|gpushare| (gpushare.idx, gpushare.pod_units))
 }
 
-fn without_record(name: &str, stage: Stage) -> NodePod {
+fn without_record(name: &str, stage: PodStage) -> NodePod {
     let placement = Err(crate::pods::Unplaced::Missing {
         key: proto::record::MEM_IDX,
     });
@@ -244,9 +244,9 @@ fn ours(name: &str, minor: u32) -> Allocated {
 fn removed_records_of_running_pods_are_restored() {
     let dir = tempfile::tempdir().unwrap();
     let all = [
-        ("runs", Stage::Running),
-        ("waits", Stage::Admitted),
-        ("served-by-another", Stage::Running),
+        ("runs", PodStage::Running),
+        ("waits", PodStage::Admitted),
+        ("served-by-another", PodStage::Running),
     ];
     let node = node(
         all.map(|(name, stage)| without_record(name, stage)).to_vec(),
@@ -274,7 +274,7 @@ fn removed_records_of_running_pods_are_restored() {
 #[test]
 fn a_removed_record_is_restored_from_the_spec() {
     let dir = tempfile::tempdir().unwrap();
-    let node = node(vec![without_record("a", Stage::Running)], dir.path());
+    let node = node(vec![without_record("a", PodStage::Running)], dir.path());
     let allocated = [entry(
         "a",
         cdi_answer(ExtendedResource::Memory, &["id-of-a".to_owned()], 1),
@@ -299,8 +299,8 @@ fn a_removed_record_is_restored_from_the_spec() {
 fn a_removed_record_is_restored_with_its_assume_time() {
     let dir = tempfile::tempdir().unwrap();
     let mut all = pods([running("a", 0), running("b", 1)]);
-    all.apply(without_record("a", Stage::Running));
-    all.apply(without_record("b", Stage::Running));
+    all.apply(without_record("a", PodStage::Running));
+    all.apply(without_record("b", PodStage::Running));
     let node = node_with(all, dir.path());
     let found = |name: &str, minor: u32| {
         let compared = compare(&node, &[ours(name, minor)], &PodUid::from(name)).unwrap();
