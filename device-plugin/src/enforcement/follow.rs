@@ -167,9 +167,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::builders::{fleet, pods};
     use crate::injection::{Certainty, Injection, Mode};
     use crate::settings::Settings;
+    use crate::tests::builders::{fleet, pods};
 
     /// A process that has just started does not know the Node, and so not if the runtime replaces variables.
     #[tokio::test(start_paused = true)]
