@@ -108,13 +108,8 @@ impl FieldSelector {
     pub(crate) fn parse(text: &str) -> Result<Self, ApiError> {
         let parts = text.split(',').map(str::trim).filter(|p| !p.is_empty());
         let parsed: Option<Vec<_>> = parts.map(parse_equality).collect();
-        match parsed {
-            Some(requirements) => Ok(Self(requirements)),
-            None => {
-                let why = format!("invalid selector: '{text}'; can't understand a part of it");
-                Err(ApiError::bad_request(why))
-            }
-        }
+        let why = || format!("invalid selector: '{text}'; can't understand a part of it");
+        parsed.map(Self).ok_or_else(|| ApiError::bad_request(why()))
     }
 
     /// The selector for one object's name.
