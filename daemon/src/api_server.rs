@@ -181,6 +181,7 @@ impl Backoff {
 
     /// Pauses after a failure; ends early when the API server answers any request after an absence.
     pub async fn pause(&mut self) {
+        // Spread, so that the daemons of many nodes do not try at the same moment.
         let pause = self.next.mul_f64(1.0 + JITTER * chance());
         self.next = (self.next * 2).min(self.longest);
         let early = async {
@@ -188,6 +189,7 @@ impl Backoff {
                 // Without a contact nothing ends the pause.
                 std::future::pending::<()>().await;
             }
+            // All tasks of all nodes see at about the same moment that the API server is back.
             sleep(SPREAD.mul_f64(chance())).await;
         };
         tokio::select! {

@@ -153,6 +153,7 @@ impl Recorder {
     }
 
     fn send(&self, event: Event) {
+        // No task waits for its events to be written, so a full channel drops them.
         if self.events.try_send(event).is_err() {
             debug!("an event is dropped");
         }
@@ -213,6 +214,7 @@ impl Writer {
             &subject.namespace
         };
         let api: Api<k8s_openapi::api::core::v1::Event> = Api::namespaced(self.client.clone(), namespace);
+        // The name follows from the content: an equal event conflicts with the first, and only gets a later time.
         let name = format!("{}.{:016x}", subject.name, hash(&waiting.event));
         let object = self.object(waiting, namespace, &name);
         let object = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;

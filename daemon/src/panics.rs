@@ -21,6 +21,7 @@ pub fn log_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         log(panic);
+        // The hook that was there prints the message and the backtrace.
         print(panic);
     }));
 }

@@ -151,6 +151,7 @@ where
     }
 
     fn lengthen_pause(&mut self) {
+        // Failures that follow closely lengthen the pause; after a stable time it begins with the shortest.
         if self.failed_at.is_none_or(|failed| failed.elapsed() >= STABLE) {
             self.backoff.reset();
         }

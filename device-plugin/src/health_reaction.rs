@@ -91,6 +91,7 @@ impl HealthTracker {
                 let last = self.evicted.get(&pod.uid);
                 let is_recent = last.is_some_and(|last| *last + EVICTION_RETRY > now);
                 if self.evicts && !pod.deleting && now >= *since + EVICTION_GRACE && !is_recent {
+                    // A disruption budget may refuse the eviction for long, so it is not asked for at every change.
                     self.evicted.insert(pod.uid.clone(), now);
                     actions.push(HealthAction::Evict(pod.uid.clone()));
                 }
@@ -101,6 +102,7 @@ impl HealthTracker {
 
     /// Compares the devices with those of the last update. One that has gone stays, unhealthy, until it is back.
     fn update_devices(&mut self, fleet: &NodeFleet, now: Instant) -> Vec<HealthAction> {
+        // At the start of the process every device is new, and only an unhealthy one is worth an event.
         let is_first = self.devices.is_none();
         let devices = self.devices.get_or_insert_default();
         let mut gone: BTreeSet<DeviceId> = devices.keys().cloned().collect();

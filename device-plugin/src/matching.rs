@@ -253,6 +253,7 @@ fn matched(
         resource: call.resource,
         count: call.count,
     });
+    // Where a swap is planned, the answer has the devices that the pod will have afterwards.
     let record_of = log.record_of(&pod.uid).clone();
     let holder = pods.get(&record_of).unwrap_or(pod);
     Match {
@@ -287,6 +288,7 @@ fn next_container(
             }
             is_open = true;
         }
+        // kubelet allocates container by container: no later container is due while this one lacks an answer.
         if is_open {
             return None;
         }
@@ -298,6 +300,7 @@ fn next_container(
 fn first_due(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let mut candidates = Vec::new();
     for pod in pods.iter() {
+        // kubelet seems to have passed over a doubtful pod: it is matched only if no other pod fits.
         if pod.stage != PodStage::Bound || log.is_answered(&pod.uid) || log.is_doubtful(&pod.uid) {
             continue;
         }

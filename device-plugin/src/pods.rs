@@ -327,6 +327,7 @@ impl NodePods {
         self.number(&pod.uid);
         let mut is_changed = false;
         self.note_loss(&pod.uid, self.annotated(&pod.uid).cloned(), &pod.placement);
+        // The Device object is the swap; the pod's annotations follow later, and may still name the devices of the other pod.
         if let Some(record) = self.swapped.as_ref().and_then(|swapped| swapped.get(&pod.uid)) {
             let lost = self.lost.get(&pod.uid).cloned().map(Ok);
             let effective = Placement::swapped(record, lost.as_ref().unwrap_or(&pod.placement));

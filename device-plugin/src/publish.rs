@@ -158,6 +158,7 @@ impl NodePublisher {
                 Ok(()) => {
                     self.backoff.reset();
                     self.inputs.changed(self.undo_at).await;
+                    // Changes come in groups, such as the failure of all GPUs: one write then has all of them.
                     sleep(SETTLE).await;
                 }
                 Err(error) => {
@@ -178,6 +179,7 @@ impl NodePublisher {
         let fleet = Arc::clone(&self.inputs.fleet.borrow_and_update());
         let requested = {
             let pods = self.inputs.pods.borrow_and_update();
+            // Until all pods are known the sum would be too small, and a kubelet that restarts would refuse running pods.
             pods.is_synced().then(|| node_patches::requested(&pods))
         };
         let stored = self.inputs.device.borrow_and_update().clone();

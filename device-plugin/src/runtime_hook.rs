@@ -74,6 +74,7 @@ impl RuntimeHook {
         container: &Container,
         limit: Duration,
     ) -> Result<ContainerAdjustment, Status> {
+        // The runtime drops a plugin that takes too long, and creates no other container meanwhile.
         let until = Instant::now() + limit.min(POD_WAIT);
         let mut pods = self.node.pods.clone();
         loop {

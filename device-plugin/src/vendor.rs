@@ -126,6 +126,7 @@ impl VendorWatch {
                     }
                 }
             }
+            // Pods come and go in groups, and kubelet limits the rate of calls.
             sleep(SETTLE).await;
             let pods_changed = self.pods.wait_for(|pods| progress(pods) != before);
             tokio::select! {

@@ -153,6 +153,7 @@ impl SpecDir {
     pub fn write_driver(&self, edits: &Edits) -> io::Result<bool> {
         let path = self.dir.join(DRIVER_FILE);
         let wanted = driver_text(edits);
+        // Runtimes read all specs again for each file that is written, so an equal text stays.
         if fs::read_to_string(&path).is_ok_and(|found| found == wanted) {
             return Ok(false);
         }

@@ -270,6 +270,7 @@ impl VendorSpecs {
         let mut known = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found = HashMap::new();
         let mut specs = Vec::new();
+        // Of specs that name the same device, runtimes take that of the later directory.
         for path in self.dirs.iter().rev().flat_map(|dir| files(dir)) {
             let Ok(file) = fs::metadata(&path) else { continue };
             if file.len() > MAX_BYTES {

@@ -145,6 +145,7 @@ impl RecordSwaps {
     /// # Errors
     /// The swap was not done, or it is not known whether it was.
     pub async fn swap(&mut self, node: &NodeState, one: &PodUid, other: &PodUid) -> Result<bool, SwapError> {
+        // A pod that is gone, or whose record is not readable, cannot swap.
         let Some(wanted) = swapped(&self.pods.borrow(), one, other, node.settings.memory_unit) else {
             return Ok(false);
         };

@@ -116,6 +116,7 @@ impl FleetWatch {
                     self.discover_again().await;
                 }
             }
+            // A source that fails at once must not become a busy loop.
             sleep(RESTART_DELAY).await;
         }
     }

@@ -256,6 +256,7 @@ fn add_limiters(edits: &mut Edits, settings: &NodeSettings, gpus: &[&Gpu]) {
     if edits.env.contains_key(DRIVER_MEMORY_LIMIT) {
         let mut hooks = Vec::new();
         for gpu in gpus {
+            // A spec with the hooks of some GPUs would leave the others unlimited; without any hook the start waits.
             let Some(hook) = settings.injection.vendor_specs.limit_hook(gpu) else {
                 return;
             };

@@ -67,6 +67,7 @@ pub async fn follow(node: Arc<NodeState>, facts: PluginFacts, listeners: Listene
     let mut without_cdi: Option<Instant> = None;
     // This writes specs, which prompts the runtime to read.
     follower.facts_now();
+    // A runtime that takes CDI devices reads at once, and the first decision is then no guess.
     let _ = timeout(FIRST_READ, readers.changed()).await;
     loop {
         let facts = follower.facts_now();

@@ -43,6 +43,7 @@ pub async fn allocate(
         devices = response.envs.get(own_variable(resource)),
         "allocated"
     );
+    // With this answer the pod may have all its devices, and is then marked assigned.
     node.answered.notify_one();
     response
 }

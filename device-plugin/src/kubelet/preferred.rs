@@ -38,6 +38,7 @@ pub async fn prefer(
         count: u64::try_from(request.allocation_size).unwrap_or(0),
         devices: &devices,
     };
+    // The match of an earlier call must not decide the Allocate call that follows this one.
     node.log().set_preferred(None);
     // In mode cdi the IDs do not decide the device: they only keep kubelet's accounting right.
     let limit = match node.mode() {
@@ -50,6 +51,7 @@ pub async fn prefer(
         wanted
     });
     let wanted = wanted.await;
+    // Allocate follows at once, and need not wait for the same pod again.
     node.log().set_waited(wanted.is_err());
     let wanted = wanted.unwrap_or_else(|reason| {
         debug!(?reason, "preferring as few devices as possible");
@@ -121,6 +123,7 @@ fn choose(
         .collect();
     let mut choice = Choice::new(fleet, resource, request, &included, in_use);
     if is_spread(resource) {
+        // Each device of the record gets an ID before any gets a second one, so that kubelet's accounting names all of them.
         for uuid in wanted.iter().filter(|uuid| !covered.contains(uuid)) {
             choice.take(uuid, 1);
         }

@@ -132,6 +132,7 @@ impl Registration {
 
     /// Serves and registers the resource until `stop`. Returns at once if the resource has no name on this node.
     async fn keep_registered(&self, stop: CancellationToken) {
+        // kubelet fails pods that it admits while a resource is not registered, so the next try comes soon.
         let shortest = self.dir.interval.min(Duration::from_millis(200));
         let Some(name) = self.node.settings.names.of(self.resource) else {
             return;
@@ -160,6 +161,7 @@ impl Registration {
                     );
                 }
             }
+            // The next registration may be with another kubelet process, which remembers only what its checkpoint names.
             self.node.resume();
             pause = if is_quick || began.elapsed() >= STABLE {
                 shortest
@@ -193,6 +195,7 @@ impl Registration {
             () = stop.cancelled() => Ok(End::Stopped),
             ended = self.follow(name, &serving, streams.subscribe()) => ended,
         };
+        // Before the next registration: kubelet finds plugins by name, and would take a late end of this stream for that of the next.
         serving.close().await;
         ended
     }

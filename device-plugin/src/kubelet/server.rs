@@ -223,6 +223,7 @@ impl DevicePlugin for DeviceService {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        // Counted, so that no task lists pod resources meanwhile: kubelet would forget the IDs that it is allocating.
         let _call = self.node.begin_call();
         let mut container_responses = Vec::new();
         for request in &request.into_inner().container_requests {

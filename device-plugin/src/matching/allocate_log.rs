@@ -261,6 +261,7 @@ impl AllocateLog {
         self.started_containers.entry(resource).or_default().remove(&ids);
         // An earlier answer about these IDs is out of date even if there is no room for this one.
         self.answers.entry(resource).or_default().remove(&ids);
+        // Answers without a pod go first: nothing shows when they are out of date.
         if len(&self.answers) >= MAX_ANSWERS {
             for answers in self.answers.values_mut() {
                 answers.retain(|_, answer| answer.pod.is_some());
@@ -512,6 +513,7 @@ impl AllocateLog {
 
     /// Removes pods that are gone.
     pub fn forget_gone(&mut self, pods: &NodePods) {
+        // Called at every change of a pod, and only a pod that leaves makes an entry out of date.
         if self.seen_left.replace(pods.n_left()) == Some(pods.n_left()) {
             return;
         }

@@ -47,6 +47,7 @@ impl Shutdown {
             self.serve_bound_pods().await;
         }
         stop.cancel();
+        // A task that returns ends the process, which still has to close its servers.
         std::future::pending::<()>().await;
     }
 

@@ -270,6 +270,7 @@ impl PluginTasks {
             ended = self.servers.ended() => Err(ended.into()),
         };
         if ended.is_err() {
+            // A task has ended that kept the answers up to date, so no further call is answered.
             self.servers.abort_all();
         }
         let closed = timeout(CLOSE_LIMIT, self.servers.all_ended()).await;

@@ -78,6 +78,7 @@ impl StartChecker {
         resource: ExtendedResource,
         mut ids: Vec<String>,
     ) -> Result<(), StartBlocked> {
+        // kubelet names the IDs in any order; the log and the checkpoint have them sorted.
         ids.sort_unstable();
         let began = Instant::now();
         let checked = self.check(resource, &ids, began + CHECK_LIMIT).await;
@@ -112,6 +113,7 @@ impl StartChecker {
         if !matches!(timeout_at(until, recalled).await, Ok(Ok(_))) {
             return Err(StartBlocked::HealthUnknown);
         }
+        // The CDI spec carries the limits, and those of a running container cannot be changed.
         if timeout_at(until, node.until_limits_decided()).await.is_err() {
             return Err(StartBlocked::LimitsUnknown);
         }
@@ -182,6 +184,7 @@ impl StartChecker {
                     } else {
                         SpecFiles::new()
                     };
+                    // From here on the pod counts as started, also before the watch shows it.
                     node.log().note_start(&pod.uid, start.resource, start.ids);
                     node.answered.notify_one();
                     self.log_start(&pod, &allocated, start);
@@ -342,6 +345,7 @@ fn verify_start(
     let pods = node.pods.borrow();
     let mut log = node.log();
     log.set_offered(offered);
+    // kubelet's checkpoint is proof, so it corrects the log before the pod is verified by it.
     log.reconcile(allocated, &pods);
     let pod = pods.get(&start.uid).cloned().ok_or(OwnerUnknown::NotSeen)?;
     let fleet = node.fleet.borrow();

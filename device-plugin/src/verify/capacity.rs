@@ -78,6 +78,7 @@ pub fn check(
     let has_started = |pod: &NodePod| pod.stage == PodStage::Running || is_started(&pod.uid);
     let counts = |pod: &&NodePod| pod.placement.is_ok() || pod.stage == PodStage::Running;
     let mut order: Vec<&NodePod> = pods.live().filter(counts).collect();
+    // A container that runs cannot be refused any more, so started pods come first; the others in the scheduler's order.
     order.sort_by_cached_key(|pod| (!has_started(pod), pod.assumed_at(), &pod.uid));
     for pod in order {
         let shares = if pod.placement.is_ok() {
@@ -119,6 +120,7 @@ impl PodShare<'_> {
     /// The first amount that the device lacks beside the amounts that are held of it before.
     fn shortage(&self, before: DeviceAmounts) -> Option<NoCapacity> {
         let limit = DeviceAmounts {
+            // The bytes of each pod may have been rounded up by one.
             bytes: self.total.bytes.saturating_add(before.n_holders + 1),
             ..self.total
         };

@@ -119,6 +119,7 @@ impl<T: Clone> SharedRead<T> {
             {
                 return result.clone();
             }
+            // kubelet takes a hundred calls a second, from all programs of the node together.
             sleep_until(*began + self.pace).await;
         }
         // A call that is cancelled during its read leaves no result.
