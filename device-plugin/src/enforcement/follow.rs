@@ -168,13 +168,13 @@ mod tests {
 
     use super::*;
     use crate::injection::{Certainty, Injection, Mode};
-    use crate::settings::Settings;
+    use crate::settings::NodeSettings;
     use crate::tests::builders::{fleet, pods};
 
     /// A process that has just started does not know the Node, and so not if the runtime replaces variables.
     #[tokio::test(start_paused = true)]
     async fn no_level_is_decided_before_the_node_is_known() {
-        let settings = Settings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
+        let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
         let (_fleets, fleets) = watch::channel(Arc::new(fleet(2)));
         let (_known, known) = watch::channel(pods([]));
         let injected = Injection {

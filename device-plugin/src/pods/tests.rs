@@ -231,7 +231,7 @@ fn records_and_specs_of_the_previous_version_are_read() {
     let mut recorded = BTreeSet::new();
     for pod in &previous.pods {
         let pod = NodePod::of(pod, "n2", &ResourceNames::default()).unwrap();
-        assert_eq!(pod.stage, Stage::Running, "{}", pod.name);
+        assert_eq!(pod.stage, PodStage::Running, "{}", pod.name);
         let record = pod.record().unwrap();
         let mut uuids: Vec<String> = record.gpus.iter().map(ToString::to_string).collect();
         uuids.sort_unstable();
