@@ -460,12 +460,12 @@ impl LocalCluster {
     }
 
     /// Ends the scheduling loop, with everything it has in flight.
-    pub(crate) fn stop_kube_scheduler(&mut self) {
+    pub fn stop_kube_scheduler(&mut self) {
         self.kube_scheduler = None;
     }
 
     /// Starts the scheduling loop, in place of one that runs.
-    pub(crate) async fn start_kube_scheduler(&mut self) -> Result<()> {
+    pub async fn start_kube_scheduler(&mut self) -> Result<()> {
         let client = user_client(&self.api, self.dir.path(), KUBE_SCHEDULER_USER, &[]).await?;
         let options = Options {
             seed: None,

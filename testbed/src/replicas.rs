@@ -212,7 +212,7 @@ impl Replicas {
     }
 
     /// Waits for a leader other than the one named; returns its name.
-    pub(crate) async fn until_led_by_another_than(&self, name: &str) -> Result<String> {
+    pub async fn until_led_by_another_than(&self, name: &str) -> Result<String> {
         let found = async {
             loop {
                 if let Some(leader) = self.leaders().into_iter().find(|leader| leader != name) {

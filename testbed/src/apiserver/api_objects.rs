@@ -105,7 +105,7 @@ impl ApiObjects {
     }
 
     /// Says where a port of a pod is served on this machine, for clients that forward it.
-    pub(crate) fn route_pod_port(&self, namespace: &str, pod: &str, port: u16, address: SocketAddr) {
+    pub fn route_pod_port(&self, namespace: &str, pod: &str, port: u16, address: SocketAddr) {
         self.inner.pod_ports.set(namespace, pod, port, address);
     }
 
