@@ -24,7 +24,7 @@ use tracing::{debug, info, warn};
 
 use crate::serve::tls::CurrentTls;
 use material::{Change, Lifetimes, Material, PARTS};
-use server_tls::{Clients, Metrics, ServerTls};
+use server_tls::{CertificateMetrics, Clients, ServerTls};
 
 /// Pause between two reads of the Secret and the webhook configurations.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -35,7 +35,7 @@ const ATTEMPTS: usize = 5;
 
 /// The Secret, and the properties of the certificates.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct CertificateSettings {
     /// Name of the Secret.
     pub secret: String,
     /// Its namespace.
@@ -52,8 +52,8 @@ pub struct Settings {
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 pub struct Keeper {
     client: Client,
-    settings: Settings,
-    metrics: Metrics,
+    settings: CertificateSettings,
+    metrics: CertificateMetrics,
     held: Option<Material>,
     servers: Vec<ServerTls>,
 }
@@ -67,7 +67,7 @@ enum SecretWrite {
 
 impl Keeper {
     /// Keeps certificates in `settings.secret`, which need not exist yet.
-    pub fn new(client: Client, settings: Settings, metrics: Metrics) -> Self {
+    pub fn new(client: Client, settings: CertificateSettings, metrics: CertificateMetrics) -> Self {
         Self {
             client,
             settings,
@@ -254,12 +254,12 @@ const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookcon
 #[derive(Debug, Deserialize)]
 struct Configuration {
     #[serde(default)]
-    webhooks: Vec<Webhook>,
+    webhooks: Vec<WebhookEntry>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Webhook {
+struct WebhookEntry {
     name: String,
     #[serde(default)]
     client_config: ClientConfig,
@@ -305,7 +305,7 @@ async fn publish(client: &Client, name: &str, authorities: &str) -> anyhow::Resu
 
 /// The patch of a configuration. Each change tests the name of its webhook, since the order of the list may change meanwhile.
 fn changes(configuration: &Configuration, bundle: &ByteString) -> Vec<Value> {
-    let differs = |webhook: &Webhook| webhook.client_config.ca_bundle.as_ref() != Some(bundle);
+    let differs = |webhook: &WebhookEntry| webhook.client_config.ca_bundle.as_ref() != Some(bundle);
     let differing = configuration
         .webhooks
         .iter()

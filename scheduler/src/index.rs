@@ -71,12 +71,12 @@ pub use crate::watch::Shared;
 use crate::watch::ObjectStore;
 use budgets::Budgets;
 use cluster::Cluster;
-use eviction::{Eviction, PlainPod, PlainPods, Rank};
+use eviction::{Eviction, EvictionRank, PlainPod, PlainPods};
 use failing::FailingNodes;
 use plugins::{Plugins, Standing};
 use pods::PodEntry;
 use record::record;
-use victims::VictimSearch;
+use victims::ClusterVictimSearch;
 
 /// The workload model is refreshed once this part of all pods has come or gone.
 const CHANGED_PART: u64 = 32;
@@ -340,7 +340,7 @@ impl Index {
         preemptor: &Preemptor<'_>,
         proposed: &MetaVictims,
     ) -> Option<MetaVictims> {
-        let search = VictimSearch {
+        let search = ClusterVictimSearch {
             filter: self.filter(),
             budgets: &self.budgets,
             plain: &self.plain,
@@ -658,7 +658,7 @@ impl Index {
             self.plain.insert(
                 owner,
                 PlainPod {
-                    rank: Rank::of(pod),
+                    rank: EvictionRank::of(pod),
                     list: self.pod_list.number,
                 },
             );

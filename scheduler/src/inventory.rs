@@ -26,7 +26,7 @@ use serde_json::Value;
 pub mod device_types;
 mod partitions;
 
-use partitions::Table;
+use partitions::ReportedTable;
 
 /// Most devices that a node's capacity is believed to speak of.
 const MAX_GPUS: u64 = 1024;
@@ -59,7 +59,7 @@ pub struct DeviceReport {
     gpus: Vec<placement::Gpu>,
     classes: Vec<DevicesOfType>,
     serves_vendor: bool,
-    table: Table,
+    table: ReportedTable,
     links: Vec<LinkGroup>,
     problems: Vec<String>,
 }
@@ -135,7 +135,7 @@ impl DeviceReport {
                     .push(format!("Device object: spec.devices[{at}]: {problem}"));
             }
         }
-        report.table = Table::of(metadata, &mut report.problems);
+        report.table = ReportedTable::of(metadata, &mut report.problems);
         report.links = partitions::links(metadata, &mut report.problems);
         report
     }
@@ -330,7 +330,7 @@ pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     for gpu in &mut gpus {
         gpu.attributes.limits = limits;
     }
-    let partitions = Table::default().on(node, &gpus);
+    let partitions = ReportedTable::default().on(node, &gpus);
     let inventory = Inventory {
         gpus,
         unit_bytes,

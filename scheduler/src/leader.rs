@@ -82,7 +82,7 @@ pub struct Leadership(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    state: Mutex<State>,
+    state: Mutex<LeadershipState>,
     /// The number of binds in work.
     binding: watch::Sender<usize>,
     /// Changes whenever clients have to connect again.
@@ -96,7 +96,7 @@ struct Inner {
 }
 
 #[derive(Debug)]
-struct State {
+struct LeadershipState {
     role: Role,
     /// True if the writes of the previous leader have been seen.
     is_taken_over: bool,
@@ -122,11 +122,11 @@ enum Role {
 
 /// A bind in work, until dropped.
 #[derive(Debug)]
-pub struct Binding(Leadership);
+pub struct BindInWork(Leadership);
 
 impl Leadership {
     fn new(role: Role, is_taken_over: bool) -> Self {
-        let state = State {
+        let state = LeadershipState {
             role,
             is_taken_over,
             has_stale_label: false,
@@ -160,7 +160,7 @@ impl Leadership {
         leadership
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LeadershipState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -176,7 +176,7 @@ impl Leadership {
     ///
     /// # Errors
     /// The reason for which this replica must not bind.
-    pub fn begin_bind(&self, now: Instant) -> Result<Binding, NotLeading> {
+    pub fn begin_bind(&self, now: Instant) -> Result<BindInWork, NotLeading> {
         let state = self.state();
         state.check(now)?;
         if !state.is_taken_over {
@@ -185,7 +185,7 @@ impl Leadership {
         // Counted under the lock, so that `end_binds` misses none.
         self.0.binding.send_modify(|n| *n += 1);
         drop(state);
-        Ok(Binding(self.clone()))
+        Ok(BindInWork(self.clone()))
     }
 
     /// Returns true if a write that ends at `deadline` may be sent now: the Lease is valid for longer.
@@ -318,7 +318,7 @@ impl Leadership {
     }
 }
 
-impl State {
+impl LeadershipState {
     fn check(&self, now: Instant) -> Result<(), NotLeading> {
         match self.role {
             Role::Alone => Ok(()),
@@ -330,7 +330,7 @@ impl State {
     }
 }
 
-impl Drop for Binding {
+impl Drop for BindInWork {
     fn drop(&mut self) {
         self.0.0.binding.send_modify(|n| *n -= 1);
     }

@@ -69,7 +69,7 @@ pub enum Ending {
 
 /// The outcome for a node on which kube-scheduler would evict pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Candidate {
+pub enum PreemptionCandidate {
     /// With the victims that it proposes.
     Kept,
     /// With other victims.
@@ -80,7 +80,7 @@ pub enum Candidate {
     Waiting,
 }
 
-impl Candidate {
+impl PreemptionCandidate {
     const fn label(self) -> &'static str {
         match self {
             Self::Kept => "kept",
@@ -188,7 +188,7 @@ impl Metrics {
         let help = "Writes by which kube-scheduler is made to try refused pods again, as room has opened without an event";
         registry.register("room_announced", help, metrics.room_announced.clone());
         let unplaced = metrics.unplaced.clone();
-        registry.register_collector(Box::new(State { index, unplaced }));
+        registry.register_collector(Box::new(StateGauges { index, unplaced }));
         metrics
     }
 
@@ -252,7 +252,7 @@ impl Metrics {
     }
 
     /// Counts nodes on which kube-scheduler would evict pods.
-    pub fn preempted(&self, candidate: Candidate, n_nodes: usize) {
+    pub fn preempted(&self, candidate: PreemptionCandidate, n_nodes: usize) {
         let n_nodes = u64::try_from(n_nodes).unwrap_or(u64::MAX);
         let labels = [("outcome", candidate.label())];
         self.preemption_candidates.get_or_create(&labels).inc_by(n_nodes);
@@ -290,12 +290,12 @@ impl Collector for Watches {
 
 /// Reads gauges from the index.
 #[derive(Debug)]
-struct State {
+struct StateGauges {
     index: Shared<crate::index::Index>,
     unplaced: UnplacedPods,
 }
 
-impl Collector for State {
+impl Collector for StateGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // Copied out first, so that a slow reader of the metrics holds no lock.
         let (snapshot, unplaced) = {

@@ -34,7 +34,7 @@ use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::certificates::server_tls::Metrics as CertificateMetrics;
+use crate::certificates::server_tls::CertificateMetrics;
 use crate::extender::Extender;
 use crate::index::{Index, Shared};
 use crate::serve::ClientCertificate;

@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use leader::Replica;
+use leader::OwnReplica;
 
 use crate::admission;
 use crate::admission::server::Webhooks;
@@ -89,7 +89,7 @@ async fn serve_until_stopped(
 ) -> anyhow::Result<()> {
     let stop = cancel_on_signal().context("cannot wait for signals")?;
     let client = connection.client.clone();
-    let replica = Replica::new(&config, &namespace);
+    let replica = OwnReplica::new(&config, &namespace);
     let home = replica.namespace().unwrap_or(&namespace).to_owned();
     let index = Shared::new(index(&config).watching_plugins_in(&home).prewarming());
     let mut registry = Registry::with_prefix("gpushare_scheduler");
@@ -273,7 +273,7 @@ async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 fn watch_all(
     connection: &Connection,
     index: &Shared<Index>,
-    replica: &Replica,
+    replica: &OwnReplica,
     tasks: &mut Tasks,
 ) -> Vec<WatchLag> {
     // A cluster may withhold this right, so readiness does not wait for this kind and its age is no cause for alarm.

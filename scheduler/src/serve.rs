@@ -93,7 +93,7 @@ pub async fn serve_with_resets(
 ) {
     let mut graceful = GracefulShutdown::new();
     let mut earlier = JoinSet::new();
-    let connection = Connection {
+    let connection = AcceptedConnection {
         router,
         tls,
         read_timeout,
@@ -133,13 +133,13 @@ pub async fn serve_with_resets(
 }
 
 #[derive(Clone)]
-struct Connection {
+struct AcceptedConnection {
     router: Router,
     tls: Option<CurrentTls>,
     read_timeout: Duration,
 }
 
-impl Connection {
+impl AcceptedConnection {
     async fn run(self, stream: TcpStream, address: SocketAddr, watcher: Watcher) {
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");

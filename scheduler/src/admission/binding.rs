@@ -42,9 +42,9 @@ fn asks_vendor(facts: &PodFacts) -> bool {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Binding {
+struct BindingObject {
     #[serde(default)]
-    metadata: Metadata,
+    metadata: BindingMetadata,
     #[serde(default)]
     target: Target,
 }
@@ -56,7 +56,7 @@ struct Target {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Metadata {
+struct BindingMetadata {
     #[serde(default)]
     name: String,
     #[serde(default)]
@@ -81,7 +81,7 @@ pub(super) fn review(
     if binders.contains(user) {
         return Ok(Verdict::ALLOWED);
     }
-    let binding: Binding = read(request, "object", "Binding", request.object.as_ref())?;
+    let binding: BindingObject = read(request, "object", "Binding", request.object.as_ref())?;
     let meta = &binding.metadata;
     let first = |one: &str, other: &str| {
         if one.is_empty() {

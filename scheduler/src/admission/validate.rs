@@ -68,7 +68,7 @@ fn check_device_fields(
 /// The pod of a filter request.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Filter {
+struct FilterBody {
     pod: DeviceFields,
 }
 
@@ -86,7 +86,7 @@ pub(super) fn refusal_of_filter(rules: &Rules, body: &[u8], pod: &Pod) -> Option
     {
         return None;
     }
-    let Filter { pod: fields } = serde_json::from_slice(body).ok()?;
+    let FilterBody { pod: fields } = serde_json::from_slice(body).ok()?;
     match check_device_fields(rules, asks, &fields, namespace) {
         Ok(()) => None,
         Err(Refusal::Invalid(message) | Refusal::Forbidden(message)) => Some(message),

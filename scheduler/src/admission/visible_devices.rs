@@ -39,36 +39,36 @@ const NONE: [&str; 3] = ["", "none", "void"];
 #[serde(rename_all = "camelCase")]
 pub(super) struct DeviceFields {
     #[serde(default)]
-    metadata: Metadata,
+    metadata: MetadataFields,
     #[serde(default)]
-    spec: Spec,
+    spec: SpecFields,
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Metadata {
+struct MetadataFields {
     #[serde(default)]
     annotations: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Spec {
+struct SpecFields {
     #[serde(default)]
-    init_containers: Option<Vec<Container>>,
+    init_containers: Option<Vec<ContainerFields>>,
     #[serde(default)]
-    containers: Option<Vec<Container>>,
+    containers: Option<Vec<ContainerFields>>,
     #[serde(default)]
-    ephemeral_containers: Option<Vec<Container>>,
+    ephemeral_containers: Option<Vec<ContainerFields>>,
 }
 
 /// The fields of a container that select the devices that it sees.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Container {
+struct ContainerFields {
     #[serde(default)]
     name: String,
     #[serde(default)]
-    env: Option<Vec<Variable>>,
+    env: Option<Vec<VariableFields>>,
     #[serde(default)]
     security_context: Option<SecurityContext>,
     #[serde(default)]
@@ -77,7 +77,7 @@ struct Container {
 
 /// A variable that a container sets itself.
 #[derive(Debug, Default, PartialEq, Deserialize)]
-struct Variable {
+struct VariableFields {
     #[serde(default)]
     name: String,
     /// The value, if the pod itself has it; the API server leaves an empty one out.
@@ -95,7 +95,7 @@ struct SecurityContext {
 
 impl DeviceFields {
     /// All containers, ephemeral ones last.
-    fn containers(&self) -> impl Iterator<Item = &Container> {
+    fn containers(&self) -> impl Iterator<Item = &ContainerFields> {
         let spec = &self.spec;
         [
             &spec.init_containers,
@@ -108,8 +108,8 @@ impl DeviceFields {
     }
 
     /// The ephemeral containers that were not there before.
-    fn added<'a>(&'a self, old: &'a Self) -> impl Iterator<Item = &'a Container> {
-        let is_new = |container: &&Container| {
+    fn added<'a>(&'a self, old: &'a Self) -> impl Iterator<Item = &'a ContainerFields> {
+        let is_new = |container: &&ContainerFields| {
             !old.spec
                 .ephemeral_containers
                 .iter()
@@ -135,8 +135,8 @@ impl DeviceFields {
     }
 }
 
-impl Container {
-    fn variables(&self) -> impl Iterator<Item = &Variable> {
+impl ContainerFields {
+    fn variables(&self) -> impl Iterator<Item = &VariableFields> {
         self.env.iter().flatten()
     }
 
@@ -161,7 +161,7 @@ impl Container {
     }
 }
 
-impl Variable {
+impl VariableFields {
     /// Returns true if the value selects no device. A value from elsewhere may be anything.
     fn selects_none(&self) -> bool {
         self.value_from.is_none() && NONE.contains(&self.value.as_deref().unwrap_or_default())
@@ -208,7 +208,11 @@ pub(super) fn check_changed_annotations(
     check_annotations(new.changed_annotations(old), namespace)
 }
 
-fn check_container(container: &Container, names: &ResourceNames, namespace: &str) -> Result<(), Refusal> {
+fn check_container(
+    container: &ContainerFields,
+    names: &ResourceNames,
+    namespace: &str,
+) -> Result<(), Refusal> {
     let request = container.request();
     // The node's device plugin checks those: with CDI the variable has no effect, and in `envvar` mode the same value does no harm.
     if [GPU_SHARED, &names.memory]
@@ -248,7 +252,7 @@ fn check_container(container: &Container, names: &ResourceNames, namespace: &str
     Err(Refusal::Forbidden(format!("{refusal}; {}", exemption(namespace))))
 }
 
-fn describe_value(variable: &Variable) -> String {
+fn describe_value(variable: &VariableFields) -> String {
     match (&variable.value_from, &variable.value) {
         // An author who may write an annotation or a ConfigMap may have written "all" there.
         (Some(_), _) => "by valueFrom, whose value is not known here,".to_owned(),
@@ -302,7 +306,7 @@ pub(super) fn check_added_overrides(old: &DeviceFields, new: &DeviceFields) -> R
         .try_for_each(|container| check_container_overrides(container, false))
 }
 
-fn check_container_overrides(container: &Container, asks: bool) -> Result<(), Refusal> {
+fn check_container_overrides(container: &ContainerFields, asks: bool) -> Result<(), Refusal> {
     let refuse = |what: String| {
         Err(Refusal::Forbidden(format!(
             "container {:?} {what}, which is not allowed in a pod that shares devices",
@@ -313,7 +317,8 @@ fn check_container_overrides(container: &Container, asks: bool) -> Result<(), Re
         return refuse("is privileged and would see every device of the node".to_owned());
     }
     // A container that requests no device may select none.
-    let shows = |variable: &Variable| variable.name == VISIBLE_DEVICES && (!variable.selects_none() || asks);
+    let shows =
+        |variable: &VariableFields| variable.name == VISIBLE_DEVICES && (!variable.selects_none() || asks);
     let limits = |name: &str| name.starts_with(MPS_PREFIX) || LIMIT_VARIABLES.contains(&name);
     let variable = container
         .variables()

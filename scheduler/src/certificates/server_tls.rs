@@ -48,7 +48,7 @@ pub enum Clients {
 
 /// The metrics of certificates.
 #[derive(Clone, Debug)]
-pub struct Metrics {
+pub struct CertificateMetrics {
     ends: Family<Labels, Gauge>,
     rotations: Counter,
 }
@@ -58,7 +58,7 @@ struct Labels {
     certificate: &'static str,
 }
 
-impl Metrics {
+impl CertificateMetrics {
     /// Registers them.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
@@ -165,7 +165,7 @@ impl ServerTls {
     }
 
     /// Shows the earliest end of the authorities in the file.
-    pub(super) fn publish_ends(&self, metrics: &Metrics) {
+    pub(super) fn publish_ends(&self, metrics: &CertificateMetrics) {
         let authorities = self
             .authorities
             .iter()
@@ -209,7 +209,7 @@ mod tests {
                 .clone()
         };
         let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry);
+        let metrics = CertificateMetrics::register(&mut registry);
         metrics.show_ends("extender", &[ending(2031), ending(2030), ending(2052)]);
         metrics.show_ends("webhook", &[CertificateDer::from(b"nonsense".to_vec())]);
         let mut text = String::new();

@@ -21,10 +21,10 @@ const MAX_AVOIDED: usize = 16;
 
 /// The attempts of pods, by UID.
 #[derive(Debug, Default)]
-pub(super) struct Attempts(RecentPods<Attempt>);
+pub(super) struct Attempts(RecentPods<PodAttempts>);
 
 #[derive(Debug, Default)]
-struct Attempt {
+struct PodAttempts {
     /// The node that the pod was sent to, and the number of times it returned without a reported failure.
     open: Option<(Box<str>, u32)>,
     /// The nodes that it avoids, and until when.
@@ -82,7 +82,7 @@ impl Attempts {
     }
 }
 
-impl Attempt {
+impl PodAttempts {
     fn avoid(&mut self, node: &str, now: Instant) {
         // A node that fails again becomes the latest.
         self.avoided.retain(|(avoided, _)| **avoided != *node);

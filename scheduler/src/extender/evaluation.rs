@@ -40,7 +40,7 @@ pub(super) struct Fit {
 
 /// A node that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Misfit {
+pub(super) struct NodeMisfit {
     pub(super) reason: Reason,
     /// True if no watch has shown the node yet: kube-scheduler may know a new node earlier.
     pub(super) is_unknown_node: bool,
@@ -62,7 +62,7 @@ pub(super) struct Evaluation {
     pub(super) reported: Vec<(usize, Option<NodeId>)>,
     /// True if the best of `reported` comes first.
     pub(super) is_ranked: bool,
-    pub(super) misfits: Vec<(usize, Misfit)>,
+    pub(super) misfits: Vec<(usize, NodeMisfit)>,
 }
 
 impl<'a> Demand<'a> {
@@ -103,8 +103,8 @@ impl<'q> Evaluator<'q> {
 
     /// The verdict on a node by its name.
     #[inline]
-    pub(super) fn evaluate(&mut self, name: &str) -> Result<Fit, Misfit> {
-        let misfit = |reason| Misfit {
+    pub(super) fn evaluate(&mut self, name: &str) -> Result<Fit, NodeMisfit> {
+        let misfit = |reason| NodeMisfit {
             reason,
             is_unknown_node: false,
         };
@@ -116,7 +116,7 @@ impl<'q> Evaluator<'q> {
                         score,
                     }),
                     Ok(None) => Ok(Fit::default()),
-                    Err(reason) => Err(Misfit {
+                    Err(reason) => Err(NodeMisfit {
                         reason,
                         // Every other reason follows from devices that a watch has shown.
                         is_unknown_node: reason == Reason::NoDevice && !self.index.knows_node(name),
@@ -132,7 +132,7 @@ impl<'q> Evaluator<'q> {
     }
 
     /// The verdict on a node that the request carries whole: an autoscaler asks about nodes that do not exist yet.
-    fn evaluate_whole(&mut self, name: &str, node: &Node) -> Result<Fit, Misfit> {
+    fn evaluate_whole(&mut self, name: &str, node: &Node) -> Result<Fit, NodeMisfit> {
         match self.demand {
             Demand::Resources(resources) if !self.index.knows_node(name) => {
                 evaluate_template(self.index, node, resources).map(|()| Fit::default())
@@ -144,8 +144,8 @@ impl<'q> Evaluator<'q> {
 }
 
 /// Evaluates a node that does not exist: an empty one with the capacity of the template.
-fn evaluate_template(index: &Index, node: &Node, demand: &ResourceDemand<'_>) -> Result<(), Misfit> {
-    let unknown = |reason| Misfit {
+fn evaluate_template(index: &Index, node: &Node, demand: &ResourceDemand<'_>) -> Result<(), NodeMisfit> {
+    let unknown = |reason| NodeMisfit {
         reason,
         is_unknown_node: true,
     };
@@ -165,7 +165,7 @@ fn evaluate_template(index: &Index, node: &Node, demand: &ResourceDemand<'_>) ->
     let id = empty.node_id("template").ok_or(unknown(Reason::NoDevice))?;
     empty
         .fit(id, demand.devices(), Hints::Ignore)
-        .map_err(|reason| Misfit {
+        .map_err(|reason| NodeMisfit {
             reason,
             is_unknown_node: false,
         })

@@ -10,10 +10,10 @@ use placement::Reason;
 use proto::extender::{ExtenderFilterResult, NodeList, WholeNode};
 use proto::pod::Pod;
 
-use super::evaluation::{Demand, Evaluation, Misfit, evaluate_all};
+use super::evaluation::{Demand, Evaluation, NodeMisfit, evaluate_all};
 use super::preempt::awaited_victims_text;
 use super::rank::Ranker;
-use super::recheck::{Refusal, wait_for_update};
+use super::recheck::{PodRefusal, wait_for_update};
 use super::request::{FilterRequest, hash_of_set};
 use super::requeue::{MIN_SAMPLE, SampleRetries};
 use super::{Extender, RequestError, now};
@@ -39,7 +39,7 @@ pub struct FilterResult {
     /// The JSON for kube-scheduler.
     pub json: Vec<u8>,
     /// The refusal, if no node has room for the pod and kube-scheduler will try it again only after an event.
-    refusal: Option<Refusal>,
+    refusal: Option<PodRefusal>,
     /// True if the text of the refusal differs from the last one, so that kube-scheduler tries the pod again soon.
     is_retried: bool,
     /// The pod's UID; `None` if the pod requests nothing that this scheduler counts.
@@ -129,7 +129,7 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<FilterRe
     }
     // Read under the same lock as the evaluation: room that opens after it has to count as news.
     let openings = index.openings();
-    let refusal = waiting.map(|_| Refusal {
+    let refusal = waiting.map(|_| PodRefusal {
         uid: uid.into(),
         is_unseen: !index.is_shown(uid),
         n_openings: openings.all,
@@ -407,7 +407,7 @@ fn write_result(
 }
 
 impl Texts<'_> {
-    fn of(&self, name: &str, misfit: Misfit) -> &str {
+    fn of(&self, name: &str, misfit: NodeMisfit) -> &str {
         match (self.uniform, self.nominated) {
             (Some(text), _) => text,
             (None, Some((node, text))) if node == name => text,
@@ -416,7 +416,7 @@ impl Texts<'_> {
     }
 
     /// Returns true if kube-scheduler may look for victims on a node.
-    fn is_resolvable(&self, name: &str, misfit: Misfit, misfit_nodes: MisfitNodes) -> bool {
+    fn is_resolvable(&self, name: &str, misfit: NodeMisfit, misfit_nodes: MisfitNodes) -> bool {
         misfit.is_unknown_node
             || self.nominated.is_some_and(|(node, _)| node == name)
             || (misfit_nodes == MisfitNodes::Resolvable && misfit.reason.is_lack_of_room())

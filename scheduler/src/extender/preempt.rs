@@ -15,7 +15,7 @@ use super::evaluation::Demand;
 use super::{Extender, RequestError};
 use crate::accounting::PodFacts;
 use crate::index::{Index, Preemptor, Promised, ResourceDemand};
-use crate::metrics::Candidate;
+use crate::metrics::PreemptionCandidate;
 
 /// The time for which further nodes are searched once there is a candidate: kube-scheduler waits, and more are only a choice.
 const SEARCH_LIMIT: Duration = Duration::from_secs(1);
@@ -110,7 +110,9 @@ fn candidates(
 ) -> BTreeMap<String, MetaVictims> {
     // kube-scheduler may ask again before the room of the victims is seen here. More victims would be too many.
     if awaits_victims(extender, pod, now) {
-        extender.metrics.preempted(Candidate::Waiting, proposals.len());
+        extender
+            .metrics
+            .preempted(PreemptionCandidate::Waiting, proposals.len());
         return BTreeMap::new();
     }
     let promised = promised(extender, pod.uid(), now);
@@ -123,9 +125,9 @@ fn candidates(
         }
         let victims = extender.index.read().victims(&node, &preemptor, &proposed);
         let candidate = match &victims {
-            None => Candidate::Dropped,
-            Some(victims) if victims.are_same_pods(&proposed) => Candidate::Kept,
-            Some(_) => Candidate::Replaced,
+            None => PreemptionCandidate::Dropped,
+            Some(victims) if victims.are_same_pods(&proposed) => PreemptionCandidate::Kept,
+            Some(_) => PreemptionCandidate::Replaced,
         };
         extender.metrics.preempted(candidate, 1);
         kept.extend(victims.map(|victims| (node, victims)));

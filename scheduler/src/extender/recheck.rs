@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// The refusal of a pod on all nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct PodRefusal {
     pub(super) uid: Box<str>,
     /// True if no watch has shown the pod yet.
     pub(super) is_unseen: bool,
@@ -42,7 +42,7 @@ pub(super) struct Recheck {
 
 impl Recheck {
     /// Takes note of a refusal, and returns true if it has to be rechecked.
-    pub(super) fn should_recheck(&mut self, refusal: &Refusal, now: Instant) -> bool {
+    pub(super) fn should_recheck(&mut self, refusal: &PodRefusal, now: Instant) -> bool {
         // The first refusal of a pod has a known cause: the pod is new.
         let is_repeated =
             self.n_openings.insert(&refusal.uid, refusal.n_openings) == Some(refusal.n_openings);
@@ -50,7 +50,7 @@ impl Recheck {
     }
 
     /// Takes note of a recheck: the refusal that it ended with, if any, and whether an update came meanwhile.
-    pub(super) fn finish(&mut self, refusal: Option<&Refusal>, is_updated: bool, now: Instant) {
+    pub(super) fn finish(&mut self, refusal: Option<&PodRefusal>, is_updated: bool, now: Instant) {
         if let Some(refusal) = refusal {
             self.n_openings.insert(&refusal.uid, refusal.n_openings);
         }
@@ -62,7 +62,7 @@ impl Recheck {
 }
 
 /// Waits until a watch shows something that the refusal did not take into account; returns false if none does in time.
-pub(super) async fn wait_for_update(index: &Shared<Index>, refusal: &Refusal) -> bool {
+pub(super) async fn wait_for_update(index: &Shared<Index>, refusal: &PodRefusal) -> bool {
     let mut polls = interval(POLL);
     polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Polling is simple, and costs nothing where refusals are rechecked once a second at most.
@@ -74,7 +74,7 @@ pub(super) async fn wait_for_update(index: &Shared<Index>, refusal: &Refusal) ->
     timeout(HOLD, polling).await.is_ok()
 }
 
-fn is_outdated(index: &Index, refusal: &Refusal) -> bool {
+fn is_outdated(index: &Index, refusal: &PodRefusal) -> bool {
     if refusal.is_unseen {
         index.is_shown(&refusal.uid)
     } else {
@@ -86,8 +86,8 @@ fn is_outdated(index: &Index, refusal: &Refusal) -> bool {
 mod tests {
     use super::*;
 
-    fn refusal(uid: &str, n_openings: u64) -> Refusal {
-        Refusal {
+    fn refusal(uid: &str, n_openings: u64) -> PodRefusal {
+        PodRefusal {
             uid: uid.into(),
             is_unseen: false,
             n_openings,
@@ -104,7 +104,7 @@ mod tests {
         );
         assert!(!recheck.should_recheck(&refusal("a", 2), now), "room has opened");
         assert!(!recheck.should_recheck(&refusal("b", 2), now), "another pod");
-        let unseen = Refusal {
+        let unseen = PodRefusal {
             is_unseen: true,
             ..refusal("c", 2)
         };

@@ -127,7 +127,7 @@ impl SampleRetries {
 
 /// A refused pod, or the first one of those that are not tracked one by one.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct WaitingPod {
     /// The openings that the refusal had taken into account.
     seen: Openings,
     /// The time at which room was first found to have opened since.
@@ -137,9 +137,9 @@ struct Waiting {
 /// Refused pods that are not bound yet, and the announcements for them.
 #[derive(Debug)]
 pub(super) struct WaitingPods {
-    pods: FxHashMap<Box<str>, Waiting>,
+    pods: FxHashMap<Box<str>, WaitingPod>,
     /// The first of the pods that are not tracked one by one.
-    others: Option<Waiting>,
+    others: Option<WaitingPod>,
     /// True until the first announcement: another process may have refused pods for hints that are lost with it.
     is_new: bool,
     paused_until: Option<Instant>,
@@ -159,7 +159,7 @@ impl Default for WaitingPods {
 impl WaitingPods {
     /// Takes note of a refusal that took these openings into account.
     pub(super) fn refuse(&mut self, uid: &str, seen: Openings) {
-        let waiting = Waiting {
+        let waiting = WaitingPod {
             seen,
             behind_since: None,
         };
@@ -209,7 +209,7 @@ impl WaitingPods {
     }
 }
 
-impl Waiting {
+impl WaitingPod {
     /// Returns true if kube-scheduler will not try the pod again in time without an announcement.
     fn is_due(&mut self, openings: Openings, now: Instant) -> bool {
         if self.seen.silent < openings.silent {

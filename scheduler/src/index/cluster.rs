@@ -17,7 +17,7 @@ use proto::resource::{ISOLATION_PROVIDER, ResourceNames};
 use rustc_hash::FxHashMap;
 use tracing::warn;
 
-use super::pods::Pods;
+use super::pods::PodEntries;
 use super::resource_demand::ResourceDemand;
 use crate::accounting::kubelet_allocations::{self, AllocatedDevice, AllocationsByPod};
 use crate::accounting::{self, NodeContext, PluginReport, PodFacts, Recorded};
@@ -45,7 +45,7 @@ pub(super) struct Cluster {
     /// The number of nodes whose memory unit is not known.
     pub(super) n_opaque: usize,
     /// Pods that request device resources and are not terminal, by UID.
-    pub(super) pods: Pods,
+    pub(super) pods: PodEntries,
     /// The number of times room has opened without an event that kube-scheduler sees.
     pub(super) n_silent_openings: u64,
 }
@@ -88,7 +88,7 @@ impl Cluster {
             allows_all_devices: false,
             enforcement: DemandedEnforcement::Any,
             n_opaque: 0,
-            pods: Pods::default(),
+            pods: PodEntries::default(),
             n_silent_openings: 0,
         }
     }

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 /// The facts by which kube-scheduler chooses victims, of a pod that asks for our resources.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Eviction {
-    pub(super) rank: Rank,
+    pub(super) rank: EvictionRank,
     /// True if the pod is being deleted.
     pub(super) is_leaving: bool,
     /// True if it keeps certain pods away from its node.
@@ -25,13 +25,13 @@ pub(super) struct Eviction {
 
 /// A pod's importance beside others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rank {
+pub(super) struct EvictionRank {
     pub(super) priority: i32,
     /// Seconds since 1970; of a pod that has not started, the end of time.
     pub(super) started: i64,
 }
 
-impl Default for Rank {
+impl Default for EvictionRank {
     fn default() -> Self {
         Self {
             priority: 0,
@@ -40,7 +40,7 @@ impl Default for Rank {
     }
 }
 
-impl Rank {
+impl EvictionRank {
     pub(super) fn of(pod: &Pod) -> Self {
         let started = pod
             .status
@@ -57,7 +57,7 @@ impl Rank {
 impl Eviction {
     pub(super) fn of(pod: &Pod) -> Self {
         Self {
-            rank: Rank::of(pod),
+            rank: EvictionRank::of(pod),
             is_leaving: pod.is_deleting(),
             repels: pod.spec.affinity.pod_anti_affinity.is_required,
             labels: pod.metadata.labels.clone().unwrap_or_default(),
@@ -68,7 +68,7 @@ impl Eviction {
 
     /// Returns true if kubelet has taken the pod on.
     pub(super) fn is_admitted(&self) -> bool {
-        self.rank.started != Rank::default().started
+        self.rank.started != EvictionRank::default().started
     }
 }
 
@@ -78,7 +78,7 @@ pub(super) type PlainPods = FxHashMap<OwnerId, PlainPod>;
 /// The record of such a pod.
 #[derive(Debug)]
 pub(super) struct PlainPod {
-    pub(super) rank: Rank,
+    pub(super) rank: EvictionRank,
     /// Number of the list that named it last.
     pub(super) list: u32,
 }

@@ -22,7 +22,7 @@ use proto::pod::Pod;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::info;
 
-use evidence::{Evidence, PluginPod};
+use evidence::{PluginEvidence, PluginPod};
 
 /// The most pods that are on their way to a node whose plugin is tried: as many are lost if it dies again.
 pub(super) const TRIED_AT_ONCE: usize = 3;
@@ -96,7 +96,7 @@ pub(super) struct Plugins {
 /// What is known of one node's plugin.
 #[derive(Debug, Default)]
 struct OnNode {
-    evidence: Evidence,
+    evidence: PluginEvidence,
     standing: Standing,
     /// Set while the node is left out because pods have failed there.
     pause: Option<Deadline>,

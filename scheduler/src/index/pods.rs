@@ -12,7 +12,7 @@ use crate::accounting::{Bound, PodFacts};
 
 /// The entries by UID.
 #[derive(Debug, Default)]
-pub(super) struct Pods(FxHashMap<OwnerId, PodEntry>);
+pub(super) struct PodEntries(FxHashMap<OwnerId, PodEntry>);
 
 /// One pod.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(super) struct PodEntry {
     pub(super) list: u32,
 }
 
-impl Deref for Pods {
+impl Deref for PodEntries {
     type Target = FxHashMap<OwnerId, PodEntry>;
 
     fn deref(&self) -> &Self::Target {
@@ -39,13 +39,13 @@ impl Deref for Pods {
     }
 }
 
-impl DerefMut for Pods {
+impl DerefMut for PodEntries {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.0
     }
 }
 
-impl Pods {
+impl PodEntries {
     /// The key of a pod, shared with the entry if there is one: most owners are known, and need no allocation.
     pub(super) fn owner(&self, uid: &str) -> OwnerId {
         match self.get_key_value(uid) {

@@ -14,7 +14,7 @@ use proto::totals::NamedRequests;
 use rustc_hash::FxHashSet;
 
 use super::budgets::Budgets;
-use super::eviction::{Eviction, PlainPods, Rank};
+use super::eviction::{Eviction, EvictionRank, PlainPods};
 use super::node_filter::NodeFilter;
 use super::pods::PodEntry;
 use super::resource_demand::ResourceDemand;
@@ -84,7 +84,7 @@ impl Sums {
 
 /// Searches for victims on the nodes of a cluster.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct VictimSearch<'a> {
+pub(super) struct ClusterVictimSearch<'a> {
     pub(super) filter: NodeFilter<'a>,
     pub(super) budgets: &'a Budgets,
     pub(super) plain: &'a PlainPods,
@@ -92,7 +92,7 @@ pub(super) struct VictimSearch<'a> {
     pub(super) nominated: &'a FxHashSet<OwnerId>,
 }
 
-impl VictimSearch<'_> {
+impl ClusterVictimSearch<'_> {
     /// The victims by which a pod fits on a node, instead of those that kube-scheduler proposes; `None` if none help.
     ///
     /// All that is proposed where nothing of ours is short.
@@ -199,7 +199,7 @@ impl VictimSearch<'_> {
         let sums = &preemptor.sums;
         let known: BTreeSet<OwnerId> = pods.iter().map(|pod| pod.owner.clone()).collect();
         // They come by falling importance, so that one that is not known is at most as important as the one before it.
-        let mut last = Rank {
+        let mut last = EvictionRank {
             priority: preemptor.pod.priority().saturating_sub(1),
             started: i64::MIN,
         };

@@ -20,14 +20,14 @@ const KNOWN_VENDORS: [&str; 2] = ["", "nvidia"];
 
 /// What a Device object says about partitions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Table {
+pub(super) struct ReportedTable {
     /// `None` if the object is silent about them; none that can be read are none.
     partitions: Option<Vec<Partition>>,
     /// The object's labels that matter here.
     labels: BTreeMap<&'static str, String>,
 }
 
-impl Table {
+impl ReportedTable {
     /// Reads the object. A table that cannot be read is none.
     pub(super) fn of(metadata: &ObjectMeta, problems: &mut Vec<String>) -> Self {
         let label = |key: &'static str| Some((key, metadata.labels.as_ref()?.get(key)?.clone()));

@@ -27,7 +27,7 @@ const RESIGN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// This replica, and its part in the election.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ElectorSettings {
     /// The objects and times of the election.
     pub election: LeaderElection,
     /// This replica's pod; its namespace is that of the objects too.
@@ -39,7 +39,7 @@ pub struct Settings {
 /// One replica of several.
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 pub struct Elector {
-    settings: Settings,
+    settings: ElectorSettings,
     leadership: Leadership,
     index: Shared<Index>,
     barrier: WatchBarrier,
@@ -82,7 +82,7 @@ impl Elector {
     /// A replica that has not read the Lease yet.
     pub fn new(
         (client, recorder): (Client, Recorder),
-        settings: Settings,
+        settings: ElectorSettings,
         leadership: Leadership,
         index: Shared<Index>,
         barrier: WatchBarrier,
@@ -112,7 +112,7 @@ impl Elector {
         let lease = LeaseObject::new(client.clone(), &settings.pod.namespace, lease_name);
         let label = LabelKeeper::start(client.clone(), settings.pod.clone(), leadership.clone());
         let fence = settings.election.fences_bindings.then(|| {
-            let fence = fence::Settings {
+            let fence = fence::FenceSettings {
                 namespace: settings.pod.namespace.clone(),
                 name: settings.election.lease.clone(),
                 pod: settings.pod.clone(),

@@ -30,7 +30,7 @@ const NO_NODE: &str = "gpushare-dry-run";
 
 /// The names of the object and the Lease, and the holders that they are to name.
 #[derive(Clone, Debug)]
-pub(super) struct Settings {
+pub(super) struct FenceSettings {
     /// Namespace of both.
     pub(super) namespace: String,
     /// Name of the object.
@@ -50,13 +50,13 @@ pub(super) struct Settings {
 pub(super) struct Fence {
     client: Client,
     recorder: Recorder,
-    settings: Settings,
+    settings: FenceSettings,
     leadership: Leadership,
 }
 
 /// The outcome of a dry-run binding.
 #[derive(Debug, PartialEq, Eq)]
-enum Probe {
+enum BindingProbe {
     Accepted,
     /// The API server's message.
     Refused(String),
@@ -67,7 +67,7 @@ enum Probe {
 impl Fence {
     pub(super) fn new(
         (client, recorder): (Client, Recorder),
-        settings: Settings,
+        settings: FenceSettings,
         leadership: Leadership,
     ) -> Self {
         Self {
@@ -94,8 +94,8 @@ impl Fence {
         let mut report = Report::new(self);
         loop {
             let problem = match self.probe().await {
-                Probe::Accepted => return report.accepted(),
-                Probe::Refused(message) | Probe::Unknown(message) => message,
+                BindingProbe::Accepted => return report.accepted(),
+                BindingProbe::Refused(message) | BindingProbe::Unknown(message) => message,
             };
             // A person, or a replica that was deposed, may have changed the object meanwhile.
             let written = self.write().await;
@@ -118,7 +118,7 @@ impl Fence {
     /// The check of leadership follows the read: a replica that was deposed since either fails the check, or writes over a
     /// version that the next leader replaces.
     async fn write(&self) -> anyhow::Result<()> {
-        let Settings {
+        let FenceSettings {
             namespace,
             name,
             holder,
@@ -171,7 +171,7 @@ impl Fence {
 
     /// Checks that the Lease names this replica: a person may have given it to another, which then takes bindings over.
     async fn check_lease(&self) -> anyhow::Result<()> {
-        let Settings {
+        let FenceSettings {
             namespace,
             lease: name,
             lease_holder: holder,
@@ -190,21 +190,21 @@ impl Fence {
     }
 
     /// Tries a binding of this replica's own pod, which is bound: the API server refuses it by policy, or else as a conflict.
-    async fn probe(&self) -> Probe {
+    async fn probe(&self) -> BindingProbe {
         let PodName { namespace, name } = &self.settings.pod;
         let target = json!({"apiVersion": "v1", "kind": "Node", "name": NO_NODE});
         let metadata = json!({"name": name, "namespace": namespace});
         let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target});
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/binding?dryRun=All");
         match self.send(Method::POST, &path, Some(&binding)).await {
-            Ok(answer) if is_refusal(answer.status) => Probe::Refused(answer.text()),
+            Ok(answer) if is_refusal(answer.status) => BindingProbe::Refused(answer.text()),
             Ok(Answer { status, .. })
                 if status.is_success() || [StatusCode::CONFLICT, StatusCode::NOT_FOUND].contains(&status) =>
             {
-                Probe::Accepted
+                BindingProbe::Accepted
             }
-            Ok(answer) => Probe::Unknown(answer.message()),
-            Err(error) => Probe::Unknown(format!("{error:#}")),
+            Ok(answer) => BindingProbe::Unknown(answer.message()),
+            Err(error) => BindingProbe::Unknown(format!("{error:#}")),
         }
     }
 

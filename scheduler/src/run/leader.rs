@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::index::{Index, Shared};
-use crate::leader::elector::{Elector, Settings, take_over_alone};
+use crate::leader::elector::{Elector, ElectorSettings, take_over_alone};
 use crate::leader::version_check::watch_version;
 use crate::leader::watch_barrier::WatchBarrier;
 use crate::leader::{Leadership, PodName};
@@ -24,20 +24,20 @@ use crate::watch::{ObjectStore, watch};
 const LINGER: Duration = Duration::from_secs(3);
 
 /// This replica, alone or one of several.
-pub(super) struct Replica {
+pub(super) struct OwnReplica {
     pub(super) leadership: Leadership,
     barrier: WatchBarrier,
-    settings: Option<Settings>,
+    settings: Option<ElectorSettings>,
     bind_timeout: Duration,
 }
 
-impl Replica {
+impl OwnReplica {
     pub(super) fn new(config: &Config, namespace: &str) -> Self {
         let bind_timeout = config.scheduling.bind_timeout;
         let settings = config.leader.clone().map(|election| {
             let namespace = election.namespace.clone().unwrap_or_else(|| namespace.to_owned());
             let name = election.pod.clone();
-            Settings {
+            ElectorSettings {
                 election,
                 pod: PodName { namespace, name },
                 bind_timeout,

@@ -4,8 +4,8 @@ use daemon::supervise::Tasks;
 use kube::Client;
 use prometheus_client::registry::Registry;
 
-use crate::certificates::server_tls::{Clients, Metrics, WEBHOOK_CLIENT_CA};
-use crate::certificates::{Keeper, Settings};
+use crate::certificates::server_tls::{CertificateMetrics, Clients, WEBHOOK_CLIENT_CA};
+use crate::certificates::{CertificateSettings, Keeper};
 use crate::config::{Config, TlsFiles};
 use crate::serve::tls::{CertificateFiles, CurrentTls};
 
@@ -17,7 +17,7 @@ pub(super) struct Tls {
     pub(super) extender: Option<CurrentTls>,
     pub(super) webhooks: Option<CurrentTls>,
     /// The ends of their certificates.
-    pub(super) metrics: Metrics,
+    pub(super) metrics: CertificateMetrics,
 }
 
 /// The names in metrics of one server's certificate and of the authorities of its clients.
@@ -34,7 +34,7 @@ pub(super) fn begin(
     registry: &mut Registry,
     tasks: &mut Tasks,
 ) -> anyhow::Result<Tls> {
-    let metrics = Metrics::register(registry);
+    let metrics = CertificateMetrics::register(registry);
     let webhooks = config.admission.webhooks.as_ref();
     let mut tls = Tls {
         extender: from_files(config.serving.tls.clone(), EXTENDER, &metrics, tasks)?,
@@ -57,7 +57,7 @@ pub(super) fn begin(
             wanted.lifetime,
             wanted.configuration.clone(),
         );
-        let settings = Settings {
+        let settings = CertificateSettings {
             secret,
             namespace,
             hosts,
@@ -80,7 +80,7 @@ pub(super) fn begin(
 fn from_files(
     files: Option<TlsFiles>,
     [shown, clients]: Names,
-    metrics: &Metrics,
+    metrics: &CertificateMetrics,
     tasks: &mut Tasks,
 ) -> anyhow::Result<Option<CurrentTls>> {
     let Some(files) = files else { return Ok(None) };

@@ -18,7 +18,7 @@ const STALL: Duration = Duration::from_secs(30);
 
 /// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum ConversationStage {
     /// The client has connected, or has begun a head, which must be complete by then.
     Head { until: Instant },
     /// A request is being answered; the handler limits the time of its body.
@@ -30,7 +30,7 @@ enum Stage {
 /// The state of a connection, shared by its stream and its service.
 #[derive(Clone, Debug)]
 pub(super) struct Conversation {
-    stage: Arc<Mutex<Stage>>,
+    stage: Arc<Mutex<ConversationStage>>,
     /// Longest time of a head.
     limit: Duration,
 }
@@ -43,35 +43,35 @@ impl Conversation {
     pub(super) fn new(limit: Duration) -> Self {
         let until = Instant::now() + limit;
         Self {
-            stage: Arc::new(Mutex::new(Stage::Head { until })),
+            stage: Arc::new(Mutex::new(ConversationStage::Head { until })),
             limit,
         }
     }
 
     /// Notes a complete head.
     pub(super) fn answering(&self) -> Answering {
-        *self.stage() = Stage::Answering;
+        *self.stage() = ConversationStage::Answering;
         Answering(self.clone())
     }
 
     /// Notes that bytes have arrived.
     fn note_bytes(&self) {
         let mut stage = self.stage();
-        if *stage == Stage::Idle {
-            *stage = Stage::Head {
+        if *stage == ConversationStage::Idle {
+            *stage = ConversationStage::Head {
                 until: Instant::now() + self.limit,
             };
         }
     }
 
-    fn stage(&self) -> MutexGuard<'_, Stage> {
+    fn stage(&self) -> MutexGuard<'_, ConversationStage> {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        *self.0.stage() = Stage::Idle;
+        *self.0.stage() = ConversationStage::Idle;
     }
 }
 
@@ -97,7 +97,7 @@ impl<S> HeadLimit<S> {
 
     /// Ready when a head is overdue.
     fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Stage::Head { until } = *self.conversation.stage() else {
+        let ConversationStage::Head { until } = *self.conversation.stage() else {
             return Poll::Pending;
         };
         if self.overdue.deadline() != until {

@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Connection, ConnectionClient, serve_with_resets};
+use super::{AcceptedConnection, ConnectionClient, serve_with_resets};
 
 const REQUEST: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 /// A request that is answered after 30 s.
@@ -28,7 +28,7 @@ fn connect() -> DuplexStream {
         .route("/slow", get(slow))
         .route("/large", get(async || vec![b'x'; 1 << 20]));
     let (client, server) = tokio::io::duplex(4096);
-    let connection = Connection {
+    let connection = AcceptedConnection {
         router,
         tls: None,
         read_timeout: Duration::from_secs(10),

@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use k8s_openapi::ByteString;
 use prometheus_client::registry::Registry;
-use scheduler::certificates::server_tls::Metrics;
-use scheduler::certificates::{Keeper, Settings};
+use scheduler::certificates::server_tls::CertificateMetrics;
+use scheduler::certificates::{CertificateSettings, Keeper};
 use serde_json::{Value, json};
 
 use crate::api::{Api, MUTATING, SECRET, VALIDATING};
@@ -14,14 +14,14 @@ pub(crate) const DAY: Duration = Duration::from_secs(86_400);
 pub(crate) const HOST: &str = "gpushare-webhook.gpushare-system.svc";
 
 pub(crate) fn keeper(api: &Api, registry: &mut Registry) -> Keeper {
-    let settings = Settings {
+    let settings = CertificateSettings {
         secret: "certificates".to_owned(),
         namespace: "gpushare-system".to_owned(),
         hosts: vec![HOST.to_owned()],
         lifetime: 90 * DAY,
         configuration: Some("gpushare-scheduler".to_owned()),
     };
-    Keeper::new(api.client(), settings, Metrics::register(registry))
+    Keeper::new(api.client(), settings, CertificateMetrics::register(registry))
 }
 
 fn configuration(names: &[&str]) -> Value {

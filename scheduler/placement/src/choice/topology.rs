@@ -39,7 +39,7 @@ use crate::state::occupancy::Occupancy;
 
 /// Chosen devices.
 #[derive(Debug, Default)]
-pub(crate) struct Decision {
+pub(crate) struct DeviceChoice {
     /// Indices of GPUs, where the engine chooses them.
     pub(crate) gpus: Vec<usize>,
     pub(crate) others: Vec<DeviceShare>,
@@ -54,7 +54,7 @@ pub(crate) fn decide(
     request: NodeRequest<'_>,
     order: DeviceOrder<'_>,
     hints: Hints<'_>,
-) -> Result<Decision, Misfit> {
+) -> Result<DeviceChoice, Misfit> {
     refuse_weak_limits(node, request)?;
     fit_gpus(node, &request.gpus, hints).map_err(Misfit::Plain)?;
     let vendor_chooses = matches!(request.gpus, RequestedGpus::Whole(_)) && !node.serves_vendor();
@@ -62,7 +62,7 @@ pub(crate) fn decide(
         return Err(Misfit::NotChosenHere);
     }
     let (Some(inventory), Some(hardware)) = (&node.inventory, &node.hardware) else {
-        return Ok(Decision::default());
+        return Ok(DeviceChoice::default());
     };
     let context = DecisionContext {
         node,
@@ -104,7 +104,7 @@ fn refuse_weak_limits(node: &Node, request: NodeRequest<'_>) -> Result<(), Misfi
 }
 
 /// Chooses devices of all types: those of a joint allocation together, the others one by one.
-fn decide_types(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Result<Decision, Misfit> {
+fn decide_types(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Result<DeviceChoice, Misfit> {
     // Without a report of other devices, kube-scheduler's check against kubelet's resources must do.
     let reports_devices = context.inventory.other_devices.is_some();
     let requests = if reports_devices { request.others } else { &[] };
@@ -139,7 +139,7 @@ fn decide_types(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Resu
             _ => chosen.extend(choose(context, &[pool], &gpu_sets, false)?),
         }
     }
-    let mut decision = Decision::default();
+    let mut decision = DeviceChoice::default();
     // In the order of the request, whichever type led the choice.
     for (demand, pool) in demands.iter().zip(&pools) {
         let shares = demand.shares(devices_of(&chosen, &pool.kind));

@@ -13,11 +13,11 @@ const MAX_SHORT: usize = 54;
 /// Nodes by name.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    nodes: FxHashMap<Name, NodeId>,
+    nodes: FxHashMap<NodeName, NodeId>,
 }
 
 #[derive(Debug)]
-enum Name {
+enum NodeName {
     /// Padded with zeros.
     Short {
         n: u8,
@@ -33,7 +33,7 @@ impl Names {
     }
 
     pub(crate) fn insert(&mut self, name: &str, node: NodeId) {
-        self.nodes.insert(Name::from(name), node);
+        self.nodes.insert(NodeName::from(name), node);
     }
 
     pub(crate) fn remove(&mut self, name: &str) {
@@ -46,7 +46,7 @@ impl Names {
     }
 }
 
-impl From<&str> for Name {
+impl From<&str> for NodeName {
     fn from(name: &str) -> Self {
         let mut bytes = [0; MAX_SHORT];
         match (bytes.get_mut(..name.len()), u8::try_from(name.len())) {
@@ -59,7 +59,7 @@ impl From<&str> for Name {
     }
 }
 
-impl Borrow<[u8]> for Name {
+impl Borrow<[u8]> for NodeName {
     #[inline]
     fn borrow(&self) -> &[u8] {
         match self {
@@ -69,16 +69,16 @@ impl Borrow<[u8]> for Name {
     }
 }
 
-impl PartialEq for Name {
+impl PartialEq for NodeName {
     fn eq(&self, other: &Self) -> bool {
         let (one, other): (&[u8], &[u8]) = (self.borrow(), other.borrow());
         one == other
     }
 }
 
-impl Eq for Name {}
+impl Eq for NodeName {}
 
-impl Hash for Name {
+impl Hash for NodeName {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let bytes: &[u8] = self.borrow();
         bytes.hash(state);
@@ -89,7 +89,7 @@ impl Hash for Name {
 mod tests {
     use rstest::rstest;
 
-    use super::{Name, Names};
+    use super::{Names, NodeName};
     use crate::data::ident::NodeId;
 
     #[rstest]
@@ -115,6 +115,6 @@ mod tests {
 
     #[test]
     fn an_entry_of_the_name_table_fits_a_cache_line() {
-        assert_eq!(size_of::<(Name, NodeId)>(), 64);
+        assert_eq!(size_of::<(NodeName, NodeId)>(), 64);
     }
 }

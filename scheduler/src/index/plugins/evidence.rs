@@ -37,7 +37,7 @@ pub(super) struct PluginPod {
 
 /// What is known of one node's plugin.
 #[derive(Debug, Default)]
-pub(super) struct Evidence {
+pub(super) struct PluginEvidence {
     pods: Vec<PluginPod>,
     /// The annotation of the node.
     state: Option<PluginState>,
@@ -113,7 +113,7 @@ fn metrics_address(pod: &Pod) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::try_from(port.container_port).ok()?))
 }
 
-impl Evidence {
+impl PluginEvidence {
     /// The pod that runs and serves metrics, and its address.
     pub(super) fn metrics(&self) -> Option<(&str, SocketAddr)> {
         let mut running = self

@@ -97,7 +97,7 @@ fn fence(server: Server) -> (Fence, Shared) {
         namespace: "ns".to_owned(),
         name: "pod-1".to_owned(),
     };
-    let settings = Settings {
+    let settings = FenceSettings {
         namespace: "ns".to_owned(),
         name: "gpushare-scheduler".to_owned(),
         pod,
@@ -202,15 +202,15 @@ async fn a_replica_that_lost_the_lease_leaves_the_object_alone(
 }
 
 #[rstest]
-#[case::bound_already(409, Probe::Accepted)]
-#[case::pod_is_gone(404, Probe::Accepted)]
-#[case::refused(403, Probe::Refused("so it is".to_owned()))]
-#[case::refused_for_want_of_a_parameter(422, Probe::Refused("so it is".to_owned()))]
-#[case::trouble(500, Probe::Unknown("500 Internal Server Error: so it is".to_owned()))]
+#[case::bound_already(409, BindingProbe::Accepted)]
+#[case::pod_is_gone(404, BindingProbe::Accepted)]
+#[case::refused(403, BindingProbe::Refused("so it is".to_owned()))]
+#[case::refused_for_want_of_a_parameter(422, BindingProbe::Refused("so it is".to_owned()))]
+#[case::trouble(500, BindingProbe::Unknown("500 Internal Server Error: so it is".to_owned()))]
 #[tokio::test]
 async fn the_probe_finds_out_if_the_api_server_accepts_bindings(
     #[case] binding: u16,
-    #[case] expected: Probe,
+    #[case] expected: BindingProbe,
 ) {
     let (fence, _) = fence(Server { binding, ..holding() });
     assert_eq!(fence.probe().await, expected);

@@ -55,11 +55,11 @@ fn search_farther(problem: &Problem<'_>) -> Option<(Set, Rank)> {
 
 /// The cheapest choice within these distances of the following types, and its rank.
 fn search_within(problem: &Problem<'_>, limits: &[Distance]) -> Option<(Set, Rank)> {
-    let mut table = Table::new(problem, limits)?;
+    let mut table = StateTable::new(problem, limits)?;
     let n_steps_per_state = problem.allowed.len() + problem.n_switches();
     if table.n_states().saturating_mul(n_steps_per_state) > MAX_STEPS {
         // An exact search would take too long for a request in a scheduling cycle.
-        table = Table::of_leading_devices(problem);
+        table = StateTable::of_leading_devices(problem);
     }
     let chosen = table.run(problem)?;
     Some((chosen, problem.rank(chosen)?))
@@ -90,7 +90,7 @@ const NO_WAY: Way = Way {
 
 /// The dimensions of the table of states: followers near (least), switches used, leading devices taken, and whether the
 /// current NUMA node is used.
-struct Table {
+struct StateTable {
     /// For each following type, one more than the most devices that are counted.
     bases: Vec<usize>,
     limits: Vec<Distance>,
@@ -99,7 +99,7 @@ struct Table {
     max_switches: Option<usize>,
 }
 
-impl Table {
+impl StateTable {
     /// `None` if there are too few devices of a type.
     fn new(problem: &Problem<'_>, limits: &[Distance]) -> Option<Self> {
         let mut bases = Vec::with_capacity(limits.len());
