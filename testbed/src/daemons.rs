@@ -230,10 +230,8 @@ async fn build(
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_of_this_package(&name.to_string_lossy())) {
         command.env_remove(name);
     }
-    let status = command
-        .status()
-        .await
-        .map_err(|error| DaemonError::Build(error.to_string()))?;
+    let status = command.status().await;
+    let status = status.map_err(|error| DaemonError::Build(error.to_string()))?;
     if status.success() {
         Ok(())
     } else {
@@ -244,15 +242,9 @@ async fn build(
 /// True for variables that cargo sets for the program it runs. Build scripts depend on some of them (that of ring on
 /// `CARGO_PKG_NAME`), and would be run again.
 fn is_of_this_package(variable: &str) -> bool {
-    [
-        "CARGO_PKG_",
-        "CARGO_MANIFEST_",
-        "CARGO_BIN_",
-        "CARGO_CRATE_",
-        "CARGO_PRIMARY_",
-    ]
-    .iter()
-    .any(|prefix| variable.starts_with(prefix))
+    let variable = variable.strip_prefix("CARGO_").unwrap_or_default();
+    let mut prefixes = ["PKG_", "MANIFEST_", "BIN_", "CRATE_", "PRIMARY_"].iter();
+    prefixes.any(|prefix| variable.starts_with(prefix))
 }
 
 /// The start of a daemon.
@@ -449,14 +441,10 @@ impl Daemon {
         // If the signal cannot be sent, the kill below ends it.
         let _ = self.signal("TERM").await;
         let mut ended = self.ended.clone();
-        let succeeded = |status: &Option<ExitStatus>| status.is_some_and(|status| status.success());
-        let waited = tokio::time::timeout(grace, async {
-            ended
-                .wait_for(Option::is_some)
-                .await
-                .is_ok_and(|status| succeeded(&status))
-        });
-        let success = waited.await.unwrap_or(false);
+        let success = match tokio::time::timeout(grace, ended.wait_for(Option::is_some)).await {
+            Ok(Ok(status)) => status.is_some_and(|status| status.success()),
+            Ok(Err(_)) | Err(_) => false,
+        };
         self.kill().await;
         success
     }
@@ -472,14 +460,18 @@ fn is_stopped(pid: u32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
         return true;
     };
-    let states = tasks
-        .flatten()
-        .filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
-    // The state follows the name, which is in parentheses and may contain some itself.
-    states.into_iter().all(|stat| {
-        stat.rsplit_once(") ")
-            .is_some_and(|(_, fields)| fields.starts_with(['T', 't', 'Z', 'X']))
-    })
+    for task in tasks.flatten() {
+        // A thread that has ended meanwhile does not run.
+        let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else {
+            continue;
+        };
+        // The state follows the name, which is in parentheses and may contain some itself.
+        let (_, fields) = stat.rsplit_once(") ").unwrap_or_default();
+        if !fields.starts_with(['T', 't', 'Z', 'X']) {
+            return false;
+        }
+    }
+    true
 }
 
 /// Waits for a daemon's process, and kills it on request.

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::Serialize;
 
@@ -100,18 +100,11 @@ pub async fn on_testbed(
 ) -> Result<Vec<ScenarioResult>> {
     console.step("starting the testbed");
     let endings = ScenarioStage::ALL.map(|stage| {
-        let here: Vec<Scenario> = chosen
-            .iter()
-            .filter(|scenario| scenario.stages.contains(&stage))
-            .copied()
-            .collect();
+        let mut here = chosen.to_vec();
+        here.retain(|scenario| scenario.stages.contains(&stage));
         on_stage(console, stage, here, deploy.clone())
     });
-    Ok(futures::future::try_join_all(endings)
-        .await?
-        .into_iter()
-        .flatten()
-        .collect())
+    Ok(futures::future::try_join_all(endings).await?.concat())
 }
 
 async fn on_stage(
@@ -173,12 +166,9 @@ async fn run_all(
 /// The scenarios that the arguments name and that the cluster can run.
 fn choose(args: &E2eArgs, commands: &Commands) -> Result<Vec<Scenario>> {
     let all = scenario::all();
-    if let Some(unknown) = args
-        .scenarios
-        .iter()
-        .find(|name| !all.iter().any(|scenario| scenario.name == *name))
-    {
-        bail!("there is no scenario {unknown:?}; see --list");
+    for name in &args.scenarios {
+        let is_known = all.iter().any(|scenario| scenario.name == *name);
+        ensure!(is_known, "there is no scenario {name:?}; see --list");
     }
     let wanted = |scenario: &&Scenario| {
         args.scenarios.is_empty() || args.scenarios.iter().any(|name| name == scenario.name)

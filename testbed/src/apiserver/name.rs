@@ -44,6 +44,7 @@ pub(crate) fn is_subdomain(text: &str) -> bool {
 
 /// Why a name is not acceptable for a resource.
 pub(crate) fn check_name(resource: &Resource, name: &str) -> Option<InvalidField> {
+    // Names of namespaces and Services become parts of DNS names; those of roles only have to fit a path.
     let (is_legal, why) = if resource.group == "rbac.authorization.k8s.io" {
         let is_path = name.contains(['/', '%']) || matches!(name, "." | "..");
         (!is_path, "may not contain '/' or '%'")
@@ -75,6 +76,7 @@ pub(crate) fn check_metadata(object: &Value) -> Vec<InvalidField> {
         check_key("metadata.annotations", &key.to_lowercase(), &mut errors);
         size += key.len() + value.as_str().map_or(0, str::len);
     }
+    // ValidateAnnotationsSize: keys and values of all annotations together.
     if size > 256 * 1024 {
         let why = "may not be more than 262144 bytes";
         errors.push(InvalidField::forbidden("metadata.annotations", why));
@@ -101,6 +103,7 @@ fn is_qualified_part(text: &str) -> bool {
 /// A name from `generateName`: the prefix and five random characters without vowels.
 pub(crate) fn generated(prefix: &str) -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+    // simpleNameGenerator: 58 characters and five random ones are a label's 63.
     let mut end = prefix.len().min(58);
     while !prefix.is_char_boundary(end) {
         end += 1;

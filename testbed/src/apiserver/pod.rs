@@ -60,6 +60,7 @@ pub(crate) fn default_spec(pod: &mut Value) {
 fn default_container(container: &mut Value) {
     let image = object::text(container, "/image");
     let name = image.rsplit('/').next().unwrap_or(image);
+    // SetDefaults_Container: an image without a tag is `latest`, which may have changed since the last pull.
     let is_latest = !image.contains('@') && (!name.contains(':') || name.ends_with(":latest"));
     let pull = if is_latest { "Always" } else { "IfNotPresent" };
     let map = object::make_object(container);
@@ -74,6 +75,7 @@ fn default_container(container: &mut Value) {
 }
 
 fn tolerate_unreachable(spec: &mut Map<String, Value>) {
+    // DefaultTolerationSeconds: pods survive a short absence of their node, unless they say how long themselves.
     let tolerations = object::make_array(spec.entry("tolerations").or_insert(Value::Null));
     for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
         let tolerated = |t: &Value| {
@@ -111,6 +113,7 @@ pub(crate) fn grace(pod: &Value, asked: Option<i64>) -> i64 {
         return 0;
     }
     let own = object::integer(pod, "/spec/terminationGracePeriodSeconds");
+    // podStrategy.CheckGracefulDelete: a negative period ends the pod as fast as possible, which is one second.
     match asked.or(own).unwrap_or(30) {
         negative if negative < 0 => 1,
         seconds => seconds,
@@ -188,6 +191,7 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
         let why = "must be less than or equal to previous value";
         errors.push(InvalidField::invalid("spec.activeDeadlineSeconds", &is, why));
     }
+    // ValidatePodUpdate: nothing has decided on a gated pod yet, so more of it may change.
     let gated = !object::array(old, "/spec/schedulingGates").is_empty();
     if frozen(before, gated) != frozen(after, gated) {
         let why = "pod updates may not change fields other than `spec.containers[*].image`,\
@@ -297,6 +301,8 @@ fn check_resources(container: &Value, at: &str, errors: &mut Vec<InvalidField>) 
     }
     let field = format!("{at}.resources.requests");
     for (name, request) in requests {
+        // What cannot be shared, such as devices and huge pages, has a limit and no other
+        // request; of CPU and memory a request may be less.
         let Some(limit) = limits.get(name) else {
             if !is_overcommittable(name) {
                 let why = "Limit must be set for non overcommitable resources";
@@ -361,6 +367,7 @@ pub(crate) fn qos_class(pod: &Value) -> &'static str {
     let mut any = false;
     let mut guaranteed = true;
     for container in object::containers(pod) {
+        // ComputePodQOS: extended resources make no difference to the class.
         for name in ["cpu", "memory"] {
             let of = |list: &str| {
                 let value = container.pointer(&format!("/resources/{list}/{name}"));

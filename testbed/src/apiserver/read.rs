@@ -72,6 +72,7 @@ pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<Li
     let next = last
         .filter(|_| n_left > 0)
         .map(|key| format!("{at}/{}/{}", key.namespace, key.name));
+    // The real server counts the rest by keys in etcd, where it cannot apply a selector.
     let remaining = (counting && next.is_some()).then_some(n_left);
     Ok(ListPage {
         revision: at,

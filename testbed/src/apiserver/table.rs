@@ -261,6 +261,7 @@ fn status(pod: &Value) -> String {
     let own = text(pod, "/status/reason");
     let phase = text(pod, "/status/phase");
     match reasons.next() {
+        // printPod: one container that completed does not end a pod that is ready.
         Some(reason) if reason == "Completed" && is_ready(pod) => "Running".to_owned(),
         Some(reason) => reason,
         None if !own.is_empty() => own.to_owned(),

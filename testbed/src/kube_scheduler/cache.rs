@@ -56,51 +56,35 @@ impl Cache {
 
     /// All nodes, by name.
     pub(super) fn snapshot(&self) -> BTreeMap<String, CachedNode> {
-        let view = |name: &String, node: &Arc<Node>, allocatable: &ResourceAmounts| CachedNode {
-            node: Arc::clone(node),
-            allocatable: allocatable.clone(),
-            used: self.used.get(name).cloned().unwrap_or_default(),
-        };
-        self.nodes
-            .iter()
-            .map(|(name, (node, allocatable))| (name.clone(), view(name, node, allocatable)))
-            .collect()
+        let mut snapshot = BTreeMap::new();
+        for (name, (node, allocatable)) in &self.nodes {
+            let view = CachedNode {
+                node: Arc::clone(node),
+                allocatable: allocatable.clone(),
+                used: self.used.get(name).cloned().unwrap_or_default(),
+            };
+            snapshot.insert(name.clone(), view);
+        }
+        snapshot
     }
 
     /// Counts a pod on a node before it is bound.
     pub(super) fn assume(&mut self, uid: &str, node: &str, pod: &Arc<Pod>, amounts: ResourceAmounts) {
-        self.hold(
-            uid,
-            Holding {
-                node: node.to_owned(),
-                pod: Arc::clone(pod),
-                amounts,
-                assumed: true,
-            },
-        );
+        self.hold(uid, node, pod, amounts, true);
     }
 
     /// Counts a bound pod; true if it was not counted before.
     pub(super) fn bind(&mut self, uid: &str, node: &str, pod: &Arc<Pod>) -> bool {
-        if let Some(held) = self
-            .holdings
-            .get_mut(uid)
-            .filter(|held| held.node == node && !held.assumed)
+        if let Some(held) = self.holdings.get_mut(uid)
+            && held.node == node
+            && !held.assumed
         {
             held.pod = Arc::clone(pod);
             return false;
         }
         // The API server has accepted the pod, so its quantities parse.
         let amounts = ResourceAmounts::of_pod(pod).unwrap_or_default();
-        self.hold(
-            uid,
-            Holding {
-                node: node.to_owned(),
-                pod: Arc::clone(pod),
-                amounts,
-                assumed: false,
-            },
-        );
+        self.hold(uid, node, pod, amounts, false);
         true
     }
 
@@ -108,9 +92,8 @@ impl Cache {
     pub(super) fn pods(&self) -> BTreeMap<String, Vec<Arc<Pod>>> {
         let mut pods: BTreeMap<String, Vec<Arc<Pod>>> = BTreeMap::new();
         for held in self.holdings.values() {
-            pods.entry(held.node.clone())
-                .or_default()
-                .push(Arc::clone(&held.pod));
+            let on_node = pods.entry(held.node.clone()).or_default();
+            on_node.push(Arc::clone(&held.pod));
         }
         pods
     }
@@ -130,12 +113,15 @@ impl Cache {
         true
     }
 
-    fn hold(&mut self, uid: &str, holding: Holding) {
+    fn hold(&mut self, uid: &str, node: &str, pod: &Arc<Pod>, amounts: ResourceAmounts, assumed: bool) {
         self.release(uid);
-        self.used
-            .entry(holding.node.clone())
-            .or_default()
-            .add(&holding.amounts);
+        self.used.entry(node.to_owned()).or_default().add(&amounts);
+        let holding = Holding {
+            node: node.to_owned(),
+            pod: Arc::clone(pod),
+            amounts,
+            assumed,
+        };
         self.holdings.insert(uid.to_owned(), holding);
     }
 }
@@ -157,8 +143,7 @@ fn conditions(node: &Node) -> BTreeMap<&str, &str> {
     let all = node
         .status
         .iter()
-        .filter_map(|status| status.conditions.as_ref())
-        .flatten();
+        .flat_map(|status| status.conditions.iter().flatten());
     all.map(|condition| (condition.type_.as_str(), condition.status.as_str()))
         .collect()
 }

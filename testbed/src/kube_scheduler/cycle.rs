@@ -61,11 +61,8 @@ impl Cycle {
         // (nextStartNodeIndex), so that all nodes get pods although each cycle looks at some only.
         let all: Vec<_> = nodes.iter().collect();
         let n_to_find = self.sampling.n_to_find(all.len());
-        let order: Vec<_> = self
-            .sampling
-            .order(all.len())
-            .filter_map(|at| all.get(at).copied())
-            .collect();
+        let order = self.sampling.order(all.len());
+        let order: Vec<_> = order.filter_map(|at| all.get(at).copied()).collect();
         let found = self.fitting(pod, request, order, n_to_find, diagnosis).await;
         let (feasible, n_seen) = found.map_err(|error| CycleFailure::Error(error.to_string()))?;
         self.sampling.seen(n_seen, all.len());
@@ -115,15 +112,13 @@ impl Cycle {
         if let Some(refusal) = fit::refusal(pod, request, view, &self.ignored) {
             diagnosis.refusals.insert(name.to_owned(), refusal);
         } else if self.claims.refuse(pod, name) {
-            let reasons = vec!["node(s) had volume node affinity conflict".to_owned()];
-            diagnosis.refusals.insert(
-                name.to_owned(),
-                FilterRefusal {
-                    reasons,
-                    unresolvable: true,
-                    by_extender: false,
-                },
-            );
+            let refusal = FilterRefusal {
+                reasons: vec!["node(s) had volume node affinity conflict".to_owned()],
+                // No victim can move a volume to another node.
+                unresolvable: true,
+                by_extender: false,
+            };
+            diagnosis.refusals.insert(name.to_owned(), refusal);
         } else {
             feasible.insert(name, view);
         }
@@ -135,11 +130,10 @@ impl Cycle {
         feasible: &mut BTreeMap<&str, &CachedNode>,
         diagnosis: &mut SchedulingDiagnosis,
     ) -> Result<(), ExtenderError> {
-        for extender in self
-            .extenders
-            .iter()
-            .filter(|e| e.is_filter() && e.is_interested(pod))
-        {
+        for extender in &self.extenders {
+            if !extender.is_filter() || !extender.is_interested(pod) {
+                continue;
+            }
             // An extender is not called with an empty list of nodes.
             if feasible.is_empty() {
                 break;
@@ -155,12 +149,10 @@ impl Cycle {
                 diagnosis.refuse(node, reason, true);
             }
             // kube-scheduler counts a node in both lists as unresolvable.
-            for (node, reason) in answer
-                .failed
-                .iter()
-                .filter(|(node, _)| !answer.unresolvable.contains_key(*node))
-            {
-                diagnosis.refuse(node, reason, false);
+            for (node, reason) in &answer.failed {
+                if !answer.unresolvable.contains_key(node) {
+                    diagnosis.refuse(node, reason, false);
+                }
             }
             // The next extender gets only the nodes that this one let through.
             feasible.retain(|name, _| answer.passed.contains(*name));
@@ -175,15 +167,15 @@ impl Cycle {
         request: &ResourceAmounts,
         feasible: &BTreeMap<&str, &CachedNode>,
     ) -> BTreeMap<String, i64> {
-        let own = feasible
-            .iter()
-            .map(|(name, view)| ((*name).to_owned(), request.score(&view.allocatable, &view.used)));
-        let mut scores: BTreeMap<String, i64> = own.collect();
-        for extender in self
-            .extenders
-            .iter()
-            .filter(|e| e.is_prioritizer() && e.is_interested(pod))
-        {
+        let mut scores = BTreeMap::new();
+        for (name, view) in feasible {
+            let score = request.score(&view.allocatable, &view.used);
+            scores.insert((*name).to_owned(), score);
+        }
+        for extender in &self.extenders {
+            if !extender.is_prioritizer() || !extender.is_interested(pod) {
+                continue;
+            }
             match extender.prioritize(pod, &whole(feasible)).await {
                 Ok(theirs) => {
                     for (name, score) in &mut scores {
@@ -199,11 +191,8 @@ impl Cycle {
 
     fn choose(&mut self, scores: &BTreeMap<String, i64>) -> String {
         let best = scores.values().max();
-        let tied: Vec<&String> = scores
-            .iter()
-            .filter(|(_, score)| Some(*score) == best)
-            .map(|(name, _)| name)
-            .collect();
+        let tied = scores.iter().filter(|(_, score)| Some(*score) == best);
+        let tied: Vec<&String> = tied.map(|(name, _)| name).collect();
         // selectHost chooses at random among the best.
         let winner = match &mut self.ties {
             Some(rng) => tied.choose(rng),

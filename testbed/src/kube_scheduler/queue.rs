@@ -102,10 +102,8 @@ impl Queue {
     /// The pod to try now: highest priority first, then the one that waits longest.
     pub(super) fn pop(&mut self, now: Instant) -> Option<(String, Arc<Pod>)> {
         self.ripen(now);
-        let is_any_active = self
-            .entries
-            .values()
-            .any(|entry| entry.place == QueuePosition::Active);
+        let mut places = self.entries.values().map(|entry| entry.place);
+        let is_any_active = places.any(|place| place == QueuePosition::Active);
         let ready = self.entries.iter_mut().filter(|(_, entry)| match entry.place {
             QueuePosition::Active => true,
             // Since 1.33 (SchedulerPopFromBackoffQ) an idle kube-scheduler does not wait out the back-off of pods that found
@@ -124,17 +122,13 @@ impl Queue {
     pub(super) fn take(&mut self, uids: &[String]) -> Vec<(String, Arc<Pod>)> {
         let mut taken = Vec::new();
         for uid in uids {
-            if let Some(entry) = self
-                .entries
-                .get_mut(uid)
-                .filter(|entry| entry.place != QueuePosition::InFlight)
+            if let Some(entry) = self.entries.get_mut(uid)
+                && entry.place != QueuePosition::InFlight
             {
                 entry.place = QueuePosition::InFlight;
                 entry.attempts += 1;
-                taken.push((
-                    (-priority(&entry.pod), entry.arrival),
-                    (uid.clone(), Arc::clone(&entry.pod)),
-                ));
+                let order = (-priority(&entry.pod), entry.arrival);
+                taken.push((order, (uid.clone(), Arc::clone(&entry.pod))));
             }
         }
         taken.sort_by_key(|(order, _)| *order);

@@ -106,17 +106,14 @@ pub(crate) fn read(path: &Path) -> Result<Option<CheckpointData>, CheckpointFile
 }
 
 fn checksum(data: &str) -> u32 {
-    let word = |bytes: &[u8]| {
-        bytes
-            .iter()
-            .fold(0, |word: u64, byte| word << 8 | u64::from(*byte))
-    };
-    let hash = data
-        .as_bytes()
-        .chunks(8)
-        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, bytes| {
-            (hash ^ word(bytes)).wrapping_mul(0x0100_0000_01b3)
-        });
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for bytes in data.as_bytes().chunks(8) {
+        let mut word = 0;
+        for byte in bytes {
+            word = word << 8 | u64::from(*byte);
+        }
+        hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3);
+    }
     u32::try_from(hash >> 32).unwrap_or_default()
 }
 

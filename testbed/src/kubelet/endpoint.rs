@@ -79,11 +79,8 @@ impl Endpoint {
         let channel = dialled.map_err(|_| ConnectError::Deadline(socket.to_owned()))?;
         let mut client =
             DevicePluginClient::new(channel).max_decoding_message_size(proto::kubelet::MAX_MESSAGE_BYTES);
-        let options = client
-            .get_device_plugin_options(Empty {})
-            .await
-            .map_err(ConnectError::Options)?
-            .into_inner();
+        let options = client.get_device_plugin_options(Empty {}).await;
+        let options = options.map_err(ConnectError::Options)?.into_inner();
         Ok(Self {
             resource: resource.to_owned(),
             client: Some(client),
@@ -111,11 +108,8 @@ impl Endpoint {
 
     pub(crate) async fn list_and_watch(&self) -> Result<Streaming<ListAndWatchResponse>, EndpointError> {
         let mut client = self.live()?;
-        Ok(client
-            .list_and_watch(Empty {})
-            .await
-            .map_err(EndpointError::Rpc)?
-            .into_inner())
+        let stream = client.list_and_watch(Empty {}).await;
+        Ok(stream.map_err(EndpointError::Rpc)?.into_inner())
     }
 
     pub(crate) async fn allocate(
@@ -126,16 +120,9 @@ impl Endpoint {
         let request = AllocateRequest {
             container_requests: vec![ContainerAllocateRequest { device_ids }],
         };
-        let response = client
-            .allocate(request)
-            .await
-            .map_err(EndpointError::Rpc)?
-            .into_inner();
-        response
-            .container_responses
-            .into_iter()
-            .next()
-            .ok_or(EndpointError::EmptyAnswer)
+        let response = client.allocate(request).await.map_err(EndpointError::Rpc)?;
+        let mut containers = response.into_inner().container_responses.into_iter();
+        containers.next().ok_or(EndpointError::EmptyAnswer)
     }
 
     /// Calls `GetPreferredAllocation`; empty if the plugin does not offer it.
@@ -153,14 +140,9 @@ impl Endpoint {
         let response = client
             .get_preferred_allocation(request)
             .await
-            .map_err(EndpointError::Rpc)?
-            .into_inner();
-        Ok(response
-            .container_responses
-            .into_iter()
-            .next()
-            .map(|first| first.device_ids)
-            .unwrap_or_default())
+            .map_err(EndpointError::Rpc)?;
+        let mut containers = response.into_inner().container_responses.into_iter();
+        Ok(containers.next().unwrap_or_default().device_ids)
     }
 
     pub(crate) async fn pre_start(
@@ -170,12 +152,9 @@ impl Endpoint {
     ) -> Result<(), EndpointError> {
         let mut client = self.live()?;
         let call = client.pre_start_container(PreStartContainerRequest { device_ids });
-        let late = || EndpointError::Rpc(Status::deadline_exceeded("context deadline exceeded"));
-        tokio::time::timeout(deadline, call)
-            .await
-            .map_err(|_| late())?
-            .map_err(EndpointError::Rpc)?;
-        Ok(())
+        let late = |_| Status::deadline_exceeded("context deadline exceeded");
+        let answered = tokio::time::timeout(deadline, call).await.map_err(late);
+        answered.flatten().map(drop).map_err(EndpointError::Rpc)
     }
 
     fn live(&self) -> Result<DevicePluginClient<Channel>, EndpointError> {

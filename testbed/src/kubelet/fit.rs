@@ -13,12 +13,11 @@ pub(crate) struct WholeAmounts(BTreeMap<String, i64>);
 impl WholeAmounts {
     /// Reads quantities; those that do not parse count as nothing.
     pub(crate) fn read<'a>(quantities: impl IntoIterator<Item = (&'a String, &'a String)>) -> Self {
-        Self(
-            quantities
-                .into_iter()
-                .filter_map(|(name, text)| Some((name.clone(), amount(name, text)?)))
-                .collect(),
-        )
+        let mut amounts = BTreeMap::new();
+        for (name, text) in quantities {
+            amounts.extend(amount(name, text).map(|amount| (name.clone(), amount)));
+        }
+        Self(amounts)
     }
 
     /// Takes over every amount of `other`.
@@ -77,17 +76,15 @@ pub(crate) fn fit<'a>(
     }
     let room = |resource: &str, requested: i64, used: i64| {
         let capacity = allocatable.get(resource);
-        let fits = requested <= capacity.saturating_sub(used);
-        if fits {
-            Ok(())
-        } else {
-            Err(Shortage {
-                resource: resource.to_owned(),
-                requested,
-                used,
-                capacity,
-            })
+        if requested <= capacity.saturating_sub(used) {
+            return Ok(());
         }
+        Err(Shortage {
+            resource: resource.to_owned(),
+            requested,
+            used,
+            capacity,
+        })
     };
     room("pods", 1, n_pods)?;
     for (name, &requested) in &requests.0 {
@@ -101,11 +98,12 @@ pub(crate) fn fit<'a>(
 
 /// True if a name is an extended resource: qualified, and not one of Kubernetes' own.
 pub(crate) fn is_extended(name: &str) -> bool {
-    let own = name
-        .split('/')
-        .next()
-        .is_some_and(|domain| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io"));
-    name.contains('/') && !own && !name.starts_with("requests.")
+    let Some((domain, _)) = name.split_once('/') else {
+        return false;
+    };
+    let is_own = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
+    // Names that begin so are those of quotas.
+    !is_own && !name.starts_with("requests.")
 }
 
 fn amount(name: &str, text: &str) -> Option<i64> {
@@ -118,12 +116,10 @@ fn amount(name: &str, text: &str) -> Option<i64> {
     }
     // A fraction displays in thousandths unless it is finer, and then it counts as one.
     let shown = quantity.to_string();
-    Some(
-        shown
-            .strip_suffix('m')
-            .and_then(|thousandths| thousandths.parse().ok())
-            .unwrap_or(1),
-    )
+    let thousandths = shown
+        .strip_suffix('m')
+        .and_then(|thousandths| thousandths.parse().ok());
+    Some(thousandths.unwrap_or(1))
 }
 
 #[cfg(test)]

@@ -101,18 +101,14 @@ impl PodWorkers {
                 }
             }
         }
-        let finished = |container: &ContainerSpec| {
-            container.kind != ContainerType::App
-                || matches!(
-                    self.machine().runtime.state(&pod.uid, &container.name),
-                    Some(RunState::Exited { .. })
-                )
-        };
-        if pod.containers.iter().all(finished) {
-            WorkerProgress::Finished
-        } else {
-            progress
+        for container in &pod.containers {
+            let state = self.machine().runtime.state(&pod.uid, &container.name);
+            // Sidecars do not keep a pod running.
+            if container.kind == ContainerType::App && !matches!(state, Some(RunState::Exited { .. })) {
+                return progress;
+            }
         }
+        WorkerProgress::Finished
     }
 
     fn should_start(&self, pod: &KubeletPod, container: &ContainerSpec) -> bool {
@@ -137,18 +133,13 @@ impl PodWorkers {
             message: error.to_string(),
         };
         tracing::warn!(pod = pod.full_name(), container = container.name, %error, "container not started");
-        if self.machine().runtime.state(&pod.uid, &container.name).as_ref() != Some(&state) {
+        let runtime = &self.machine().runtime;
+        if runtime.state(&pod.uid, &container.name).as_ref() != Some(&state) {
             self.status
                 .publish_event(pod, "Failed", &format!("Error: {error}"));
         }
-        if !self
-            .machine()
-            .runtime
-            .set_state(&pod.uid, &container.name, state.clone())
-        {
-            self.machine()
-                .runtime
-                .put(RuntimeContainer::never_started(pod, container, state));
+        if !runtime.set_state(&pod.uid, &container.name, state.clone()) {
+            runtime.put(RuntimeContainer::never_started(pod, container, state));
         }
     }
 

@@ -6,10 +6,13 @@ use anyhow::{Result, ensure};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::StatusCode;
+use kube::ResourceExt;
+use proto::record::MEM_ASSIGNED;
 use proto::resource::GPU_MEM;
+use serde_json::Value;
 
 use super::{Body, World};
-use crate::apiserver::{Fault, Matching};
+use crate::apiserver::{Fault, Matching, object};
 use crate::observer::ClusterSnapshot;
 
 /// Name, promise, body.
@@ -44,13 +47,6 @@ pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
 fn bind_errors(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let faults = world.cluster()?.api().faults().clone();
-        let on_bind = || {
-            Matching::anything()
-                .verb("create")
-                .resource("pods")
-                .subresource("binding")
-                .times(2)
-        };
         let kinds = [
             Fault::Refuse(409),
             Fault::RefuseUntil(429, 1),
@@ -58,10 +54,14 @@ fn bind_errors(world: &mut World) -> BoxFuture<'_, Result<()>> {
             Fault::DropConnection,
             Fault::Delay(Duration::from_secs(6)),
         ];
-        let injected: Vec<_> = kinds
-            .into_iter()
-            .map(|fault| faults.inject(on_bind(), fault))
-            .collect();
+        let mut injected = Vec::new();
+        for fault in kinds {
+            let binds = Matching::anything()
+                .verb("create")
+                .resource("pods")
+                .subresource("binding");
+            injected.push(faults.inject(binds.times(2), fault));
+        }
         let names = world.create_many("pod", 16, &[(GPU_MEM, "1")]).await?;
         world.until_all_run(&names).await?;
         ensure!(
@@ -120,52 +120,38 @@ async fn deletions_need_no_watch(world: &mut World) -> Result<()> {
     let late = world.cluster()?.api().faults().hold_watches("pods");
     world.create_many("unseen", 2, &[(GPU_MEM, "1")]).await?;
     world.pods.delete_all().await?;
-    let shown = ClusterSnapshot::of(world.cluster()?.api().objects());
-    let ours = shown
-        .pods
-        .iter()
-        .filter(|(key, _)| key.starts_with(&world.key("")));
-    let left: Vec<&String> = ours
-        .filter(|(_, pod)| pod.metadata.deletion_timestamp.is_none())
-        .map(|(key, _)| key)
-        .collect();
+    let mut left = ClusterSnapshot::of(world.cluster()?.api().objects()).pods;
+    left.retain(|key, pod| key.starts_with(&world.key("")) && pod.metadata.deletion_timestamp.is_none());
     drop(late);
-    ensure!(left.is_empty(), "not deleted: {left:?}");
+    ensure!(left.is_empty(), "not deleted: {:?}", left.keys());
     Ok(())
 }
 
 fn patch_errors(world: &mut World) -> BoxFuture<'_, Result<()>> {
     async {
         let faults = world.cluster()?.api().faults().clone();
-        let injected: Vec<_> = [Fault::Refuse(500), Fault::Refuse(409), Fault::DropReply]
-            .into_iter()
-            .map(|fault| {
-                faults.inject(
-                    Matching::anything()
-                        .verb("patch")
-                        .resource("pods")
-                        .subresource("")
-                        .times(2),
-                    fault,
-                )
-            })
-            .collect();
+        let mut injected = Vec::new();
+        for fault in [Fault::Refuse(500), Fault::Refuse(409), Fault::DropReply] {
+            let patches = Matching::anything()
+                .verb("patch")
+                .resource("pods")
+                .subresource("");
+            injected.push(faults.inject(patches.times(2), fault));
+        }
         let names = world.create_many("pod", 6, &[(GPU_MEM, "1")]).await?;
         world.until_all_run(&names).await?;
         let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
-        let assigned = |pod: &k8s_openapi::api::core::v1::Pod| {
-            pod.metadata
-                .annotations
-                .as_ref()
-                .and_then(|all| all.get(proto::record::MEM_ASSIGNED))
-                .is_some_and(|text| text == "true")
+        let are_assigned = |snapshot: &ClusterSnapshot| {
+            for key in &keys {
+                let assigned = snapshot.pods.get(key)?.annotations().get(MEM_ASSIGNED)?;
+                if assigned != "true" {
+                    return None;
+                }
+            }
+            Some(())
         };
         world
-            .until("all pods to be marked assigned", |snapshot| {
-                keys.iter()
-                    .all(|key| snapshot.pods.get(key).is_some_and(assigned))
-                    .then_some(())
-            })
+            .until("all pods to be marked assigned", are_assigned)
             .await?;
         ensure!(
             injected.iter().all(|one| one.hits() > 0),
@@ -208,12 +194,6 @@ fn bad_bodies(world: &mut World) -> BoxFuture<'_, Result<()>> {
 
 /// A client error, or an answer whose `Error` says what is wrong.
 fn says_error(status: StatusCode, answer: &[u8]) -> bool {
-    let text = |answer: serde_json::Value| {
-        answer
-            .get("Error")
-            .and_then(serde_json::Value::as_str)
-            .map(str::to_owned)
-    };
-    let error = serde_json::from_slice(answer).ok().and_then(text);
-    status.is_client_error() || error.is_some_and(|error| !error.is_empty())
+    let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
+    status.is_client_error() || !object::text(&answer, "/Error").is_empty()
 }

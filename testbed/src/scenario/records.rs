@@ -82,14 +82,8 @@ fn forged(world: &mut World) -> BoxFuture<'_, Result<()>> {
             let spec = PodBuilder::new(name, &[("cpu", "1m")]).annotated(&record(minors));
             without.push(put(world, spec, &node.name).await?);
         }
-        without.push(
-            put(
-                world,
-                PodBuilder::new("core-alone", &[(GPU_CORE, "50")]),
-                &node.name,
-            )
-            .await?,
-        );
+        let core_alone = PodBuilder::new("core-alone", &[(GPU_CORE, "50")]);
+        without.push(put(world, core_alone, &node.name).await?);
         world
             .until_running(&["names-nothing-there", "names-all", "core-alone"])
             .await?;
@@ -106,12 +100,7 @@ fn forged(world: &mut World) -> BoxFuture<'_, Result<()>> {
         for name in &names {
             world.delete(name).await?;
         }
-        counted_once(
-            world,
-            &node.name,
-            node.units.iter().max().copied().unwrap_or_default(),
-        )
-        .await?;
+        counted_once(world, &node.name, units.last().copied().unwrap_or_default()).await?;
         for name in ["names-nothing-there", "names-all", "core-alone"] {
             world.delete(name).await?;
         }
@@ -125,35 +114,17 @@ fn forged(world: &mut World) -> BoxFuture<'_, Result<()>> {
 async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
     put(world, PodBuilder::new("direct", &[(GPU_MEM, "1")]), node).await?;
     // The GPU with the most room is the one that is charged for it.
-    let largest = world
-        .gpu_node(2)?
-        .units
-        .iter()
-        .filter(|other| **other == units)
-        .count();
-    let next = if largest > 1 {
-        units
-    } else {
-        world
-            .gpu_node(2)?
-            .units
-            .iter()
-            .filter(|other| **other < units)
-            .max()
-            .copied()
-            .unwrap_or_default()
-    };
-    world
-        .create(PodBuilder::new("beside", &[(GPU_MEM, &next.to_string())]).on(node))
-        .await?;
+    let mut others = world.gpu_node(2)?.units;
+    others.sort_unstable();
+    if others.last() == Some(&units) {
+        others.pop();
+    }
+    let next = others.last().copied().unwrap_or_default();
+    world.create_units("beside", &next.to_string(), node).await?;
     let key = world.key("beside");
     let is_bound = |snapshot: &ClusterSnapshot| snapshot.pods.get(&key).and_then(node_of).map(drop);
-    world
-        .until(
-            "a pod to be placed beside one whose device is not known",
-            is_bound,
-        )
-        .await?;
+    let what = "a pod to be placed beside one whose device is not known";
+    world.until(what, is_bound).await?;
     for name in ["beside", "direct"] {
         world.pods.delete_now(name).await?;
     }
@@ -166,11 +137,8 @@ async fn until_reported(world: &mut World, node: &str, uids: &[String]) -> Resul
         let text = snapshot
             .devices
             .get(node)?
-            .metadata
-            .annotations
-            .as_ref()?
-            .get(PODS_WITHOUT_DEVICES)?
-            .clone();
+            .annotations()
+            .get(PODS_WITHOUT_DEVICES)?;
         uids.iter().all(|uid| text.contains(uid.as_str())).then_some(())
     };
     world
@@ -190,28 +158,23 @@ fn recorded(pod: &Pod) -> BTreeMap<String, String> {
         MEM_ASSIGNED,
         MEM_ASSUME_TIME,
     ];
-    pod.annotations()
-        .iter()
-        .filter(|(key, _)| keys.contains(&key.as_str()))
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect()
+    let mut record = pod.annotations().clone();
+    record.retain(|key, _| keys.contains(&key.as_str()));
+    record
 }
 
 /// Removes annotations of a pod that say something of its devices; returns the version of the pod without them.
 async fn remove(world: &World, name: &str, prefix: &str) -> Result<u64> {
     let record = recorded(&world.pod(name)?);
-    let none: BTreeMap<&String, Value> = record
-        .keys()
-        .filter(|key| key.starts_with(prefix))
-        .map(|key| (key, Value::Null))
-        .collect();
+    let keys = record.keys().filter(|key| key.starts_with(prefix));
+    let none: BTreeMap<&String, Value> = keys.map(|key| (key, Value::Null)).collect();
     let patch = Patch::Merge(json!({"metadata": {"annotations": none}}));
     let removed = world
         .pods
         .api()
         .patch(name, &PatchParams::default(), &patch)
-        .await
-        .context("cannot remove annotations")?;
+        .await;
+    let removed = removed.context("cannot remove annotations")?;
     version(&removed).context("the pod has no version")
 }
 
@@ -228,21 +191,14 @@ async fn until_whole(
 ) -> Result<BTreeMap<String, String>> {
     let key = world.key(name);
     let is_whole = |snapshot: &ClusterSnapshot| {
-        let pod = snapshot
-            .pods
-            .get(&key)
-            .filter(|pod| version(pod) > Some(removed))?;
+        let pod = snapshot.pods.get(&key)?;
         let again = recorded(pod);
         let is_same = |key: &str| again.get(key) == before.get(key);
-        (again.len() == before.len() && is_same(MEM_IDX) && is_same(MEM_ASSIGNED)).then_some(again)
+        let is_whole = again.len() == before.len() && is_same(MEM_IDX) && is_same(MEM_ASSIGNED);
+        (is_whole && version(pod) > Some(removed)).then_some(again)
     };
-    world
-        .until_within(
-            AGAIN,
-            &format!("the record of {name} to be whole again"),
-            is_whole,
-        )
-        .await
+    let what = format!("the record of {name} to be whole again");
+    world.until_within(AGAIN, &what, is_whole).await
 }
 
 fn removed(world: &mut World) -> BoxFuture<'_, Result<()>> {

@@ -50,6 +50,7 @@ pub(crate) fn apply(
         && unchanged
         && old.fields == entry.fields
     {
+        // An apply that changes nothing keeps its time, so that it writes no new version.
         entry.time = old.time.clone();
     }
     others.insert(0, entry);

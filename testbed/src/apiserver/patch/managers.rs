@@ -100,6 +100,7 @@ pub(crate) fn write(object: &mut Value, managers: &[Manager]) {
 /// Updates the record after a write that was not an apply: changed fields go to the writer.
 pub(crate) fn track_update(old: &Value, new: &mut Value, writer: FieldWriter<'_>, schema: &Schema) {
     let mut managers = read(old);
+    // The skip-non-applied manager: ownership is tracked from the first server-side apply on, not before.
     if managers.is_empty() {
         object::meta(new).remove("managedFields");
         return;

@@ -33,6 +33,7 @@ pub(crate) fn draft_new(
     let target = place(target, &mut body)?;
     check_namespace(state, &target)?;
     let resource = &target.resource;
+    // Only the server's own apply may bring a record of owners; a client's is dropped.
     let managed = object::meta(&mut body).remove("managedFields");
     stamp(resource, &mut body, options);
     settle_types(resource, &mut body)?;

@@ -183,6 +183,7 @@ fn check_preconditions(
 pub(super) fn mark(object: &mut Value, grace: i64, now: DateTime<Utc>) {
     let marked = object::parse_time(object::text(object, "/metadata/deletionTimestamp"));
     let before = object::integer(object, "/metadata/deletionGracePeriodSeconds").unwrap_or(0);
+    // BeforeDelete: a later deletion may shorten the grace, and counts from the first one.
     let started = match marked {
         Some(_) if grace >= before => return,
         Some(end) => end - TimeDelta::seconds(before),

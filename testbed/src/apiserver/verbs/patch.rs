@@ -57,6 +57,7 @@ pub(crate) fn draft_patch(
         PatchFormat::Strategic if !target.resource.custom => {
             patch::strategic::merge(&mut new, &body, &Schema::Builtin)?;
         }
+        // Custom resources have no Go structure whose tags would say how lists merge.
         PatchFormat::Strategic => return Err(unsupported()),
         _ => return Err(ApiError::bad_request("the patch must be a JSON object")),
     }

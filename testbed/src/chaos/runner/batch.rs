@@ -40,13 +40,11 @@ pub(super) async fn batch(runner: &mut Runner, batch: &Batch) -> Result<()> {
     runner.node(batch.node)?.kubelet().hold();
     let mut disturbance = disturb(runner, batch);
     create(runner, batch).await?;
-    runner.wanted.extend(
-        batch
-            .pods
-            .iter()
-            .filter(|number| !batch.deleted.contains(number))
-            .map(|number| pod_name(*number)),
-    );
+    for number in &batch.pods {
+        if !batch.deleted.contains(number) {
+            runner.wanted.insert(pod_name(*number));
+        }
+    }
     match batch.meanwhile {
         Disruption::SchedulerRestartsEarly => runner.cluster.scheduler.restart().await?,
         Disruption::KubeSchedulerRestarts => {
@@ -138,10 +136,9 @@ async fn delete_early(runner: &mut Runner, batch: &Batch, disturbance: &mut Dist
     let faults = runner.cluster.api().faults().clone();
     let is_late = batch.meanwhile == Disruption::KubeletMissesDeletions;
     if is_late {
+        let has_all = |kubelet: &Kubelet| kubelet.n_held() >= n_pods;
         runner
-            .until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| {
-                kubelet.n_held() >= n_pods
-            })
+            .until_kubelet(batch.node, "the pods to reach kubelet", has_all)
             .await?;
         let kubelet = format!("system:node:{}", node_name(batch.node));
         disturbance.watches = Some(faults.hold_watches_of(&kubelet, "pods"));
@@ -160,10 +157,9 @@ async fn delete_early(runner: &mut Runner, batch: &Batch, disturbance: &mut Dist
         return Ok(n_pods);
     }
     runner.until_gone(&batch.deleted).await?;
+    let has_the_rest = |kubelet: &Kubelet| kubelet.n_held() == n_left;
     runner
-        .until_kubelet(batch.node, "the pods to reach kubelet", |kubelet| {
-            kubelet.n_held() == n_left
-        })
+        .until_kubelet(batch.node, "the pods to reach kubelet", has_the_rest)
         .await?;
     Ok(n_left)
 }
@@ -237,12 +233,8 @@ async fn until_admitted(runner: &mut Runner, batch: &Batch, n_expected: usize) -
 async fn until_tried(runner: &mut Runner, batch: &Batch, n_expected: usize) -> Result<()> {
     let names: BTreeSet<String> = batch.pods.iter().map(|number| pod_name(*number)).collect();
     let tried = |kubelet: &Kubelet| {
-        let tried: BTreeSet<String> = kubelet
-            .containers()
-            .into_iter()
-            .map(|one| one.pod)
-            .filter(|pod| names.contains(pod))
-            .collect();
+        let mut tried: BTreeSet<String> = kubelet.containers().into_iter().map(|one| one.pod).collect();
+        tried.retain(|pod| names.contains(pod));
         tried.len() >= n_expected
     };
     // It does not matter if all of them were.
