@@ -13,6 +13,7 @@ mod adjust;
 pub mod seen;
 mod session;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
+use crate::inventory::PhysicalId;
 use crate::logged_error::LoggedError;
 use crate::metrics::{HookOutcome, Metrics};
 use crate::node_state::NodeState;
@@ -95,7 +97,9 @@ impl RuntimeHook {
             let problem = match decision {
                 HookDecision::Ignore => {
                     self.metrics.count_hook(HookOutcome::Left);
-                    self.record_seen(sandbox, container);
+                    if let Some(gpus) = seen::gpus_of(container, &self.node.fleet.borrow()) {
+                        self.record_seen(sandbox, container, gpus);
+                    }
                     return Ok(ContainerAdjustment::default());
                 }
                 HookDecision::Adjust(change) => return Ok(self.apply(sandbox, container, *change)),
@@ -117,50 +121,36 @@ impl RuntimeHook {
         container: &Container,
         change: DeviceAdjustment,
     ) -> ContainerAdjustment {
-        let uuids: Vec<&str> = change
-            .gpus
-            .iter()
-            .map(crate::inventory::PhysicalId::as_str)
-            .collect();
+        let (pod, before) = (name_of(sandbox), change.before.as_deref().unwrap_or_default());
         if change.gpus.is_empty() {
-            let (pod, before) = (name_of(sandbox), change.before.as_deref().unwrap_or_default());
+            let container = &container.name;
             info!(
                 pod,
-                container = container.name,
-                before,
-                "hid the GPUs from a container that requests none"
+                container, before, "hid the GPUs from a container that requests none"
             );
             self.metrics.count_hook(HookOutcome::Hidden);
             return change.into_adjustment();
         }
-        if change.is_empty() {
+        let gpus: Vec<&str> = change.gpus.iter().map(PhysicalId::as_str).collect();
+        let gpus = gpus.join(",");
+        let outcome = if change.is_empty() {
             debug!(
-                pod = name_of(sandbox),
-                container = container.name,
-                "a container already has its devices"
-            );
-        } else {
-            let (pod, gpus, before) = (
-                name_of(sandbox),
-                uuids.join(","),
-                change.before.as_deref().unwrap_or_default(),
-            );
-            info!(
                 pod,
                 container = container.name,
                 gpus,
-                before,
-                "gave a container the devices of its pod's record"
+                "a container already has its devices"
             );
-        }
-        self.metrics.count_hook(if change.is_empty() {
             HookOutcome::Confirmed
         } else {
+            let container = &container.name;
+            info!(
+                pod,
+                container, gpus, before, "gave a container the devices of its pod's record"
+            );
             HookOutcome::Adjusted
-        });
-        let (uid, gpus) = (PodUid::from(sandbox.uid.as_str()), change.gpus.clone());
-        self.seen
-            .send_if_modified(|seen| seen.record(uid, &container.name, gpus, &self.node.pods.borrow()));
+        };
+        self.metrics.count_hook(outcome);
+        self.record_seen(sandbox, container, change.gpus.clone());
         change.into_adjustment()
     }
 
@@ -176,11 +166,8 @@ impl RuntimeHook {
         Status { code, message }
     }
 
-    /// Records the GPUs of a container that stays as it is.
-    fn record_seen(&self, sandbox: &PodSandbox, container: &Container) {
-        let Some(gpus) = seen::gpus_of(container, &self.node.fleet.borrow()) else {
-            return;
-        };
+    /// Records the GPUs that a container sees, which correct kubelet's allocations.
+    fn record_seen(&self, sandbox: &PodSandbox, container: &Container, gpus: BTreeSet<PhysicalId>) {
         let uid = PodUid::from(sandbox.uid.as_str());
         self.seen
             .send_if_modified(|seen| seen.record(uid, &container.name, gpus, &self.node.pods.borrow()));

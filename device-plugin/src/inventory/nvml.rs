@@ -123,11 +123,7 @@ impl NvmlSource {
             let Ok(device) = nvml.device_by_index(index) else {
                 continue;
             };
-            let Some(gpu) = device
-                .uuid()
-                .ok()
-                .and_then(|uuid| uuid.parse::<PhysicalId>().ok())
-            else {
+            let Ok(Ok(gpu)) = device.uuid().map(|uuid| uuid.parse::<PhysicalId>()) else {
                 continue;
             };
             let processes = device
@@ -208,11 +204,10 @@ impl NvmlSource {
                 }
             }
         }
-        let roots: Vec<String> = self
-            .driver_roots
-            .iter()
-            .map(|root| root.display().to_string())
-            .collect();
+        let mut roots = Vec::new();
+        for root in &self.driver_roots {
+            roots.push(root.display().to_string());
+        }
         Err(InventoryError::absent(format!(
             "no {} in {}: install the NVIDIA driver on this node, or name with --driver-root the directory that holds it",
             name.display(),

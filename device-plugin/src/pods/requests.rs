@@ -97,10 +97,12 @@ impl Requests {
 /// `name=amount` for each that is not zero, separated by blanks.
 impl fmt::Display for Requests {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = self
-            .iter()
-            .filter(|(_, amount)| *amount > 0)
-            .map(|(name, amount)| format!("{name}={amount}"));
-        f.write_str(&named.collect::<Vec<_>>().join(" "))
+        let mut named = Vec::new();
+        for (name, amount) in self.iter() {
+            if amount > 0 {
+                named.push(format!("{name}={amount}"));
+            }
+        }
+        f.write_str(&named.join(" "))
     }
 }

@@ -23,7 +23,7 @@ use crate::kubelet_checkpoint::Allocated;
 use crate::metrics::Outcome;
 use crate::node_state::NodeState;
 use crate::pods::annotate::annotate;
-use crate::pods::{NodePod, NodePods, Placement, PodStage, WHOLE_DEVICE_PERCENT};
+use crate::pods::{NodePod, NodePods, Placement, PodStage, RecordedAmounts, WHOLE_DEVICE_PERCENT};
 use crate::verify::visible::{Visible, VisibleByType, visible_to_pod};
 use crate::verify::{StartEvidence, StartRefusal};
 
@@ -157,14 +157,16 @@ fn record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, Strin
     }
     let mut devices = Vec::new();
     for gpu in gpus {
-        let of_ratio = ratio.map(|ratio| {
-            let bytes = u128::from(gpu.memory_bytes) * u128::from(each(ratio)) / 100;
-            u64::try_from(bytes).unwrap_or(u64::MAX)
-        });
+        let (ratio, core) = (ratio.map(each), core.map(each));
+        let held = RecordedAmounts {
+            bytes,
+            ratio,
+            ..RecordedAmounts::default()
+        };
         let amounts = [
-            (GPU_MEMORY, bytes.or(of_ratio)),
-            (GPU_MEMORY_RATIO, ratio.map(each)),
-            (GPU_CORE, core.map(each)),
+            (GPU_MEMORY, held.bytes_of(gpu.memory_bytes)),
+            (GPU_MEMORY_RATIO, ratio),
+            (GPU_CORE, core),
         ];
         let mut device = DeviceAllocation {
             minor: i32::try_from(gpu.minor).unwrap_or(i32::MAX),

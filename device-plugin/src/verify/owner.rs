@@ -100,10 +100,10 @@ fn by_both(
 fn by_name(pods: &NodePods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, OwnerUnknown> {
     let mut names_listed = listed.iter();
     let (Some((namespace, name)), None) = (names_listed.next(), names_listed.next()) else {
-        let text: Vec<String> = listed
-            .iter()
-            .map(|(namespace, name)| format!("{namespace}/{name}"))
-            .collect();
+        let mut text = Vec::new();
+        for (namespace, name) in listed {
+            text.push(format!("{namespace}/{name}"));
+        }
         return Err(if text.is_empty() {
             OwnerUnknown::NoPod
         } else {
