@@ -1,7 +1,7 @@
 //! Pods for tests and scenarios: a builder, their creation and deletion, and the output of their containers.
 //!
 //! A container runs before it prints, and the runtime hands its lines on one by one: on a real cluster a log that is read
-//! too early is empty or ends in the middle. [`read_log`] waits for the whole output.
+//! too early is empty or ends in the middle. `read_log` waits for the whole output.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -258,7 +258,7 @@ pub(crate) const LAST_VARIABLE: &str = "zz_last";
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The log of a started container. A container that has [`LAST_VARIABLE`] is waited for, any other one is not.
+/// The log of a started container. A container that has `LAST_VARIABLE` is waited for, any other one is not.
 ///
 /// # Errors
 ///
