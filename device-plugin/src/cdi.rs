@@ -18,6 +18,8 @@ pub mod readers;
 pub mod spec;
 pub mod vendor;
 
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+
 use crate::extended_resource::ExtendedResource;
 
 pub use dir::{SpecDir, SpecError};
@@ -41,6 +43,11 @@ pub fn container_device(resource: ExtendedResource, ids: &[String], fresh: u64) 
 /// The name of a device of this plugin's answers, if the fully qualified name is one.
 pub fn name_of(qualified: &str) -> Option<&str> {
     qualified.strip_prefix(CONTAINER_KIND)?.strip_prefix('=')
+}
+
+/// The name of this plugin's device in an answer to Allocate; none if the answer names its devices otherwise.
+pub fn device_of(answer: &ContainerAllocateResponse) -> Option<&str> {
+    answer.cdi_devices.iter().find_map(|device| name_of(&device.name))
 }
 
 /// FNV-1a with 64 bits: the same in every version of this program.

@@ -176,6 +176,11 @@ impl NodePod {
         format!("{}/{}", self.namespace, self.name)
     }
 
+    /// Its container with this name, if that requests any of the plugin's resources.
+    pub fn container(&self, name: &str) -> Option<&ContainerRequest> {
+        self.containers.iter().find(|container| container.name == name)
+    }
+
     /// True if both request the same amounts of the same number of devices, chosen in the same way, so that either could have the
     /// other's record.
     pub fn asks_like(&self, other: &Self) -> bool {
@@ -537,6 +542,11 @@ impl NodePods {
     /// The pod with this UID, if it has not ended.
     pub fn get_live(&self, uid: &PodUid) -> Option<&NodePod> {
         self.get(uid).filter(|pod| pod.stage != PodStage::Terminal)
+    }
+
+    /// `namespace/name` of the pod with this UID; empty if the pod is gone.
+    pub fn display_name(&self, uid: &PodUid) -> String {
+        self.get(uid).map(NodePod::display_name).unwrap_or_default()
     }
 
     /// Every pod that has not ended.

@@ -52,10 +52,9 @@ use crate::publish::plugin_state::PluginStateWriter;
 use crate::runtime_hook::seen::SeenGpus;
 use crate::runtime_hook::{RuntimeHook, serve_runtime};
 use crate::settings::StartPolicy;
-use crate::start::StartContext;
 use crate::start::blocked::BlockedStarts;
-use crate::start::check::StartChecker;
 use crate::start::reconcile::Reconciler;
+use crate::start::{StartChecker, StartContext};
 
 use advertise::{Published, keeps_memory_units};
 use devices::find_devices;
@@ -235,7 +234,8 @@ impl Plugin {
 
     /// Keeps running pods and their records in step. Returns the check before each start.
     fn check_starts(&mut self, pods: watch::Sender<NodePods>, blocked: BlockedStarts) -> Arc<StartChecker> {
-        let swaps = RecordSwaps::new(&self.connection, self.config.node_name.clone(), pods);
+        let node_name = self.config.node_name.clone();
+        let swaps = RecordSwaps::new(&self.connection, node_name, pods, self.metrics.clone());
         let context = StartContext {
             node: Arc::clone(&self.node),
             client: self.connection.client.clone(),

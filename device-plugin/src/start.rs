@@ -1,34 +1,65 @@
-//! The check before a container starts: kubelet's `PreStartContainer` succeeds once it is proven whose the container is and that
-//! it will see the devices of its pod's record.
+//! The check before a container starts: kubelet's `PreStartContainer` succeeds once kubelet's own data proves which pod the
+//! container belongs to, and the container will see the devices of that pod's record.
 //!
-//! The walk is [`check`] → [`crate::verify::snapshot`] → [`crate::verify::owner`] → [`crate::verify`] (allocation, health,
-//! capacity) → `specs`, which writes the container's CDI spec. kubelet tries a blocked start again, and the pod's events have the
-//! reason. [`reconcile`] compares what runs with what is recorded afterwards.
+//! The check goes through these files once, in this order:
+//!
+//! 1. [`StartChecker`] takes a [snapshot](crate::verify::snapshot) of kubelet's allocations,
+//! 2. finds the pod that [owns](crate::verify::owner) the device IDs of kubelet's call,
+//! 3. [verifies](crate::verify) the pod's allocation, the health of its devices, and their
+//!    [capacity](crate::verify::capacity),
+//! 4. and writes the container's CDI spec ([`specs`]).
+//!
+//! Beside them stand the reasons to [block](blocked) a start, the [adoption](adopt) of pods that have no record, and
+//! [`crate::envvar`] for containers that get their devices by the vendor's variable. kubelet tries a blocked start again, and the
+//! pod's events have the reason. [`reconcile`] compares running pods with their records after the start.
 
-pub mod adopt;
+mod adopt;
 pub mod blocked;
-pub mod check;
 pub mod reconcile;
 mod specs;
 
+use std::error::Error;
 use std::sync::Arc;
+use std::time::Duration;
 
+use daemon::api_server::one_line;
+use daemon::events::Recorder;
 use kube::Client;
-use proto::request::ContainerRequest;
+use proto::device::TYPE_GPU;
+use proto::record::VISIBLE_DEVICES;
 use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout_at};
+use tracing::{info, warn};
 
-use crate::envvar::partners::{Remedy, remedy};
+use crate::envvar::check::{Settled, settle};
 use crate::envvar::swap::RecordSwaps;
 use crate::eviction::evict;
 use crate::extended_resource::ExtendedResource;
-use crate::kubelet_checkpoint::Allocated;
+use crate::injection::content::speaks;
 use crate::metrics::{Metrics, Outcome};
 use crate::node_state::NodeState;
-use crate::pods::{NodePod, PodUid};
-use crate::settings::StartPolicy;
-use crate::verify::visible::VisibleByType;
-use crate::verify::{StartEvidence, StartRefusal};
-use daemon::events::Recorder;
+use crate::pods::{NodePod, PodStage, PodUid};
+use crate::settings::{OnMismatch, OnUnplaced, StartPolicy};
+use crate::verify::container::StartingContainer;
+use crate::verify::owner::{KubeletSnapshot, OwnerUnknown, find_owner};
+use crate::verify::snapshot::Snapshots;
+use crate::verify::{
+    StartEvidence, StartRefusal, Visible, VisibleByType, add_visible, check_all_devices, visible_by_answer,
+    visible_to_pod,
+};
+
+use adopt::adopt;
+use blocked::{BlockedStarts, StartBlocked};
+use specs::{SpecFiles, until_resolved, write_specs};
+
+/// Longest wait of a start for facts that are not known yet: kubelet gives up after 30 s and tries again after 10 s more.
+const CHECK_LIMIT: Duration = Duration::from_secs(8);
+
+/// Delay before kubelet's state is read again when it was not conclusive yet.
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+
+/// Most records that a pod may get, by adoption or by swaps, while one start of it is decided.
+const MAX_RECORDS: usize = 16;
 
 /// The state and the clients that the check and the reconciliation share.
 #[derive(Clone)]
@@ -40,7 +71,8 @@ pub struct StartContext {
     pub client: Client,
     /// The operator's settings.
     pub policy: StartPolicy,
-    /// Held while a start is decided, so that two starts do not count on the same pod's record.
+    /// The records in this node's Device object. Locked while a start is decided, so that two starts do not count on the same
+    /// pod's record.
     pub swaps: Arc<Mutex<RecordSwaps>>,
     /// Records events.
     pub recorder: Recorder,
@@ -57,62 +89,355 @@ impl StartContext {
     }
 }
 
-/// A container that kubelet is about to start.
-#[derive(Debug)]
-struct Start<'a> {
-    resource: ExtendedResource,
-    /// Its device IDs, sorted.
-    ids: &'a [String],
-    /// Its pod.
-    uid: PodUid,
+/// Checks each container before it starts.
+#[expect(missing_debug_implementations, reason = "a client has none")]
+pub struct StartChecker {
+    context: StartContext,
+    snapshots: Snapshots,
+    blocked: BlockedStarts,
 }
 
-impl Start<'_> {
-    /// True if the entry of kubelet's checkpoint may be this container's: another container of the pod can have the same IDs.
-    fn is_in(&self, entry: &Allocated) -> bool {
-        entry.pod == self.uid && entry.resource == self.resource && entry.ids == self.ids
-    }
+/// The decision about one start.
+enum StartDecision {
+    /// The container starts once the runtime has read these specs.
+    Start(SpecFiles),
+    /// Another snapshot may show that this other pod has the devices of the starting one.
+    LookAgain(PodUid),
+}
 
-    /// The containers of the pod that this one may be: those to which kubelet allocated the IDs, else those that request as many.
-    fn containers<'p>(&self, pod: &'p NodePod, allocated: &'p [Allocated]) -> Vec<&'p str> {
-        let own = allocated.iter().filter(|entry| self.is_in(entry));
-        let named: Vec<&str> = own.map(|entry| entry.container.as_str()).collect();
-        if !named.is_empty() {
-            return named;
+impl StartChecker {
+    /// A checker that keeps the containers that it blocks in `blocked`.
+    pub fn new(context: StartContext, blocked: BlockedStarts) -> Self {
+        Self {
+            snapshots: Snapshots::default(),
+            context,
+            blocked,
         }
-        let requesting = pod
-            .containers
-            .iter()
-            .filter(|container| self.resource.count(container) == self.ids.len() as u64);
-        requesting.map(|container| container.name.as_str()).collect()
+    }
+
+    /// The process's metrics.
+    pub fn metrics(&self) -> &Metrics {
+        &self.context.metrics
+    }
+
+    /// Returns when the container with these device IDs may start.
+    ///
+    /// # Errors
+    /// It must not start, or not yet.
+    pub async fn check_start(
+        &self,
+        resource: ExtendedResource,
+        mut ids: Vec<String>,
+    ) -> Result<(), StartBlocked> {
+        // kubelet names the IDs in any order; the log and the checkpoint have them sorted.
+        ids.sort_unstable();
+        let began = Instant::now();
+        let checked = self.check(resource, &ids, began + CHECK_LIMIT).await;
+        self.metrics().pre_started(began.elapsed());
+        match &checked {
+            Ok(()) => self.blocked.remove(resource, &ids),
+            Err(blocked) => {
+                self.blocked.insert(resource, &ids, blocked);
+                self.metrics().count(Outcome::Refused);
+                warn!(
+                    node = self.context.recorder.node_name(),
+                    resource = self.context.node.settings.names.of(resource),
+                    count = ids.len(),
+                    reason = one_line(blocked),
+                    "blocked the start of a container"
+                );
+            }
+        }
+        checked
+    }
+
+    async fn check(
+        &self,
+        resource: ExtendedResource,
+        ids: &[String],
+        until: Instant,
+    ) -> Result<(), StartBlocked> {
+        let node = &*self.context.node;
+        let (mut pods, mut fleet) = (node.pods.clone(), node.fleet.clone());
+        // An XID that an earlier process saw is in the Device object alone: no probe finds it again.
+        let recalled = fleet.wait_for(|fleet| fleet.is_health_loaded);
+        if !matches!(timeout_at(until, recalled).await, Ok(Ok(_))) {
+            return Err(StartBlocked::HealthUnknown);
+        }
+        // The CDI spec carries the limits, and those of a running container cannot be changed.
+        if timeout_at(until, node.until_limits_decided()).await.is_err() {
+            return Err(StartBlocked::LimitsUnknown);
+        }
+        loop {
+            // kubelet names neither pod nor container in its call, only device IDs.
+            let snapshot = self.snapshots.take(node).await;
+            let found = find_owner(&snapshot, &pods.borrow_and_update(), resource, ids);
+            let uid = match found {
+                Ok(uid) => uid,
+                // kubelet may see a pod before this plugin's watch does.
+                Err(OwnerUnknown::NotSeen) if Instant::now() < until => {
+                    let _ = timeout_at(until, pods.changed()).await;
+                    continue;
+                }
+                // Without an owner there is no pod to record an event on; kubelet shows the error's text with the pod.
+                Err(unknown) => return Err(unknown.into()),
+            };
+            let blocked = match self.decide(&snapshot, resource, ids, &uid).await {
+                Ok(StartDecision::Start(files)) => {
+                    until_resolved(node, &files).await;
+                    return Ok(());
+                }
+                Ok(StartDecision::LookAgain(_)) if Instant::now() < until => {
+                    tokio::time::sleep(RETRY_DELAY).await;
+                    continue;
+                }
+                Ok(StartDecision::LookAgain(other)) => {
+                    let pods = node.pods.borrow();
+                    StartBlocked::Unsettled {
+                        pod: pods.display_name(&uid),
+                        other: pods.display_name(&other),
+                    }
+                }
+                Err(blocked) => blocked,
+            };
+            self.report(&uid, &blocked).await;
+            return Err(blocked);
+        }
+    }
+
+    /// Decides on the start of the container of this pod that has these device IDs.
+    async fn decide(
+        &self,
+        snapshot: &KubeletSnapshot,
+        resource: ExtendedResource,
+        ids: &[String],
+        uid: &PodUid,
+    ) -> Result<StartDecision, StartBlocked> {
+        let node = &*self.context.node;
+        let mut swaps = self.context.swaps.lock().await;
+        // A record in the Device object counts before the pod's annotations, in either injection mode.
+        swaps.load_for(uid).await.map_err(StartBlocked::SwapsUnknown)?;
+        // Each adoption or swap gives the pod another record, by which the next verification goes.
+        for _ in 0..MAX_RECORDS {
+            let CheckedStart {
+                starting,
+                seen,
+                verified,
+                is_by_spec,
+                is_inherited,
+            } = verify_start(node, snapshot, resource, ids, uid)?;
+            let pod = &starting.pod;
+            if is_by_spec && let Some(problem) = node.no_injection(resource.device_type()) {
+                return Err(StartBlocked::NoInjection {
+                    pod: pod.display_name(),
+                    problem,
+                });
+            }
+            let allocated = snapshot.allocated.as_ref().map(|allocated| allocated.as_slice());
+            let verified = match settle(verified, &starting, &seen, allocated, node, &mut swaps).await? {
+                Settled::Verified(verified) => verified,
+                Settled::Swapped => continue,
+                Settled::LookAgain(other) => return Ok(StartDecision::LookAgain(other)),
+            };
+            match verified {
+                Ok(()) => {
+                    let files = if is_by_spec {
+                        write_specs(node, &starting)?
+                    } else {
+                        SpecFiles::new()
+                    };
+                    // From here on the pod counts as started, also before the watch shows it.
+                    node.log().note_start(uid, resource, ids);
+                    node.answered.notify_one();
+                    self.log_start(&starting);
+                    return Ok(StartDecision::Start(files));
+                }
+                Err(StartRefusal::Unplaced(_)) if self.context.policy.unplaced == OnUnplaced::Adopt => {
+                    match adopt(node, &self.context.client, &starting, snapshot.entries()).await {
+                        Ok(()) => self.metrics().count(Outcome::Adopted),
+                        Err(blocked) if is_inherited => return Ok(start_again(pod, &blocked)),
+                        Err(blocked) => return Err(blocked),
+                    }
+                }
+                Err(refusal) if is_inherited && survives(resource, &refusal) => {
+                    return Ok(start_again(pod, &refusal));
+                }
+                Err(refusal) => {
+                    return Err(StartBlocked::Refused {
+                        pod: pod.display_name(),
+                        refusal,
+                    });
+                }
+            }
+        }
+        Ok(StartDecision::LookAgain(uid.clone()))
+    }
+
+    /// Logs a start with pod, container, and the devices with their amounts.
+    fn log_start(&self, starting: &StartingContainer<'_>) {
+        let settings = &self.context.node.settings;
+        let StartingContainer { pod, resource, .. } = starting;
+        let record = pod.record();
+        let allocations = record.map(|placement| placement.to_allocations(settings.memory_unit));
+        let devices = allocations.unwrap_or_default().remove(resource.device_type());
+        info!(
+            pod = pod.display_name(),
+            container = starting.entries.first().map(|entry| entry.container.as_str()),
+            node = self.context.recorder.node_name(),
+            resource = settings.names.of(*resource),
+            count = starting.ids.len(),
+            devices = devices.and_then(|devices| serde_json::to_string(&devices).ok()),
+            "a container starts"
+        );
+    }
+
+    /// Records an event on the pod, and evicts the pod if no other try can succeed and the policy says so.
+    async fn report(&self, uid: &PodUid, blocked: &StartBlocked) {
+        let Some(pod) = self.context.node.pods.borrow().get(uid).cloned() else {
+            return;
+        };
+        let recorder = &self.context.recorder;
+        recorder.warn(&pod, blocked.event_reason(), one_line(blocked));
+        if blocked.is_final() {
+            self.metrics().count(Outcome::Impossible);
+            if self.context.policy.on_mismatch == OnMismatch::Evict {
+                self.context.evict(&pod).await;
+            }
+        }
     }
 }
 
-/// The result of verifying a pod.
-#[derive(Clone, Debug, PartialEq)]
-enum Verification {
-    /// Its containers see the devices of its record, and may.
-    Passed,
-    /// They see those of another pod's record.
-    Remedy(Remedy),
-    /// They must not start.
-    Refused(StartRefusal),
-}
-
-/// Verifies a pod whose containers see `seen`, and looks for a remedy if these are the devices of another pod's record.
-fn verify_or_remedy(evidence: &StartEvidence<'_>, pod: &NodePod, seen: &VisibleByType) -> Verification {
-    match evidence.verify(pod, seen) {
-        Ok(()) => Verification::Passed,
-        Err(refusal @ StartRefusal::Mismatch { .. }) => match remedy(evidence, pod, seen) {
-            Some(remedy) => Verification::Remedy(remedy),
-            None => Verification::Refused(refusal),
-        },
-        Err(refusal) => Verification::Refused(refusal),
+/// True if a container that another plugin gave its devices goes on with them: it is charged for no less than it holds.
+fn survives(resource: ExtendedResource, refusal: &StartRefusal) -> bool {
+    match refusal {
+        // A pod without record is charged on every device that it may be on.
+        StartRefusal::Unplaced(_) | StartRefusal::Unknown => true,
+        // A pod that the vendor's plugin served is charged on the GPUs of kubelet's checkpoint.
+        StartRefusal::Mismatch { .. } => resource == ExtendedResource::Whole,
+        _ => false,
     }
 }
 
-fn container<'a>(pod: &'a NodePod, name: &str) -> Option<&'a ContainerRequest> {
-    pod.containers.iter().find(|container| container.name == name)
+fn start_again(pod: &NodePod, reason: &(dyn Error + 'static)) -> StartDecision {
+    warn!(
+        pod = pod.display_name(),
+        reason = one_line(reason),
+        "a container of a running pod starts again with the devices that another plugin gave it"
+    );
+    StartDecision::Start(SpecFiles::new())
+}
+
+/// A start with the result of its verification.
+struct CheckedStart<'a> {
+    starting: StartingContainer<'a>,
+    /// The devices that the pod's containers see, as far as answers to Allocate name them.
+    seen: VisibleByType,
+    verified: Result<(), StartRefusal>,
+    /// True if a CDI spec decides the devices of the container.
+    is_by_spec: bool,
+    /// True if the container ran before this process gave any answer for it, and sees the same devices as then.
+    is_inherited: bool,
+}
+
+/// Verifies the start of this pod's container with the facts of this moment.
+fn verify_start<'a>(
+    node: &NodeState,
+    snapshot: &'a KubeletSnapshot,
+    resource: ExtendedResource,
+    ids: &'a [String],
+    uid: &PodUid,
+) -> Result<CheckedStart<'a>, StartBlocked> {
+    let (offered, is_young) = (node.offered(), node.is_young());
+    // The pods are locked before the log, as everywhere.
+    let pods = node.pods.borrow();
+    let mut log = node.log();
+    log.set_offered(offered);
+    // kubelet's checkpoint is proof, so it corrects the log before the pod is verified by it.
+    if let Some(allocated) = &snapshot.allocated {
+        log.reconcile(allocated, &pods);
+    }
+    let pod = pods.get(uid).cloned().ok_or(OwnerUnknown::NotSeen)?;
+    let fleet = node.fleet.borrow();
+    let allocated = snapshot.entries();
+    let logged = log.response(resource, ids).cloned();
+    let mut checked = CheckedStart {
+        // A pod runs once all its containers have been created: this is not the first start, and kubelet repeats the answer of then.
+        is_inherited: pod.stage == PodStage::Running && logged.is_none(),
+        starting: StartingContainer::find(pod, resource, ids, allocated, logged),
+        seen: visible_to_pod(allocated, uid, &fleet),
+        verified: Ok(()),
+        is_by_spec: false,
+    };
+    let starting = &checked.starting;
+    let own = starting
+        .answer()
+        .and_then(|answer| visible_by_answer(resource, answer, &fleet));
+    if own.is_none() && (starting.answer().is_none() || must_name_devices(starting)) {
+        checked.verified = Err(StartRefusal::Unknown);
+    }
+    if resource.device_type() == TYPE_GPU
+        && let Err(refusal) = check_all_devices(&starting.pod, &fleet, node.settings.allows_all_devices)
+    {
+        checked.verified = Err(refusal);
+        checked.is_inherited = false;
+    }
+    if checked.verified.is_err() {
+        return Ok(checked);
+    }
+    checked.is_by_spec = own == Some(Visible::BySpec);
+    // No plugin but this one answers with its CDI devices, so such a container did not get its devices from another.
+    checked.is_inherited &= !checked.is_by_spec;
+    if let Some(own) = own {
+        add_visible(&mut checked.seen, resource.device_type(), own);
+    }
+    let evidence = StartEvidence {
+        pods: &pods,
+        fleet: &fleet,
+        log: &log,
+        allocated,
+        is_checkpoint_known: snapshot.allocated.is_some(),
+        is_young,
+        unit: node.settings.memory_unit,
+    };
+    checked.verified = evidence.verify(&starting.pod, &checked.seen);
+    if checked.is_by_spec && checked.verified.is_ok() {
+        checked.verified = check_variable(node, starting);
+    }
+    Ok(checked)
+}
+
+/// Checks that the container does not set the vendor's variable to a value that may show it a GPU, unless the runtime is known to
+/// act on CDI devices: a runtime that drops them would act on the variable.
+fn check_variable(node: &NodeState, starting: &StartingContainer<'_>) -> Result<(), StartRefusal> {
+    if node.is_cdi_proven() {
+        return Ok(());
+    }
+    let containers = starting.containers();
+    for own in starting.pod.variables.iter() {
+        let shows_none = matches!(own.value.as_deref(), Some("" | "void" | "none"));
+        if own.name == VISIBLE_DEVICES && !shows_none && containers.contains(&own.container.as_str()) {
+            return Err(StartRefusal::OverridesVoid {
+                container: own.container.clone(),
+                variable: VISIBLE_DEVICES.to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// True if the answer for this resource names the devices of the container, whichever of its pod's containers it is.
+fn must_name_devices(starting: &StartingContainer<'_>) -> bool {
+    let StartingContainer { pod, resource, .. } = starting;
+    let names = starting.containers();
+    for name in &names {
+        if let Some(container) = pod.container(name)
+            && resource.count(container) > 0
+            && !speaks(*resource, container)
+        {
+            return false;
+        }
+    }
+    !names.is_empty()
 }
 
 #[cfg(test)]

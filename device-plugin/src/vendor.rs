@@ -31,7 +31,7 @@ use crate::kubelet_pod_resources::{PodResources, PodResourcesError};
 use crate::logged_error::LoggedError;
 use crate::pods::{NodePods, PodStage, PodUid, until_known};
 use crate::runtime_hook::seen::SeenGpus;
-use crate::verify::visible::{Visible, visible_by_answer};
+use crate::verify::{Visible, visible_by_answer};
 
 use allocation::{Allocation, PodKey, of_plugins, unrecorded};
 use warnings::Warnings;

@@ -1,30 +1,32 @@
-//! Verifies before a container starts that it will see the devices of its pod's record, and that they are healthy and have
-//! capacity for it.
+//! Verifies before a container starts that it will see the devices of its pod's record, and that these devices are healthy and
+//! have capacity for the pod.
 //!
-//! Allocate is answered before it is known for which pod. Before a container starts kubelet calls with its exact device IDs, and
-//! kubelet's own data ([`snapshot`]) shows whose they are ([`owner`]): that is proof. All but [`snapshot`], which
-//! asks kubelet, is pure.
+//! The plugin answers Allocate before it knows for which pod. Before a container starts, kubelet calls with exactly the device IDs
+//! of the container, and kubelet's own data ([`snapshot`]) proves which pod they belong to ([`owner`]). Everything here is pure,
+//! except [`snapshot`], which asks kubelet.
 
 pub mod capacity;
+pub(crate) mod container;
 pub mod owner;
 pub mod snapshot;
-pub mod visible;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use proto::device::TYPE_GPU;
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::memory_unit::MemoryUnit;
 use proto::pod::ALL_DEVICES;
 
+use crate::cdi::device_of;
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::{NodeFleet, Unavailable};
+use crate::fleet::{NodeFleet, Unavailable, type_name};
+use crate::injection::content;
 use crate::inventory::PhysicalId;
 use crate::kubelet_checkpoint::Allocated;
 use crate::matching::AllocateLog;
 use crate::pods::{NodePod, NodePods, Placement, PodStage, PodUid, Unplaced};
 
 use capacity::NoCapacity;
-use visible::{Visible, VisibleByType, visible_to_pod};
 
 /// The reason that a container must not start. kubelet tries again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,7 +63,7 @@ pub enum StartRefusal {
         /// The value that is counted for the container.
         given: String,
     },
-    /// The pod's author sets a variable by which the driver limits containers.
+    /// The pod's author sets a variable by which NVIDIA's driver limits containers.
     #[error("container {container:?} sets {variable}, which is not allowed in a pod that shares devices")]
     SetsLimit {
         /// The container.
@@ -69,7 +71,7 @@ pub enum StartRefusal {
         /// The variable.
         variable: String,
     },
-    /// The pod's author sets the vendor's variable, and the runtime has not been seen to act on CDI devices.
+    /// The pod's author sets the vendor's variable, and this plugin has not seen the container runtime read CDI specs.
     #[error(
         "container {container:?} sets {variable}, and this node's runtime has not been seen reading CDI specs yet: without CDI the variable \
          could show it GPUs that are not counted for it; remove it from the pod"
@@ -80,13 +82,13 @@ pub enum StartRefusal {
         /// The variable.
         variable: String,
     },
-    /// The pod is marked to see all GPUs, which the operator has not allowed.
+    /// An annotation of the pod asks to see all GPUs, which the operator has not allowed.
     #[error(
         "annotation {ALL_DEVICES}: this node's device plugin runs without --allow-all-devices, so that no pod sees all GPUs uncounted; remove \
          the annotation and request amounts, or set the flag on the scheduler and its device plugins"
     )]
     AllDevicesForbidden,
-    /// The pod is marked to see all GPUs, and its record names fewer: it would see the others without being charged for them.
+    /// An annotation of the pod asks to see all GPUs, and its record names fewer: the pod would not be charged for the others.
     #[error(
         "annotation {ALL_DEVICES} counts only where the record names every healthy GPU of the node: {recorded} is recorded, {unnamed} is not; \
          delete the pod to reschedule it"
@@ -97,7 +99,7 @@ pub enum StartRefusal {
         /// The first GPU that the record does not name.
         unnamed: PhysicalId,
     },
-    /// The pod has other limits than its record, for as long as it lives.
+    /// The pod has other limits than its record says, for as long as it lives.
     #[error("kubelet gave it {kept}, but its record says {recorded}; delete the pod to reschedule it")]
     Limits {
         /// The limits of the answer to Allocate.
@@ -105,7 +107,7 @@ pub enum StartRefusal {
         /// The limits of the record.
         recorded: String,
     },
-    /// The devices that the container would see are not known.
+    /// No answer to Allocate that names the container's devices is known.
     #[error(
         "the devices of the container are not known: no answer that names devices is in kubelet's checkpoint or was given by this process"
     )]
@@ -139,8 +141,8 @@ impl StartRefusal {
     }
 }
 
-/// Checks a pod that is marked to see all GPUs of its node against the operator's setting and its record. Both mark and record
-/// are annotations, which the pod's author may have written.
+/// Checks a pod whose annotation asks to see all GPUs of its node against the operator's setting and the pod's record: the pod's
+/// author may have written both annotation and record.
 ///
 /// # Errors
 /// The pod may not see all GPUs.
@@ -151,7 +153,7 @@ pub fn check_all_devices(pod: &NodePod, fleet: &NodeFleet, is_allowed: bool) -> 
     if !is_allowed {
         return Err(StartRefusal::AllDevicesForbidden);
     }
-    // A pod without a usable record is refused for that.
+    // The verification refuses a pod without a usable record, and names the reason.
     let Ok(placement) = &pod.placement else {
         return Ok(());
     };
@@ -169,7 +171,7 @@ pub fn check_all_devices(pod: &NodePod, fleet: &NodeFleet, is_allowed: bool) -> 
 /// Device IDs by device type.
 pub type DevicesByType = BTreeMap<&'static str, BTreeSet<PhysicalId>>;
 
-/// Everything that a verification depends on.
+/// The facts that a verification depends on, all of one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct StartEvidence<'a> {
     /// The pods with their effective records.
@@ -180,17 +182,17 @@ pub struct StartEvidence<'a> {
     pub log: &'a AllocateLog,
     /// kubelet's checkpoint.
     pub allocated: &'a [Allocated],
-    /// False if the checkpoint could not be read: then the devices of pods that this process has not answered for are unknown.
+    /// False if the checkpoint could not be read: the devices of pods for which an earlier process answered are unknown then.
     pub is_checkpoint_known: bool,
-    /// True if this process has begun only now, so that the API server may not show yet which pods an earlier one let start.
+    /// True soon after the start of this process: the API server may not show yet which pods an earlier process let start.
     pub is_young: bool,
-    /// Bytes of a memory unit.
+    /// The size of a memory unit.
     pub unit: MemoryUnit,
 }
 
 impl StartEvidence<'_> {
-    /// Verifies that the pod, whose containers see `seen` as far as the answers for them say, sees the devices of its record, and
-    /// that these are healthy and have capacity for it.
+    /// Verifies a pod: the devices that its containers see (`seen`) are those of its record, they are healthy, and they have capacity
+    /// for the pod.
     ///
     /// # Errors
     /// No container of the pod may start.
@@ -199,6 +201,7 @@ impl StartEvidence<'_> {
             .placement
             .as_ref()
             .map_err(|unplaced| StartRefusal::Unplaced(unplaced.to_string()))?;
+        // Allocation: no container of the pod may have been given other devices than the record names.
         let recorded = self.recorded_devices(pod, placement)?;
         let mismatch = |seen: String| StartRefusal::Mismatch {
             seen,
@@ -209,6 +212,7 @@ impl StartEvidence<'_> {
             let ids: Vec<&str> = fixed.values().flatten().map(PhysicalId::as_str).collect();
             return Err(mismatch(ids.join(",")));
         }
+        // Health: `resolve` fails on a device that is unhealthy or not shared.
         for resource in self.requested(pod) {
             match self.fleet.resolve(resource, placement.names(resource)) {
                 // The pod started before the operator took the GPU out of sharing.
@@ -216,20 +220,21 @@ impl StartEvidence<'_> {
                 resolved => drop(resolved?),
             }
         }
-        self.check_capacity(&pod.uid)?;
-        Ok(())
+        // Capacity, by a sum of the node's own: the scheduler may have counted something else.
+        Ok(self.check_capacity(&pod.uid)?)
     }
 
-    /// The resources of the plugin that the pod requests.
+    /// The pod's requested resources, as far as this plugin serves them.
     fn requested(&self, pod: &NodePod) -> impl Iterator<Item = ExtendedResource> {
         let offered = self.log.offered().iter().copied();
         offered.filter(|resource| pod.asks_for(*resource))
     }
 
-    /// The devices of a pod's record, of the types that it requests, unhealthy ones included, with their virtual functions.
+    /// The devices that a pod's record names, with their virtual functions, for each device type that the pod requests. Health does
+    /// not matter here.
     ///
     /// # Errors
-    /// The record names none of a type, or one that is not on this node.
+    /// The record names no device of a requested type, or one that is not on this node.
     pub fn recorded_devices(
         &self,
         pod: &NodePod,
@@ -260,19 +265,18 @@ impl StartEvidence<'_> {
     /// Checks that the devices of the pod's record have capacity for it beside the pods that come before it.
     ///
     /// # Errors
-    /// The first device without capacity.
+    /// A device has no capacity for the pod.
     pub fn check_capacity(&self, uid: &PodUid) -> Result<(), NoCapacity> {
         let has_started = |other: &PodUid| {
+            // Two pods that do not fit together both wait until it is known which of them an earlier process let start.
             let may_run = self.is_young && other != uid && self.log.was_answered_before(other);
             self.log.has_started(other) || may_run
         };
-        let visible_gpus = |other: &PodUid| {
-            let mut seen = visible_to_pod(self.allocated, other, self.fleet);
-            match seen.remove(TYPE_GPU) {
+        let visible_gpus =
+            |other: &PodUid| match visible_to_pod(self.allocated, other, self.fleet).remove(TYPE_GPU) {
                 Some(Visible::Devices(gpus)) => gpus,
                 _ => BTreeSet::new(),
-            }
-        };
+            };
         capacity::check(self.pods, self.fleet, self.unit, has_started, visible_gpus, uid)
     }
 
@@ -284,14 +288,16 @@ impl StartEvidence<'_> {
     }
 }
 
-/// The devices that the pod's containers see for as long as they live, of the types that its record names.
+/// The devices that answers to Allocate fixed for as long as the pod lives, of the types that its record names. A CDI spec fixes
+/// none, as it is written for the record.
 ///
 /// # Errors
-/// The answers name no devices of this node, or different ones.
+/// The answers name something that is no device of this node, or contradict each other.
 pub fn fixed_devices(seen: &VisibleByType, recorded: &DevicesByType) -> Result<DevicesByType, String> {
     let mut fixed = DevicesByType::new();
     for (device_type, visible) in seen {
         match visible {
+            // The verification compares what the pod requests of this plugin; another plugin may have given it more.
             _ if !recorded.contains_key(*device_type) => {}
             Visible::Unclear(problem) => return Err(problem.clone()),
             Visible::Devices(devices) => drop(fixed.insert(device_type, devices.clone())),
@@ -301,10 +307,118 @@ pub fn fixed_devices(seen: &VisibleByType, recorded: &DevicesByType) -> Result<D
     Ok(fixed)
 }
 
-/// The types of which the two name other devices.
+/// The device types of which the pod sees other devices than recorded.
 pub fn differing_types(fixed: &DevicesByType, recorded: &DevicesByType) -> Vec<&'static str> {
-    let differing = fixed
-        .iter()
-        .filter(|(device_type, devices)| recorded.get(*device_type) != Some(*devices));
-    differing.map(|(device_type, _)| *device_type).collect()
+    let mut differing = Vec::new();
+    for (device_type, devices) in fixed {
+        if recorded.get(device_type) != Some(devices) {
+            differing.push(*device_type);
+        }
+    }
+    differing
+}
+
+/// The devices of one type that the containers of one pod see, read from the answers to Allocate, which kubelet keeps as long as the
+/// containers live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Visible {
+    /// The devices that the CDI spec names when the runtime creates the container.
+    BySpec,
+    /// These devices, and virtual functions of them, for as long as the containers live.
+    Devices(BTreeSet<PhysicalId>),
+    /// The answers name something that is no device of this node, or contradict each other; with the reason.
+    Unclear(String),
+}
+
+/// The visible devices by device type; a type has no entry if no answer names devices of it.
+pub type VisibleByType = BTreeMap<&'static str, Visible>;
+
+/// The devices that a container sees by the answer to Allocate for one resource; none if the answer names no devices.
+pub fn visible_by_answer(
+    resource: ExtendedResource,
+    answer: &ContainerAllocateResponse,
+    fleet: &NodeFleet,
+) -> Option<Visible> {
+    if device_of(answer).is_some() {
+        return Some(Visible::BySpec);
+    }
+    let variable = content::variable(resource);
+    let value = answer.envs.get(variable)?;
+    let functions = content::functions_variable(resource).and_then(|variable| answer.envs.get(variable));
+    let seen = named_devices(resource, value, fleet).and_then(|mut devices| {
+        for function in functions.iter().flat_map(|value| value.split(',')) {
+            devices.push(function.parse().ok()?);
+        }
+        Some(devices)
+    });
+    Some(match seen {
+        Some(devices) => Visible::Devices(devices.into_iter().collect()),
+        None => Visible::Unclear(format!(
+            "{variable}={value}, which is not a list of {} devices of this node",
+            type_name(resource.device_type())
+        )),
+    })
+}
+
+/// The devices that a value of a resource's variable names, GPUs also by index; none if one of them is not on this node. The order
+/// is that of the value, and so that of the devices in the container.
+pub fn named_devices(resource: ExtendedResource, value: &str, fleet: &NodeFleet) -> Option<Vec<PhysicalId>> {
+    value
+        .split(',')
+        .map(|name| named_device(resource, name, fleet))
+        .collect()
+}
+
+fn named_device(resource: ExtendedResource, name: &str, fleet: &NodeFleet) -> Option<PhysicalId> {
+    let device_type = resource.device_type();
+    if let Some(entry) = fleet
+        .entries(device_type)
+        .find(|entry| entry.key.id.as_str() == name)
+    {
+        return Some(entry.key.id);
+    }
+    if device_type != TYPE_GPU {
+        return None;
+    }
+    // NVIDIA's runtime takes indices too, and the old gpushare plugin answered with them.
+    let index: u32 = name.parse().ok()?;
+    let entry = fleet.gpus.iter().find(|entry| entry.gpu.index == index)?;
+    Some(entry.gpu.uuid.clone())
+}
+
+/// The devices that the containers of a pod see by the answers in kubelet's checkpoint.
+pub fn visible_to_pod(allocated: &[Allocated], uid: &PodUid, fleet: &NodeFleet) -> VisibleByType {
+    let mut visible = VisibleByType::new();
+    for entry in allocated.iter().filter(|entry| entry.pod == *uid) {
+        if let Some(seen) = visible_by_answer(entry.resource, &entry.answer, fleet) {
+            add_visible(&mut visible, entry.resource.device_type(), seen);
+        }
+    }
+    visible
+}
+
+/// The devices that the containers of every pod see by the answers in kubelet's checkpoint. One pass, as a swap compares all pods.
+pub fn visible_to_pods<'a>(
+    allocated: &'a [Allocated],
+    fleet: &NodeFleet,
+) -> HashMap<&'a PodUid, VisibleByType> {
+    let mut by_pod = HashMap::<&PodUid, VisibleByType>::new();
+    for entry in allocated {
+        let visible = by_pod.entry(&entry.pod).or_default();
+        if let Some(seen) = visible_by_answer(entry.resource, &entry.answer, fleet) {
+            add_visible(visible, entry.resource.device_type(), seen);
+        }
+    }
+    by_pod
+}
+
+/// Adds the devices that one more container of the pod sees.
+pub fn add_visible(visible: &mut VisibleByType, device_type: &'static str, seen: Visible) {
+    let known = visible.entry(device_type).or_insert(Visible::BySpec);
+    // A spec follows the pod's record, so it contradicts no devices that other containers of the pod were given.
+    if *known == Visible::BySpec {
+        *known = seen;
+    } else if seen != Visible::BySpec && *known != seen {
+        *known = Visible::Unclear("its containers were given different devices".to_owned());
+    }
 }

@@ -1,7 +1,8 @@
 //! Answers Allocate by the vendor's variable, with the devices of the pod that the call is matched with.
 //!
-//! The call waits a little if kubelet knows the pod before this plugin's watch does; if no pod comes, the answer names the
-//! devices of the device IDs. Sends no request: kubelet admits no other pod meanwhile and sets no deadline.
+//! kubelet may know a pod before this plugin's watch does, so a call waits a moment for its pod; if no pod comes, the answer names
+//! the devices of the device IDs. The answer sends no request to the API server: kubelet admits no other pod meanwhile, and sets no
+//! deadline.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::matching::{Call, Match, preferred};
 use crate::node_state::NodeState;
 use crate::pods::{NodePods, Placement};
 
-/// Answers for one container.
+/// Answers for the container that kubelet allocates these device IDs to.
 pub async fn allocate_by_variable(
     node: &NodeState,
     resource: ExtendedResource,
@@ -66,7 +67,7 @@ fn answer_preferred(node: &NodeState, call: &Call<'_>, ids: &[String]) -> Option
     Some(answer(node, &pods, found, call, ids))
 }
 
-/// Answers for the matched container, and records that.
+/// Answers for the matched container, and adds the answer to the log.
 fn answer(
     node: &NodeState,
     pods: &NodePods,
@@ -92,16 +93,17 @@ fn answer(
     response
 }
 
-/// The record's devices, healthy or not, if all of them are on this node; else those of the device IDs, of memory units the first.
+/// The devices of the record, healthy or not, if all of them are on this node; else those of the device IDs.
 fn assigned<'a>(fleet: &'a NodeFleet, placement: Option<&Placement>, call: &Call<'_>) -> AssignedDevices<'a> {
     let names = placement.map_or(&[][..], |placement| placement.names(call.resource));
     let recorded: Option<Vec<DeviceKey>> = names.iter().map(|name| fleet.find(call.resource, name)).collect();
     if let Some(keys) = recorded.filter(|keys| !keys.is_empty()) {
         return AssignedDevices::of(fleet, call.resource, &keys);
     }
-    let first = call
-        .devices
-        .get(..1)
-        .filter(|_| call.resource == ExtendedResource::Memory);
-    AssignedDevices::of(fleet, call.resource, first.unwrap_or(call.devices))
+    let keys = match call.devices {
+        // Memory units of a container are of one GPU, even if kubelet took IDs of several.
+        [first, ..] if call.resource == ExtendedResource::Memory => std::slice::from_ref(first),
+        all => all,
+    };
+    AssignedDevices::of(fleet, call.resource, keys)
 }

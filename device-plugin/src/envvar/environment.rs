@@ -1,8 +1,8 @@
-//! Checks that the environment of a container agrees with its pod's record, for answers by variable: a CDI spec comes last and
-//! overrides the rest.
+//! Checks that the environment of a container agrees with its pod's record, for answers by the vendor's variable. With a CDI spec that
+//! is not necessary: the runtime applies the spec last.
 //!
-//! kubelet puts the variables of an answer first, then those of the pod's `envFrom`, then those of its `env`; of two values the
-//! later wins. Values from a `ConfigMap` or a Secret are not known here.
+//! kubelet puts the variables of an answer first, then those of the pod's `envFrom`, then those of its `env`; of two values the later
+//! one counts. Values from a `ConfigMap` or a Secret are not known here.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,157 +10,173 @@ use std::path::Path;
 use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
+use crate::cdi::device_of;
 use crate::enforcement::Enforcements;
 use crate::enforcement::limits::{is_limit, is_of_driver, limits};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, FleetDevice, FleetGpu, NodeFleet};
 use crate::injection::content::variable;
 use crate::injection::recipient::Recipient;
-use crate::pods::{NodePod, OwnVariable, PodStage};
+use crate::pods::{OwnVariable, PodStage};
 use crate::settings::NodeSettings;
-use crate::verify::StartRefusal;
-use crate::verify::visible::named_devices;
+use crate::verify::container::StartingContainer;
+use crate::verify::{StartRefusal, named_devices};
 
-/// A container that is to start with the answer that kubelet keeps for it.
-#[derive(Clone, Copy, Debug)]
-pub struct ByVariable<'a> {
-    /// Its pod, whose record names the devices of the answer.
-    pub pod: &'a NodePod,
-    /// Those of the pod's containers that it may be.
-    pub containers: &'a [&'a str],
-    /// The resource that it starts for.
-    pub resource: ExtendedResource,
-    /// The answer.
-    pub answer: &'a ContainerAllocateResponse,
-    /// The enforcement levels of this node's GPUs.
-    pub enforcements: &'a Enforcements,
+/// Checks the device nodes, variables and limits of a container whose answer names its devices by the vendor's variable. Passes if a
+/// CDI spec names them.
+///
+/// # Errors
+/// Something else than the record decides the devices or limits of the container.
+pub(super) fn check_environment(
+    starting: &StartingContainer<'_>,
+    enforcements: &Enforcements,
+    settings: &NodeSettings,
+    fleet: &NodeFleet,
+) -> Result<(), StartRefusal> {
+    match starting.answer() {
+        Some(answer) if device_of(answer).is_none() => {
+            check_nodes(starting, answer, fleet)?;
+            check_own_variables(starting, answer, fleet)?;
+            check_limits(starting, answer, enforcements, settings, fleet)
+        }
+        _ => Ok(()),
+    }
 }
 
-impl ByVariable<'_> {
-    /// Checks device nodes, variables and limits.
-    ///
-    /// # Errors
-    /// Something else than the record decides the devices or limits of the container.
-    pub fn check(&self, settings: &NodeSettings, fleet: &NodeFleet) -> Result<(), StartRefusal> {
-        self.check_nodes(fleet)?;
-        self.check_own_variables(fleet)?;
-        self.check_limits(settings, fleet)
+/// Checks that the answer's device nodes are those of the record's devices.
+fn check_nodes(
+    starting: &StartingContainer<'_>,
+    answer: &ContainerAllocateResponse,
+    fleet: &NodeFleet,
+) -> Result<(), StartRefusal> {
+    let Ok(placement) = &starting.pod.placement else {
+        return Ok(());
+    };
+    let nodes = device_nodes(fleet, starting.resource);
+    for given in &answer.devices {
+        let (mut is_known, mut is_recorded) = (false, false);
+        for (device, function, path) in &nodes {
+            if *path == Path::new(&given.container_path) {
+                is_known = true;
+                is_recorded |= placement.gives(starting.resource, device, *function);
+            }
+        }
+        // After a reboot the number of a node can be another device's, while kubelet keeps the answer.
+        if is_known && !is_recorded {
+            return Err(StartRefusal::Mismatch {
+                seen: given.container_path.clone(),
+                recorded: placement.to_string(),
+            });
+        }
     }
+    Ok(())
+}
 
-    /// The answer's device nodes must be those of the record's devices.
-    fn check_nodes(&self, fleet: &NodeFleet) -> Result<(), StartRefusal> {
-        let Ok(placement) = &self.pod.placement else {
-            return Ok(());
+/// Checks that no variable in the pod's spec contradicts the answer.
+fn check_own_variables(
+    starting: &StartingContainer<'_>,
+    answer: &ContainerAllocateResponse,
+    fleet: &NodeFleet,
+) -> Result<(), StartRefusal> {
+    let StartingContainer { pod, resource, .. } = starting;
+    let containers = starting.containers();
+    for own in pod.variables.iter() {
+        let is_devices = own.name == variable(*resource);
+        if !containers.contains(&own.container.as_str()) || !(is_devices || is_limit(&own.name)) {
+            continue;
+        }
+        let Some(given) = answer.envs.get(&own.name) else {
+            continue;
         };
-        let nodes = device_nodes(fleet, self.resource);
-        for given in &self.answer.devices {
-            let (mut is_known, mut is_recorded) = (false, false);
-            for (device, function, path) in &nodes {
-                if *path == Path::new(&given.container_path) {
-                    is_known = true;
-                    is_recorded |= placement.gives(self.resource, device, *function);
-                }
-            }
-            // After a reboot the number of a node can be another device's, while kubelet keeps the answer.
-            if is_known && !is_recorded {
-                return Err(StartRefusal::Mismatch {
-                    seen: given.container_path.clone(),
-                    recorded: placement.to_string(),
-                });
-            }
+        // The driver's limits are refused whatever their value: the words are those of the validating webhook.
+        if is_of_driver(&own.name) {
+            return Err(StartRefusal::SetsLimit {
+                container: own.container.clone(),
+                variable: own.name.clone(),
+            });
         }
-        Ok(())
+        // A pod that sees all GPUs is charged for all of them, and may see fewer.
+        let may_differ = is_devices && pod.sees_all;
+        if !may_differ && !is_same(own, given, is_devices.then_some(*resource), fleet) {
+            return Err(StartRefusal::Overridden {
+                container: own.container.clone(),
+                variable: own.name.clone(),
+                given: given.clone(),
+            });
+        }
     }
+    Ok(())
+}
 
-    /// The pod's own variables must not contradict the answer. A pod that sees all GPUs may see fewer.
-    fn check_own_variables(&self, fleet: &NodeFleet) -> Result<(), StartRefusal> {
-        let visible = variable(self.resource);
-        for own in self.pod.variables.iter() {
-            let is_devices = own.name == visible;
-            if !self.containers.contains(&own.container.as_str()) || !(is_devices || is_limit(&own.name)) {
-                continue;
-            }
-            let Some(given) = self.answer.envs.get(&own.name) else {
-                continue;
-            };
-            // The driver's limits are refused whatever their value: the words are those of the validating webhook.
-            if is_of_driver(&own.name) {
-                return Err(StartRefusal::SetsLimit {
-                    container: own.container.clone(),
-                    variable: own.name.clone(),
-                });
-            }
-            let may_differ = is_devices && self.pod.sees_all;
-            if !may_differ && !self.is_same(own, given, is_devices, fleet) {
-                return Err(StartRefusal::Overridden {
-                    container: own.container.clone(),
-                    variable: own.name.clone(),
-                    given: given.clone(),
-                });
-            }
-        }
-        Ok(())
+/// True if the pod's own variable has the value of the answer, or names the same devices of a resource in other words.
+fn is_same(own: &OwnVariable, given: &str, devices: Option<ExtendedResource>, fleet: &NodeFleet) -> bool {
+    let Some(value) = &own.value else {
+        return false;
+    };
+    if value == given {
+        return true;
     }
+    let Some(resource) = devices else {
+        return false;
+    };
+    let named = named_devices(resource, value, fleet);
+    named.is_some() && named == named_devices(resource, given, fleet)
+}
 
-    /// True if the pod's own variable has the value of the answer, or names the same devices in other words.
-    fn is_same(&self, own: &OwnVariable, given: &str, is_devices: bool, fleet: &NodeFleet) -> bool {
-        let Some(value) = &own.value else {
-            return false;
-        };
-        if value == given {
-            return true;
-        }
-        let devices = named_devices(self.resource, value, fleet);
-        is_devices && devices.is_some() && devices == named_devices(self.resource, given, fleet)
+/// Checks that the limits of the answer are those of the record.
+fn check_limits(
+    starting: &StartingContainer<'_>,
+    answer: &ContainerAllocateResponse,
+    enforcements: &Enforcements,
+    settings: &NodeSettings,
+    fleet: &NodeFleet,
+) -> Result<(), StartRefusal> {
+    let StartingContainer { pod, resource, .. } = starting;
+    let shown = answer.envs.get(variable(*resource));
+    let Some(devices) = shown.and_then(|value| named_devices(*resource, value, fleet)) else {
+        return Ok(());
+    };
+    // A running pod keeps the limits that it started with, whatever has become of its label or of the node's unit.
+    if pod.stage == PodStage::Running || resource.device_type() != TYPE_GPU {
+        return Ok(());
     }
-
-    /// The limits of the answer must be those of the record.
-    fn check_limits(&self, settings: &NodeSettings, fleet: &NodeFleet) -> Result<(), StartRefusal> {
-        let visible = variable(self.resource);
-        let shown = self.answer.envs.get(visible);
-        let Some(devices) = shown.and_then(|value| named_devices(self.resource, value, fleet)) else {
-            return Ok(());
-        };
-        // A running pod keeps the limits that it started with, whatever has become of its label or of the node's unit.
-        if self.pod.stage == PodStage::Running || self.resource.device_type() != TYPE_GPU {
-            return Ok(());
-        }
-        let mut gpus = Vec::new();
-        for uuid in &devices {
-            gpus.extend(fleet.gpu(uuid));
-        }
-        let mut kept = BTreeMap::new();
-        for (name, value) in self.answer.envs.iter().filter(|(name, _)| is_limit(name)) {
+    let mut gpus = Vec::new();
+    for uuid in &devices {
+        gpus.extend(fleet.gpu(uuid));
+    }
+    let mut kept = BTreeMap::new();
+    for (name, value) in &answer.envs {
+        if is_limit(name) {
             kept.insert(name.clone(), value.clone());
         }
-        let mut recorded = BTreeMap::new();
-        for container in &self.pod.containers {
-            if !self.containers.contains(&container.name.as_str()) {
-                continue;
-            }
-            let recipient = Recipient {
-                pod: self.pod,
-                container,
-                placement: self.pod.record(),
-                enforcements: self.enforcements,
-            };
-            recorded = limits(settings.memory_unit, &recipient, &gpus);
-            // An init and an app container can have the same device IDs, each with an answer of its own.
-            if kept == recorded {
-                return Ok(());
-            }
-        }
-        Err(StartRefusal::Limits {
-            kept: in_words(&kept),
-            recorded: in_words(&recorded),
-        })
     }
+    let mut recorded = BTreeMap::new();
+    for name in starting.containers() {
+        let Some(container) = pod.container(name) else {
+            continue;
+        };
+        let recipient = Recipient {
+            pod,
+            container,
+            placement: pod.record(),
+            enforcements,
+        };
+        recorded = limits(settings.memory_unit, &recipient, &gpus);
+        // An init and an app container can have the same device IDs, each with an answer of its own.
+        if kept == recorded {
+            return Ok(());
+        }
+    }
+    Err(StartRefusal::Limits {
+        kept: in_words(&kept),
+        recorded: in_words(&recorded),
+    })
 }
 
-/// A device, its virtual function if the node is of one, and the device node.
+/// A device, its virtual function if the device node belongs to one, and the path of the device node.
 type DeviceNode<'a> = (DeviceKey, Option<&'a str>, &'a Path);
 
-/// The device nodes of every device of a resource's type.
+/// The device nodes of all devices of a resource's type.
 fn device_nodes(fleet: &NodeFleet, resource: ExtendedResource) -> Vec<DeviceNode<'_>> {
     let mut nodes = Vec::new();
     if resource.device_type() == TYPE_GPU {
@@ -182,12 +198,16 @@ fn device_nodes(fleet: &NodeFleet, resource: ExtendedResource) -> Vec<DeviceNode
     nodes
 }
 
+/// Limits as text for an error.
 fn in_words(limits: &BTreeMap<String, String>) -> String {
     if limits.is_empty() {
         return "no limits".to_owned();
     }
-    let pairs = limits.iter().map(|(name, value)| format!("{name}={value}"));
-    pairs.collect::<Vec<_>>().join(" ")
+    let mut pairs = Vec::new();
+    for (name, value) in limits {
+        pairs.push(format!("{name}={value}"));
+    }
+    pairs.join(" ")
 }
 
 #[cfg(test)]

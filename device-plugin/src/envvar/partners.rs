@@ -1,36 +1,68 @@
-//! Finds the pods that can swap their records, where kubelet admitted equal pods in another order than they were assumed in.
+//! Finds pods that can swap their records: kubelet admits equal pods in another order than the scheduler assumed them in, and answers
+//! by variable then name the devices of other pods' records.
 //!
-//! A pod that sees the devices of another's record takes that record if the other pod has not started with it.
+//! A pod that sees the devices of another pod's record takes that record, unless the other pod has started with it.
 
 use std::collections::BTreeSet;
 
 use crate::inventory::PhysicalId;
 use crate::pods::{NodePod, PodUid};
-use crate::verify::visible::{Visible, VisibleByType, visible_by_answer, visible_to_pods};
-use crate::verify::{DevicesByType, StartEvidence, differing_types, fixed_devices};
+use crate::verify::{
+    DevicesByType, StartEvidence, StartRefusal, Visible, VisibleByType, differing_types, fixed_devices,
+    visible_by_answer, visible_to_pods,
+};
 
-/// The way to let a pod start that sees the devices of another's record.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Remedy {
-    /// The pod swaps its record with this one.
+/// The result of verifying a pod whose containers may have got their devices by the vendor's variable.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verification {
+    /// The pod's containers may start.
+    Passed,
+    /// The pod's containers must not start.
+    Refused(StartRefusal),
+    /// The pod's containers see the devices of this other pod's record, and the two pods can swap their records.
     Swap(PodUid),
-    /// kubelet may have allocated for this pod since the snapshot: take another one.
+    /// As for `Swap`, but kubelet may have allocated devices to the other pod since the snapshot, which has to be taken again.
     LookAgain(PodUid),
 }
 
-/// The remedy for a pod whose containers see other devices than its record names, if there is one.
-pub fn remedy(evidence: &StartEvidence<'_>, pod: &NodePod, seen: &VisibleByType) -> Option<Remedy> {
+/// Verifies a pod whose containers see `seen`, and looks for a swap if these are the devices of another pod's record.
+pub fn verify_or_remedy(evidence: &StartEvidence<'_>, pod: &NodePod, seen: &VisibleByType) -> Verification {
+    match evidence.verify(pod, seen) {
+        Ok(()) => Verification::Passed,
+        Err(refusal) => refusal_or_remedy(evidence, pod, seen, refusal),
+    }
+}
+
+/// Looks for a swap that lets a refused pod start.
+pub(super) fn refusal_or_remedy(
+    evidence: &StartEvidence<'_>,
+    pod: &NodePod,
+    seen: &VisibleByType,
+    refusal: StartRefusal,
+) -> Verification {
+    if !matches!(refusal, StartRefusal::Mismatch { .. }) {
+        return Verification::Refused(refusal);
+    }
+    match find_partner(evidence, pod, seen) {
+        Some((PartnerRank::MayBeAnswered, other)) => Verification::LookAgain(other),
+        Some((_, partner)) => Verification::Swap(partner),
+        None => Verification::Refused(refusal),
+    }
+}
+
+/// Finds the best partner for a pod whose containers see other devices than its record names.
+fn find_partner(
+    evidence: &StartEvidence<'_>,
+    pod: &NodePod,
+    seen: &VisibleByType,
+) -> Option<(PartnerRank, PodUid)> {
     let recorded = recorded_devices(evidence, pod)?;
     let fixed = fixed_devices(seen, &recorded).ok()?;
     // A container of the pod that started by its CDI spec sees the devices of its record, which must stay its own.
     if evidence.may_have_started(pod) && has_spec(evidence, pod) {
         return None;
     }
-    let (rank, partner) = partner(evidence, pod, &fixed, &recorded)?;
-    Some(match rank {
-        PartnerRank::MayBeAnswered => Remedy::LookAgain(partner),
-        _ => Remedy::Swap(partner),
-    })
+    partner(evidence, pod, &fixed, &recorded)
 }
 
 /// True if a container of the pod was given its devices by a CDI spec.
@@ -42,20 +74,20 @@ fn has_spec(evidence: &StartEvidence<'_>, pod: &NodePod) -> bool {
     })
 }
 
-/// The suitability of a partner, the best first.
+/// The suitability of another pod for a swap, the best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum PartnerRank {
-    /// It sees the devices of the pod's record.
+    /// The other pod sees the devices of the refused pod's record: the swap puts both right.
     SeesOurs,
-    /// It sees devices of a third record, or will see those of the record that it has when it starts.
+    /// The other pod sees devices of a third record, or starts by a CDI spec, which follows its record.
     SeesOthers,
-    /// No answer names devices for it.
+    /// No answer to Allocate names devices for the other pod.
     NotAnswered,
-    /// An answer may name devices for it that is not known yet.
+    /// An answer to Allocate that is not known yet may name devices for the other pod.
     MayBeAnswered,
 }
 
-/// The best pod whose record names the devices that this pod sees, and that does not see them itself.
+/// The most suitable pod whose record names the devices that this pod sees (`fixed`), and that does not see them itself.
 fn partner(
     evidence: &StartEvidence<'_>,
     pod: &NodePod,
@@ -65,6 +97,7 @@ fn partner(
     let known = visible_to_pods(evidence.allocated, evidence.fleet);
     let mut candidates = Vec::new();
     for other in evidence.pods.live() {
+        // Equal pods alone can swap: then no sum of a device changes, whatever the scheduler decides meanwhile.
         if other.uid == pod.uid || !pod.asks_like(other) {
             continue;
         }
@@ -74,6 +107,7 @@ fn partner(
         if !differing_types(fixed, &others).is_empty() {
             continue;
         }
+        // A record is swapped whole, so the type of device that fits worst decides.
         let mut worst = Some(PartnerRank::SeesOurs);
         for device_type in differing_types(fixed, recorded) {
             let visible = known.get(&other.uid).and_then(|visible| visible.get(device_type));
@@ -99,8 +133,8 @@ fn recorded_devices(evidence: &StartEvidence<'_>, pod: &NodePod) -> Option<Devic
     evidence.recorded_devices(pod, pod.record()?).ok()
 }
 
-/// The rank of `other`, which sees `visible` of a type, as partner of a pod that sees `seen` and whose record names `recorded`;
-/// none if `other` must keep its record.
+/// The rank of the pod `other` by one type of device, of which it sees `visible`, while the refused pod sees `seen` and its record
+/// names `recorded`; none if `other` must keep its record.
 fn rank(
     evidence: &StartEvidence<'_>,
     other: &NodePod,
@@ -109,6 +143,7 @@ fn rank(
     recorded: Option<&BTreeSet<PhysicalId>>,
 ) -> Option<PartnerRank> {
     match visible {
+        // It sees the devices of its record.
         Some(Visible::Devices(own)) if Some(own) == seen => None,
         Some(Visible::Devices(own)) if Some(own) == recorded => Some(PartnerRank::SeesOurs),
         Some(Visible::Devices(_)) => Some(PartnerRank::SeesOthers),

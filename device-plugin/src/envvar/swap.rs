@@ -1,8 +1,9 @@
-//! Swaps the records of pods: writes them into the node's Device object, and then into the pods' annotations.
+//! Swaps the records of pods, and corrects those of running pods: writes them into the node's Device object first, and then into the
+//! pods' annotations.
 //!
-//! The write of the Device object is the swap: it names both pods, and the version of the object that was read, so that nothing
-//! is overwritten unseen. It has a field manager of its own, as the object's other writer applies its fields whole. The
-//! annotations follow as soon as they can; readers prefer the Device object.
+//! The write to the Device object is the swap. It carries both pods' records, and the version of the object that was read, so that it
+//! overwrites nothing unseen. It has a field manager of its own, as the object's other writer applies its fields whole. The
+//! annotations follow as soon as they can; scheduler and plugin prefer the record in the Device object.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use crate::api_request::{ApiRequestError, within};
+use crate::metrics::{Metrics, Outcome};
 use crate::node_state::NodeState;
 use crate::pods::annotate::annotate;
 use crate::pods::{NodePod, NodePods, PodUid};
@@ -34,59 +36,67 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(4);
 /// Most tries of a write when the object has changed meanwhile.
 const MAX_TRIES: usize = 4;
 
-/// The time for which an entry outlives its pod: the scheduler may see the end of the pod later than this plugin.
+/// The time for which a record stays in the Device object after its pod is gone: the scheduler may see the end of the pod later than
+/// this plugin.
 const LINGER: Duration = Duration::from_secs(60);
 
-/// Pauses after failures: the first, which doubles each time, and the longest.
+/// The pause after the first failure, which doubles each time, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// The time without requests after one that was not answered: each start that needs the lock would wait for another.
+/// The time without requests after one that the API server did not answer: every start waits for the lock of the records, and would
+/// wait for another request.
 const REST: Duration = Duration::from_secs(10);
 
-/// Records by pod.
+/// Records by the UID of their pods.
 type Records = BTreeMap<PodUid, DeviceAllocations>;
 
-/// Records could not be swapped.
+/// The records in the Device object could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum SwapError {
     /// A request failed.
     #[error(transparent)]
     Request(#[from] ApiRequestError),
-    /// An earlier request was not answered a moment ago.
+    /// The API server did not answer an earlier request, a moment ago.
     #[error("the API server did not answer about the Device object {0}; trying again in a few seconds")]
     Resting(String),
-    /// The object has not been created.
+    /// The plugin has not created the Device object yet.
     #[error("there is no Device object {0} yet, which holds the swapped records of pods")]
     Absent(String),
-    /// Other writers change the object all the time.
+    /// Other writers changed the Device object between each read and write.
     #[error("the Device object {0} changes all the time")]
     Contended(String),
-    /// The annotation has no room for more.
+    /// The annotation of the Device object has no room for more records.
     #[error(transparent)]
     Unwritable(#[from] ReportError),
 }
 
-/// The swapped records in the annotation of this node's Device object. One task at a time uses it.
+/// The swapped records in an annotation of this node's Device object. One task at a time uses them.
 #[derive(Debug)]
 pub struct RecordSwaps {
     devices: Api<Device>,
     node_name: String,
     /// The pods of this node with their effective records.
     pods: watch::Sender<NodePods>,
-    /// The version of the object, if its content is known for sure.
+    /// `resourceVersion` of the Device object, if its records are known for certain.
     version: Option<String>,
     is_loaded: bool,
-    /// Pods whose record a write changes of which it is not known whether it was done.
+    /// Pods whose record a write changes that may or may not have been done.
     in_doubt: BTreeSet<PodUid>,
-    /// The end of the time without requests.
+    /// The end of [`REST`], after the API server did not answer.
     rest_until: Option<Instant>,
-    /// Notified when the API server answers after an absence, which ends that time.
+    /// Notified when the API server answers another request of the plugin after an absence, which ends the rest.
     regained: watch::Receiver<()>,
+    metrics: Metrics,
 }
 
 impl RecordSwaps {
-    /// Swaps of this node's pods; nothing has been read yet.
-    pub fn new(connection: &Connection, node_name: String, pods: watch::Sender<NodePods>) -> Self {
+    /// The swapped records of this node's pods, before they are loaded.
+    pub fn new(
+        connection: &Connection,
+        node_name: String,
+        pods: watch::Sender<NodePods>,
+        metrics: Metrics,
+    ) -> Self {
         Self {
             devices: Api::all(connection.client.clone()),
             node_name,
@@ -96,13 +106,14 @@ impl RecordSwaps {
             in_doubt: BTreeSet::new(),
             rest_until: None,
             regained: connection.contact.regained(),
+            metrics,
         }
     }
 
     /// Reads the swapped records, unless the record of this pod is known.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The Device object cannot be read.
     pub async fn load_for(&mut self, uid: &PodUid) -> Result<(), SwapError> {
         let is_known = self.pods.borrow().swapped().is_some() && !self.in_doubt.contains(uid);
         if is_known { Ok(()) } else { self.load().await }
@@ -111,7 +122,7 @@ impl RecordSwaps {
     /// Reads the swapped records, unless they are known.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The Device object cannot be read.
     pub async fn load(&mut self) -> Result<(), SwapError> {
         if self.is_loaded {
             return Ok(());
@@ -140,20 +151,22 @@ impl RecordSwaps {
         Ok(())
     }
 
-    /// Swaps the records of two pods. Returns false, and writes nothing, if the object has changed, and loads that change.
+    /// Swaps the records of two pods. If another writer has changed the records, loads these, writes nothing and returns false.
     ///
     /// # Errors
-    /// The swap was not done, or it is not known whether it was.
+    /// The swap was not written, or its outcome is unknown.
     pub async fn swap(&mut self, node: &NodeState, one: &PodUid, other: &PodUid) -> Result<bool, SwapError> {
         // A pod that is gone, or whose record is not readable, cannot swap.
         let Some(wanted) = swapped(&self.pods.borrow(), one, other, node.settings.memory_unit) else {
             return Ok(false);
         };
-        // From here on each pod's further calls are matched with the record that it will have: kubelet may go on meanwhile.
+        // kubelet may admit more containers of these pods during the write: their calls are matched with the records after the swap.
         node.log().plan_swap(one, other);
         if !self.write(&wanted).await? {
             return Ok(false);
         }
+        // A swap counts only when its write has succeeded for certain.
+        self.metrics.count(Outcome::Exchanged);
         self.pods.send_modify(|pods| {
             pods.set_swapped(wanted);
             node.log().note_swap(one, other);
@@ -161,21 +174,21 @@ impl RecordSwaps {
         Ok(true)
     }
 
-    /// Replaces the record of one pod. Returns false, and writes nothing, if the object has changed, and loads that change.
+    /// Replaces the record of one pod. If another writer has changed the records, loads these, writes nothing and returns false.
     ///
     /// # Errors
-    /// It was not done, or it is not known whether it was.
+    /// The record was not written, or the outcome is unknown.
     pub async fn replace(&mut self, uid: &PodUid, record: DeviceAllocations) -> Result<bool, SwapError> {
         let mut wanted = self.known();
         wanted.insert(uid.clone(), record);
         self.write_and_show(wanted).await
     }
 
-    /// Writes the swapped records again if the object does not have them: it may have been recreated, or its annotation removed.
-    /// Returns true if that was necessary.
+    /// Writes the swapped records again if the Device object does not have them: the object may have been recreated, or its annotation
+    /// removed. Returns true if that was necessary.
     ///
     /// # Errors
-    /// The object cannot be read or written.
+    /// The Device object cannot be read or written.
     pub async fn verify(&mut self) -> Result<bool, SwapError> {
         self.load().await?;
         let known = self.known();
@@ -185,7 +198,7 @@ impl RecordSwaps {
         let text = text_of(&known)?;
         for _ in 0..MAX_TRIES {
             let (devices, name) = (self.devices.clone(), self.node_name.clone());
-            // The publication of the devices creates the object again.
+            // The task that publishes the devices creates the object again, and the next comparison writes the records.
             let Some(device) = self.limited("read", devices.get_opt(&name)).await? else {
                 return Ok(false);
             };
@@ -202,20 +215,22 @@ impl RecordSwaps {
         Err(SwapError::Contended(self.node_name.clone()))
     }
 
-    /// Removes the entries of these pods.
+    /// Removes the records of pods that are gone.
     ///
     /// # Errors
-    /// It was not done, or it is not known whether it was.
+    /// They were not removed, or the outcome is unknown.
     pub async fn remove(&mut self, gone: &BTreeSet<PodUid>) -> Result<(), SwapError> {
         let mut wanted = self.known();
         wanted.retain(|uid, _| !gone.contains(uid));
         self.write_and_show(wanted).await.map(drop)
     }
 
+    /// The records as they were loaded or written last.
     fn known(&self) -> Records {
         self.pods.borrow().swapped().cloned().unwrap_or_default()
     }
 
+    /// Writes the records, and shows them to the readers of [`NodePods`] once they are written.
     async fn write_and_show(&mut self, wanted: Records) -> Result<bool, SwapError> {
         let is_written = self.write(&wanted).await?;
         if is_written {
@@ -224,7 +239,7 @@ impl RecordSwaps {
         Ok(is_written)
     }
 
-    /// Writes the records; returns false if the object has other ones than known, which are loaded.
+    /// Writes the records. If the Device object has other records than the known ones, loads these and returns false.
     async fn write(&mut self, wanted: &Records) -> Result<bool, SwapError> {
         let text = text_of(wanted)?;
         for _ in 0..MAX_TRIES {
@@ -251,7 +266,7 @@ impl RecordSwaps {
         Err(SwapError::Contended(self.node_name.clone()))
     }
 
-    /// Writes the annotation over this version of the object; returns false if there is another one by now.
+    /// Writes the annotation over this version of the Device object; returns false if the object has another version by now.
     async fn patch(&mut self, version: &str, text: &str) -> Result<bool, SwapError> {
         // With the version the API server refuses the write if another writer came first.
         let patch =
@@ -276,6 +291,7 @@ impl RecordSwaps {
         }
     }
 
+    /// Sends a request to the API server, unless it did not answer one a moment ago. `what` is the verb, for errors.
     async fn limited<T>(
         &mut self,
         what: &'static str,
@@ -301,21 +317,21 @@ impl RecordSwaps {
     }
 }
 
-/// The swapped records after a swap; none if the record of one of the pods is not known.
+/// All swapped records after a swap of these two pods; none if one of the pods is gone or has no usable record.
 fn swapped(pods: &NodePods, one: &PodUid, other: &PodUid, unit: MemoryUnit) -> Option<Records> {
     let mut wanted = pods.swapped().cloned().unwrap_or_default();
     for (uid, holder) in [(one, other), (other, one)] {
         wanted.insert(uid.clone(), pods.get(holder)?.record()?.to_allocations(unit));
     }
     if pods.is_current() && text_of(&wanted).is_err() {
-        // Entries outlive their pods only where there is room: a pod that is gone uses no device, whichever of two records it is still
-        // counted by.
+        // Records outlive their pods only while there is room: a pod that is gone uses no device, by whichever record the scheduler
+        // still counts it.
         wanted.retain(|uid, _| pods.get(uid).is_some());
     }
     Some(wanted)
 }
 
-/// The text of the annotation.
+/// The records as text of the annotation.
 fn text_of(records: &Records) -> Result<String, ReportError> {
     let mut entries = SwappedRecords::new();
     for (uid, record) in records {
@@ -324,7 +340,7 @@ fn text_of(records: &Records) -> Result<String, ReportError> {
     plugin_reports::write_swapped_records(&entries)
 }
 
-/// The pods whose records differ.
+/// The pods whose record is not the same in both.
 fn differing(known: &Records, wanted: &Records) -> BTreeSet<PodUid> {
     let uids = known.keys().chain(wanted.keys());
     uids.filter(|uid| known.get(*uid) != wanted.get(*uid))
@@ -332,7 +348,8 @@ fn differing(known: &Records, wanted: &Records) -> BTreeSet<PodUid> {
         .collect()
 }
 
-/// Writes swapped records into the pods' annotations, and removes entries of pods that are long gone, until the task is dropped.
+/// Writes swapped records into the pods' annotations, and removes the records of pods that are long gone from the Device object, until
+/// the task is dropped.
 pub async fn follow_swaps(
     connection: Connection,
     node: Arc<NodeState>,
@@ -357,6 +374,7 @@ pub async fn follow_swaps(
     }
 }
 
+/// Brings annotations and Device object in step once. `gone_since` has the pods that are gone, with the time at which that was seen.
 async fn follow_once(
     client: &Client,
     node: &NodeState,
@@ -388,8 +406,7 @@ async fn follow_once(
     Ok(())
 }
 
-/// Pods that are gone and still have an entry among the swapped records. Empty while the list of pods may be incomplete: a
-/// missing pod need not be gone then.
+/// The pods with a swapped record that are gone. Empty while the list of pods may be incomplete: a missing pod need not be gone then.
 fn gone_with_entry(pods: &NodePods) -> BTreeSet<PodUid> {
     let mut gone = BTreeSet::new();
     if pods.is_current() {
@@ -402,7 +419,7 @@ fn gone_with_entry(pods: &NodePods) -> BTreeSet<PodUid> {
     gone
 }
 
-/// The annotations of a pod with these allocations.
+/// The annotations of a pod that has got these allocations by a swap.
 fn annotations(node: &NodeState, pod: &NodePod, allocations: DeviceAllocations) -> BTreeMap<String, String> {
     let placement = pod.record();
     let fleet = node.fleet.borrow();

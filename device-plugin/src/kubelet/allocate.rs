@@ -7,7 +7,7 @@
 use proto::kubelet::deviceplugin::{ContainerAllocateRequest, ContainerAllocateResponse};
 use tracing::info;
 
-use crate::cdi::name_of;
+use crate::cdi::device_of;
 use crate::envvar::answer::allocate_by_variable;
 use crate::extended_resource::ExtendedResource;
 use crate::injection::Mode;
@@ -26,20 +26,19 @@ pub async fn allocate(
     let ids = &request.device_ids;
     let response = match node.mode() {
         Mode::Cdi => {
+            // A function of the device IDs and a fresh number: the pod is found before the container starts.
             let response = cdi_answer(resource, ids, node.fresh_number());
-            note_answer(node, resource, ids, &response);
+            log_answer(node, resource, ids, &response);
             response
         }
+        // The only switch to this mode: this answer decides the devices, so it depends on the pod.
         Mode::Envvar => allocate_by_variable(node, resource, ids).await,
     };
     // kubelet does not name the pod; the log line of the container's start does.
     info!(
         resource = node.settings.names.of(resource),
         count = ids.len(),
-        cdi_device = response
-            .cdi_devices
-            .iter()
-            .find_map(|device| name_of(&device.name)),
+        cdi_device = device_of(&response),
         devices = response.envs.get(own_variable(resource)),
         "allocated"
     );
@@ -48,8 +47,9 @@ pub async fn allocate(
     response
 }
 
-/// Notes the answer in the log as that of the likeliest pod, so that the next `GetPreferredAllocation` is matched with another.
-fn note_answer(
+/// Adds an answer to the log of Allocate calls, as that of the likeliest pod. The answer does not depend on the pod; the next
+/// `GetPreferredAllocation` is matched with another one.
+fn log_answer(
     node: &NodeState,
     resource: ExtendedResource,
     ids: &[String],

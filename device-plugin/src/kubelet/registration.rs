@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use crate::extended_resource::{ExtendedResource, Registrations};
 use crate::fleet::NodeFleet;
 use crate::node_state::NodeState;
-use crate::start::check::StartChecker;
+use crate::start::StartChecker;
 use daemon::api_server::one_line;
 use tokio_util::sync::CancellationToken;
 

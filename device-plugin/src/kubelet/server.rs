@@ -26,7 +26,7 @@ use crate::fleet::NodeFleet;
 use crate::injection::Injection;
 use crate::inventory::PhysicalId;
 use crate::node_state::NodeState;
-use crate::start::check::StartChecker;
+use crate::start::StartChecker;
 use daemon::api_server::one_line;
 use tokio_util::sync::CancellationToken;
 

@@ -25,7 +25,7 @@ use crate::injection::recipient::Recipient;
 use crate::inventory::{Gpu, PhysicalId};
 use crate::pods::{NodePods, PodUid};
 use crate::settings::NodeSettings;
-use crate::verify::visible::named_devices;
+use crate::verify::named_devices;
 
 use super::seen;
 

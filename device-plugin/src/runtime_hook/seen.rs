@@ -10,7 +10,7 @@ use crate::fleet::NodeFleet;
 use crate::injection::content::VOID;
 use crate::inventory::PhysicalId;
 use crate::pods::{NodePods, PodUid};
-use crate::verify::visible::named_devices;
+use crate::verify::named_devices;
 
 /// Most containers in memory. A node has a few hundred pods.
 const MOST_CONTAINERS: usize = 16_384;

@@ -1,59 +1,58 @@
-//! Writes records into the annotations of pods that have none: of a pod that the scheduler did not place, where it fits, and of a
-//! running pod whose annotations were removed or made unreadable.
+//! Records for pods that have none: adoption of a pod that the scheduler did not place, if it fits on the devices that it has; and
+//! the record of a running pod whose annotations were removed or made unreadable.
 //!
-//! The scheduler charges a pod without record on every device that it may be on, so a record that names some of them takes
-//! capacity from no other pod. A running pod that no scheduler placed gets no record by `removed_record`: no plugin lets its
-//! containers start, so it does not run with an answer of this plugin.
+//! The scheduler charges a pod without record on every device that it may be on, so a record that names some of these devices takes
+//! capacity from no other pod.
 
 use std::time::Duration;
 
 use chrono::Utc;
 use daemon::api_server::one_line;
+use kube::Client;
 use proto::device::TYPE_GPU;
 use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, GPU_DEVICES, GpushareRecord, Record};
 use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 use tokio::time::timeout;
-use tracing::{debug, warn};
 
+use crate::cdi::device_of;
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::NodeFleet;
 use crate::inventory::{Gpu, PhysicalId};
 use crate::kubelet_checkpoint::Allocated;
-use crate::metrics::Outcome;
 use crate::node_state::NodeState;
 use crate::pods::annotate::annotate;
 use crate::pods::{NodePod, NodePods, Placement, PodStage, RecordedAmounts, WHOLE_DEVICE_PERCENT};
-use crate::verify::visible::{Visible, VisibleByType, visible_to_pod};
-use crate::verify::{StartEvidence, StartRefusal};
+use crate::verify::container::StartingContainer;
+use crate::verify::{StartEvidence, StartRefusal, Visible, VisibleByType, visible_to_pod};
 
 use super::blocked::StartBlocked;
-use super::specs::device_of;
-use super::{Start, StartContext, Verification, verify_or_remedy};
 
 /// Longest wait for the written record to appear in the watch.
 const SEEN_LIMIT: Duration = Duration::from_secs(5);
 
-/// Writes a record that names the GPUs which the pod sees, or those of its device IDs; returns when the watch shows it.
+/// Writes a record that names the GPUs which the starting container's pod sees, or those of its device IDs; returns when the watch
+/// shows it.
 pub(super) async fn adopt(
-    context: &StartContext,
-    pod: &NodePod,
+    node: &NodeState,
+    client: &Client,
+    starting: &StartingContainer<'_>,
     allocated: &[Allocated],
-    start: &Start<'_>,
 ) -> Result<(), StartBlocked> {
+    let pod = &starting.pod;
     let blocked = |problem: String| StartBlocked::NotAdopted {
         pod: pod.display_name(),
         problem,
     };
-    let record = adopted_record(&context.node, pod, allocated, start).map_err(blocked)?;
-    annotate(&context.client, pod, &record.annotations())
-        .await
-        .map_err(|error| blocked(one_line(&error)))?;
+    let record = adopted_record(node, starting, allocated).map_err(blocked)?;
+    let written = annotate(client, pod, &record.annotations()).await;
+    written.map_err(|error| blocked(one_line(&error)))?;
     // The verification after this goes by the record that the watch shows.
-    let mut pods = context.node.pods.clone();
+    let mut pods = node.pods.clone();
     let is_shown = |pods: &NodePods| match pods.get(&pod.uid).map(|pod| &pod.placement) {
         Some(Ok(placement)) => placement.allocations == record.allocations,
         Some(Err(_)) => false,
+        // The pod is gone, and there is nothing to wait for.
         None => true,
     };
     match timeout(SEEN_LIMIT, pods.wait_for(is_shown)).await {
@@ -67,19 +66,20 @@ pub(super) async fn adopt(
 /// The record for a pod that the scheduler did not place, if the pod fits on the devices that it has.
 fn adopted_record(
     node: &NodeState,
-    pod: &NodePod,
+    starting: &StartingContainer<'_>,
     allocated: &[Allocated],
-    start: &Start<'_>,
 ) -> Result<Record, String> {
-    if start.resource.device_type() != TYPE_GPU || asks_for_others(pod) {
+    let StartingContainer { pod, resource, .. } = starting;
+    if resource.device_type() != TYPE_GPU || asks_for_others(pod) {
         return Err("it requests devices other than GPUs, which only the scheduler assigns".to_owned());
     }
-    let of_ids = node.devices_of(start.resource, start.ids);
+    let of_ids = node.devices_of(*resource, starting.ids);
     let n_gpus = n_gpus(pod);
     let fleet = node.fleet.borrow();
     let mut gpus = match visible_to_pod(allocated, &pod.uid, &fleet).remove(TYPE_GPU) {
         Some(Visible::Devices(seen)) => gpus_of(&fleet, seen.iter()),
         Some(Visible::Unclear(problem)) => return Err(problem),
+        // The spec is not written yet, so the device IDs that kubelet happened to take may decide.
         Some(Visible::BySpec) | None => gpus_of(&fleet, of_ids.iter().take(n_gpus).map(|key| &key.id)),
     };
     gpus.sort_by_key(|gpu| gpu.minor);
@@ -108,12 +108,12 @@ fn adopted_record(
         is_young: false,
         unit: node.settings.memory_unit,
     };
-    evidence
-        .check_capacity(&pod.uid)
-        .map_err(|error| error.to_string())?;
+    let fits = evidence.check_capacity(&pod.uid);
+    fits.map_err(|error| error.to_string())?;
     Ok(record)
 }
 
+/// True if the pod requests devices other than GPUs.
 fn asks_for_others(pod: &NodePod) -> bool {
     pod.asks_for(ExtendedResource::Rdma) || pod.asks_for(ExtendedResource::Fpga)
 }
@@ -135,7 +135,7 @@ fn n_gpus(pod: &NodePod) -> usize {
     }
 }
 
-/// The record of the pod on these GPUs, in the annotations of its dialect.
+/// The record of the pod on these GPUs. A pod that requests memory units gets the annotations of the old gpushare extender too.
 fn record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, String> {
     let requested = |wanted: &str| {
         let mut requests = pod.requests.iter();
@@ -196,37 +196,16 @@ fn record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, Strin
     })
 }
 
-/// Writes a record into the annotations of a running pod that have lost it.
-pub(super) async fn restore(context: &StartContext, pod: &NodePod, record: &Record) {
-    match annotate(&context.client, pod, &record.annotations()).await {
-        Ok(()) => {
-            context.metrics.count(Outcome::Recorded);
-            let text = "the annotations of its record were removed or unreadable; the plugin has written the record of its devices again";
-            context.recorder.warn(pod, "GPUMismatch", text.to_owned());
-            warn!(
-                pod = pod.display_name(),
-                "the annotations of a running pod's record were removed or unreadable; wrote them again"
-            );
-        }
-        Err(error) => {
-            debug!(
-                pod = pod.display_name(),
-                error = one_line(&error),
-                "cannot write a record again, trying later"
-            );
-        }
-    }
-}
-
-/// True if a container with this answer has run while its pod had a record: the pod runs, and the answer is of a plugin that lets
-/// no other container start.
+/// True if the pod's annotations have lost a record that a container with this answer started by: the pod runs, and this plugin,
+/// whose answer it is, lets no container start without a record.
 pub(super) fn has_run_placed(pod: &NodePod, entry: &Allocated) -> bool {
     let is_ours = device_of(&entry.answer).is_some() || entry.answer.envs.contains_key(GPU_DEVICES);
     pod.stage == PodStage::Running && pod.placement.is_err() && is_ours
 }
 
-/// The record of a pod whose annotations have lost all or a part of it: the lost one if it agrees with the devices that its
-/// containers see, else a record of those devices. `was_placed` is true if all of them started with a record.
+/// The record to restore for a pod whose annotations have lost all or a part of it: the lost one if that agrees with the devices that
+/// the pod's containers see, else a record of these devices. `was_placed` is true if all its containers started with a record: a
+/// running pod that no scheduler placed gets none here.
 pub(super) fn removed_record(
     node: &NodeState,
     evidence: &StartEvidence<'_>,
@@ -255,15 +234,14 @@ pub(super) fn removed_record(
     }
 }
 
-/// True if the pod's containers see the devices of this record. They run, so capacity and health do not matter.
+/// True if the pod's containers see the devices of this record. The containers run, so capacity and health do not matter.
 fn agrees(evidence: &StartEvidence<'_>, pod: &NodePod, record: &Placement, seen: &VisibleByType) -> bool {
     let recorded = NodePod {
         placement: Ok(record.clone()),
         ..pod.clone()
     };
     matches!(
-        verify_or_remedy(evidence, &recorded, seen),
-        Verification::Passed
-            | Verification::Refused(StartRefusal::NoCapacity(_) | StartRefusal::Unavailable(_))
+        evidence.verify(&recorded, seen),
+        Ok(()) | Err(StartRefusal::NoCapacity(_) | StartRefusal::Unavailable(_))
     )
 }

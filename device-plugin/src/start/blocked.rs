@@ -1,7 +1,7 @@
-//! The reasons to block the start of a container, and the containers that are blocked at this moment, for metrics.
+//! The reasons to block the start of a container, and the containers whose start is blocked at this moment, for metrics.
 //!
-//! kubelet tries a blocked start again every 10 to 30 s. It does not say that it has given up, so a container that it has not
-//! tried for a minute does not count.
+//! kubelet tries a blocked start again every 10 to 30 s. It does not report that it has given up, so a container that kubelet has
+//! not tried to start for a minute does not count.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::cdi::SpecError;
+use crate::envvar::check::NotSwapped;
 use crate::envvar::swap::SwapError;
 use crate::extended_resource::ExtendedResource;
 use crate::verify::StartRefusal;
@@ -18,13 +19,13 @@ use crate::verify::owner::OwnerUnknown;
 /// Time after the last try from which a container does not count.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 
-/// A container does not start now.
+/// The reason that a container does not start now. kubelet tries again.
 #[derive(Debug, thiserror::Error)]
 pub enum StartBlocked {
-    /// Its owner is not known.
+    /// The pod that the container belongs to is not known for certain.
     #[error(transparent)]
     OwnerUnknown(#[from] OwnerUnknown),
-    /// It must not start.
+    /// The verification has refused the pod.
     #[error("pod {pod}: {refusal}")]
     Refused {
         /// The pod.
@@ -33,19 +34,9 @@ pub enum StartBlocked {
         refusal: StartRefusal,
     },
     /// Two pods could not swap their records.
-    #[error(
-        "kubelet allocated the devices of pod {other} to pod {pod}, and their records could not be swapped"
-    )]
-    NotSwapped {
-        /// The pod.
-        pod: String,
-        /// The pod of the record.
-        other: String,
-        /// The reason.
-        #[source]
-        source: SwapError,
-    },
-    /// The pod that it could swap records with may have the same devices.
+    #[error(transparent)]
+    NotSwapped(#[from] NotSwapped),
+    /// The pod could swap records with another pod, which kubelet may have given the same devices.
     #[error(
         "kubelet allocated devices to pod {pod} that are counted for pod {other}, and the devices of pod {other} are not known yet"
     )]
@@ -55,10 +46,10 @@ pub enum StartBlocked {
         /// The pod of the record.
         other: String,
     },
-    /// The swapped records cannot be read.
+    /// The Device object, which holds swapped records, cannot be read.
     #[error("cannot read which pods have swapped their records")]
     SwapsUnknown(#[source] SwapError),
-    /// Its CDI spec is not in place.
+    /// The container's CDI spec could not be written.
     #[error("pod {pod}: its CDI spec is not in place")]
     Spec {
         /// The pod.
@@ -67,15 +58,15 @@ pub enum StartBlocked {
         #[source]
         source: SpecError,
     },
-    /// The errors that an earlier process saw on the devices are not known yet.
+    /// The Device object, which holds the device errors that an earlier process saw, has not been read yet.
     #[error(
         "the devices that were unhealthy before the plugin started are not known yet: the API server does not answer"
     )]
     HealthUnknown,
-    /// The enforcement levels of the GPUs are not decided yet.
+    /// The plugin has not decided yet which GPUs the driver can limit.
     #[error("it is not known yet if the driver limits the memory of containers on this node")]
     LimitsUnknown,
-    /// No container of this node can get a device.
+    /// This node can inject devices into no container.
     #[error("pod {pod}: this node cannot inject devices: {problem}")]
     NoInjection {
         /// The pod.
@@ -83,7 +74,7 @@ pub enum StartBlocked {
         /// The reason, with the setting to change.
         problem: String,
     },
-    /// No record can be written for the pod.
+    /// The scheduler did not place the pod, and the plugin could not write a record for it.
     #[error("pod {pod} was not placed by gpushare-scheduler and cannot be adopted: {problem}")]
     NotAdopted {
         /// The pod.
@@ -104,11 +95,11 @@ impl StartBlocked {
         }
     }
 
-    /// The reason as a label of the metric, one of [`LABELS`].
+    /// The reason as a label of the metric `held_containers`, one of [`LABELS`].
     fn label(&self) -> &'static str {
         match self {
             Self::OwnerUnknown(_) => "unproven",
-            Self::NotSwapped { .. } | Self::SwapsUnknown(_) | Self::HealthUnknown => "no_api_server",
+            Self::NotSwapped(_) | Self::SwapsUnknown(_) | Self::HealthUnknown => "no_api_server",
             Self::Unsettled { .. } => "unsettled",
             Self::Spec { .. } => "spec",
             Self::NoInjection { .. } | Self::LimitsUnknown => "no_injection",
@@ -129,13 +120,13 @@ impl StartBlocked {
         }
     }
 
-    /// True if another try cannot succeed.
+    /// True if no later try of kubelet can succeed.
     pub fn is_final(&self) -> bool {
         matches!(self, Self::Refused { refusal, .. } if refusal.is_final())
     }
 }
 
-/// The reasons of blocked starts, as labels of the metric.
+/// The reasons of blocked starts, as labels of the metric. Each is exported from the start, with 0, so that alerts have a series.
 const LABELS: [&str; 10] = [
     "unproven",
     "no_api_server",
@@ -152,12 +143,12 @@ const LABELS: [&str; 10] = [
 /// A container as kubelet names it: a resource and sorted device IDs of it.
 type ContainerKey = (ExtendedResource, Vec<String>);
 
-/// The blocked containers, with the time of the last try. Clones share them.
+/// The blocked containers, each with its reason and the time of kubelet's last try. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct BlockedStarts(Arc<Mutex<BTreeMap<ContainerKey, (&'static str, Instant)>>>);
 
 impl BlockedStarts {
-    /// Adds a container whose start was blocked now.
+    /// Adds a container whose start is blocked now.
     pub(super) fn insert(&self, resource: ExtendedResource, ids: &[String], blocked: &StartBlocked) {
         let now = Instant::now();
         let mut containers = self.lock();

@@ -1,10 +1,10 @@
-//! Compares what runs with what is recorded: at the start, after every restart of kubelet, when a record changes, and once a
-//! minute.
+//! Compares running pods with their records: when the plugin starts, after every restart of kubelet, when a record changes, and once
+//! a minute.
 //!
-//! The check before a start decides start by start; this finds differences that come later, whatever their cause: records that
+//! The pre-start check decides start by start. The comparison finds differences that come later, whatever their cause: records that
 //! were changed under a running pod, a Device object that was recreated without the swapped records, CDI specs that are missing or
-//! unused, pods that run without a record, pods marked assigned that kubelet has not admitted. The plugin corrects what needs no
-//! change of a container, and reports the rest.
+//! unused, pods that run without a record, pods marked assigned that kubelet has not admitted. The plugin corrects differences that
+//! need no change of a container, and reports the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -16,7 +16,8 @@ use proto::record::{DeviceAllocations, MEM_ASSIGNED, Record};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use crate::envvar::partners::Remedy;
+use crate::cdi::device_of;
+use crate::envvar::partners::{Verification, verify_or_remedy};
 use crate::envvar::swap::RecordSwaps;
 use crate::fleet::{DeviceKey, NodeFleet};
 use crate::injection::content::{own_variable, variable};
@@ -28,34 +29,34 @@ use crate::node_state::NodeState;
 use crate::pods::annotate::annotate;
 use crate::pods::{NodePod, NodePods, Placement, PodStage, PodUid, until_known};
 use crate::settings::{OnMismatch, OnUnplaced};
-use crate::verify::visible::{Visible, VisibleByType, visible_to_pod};
-use crate::verify::{StartEvidence, StartRefusal};
+use crate::verify::container::StartingContainer;
+use crate::verify::{StartEvidence, StartRefusal, Visible, VisibleByType, visible_to_pod};
 use daemon::api_server::one_line;
 
-use super::adopt::{adopt, has_run_placed, removed_record, restore};
-use super::specs::{device_of, rebuild};
-use super::{Start, StartContext, Verification, verify_or_remedy};
+use super::StartContext;
+use super::adopt::{adopt, has_run_placed, removed_record};
+use super::specs::rebuild;
 
 /// The interval of the comparison.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// The time without a comparison after a restart of kubelet, and after a record has changed.
+/// Delay of the comparison after a restart of kubelet, and after a record has changed: several changes often come together.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// Compares running pods with their records, and remembers the differences, so that each is reported and counted once.
+/// Compares running pods with their records, and remembers the differences, so that the plugin reports and counts each once.
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct Reconciler {
     context: StartContext,
-    /// The last report about a pod.
+    /// The text of the last event about each pod.
     reported: BTreeMap<PodUid, String>,
-    /// Pods that were wrongly marked assigned at the last comparison.
+    /// Pods that seemed wrongly marked assigned at the last comparison.
     suspects: BTreeSet<PodUid>,
     /// [`NodePods::n_altered`] at the last comparison.
     n_altered: u64,
 }
 
 impl Reconciler {
-    /// A reconciler that has compared nothing yet.
+    /// A reconciler before its first comparison.
     pub fn new(context: StartContext) -> Self {
         Self {
             context,
@@ -86,6 +87,7 @@ impl Reconciler {
         }
     }
 
+    /// Compares every running pod with its record once. `allocated` are the entries of kubelet's checkpoint.
     async fn reconcile(&mut self, allocated: &[Allocated]) {
         let verified = self.context.swaps.lock().await.verify().await;
         match verified {
@@ -94,7 +96,7 @@ impl Reconciler {
                 self.context.metrics.count(Outcome::Restored);
                 warn!("the Device object had lost the swapped records of pods; wrote them again");
             }
-            // CDI specs are files of this node. Records are compared when the API server is back.
+            // The comparison goes on without the API server: CDI specs are files of this node.
             Err(error) => try_later(&error),
         }
         let mut running = Vec::new();
@@ -102,6 +104,7 @@ impl Reconciler {
             let node = &*self.context.node;
             let pods = node.pods.borrow();
             self.n_altered = pods.n_altered();
+            // Without the swapped records a pod would be compared with a record that does not count any more.
             if !pods.is_synced() || pods.swapped().is_none() {
                 return;
             }
@@ -115,14 +118,14 @@ impl Reconciler {
             }
         }
         for uid in running {
-            // Each takes the lock for itself, so that no start waits for all of them.
+            // Each comparison takes the lock of the records for itself, so that no start waits for all of them.
             self.reconcile_pod(allocated, &uid).await;
         }
         self.clear_stale_marks(allocated).await;
     }
 
-    /// Corrects the record of one running pod, or reports the difference. Where a container may not have started yet, only
-    /// corrections are made that are right in any case: the check before its start does the rest.
+    /// Corrects the record of one running pod, or reports the difference. If a container of the pod may not have started yet, only
+    /// corrections are made that are right in any case: the check before that start does the rest.
     async fn reconcile_pod(&mut self, allocated: &[Allocated], uid: &PodUid) {
         let context = self.context.clone();
         let mut swaps = context.swaps.lock().await;
@@ -131,29 +134,27 @@ impl Reconciler {
         };
         let pod = &compared.pod;
         if let Some(record) = &compared.removed {
-            restore(&context, pod, record).await;
+            self.restore(pod, record).await;
             return;
         }
         match &compared.verification {
             Verification::Passed
-            | Verification::Remedy(Remedy::LookAgain(_))
+            // A later comparison knows more about the other pod.
+            | Verification::LookAgain(_)
             | Verification::Refused(StartRefusal::Unavailable(_) | StartRefusal::Unknown) => {
                 self.reported.remove(uid);
             }
-            Verification::Remedy(Remedy::Swap(partner)) => {
-                match swaps.swap(&context.node, uid, partner).await {
-                    Ok(false) => {}
-                    Ok(true) => {
-                        context.metrics.count(Outcome::Exchanged);
-                        warn!(
-                            pod = pod.display_name(),
-                            other = partner.as_str(),
-                            "a running pod has the devices of another: swapped their records"
-                        );
-                    }
-                    Err(error) => try_later(&error),
+            Verification::Swap(partner) => match swaps.swap(&context.node, uid, partner).await {
+                Ok(false) => {}
+                Ok(true) => {
+                    warn!(
+                        pod = pod.display_name(),
+                        other = partner.as_str(),
+                        "a running pod has the devices of another: swapped their records"
+                    );
                 }
-            }
+                Err(error) => try_later(&error),
+            },
             Verification::Refused(StartRefusal::Unplaced(_))
                 if context.policy.unplaced == OnUnplaced::Adopt =>
             {
@@ -165,24 +166,37 @@ impl Reconciler {
         }
     }
 
+    /// Writes a record for a running pod that the scheduler did not place, or reports the reason why that is not possible.
     async fn adopt_running(&mut self, allocated: &[Allocated], pod: &NodePod) {
         let mut own = allocated.iter().filter(|entry| entry.pod == pod.uid);
         let Some(entry) = own.find(|entry| entry.resource.device_type() == TYPE_GPU) else {
             return;
         };
-        let start = Start {
-            resource: entry.resource,
-            ids: &entry.ids,
-            uid: pod.uid.clone(),
-        };
-        match adopt(&self.context, pod, allocated, &start).await {
+        let starting = StartingContainer::find(pod.clone(), entry.resource, &entry.ids, allocated, None);
+        match adopt(&self.context.node, &self.context.client, &starting, allocated).await {
             Ok(()) => self.context.metrics.count(Outcome::Adopted),
             Err(blocked) => self.report(pod, "GPUNotPlaced", one_line(&blocked)),
         }
     }
 
-    /// Replaces the record by one of the devices that the pod sees, if these are certain; else reports the refusal, and evicts the
-    /// pod if the policy says so.
+    /// Writes the record of a running pod into its annotations, which have lost it.
+    async fn restore(&self, pod: &NodePod, record: &Record) {
+        match annotate(&self.context.client, pod, &record.annotations()).await {
+            Ok(()) => {
+                self.context.metrics.count(Outcome::Recorded);
+                let text = "the annotations of its record were removed or unreadable; the plugin has written the record of its devices again";
+                self.context.recorder.warn(pod, "GPUMismatch", text.to_owned());
+                warn!(
+                    pod = pod.display_name(),
+                    "the annotations of a running pod's record were removed or unreadable; wrote them again"
+                );
+            }
+            Err(error) => try_later(&error),
+        }
+    }
+
+    /// Writes a record of the devices that the pod sees in place of its own, if these are certain; else reports the refusal, and evicts
+    /// the pod if the operator wants that.
     async fn correct_record(&mut self, swaps: &mut RecordSwaps, compared: &Compared, refusal: &StartRefusal) {
         let pod = &compared.pod;
         let is_past_help = refusal.is_final() && compared.is_certain;
@@ -214,6 +228,7 @@ impl Reconciler {
         }
     }
 
+    /// Records an event on the pod, unless the last one about it had the same text.
     fn report(&mut self, pod: &NodePod, reason: &'static str, text: String) {
         let before = self.reported.insert(pod.uid.clone(), text.clone());
         if before.as_ref() != Some(&text) {
@@ -227,9 +242,10 @@ impl Reconciler {
         }
     }
 
-    /// Removes the assigned mark from pods that had it at two comparisons and have no devices: with it their Allocate calls are
-    /// matched with no pod.
+    /// Removes the assigned mark from pods that had it at two comparisons and have no devices: Allocate calls are matched with no pod
+    /// that is marked assigned.
     async fn clear_stale_marks(&mut self, allocated: &[Allocated]) {
+        // At one comparison kubelet may just be admitting the pod, and not have written its checkpoint yet.
         let stale = {
             let node = &self.context.node;
             let pods = node.pods.borrow();
@@ -261,13 +277,13 @@ struct Compared {
     pod: NodePod,
     seen: VisibleByType,
     verification: Verification,
-    /// True if this process knows that all its containers with devices have started.
+    /// True if this process knows that all containers of the pod that have devices have started.
     is_certain: bool,
-    /// Its record, if its annotations have lost it.
+    /// The record to restore, if the pod's annotations have lost it.
     removed: Option<Record>,
 }
 
-/// Compares a running pod, if this plugin gave it devices, with its record.
+/// Compares a running pod with its record; none if the pod does not run, or has no devices of this plugin.
 fn compare(node: &NodeState, allocated: &[Allocated], uid: &PodUid) -> Option<Compared> {
     let pods = node.pods.borrow();
     let log = node.log();
@@ -310,13 +326,13 @@ fn compare(node: &NodeState, allocated: &[Allocated], uid: &PodUid) -> Option<Co
     })
 }
 
-/// The entry with the variables of its CDI spec in place of its answer: a running container sees what the spec said.
+/// The entry with the variables of its CDI spec in place of its answer: a running container sees the devices that the spec named.
 fn as_started(node: &NodeState, entry: &Allocated) -> Allocated {
     let name = device_of(&entry.answer);
     let Some(mut envs) = name.and_then(|name| node.settings.injection.specs.env(name)) else {
         return entry.clone();
     };
-    // In a spec the vendor's variable is void, and this project's names the devices.
+    // In a spec the vendor's variable is void, and a variable of this project names the devices.
     if let Some(named) = envs.get(own_variable(entry.resource)).cloned() {
         envs.insert(variable(entry.resource).to_owned(), named);
     }
@@ -329,7 +345,7 @@ fn as_started(node: &NodeState, entry: &Allocated) -> Allocated {
     }
 }
 
-/// The record of a pod with the GPUs that it sees; none if it sees other devices than GPUs that it should not, or not as many.
+/// The record of a pod with the GPUs that it sees in place of the recorded ones; none if their numbers differ.
 fn record_of_visible(node: &NodeState, pod: &NodePod, seen: &VisibleByType) -> Option<DeviceAllocations> {
     let Some(Visible::Devices(gpus)) = seen.get(TYPE_GPU) else {
         return None;
@@ -339,7 +355,7 @@ fn record_of_visible(node: &NodeState, pod: &NodePod, seen: &VisibleByType) -> O
     on_gpus(placement, record, gpus, &node.fleet.borrow())
 }
 
-/// The record on these GPUs: the amounts of a GPU that is not among them move to one that the record did not name.
+/// The record moved to these GPUs: a GPU that is not among them is replaced, with its amounts, by one that the record does not name.
 fn on_gpus(
     placement: &Placement,
     mut record: DeviceAllocations,
@@ -369,7 +385,7 @@ fn on_gpus(
     Some(record)
 }
 
-/// The pods that are marked assigned though kubelet has not admitted them.
+/// The pods that are marked assigned though kubelet has allocated no devices to them.
 fn stale_marks(pods: &NodePods, log: &AllocateLog, allocated: &[Allocated]) -> Vec<NodePod> {
     let mut stale = Vec::new();
     for pod in pods.iter() {

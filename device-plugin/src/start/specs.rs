@@ -1,5 +1,5 @@
-//! Writes the CDI specs of this node's containers before they start, again when the directory was emptied, and removes those that
-//! no answer of kubelet's checkpoint names.
+//! Writes the CDI spec of each container before it starts, writes specs again that were removed, and removes the specs of
+//! containers that are not in kubelet's checkpoint any more.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -9,7 +9,7 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::request::ContainerRequest;
 use tracing::{info, warn};
 
-use crate::cdi::{Edits, SpecDir, SpecError, name_of};
+use crate::cdi::{Edits, SpecDir, SpecError, device_of};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::DeviceKey;
 use crate::injection::content::{AssignedDevices, cdi_edits, lacks_limit_hook, speaks};
@@ -17,44 +17,39 @@ use crate::injection::recipient::Recipient;
 use crate::kubelet_checkpoint::Allocated;
 use crate::node_state::NodeState;
 use crate::pods::{NodePod, NodePods, PodStage};
+use crate::verify::container::StartingContainer;
 use daemon::api_server::one_line;
 
 use super::blocked::StartBlocked;
-use super::{Start, container};
 
-/// Longest wait of a start for a runtime that reads specs: it parses all of them, on a machine that may be busy.
+/// Longest wait of a start for the container runtime to read a spec: it parses all specs, on a machine that may be busy.
 const READ_LIMIT: Duration = Duration::from_secs(2);
 
-/// Longest wait of a start for a runtime that has not been seen reading specs, and may have CDI off.
+/// Longest wait of a start if this plugin has not seen the container runtime read specs: CDI may be off there.
 const FIRST_READ_LIMIT: Duration = Duration::from_millis(200);
 
-/// The file names of specs that were written for a start, and that the runtime has to read.
+/// File names of specs that were written for a start, and that the container runtime has to read first.
 pub(super) type SpecFiles = Vec<String>;
 
-/// Writes the specs that the container's answer may name.
+/// Writes the specs that kubelet may name to the container runtime for this container. Returns those that the runtime has to read.
 pub(super) fn write_specs(
     node: &NodeState,
-    pod: &NodePod,
-    allocated: &[Allocated],
-    start: &Start<'_>,
+    starting: &StartingContainer<'_>,
 ) -> Result<SpecFiles, StartBlocked> {
+    let StartingContainer { pod, resource, .. } = starting;
     let blocked = |source| StartBlocked::Spec {
         pod: pod.display_name(),
         source,
     };
-    let mut wanted: Vec<(&ContainerRequest, ContainerAllocateResponse)> = Vec::new();
-    // Of an init and an app container with the same device IDs it is not known which one starts: both have answers, with names of
+    let mut wanted = Vec::<(&ContainerRequest, &ContainerAllocateResponse)>::new();
+    // It is not known which of an init and an app container with the same device IDs starts: both have answers, with names of
     // their own.
-    for entry in allocated.iter().filter(|entry| start.is_in(entry)) {
-        if let Some(container) = container(pod, &entry.container) {
-            wanted.push((container, entry.answer.clone()));
-        }
+    for entry in &starting.entries {
+        wanted.extend(pod.container(&entry.container).zip(Some(&entry.answer)));
     }
     if wanted.is_empty() {
         // kubelet has not written its checkpoint, or it cannot be read.
-        let response = node.log().response(start.resource, start.ids).cloned();
-        let holder = holder(pod, start, &start.containers(pod, allocated));
-        wanted.extend(holder.zip(response));
+        wanted.extend(holder(starting).zip(starting.answer()));
     }
     if wanted.is_empty() {
         let source = io::Error::other("none of its containers requests that number of devices");
@@ -63,9 +58,9 @@ pub(super) fn write_specs(
     }
     let mut files = SpecFiles::new();
     for (container, answer) in wanted {
-        let written = write_spec(node, pod, container, start.resource, &answer);
-        files.extend(written.map_err(blocked)?);
+        files.extend(write_spec(node, pod, container, *resource, answer).map_err(blocked)?);
     }
+    // The containers of a running pod have started before, so the runtime has read their specs if it reads any.
     if pod.stage != PodStage::Running {
         for file in &files {
             node.readers.need(file);
@@ -74,7 +69,7 @@ pub(super) fn write_specs(
     Ok(files)
 }
 
-/// Returns when the runtime resolves these specs, or does not seem to read any.
+/// Returns when the container runtime has read these specs, or after a while if the runtime was not seen reading them.
 pub(super) async fn until_resolved(node: &NodeState, files: &[String]) {
     if files.is_empty() {
         return;
@@ -93,7 +88,7 @@ pub(super) async fn until_resolved(node: &NodeState, files: &[String]) {
     }
 }
 
-/// Writes the spec that this answer for a container names; returns the file if the runtime has to read it.
+/// Writes the spec that this answer for a container names. Returns the file name if the container runtime has to read it.
 fn write_spec(
     node: &NodeState,
     pod: &NodePod,
@@ -107,7 +102,7 @@ fn write_spec(
     let Some(edits) = edits(node, pod, container, resource) else {
         return Ok(None);
     };
-    // The vendor's tools replace their specs while pods come.
+    // The vendor's tools replace their specs while pods come, so the hook may be there at kubelet's next try.
     if lacks_limit_hook(&edits) {
         return Err(SpecError::NoLimitHook);
     }
@@ -121,7 +116,7 @@ fn write_spec(
     }
     match node.readers.was_read(&file) {
         Some(true) => Ok(None),
-        // A start that was cancelled may not have prompted the runtime.
+        // A start that kubelet cancelled may have ended before the runtime was prompted.
         Some(false) => Ok(Some(file)),
         // An earlier process wrote it, and may have ended before it prompted the runtime.
         None => {
@@ -135,7 +130,8 @@ fn write_spec(
     }
 }
 
-/// The edits of the spec that this answer names; none if the pod has no record, or no device of it is on this node.
+/// The edits that a spec makes to a container for one resource; none if the pod has no record, or none of its devices is on this
+/// node.
 fn edits(
     node: &NodeState,
     pod: &NodePod,
@@ -160,21 +156,21 @@ fn edits(
     Some(cdi_edits(&node.settings, &recipient, resource, &assigned))
 }
 
-/// The container that has as many IDs, preferably one whose spec names devices, as an init container hands its IDs on.
-fn holder<'a>(pod: &'a NodePod, start: &Start<'_>, containers: &[&str]) -> Option<&'a ContainerRequest> {
-    let requesting = pod.containers.iter().filter(|container| {
-        start.resource.count(container) == start.ids.len() as u64
-            && containers.contains(&container.name.as_str())
-    });
-    requesting.min_by_key(|container| !speaks(start.resource, container))
+/// The container that is starting, as far as its number of IDs identifies it: preferably one whose spec names devices, since an app
+/// container takes over the IDs of an init container.
+fn holder<'a>(starting: &'a StartingContainer<'_>) -> Option<&'a ContainerRequest> {
+    let mut holder = None;
+    for name in starting.containers() {
+        let container = starting.pod.container(name);
+        if container.is_some_and(|container| speaks(starting.resource, container)) {
+            return container;
+        }
+        holder = holder.or(container);
+    }
+    holder
 }
 
-/// The name of this plugin's CDI device in an answer.
-pub(super) fn device_of(answer: &ContainerAllocateResponse) -> Option<&str> {
-    answer.cdi_devices.iter().find_map(|device| name_of(&device.name))
-}
-
-/// Writes missing specs of kubelet's checkpoint, and removes those that it does not name.
+/// Writes the missing specs of containers in kubelet's checkpoint, and removes the specs of other containers.
 pub(super) fn rebuild(node: &NodeState, pods: &NodePods, allocated: &[Allocated]) {
     let specs = &node.settings.injection.specs;
     let (mut kept, mut is_new) = (BTreeSet::new(), false);
@@ -183,19 +179,19 @@ pub(super) fn rebuild(node: &NodeState, pods: &NodePods, allocated: &[Allocated]
             continue;
         };
         kept.insert(name.to_owned());
-        // kubelet removes the entries of pods that have ended late.
+        // kubelet removes the entries of pods that have ended late: such a pod needs no spec.
         let pod = pods.get_live(&entry.pod);
-        // An existing spec stays: a running container saw its content, and the next start compares it.
-        // A spec without limits would have to be replaced as soon as the levels are decided.
+        // An existing spec stays: a running container saw its content, and the next start compares it. A spec without limits would have
+        // to be replaced as soon as the enforcement levels are decided.
         let Some(pod) = pod.filter(|_| !specs.has(name) && node.are_limits_decided()) else {
             continue;
         };
-        let Some(container) = container(pod, &entry.container) else {
+        let Some(container) = pod.container(&entry.container) else {
             continue;
         };
         match write_spec(node, pod, container, entry.resource, &entry.answer) {
             Ok(file) => is_new |= file.is_some(),
-            // The next comparison writes it.
+            // The name's old content was just removed; the next comparison, a minute later, writes the new one.
             Err(SpecError::Retired { .. }) => {}
             Err(error) => warn!(
                 pod = pod.display_name(),
@@ -248,15 +244,16 @@ mod tests {
             memory_units: 3,
             ..shares(2)
         };
-        let pod = pod("a", 1, [both, shares(2)]);
+        let mut pod = pod("a", 1, [both, shares(2)]);
+        pod.containers
+            .retain(|container| containers.contains(&container.name.as_str()));
         let ids = ["x".to_owned(), "y".to_owned()];
-        let of = |ids| Start {
-            resource: ExtendedResource::Shared,
-            ids,
-            uid: pod.uid.clone(),
+        let holder_of = |ids| {
+            let starting = StartingContainer::find(pod.clone(), ExtendedResource::Shared, ids, &[], None);
+            holder(&starting).map(|container| container.name.clone())
         };
-        assert_eq!(holder(&pod, &of(&ids[..]), containers).unwrap().name, expected);
-        assert_eq!(holder(&pod, &of(&ids[..1]), containers), None);
+        assert_eq!(holder_of(&ids[..]).as_deref(), Some(expected));
+        assert_eq!(holder_of(&ids[..1]), None);
     }
 
     struct Scene {
@@ -325,19 +322,15 @@ mod tests {
             entry("a", "u2", &["x", "y"], of_app.clone()),
         ];
         let ids = ["x".to_owned(), "y".to_owned()];
-        let start = Start {
-            resource: ExtendedResource::Memory,
-            ids: &ids,
-            uid: PodUid::from("a"),
-        };
-        let pod = node.pods.borrow().get(&start.uid).unwrap().clone();
-        assert_eq!(write_specs(node, &pod, &allocated, &start).unwrap().len(), 2);
+        let pod = node.pods.borrow().get(&PodUid::from("a")).unwrap().clone();
+        let starting = StartingContainer::find(pod, ExtendedResource::Memory, &ids, &allocated, None);
+        assert_eq!(write_specs(node, &starting).unwrap().len(), 2);
         assert_eq!(
             [units_in(node, &of_init), units_in(node, &of_app)],
             [Some("2".to_owned()), Some("2".to_owned())]
         );
         assert_eq!(
-            write_specs(node, &pod, &allocated, &start).unwrap(),
+            write_specs(node, &starting).unwrap(),
             SpecFiles::new(),
             "identical content is left alone"
         );
@@ -350,15 +343,11 @@ mod tests {
         let node = &scene.node;
         let allocated = [entry("a", "u2", &["x", "y"], answer(&["x", "y"], 1))];
         let ids = ["x".to_owned(), "y".to_owned()];
-        let start = Start {
-            resource: ExtendedResource::Memory,
-            ids: &ids,
-            uid: PodUid::from("a"),
-        };
-        let before = node.pods.borrow().get(&start.uid).unwrap().clone();
-        write_specs(node, &before, &allocated, &start).unwrap();
-        let after = before.clone().on([1]);
-        let blocked = write_specs(node, &after, &allocated, &start).unwrap_err();
+        let before = node.pods.borrow().get(&PodUid::from("a")).unwrap().clone();
+        let starting = |pod| StartingContainer::find(pod, ExtendedResource::Memory, &ids, &allocated, None);
+        write_specs(node, &starting(before.clone())).unwrap();
+        let after = before.on([1]);
+        let blocked = write_specs(node, &starting(after)).unwrap_err();
         assert!(
             one_line(&blocked).contains("had other content before"),
             "{blocked}"

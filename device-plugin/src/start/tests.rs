@@ -4,12 +4,15 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::memory_unit::MemoryUnit;
 
 use super::*;
+use crate::envvar::partners::{Verification, verify_or_remedy};
 use crate::fleet::NodeFleet;
 use crate::injection::content::cdi_answer;
+use crate::kubelet_checkpoint::Allocated;
 use crate::matching::AllocateLog;
-use crate::pods::{NodePods, Placement, PodStage};
+use crate::pods::{NodePods, Placement};
 use crate::tests::builders::{adapter, fleet, gpu, pod, pods, rdma, units};
-use crate::verify::visible::{Visible, visible_to_pod};
+
+mod check;
 
 /// Pods p0, p1 and so on of two units: minors of their records, and the GPU that each sees; all on a node of four GPUs.
 fn scene(records: &[u32], sees: &[Option<u32>]) -> (NodePods, Vec<Allocated>) {
@@ -61,7 +64,7 @@ fn verify(records: &[u32], sees: &[Option<u32>], at: usize) -> Verification {
 /// The partner of a swap.
 fn partner(verification: &Verification) -> Option<&str> {
     match verification {
-        Verification::Remedy(Remedy::Swap(partner)) => Some(partner.as_str()),
+        Verification::Swap(partner) => Some(partner.as_str()),
         _ => None,
     }
 }
@@ -71,7 +74,7 @@ fn is_mismatch(verification: &Verification) -> bool {
 }
 
 fn look_again(uid: &str) -> Verification {
-    Verification::Remedy(Remedy::LookAgain(PodUid::from(uid)))
+    Verification::LookAgain(PodUid::from(uid))
 }
 
 #[test]
@@ -180,7 +183,7 @@ fn swaps_of_two_resolve_every_permutation() {
                 loop {
                     match verify(&records, &sees.map(Some), at) {
                         Verification::Passed => break,
-                        Verification::Remedy(Remedy::Swap(partner)) => {
+                        Verification::Swap(partner) => {
                             records.swap(at, partner.as_str()[1..].parse().unwrap());
                         }
                         other => panic!("{sees:?} {order:?}: {other:?}"),

@@ -1,9 +1,9 @@
-//! Checks that a pod still fits on the devices of its record, by a sum of the node's own, whatever the scheduler counted.
+//! Checks that a pod fits on the devices of its record, by a sum of the node's own, whatever the scheduler counted.
 //!
-//! The sum begins with the pods whose containers have started, then adds the others in the order in which they were assumed: of
-//! two pods that do not fit together the later one waits. Where a record says less than its pod requests, the request counts,
-//! unless the record was written in other memory units than the node's; a pod that runs without a record holds what it requests
-//! of the GPUs that it sees.
+//! The sum begins with the pods whose containers have started, then adds the others in the order in which the scheduler assumed
+//! them: of two pods that do not fit together the later one waits. Where a record says less than its pod requests, the request
+//! counts, unless the record was written in other memory units than the node's. A pod that runs without a record holds the amounts
+//! that it requests, on each GPU that it sees.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +32,7 @@ pub struct NoCapacity {
     requested: u64,
 }
 
-/// The amounts that a device can lack, in the words of [`NoCapacity`].
+/// Names of the amounts that a device can lack, for the text of [`NoCapacity`].
 const AMOUNTS: [&str; 4] = [
     "bytes of memory",
     "percent of computing power",
@@ -40,16 +40,16 @@ const AMOUNTS: [&str; 4] = [
     "places for sharers",
 ];
 
-/// Amounts of one device.
+/// Amounts of one device: those of a pod, of several pods together, or of the whole device.
 #[derive(Clone, Copy, Debug, Default)]
 struct DeviceAmounts {
     bytes: u64,
     core: u64,
     /// Percent of a device that is no GPU.
     percent: u64,
-    /// Slots for pods that share the device.
+    /// Pods that share the device.
     slots: u64,
-    /// The number of pods: the bytes of each may have been rounded up by one.
+    /// The number of pods that these amounts are the sum of.
     n_holders: u64,
 }
 
@@ -62,10 +62,11 @@ struct PodShare<'a> {
     total: DeviceAmounts,
 }
 
-/// Checks that the pod fits beside all that come before it. `visible_gpus` are the GPUs that a pod sees, if that is known.
+/// Checks that the pod `uid` fits beside all pods that come before it. `is_started` is true for a pod whose containers may run
+/// already, and `visible_gpus` returns the GPUs that a pod sees, as far as they are known.
 ///
 /// # Errors
-/// The first device without capacity.
+/// A device has no capacity for the pod.
 pub fn check(
     pods: &NodePods,
     fleet: &NodeFleet,
@@ -92,6 +93,7 @@ pub fn check(
         if pod.uid == *uid {
             return refusal.map_or(Ok(()), Err);
         }
+        // A pod that does not fit waits and holds nothing; one that has started holds its devices, fit or not.
         if refusal.is_none() || has_started(pod) {
             for share in shares {
                 held.entry(share.device).or_default().add(share.held);
@@ -124,14 +126,10 @@ impl PodShare<'_> {
             bytes: self.total.bytes.saturating_add(before.n_holders + 1),
             ..self.total
         };
-        let (total, held) = (self.total.each().into_iter(), self.held.each());
-        let amounts = AMOUNTS
-            .into_iter()
-            .zip(total)
-            .zip(held)
-            .zip(before.each())
-            .zip(limit.each());
-        for ((((what, total), requested), before), limit) in amounts {
+        let amounts = self.held.each().into_iter().zip(before.each()).zip(limit.each());
+        for ((what, total), ((requested, before), limit)) in
+            AMOUNTS.into_iter().zip(self.total.each()).zip(amounts)
+        {
             // A request for nothing fits a device that is full.
             if requested > 0 && before.saturating_add(requested) > limit {
                 return Some(NoCapacity {
@@ -148,7 +146,7 @@ impl PodShare<'_> {
     }
 }
 
-/// The shares of a pod of each device of this node that its record names.
+/// A pod's share of each device that its record names. Devices that this node does not have are left out.
 fn shares<'a>(pod: &'a NodePod, fleet: &'a NodeFleet, unit: MemoryUnit) -> Vec<PodShare<'a>> {
     let Ok(placement) = &pod.placement else {
         return Vec::new();
@@ -204,7 +202,7 @@ fn percent(percent: u64) -> DeviceAmounts {
     }
 }
 
-/// The bytes of a GPU that the pod's record gives it, at least the requested ones.
+/// The memory in bytes that a pod holds of a GPU: the amount of its record, and at least the requested one.
 fn recorded_bytes(
     pod: &NodePod,
     placement: &Placement,
@@ -221,14 +219,16 @@ fn recorded_bytes(
     let in_other_unit =
         other_unit.map(|record| part(gpu.memory_bytes, record.pod_units, record.device_units));
     match recorded.or(in_other_unit) {
+        // The request is in the node's present units, which may not be those of the time when the pod was placed.
         Some(recorded) if other_unit.is_some() || pod.stage == PodStage::Running => recorded,
         recorded => requested.max(recorded.unwrap_or(0)),
     }
 }
 
+/// A pod's share of a GPU, of which it holds these amounts.
 fn of_gpu<'a>(gpu: &'a Gpu, fleet: &NodeFleet, held: DeviceAmounts) -> PodShare<'a> {
     let slots = u64::from(fleet.ids.slots());
-    // A record that was written while the reserved memory was not withheld stays valid.
+    // A record that was written before the operator withheld the reserved memory stays valid.
     let total = DeviceAmounts {
         bytes: gpu.memory_bytes.saturating_add(gpu.reserved_bytes),
         core: WHOLE_DEVICE_PERCENT,
@@ -243,7 +243,7 @@ fn of_gpu<'a>(gpu: &'a Gpu, fleet: &NodeFleet, held: DeviceAmounts) -> PodShare<
     }
 }
 
-/// The shares that a running pod without record holds of the GPUs that it sees.
+/// The share of a running pod without record of each GPU that it sees.
 fn unrecorded<'a>(
     pod: &NodePod,
     fleet: &'a NodeFleet,
@@ -252,13 +252,14 @@ fn unrecorded<'a>(
 ) -> Vec<PodShare<'a>> {
     let mut shares = Vec::new();
     for uuid in seen {
-        let gpu = fleet.gpu(uuid);
-        shares.extend(gpu.map(|gpu| of_gpu(gpu, fleet, requested(pod, gpu, seen.len(), unit))));
+        if let Some(gpu) = fleet.gpu(uuid) {
+            shares.push(of_gpu(gpu, fleet, requested(pod, gpu, seen.len(), unit)));
+        }
     }
     shares
 }
 
-/// The amounts of one of `n_gpus` GPUs that the pod's spec requests.
+/// The amounts that the pod's spec requests of one of its `n_gpus` GPUs.
 fn requested(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) -> DeviceAmounts {
     let n_gpus = u64::try_from(n_gpus).unwrap_or(u64::MAX).max(1);
     let (mut bytes, mut core) = (pod.peak(ExtendedResource::Memory).saturating_mul(unit.bytes()), 0);
@@ -278,6 +279,7 @@ fn requested(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) -> Devic
             _ => {}
         }
     }
+    // A whole GPU is all of its memory and computing power, whatever else the pod requests.
     if pod.peak(ExtendedResource::Whole) > 0 {
         (bytes, core) = (bytes.max(gpu.memory_bytes), core.max(WHOLE_DEVICE_PERCENT));
     }
@@ -289,7 +291,7 @@ fn requested(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) -> Devic
     }
 }
 
-/// `total * numerator / denominator`, rounded down.
+/// `total * numerator / denominator`, rounded down; the largest number if that overflows or the denominator is 0.
 fn part(total: u64, numerator: u64, denominator: u64) -> u64 {
     let product = u128::from(total) * u128::from(numerator);
     product

@@ -1,39 +1,69 @@
-//! Finds the pod that owns device IDs, from kubelet's list and its checkpoint. Never a guess.
+//! Finds the pod that owns device IDs, from the list of kubelet's pod-resources API and from its checkpoint. Never a guess.
 //!
-//! The list names app containers and sidecars, and no UIDs; the checkpoint names every container with the pod's UID, but its
-//! form is not promised, and kubelet removes the entries of pods that have ended late. So each is compared with the other where
-//! both can be read. An ordinary init container is recognised in the list by the IDs that it shares with the containers after
-//! it, or in the checkpoint.
+//! The list names app containers and sidecars, and no UIDs. The checkpoint names every container with the pod's UID, but kubelet
+//! does not promise its form, and removes the entries of pods that have ended late. So the two must agree where both can be read.
+//! The list shows an ordinary init container only by the device IDs that the containers after it take over.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use crate::extended_resource::ExtendedResource;
+use crate::kubelet_checkpoint::Allocated;
 use crate::kubelet_pod_resources::PodResourcesError;
 use crate::pods::{NodePod, NodePods, PodUid};
 
-use super::snapshot::KubeletSnapshot;
+/// The devices that kubelet has allocated, at one moment.
+#[derive(Clone, Debug)]
+pub struct KubeletSnapshot {
+    /// The devices that its pod-resources API lists.
+    pub listed: Result<Arc<Vec<ListedDevices>>, PodResourcesError>,
+    /// The entries of its checkpoint; none if the file cannot be read.
+    pub allocated: Option<Arc<Vec<Allocated>>>,
+}
 
-/// The owner of a container is not known. kubelet tries again.
+impl KubeletSnapshot {
+    /// The entries of kubelet's checkpoint; an empty list if the file cannot be read.
+    pub fn entries(&self) -> &[Allocated] {
+        self.allocated
+            .as_ref()
+            .map_or(&[], |allocated| allocated.as_slice())
+    }
+}
+
+/// The devices of one resource of one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedDevices {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod, as the API has no UIDs.
+    pub pod: String,
+    /// The resource.
+    pub resource: ExtendedResource,
+    /// The device IDs, sorted.
+    pub ids: Vec<String>,
+}
+
+/// The pod that owns the device IDs of a container is not known for certain. kubelet tries the start again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OwnerUnknown {
-    /// kubelet's list is not available.
+    /// kubelet's pod-resources API does not answer, and the checkpoint alone does not name the pod.
     #[error(transparent)]
     NoList(#[from] PodResourcesError),
-    /// The watch may be behind kubelet.
+    /// The plugin's watch of pods may be behind kubelet.
     #[error("the watch of pods does not show the pod yet that kubelet starts a container of")]
     NotSeen,
-    /// No pod has the IDs.
+    /// Neither source names a pod that holds the IDs.
     #[error("kubelet names no pod that holds these device IDs")]
     NoPod,
-    /// Several pods have the IDs.
+    /// A source names several pods that hold the IDs, and the other does not decide between them.
     #[error("kubelet names several pods that hold these device IDs: {0}")]
     Several(String),
-    /// The two sources contradict each other.
+    /// The two sources name different pods.
     #[error("kubelet's list and its checkpoint name different pods for these device IDs: {0}")]
     Contradiction(String),
 }
 
-/// Finds the pod of the container that holds exactly these IDs, sorted, of a resource.
+/// Finds the pod of the container that holds exactly these device IDs (sorted) of a resource.
 ///
 /// # Errors
 /// kubelet does not name exactly one pod.
@@ -54,7 +84,7 @@ pub fn find_owner(
     }
     let listed = match &snapshot.listed {
         Ok(listed) => listed,
-        // kubelet makes this call, so it runs; without its list only the checkpoint can name the pod.
+        // kubelet runs, since it has asked for the start; without its list only the checkpoint can name the pod.
         Err(no_list) => {
             let only = allocated.and_then(|allocated| only_live(pods, &allocated).ok().flatten());
             return only.ok_or_else(|| no_list.clone().into());
@@ -73,6 +103,7 @@ pub fn find_owner(
     }
 }
 
+/// The owner by both sources: the pods that the list names, and those that the checkpoint names.
 fn by_both(
     pods: &NodePods,
     listed: &BTreeSet<(&str, &str)>,
@@ -97,6 +128,7 @@ fn by_both(
     }
 }
 
+/// The owner by the list alone, which has names and no UIDs.
 fn by_name(pods: &NodePods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, OwnerUnknown> {
     let mut names_listed = listed.iter();
     let (Some((namespace, name)), None) = (names_listed.next(), names_listed.next()) else {
@@ -120,12 +152,13 @@ fn by_name(pods: &NodePods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, O
     }
 }
 
+/// The pods with these UIDs that have not ended.
 fn live<'a>(pods: &'a NodePods, uids: &BTreeSet<&PodUid>) -> Vec<&'a NodePod> {
     // The checkpoint names pods that have ended until kubelet allocates again.
     uids.iter().filter_map(|uid| pods.get_live(uid)).collect()
 }
 
-/// The only live pod among these; none if one of them is not known.
+/// The only pod among these that has not ended; none if there is no such pod, or if the watch does not show one of them.
 fn only_live(pods: &NodePods, uids: &BTreeSet<&PodUid>) -> Result<Option<PodUid>, OwnerUnknown> {
     if uids.is_empty() {
         return Err(OwnerUnknown::NoPod);
@@ -140,24 +173,23 @@ fn only_live(pods: &NodePods, uids: &BTreeSet<&PodUid>) -> Result<Option<PodUid>
     }
 }
 
+/// Names and UIDs of pods, for errors.
 fn names<'a>(pods: impl Iterator<Item = &'a NodePod>) -> String {
-    pods.map(|pod| format!("{} ({})", pod.display_name(), pod.uid.as_str()))
-        .collect::<Vec<_>>()
-        .join(", ")
+    let mut names = Vec::new();
+    for pod in pods {
+        names.push(format!("{} ({})", pod.display_name(), pod.uid.as_str()));
+    }
+    names.join(", ")
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use proto::kubelet::deviceplugin::ContainerAllocateResponse;
     use rstest::rstest;
 
     use super::*;
-    use crate::kubelet_checkpoint::Allocated;
     use crate::pods::PodStage;
     use crate::tests::builders::{pod, pods, units};
-    use crate::verify::snapshot::ListedDevices;
 
     /// Pods and their IDs, written `pod=ids` with blanks between them; each letter is an ID.
     fn entries(text: &str) -> impl Iterator<Item = (&str, Vec<String>)> {

@@ -1,7 +1,7 @@
-//! Snapshots of what kubelet knows: its pod-resources API and its checkpoint at one moment.
+//! Snapshots of the devices that kubelet has allocated: its pod-resources API and its checkpoint at one moment.
 //!
-//! Concurrent requests share a snapshot that began after all of them, so none gets one that is older than its request, and at
-//! most two snapshots follow one another: kubelet limits the rate of calls.
+//! Starts that are checked at the same time share a snapshot, as kubelet limits the rate of calls. The snapshot began after all of
+//! them, so it shows every allocation that kubelet had made when it asked for the start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,47 +11,25 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
 use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
-use crate::kubelet_checkpoint::Allocated;
-use crate::kubelet_pod_resources::PodResourcesError;
 use crate::node_state::NodeState;
+
+use super::owner::{KubeletSnapshot, ListedDevices};
 
 /// Least time from the beginning of one snapshot to that of the next: kubelet answers a hundred calls a second in all.
 const PACE: Duration = Duration::from_millis(15);
 
-/// kubelet's allocations at one moment.
-#[derive(Clone, Debug)]
-pub struct KubeletSnapshot {
-    /// The containers that its pod-resources API lists.
-    pub listed: Result<Arc<Vec<ListedDevices>>, PodResourcesError>,
-    /// The entries of its checkpoint; none if that cannot be read.
-    pub allocated: Option<Arc<Vec<Allocated>>>,
-}
-
-/// The devices of one resource of one container.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListedDevices {
-    /// Namespace of the pod.
-    pub namespace: String,
-    /// Name of the pod; the API has no UIDs.
-    pub pod: String,
-    /// The resource.
-    pub resource: ExtendedResource,
-    /// The device IDs, sorted.
-    pub ids: Vec<String>,
-}
-
-/// Takes snapshots.
+/// Takes snapshots, and shares each among the callers that waited for it.
 #[derive(Debug)]
 pub struct Snapshots(SharedRead<KubeletSnapshot>);
 
 impl Snapshots {
-    /// A snapshot that began after this call.
+    /// Takes a snapshot, or returns one that began after this call.
     pub async fn take(&self, node: &NodeState) -> KubeletSnapshot {
         let read = async || {
             let listed = node.pod_resources.list().await;
             KubeletSnapshot {
                 listed: listed.map(|listed| Arc::new(listed_devices(&listed, &node.settings.names))),
-                // After the list, so that it is no older.
+                // After the list, so that the checkpoint has every allocation that the list shows.
                 allocated: node.checkpoint.read(),
             }
         };
@@ -65,7 +43,7 @@ impl Default for Snapshots {
     }
 }
 
-/// Merges kubelet's entries, of which a container has one per device or NUMA node.
+/// The device IDs of each container and resource of this plugin. kubelet's answer has one entry per device or NUMA node.
 fn listed_devices(response: &ListPodResourcesResponse, names: &ExtendedResourceNames) -> Vec<ListedDevices> {
     let mut listed = Vec::new();
     for pod in &response.pod_resources {
@@ -92,10 +70,10 @@ fn listed_devices(response: &ListPodResourcesResponse, names: &ExtendedResourceN
     listed
 }
 
-/// Reads of a changing source, each shared by all calls that came before it began.
+/// Reads a source that changes, and shares each read among all calls that came before it began.
 #[derive(Debug)]
 struct SharedRead<T> {
-    /// The beginning and the result of the last read; held by the call that reads.
+    /// The beginning and the result of the last read. Locked by the call that reads, so that later calls wait for it.
     last: Mutex<(Option<Instant>, Option<T>)>,
     /// Least time from the beginning of one read to that of the next.
     pace: Duration,
@@ -109,7 +87,7 @@ impl<T: Clone> SharedRead<T> {
         }
     }
 
-    /// The result of a read that began after this call.
+    /// Reads, or returns the result of a read that began after this call.
     async fn read(&self, read: impl AsyncFnOnce() -> T) -> T {
         let called = Instant::now();
         let mut last = self.last.lock().await;
@@ -119,7 +97,6 @@ impl<T: Clone> SharedRead<T> {
             {
                 return result.clone();
             }
-            // kubelet takes a hundred calls a second, from all programs of the node together.
             sleep_until(*began + self.pace).await;
         }
         // A call that is cancelled during its read leaves no result.

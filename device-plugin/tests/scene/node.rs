@@ -21,9 +21,8 @@ use device_plugin::node_state::NodeState;
 use device_plugin::pods::{NodePod, NodePods};
 use device_plugin::settings::NodeSettings;
 use device_plugin::settings::{OnMismatch, OnUnplaced, StartPolicy};
-use device_plugin::start::StartContext;
 use device_plugin::start::blocked::BlockedStarts;
-use device_plugin::start::check::StartChecker;
+use device_plugin::start::{StartChecker, StartContext};
 use http::{Request, Response};
 use kube::Client;
 use kube::client::Body;
@@ -215,6 +214,8 @@ impl Node {
 fn starts(node: Arc<NodeState>, pods: watch::Sender<NodePods>) -> Arc<StartChecker> {
     let (service, _) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let connection = Connection::from(Client::new(service, "default"));
+    let metrics = Metrics::register(&mut Registry::default());
+    let swaps = RecordSwaps::new(&connection, "n1".to_owned(), pods, metrics.clone());
     let context = StartContext {
         node,
         client: connection.client.clone(),
@@ -222,9 +223,9 @@ fn starts(node: Arc<NodeState>, pods: watch::Sender<NodePods>) -> Arc<StartCheck
             on_mismatch: OnMismatch::Refuse,
             unplaced: OnUnplaced::Refuse,
         },
-        swaps: Arc::new(Mutex::new(RecordSwaps::new(&connection, "n1".to_owned(), pods))),
+        swaps: Arc::new(Mutex::new(swaps)),
         recorder: recorder(&connection, "gpushare-device-plugin", Some("n1".to_owned())).0,
-        metrics: Metrics::register(&mut Registry::default()),
+        metrics,
     };
     Arc::new(StartChecker::new(context, BlockedStarts::default()))
 }

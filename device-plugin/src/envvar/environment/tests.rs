@@ -65,18 +65,20 @@ fn envs(pod: &NodePod) -> ContainerAllocateResponse {
     )
 }
 
+/// Checks the environment of the pod's only container on a node with these devices.
+fn check(
+    pod: &NodePod,
+    resource: ExtendedResource,
+    answer: &ContainerAllocateResponse,
+    fleet: &NodeFleet,
+) -> Result<(), StartRefusal> {
+    let ids = vec![String::new(); usize::try_from(pod.peak(resource)).unwrap()];
+    let starting = StartingContainer::find(pod.clone(), resource, &ids, &[], Some(answer.clone()));
+    check_environment(&starting, &Enforcements::default(), &settings(), fleet)
+}
+
 fn checked(pod: &NodePod, answer: &ContainerAllocateResponse) -> Result<(), String> {
-    let containers = [&*pod.containers[0].name];
-    let by_variable = ByVariable {
-        enforcements: &Enforcements::default(),
-        pod,
-        containers: &containers,
-        resource: ExtendedResource::Shared,
-        answer,
-    };
-    by_variable
-        .check(&settings(), &fleet(3))
-        .map_err(|refusal| refusal.to_string())
+    check(pod, ExtendedResource::Shared, answer, &fleet(3)).map_err(|refusal| refusal.to_string())
 }
 
 #[rstest]
@@ -174,15 +176,8 @@ fn devices_other_than_gpus_have_their_own_variable() {
         envs,
         ..ContainerAllocateResponse::default()
     };
-    let by_variable = ByVariable {
-        enforcements: &Enforcements::default(),
-        pod: &pod,
-        containers: &["r50"],
-        resource: ExtendedResource::Rdma,
-        answer: &answer,
-    };
     assert!(matches!(
-        by_variable.check(&settings(), &fleet(1)),
+        check(&pod, ExtendedResource::Rdma, &answer, &fleet(1)),
         Err(StartRefusal::Overridden { .. })
     ));
 }
@@ -285,12 +280,8 @@ fn files_of_virtual_functions_are_those_of_the_record(#[case] nodes: &[&str], #[
         devices: nodes.iter().map(spec).collect(),
         ..ContainerAllocateResponse::default()
     };
-    let by_variable = ByVariable {
-        enforcements: &Enforcements::default(),
-        pod: &pod,
-        containers: &["r1"],
-        resource: ExtendedResource::Rdma,
-        answer: &answer,
-    };
-    assert_eq!(by_variable.check(&settings(), &fleet).is_ok(), starts);
+    assert_eq!(
+        check(&pod, ExtendedResource::Rdma, &answer, &fleet).is_ok(),
+        starts
+    );
 }

@@ -2,6 +2,8 @@
 
 use http::{Request, Response};
 use kube::client::Body;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
 use proto::resource::ResourceNames;
 use serde_json::Value;
 use tower_test::mock::{Handle, pair};
@@ -31,9 +33,11 @@ fn scene_of<N: AsRef<str>>(
     let (_, fleet) = watch::channel(Arc::new(fleet(4)));
     let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
     let node = NodeState::new(settings, fleet, seen, std::path::Path::new("/nonexistent"));
+    let connection = Client::new(service, "default").into();
+    let metrics = Metrics::register(&mut Registry::default());
     (
         node,
-        RecordSwaps::new(&Client::new(service, "default").into(), "n1".to_owned(), sender),
+        RecordSwaps::new(&connection, "n1".to_owned(), sender, metrics),
         requests,
     )
 }
@@ -220,4 +224,49 @@ async fn entries_of_deleted_pods_are_removed() {
         2,
         "those that are gone are left out"
     );
+}
+
+/// The number of swaps in `/metrics`.
+fn n_swapped(registry: &Registry) -> String {
+    let mut text = String::new();
+    encode(&mut text, registry).unwrap();
+    let name = "gpushare_device_plugin_identity_mismatch_total{outcome=\"exchanged\"} ";
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap().to_owned()
+}
+
+/// Refused because of another writer, then without an answer, then done.
+#[tokio::test(start_paused = true)]
+async fn only_a_written_swap_is_counted() {
+    let (node, mut swaps, mut requests) = scene();
+    let mut registry = Registry::default();
+    swaps.metrics = Metrics::register(&mut registry);
+    let (a, b) = (uid("a"), uid("b"));
+    let record =
+        |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
+    let mut other = device("2");
+    other["metadata"]["annotations"] = json!({EXCHANGED_RECORDS: json!({"c": record(2)}).to_string()});
+    let conflict = json!({"kind": "Status", "status": "Failure", "reason": "Conflict", "code": 409, "message": "changed"});
+    let server = async {
+        assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
+        assert_eq!(answer(&mut requests, 409, &conflict).await, "PATCH");
+        assert_eq!(answer(&mut requests, 200, &other).await, "GET");
+        drop(requests.next_request().await.unwrap());
+        requests
+    };
+    let client = async {
+        swaps.load().await.unwrap();
+        assert!(!swaps.swap(&node, &a, &b).await.unwrap());
+        assert!(swaps.swap(&node, &a, &b).await.is_err());
+    };
+    let ((), mut requests) = tokio::join!(client, server);
+    assert_eq!(n_swapped(&registry), "0");
+    tokio::time::sleep(REST).await;
+    let server = async {
+        assert_eq!(answer(&mut requests, 200, &other).await, "GET");
+        assert_eq!(answer(&mut requests, 200, &device("3")).await, "PATCH");
+    };
+    let (swapped, ()) = tokio::join!(swaps.swap(&node, &a, &b), server);
+    assert!(swapped.unwrap());
+    assert_eq!(n_swapped(&registry), "1");
 }

@@ -62,7 +62,7 @@ fn verification(node: &NodeState, allocated: &[Allocated], name: &str) -> Option
 /// The partner of a swap.
 fn partner(node: &NodeState, allocated: &[Allocated], name: &str) -> Option<String> {
     match verification(node, allocated, name) {
-        Some(Verification::Remedy(Remedy::Swap(partner))) => Some(partner.as_str().to_owned()),
+        Some(Verification::Swap(partner)) => Some(partner.as_str().to_owned()),
         _ => None,
     }
 }

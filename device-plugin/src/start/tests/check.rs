@@ -12,16 +12,18 @@ use proto::resource::{RDMA, ResourceNames};
 use rstest::rstest;
 use tokio::sync::watch;
 
-use super::*;
+use super::super::*;
+use crate::envvar::check::verification;
+use crate::envvar::partners::{Verification, verify_or_remedy};
 use crate::extended_resource::ExtendedResourceNames;
 use crate::fleet::NodeFleet;
 use crate::injection::content::cdi_answer;
 use crate::inventory::NodeInventory;
+use crate::kubelet_checkpoint::Allocated;
 use crate::matching::AllocateLog;
 use crate::pods::Placement;
 use crate::settings::NodeSettings;
 use crate::tests::builders::{adapter, fleet, gpu, pod, pods, rdma, shares, units, whole};
-use crate::verify::visible::VisibleByType;
 
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 
@@ -57,7 +59,7 @@ fn checked(
     of: usize,
     resource: ExtendedResource,
     ids: &[&str],
-) -> CheckedStart {
+) -> Ending {
     checked_after(all, allocated, of, resource, ids, None)
 }
 
@@ -69,7 +71,7 @@ fn checked_after(
     resource: ExtendedResource,
     ids: &[&str],
     answer: Option<ContainerAllocateResponse>,
-) -> CheckedStart {
+) -> Ending {
     checked_where(false, all, allocated, of, resource, ids, answer)
 }
 
@@ -82,7 +84,7 @@ fn checked_where(
     resource: ExtendedResource,
     ids: &[&str],
     answer: Option<ContainerAllocateResponse>,
-) -> CheckedStart {
+) -> Ending {
     let gpus = fleet(2);
     let inventory = NodeInventory {
         gpus: gpus.gpus.iter().map(|entry| entry.gpu.clone()).collect(),
@@ -113,12 +115,26 @@ fn checked_where(
         listed: Ok(Arc::default()),
         allocated: Some(Arc::new(allocated.to_vec())),
     };
-    let start = Start {
-        resource,
-        ids: &ids,
-        uid,
-    };
-    verify_start(&node, &snapshot, &start).unwrap_or_else(|blocked| panic!("{blocked}"))
+    let checked = verify_start(&node, &snapshot, resource, &ids, &uid);
+    let CheckedStart {
+        starting,
+        seen,
+        verified,
+        is_by_spec,
+        is_inherited,
+    } = checked.unwrap_or_else(|blocked| panic!("{blocked}"));
+    Ending {
+        verification: verification(verified, &starting, &seen, Some(allocated), &node),
+        is_by_spec,
+        is_inherited,
+    }
+}
+
+/// The end of a check.
+struct Ending {
+    verification: Verification,
+    is_by_spec: bool,
+    is_inherited: bool,
 }
 
 fn running(pod: NodePod) -> NodePod {
@@ -136,15 +152,15 @@ fn unplaced(pod: NodePod) -> NodePod {
 }
 
 /// The outcome of a start in words.
-fn ending(checked: &CheckedStart, resource: ExtendedResource) -> String {
+fn ending(checked: &Ending, resource: ExtendedResource) -> String {
     match &checked.verification {
         Verification::Passed => "starts".to_owned(),
         Verification::Refused(refusal) if checked.is_inherited && survives(resource, refusal) => {
             "starts again".to_owned()
         }
         Verification::Refused(refusal) => refusal.to_string(),
-        Verification::Remedy(Remedy::Swap(partner)) => format!("swaps with {}", partner.as_str()),
-        Verification::Remedy(other) => format!("{other:?}"),
+        Verification::Swap(partner) => format!("swaps with {}", partner.as_str()),
+        Verification::LookAgain(_) => format!("{:?}", checked.verification),
     }
 }
 

@@ -1,0 +1,104 @@
+//! The part of the pre-start check that only answers by variable need: such an answer fixes the devices of a container before it is
+//! certain for which pod kubelet allocates.
+//!
+//! [`settle`] is the only call of the pre-start check to this folder.
+
+use tracing::info;
+
+use crate::kubelet_checkpoint::Allocated;
+use crate::node_state::NodeState;
+use crate::pods::PodUid;
+use crate::verify::container::StartingContainer;
+use crate::verify::{StartEvidence, StartRefusal, VisibleByType};
+
+use super::environment::check_environment;
+use super::partners::{Verification, refusal_or_remedy};
+use super::swap::{RecordSwaps, SwapError};
+
+/// A verified start after the comparison of its answer by variable with the records.
+pub(crate) enum Settled {
+    /// The records stay, and this is the result.
+    Verified(Result<(), StartRefusal>),
+    /// The pod has another record now, by which its start has to be verified.
+    Swapped,
+    /// The start depends on this other pod, for which kubelet may have allocated since the snapshot.
+    LookAgain(PodUid),
+}
+
+/// Two pods could not swap their records.
+#[derive(Debug, thiserror::Error)]
+#[error("kubelet allocated the devices of pod {other} to pod {pod}, and their records could not be swapped")]
+pub struct NotSwapped {
+    pod: String,
+    /// The pod of the record.
+    other: String,
+    source: SwapError,
+}
+
+/// Settles a start that was `verified` by the devices that the pod's containers see: checks the container's environment, and swaps
+/// records if kubelet gave the pod the devices of an equal pod. Changes nothing if a CDI spec decides the devices.
+///
+/// `allocated` are the entries of kubelet's checkpoint; none if it cannot be read.
+///
+/// # Errors
+/// The records could not be swapped.
+pub(crate) async fn settle(
+    verified: Result<(), StartRefusal>,
+    starting: &StartingContainer<'_>,
+    seen: &VisibleByType,
+    allocated: Option<&[Allocated]>,
+    node: &NodeState,
+    swaps: &mut RecordSwaps,
+) -> Result<Settled, NotSwapped> {
+    let partner = match verification(verified, starting, seen, allocated, node) {
+        Verification::Passed => return Ok(Settled::Verified(Ok(()))),
+        Verification::Refused(refusal) => return Ok(Settled::Verified(Err(refusal))),
+        Verification::LookAgain(other) => return Ok(Settled::LookAgain(other)),
+        Verification::Swap(partner) => partner,
+    };
+    let pod = starting.pod.display_name();
+    let other = node.pods.borrow().display_name(&partner);
+    match swaps.swap(node, &starting.pod.uid, &partner).await {
+        Ok(is_written) => {
+            if is_written {
+                info!(
+                    pod,
+                    other, "kubelet admitted these equal pods in another order: swapped their records"
+                );
+            }
+            // If the Device object had changed, its records are loaded now, and the pod may have another one all the same.
+            Ok(Settled::Swapped)
+        }
+        Err(source) => Err(NotSwapped { pod, other, source }),
+    }
+}
+
+/// The verification with what answers by variable add to it.
+pub(crate) fn verification(
+    verified: Result<(), StartRefusal>,
+    starting: &StartingContainer<'_>,
+    seen: &VisibleByType,
+    allocated: Option<&[Allocated]>,
+    node: &NodeState,
+) -> Verification {
+    // The pods are locked before the log, as everywhere.
+    let pods = node.pods.borrow();
+    let log = node.log();
+    let fleet = node.fleet.borrow();
+    let Err(refusal) = verified else {
+        return match check_environment(starting, &node.enforcements.borrow(), &node.settings, &fleet) {
+            Ok(()) => Verification::Passed,
+            Err(refusal) => Verification::Refused(refusal),
+        };
+    };
+    let evidence = StartEvidence {
+        pods: &pods,
+        fleet: &fleet,
+        log: &log,
+        allocated: allocated.unwrap_or_default(),
+        is_checkpoint_known: allocated.is_some(),
+        is_young: node.is_young(),
+        unit: node.settings.memory_unit,
+    };
+    refusal_or_remedy(&evidence, &starting.pod, seen, refusal)
+}
