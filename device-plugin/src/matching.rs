@@ -1,41 +1,40 @@
 //! Matches kubelet's Allocate calls with the pending pods of this node by assume timestamp. Pure: no clock, no channel, no API.
 //!
-//! kubelet does not say for which pod it allocates. It does admit one pod at a time, the containers of a pod in the order of
-//! its spec (init containers first), the resources of a container in any order, with exactly one call per container and
-//! resource. So a pod of this node is a candidate if the next call that it is due for is this one, and among candidates the
-//! order is:
+//! kubelet does not name the pod that it allocates for. But it admits one pod at a time, the containers of a pod in the order of its
+//! spec (init containers first), the resources of a container in any order, with exactly one call per container and resource. So a
+//! pod of this node is a candidate if this call is the next one that kubelet has to make for it. Among candidates the order is:
 //!
-//! 1. the pod whose admission is under way (some of its calls have been answered, not all);
+//! 1. the pod that kubelet is admitting (some of its calls have been answered, not all);
 //! 2. pods whose recorded devices are those of the device IDs in the call;
-//! 3. pods that came since this process started, then those that it found, unless kubelet's checkpoint can be read: without it
-//!    an earlier process may have answered for those;
+//! 3. if kubelet's checkpoint cannot be read, pods that came since this process started before those that it found, as an earlier
+//!    process may have answered for the latter;
 //! 4. the pod that the scheduler assumed first.
 //!
-//! The match is the likeliest pod and no proof: the check before a start finds the owner of the container. So no call is
-//! refused here, as kubelet fails a pod for good on that. In mode `cdi` the match only pins the preferred device IDs, and in
-//! mode `envvar` it also decides the answer.
+//! The match is the likeliest pod and no proof: the check before a start finds the owner of the container. So no call is refused
+//! here, as kubelet fails a pod for good on that. In mode `cdi` the match only chooses the preferred device IDs, and in mode `envvar`
+//! it also decides the answer.
 //!
 //! [`AllocateLog`] remembers the answered calls per pod UID and container. A pod that has left Pending is never a candidate.
-//! kubelet's checkpoint corrects the log: where it shows that a call was another pod's, the call moves to that pod, and where
-//! the two pods ask for the same, each one's further calls are matched with the record of the other, so that no record is used
-//! twice. The records themselves are swapped before a container starts.
+//! kubelet's checkpoint corrects the log: a call that was another pod's moves to that pod. If the two pods request the same, the
+//! further calls of each are matched with the record of the other, so that no record is used twice; the records themselves are
+//! swapped before a container starts.
 //!
-//! When this process starts, or registers with kubelet again, the log continues from kubelet's checkpoint, which kubelet also
-//! writes at each registration and after each container. It is read again as long as a pod that existed before is not fully
-//! answered for, so a restart may fall between any two calls.
+//! When this process starts, or registers with kubelet again, the log continues from kubelet's checkpoint, which kubelet writes at
+//! each registration and after each container. The plugin reads it again as long as calls are missing for a pod that existed before,
+//! so a restart may fall between any two calls.
 //!
-//! A pod that is being deleted keeps its place: kubelet admits it if it has not seen it before, and if its call were matched
-//! with the next pod, that pod's own call would find no candidate. Where kubelet does not admit it, the next equal pod gets its
-//! devices, once. As soon as a call was answered for a pod assumed later, or kubelet has reported one as admitted, kubelet has
-//! passed the deleted pod over: then it is matched only on the last attempt, if no other pod fits.
+//! A pod that is being deleted keeps its place, since kubelet admits it if it did not see it before the deletion. If the pod's call
+//! were matched with the next pod, that pod's own call would find no candidate. If kubelet does not admit the deleted pod, the next
+//! equal pod gets its devices, once. As soon as a call was answered for a pod assumed later, or kubelet has reported such a pod as
+//! admitted, kubelet has passed the deleted pod over: it is matched only on the last attempt then, if no other pod fits.
 //!
-//! A pod without a usable record has no assume time, and its place is that of its arrival. If it came before the pod that would
-//! be matched, the call is its own. It can be passed over as well.
+//! A pod without a usable record has no assume time, and its place is that of its arrival. If it came before the pod that would be
+//! matched, the call is its own. kubelet can pass it over as well.
 //!
-//! Where two pods are due for the same call, the match can turn out wrong at a later call that the matched pod cannot make. If
-//! another pod explains all of the admission's calls and has the same GPUs, nothing has gone wrong and the calls move to it.
-//! Otherwise the admission is over (kubelet gave it up), or it was that other pod's, which goes on with the answers that it was
-//! given. A pod whose admission seemed over is matched again only on the last attempt, if no other pod fits.
+//! If several pods wait for the same call, the match can turn out wrong at a later call that kubelet does not make for the matched
+//! pod. If all calls so far can be those of another pod with the same GPUs, nothing has gone wrong, and the calls move to that pod.
+//! Otherwise kubelet has given the matched pod up, or the calls were those of the other pod, which keeps the answers that it was
+//! given. A pod that kubelet seemed to have given up is matched again only on the last attempt, if no other pod fits.
 
 mod allocate_log;
 mod swap_plan;
@@ -47,23 +46,23 @@ use crate::pods::{NodePod, NodePods, Placement, PodStage, PodUid};
 
 pub use allocate_log::{AllocateLog, AnsweredCall};
 
-/// A call of kubelet for one container and resource.
+/// An Allocate or `GetPreferredAllocation` call of kubelet, for one container and resource.
 #[derive(Clone, Debug)]
 pub struct Call<'a> {
-    /// The resource whose socket it came over.
+    /// The resource whose socket the call came over.
     pub resource: ExtendedResource,
-    /// The number of its device IDs.
+    /// The number of device IDs that kubelet allocates.
     pub count: u64,
-    /// The devices of those IDs; empty if the IDs name none.
+    /// The devices that the IDs in the call belong to.
     pub devices: &'a [DeviceKey],
 }
 
 /// An attempt to match a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatchAttempt {
-    /// The caller tries again when the pods change.
+    /// The caller waits and tries again when the pods change.
     Early,
-    /// The caller has waited long enough: doubtful candidates count too.
+    /// The caller waits no longer: doubtful candidates count too.
     Last,
 }
 
@@ -74,13 +73,13 @@ pub struct Match {
     pub pod: PodUid,
     /// Index in [`NodePod::containers`].
     pub container: usize,
-    /// The record whose devices the answer names; none if the pod has no usable record.
+    /// The record that decides the devices of the call; none if the pod has no usable record.
     pub placement: Option<Placement>,
     /// The pod of that record: mostly the same pod.
     record_of: PodUid,
-    /// The calls of the pod's admission that are answered, this one included.
+    /// The calls that kubelet has made for the pod, this one included.
     calls: Vec<AnsweredCall>,
-    /// The pod that earlier calls of this admission were matched with by mistake.
+    /// The pod that the earlier ones of these calls were matched with by mistake.
     corrects: Option<PodUid>,
 }
 
@@ -89,21 +88,21 @@ pub struct Match {
 pub enum NoMatch {
     /// The pods of this node are not known yet.
     NotSynced,
-    /// A pod waits for exactly this, and its record is missing or cannot be used.
+    /// A pod waits for this call, and its record is missing or cannot be used.
     Unplaced {
         /// `namespace/name`.
         pod: String,
     },
-    /// An earlier call of this admission was answered for a pod that it cannot have been for, on other GPUs.
+    /// Earlier calls were answered for a pod that they cannot have been for, with other GPUs.
     Ambiguous,
-    /// No pod of this node waits for this.
+    /// No pod of this node waits for this call.
     NoPod,
 }
 
-/// Finds the container that `call` is for.
+/// Finds the container that `call` is most likely for.
 ///
 /// # Errors
-/// No container can be named; the caller decides whether to wait for more pods.
+/// No container fits. The caller decides if it waits for more pods.
 pub fn match_call(
     pods: &NodePods,
     log: &AllocateLog,
@@ -119,12 +118,13 @@ pub fn match_call(
         return Ok(found);
     }
     let choice = first_due(pods, log, call);
-    // An admission that kubelet's checkpoint names is certain.
+    // Calls that kubelet's checkpoint names are certainly those of this pod.
     let doubtful = admitting.filter(|pod| !log.was_answered_before(&pod.uid));
-    // The pod under way cannot make this call: kubelet gave it up, or an earlier call was another pod's.
+    // kubelet does not make this call for the pod that it seemed to admit: it gave that pod up, or the earlier calls were another
+    // pod's.
     if let Some((corrected, is_harmless)) = doubtful.and_then(|pod| correct(pods, log, pod, call)) {
         return match choice {
-            // Nothing has gone wrong if the devices are the same, so that is believed first.
+            // A pod on the devices of the answers so far explains them without any mistake, so it comes first.
             Some(choice) if !is_harmless && is_on_devices_of(pods, &corrected, &choice) => Ok(choice),
             _ if is_harmless || is_last => Ok(corrected),
             _ => Err(NoMatch::Ambiguous),
@@ -158,7 +158,7 @@ pub fn preferred(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<
     (is_same_call && is_candidate(pods.get(&found.pod)?, log)).then(|| found.clone())
 }
 
-/// True if the two pods ask for the same, so that swapping their records changes no device's sums.
+/// True if both pods exist and request the same, so that a swap of their records changes no device's sums.
 fn are_alike(pods: &NodePods, one: &PodUid, other: &PodUid) -> bool {
     match (pods.get(one), pods.get(other)) {
         (Some(one), Some(other)) => one.asks_like(other),
@@ -166,7 +166,7 @@ fn are_alike(pods: &NodePods, one: &PodUid, other: &PodUid) -> bool {
     }
 }
 
-/// The same calls as calls of `pod`, if it can make them.
+/// The same calls as calls of `pod`; none if kubelet cannot have made them for this pod.
 fn explain(pod: &NodePod, calls: &[AnsweredCall], offered: &[ExtendedResource]) -> Option<Vec<AnsweredCall>> {
     let mut explained = Vec::new();
     for call in calls {
@@ -181,26 +181,26 @@ fn explain(pod: &NodePod, calls: &[AnsweredCall], offered: &[ExtendedResource]) 
     Some(explained)
 }
 
-/// True if calls may be matched with the pod.
+/// True if kubelet may still make calls for the pod.
 fn is_candidate(pod: &NodePod, log: &AllocateLog) -> bool {
     if pod.stage != PodStage::Bound {
         return false;
     }
     match &pod.placement {
-        // A pod in the log may have been marked assigned because of the log alone.
+        // The plugin itself marks a pod assigned after its first start, and kubelet may still call for another container.
         Ok(placement) => !placement.is_assigned() || log.is_answered(&pod.uid),
         Err(_) => true,
     }
 }
 
-/// The pod's record if it has one and calls may be matched with it.
+/// The record of a pod that kubelet may still make calls for; none if the pod has no usable record.
 fn candidate<'a>(pod: &'a NodePod, log: &AllocateLog) -> Option<&'a Placement> {
     pod.record().filter(|_| is_candidate(pod, log))
 }
 
 /// True if kubelet has gone on to later pods without this one, though nothing kept it from admitting it.
 fn is_passed_over(pods: &NodePods, pod: &NodePod, log: &AllocateLog) -> bool {
-    // kubelet comes to every pod in its turn, unless it was deleted before.
+    // kubelet admits every pod in its turn, unless the pod was deleted before.
     if pod.assumed_at().is_some() && !pod.deleting {
         return false;
     }
@@ -218,7 +218,7 @@ fn is_passed_over(pods: &NodePods, pod: &NodePod, log: &AllocateLog) -> bool {
     }
 }
 
-/// True if the pod of `found` has the devices of the record of `choice`.
+/// True if the record of the pod of `found` names the devices of the record of `choice`.
 fn is_on_devices_of(pods: &NodePods, found: &Match, choice: &Match) -> bool {
     match (pods.get(&found.pod), &choice.placement) {
         (Some(pod), Some(placement)) => has_devices(pod, placement),
@@ -226,19 +226,19 @@ fn is_on_devices_of(pods: &NodePods, found: &Match, choice: &Match) -> bool {
     }
 }
 
+/// True if the pod's record names the same devices as this record.
 fn has_devices(pod: &NodePod, placement: &Placement) -> bool {
-    pod.placement
-        .as_ref()
-        .is_ok_and(|own| own.is_on_devices_of(placement))
+    pod.record().is_some_and(|own| own.is_on_devices_of(placement))
 }
 
-/// The match with this pod, if `call` is the one that it is due for.
+/// The match with this pod, if `call` is the next one that kubelet has to make for it.
 fn due(pods: &NodePods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let answered = log.answered_calls(&pod.uid);
     let container = next_container(pod, answered, call, log.offered())?;
     Some(matched(pods, pod, log, container, answered, call))
 }
 
+/// The match of `call` with a container of this pod, after the calls in `answered`.
 fn matched(
     pods: &NodePods,
     pod: &NodePod,
@@ -253,7 +253,7 @@ fn matched(
         resource: call.resource,
         count: call.count,
     });
-    // Where a swap is planned, the answer has the devices that the pod will have afterwards.
+    // If a swap of records is planned, the answer has the devices that the pod will have after it.
     let record_of = log.record_of(&pod.uid).clone();
     let holder = pods.get(&record_of).unwrap_or(pod);
     Match {
@@ -266,7 +266,7 @@ fn matched(
     }
 }
 
-/// The first container that still has calls to come, for resources that kubelet knows, if `call` is one of them.
+/// The container that `call` is for, if it is the next call that kubelet has to make for the pod after those in `answered`.
 fn next_container(
     pod: &NodePod,
     answered: &[AnsweredCall],
@@ -277,10 +277,8 @@ fn next_container(
         let mut is_open = false;
         for resource in offered {
             let count = resource.count(container);
-            let is_answered = answered
-                .iter()
-                .any(|answered| answered.container == idx && answered.resource == *resource);
-            if count == 0 || is_answered {
+            let mut calls = answered.iter();
+            if count == 0 || calls.any(|call| call.container == idx && call.resource == *resource) {
                 continue;
             }
             if *resource == call.resource && count == call.count {
@@ -296,7 +294,7 @@ fn next_container(
     None
 }
 
-/// The best of the pods that no call has been matched with.
+/// The match with the best of the pods that kubelet has made no call for yet.
 fn first_due(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let mut candidates = Vec::new();
     for pod in pods.iter() {
@@ -318,37 +316,39 @@ fn first_due(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Matc
     Some(matched(pods, pod, log, container, &[], call))
 }
 
-/// The pod without a usable record that came before `choice` and is due for the same call.
+/// The match with a pod without usable record that came before the pod of `choice` and waits for the same call.
 fn earlier_unplaced(pods: &NodePods, log: &AllocateLog, call: &Call<'_>, choice: &Match) -> Option<Match> {
     let place = |uid: &PodUid| (log.is_uncertain(uid), pods.arrival(uid));
     let earlier = pods.iter().filter(|pod| {
         pod.placement.is_err() && place(&pod.uid) < place(&choice.pod) && !is_passed_over(pods, pod, log)
     });
-    // With the answer for `choice` that pod would use devices that are counted for the other.
+    // With the devices of `choice` that pod would use devices that are counted for another pod.
     first_unplaced(pods, earlier, log, call)
 }
 
-/// The first of these pods to arrive that has no usable record and is due for the call.
+/// The match with the first of these pods to arrive that has no usable record and waits for the call.
 fn first_unplaced<'a>(
     pods: &NodePods,
     among: impl Iterator<Item = &'a NodePod>,
     log: &AllocateLog,
     call: &Call<'_>,
 ) -> Option<Match> {
-    among
-        .filter(|pod| pod.placement.is_err() && is_candidate(pod, log))
-        .filter_map(|pod| due(pods, pod, log, call))
-        .min_by_key(|found| pods.arrival(&found.pod))
+    let mut waiting = Vec::new();
+    for pod in among {
+        if pod.placement.is_err() && is_candidate(pod, log) {
+            waiting.extend(due(pods, pod, log, call));
+        }
+    }
+    waiting.into_iter().min_by_key(|found| pods.arrival(&found.pod))
 }
 
 fn no_record(pods: &NodePods, unplaced: &Match) -> NoMatch {
-    let pod = pods.get(&unplaced.pod).map(NodePod::display_name);
     NoMatch::Unplaced {
-        pod: pod.unwrap_or_default(),
+        pod: pods.display_name(&unplaced.pod),
     }
 }
 
-/// The candidate that comes first, with its further value.
+/// The first candidate in the order of this file's head, with the value beside it.
 fn best<'a, T>(
     candidates: Vec<(&'a Placement, &'a NodePod, T)>,
     log: &AllocateLog,
@@ -370,7 +370,8 @@ fn best<'a, T>(
     best.map(|(_, pod, value)| (pod, value))
 }
 
-/// Another pod that explains the calls matched with `mistaken` and this one too, and whether it has the same GPUs.
+/// The match with another pod that can have made the calls which were matched with `mistaken`, and this one; and true if that pod has
+/// the same GPUs.
 fn correct(pods: &NodePods, log: &AllocateLog, mistaken: &NodePod, call: &Call<'_>) -> Option<(Match, bool)> {
     let mut explaining = Vec::new();
     let mut harmless = Vec::new();
@@ -404,7 +405,7 @@ fn correct(pods: &NodePods, log: &AllocateLog, mistaken: &NodePod, call: &Call<'
     Some((corrected, false))
 }
 
-/// The match with `pod`, if it can have made the calls matched with `mistaken` and makes this one.
+/// The match with `pod`, if kubelet can have made the calls for it that were matched with `mistaken`, and then this one.
 fn explains(
     pods: &NodePods,
     log: &AllocateLog,
@@ -420,8 +421,8 @@ fn explains(
     })
 }
 
-/// Candidates that are matched only if no other pod fits: a pod whose admission seemed over, one that kubelet seemed to have
-/// passed over, and a pod some of whose calls an earlier process may have answered.
+/// The match with a pod that comes into question only if no other fits: one that kubelet seemed to have given up or passed over, or
+/// one some of whose calls an earlier process may have answered.
 fn last_resort(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let (mut doubtful, mut resumed) = (Vec::new(), Vec::new());
     for pod in pods.iter() {
@@ -444,7 +445,7 @@ fn last_resort(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Ma
     found.map(|(_, found)| found)
 }
 
-/// The match with the pod if any of its containers waits for this; the calls of earlier containers count as answered.
+/// The match with the first container of the pod that requests as much; the calls of the containers before it count as answered.
 fn resume(pods: &NodePods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let at = pod
         .containers

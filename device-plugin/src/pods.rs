@@ -1,7 +1,7 @@
-//! The pods of this node as the API server shows them, reduced to what matching and verification need.
+//! The pods of this node as the API server shows them, reduced to the parts that matching and verification need.
 //!
-//! The set changes only through [`NodePods::apply`], [`NodePods::delete`] and [`NodePods::reset`], which [`watch`] calls. Annotations are
-//! parsed once, when a pod arrives, so that nothing is parsed while kubelet waits.
+//! The set changes only through [`NodePods::apply`], [`NodePods::delete`] and [`NodePods::reset`], which [`watch`] calls, and through
+//! [`NodePods::set_swapped`]. Annotations are parsed once, when a pod arrives, so that nothing is parsed while kubelet waits.
 
 pub mod annotate;
 mod placement;
@@ -44,18 +44,18 @@ impl From<&str> for PodUid {
 /// kubelet's progress with a pod, as far as the API server shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodStage {
-    /// Bound, and kubelet has not reported anything: its admission may be under way.
+    /// Bound, and kubelet has not reported on it: kubelet may be admitting it.
     Bound,
-    /// Pending, and kubelet has reported on it, which it does only after admission.
+    /// Pending, and kubelet has reported on it, so it is admitted.
     Admitted,
     /// Its containers have been started.
     Running,
-    /// Its containers have ended for good.
+    /// Its containers have ended, and kubelet starts none of them again.
     Terminal,
 }
 
 impl PodStage {
-    /// The stage of a pod whose annotations name devices; none if they name no device.
+    /// The stage of a pod whose annotations have a record; none if they have no record.
     pub(crate) fn of_recorded(pod: &Pod) -> Option<Self> {
         let annotations = pod.metadata.annotations.as_ref()?;
         has_record(annotations).then(|| Self::of(&pod.status))
@@ -64,7 +64,7 @@ impl PodStage {
     fn of(status: &PodStatus) -> Self {
         match status.phase.as_deref() {
             Some("Succeeded" | "Failed") => Self::Terminal,
-            // A node that has not reported for long makes the phase unknown; its containers may go on.
+            // The phase is unknown when the node has not reported for long; the containers may go on.
             Some("Running" | "Unknown") => Self::Running,
             _ if status.start_time.is_some() => Self::Admitted,
             _ => Self::Bound,
@@ -85,21 +85,21 @@ pub struct NodePod {
     pub stage: PodStage,
     /// True if its deletion has been requested.
     pub deleting: bool,
-    /// The requests that kubelet calls this plugin for, in kubelet's order.
+    /// The containers that request resources which kubelet calls this plugin for, in kubelet's order.
     pub containers: Vec<ContainerRequest>,
-    /// The devices of its annotations, or of the record that it got by a swap; else the reason that it has none.
+    /// Its record: that of its annotations, or the one that it got by a swap; else the reason that it has no usable record.
     pub placement: Result<Placement, Unplaced>,
-    /// True if its label asks for the limits that HAMi-core enforces.
+    /// True if its label requests the limits that HAMi-core enforces.
     pub is_limited: bool,
     /// Its requests of the resources in node status.
     pub requests: Requests,
-    /// True if it is marked to see all GPUs of its node.
+    /// True if an annotation asks that it sees all GPUs of its node.
     pub sees_all: bool,
     /// The annotations that constrain the choice of its devices.
     pub hints: BTreeMap<&'static str, String>,
     /// The variables that its containers set themselves.
     pub variables: Arc<[OwnVariable]>,
-    /// The containers that the runtime has created: ID and name of each.
+    /// ID and name of each container that the container runtime has created.
     pub created: Vec<(String, String)>,
 }
 
@@ -114,19 +114,19 @@ impl From<&NodePod> for Subject {
     }
 }
 
-/// A variable that the author of a pod sets.
+/// An environment variable in a pod's spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnVariable {
     /// Name of the container.
     pub container: String,
     /// Its name.
     pub name: String,
-    /// Its value, if that is in the pod itself.
+    /// Its value; none if it comes from elsewhere, such as a `ConfigMap`.
     pub value: Option<String>,
 }
 
 impl NodePod {
-    /// Reduces a pod of this node; none if it requests none of the plugin's resources or is bound elsewhere.
+    /// Reduces a pod of this node; none if it requests none of the plugin's resources, or is bound to another node.
     pub fn of(pod: &Pod, node: &str, names: &ResourceNames) -> Option<Self> {
         if pod.spec.node_name.as_deref() != Some(node) {
             return None;
@@ -161,12 +161,12 @@ impl NodePod {
         })
     }
 
-    /// Its record, if it has a usable one.
+    /// The pod's record, if it is usable.
     pub fn record(&self) -> Option<&Placement> {
         self.placement.as_ref().ok()
     }
 
-    /// The time at which the scheduler assumed it, unix nanoseconds; none without a usable record.
+    /// The time at which the scheduler assumed the pod, in unix nanoseconds; none without a usable record.
     pub fn assumed_at(&self) -> Option<u64> {
         Some(self.record()?.assumed_at)
     }
@@ -176,25 +176,27 @@ impl NodePod {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Its container with this name, if that requests any of the plugin's resources.
+    /// The pod's container with this name, if it requests any of the plugin's resources.
     pub fn container(&self, name: &str) -> Option<&ContainerRequest> {
         self.containers.iter().find(|container| container.name == name)
     }
 
-    /// True if both request the same amounts of the same number of devices, chosen in the same way, so that either could have the
-    /// other's record.
+    /// True if both pods request the same amounts of the same number of devices with the same constraints, so that each could have the
+    /// record of the other.
     pub fn asks_like(&self, other: &Self) -> bool {
-        let n_gpus = |pod: &Self| pod.placement.as_ref().map_or(0, |placement| placement.gpus.len());
-        n_gpus(self) == n_gpus(other)
+        self.n_recorded_gpus() == other.n_recorded_gpus()
             && self.portions() == other.portions()
             && self.requests == other.requests
             && self.hints == other.hints
-            && ExtendedResource::ALL
-                .iter()
-                .all(|resource| self.peak(*resource) == other.peak(*resource))
+            && ExtendedResource::ALL.map(|resource| self.peak(resource))
+                == ExtendedResource::ALL.map(|resource| other.peak(resource))
     }
 
-    /// The amounts of its record of devices other than GPUs, whichever devices they are: percent, and virtual functions.
+    fn n_recorded_gpus(&self) -> usize {
+        self.record().map_or(0, |placement| placement.gpus.len())
+    }
+
+    /// The amounts of its record of devices other than GPUs, whichever devices they are: percent, and the number of virtual functions.
     fn portions(&self) -> BTreeMap<&'static str, Vec<(u64, usize)>> {
         let mut by_type = BTreeMap::new();
         for (device_type, others) in self.placement.iter().flat_map(|placement| &placement.others) {
@@ -208,7 +210,7 @@ impl NodePod {
         by_type
     }
 
-    /// True if it requests a resource.
+    /// True if the pod requests a resource.
     pub fn asks_for(&self, resource: ExtendedResource) -> bool {
         self.containers
             .iter()
@@ -230,7 +232,7 @@ impl NodePod {
     }
 }
 
-/// A pod of this node that uses resource claims; it may request the plugin's resources too.
+/// A pod of this node that uses resource claims (DRA). It may request the plugin's resources too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claimant {
     /// Its UID.
@@ -244,7 +246,7 @@ pub struct Claimant {
 }
 
 impl Claimant {
-    /// Reduces a pod of this node; none if it uses no claims.
+    /// Reduces a pod of this node; none if it uses no resource claims.
     pub fn of(pod: &Pod) -> Option<Self> {
         pod.uses_claims().then_some(())?;
         Some(Self {
@@ -257,14 +259,13 @@ impl Claimant {
 }
 
 fn namespace(pod: &Pod) -> String {
-    let namespace = pod.metadata.namespace.clone();
-    namespace.unwrap_or_else(|| "default".to_owned())
+    pod.metadata.namespace.as_deref().unwrap_or("default").to_owned()
 }
 
-/// Returns once the pods of this node are known; never if they will not be.
+/// Returns once the pods of this node are known, and never if the watch has ended.
 pub(crate) async fn until_known(pods: &mut Receiver<NodePods>) {
     if pods.wait_for(NodePods::is_synced).await.is_err() {
-        // The end of the watch ends the process.
+        // The end of the watch ends the process, so the caller need not go on.
         std::future::pending::<()>().await;
     }
 }
@@ -277,11 +278,8 @@ pub(crate) fn has_record(annotations: &BTreeMap<String, String>) -> bool {
 /// The IDs and names of the containers that the runtime has created.
 fn created(status: &PodStatus) -> Vec<(String, String)> {
     let mut created = Vec::new();
-    for container in status
-        .init_container_statuses
-        .iter()
-        .chain(&status.container_statuses)
-    {
+    let statuses = status.init_container_statuses.iter();
+    for container in statuses.chain(&status.container_statuses) {
         if let Some((_, id)) = container.container_id.split_once("://") {
             created.push((id.to_owned(), container.name.clone()));
         }
@@ -289,6 +287,7 @@ fn created(status: &PodStatus) -> Vec<(String, String)> {
     created
 }
 
+/// The variables that the containers of a pod set themselves.
 fn variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
     let mut variables = Vec::new();
     for container in spec.init_containers.iter().chain(&spec.containers) {
@@ -303,7 +302,7 @@ fn variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
     variables.into()
 }
 
-/// The pods of this node that request the plugin's resources, and what is known of the others.
+/// The pods of this node that request the plugin's resources, and a few facts about the other pods.
 #[derive(Clone, Debug, Default)]
 pub struct NodePods {
     by_uid: BTreeMap<PodUid, NodePod>,
@@ -313,12 +312,12 @@ pub struct NodePods {
     n_left: u64,
     /// The records that pods have got by swaps; none until they are loaded.
     swapped: Option<BTreeMap<PodUid, DeviceAllocations>>,
-    /// The record in the annotations of those pods.
+    /// The record in the annotations of pods that have got another one by a swap.
     annotated: BTreeMap<PodUid, Result<Placement, Unplaced>>,
-    /// The last complete record of pods whose annotations have lost a part of it.
+    /// The last complete record of pods whose annotations have lost a part of their record.
     lost: BTreeMap<PodUid, Placement>,
     n_altered: u64,
-    /// Pods of this node that request none of the plugin's resources.
+    /// Pods of this node that request none of the plugin's resources, with their stage if their annotations have a record all the same.
     idle: BTreeMap<PodUid, Option<PodStage>>,
     /// Pods of this node that use resource claims.
     claimants: BTreeMap<PodUid, Claimant>,
@@ -327,13 +326,14 @@ pub struct NodePods {
 }
 
 impl NodePods {
-    /// Adds or replaces a pod; returns true if that changes anything.
+    /// Adds or replaces a pod. Returns true if that changes anything.
     pub fn apply(&mut self, mut pod: NodePod) -> bool {
         self.number(&pod.uid);
         let mut is_changed = false;
         self.note_loss(&pod.uid, self.annotated(&pod.uid).cloned(), &pod.placement);
-        // The Device object is the swap; the pod's annotations follow later, and may still name the devices of the other pod.
+        // The Device object decides; the pod's annotations follow later, and may still name the devices of the other pod.
         if let Some(record) = self.swapped.as_ref().and_then(|swapped| swapped.get(&pod.uid)) {
+            // The swapped record has no assume time, so that of the annotations counts, also after they were removed.
             let lost = self.lost.get(&pod.uid).cloned().map(Ok);
             let effective = Placement::swapped(record, lost.as_ref().unwrap_or(&pod.placement));
             let annotated = std::mem::replace(&mut pod.placement, effective);
@@ -357,7 +357,7 @@ impl NodePods {
         annotated.as_ref().ok()
     }
 
-    /// Keeps the record `before` of a pod whose annotations have lost a part of it, or have become unreadable.
+    /// Keeps the record `before` of a pod whose annotations have lost a part of their record, or have become unreadable.
     fn note_loss(&mut self, uid: &PodUid, before: Option<Placement>, now: &Result<Placement, Unplaced>) {
         let now = now.as_ref().ok();
         if let Some(pod) = self.by_uid.get(uid)
@@ -367,18 +367,19 @@ impl NodePods {
         {
             self.n_altered += 1;
         }
+        // An older record is more complete: annotations may lose their keys one after the other.
         let whole = self.lost.remove(uid).or(before);
         if let Some(whole) = whole.filter(|whole| now.is_none_or(|now| now.lacks_of(whole))) {
             self.lost.insert(uid.clone(), whole);
         }
     }
 
-    /// The last complete record of a pod whose annotations have lost a part of it.
+    /// The last complete record of a pod whose annotations have lost a part of their record.
     pub fn lost(&self, uid: &PodUid) -> Option<&Placement> {
         self.lost.get(uid)
     }
 
-    /// Changes whenever annotations of a running pod come to name other devices, or fewer.
+    /// A number that changes whenever the record in the annotations of a running pod changes or loses a part.
     pub fn n_altered(&self) -> u64 {
         self.n_altered
     }
@@ -394,26 +395,23 @@ impl NodePods {
         self.claimants.remove(uid);
     }
 
-    /// Adds a pod of this node that requests none of the plugin's resources, with its stage if its annotations name devices all the
-    /// same. Returns true if that changes anything.
+    /// Adds a pod of this node that requests none of the plugin's resources, with its stage if its annotations have a record all the same.
+    /// Returns true if that changes anything.
     pub fn note_idle(&mut self, uid: PodUid, recorded: Option<PodStage>) -> bool {
         self.idle.insert(uid, recorded) != Some(recorded)
     }
 
-    /// The pods that request none of the plugin's resources and whose annotations name devices, in the order of UIDs.
+    /// The pods that request none of the plugin's resources and whose annotations have a record, in the order of UIDs.
     pub fn only_recorded(&self) -> impl Iterator<Item = (&PodUid, PodStage)> {
         self.idle
             .iter()
             .filter_map(|(uid, recorded)| Some((uid, (*recorded)?)))
     }
 
-    /// Adds a pod that uses resource claims; returns true if that changes anything.
+    /// Adds a pod that uses resource claims. Returns true if that changes anything.
     pub fn note_claimant(&mut self, claimant: Claimant) -> bool {
-        if self.claimants.get(&claimant.uid) == Some(&claimant) {
-            return false;
-        }
-        self.claimants.insert(claimant.uid.clone(), claimant);
-        true
+        let before = self.claimants.insert(claimant.uid.clone(), claimant.clone());
+        before.as_ref() != Some(&claimant)
     }
 
     /// The pods that use resource claims, in the order of UIDs.
@@ -433,6 +431,7 @@ impl NodePods {
 
     /// Sets the records that pods have got by swaps.
     pub fn set_swapped(&mut self, swapped: BTreeMap<PodUid, DeviceAllocations>) {
+        // Pods that are not among the new ones have the record of their annotations again.
         for (uid, annotated) in std::mem::take(&mut self.annotated) {
             if let Some(pod) = self.by_uid.get_mut(&uid) {
                 pod.placement = annotated;
@@ -453,24 +452,24 @@ impl NodePods {
         self.swapped.as_ref()
     }
 
-    /// The pods whose annotations do not have the record yet that they have got by a swap, with that record.
+    /// The pods that have got a record by a swap which their annotations do not show yet, with that record.
     pub fn behind(&self) -> Vec<(NodePod, DeviceAllocations)> {
         let mut behind = Vec::new();
         for (uid, record) in self.swapped.iter().flatten() {
-            if let (Some(annotated), Some(pod)) = (self.annotated.get(uid), self.by_uid.get(uid))
-                && annotated
-                    .as_ref()
-                    .map_or(true, |annotated| annotated.allocations != *record)
-            {
+            let Some((pod, annotated)) = self.by_uid.get(uid).zip(self.annotated.get(uid)) else {
+                continue;
+            };
+            if annotated.as_ref().ok().map(|annotated| &annotated.allocations) != Some(record) {
                 behind.push((pod.clone(), record.clone()));
             }
         }
         behind
     }
 
-    /// Replaces everything by a complete list; from then on the set is in step with the API server. New pods arrive in the order of
-    /// the list.
+    /// Replaces all pods by those of a complete list; from then on the set is in step with the API server. New pods arrive in the order
+    /// of the list.
     pub fn reset(&mut self, pods: impl IntoIterator<Item = NodePod>) {
+        // Pods may have gone while no watch was open.
         self.n_left += 1;
         let mut before = Vec::new();
         for uid in self.by_uid.keys() {
@@ -497,6 +496,7 @@ impl NodePods {
         self.is_synced = true;
     }
 
+    /// Gives a new pod its place in the order of arrival.
     fn number(&mut self, uid: &PodUid) {
         if !self.arrivals.contains_key(uid) {
             self.n_arrived += 1;
@@ -514,22 +514,22 @@ impl NodePods {
         self.n_arrived
     }
 
-    /// Changes whenever a pod has gone or ended.
+    /// A number that changes whenever a pod has gone or ended.
     pub fn n_left(&self) -> u64 {
         self.n_left
     }
 
-    /// True once a complete list has been seen.
+    /// True once the API server has sent a complete list of pods.
     pub fn is_synced(&self) -> bool {
         self.is_synced
     }
 
-    /// True if the set is in step with the API server, as far as is known.
+    /// True if the set is in step with the API server, as far as this process knows.
     pub fn is_current(&self) -> bool {
         self.is_synced && !self.is_interrupted
     }
 
-    /// Sets whether the watch is interrupted, so that the set may be out of date.
+    /// Sets if the watch is interrupted, so that the set may be out of date.
     pub fn set_interrupted(&mut self, is_interrupted: bool) {
         self.is_interrupted = is_interrupted;
     }

@@ -1,4 +1,4 @@
-//! The log of answered Allocate calls, per pod UID and container. Lives as long as the process.
+//! The log of answered Allocate calls, per pod UID and container. It is kept in memory for the life of the process.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::pods::{NodePod, NodePods, PodStage, PodUid};
 use super::swap_plan::SwapPlan;
 use super::{Match, are_alike, explain};
 
-/// Most answers that are kept: kubelet runs a few hundred pods.
+/// Most answers that the log keeps: kubelet runs a few hundred pods.
 const MAX_ANSWERS: usize = 16_384;
 
-/// One answered call.
+/// One answered Allocate call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnsweredCall {
     /// Index in [`NodePod::containers`].
@@ -26,7 +26,7 @@ pub struct AnsweredCall {
     pub count: u64,
 }
 
-/// An answer of this process.
+/// An answer that this process has given.
 #[derive(Clone, Debug)]
 struct LoggedAnswer {
     /// The pod that the call was matched with, if any.
@@ -34,52 +34,54 @@ struct LoggedAnswer {
     response: ContainerAllocateResponse,
 }
 
-/// Values by resource and sorted device IDs, by which kubelet names a container. A look-up copies no ID: a container may have
-/// thousands.
+/// Values by resource and sorted device IDs, by which kubelet names a container. Nested, so that a look-up copies no ID: a container
+/// may have thousands.
 type ByIds<T> = BTreeMap<ExtendedResource, HashMap<Vec<String>, T>>;
 
 /// The answered calls of every pod of this node.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct AllocateLog {
     calls: BTreeMap<PodUid, Vec<AnsweredCall>>,
-    /// The pod of the latest answered call, as long as it has calls to come.
+    /// The pod of the latest answered call, as long as kubelet has further calls to make for it: kubelet admits one pod at a time.
     admitting: Option<PodUid>,
-    /// Pods whose admission ended, or seemed to end, before all calls came.
+    /// Pods that kubelet seems to have given up before it made all their calls.
     doubtful: BTreeSet<PodUid>,
-    /// Pods that were bound before this process began its log; none until the first complete list of pods.
+    /// Pods that were bound before this process began, for which an earlier process may have answered; none until the first complete
+    /// list of pods.
     existing: Option<BTreeSet<PodUid>>,
-    /// kubelet's checkpoint at the start of this process, until the existing pods are known.
+    /// kubelet's checkpoint at the start of this process, kept until the existing pods are known.
     checkpoint_at_start: Option<Vec<Allocated>>,
-    /// True if kubelet's checkpoint could be read: an existing pod that it does not name has then not been answered for.
+    /// True if kubelet's checkpoint could be read: no process has answered for an existing pod that the checkpoint does not name.
     is_checkpoint_loaded: bool,
     /// Existing pods that the checkpoint names.
     answered_before: BTreeSet<PodUid>,
     /// The match of the last `GetPreferredAllocation`, until the next answered call.
     preferred: Option<Match>,
-    /// True if the last `GetPreferredAllocation` waited for its pod in vain.
+    /// True if the last `GetPreferredAllocation` waited for its pod without success.
     has_waited: bool,
-    /// The latest assume time and arrival of the pods that were answered for.
+    /// The latest assume time of a pod that calls were answered for.
     latest_assumed: Option<u64>,
+    /// The latest arrival of a pod that calls were answered for.
     latest_arrival: Option<u64>,
     answers: ByIds<LoggedAnswer>,
-    /// The number of answers ever added.
+    /// The number of answers that were ever added.
     n_added: u64,
-    /// The pairs of pods whose further calls are matched with each other's record.
+    /// The pods whose further calls are matched with another pod's record.
     plan: SwapPlan,
-    /// Pods of which kubelet's checkpoint confirms that an answer was theirs.
+    /// Pods for which kubelet's checkpoint confirms an answer.
     proven: BTreeSet<PodUid>,
     /// Pods one of whose containers this process has let start.
     started: BTreeSet<PodUid>,
-    /// Containers that this process has let start since they were given their IDs.
+    /// Containers that this process has let start with the device IDs of its last answer.
     started_containers: ByIds<()>,
-    /// The resources that kubelet calls for.
-    offered: Vec<ExtendedResource>,
-    /// [`NodePods::n_left`] when pods that are gone were removed last; none if they have to be looked for again.
+    /// The resources that kubelet calls for, once they are known.
+    offered: Option<Vec<ExtendedResource>>,
+    /// [`NodePods::n_left`] when pods that are gone were last removed; none if the pods have to be compared in any case.
     seen_left: Option<u64>,
     reconciled: Option<Reconciled>,
 }
 
-/// The state at the last comparison with kubelet's checkpoint.
+/// The checkpoint of the last comparison, and the state of log and pods at that time.
 #[derive(Clone, Debug)]
 struct Reconciled {
     allocated: Arc<Vec<Allocated>>,
@@ -87,50 +89,26 @@ struct Reconciled {
     state: (u64, u64, u64),
 }
 
-impl Default for AllocateLog {
-    fn default() -> Self {
-        Self::after(None)
-    }
-}
-
 impl AllocateLog {
     /// A log that begins with the answers of an earlier process, as far as kubelet's checkpoint names them.
     pub fn after(checkpoint: Option<Vec<Allocated>>) -> Self {
         Self {
-            calls: BTreeMap::new(),
-            admitting: None,
-            doubtful: BTreeSet::new(),
-            existing: None,
             checkpoint_at_start: checkpoint,
-            is_checkpoint_loaded: false,
-            answered_before: BTreeSet::new(),
-            preferred: None,
-            has_waited: false,
-            latest_assumed: None,
-            latest_arrival: None,
-            answers: ByIds::new(),
-            n_added: 0,
-            plan: SwapPlan::default(),
-            proven: BTreeSet::new(),
-            started: BTreeSet::new(),
-            started_containers: ByIds::new(),
-            offered: ExtendedResource::ALWAYS.to_vec(),
-            seen_left: None,
-            reconciled: None,
+            ..Self::default()
         }
     }
 
     /// Sets the resources that kubelet calls for from now on.
     pub fn set_offered(&mut self, resources: Vec<ExtendedResource>) {
-        self.offered = resources;
+        self.offered = Some(resources);
     }
 
     /// The resources that kubelet calls for.
     pub fn offered(&self) -> &[ExtendedResource] {
-        &self.offered
+        self.offered.as_deref().unwrap_or(&ExtendedResource::ALWAYS)
     }
 
-    /// Notes the pods of the first complete list; does nothing before or after that.
+    /// Notes the pods of the first complete list of pods. Calls before and after that change nothing.
     pub fn note_existing_pods(&mut self, pods: &NodePods) {
         if self.existing.is_some() || !pods.is_synced() {
             return;
@@ -141,21 +119,15 @@ impl AllocateLog {
         }
     }
 
-    /// True if an earlier process may have answered for a waiting pod without that being in the log.
+    /// True if an earlier process may have answered for a waiting pod, and the log does not show that.
     pub fn needs_checkpoint(&self, pods: &NodePods) -> bool {
-        for uid in self.existing.iter().flatten() {
-            if let Some(pod) = pods.get(uid)
-                && pod.stage == PodStage::Bound
-                && !self.is_doubtful(uid)
-                && !self.is_complete(pod)
-            {
-                return true;
-            }
-        }
-        false
+        let mut existing = self.existing.iter().flatten().filter_map(|uid| pods.get(uid));
+        existing
+            .any(|pod| pod.stage == PodStage::Bound && !self.is_doubtful(&pod.uid) && !self.is_complete(pod))
     }
 
-    /// Adds the calls of existing pods that kubelet's checkpoint names. The admission of a pod that it names in part is under way.
+    /// Adds the calls of existing pods that kubelet's checkpoint names. If it names only a part of a pod's calls, the pod's admission is
+    /// under way.
     pub fn load(&mut self, allocated: &[Allocated], pods: &NodePods) {
         self.is_checkpoint_loaded = true;
         let Some(existing) = self.existing.clone().filter(|existing| !existing.is_empty()) else {
@@ -182,7 +154,7 @@ impl AllocateLog {
                 self.admitting = None;
             }
         }
-        // kubelet admits one pod at a time: the latest is under way, the others are over.
+        // kubelet admits one pod at a time: it is admitting the latest of these, and has given up the others.
         begun.sort_by_key(|pod| (pod.assumed_at(), pods.arrival(&pod.uid)));
         let latest = begun.pop().map(|pod| pod.uid.clone());
         for pod in begun {
@@ -191,7 +163,7 @@ impl AllocateLog {
         self.admitting = self.admitting.take().or(latest);
     }
 
-    /// All answered calls of an existing pod, if the checkpoint names any for it that are not in the log.
+    /// All answered calls of an existing pod; none if its entries in the checkpoint name no call that is not in the log.
     fn with_missing_calls(&self, pod: &NodePod, entries: &[&Allocated]) -> Option<Vec<AnsweredCall>> {
         if self.is_doubtful(&pod.uid) {
             return None;
@@ -213,7 +185,7 @@ impl AllocateLog {
         Some(calls)
     }
 
-    /// Prepares for another registration.
+    /// Prepares for another registration with kubelet, which may have restarted.
     pub fn resume(&mut self, allocated: &[Allocated], pods: &NodePods) {
         self.preferred = None;
         // A kubelet that has restarted remembers of the admission under way only what its checkpoint names.
@@ -238,12 +210,12 @@ impl AllocateLog {
         self.preferred.as_ref()
     }
 
-    /// Notes whether a `GetPreferredAllocation` has waited for its pod in vain.
+    /// Sets if the last `GetPreferredAllocation` waited for its pod without success.
     pub fn set_waited(&mut self, has_waited: bool) {
         self.has_waited = has_waited;
     }
 
-    /// True once if the last `GetPreferredAllocation` has waited in vain: the Allocate that follows waits no longer.
+    /// True once after a `GetPreferredAllocation` that waited without success: the Allocate that follows it need not wait again.
     pub fn take_waited(&mut self) -> bool {
         std::mem::take(&mut self.has_waited)
     }
@@ -256,12 +228,14 @@ impl AllocateLog {
         pod: Option<PodUid>,
         response: ContainerAllocateResponse,
     ) {
-        let ids = sorted(ids);
+        // kubelet names the IDs of a container in any order.
+        let mut ids = ids.to_vec();
+        ids.sort_unstable();
         self.n_added += 1;
         self.started_containers.entry(resource).or_default().remove(&ids);
         // An earlier answer about these IDs is out of date even if there is no room for this one.
         self.answers.entry(resource).or_default().remove(&ids);
-        // Answers without a pod go first: nothing shows when they are out of date.
+        // Answers without a pod are removed first: no event shows when they are out of date.
         if len(&self.answers) >= MAX_ANSWERS {
             for answers in self.answers.values_mut() {
                 answers.retain(|_, answer| answer.pod.is_some());
@@ -279,22 +253,19 @@ impl AllocateLog {
         Some(&answer.response)
     }
 
-    /// Device IDs of a resource that this process has answered for, and whose pod may live.
+    /// The device IDs of a resource that this process has answered for, without those of pods that have ended.
     pub fn ids_in_use<'a>(&'a self, resource: ExtendedResource, pods: &NodePods) -> HashSet<&'a str> {
         let mut in_use = HashSet::new();
         for (ids, answer) in self.answers.get(&resource).into_iter().flatten() {
-            let may_live = match &answer.pod {
-                Some(uid) => pods.get_live(uid).is_some(),
-                None => true,
-            };
-            if may_live {
+            // An answer without a pod may be that of any pod.
+            if answer.pod.as_ref().is_none_or(|uid| pods.get_live(uid).is_some()) {
                 in_use.extend(ids.iter().map(String::as_str));
             }
         }
         in_use
     }
 
-    /// Records an answered call.
+    /// Records the call that this match answers.
     pub fn record(&mut self, found: Match, pods: &NodePods) {
         let Match {
             pod: uid,
@@ -323,7 +294,7 @@ impl AllocateLog {
         self.forget_gone(pods);
     }
 
-    /// Moves the calls of `mistaken` to the pod, which goes on with the record that they were answered with.
+    /// Moves the calls of `mistaken` to the pod `uid`, whose further calls are answered with the same record as those.
     fn correct(&mut self, mistaken: &PodUid, uid: &PodUid, record_of: PodUid, pods: &NodePods) {
         self.admitting = None;
         self.seen_left = None;
@@ -340,6 +311,7 @@ impl AllocateLog {
         }
     }
 
+    /// Exchanges the pods of answers in the log.
     fn swap_answers(&mut self, one: &PodUid, other: &PodUid) {
         for answer in self.answers.values_mut().flat_map(HashMap::values_mut) {
             match &mut answer.pod {
@@ -350,13 +322,14 @@ impl AllocateLog {
         }
     }
 
-    /// Corrects the log by kubelet's checkpoint, unless nothing has changed since the last time.
+    /// Corrects the log by kubelet's checkpoint. Returns at once if neither has changed since the last time.
     pub fn reconcile(&mut self, allocated: &Arc<Vec<Allocated>>, pods: &NodePods) {
         let state = (self.n_added, pods.n_arrived(), pods.n_left());
-        let is_known = self.reconciled.as_ref().is_some_and(|reconciled| {
-            Arc::ptr_eq(&reconciled.allocated, allocated) && reconciled.state == state
-        });
-        if is_known {
+        // Called at every start, and the checkpoint of a full node has thousands of IDs.
+        if let Some(last) = &self.reconciled
+            && Arc::ptr_eq(&last.allocated, allocated)
+            && last.state == state
+        {
             return;
         }
         for entry in allocated.iter() {
@@ -368,6 +341,7 @@ impl AllocateLog {
         });
     }
 
+    /// Corrects the log by one entry of kubelet's checkpoint.
     fn reconcile_entry(&mut self, entry: &Allocated, pods: &NodePods) {
         let answers = self.answers.get_mut(&entry.resource);
         let Some(answer) = answers.and_then(|answers| answers.get_mut(&entry.ids)) else {
@@ -383,16 +357,15 @@ impl AllocateLog {
         if self.proven.contains(&matched) || self.proven.contains(&entry.pod) {
             return;
         }
-        let Some(real) = pods.get_live(&entry.pod) else {
-            return;
-        };
-        if let Some(call) = answered_call(entry, real) {
+        if let Some(real) = pods.get_live(&entry.pod)
+            && let Some(call) = answered_call(entry, real)
+        {
             self.transpose(&matched, &entry.pod, call, pods);
             self.proven.insert(entry.pod.clone());
         }
     }
 
-    /// Adds a call that was answered before its pod was known.
+    /// Adds the call of this entry to its pod: it may have been answered before the pod was known.
     fn add_call(&mut self, entry: &Allocated, pods: &NodePods) {
         let Some(call) = pods.get(&entry.pod).and_then(|pod| answered_call(entry, pod)) else {
             return;
@@ -403,8 +376,8 @@ impl AllocateLog {
         }
     }
 
-    /// Swaps the calls of `mistaken` and `real`: those of `mistaken` were those of `real`, and the reverse is as likely as
-    /// anything else.
+    /// Exchanges the calls of two pods: the calls that were matched with `mistaken` were those of `real`. The reverse is not proven, but
+    /// as likely as anything else.
     fn transpose(&mut self, mistaken: &PodUid, real: &PodUid, call: AnsweredCall, pods: &NodePods) {
         self.preferred = None;
         self.seen_left = None;
@@ -430,13 +403,14 @@ impl AllocateLog {
         self.end_admission(pods);
     }
 
+    /// The calls as calls of this pod; empty if the pod cannot have made them.
     fn as_calls_of(&self, uid: &PodUid, calls: &[AnsweredCall], pods: &NodePods) -> Vec<AnsweredCall> {
         pods.get(uid)
-            .and_then(|pod| explain(pod, calls, &self.offered))
+            .and_then(|pod| explain(pod, calls, self.offered()))
             .unwrap_or_default()
     }
 
-    /// Ends the admission under way if all its calls are answered or its pod is gone.
+    /// Notes that kubelet admits no pod any more, if the calls of the last one are all answered or that pod is gone.
     fn end_admission(&mut self, pods: &NodePods) {
         let admitting = self.admitting.as_ref().and_then(|uid| pods.get(uid));
         if admitting.is_none_or(|pod| self.is_complete(pod)) {
@@ -459,7 +433,7 @@ impl AllocateLog {
         }
     }
 
-    /// Notes that the pod's container with these IDs, sorted, may start. All calls of the pod have been answered then.
+    /// Notes that the pod's container with these device IDs (sorted) may start. kubelet starts it after all calls of the pod.
     pub fn note_start(&mut self, uid: &PodUid, resource: ExtendedResource, ids: &[String]) {
         self.started.insert(uid.clone());
         if len(&self.started_containers) < MAX_ANSWERS {
@@ -478,14 +452,14 @@ impl AllocateLog {
         pod.stage == PodStage::Running || (pod.stage != PodStage::Terminal && self.has_started(&pod.uid))
     }
 
-    /// True if this process has let the container start that holds these IDs.
+    /// True if this process has let the container of this entry start.
     pub fn has_started_container(&self, entry: &Allocated) -> bool {
         self.started_containers
             .get(&entry.resource)
             .is_some_and(|containers| containers.contains_key(&entry.ids))
     }
 
-    /// Forgets the starts of containers that kubelet's checkpoint names no more.
+    /// Forgets the starts of containers that are not in kubelet's checkpoint any more.
     pub fn forget_starts(&mut self, allocated: &[Allocated]) {
         let mut kept = HashSet::<(ExtendedResource, &[String])>::new();
         for entry in allocated {
@@ -501,7 +475,7 @@ impl AllocateLog {
         !self.answered_calls(uid).is_empty()
     }
 
-    /// True if calls were matched with the pod, and kubelet's checkpoint does not confirm any of them.
+    /// True if calls were matched with the pod, none of which kubelet's checkpoint confirms.
     pub fn is_answered_unproven(&self, uid: &PodUid) -> bool {
         self.is_answered(uid) && !self.proven.contains(uid) && !self.answered_before.contains(uid)
     }
@@ -511,7 +485,7 @@ impl AllocateLog {
         self.answered_before.contains(uid)
     }
 
-    /// Removes pods that are gone.
+    /// Removes everything about pods that are gone.
     pub fn forget_gone(&mut self, pods: &NodePods) {
         // Called at every change of a pod, and only a pod that leaves makes an entry out of date.
         if self.seen_left.replace(pods.n_left()) == Some(pods.n_left()) {
@@ -534,11 +508,11 @@ impl AllocateLog {
         self.plan.forget_gone(|uid| pods.get_live(uid).is_some());
     }
 
-    /// True if every call that the pod is due for has been answered.
-    pub fn is_complete(&self, pod: &NodePod) -> bool {
+    /// True if all calls that kubelet makes for the pod have been answered.
+    pub(super) fn is_complete(&self, pod: &NodePod) -> bool {
         let answered = self.answered_calls(&pod.uid);
         for (idx, container) in pod.containers.iter().enumerate() {
-            for resource in &self.offered {
+            for resource in self.offered() {
                 let call = AnsweredCall {
                     container: idx,
                     resource: *resource,
@@ -557,36 +531,37 @@ impl AllocateLog {
         self.calls.get(uid).map_or(&[], Vec::as_slice)
     }
 
-    /// The pod whose admission is under way.
+    /// The pod that kubelet is admitting, as far as its calls show.
     pub(super) fn admitting(&self) -> Option<&PodUid> {
         self.admitting.as_ref()
     }
 
-    /// True if the pod's admission ended, or seemed to end, before all calls came.
+    /// True if kubelet seems to have given up the pod before it made all its calls.
     pub(super) fn is_doubtful(&self, uid: &PodUid) -> bool {
         self.doubtful.contains(uid)
     }
 
-    /// True if an earlier process may have answered for the pod, which only a checkpoint that cannot be read could show.
+    /// True if an earlier process may have answered for the pod, and kubelet's checkpoint, which would show that, cannot be read.
     pub(super) fn is_uncertain(&self, uid: &PodUid) -> bool {
         !self.is_checkpoint_loaded && self.existing.as_ref().is_some_and(|pods| pods.contains(uid))
     }
 
-    /// The pod with whose record calls of this pod are matched.
+    /// The pod whose record decides the devices of this pod's calls: mostly the same pod.
     pub(super) fn record_of<'a>(&'a self, uid: &'a PodUid) -> &'a PodUid {
         self.plan.record_of(uid)
     }
 
-    /// The latest assume time of a pod that was answered for.
+    /// The latest assume time of a pod that calls were answered for.
     pub(super) fn latest_assumed(&self) -> Option<u64> {
         self.latest_assumed
     }
 
-    /// The latest arrival of a pod that was answered for.
+    /// The latest arrival of a pod that calls were answered for.
     pub(super) fn latest_arrival(&self) -> Option<u64> {
         self.latest_arrival
     }
 
+    /// Notes that calls were answered for this pod, for `latest_assumed` and `latest_arrival`.
     fn note_latest(&mut self, uid: &PodUid, pods: &NodePods) {
         let assumed_at = pods.get(uid).and_then(NodePod::assumed_at);
         self.latest_assumed = self.latest_assumed.max(assumed_at);
@@ -594,7 +569,7 @@ impl AllocateLog {
     }
 }
 
-/// The checkpoint's entry as a call of the pod, if the pod has such a container that asks for the resource.
+/// The call of this entry of kubelet's checkpoint, if the pod has a container of that name which requests the resource.
 fn answered_call(entry: &Allocated, pod: &NodePod) -> Option<AnsweredCall> {
     let idx = pod
         .containers
@@ -608,19 +583,14 @@ fn answered_call(entry: &Allocated, pod: &NodePod) -> Option<AnsweredCall> {
     })
 }
 
-/// True if there is a call for the same container and resource.
+/// True if one of these calls is for the same container and resource.
 fn contains(calls: &[AnsweredCall], call: AnsweredCall) -> bool {
     calls
         .iter()
         .any(|known| known.container == call.container && known.resource == call.resource)
 }
 
+/// The number of values.
 fn len<T>(by_ids: &ByIds<T>) -> usize {
     by_ids.values().map(HashMap::len).sum()
-}
-
-fn sorted(ids: &[String]) -> Vec<String> {
-    let mut ids = ids.to_vec();
-    ids.sort_unstable();
-    ids
 }

@@ -1,24 +1,24 @@
-//! The pods whose Allocate calls are matched with another pod's record, the devices that the scheduler chose for that pod, until the
-//! two records are swapped.
+//! Planned swaps: the pods whose Allocate calls are matched with another pod's record until the two records are swapped.
 //!
-//! Always a permutation of pods that ask for the same, so that no record is used twice.
+//! A swap keeps the plan a permutation of pods that request the same, so that no record is used twice.
 
 use std::collections::BTreeMap;
 
 use crate::pods::PodUid;
 
-/// The pod of the record of each pod that is not matched with its own.
+/// For each pod whose calls are not matched with its own record, the pod whose record that is.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SwapPlan(BTreeMap<PodUid, PodUid>);
 
 impl SwapPlan {
-    /// The pod with whose record this pod's calls are matched.
+    /// The pod whose record this pod's calls are matched with.
     pub(super) fn record_of<'a>(&'a self, pod: &'a PodUid) -> &'a PodUid {
         self.0.get(pod).unwrap_or(pod)
     }
 
-    /// Matches the pod's further Allocate calls with the record of the pod `owner`; its own needs no entry.
+    /// Plans to match the pod's further Allocate calls with the record of the pod `owner`.
     pub(super) fn set(&mut self, pod: &PodUid, owner: PodUid) {
+        // A pod that is matched with its own record needs no entry.
         if *pod == owner {
             self.0.remove(pod);
         } else {
@@ -26,14 +26,14 @@ impl SwapPlan {
         }
     }
 
-    /// Matches each of the two pods with the record that was planned for the other.
+    /// Plans for each of the two pods the record that was planned for the other.
     pub(super) fn swap(&mut self, one: &PodUid, other: &PodUid) {
         let (ones, others) = (self.record_of(one).clone(), self.record_of(other).clone());
         self.set(one, others);
         self.set(other, ones);
     }
 
-    /// Keeps every pod on the devices planned for it after the two pods have swapped their records.
+    /// Notes that the two pods have swapped their records: every pod keeps the devices that are planned for it.
     pub(super) fn note_swap(&mut self, one: &PodUid, other: &PodUid) {
         let mut planned = self.0.clone();
         for pod in [one, other] {
@@ -51,7 +51,8 @@ impl SwapPlan {
         }
     }
 
-    /// Removes pods that are gone: the pod that such a pod's record was planned for gets the record planned for that pod.
+    /// Removes pods that are gone: the pod that the record of such a pod was planned for gets the record that was planned for the gone
+    /// one.
     pub(super) fn forget_gone(&mut self, is_there: impl Fn(&PodUid) -> bool) {
         let mut gone = Vec::new();
         for (pod, record_of) in &self.0 {

@@ -1,4 +1,4 @@
-//! Waits for the pod of a call where kubelet knows it before this plugin's watch does.
+//! Waits for the pod of a call: kubelet may know a pod before this plugin's watch shows it.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::pods::NodePods;
 
 use super::{AllocateLog, Call, Match, MatchAttempt, NoMatch, match_call};
 
-/// A checkpoint up to this size is loaded while kubelet waits; a longer one only on the last attempt.
+/// Longest checkpoint, in bytes, that is loaded at each attempt while kubelet waits; a longer one is loaded only on the last attempt.
 pub const SHORT_CHECKPOINT: u64 = 256 << 10;
 
-/// Calls `act` as soon as `call` is matched, at the latest after `limit` with the best match of the last attempt. The pods stay
-/// locked meanwhile, so that `act` sees the same.
+/// Calls `act` with the match of `call`, as soon as there is one, or after `limit` with the best match of the last attempt. The pods
+/// stay locked meanwhile, so that `act` sees the pods that were matched.
 ///
 /// # Errors
 /// No pod matches within the limit.
@@ -36,7 +36,7 @@ pub async fn when_matched<T>(
     }
 }
 
-/// The best match of a last attempt, without any wait.
+/// The best match for a call, found without any wait.
 pub fn try_last_match(
     node: &NodeState,
     log: &mut AllocateLog,

@@ -55,37 +55,37 @@ impl fmt::Display for DeviceName {
     }
 }
 
-/// The part that a pod holds of one device other than a GPU.
+/// The part of one device other than a GPU that a pod holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Portion {
     /// Percent of the device, 0 if the record does not say.
     pub percent: u64,
-    /// PCI addresses of the virtual functions that it was given; none if it was given the device itself.
+    /// PCI addresses of the virtual functions that the pod was given; none if it was given the device itself.
     pub functions: Vec<PhysicalId>,
 }
 
-/// The devices of one type that a pod was given, in the record's order.
+/// The devices of one type other than GPUs that a pod was given, in the record's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Others {
     /// Their names.
     pub names: Vec<DeviceName>,
-    /// The part of each, in the same order.
+    /// The part that the pod holds of each, in the same order.
     pub held: Vec<Portion>,
 }
 
-/// The part that a pod holds of one GPU, as far as its record says.
+/// The amounts that a pod holds of one GPU, as far as its record names them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordedAmounts {
     /// Memory in bytes.
     pub bytes: Option<u64>,
     /// Memory in percent of the GPU.
     pub ratio: Option<u64>,
-    /// Percent of computing power; 0 if none was asked for.
+    /// Percent of computing power; 0 if the pod requested none.
     pub core: u64,
 }
 
 impl RecordedAmounts {
-    /// Its bytes of a GPU with `total` bytes of memory.
+    /// The memory in bytes of a GPU that has `total` bytes; none if the record names no amount of memory.
     pub fn bytes_of(&self, total: u64) -> Option<u64> {
         if self.bytes.is_some() {
             return self.bytes;
@@ -100,15 +100,15 @@ impl RecordedAmounts {
 pub struct Placement {
     /// The pod's GPUs, in the record's order; at least one if it asks for any.
     pub gpus: Vec<DeviceName>,
-    /// The part of each of them, in the same order.
+    /// The amounts that the pod holds of each GPU, in the same order.
     pub held: Vec<RecordedAmounts>,
-    /// Its devices of other types that the plugin serves, by type; no entry for a type without devices.
+    /// The pod's devices of other types that the plugin serves, by type; a type without devices has no entry.
     pub others: BTreeMap<&'static str, Others>,
-    /// The record in Koordinator's form; empty on pods that the old gpushare extender placed.
+    /// The record in Koordinator's form; empty if the old gpushare extender placed the pod.
     pub allocations: DeviceAllocations,
     /// The time at which the scheduler assumed the pod, unix nanoseconds.
     pub assumed_at: u64,
-    /// gpushare's own annotations, if it has them.
+    /// The annotations of the old gpushare extender, if the pod has them.
     pub gpushare: Option<GpushareRecord>,
 }
 
@@ -128,7 +128,7 @@ impl fmt::Display for Placement {
 /// The reason that a pod has no usable record, for its events.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unplaced {
-    /// An annotation that must be there is not.
+    /// A necessary annotation is missing.
     #[error("annotation {key} is missing: it was not placed by gpushare-scheduler")]
     Missing {
         /// The annotation.
@@ -140,7 +140,7 @@ pub enum Unplaced {
     /// The record parses and names no device of a type that the pod requests.
     #[error("annotation {DEVICE_ALLOCATED} names no {}", type_name(.0))]
     NoDevice(&'static str),
-    /// The record has a device name that is none.
+    /// The record has an ID or a minor number that cannot be that of a device.
     #[error("annotation {DEVICE_ALLOCATED}: {0}")]
     BadDevice(String),
     /// The two dialects' annotations name different GPUs.
@@ -156,11 +156,12 @@ pub enum Unplaced {
 }
 
 impl Placement {
-    /// Reads the annotations of a pod that requests these resources, which also decide the annotation that an error names as missing.
+    /// Reads the record in the annotations of a pod that requests these resources.
     pub(super) fn read(
         annotations: &BTreeMap<String, String>,
         requested: &[ExtendedResource],
     ) -> Result<Self, Unplaced> {
+        // Only an error needs these keys: it names the annotation that the pod's own dialect would have.
         let (record_key, time_key) = if requested.contains(&ExtendedResource::Memory) {
             (MEM_IDX, MEM_ASSUME_TIME)
         } else {
@@ -180,10 +181,10 @@ impl Placement {
         }
     }
 
-    /// Reads a record of a pod that was assumed at this time, unix nanoseconds.
+    /// Reads a record of a pod that the scheduler assumed at this time, in unix nanoseconds.
     ///
     /// # Errors
-    /// The record names no device, or something that is none.
+    /// The record names no device, or something that cannot be a device.
     pub fn of_record(record: Record, assumed_at: u64) -> Result<Self, Unplaced> {
         let (gpus, held): (Vec<_>, Vec<_>) = named_gpus(&record)?.into_iter().unzip();
         let mut others = BTreeMap::new();
@@ -211,7 +212,7 @@ impl Placement {
         self.gpus.iter().any(|name| name.names(gpu))
     }
 
-    /// The pod's devices of a resource's type.
+    /// The names of the pod's devices of a resource's type.
     pub fn names(&self, resource: ExtendedResource) -> &[DeviceName] {
         match resource.device_type() {
             TYPE_GPU => &self.gpus,
@@ -219,7 +220,7 @@ impl Placement {
         }
     }
 
-    /// The record that a pod with these annotations has got by a swap.
+    /// The record that a pod has got by a swap: `allocations`, with the assume time and the request of its own annotations.
     pub(super) fn swapped(
         allocations: &DeviceAllocations,
         annotated: &Result<Self, Unplaced>,
@@ -242,7 +243,7 @@ impl Placement {
         )
     }
 
-    /// The record in Koordinator's form, also of a pod that has only gpushare's annotations.
+    /// The record in Koordinator's form, also of a pod that has only the annotations of the old gpushare extender.
     pub fn to_allocations(&self, memory_unit: MemoryUnit) -> DeviceAllocations {
         let (Some(DeviceName::Minor(minor)), Some(gpushare), true) =
             (self.gpus.first(), self.gpushare, self.allocations.is_empty())
@@ -259,25 +260,25 @@ impl Placement {
         [(TYPE_GPU.to_owned(), vec![device])].into()
     }
 
-    /// True if this names the same devices as an earlier record of the pod, and has all annotations of it.
+    /// True if this record names the same devices as an earlier record of the pod, and lacks no annotation of it.
     pub(super) fn has_record_of(&self, before: &Self) -> bool {
         self.gpus == before.gpus && self.others == before.others && !self.lacks_of(before)
     }
 
-    /// True if annotations are missing that an earlier record of the pod has.
+    /// True if this record lacks an annotation that an earlier record of the pod has.
     pub(super) fn lacks_of(&self, before: &Self) -> bool {
         let lacks_gpushare = match (before.gpushare, self.gpushare) {
             (Some(before), Some(now)) => {
+                // A missing amount is read as 0.
                 (now.pod_units == 0 && before.pod_units > 0)
                     || (now.device_units == 0 && before.device_units > 0)
             }
-            (before, None) => before.is_some(),
-            (None, Some(_)) => false,
+            (before, now) => before.is_some() && now.is_none(),
         };
         lacks_gpushare || (self.allocations.is_empty() && !before.allocations.is_empty())
     }
 
-    /// The record of the annotations.
+    /// The record as it is written into annotations.
     pub fn to_record(&self) -> Record {
         Record {
             allocations: self.allocations.clone(),
@@ -286,7 +287,7 @@ impl Placement {
         }
     }
 
-    /// True if the pod is marked assigned.
+    /// True if the pod's annotations mark it as assigned: a plugin has given it its devices.
     pub fn is_assigned(&self) -> bool {
         self.gpushare.is_some_and(|gpushare| gpushare.assigned)
     }
@@ -298,7 +299,7 @@ impl Placement {
         held.iter().flat_map(|portion| &portion.functions)
     }
 
-    /// True if both name the same devices, and the same virtual functions of them.
+    /// True if both records name the same devices, and the same virtual functions of them.
     pub fn is_on_devices_of(&self, other: &Self) -> bool {
         for resource in [ExtendedResource::Rdma, ExtendedResource::Fpga] {
             let has_functions = self.functions(resource).eq(other.functions(resource));
@@ -309,7 +310,7 @@ impl Placement {
         self.gpus == other.gpus
     }
 
-    /// The part of a device other than a GPU that the record gives the pod.
+    /// The part that the pod holds of a device other than a GPU; none if the record does not name the device.
     pub fn portion(&self, resource: ExtendedResource, device: &DeviceKey) -> Option<&Portion> {
         let others = self.others.get(resource.device_type())?;
         let at = others.names.iter().position(|name| name.is(device))?;
@@ -329,12 +330,11 @@ impl Placement {
         }
     }
 
-    /// True if all these devices of a resource are the pod's.
+    /// True if the record names all these devices of a resource.
     pub fn includes(&self, resource: ExtendedResource, devices: &[DeviceKey]) -> bool {
         let names = self.names(resource);
-        devices
-            .iter()
-            .all(|device| names.iter().any(|name| name.is(device)))
+        let is_named = |device: &DeviceKey| names.iter().any(|name| name.is(device));
+        devices.iter().all(is_named)
     }
 }
 
@@ -343,6 +343,7 @@ impl Others {
         let mut others = Self::default();
         for device in devices {
             let name = device_name(device_type, device)?;
+            // A device that is listed twice is held once.
             if others.names.contains(&name) {
                 continue;
             }
@@ -367,6 +368,7 @@ impl Others {
     }
 }
 
+/// The recorded amount of a resource of one device; none if it is missing or no whole number.
 fn amount(device: &DeviceAllocation, resource: &str) -> Option<u64> {
     device.resources.get(resource)?.unsigned()
 }
@@ -391,6 +393,7 @@ fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceNam
     }
 }
 
+/// The GPUs that a record names, in either dialect, with the amounts that it holds of each.
 fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, RecordedAmounts)>, Unplaced> {
     let allocations = record.allocations.get(TYPE_GPU).map_or(&[][..], Vec::as_slice);
     if allocations.is_empty() {

@@ -1,6 +1,6 @@
 //! Keeps [`NodePods`] in step with the API server by one watch of the pods bound to this node.
 //!
-//! Writes nothing. While the watch is interrupted the last known set stays.
+//! While the watch is interrupted, the last known pods stay.
 
 use daemon::api_server::Connection;
 use daemon::watch::{ObjectWatch, Update};
@@ -36,7 +36,7 @@ pub async fn watch_pods(
     );
     loop {
         match watch.next().await {
-            Update::Event(event) => take_in(event, &node, &names, &mut listed, &pods),
+            Update::Event(event) => apply_event(event, &node, &names, &mut listed, &pods),
             Update::Interrupted | Update::UnknownKind => {
                 pods.send_modify(|pods| pods.set_interrupted(true));
             }
@@ -45,8 +45,8 @@ pub async fn watch_pods(
     }
 }
 
-/// Takes in an event; `listed` are the pods of a list that is not complete yet.
-fn take_in(
+/// Applies one event of the watch to the pods; `listed` are the pods of a list that is not complete yet.
+fn apply_event(
     event: watcher::Event<Pod>,
     node: &str,
     names: &ResourceNames,
@@ -60,10 +60,7 @@ fn take_in(
             let mut complete = std::mem::take(listed);
             info!(n_pods = complete.len(), "the pods of this node are known");
             // A list is in the order of names; kubelet admits its pods by age.
-            complete.sort_by(|one, other| {
-                let created_at = |pod: &Pod| pod.metadata.creation_timestamp.clone();
-                created_at(one).cmp(&created_at(other))
-            });
+            complete.sort_by_cached_key(|pod| pod.metadata.creation_timestamp.clone());
             pods.send_modify(|pods| {
                 pods.reset(complete.iter().filter_map(|pod| NodePod::of(pod, node, names)));
                 for pod in &complete {
