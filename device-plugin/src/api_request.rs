@@ -1,10 +1,10 @@
-//! Requests to the API server with a limit of their own: kubelet, or a task with other work, waits for some of them.
+//! Requests to the API server with a time limit of their own: kubelet, or a task with other work, waits for some of them.
 
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-/// A request failed.
+/// The reason that a request to the API server failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiRequestError {
     /// The API server answered with an error, or could not be reached.
@@ -39,7 +39,7 @@ impl ApiRequestError {
     }
 }
 
-/// The answer to a request; `what` is a verb and its object, for the error.
+/// Waits for the answer to a request, at most for `limit`. `what` is the request as verb and object, for the error.
 pub(crate) async fn within<T>(
     limit: Duration,
     what: impl Into<String>,

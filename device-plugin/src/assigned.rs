@@ -1,8 +1,8 @@
-//! Marks gpushare pods assigned once all their containers have their devices.
+//! Marks pods with the annotations of the old gpushare extender as assigned, once all their containers have their devices.
 //!
-//! Level-triggered: the pods to mark follow from the pods and the log of Allocate calls at each change, so nothing is lost while
-//! the API server is away, and pods that an earlier process left unmarked are marked too. The assume time stays: it is the order of
-//! the pods.
+//! Level-triggered: the pods to mark follow from the pods and the log of Allocate calls at each change, so no mark is lost while the
+//! API server is away, and pods that an earlier process left unmarked are marked too. The mark does not change the assume time, which
+//! orders the pods.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use daemon::api_server::{Connection, one_line};
 /// Pauses after failures: the first, which doubles each time, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
-/// The gpushare pods that have their devices and are not marked.
+/// The pods with annotations of the old gpushare extender that have their devices and are not marked.
 pub fn unmarked(pods: &NodePods, log: &AllocateLog) -> Vec<NodePod> {
     let mut unmarked = Vec::new();
     for pod in pods.iter() {
         let gpushare = pod.record().and_then(|record| record.gpushare);
-        // kubelet starts no container before all of a pod's devices are allocated, and until then the match is a guess.
+        // kubelet starts no container of a pod before it has allocated all its devices, and until a start the pod of a call is a guess.
         if gpushare.is_some_and(|gpushare| !gpushare.assigned) && log.is_started(pod) {
             unmarked.push(pod.clone());
         }

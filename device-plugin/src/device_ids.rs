@@ -1,8 +1,8 @@
-//! IDs of virtual devices: those of each device, the device of each ID, and the size of their list on the wire.
+//! The IDs of virtual devices that the plugin lists to kubelet, the device of each ID, and the size of the list as a message.
 //!
-//! A share is `<GPU UUID>::<n>`, a whole GPU its UUID, a percent of another device `<its ID>::<n>`. A memory unit is
-//! `<start of the UUID's hash>-<n>`: there are many of them, and kubelet takes no message above 4 MiB. All are functions of
-//! what identifies the node's devices, so they are the same after a restart.
+//! The ID of a share is `<GPU UUID>::<n>`, of a whole GPU its UUID, of a percent of another device `<its ID>::<n>`. The ID of a memory
+//! unit is `<start of the UUID's hash>-<n>`: there are many of them, and kubelet accepts no message above 4 MiB. All IDs are functions
+//! of the devices' own IDs, so they are the same after a restart.
 
 use std::collections::BTreeMap;
 
@@ -13,25 +13,27 @@ use crate::cdi::fnv1a;
 use crate::extended_resource::ExtendedResource;
 use crate::inventory::{Gpu, NodeInventory, PhysicalId};
 
-/// Numbers of digits of a UUID's hash that may begin a memory unit's ID; the shortest that is unique is used.
+/// Possible lengths, in hexadecimal digits, of the start of a hash in a memory unit's ID. The shortest that is unique on the node is
+/// used.
 const STEM_LENGTHS: [usize; 3] = [8, 12, 16];
 
-/// Size on the wire of a device's health, the longer word.
+/// Encoded size of a device's health, which is the longer of the two words.
 const UNHEALTHY_BYTES: u64 = 2 + proto::kubelet::UNHEALTHY.len() as u64;
 
-/// Size on the wire of a device's NUMA node: a message in a message, with a number below [`NUMA_NODES`] in it.
+/// Encoded size of a device's NUMA node: a message in a message, with a number of [`NUMA_NODES`] in one byte.
 const NUMA_NODE_BYTES: u64 = 6;
 
-/// NUMA nodes that a list may name.
+/// The NUMA nodes that a list may name: their numbers are encoded in one byte.
 pub const NUMA_NODES: std::ops::Range<i32> = 0..128;
 
-/// The IDs of every virtual device of this node.
+/// The IDs of all virtual devices of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdScheme {
+    /// The number of shares of each GPU.
     slots: u32,
     /// True if lists name the NUMA node of each device.
     lists_numa_nodes: bool,
-    /// The IDs of each device, by resource. GPUs that are not shared have IDs as a whole only.
+    /// The IDs of each device, by resource. A GPU that is not shared has only the ID of a whole GPU.
     by_resource: BTreeMap<ExtendedResource, Vec<NumberedIds>>,
 }
 
@@ -41,7 +43,7 @@ pub struct NumberedIds {
     /// The device.
     pub device: PhysicalId,
     prefix: String,
-    /// The number of IDs; none if the only one is the prefix alone.
+    /// The number of IDs; none if the prefix alone is the only ID.
     count: Option<u64>,
 }
 
@@ -68,6 +70,7 @@ impl NumberedIds {
         })
     }
 
+    /// True if this is one of the IDs.
     fn includes(&self, id: &str) -> bool {
         let Some(number) = id.strip_prefix(&self.prefix) else {
             return false;
@@ -79,7 +82,7 @@ impl NumberedIds {
         number.bytes().all(|byte| byte.is_ascii_digit()) && number.parse().is_ok_and(|n: u64| n < count)
     }
 
-    /// Size of their list if each entry has `besides` bytes besides its ID and its health.
+    /// Encoded size of their list, if each entry has `besides` bytes beside its ID and its health.
     fn list_bytes(&self, besides: u64) -> u64 {
         let prefix = self.prefix.len() as u64;
         match self.count {
@@ -89,7 +92,7 @@ impl NumberedIds {
     }
 }
 
-/// The list of a resource's devices is longer than kubelet accepts.
+/// The device list of a resource is longer than kubelet accepts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooLong {
     /// There are too many memory units.
@@ -126,10 +129,11 @@ pub enum TooLong {
 }
 
 impl IdScheme {
-    /// Names the virtual devices of `gpus`, which are shared. Lists name the NUMA node of each device if it `lists_numa_nodes`.
+    /// The IDs of shares and memory units of the shared GPUs `gpus`. If `lists_numa_nodes` is true, lists name the NUMA node of each
+    /// device.
     ///
     /// # Errors
-    /// The longest list, in which all of them are unhealthy, is longer than kubelet accepts.
+    /// A list in which all devices are unhealthy, the longest one, is longer than kubelet accepts.
     pub fn with_numa_nodes(
         lists_numa_nodes: bool,
         gpus: &[Gpu],
@@ -143,7 +147,7 @@ impl IdScheme {
         };
         let stems = stems(gpus);
         let memory = memory_ids(gpus, &stems, unit);
-        // kubelet drops the stream of a longer list, and then knows no device of the resource.
+        // kubelet closes the stream of a list that is too long, and then knows no device of the resource.
         let bytes = scheme.list_bytes(&memory);
         if bytes > LIMIT {
             let fits = |mib| {
@@ -171,20 +175,16 @@ impl IdScheme {
         Ok(scheme)
     }
 
-    /// The same with the IDs of whole GPUs and of devices of other types.
+    /// The same IDs, with those of whole GPUs and of devices of other types in this inventory.
     #[must_use]
     pub fn with(mut self, inventory: &NodeInventory) -> Self {
-        for resource in [
-            ExtendedResource::Whole,
-            ExtendedResource::Rdma,
-            ExtendedResource::Fpga,
-        ] {
-            self.by_resource.remove(&resource);
-        }
+        let of_shared_gpus = [ExtendedResource::Shared, ExtendedResource::Memory];
+        self.by_resource
+            .retain(|resource, _| of_shared_gpus.contains(resource));
         for gpu in &inventory.gpus {
             let ids = NumberedIds {
                 device: gpu.uuid.clone(),
-                // The form of NVIDIA's own plugin, which tools take for the GPU.
+                // The form of NVIDIA's own plugin: monitoring tools find the GPU by it.
                 prefix: gpu.uuid.to_string(),
                 count: None,
             };
@@ -209,46 +209,46 @@ impl IdScheme {
         self.lists_numa_nodes
     }
 
-    /// Shares of each GPU.
+    /// The number of shares of each GPU.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
     /// True if this GPU is shared.
     pub fn knows(&self, uuid: &PhysicalId) -> bool {
-        self.numbered(ExtendedResource::Shared)
-            .iter()
-            .any(|ids| ids.device == *uuid)
+        let mut shared = self.numbered(ExtendedResource::Shared).iter();
+        shared.any(|ids| ids.device == *uuid)
     }
 
-    /// The virtual devices of a resource, device by device.
+    /// The IDs of a resource's virtual devices, device by device.
     pub fn numbered(&self, resource: ExtendedResource) -> &[NumberedIds] {
         self.by_resource.get(&resource).map_or(&[], Vec::as_slice)
     }
 
-    /// The IDs of one device's virtual devices.
+    /// The IDs of one device's virtual devices for a resource.
     pub fn ids(&self, resource: ExtendedResource, device: &PhysicalId) -> impl Iterator<Item = String> {
         let mut numbered = self.numbered(resource).iter();
         let ids = numbered.find(|ids| ids.device == *device);
         ids.into_iter().flat_map(NumberedIds::iter)
     }
 
-    /// The device whose virtual device this is.
+    /// The device that the virtual device with this ID is a part of.
     pub fn device_of(&self, resource: ExtendedResource, id: &str) -> Option<&PhysicalId> {
         let mut numbered = self.numbered(resource).iter();
         numbered.find(|ids| ids.includes(id)).map(|ids| &ids.device)
     }
 
-    /// True if there is a virtual device of a resource.
+    /// True if this node has a virtual device of the resource.
     pub fn has(&self, resource: ExtendedResource) -> bool {
         self.numbered(resource).iter().any(|ids| ids.count != Some(0))
     }
 
-    /// Size of the list of all devices when all of them are unhealthy.
+    /// Encoded size of the list of all devices of a resource when all of them are unhealthy.
     pub fn longest_list_bytes(&self, resource: ExtendedResource) -> u64 {
         self.list_bytes(self.numbered(resource))
     }
 
+    /// Encoded size of a list of these devices when all of them are unhealthy.
     fn list_bytes(&self, numbered: &[NumberedIds]) -> u64 {
         let besides = if self.lists_numa_nodes { NUMA_NODE_BYTES } else { 0 };
         let mut bytes = 0_u64;
@@ -261,11 +261,14 @@ impl IdScheme {
 
 /// The IDs of shares of each GPU.
 fn share_ids(gpus: &[Gpu], slots: u64) -> Vec<NumberedIds> {
-    let uuids = gpus.iter().map(|gpu| gpu.uuid.clone());
-    uuids.map(|uuid| NumberedIds::parts(uuid, slots)).collect()
+    let mut numbered = Vec::with_capacity(gpus.len());
+    for gpu in gpus {
+        numbered.push(NumberedIds::parts(gpu.uuid.clone(), slots));
+    }
+    numbered
 }
 
-/// The IDs of memory units of each GPU.
+/// The IDs of memory units of each GPU, which begin with the stems in the same order.
 fn memory_ids(gpus: &[Gpu], stems: &[String], unit: MemoryUnit) -> Vec<NumberedIds> {
     let mut numbered = Vec::with_capacity(gpus.len());
     for (gpu, stem) in gpus.iter().zip(stems) {
@@ -278,7 +281,7 @@ fn memory_ids(gpus: &[Gpu], stems: &[String], unit: MemoryUnit) -> Vec<NumberedI
     numbered
 }
 
-/// Most virtual devices of one device that are listed: an absurd amount in an inventory must not make an absurd list.
+/// Most virtual devices of one device other than a GPU that are listed: an absurd amount in an inventory must not make an absurd list.
 const MOST_OF_ONE: u64 = 1000;
 
 const LIMIT: u64 = MAX_MESSAGE_BYTES as u64;
@@ -290,7 +293,7 @@ fn unit_of(mib: u64) -> Option<MemoryUnit> {
     MemoryUnit::from_bytes(mib << 20)
 }
 
-/// The first of `low..=high` for which a monotone predicate holds.
+/// The first number of `low..=high` for which the predicate holds, which then holds for all higher numbers too.
 fn first_true(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     if !holds(high) {
         return None;
@@ -306,9 +309,10 @@ fn first_true(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool) -> Optio
     Some(low)
 }
 
-/// Size of `count` devices whose IDs are a prefix and the numbers from 0.
+/// Encoded size of `count` devices whose IDs are a prefix of this length and the numbers from 0.
 fn list_bytes(prefix: u64, count: u64, besides: u64) -> u64 {
     let mut bytes = 0_u64;
+    // IDs with numbers of as many digits have the same size: no loop over a million IDs.
     let (mut digits, mut start) = (1, 0_u64);
     while start < count {
         let end = 10_u64.saturating_pow(digits).min(count);
@@ -319,40 +323,35 @@ fn list_bytes(prefix: u64, count: u64, besides: u64) -> u64 {
     bytes
 }
 
-/// Size of one unhealthy device with an ID of `id` bytes: each field is a tag, a length and its bytes.
+/// Encoded size of one unhealthy device with an ID of `id` bytes: each field is a tag, a length and its bytes.
 fn device_bytes(id: u64, besides: u64) -> u64 {
     let fields = 1 + varint_bytes(id) + id + UNHEALTHY_BYTES + besides;
     1 + varint_bytes(fields) + fields
 }
 
+/// Encoded size of a number: 7 bits in each byte.
 fn varint_bytes(value: u64) -> u64 {
     u64::from(value.max(1).ilog2() / 7 + 1)
 }
 
-/// The unique stem of each GPU of the node: the start of its UUID's hash, longer only where two are alike. The hash is of the UUID
-/// alone, so that a GPU keeps its IDs when another GPU is added.
+/// The unique stem of each GPU of the node: the start of its UUID's hash, longer only if two GPUs have the same start. The hash is of
+/// the UUID alone, so that a GPU keeps its IDs when another GPU is added.
 fn stems(gpus: &[Gpu]) -> Vec<String> {
-    let hashes: Vec<String> = gpus
-        .iter()
-        .map(|gpu| format!("{:016x}", fnv1a(gpu.uuid.as_str())))
-        .collect();
+    let mut hashes = Vec::with_capacity(gpus.len());
+    for gpu in gpus {
+        hashes.push(format!("{:016x}", fnv1a(gpu.uuid.as_str())));
+    }
     let mut stems = Vec::with_capacity(gpus.len());
     for (gpu, own) in gpus.iter().zip(&hashes) {
-        let is_alone = |len: &usize| {
-            hashes
-                .iter()
-                .filter(|other| start(other, *len) == start(own, *len))
-                .count()
-                == 1
-        };
-        let len = STEM_LENGTHS.into_iter().find(is_alone);
-        stems.push(len.map_or_else(|| gpu.uuid.to_string(), |len| start(own, len).to_owned()));
+        let is_unique = |stem: &&str| hashes.iter().filter(|hash| hash.starts_with(stem)).count() == 1;
+        let stem = STEM_LENGTHS
+            .map(|len| own.get(..len).unwrap_or(own))
+            .into_iter()
+            .find(is_unique);
+        // Equal hashes of two UUIDs are as good as impossible; the UUIDs themselves differ.
+        stems.push(stem.unwrap_or(gpu.uuid.as_str()).to_owned());
     }
     stems
-}
-
-fn start(text: &str, len: usize) -> &str {
-    text.get(..len).unwrap_or(text)
 }
 
 #[cfg(test)]

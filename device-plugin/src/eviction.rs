@@ -1,5 +1,5 @@
-//! Asks the API server to evict a pod. Disruption budgets and the cluster's roles may forbid that: by default the plugin has no
-//! permission.
+//! Asks the API server to evict a pod. Disruption budgets may forbid that, and so do the plugin's roles unless the operator adds the
+//! right.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use tracing::{info, warn};
 use crate::api_request::within;
 use crate::pods::NodePod;
 
-/// Longest duration of an eviction.
+/// Longest duration of the request.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Evicts exactly this pod, not another one of its name. Returns true if it is gone or will go.
+/// Evicts exactly this pod, not another pod of its name. Returns true if the pod is gone, or the API server has accepted the eviction.
 pub async fn evict(client: &Client, pod: &NodePod, why: &str) -> bool {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
-    // kube's own call for this writes the options under a name that the API server does not know.
+    // kube's own function for evictions writes the options under a name that the API server ignores.
     let eviction = json!({
         "apiVersion": "policy/v1", "kind": "Eviction",
         "metadata": {"name": pod.name, "namespace": pod.namespace},

@@ -1,6 +1,6 @@
 //! The extended resources that this plugin advertises to kubelet, each over a socket of its own.
 //!
-//! Resources that the plugin only writes into node status are not among them.
+//! Resources that the plugin only writes into node status are none of these.
 
 use std::collections::BTreeMap;
 
@@ -15,22 +15,22 @@ pub enum ExtendedResource {
     Shared,
     /// Memory units, `aliyun.com/gpu-mem` unless the cluster has another name for them.
     Memory,
-    /// Whole GPUs under the vendor's name, such as `nvidia.com/gpu`, where the operator wants it.
+    /// Whole GPUs under the vendor's name, such as `nvidia.com/gpu`, if the operator wants this plugin to serve them.
     Whole,
-    /// Percent of RDMA adapters, where there are any.
+    /// Percent of RDMA adapters, on nodes that have any.
     Rdma,
-    /// Percent of FPGAs, where there are any.
+    /// Percent of FPGAs, on nodes that have any.
     Fpga,
 }
 
 impl ExtendedResource {
-    /// All of them.
+    /// All resources.
     pub const ALL: [Self; 5] = [Self::Shared, Self::Memory, Self::Whole, Self::Rdma, Self::Fpga];
 
     /// The resources that every node advertises.
     pub const ALWAYS: [Self; 2] = [Self::Shared, Self::Memory];
 
-    /// File name of the socket in kubelet's device plugin directory.
+    /// File name of the resource's socket in kubelet's device plugin directory.
     pub fn socket(self) -> &'static str {
         match self {
             Self::Shared => "gpushare-shared.sock",
@@ -52,7 +52,7 @@ impl ExtendedResource {
         }
     }
 
-    /// The type of its devices in records and Device objects.
+    /// The type of the resource's devices in records and Device objects.
     pub fn device_type(self) -> &'static str {
         match self {
             Self::Shared | Self::Memory | Self::Whole => TYPE_GPU,
@@ -63,13 +63,15 @@ impl ExtendedResource {
 
     /// The resource of a device type other than GPU.
     pub fn of_type(device_type: &str) -> Option<Self> {
-        [Self::Rdma, Self::Fpga]
-            .into_iter()
-            .find(|resource| resource.device_type() == device_type)
+        match device_type {
+            TYPE_RDMA => Some(Self::Rdma),
+            TYPE_FPGA => Some(Self::Fpga),
+            _ => None,
+        }
     }
 }
 
-/// For each resource of this node: true while kubelet has it registered, or while the node has no device of it.
+/// The state of each resource's registration: true while it is registered with kubelet, or while the node has no device of it.
 pub type Registrations = BTreeMap<ExtendedResource, bool>;
 
 /// The names of the resources in pods and nodes.
@@ -77,7 +79,7 @@ pub type Registrations = BTreeMap<ExtendedResource, bool>;
 pub struct ExtendedResourceNames {
     /// The cluster's names.
     pub cluster: ResourceNames,
-    /// Whole GPUs, if this plugin serves them on this node.
+    /// The name of whole GPUs, if this plugin serves them on this node.
     pub whole: Option<String>,
 }
 

@@ -1,7 +1,8 @@
-//! Reacts to changes of health: events on the node when a device becomes unhealthy or healthy, comes or goes; events on the pods that
-//! hold it; and their eviction, if the operator wants it.
+//! Reacts to changes of health: events on the node when a device becomes unhealthy or healthy, is added or removed; events on the pods
+//! that hold the device; and eviction of these pods, if the operator wants it.
 //!
-//! [`crate::health`] decides whether a device is healthy; nothing here keeps a pod from being placed on it.
+//! [`crate::health`] decides if a device is healthy, and the Device object, which has its health, keeps the scheduler from placing
+//! pods on it; nothing here does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,21 +20,21 @@ use crate::fleet::{DeviceKey, FleetEntry, NodeFleet, type_name};
 use crate::health::ApplicationFault;
 use crate::pods::{NodePod, NodePods, PodStage, PodUid, until_known};
 
-/// The time for which a device must have been unhealthy before its pods are evicted: some trouble passes.
+/// The time for which a device must have been unhealthy before its pods are evicted: some errors pass.
 const EVICTION_GRACE: Duration = Duration::from_secs(60);
 
 /// Delay before another attempt after a refused eviction.
 const EVICTION_RETRY: Duration = Duration::from_secs(15);
 
-/// The trouble of a device that is not listed any more.
+/// The error of a device that is not on the node any more.
 const GONE: &str = "is no longer on this node";
 
-/// The type and the identity of a device.
+/// The type and the ID of a device.
 type DeviceId = (String, String);
 
 /// An action that follows from a change of health.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HealthAction {
+enum HealthAction {
     /// Write an event on the node, with this reason and message.
     NodeEvent(EventType, &'static str, String),
     /// Write an event on a pod, with this reason and message.
@@ -46,25 +47,26 @@ pub enum HealthAction {
 #[derive(Clone, Debug)]
 struct DeviceState {
     key: DeviceKey,
-    /// Its trouble and the time since when it is unhealthy; none while it is healthy.
+    /// The error and the time since when the device is unhealthy; none while it is healthy.
     trouble: Option<(String, Instant)>,
-    /// Pods with an event about this trouble.
+    /// Pods with an event about this error.
     notified: BTreeSet<PodUid>,
 }
 
-/// Tracks the devices and decides on actions. Pure: the caller passes the time.
+/// Tracks the health of devices and decides on actions. Pure: the caller passes the time.
 #[derive(Clone, Debug, Default)]
-pub struct HealthTracker {
-    /// None before the first update, which finds nothing new.
+struct HealthTracker {
+    /// The devices at the last update; none before the first one.
     devices: Option<BTreeMap<DeviceId, DeviceState>>,
+    /// True if pods are evicted from unhealthy devices.
     evicts: bool,
     /// The time of the last attempt to evict each pod.
     evicted: BTreeMap<PodUid, Instant>,
 }
 
 impl HealthTracker {
-    /// A tracker without devices; `evicts` says whether to evict pods from unhealthy devices.
-    pub fn new(evicts: bool) -> Self {
+    /// A tracker before its first update, which evicts pods from unhealthy devices if `evicts` is true.
+    fn new(evicts: bool) -> Self {
         Self {
             evicts,
             ..Self::default()
@@ -72,7 +74,7 @@ impl HealthTracker {
     }
 
     /// Compares devices and pods with the last update and returns the actions that follow.
-    pub fn update(&mut self, fleet: &NodeFleet, pods: &NodePods, now: Instant) -> Vec<HealthAction> {
+    fn update(&mut self, fleet: &NodeFleet, pods: &NodePods, now: Instant) -> Vec<HealthAction> {
         let mut actions = self.update_devices(fleet, now);
         self.evicted.retain(|uid, _| pods.get(uid).is_some());
         for ((device_type, id), device) in self.devices.iter_mut().flatten() {
@@ -91,7 +93,7 @@ impl HealthTracker {
                 let last = self.evicted.get(&pod.uid);
                 let is_recent = last.is_some_and(|last| *last + EVICTION_RETRY > now);
                 if self.evicts && !pod.deleting && now >= *since + EVICTION_GRACE && !is_recent {
-                    // A disruption budget may refuse the eviction for long, so it is not asked for at every change.
+                    // A disruption budget may refuse the eviction for long, so it is not requested at every change.
                     self.evicted.insert(pod.uid.clone(), now);
                     actions.push(HealthAction::Evict(pod.uid.clone()));
                 }
@@ -100,7 +102,7 @@ impl HealthTracker {
         actions
     }
 
-    /// Compares the devices with those of the last update. One that has gone stays, unhealthy, until it is back.
+    /// Compares the devices with those of the last update. A removed device stays in the tracker, unhealthy, until it is back.
     fn update_devices(&mut self, fleet: &NodeFleet, now: Instant) -> Vec<HealthAction> {
         // At the start of the process every device is new, and only an unhealthy one is worth an event.
         let is_first = self.devices.is_none();
@@ -116,7 +118,7 @@ impl HealthTracker {
             } else {
                 node_event(before, &entry)
             };
-            // The time of eviction counts from the first trouble, also when another reason follows.
+            // The time of eviction counts from the first error, also when another error follows.
             let trouble = (!entry.is_healthy).then(|| {
                 let since = before.and_then(|before| before.trouble.as_ref());
                 (entry.message.to_owned(), since.map_or(now, |(_, since)| *since))
@@ -126,15 +128,12 @@ impl HealthTracker {
                 _ => BTreeSet::new(),
             };
             actions.extend(event);
-            let key = entry.key;
-            devices.insert(
-                id,
-                DeviceState {
-                    key,
-                    trouble,
-                    notified,
-                },
-            );
+            let state = DeviceState {
+                key: entry.key,
+                trouble,
+                notified,
+            };
+            devices.insert(id, state);
         }
         for id in gone {
             let Some(device) = devices.get_mut(&id) else {
@@ -153,8 +152,8 @@ impl HealthTracker {
         actions
     }
 
-    /// The time of the next eviction if nothing changes until then.
-    pub fn next_eviction(&self, now: Instant) -> Option<Instant> {
+    /// The time of the next eviction, if no device and no pod changes until then.
+    fn next_eviction(&self, now: Instant) -> Option<Instant> {
         if !self.evicts {
             return None;
         }
@@ -169,8 +168,8 @@ impl HealthTracker {
         next
     }
 
-    /// The events on running pods after a fault that leaves the device in order.
-    pub fn on_application_fault(
+    /// The events on running pods after a fault of an application, which leaves the device healthy.
+    fn on_application_fault(
         fault: &ApplicationFault,
         pods: &NodePods,
         fleet: &NodeFleet,
@@ -197,7 +196,7 @@ impl HealthTracker {
     }
 }
 
-/// The event on the node if the device is new, or if its health or its trouble differs from `before`.
+/// The event on the node about a device that is new, or whose health or error differs from `before`.
 fn node_event(before: Option<&DeviceState>, entry: &FleetEntry<'_>) -> Option<HealthAction> {
     let device = format!("{} {}", type_name(entry.device_type), entry.key.id);
     let trouble_before = before.and_then(|before| before.trouble.as_ref());
@@ -219,24 +218,17 @@ fn node_event(before: Option<&DeviceState>, entry: &FleetEntry<'_>) -> Option<He
     Some(HealthAction::NodeEvent(weight, reason, message))
 }
 
-/// Returns true if the pod's record names the device.
+/// True if the pod's record names the device.
 fn holds(pod: &NodePod, device_type: &str, key: &DeviceKey) -> bool {
     let Ok(placement) = &pod.placement else {
         return false;
     };
-    // `Whole` stands for all resources of GPUs: a record names the same GPUs for each of them.
-    [
-        ExtendedResource::Whole,
-        ExtendedResource::Rdma,
-        ExtendedResource::Fpga,
-    ]
-    .into_iter()
-    .filter(|resource| resource.device_type() == device_type)
-    .flat_map(|resource| placement.names(resource))
-    .any(|name| name.is(key))
+    // A record names the same GPUs for all resources of GPUs.
+    let resource = ExtendedResource::of_type(device_type).unwrap_or(ExtendedResource::Whole);
+    placement.names(resource).iter().any(|name| name.is(key))
 }
 
-/// Reacts to changes of health.
+/// The task that reacts to changes of health.
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct HealthReaction {
     /// The devices and their health.
@@ -249,7 +241,7 @@ pub struct HealthReaction {
     pub recorder: Recorder,
     /// The client for evictions.
     pub client: Client,
-    /// True if pods of unhealthy devices are evicted.
+    /// True if pods are evicted from unhealthy devices.
     pub evicts: bool,
 }
 
@@ -276,6 +268,7 @@ impl HealthReaction {
         }
     }
 
+    /// Records the events and evicts the pods.
     async fn perform(&self, actions: Vec<HealthAction>) {
         for action in actions {
             match action {
@@ -288,6 +281,7 @@ impl HealthReaction {
                     }
                 }
                 HealthAction::Evict(uid) => {
+                    // The lock of the pods must not be held during the request.
                     let pod = self.pods.borrow().get(&uid).cloned();
                     if let Some(pod) = pod {
                         evict(&self.client, &pod, "it holds an unhealthy device").await;

@@ -1,7 +1,7 @@
 //! kubelet's device plugin API: one gRPC server and registration per resource, and the answers to kubelet's calls.
 //!
-//! A call reads [`NodeState`](crate::node_state::NodeState), which watches keep up to date; no call waits for the API server
-//! except `PreStartContainer`.
+//! kubelet's calls are answered from [`NodeState`](crate::node_state::NodeState), which watches keep up to date. Only
+//! `PreStartContainer` waits for requests to the API server.
 
 pub mod allocate;
 pub mod boot;

@@ -1,6 +1,7 @@
 //! kubelet's checkpoint of allocated devices, the file `kubelet_internal_checkpoint` in its device plugin directory.
 //!
-//! kubelet does not promise its form. Entries that do not parse are left out. The file names pods by UID, also pods that have ended: kubelet removes those late.
+//! kubelet does not promise the file's form, so entries that do not parse are left out. The file names pods by UID, also some that
+//! have ended: kubelet removes their entries late.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -24,10 +25,10 @@ use daemon::api_server::one_line;
 /// The file name in kubelet's device plugin directory.
 pub const FILE: &str = "kubelet_internal_checkpoint";
 
-/// Longest file that is read, in bytes: kubelet writes the ID of every device of every plugin.
+/// Longest file that is read, in bytes. kubelet writes the ID of every device of every plugin.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// One resource of one container, of any plugin.
+/// An entry of the checkpoint: one resource of one container, of any plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct CheckpointEntry {
@@ -38,18 +39,18 @@ pub struct CheckpointEntry {
     pub container_name: String,
     /// The resource.
     pub resource_name: String,
-    /// The device IDs, sorted; none if kubelet took them back.
+    /// The device IDs, sorted; none if kubelet has freed them.
     #[serde(rename = "DeviceIDs", default, deserialize_with = "of_all_nodes")]
     pub device_ids: Vec<String>,
-    /// The plugin's answer, which kubelet keeps; empty if there is none.
+    /// The plugin's answer to Allocate as kubelet received it; empty if there is none.
     #[serde(default, deserialize_with = "bytes")]
     pub alloc_resp: Vec<u8>,
 }
 
-/// The checkpoint cannot be used.
+/// The reason that the checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// There is no file, or it may not be read.
+    /// The file is missing, or the process may not read it.
     #[error("cannot read kubelet's checkpoint")]
     Read(#[source] io::Error),
     /// The file is longer than any kubelet writes it.
@@ -60,7 +61,7 @@ pub enum CheckpointError {
     Form(#[source] serde_json::Error),
 }
 
-/// An answered call for one of this plugin's resources.
+/// An entry of the checkpoint for one of this plugin's resources, with the answer parsed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Allocated {
     /// The pod.
@@ -75,7 +76,7 @@ pub struct Allocated {
     pub answer: ContainerAllocateResponse,
 }
 
-/// This plugin's part of the checkpoint, read again only when the file has changed.
+/// Reads this plugin's entries of the checkpoint, and keeps them until the file changes.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
@@ -96,16 +97,16 @@ impl Checkpoint {
         }
     }
 
-    /// The entries; none, with a warning, if the file cannot be read.
+    /// The entries; none if the file cannot be read, which is logged once for each version of the file.
     pub fn read(&self) -> Option<Arc<Vec<Allocated>>> {
         self.read_up_to(u64::MAX)
     }
 
-    /// The entries, unless the file is longer than `max_bytes` and has not been read yet.
+    /// The entries; none also if the file is longer than `max_bytes` and this version of it has not been read yet.
     pub fn read_up_to(&self, max_bytes: u64) -> Option<Arc<Vec<Allocated>>> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let found = fs::metadata(self.dir.join(FILE)).ok()?;
-        // kubelet writes another file and renames it, so a version has one content.
+        // kubelet writes another file and renames it, so two versions never have the same inode and times.
         let version = FileVersion::from(&found);
         match &*read {
             Some((known, allocated)) if *known == version => allocated.clone(),
@@ -151,7 +152,7 @@ impl Checkpoint {
     }
 }
 
-/// The checkpoint's form, with entries of any plugin.
+/// The JSON form of the checkpoint, with entries of any type.
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "E: Deserialize<'de>"))]
 struct CheckpointFile<E> {
@@ -171,7 +172,7 @@ struct Data<E> {
 /// Reads the entries of all plugins in kubelet's device plugin directory.
 ///
 /// # Errors
-/// There is no checkpoint, or it does not parse.
+/// The checkpoint is missing, or does not parse.
 pub fn read(dir: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
     parse(&text(dir)?)
 }
@@ -193,7 +194,7 @@ fn text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
 /// is gone has none.
 ///
 /// # Errors
-/// There is no checkpoint, or it does not parse.
+/// The checkpoint is missing, or does not parse.
 pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
     let checkpoint: CheckpointFile<IgnoredAny> =
         serde_json::from_slice(&text(dir)?).map_err(CheckpointError::Form)?;
@@ -203,7 +204,7 @@ pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, Checkpoin
         .collect())
 }
 
-/// Parses all entries at once, which is faster, and entry by entry only where that fails.
+/// Parses all entries at once, which is faster, and entry by entry only if that fails.
 fn parse(text: &[u8]) -> Result<Vec<CheckpointEntry>, CheckpointError> {
     if let Ok(checkpoint) = serde_json::from_slice::<CheckpointFile<CheckpointEntry>>(text) {
         return Ok(checkpoint.data.pod_device_entries.unwrap_or_default());
@@ -219,7 +220,7 @@ fn parse(text: &[u8]) -> Result<Vec<CheckpointEntry>, CheckpointError> {
     Ok(entries)
 }
 
-/// kubelet lists device IDs by NUMA node, with `null` for an empty list of either kind.
+/// Device IDs, which kubelet lists by NUMA node, with `null` in place of an empty list or map.
 fn of_all_nodes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     let by_node = Option::<BTreeMap<String, Option<Vec<String>>>>::deserialize(deserializer)?;
     let lists = by_node.unwrap_or_default().into_values().flatten();
@@ -228,6 +229,7 @@ fn of_all_nodes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String
     Ok(ids)
 }
 
+/// Bytes in base64, or `null`.
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
     Ok(Option::<ByteString>::deserialize(deserializer)?
         .map(|bytes| bytes.0)

@@ -1,10 +1,10 @@
 //! A client of kubelet's pod-resources API, which lists the devices that containers hold by device plugins and by DRA drivers.
 //!
-//! Ordinary init containers are not in the list. The devices that plugins gave them are those of the containers that follow; a claim
-//! that they alone use is not listed.
+//! Ordinary init containers are not in the list: their devices of plugins pass on to the containers after them, and a claim that they
+//! alone use is not listed.
 //!
-//! It is called only before a container starts or after a pod has changed, never while kubelet allocates: then a call can make
-//! kubelet forget the IDs of the allocation under way.
+//! The plugin calls this API only before a container starts or after a pod has changed, never while kubelet allocates: a call can make
+//! kubelet forget the IDs of an allocation under way.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -25,14 +25,14 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// Longest message: kubelet lists every device ID of every pod of the node in one.
 const MAX_BYTES: usize = 64 << 20;
 
-/// Pauses before further tries when kubelet answers that its rate limit is reached.
+/// Pauses before further tries after kubelet has answered that its rate limit is reached.
 const PAUSES: [Duration; 3] = [
     Duration::from_millis(50),
     Duration::from_millis(200),
     Duration::from_millis(500),
 ];
 
-/// kubelet has not listed the devices: it cannot be reached, refuses, or takes too long.
+/// kubelet did not list the devices: it cannot be reached, refuses, or takes too long.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("kubelet's pod-resources API does not answer ({}): {problem}", socket.display())]
 pub struct PodResourcesError {
@@ -47,7 +47,7 @@ pub fn socket(device_plugin_dir: &Path) -> PathBuf {
     kubelet_root.join("pod-resources/kubelet.sock")
 }
 
-/// The client, with a connection that lasts as long as kubelet does.
+/// The client. It keeps one connection, until kubelet restarts.
 #[derive(Debug)]
 pub struct PodResources {
     /// The socket of the API.
@@ -67,7 +67,7 @@ impl PodResources {
     /// Lists the devices of all app containers and sidecars.
     ///
     /// # Errors
-    /// kubelet does not list them.
+    /// kubelet does not list the devices.
     pub async fn list(&self) -> Result<ListPodResourcesResponse, PodResourcesError> {
         let mut pauses = PAUSES.iter();
         loop {
@@ -84,7 +84,7 @@ impl PodResources {
                 sleep(*pause).await;
                 continue;
             }
-            // The connection may be to a kubelet that has ended.
+            // The connection may be one to a kubelet that has ended.
             self.set_client(None);
             return Err(PodResourcesError {
                 socket: self.socket.clone(),

@@ -1,10 +1,10 @@
-//! Keeps an error that lasts from being logged at each try.
+//! Logs an error that stays the same over many tries only once.
 
 use std::error::Error;
 
 use daemon::api_server::one_line;
 
-/// The error that was logged last.
+/// The text of the error that was logged last.
 #[derive(Debug, Default)]
 pub(crate) struct LoggedError(Option<String>);
 

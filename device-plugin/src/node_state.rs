@@ -1,6 +1,6 @@
-//! The state of this node that kubelet's calls, the check before a start and the runtime hook share.
+//! The state of this node that kubelet's calls, the pre-start check and the runtime hook share.
 //!
-//! Watches keep it up to date; nothing here sends a request to the API server.
+//! Watches keep it up to date; reading it sends no request to the API server.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -29,13 +29,13 @@ const DECISION_WAIT: Duration = Duration::from_secs(5);
 /// Longest wait of a call for its pod while the pods of this node are not known yet, where the answer depends on the pod.
 const SYNC_WAIT: Duration = Duration::from_secs(5);
 
-/// The time after the first list of pods in which the API server may not show yet which pods an earlier process let start.
+/// The time after the first list of pods for which the API server may not show yet which pods an earlier process let start.
 const YOUTH: Duration = Duration::from_secs(30);
 
 /// The shared state of this node.
 #[derive(Debug)]
 pub struct NodeState {
-    /// Fixed for the life of the process.
+    /// The operator's settings, fixed for the life of the process.
     pub settings: NodeSettings,
     /// The devices and their health.
     pub fleet: watch::Receiver<Arc<NodeFleet>>,
@@ -55,10 +55,11 @@ pub struct NodeState {
     pub answered: Notify,
     /// Notified before the plugin registers with kubelet again.
     pub resumed: Notify,
-    /// Sends kubelet a device list once more though it is the same: kubelet then writes its checkpoint.
+    /// Has the plugin send an unchanged device list to kubelet once more: kubelet then writes its checkpoint.
     pub list_again: watch::Sender<()>,
-    /// Calls of kubelet's admission that are being answered.
+    /// The number of kubelet's calls during admission that the plugin is answering.
     n_calls: AtomicUsize,
+    /// The answered Allocate calls.
     log: Mutex<AllocateLog>,
     /// The time of the first complete list of pods.
     pods_known_at: OnceLock<Instant>,
@@ -67,7 +68,7 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// The state beside the kubelet whose device plugin directory is `dir`. The log of Allocate calls begins with its checkpoint.
+    /// The state of a node whose kubelet has the device plugin directory `dir`. The log of Allocate calls begins with its checkpoint.
     pub fn new(
         settings: NodeSettings,
         fleet: watch::Receiver<Arc<NodeFleet>>,
@@ -111,7 +112,7 @@ impl NodeState {
         Self { enforcements, ..self }
     }
 
-    /// The injection mode: as decided, else as the operator says.
+    /// The injection mode: the decided one, else the operator's.
     pub fn mode(&self) -> Mode {
         let decided = self.injection.borrow().as_ref().map(|injection| injection.mode);
         decided.or(self.settings.injection.mode).unwrap_or(Mode::Cdi)
@@ -120,33 +121,29 @@ impl NodeState {
     /// Returns when the injection mode is decided, soon after the start of the process.
     pub async fn until_decided(&self) {
         if self.settings.injection.mode.is_none() {
-            // Without a decision an answer names a CDI device, which shows no GPU to the wrong container.
+            // If no decision comes, the answer names a CDI device, which shows no GPU to a wrong container.
             let _ = timeout(DECISION_WAIT, self.injection.clone().wait_for(Option::is_some)).await;
         }
-        // With CDI the check before the start waits.
+        // In mode `cdi` the check before the start waits for the levels.
         if self.mode() == Mode::Envvar {
             let _ = timeout(DECISION_WAIT, self.until_limits_decided()).await;
         }
     }
 
-    /// Returns when the enforcement levels are decided, soon after the injection mode, if the driver limits containers: a container that
-    /// starts or is answered for earlier would have no limits.
+    /// Returns when the enforcement levels are decided, soon after the injection mode. A container that starts earlier, or whose answer
+    /// is given earlier, would have no limits.
     pub async fn until_limits_decided(&self) {
-        if !self.are_limits_decided() {
-            let mut enforcements = self.enforcements.clone();
-            let _ = enforcements
-                .wait_for(|levels| levels.iter().next().is_some())
-                .await;
-        }
+        let mut enforcements = self.enforcements.clone();
+        while !self.are_limits_decided() && enforcements.changed().await.is_ok() {}
     }
 
-    /// True if the enforcement levels are decided, or none is needed.
+    /// True if the enforcement levels are decided, or the driver limits no container here.
     pub fn are_limits_decided(&self) -> bool {
         let is_decided = self.enforcements.borrow().iter().next().is_some();
         is_decided || !self.settings.driver_limits || self.fleet.borrow().gpus.is_empty()
     }
 
-    /// Longest wait of a call for its pod where the answer depends on the pod.
+    /// Longest wait of a call for its pod in mode `envvar`, in which the answer depends on the pod.
     pub fn pod_wait(&self) -> Duration {
         let wait = self.settings.allocate_wait;
         if self.pods.borrow().is_synced() {
@@ -156,7 +153,7 @@ impl NodeState {
         }
     }
 
-    /// The reason that no container of this node can get a device of this type, if that is so.
+    /// The reason that no container of this node can get a device of this type; none if containers can.
     pub fn no_injection(&self, device_type: &str) -> Option<String> {
         let injection = self.injection.borrow();
         injection
@@ -165,7 +162,7 @@ impl NodeState {
             .map(|injection| injection.message.clone())
     }
 
-    /// True if the runtime has been seen to act on CDI devices.
+    /// True if the plugin has seen the container runtime act on CDI devices.
     pub fn is_cdi_proven(&self) -> bool {
         self.injection
             .borrow()
@@ -173,12 +170,10 @@ impl NodeState {
             .is_some_and(|injection| injection.mode == Mode::Cdi && injection.certainty == Certainty::Proven)
     }
 
-    /// A number that is in no other name of a CDI device, also of an earlier process.
+    /// A number that no other name of a CDI device has, not even one of an earlier process.
     pub fn fresh_number(&self) -> u64 {
-        let since = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
-        let now = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now = u64::try_from(since_epoch.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX);
         let last = self.last_number.fetch_max(now, Ordering::Relaxed);
         if now > last {
             return now;
@@ -187,57 +182,55 @@ impl NodeState {
         self.last_number.fetch_add(1, Ordering::Relaxed).saturating_add(1)
     }
 
-    /// Counts a call of kubelet's admission until the return value is dropped.
+    /// Counts a call that kubelet makes during admission, until the return value is dropped.
     pub fn begin_call(&self) -> AdmissionCall<'_> {
         self.n_calls.fetch_add(1, Ordering::Relaxed);
         AdmissionCall(&self.n_calls)
     }
 
-    /// True while a call of kubelet's admission is being answered.
+    /// True while the plugin answers a call that kubelet makes during admission.
     pub fn is_allocating(&self) -> bool {
         self.n_calls.load(Ordering::Relaxed) > 0
     }
 
-    /// The resources that kubelet knows of.
+    /// The resources that this node advertises to kubelet.
     pub fn offered(&self) -> Vec<ExtendedResource> {
         let fleet = self.fleet.borrow();
-        ExtendedResource::ALL
-            .into_iter()
-            .filter(|resource| fleet.advertises(*resource, &self.settings.names))
-            .collect()
+        let mut offered = ExtendedResource::ALL.to_vec();
+        offered.retain(|resource| fleet.advertises(*resource, &self.settings.names));
+        offered
     }
 
-    /// The devices of virtual device IDs, in the order of the inventory; an ID that this node does not have names none.
+    /// The devices that these device IDs belong to, in the order of the inventory. IDs that this node does not have are left out.
     pub fn devices_of(&self, resource: ExtendedResource, ids: &[String]) -> Vec<DeviceKey> {
         let fleet = self.fleet.borrow();
         let named: BTreeSet<&PhysicalId> = ids
             .iter()
             .filter_map(|id| fleet.ids.device_of(resource, id))
             .collect();
-        fleet
-            .entries(resource.device_type())
-            .map(|entry| entry.key)
-            .filter(|key| named.contains(&key.id))
-            .collect()
+        let mut keys = Vec::new();
+        for entry in fleet.entries(resource.device_type()) {
+            if named.contains(&entry.key.id) {
+                keys.push(entry.key);
+            }
+        }
+        keys
     }
 
-    /// Loads kubelet's checkpoint into the log, unless it is longer than `max_bytes`, not known yet, and not needed: a pod that
-    /// an earlier process may have answered for needs it.
+    /// Loads kubelet's checkpoint into the log. A checkpoint longer than `max_bytes` that was not read yet is left out, unless it may
+    /// name a waiting pod that an earlier process has answered for.
     pub fn load_checkpoint(&self, log: &mut AllocateLog, pods: &NodePods, max_bytes: u64) {
         log.set_offered(self.offered());
         log.note_existing_pods(pods);
-        let max_bytes = if log.needs_checkpoint(pods) {
-            u64::MAX
-        } else {
-            max_bytes
-        };
+        let is_needed = log.needs_checkpoint(pods);
+        let max_bytes = if is_needed { u64::MAX } else { max_bytes };
         if let Some(allocated) = self.checkpoint.read_up_to(max_bytes) {
             log.load(&allocated, pods);
             log.reconcile(&allocated, pods);
         }
     }
 
-    /// Notes the pods of the first complete list, for which an earlier process may have answered.
+    /// Notes the pods of the first complete list of pods, for which an earlier process may have answered.
     pub fn note_existing_pods(&self, pods: &NodePods) {
         if pods.is_synced() {
             self.pods_known_at.get_or_init(Instant::now);
@@ -271,7 +264,7 @@ impl NodeState {
     }
 }
 
-/// A call of kubelet's admission that is being answered.
+/// Counts one call that kubelet makes during admission, until it is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct AdmissionCall<'a>(&'a AtomicUsize);

@@ -410,8 +410,9 @@ impl NodePods {
 
     /// Adds a pod that uses resource claims. Returns true if that changes anything.
     pub fn note_claimant(&mut self, claimant: Claimant) -> bool {
-        let before = self.claimants.insert(claimant.uid.clone(), claimant.clone());
-        before.as_ref() != Some(&claimant)
+        let is_changed = self.claimants.get(&claimant.uid) != Some(&claimant);
+        self.claimants.insert(claimant.uid.clone(), claimant);
+        is_changed
     }
 
     /// The pods that use resource claims, in the order of UIDs.

@@ -1,4 +1,4 @@
-//! The operator's settings that answers to kubelet and container starts depend on. Fixed for the life of the process.
+//! The operator's settings for answers to kubelet and for starts of containers. They are fixed for the life of the process.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use crate::injection::InjectionSettings;
 pub struct NodeSettings {
     /// The resources' names.
     pub names: ExtendedResourceNames,
-    /// Bytes of a memory unit.
+    /// The size of a memory unit.
     pub memory_unit: MemoryUnit,
-    /// Longest wait of a kubelet call for its pod to arrive in the watch.
+    /// Longest wait of a kubelet call until the plugin's watch shows its pod.
     pub allocate_wait: Duration,
     /// The injection of devices into containers.
     pub injection: InjectionSettings,
-    /// True if pods may see all GPUs of this node and be charged for none.
+    /// True if the annotation that asks to see all GPUs of the node is allowed.
     pub allows_all_devices: bool,
-    /// True if the driver limits containers where it can.
+    /// True if the driver limits the memory of containers on GPUs on which it can.
     pub driver_limits: bool,
     /// The operator's HAMi-core library, if there is one.
     pub hami_core: Option<HamiCore>,
@@ -66,11 +66,11 @@ pub enum OnUnplaced {
     Adopt,
 }
 
-/// The settings of the check before a container starts.
+/// The settings of the pre-start check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartPolicy {
-    /// For pods that see wrong devices.
+    /// The reaction to pods that see other devices than their records name.
     pub on_mismatch: OnMismatch,
-    /// For pods without record.
+    /// The reaction to pods without record.
     pub unplaced: OnUnplaced,
 }

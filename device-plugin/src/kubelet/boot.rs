@@ -1,9 +1,9 @@
 //! Keeps kubelet from failing this node's pods after a boot, before the plugin's pod runs.
 //!
-//! kubelet admits its pods again less than a second after it takes connections, and fails those whose devices no plugin lists;
-//! the plugin's own pod starts seconds later. Until then a service of the host ([`run`]) lists the devices that kubelet's
-//! checkpoint names, and ends when the plugin serves. It knows no device, no pod and no API server: it allocates nothing and
-//! starts no container (kubelet tries again), so the plugin alone decides the devices of a container.
+//! kubelet admits its pods again less than a second after it accepts connections, and fails those whose devices no plugin lists; the
+//! plugin's own pod starts seconds later. Until then a service of the host ([`run`]) lists the devices that kubelet's checkpoint
+//! names, and ends when the plugin serves. The service uses no device, no pod and no API server: it allocates nothing and lets no
+//! container start (kubelet tries again), so the plugin alone decides the devices of a container.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -33,16 +33,17 @@ use super::socket::{KUBELET_SOCKET, PluginServer, RegistrationError, register, w
 /// Pause between two checks of sockets: kubelet admits pods some 100 ms after its socket is there.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Longest time for which devices are listed without the plugin. After that its pod will not come.
+/// Longest time for which the host's service lists devices. If the plugin's pod has not started by then, it is not expected any more.
 const LIST_LIMIT: Duration = Duration::from_secs(300);
 
 /// Longest time for which the plugin waits for the host's service to end.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// The time that kubelet needs to notice the end of a stream: one that it notices after the next registration would end that.
+/// The time that kubelet needs to notice the end of a stream. If it noticed that after the next registration, it would end the next
+/// one.
 const STREAM_END_DELAY: Duration = Duration::from_millis(200);
 
-/// A resource of kubelet's checkpoint.
+/// A resource in kubelet's checkpoint, with the device IDs to list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Remembered {
     resource: ExtendedResource,
@@ -50,7 +51,7 @@ struct Remembered {
     ids: BTreeSet<String>,
 }
 
-/// The plugin's resources in kubelet's checkpoint, with the devices that were listed last and those that pods hold.
+/// The plugin's resources in kubelet's checkpoint, with the device IDs that were listed last and those that pods hold.
 fn remembered(dir: &Path, names: &ExtendedResourceNames) -> Result<Vec<Remembered>, CheckpointError> {
     let mut by_name = BTreeMap::<String, BTreeSet<String>>::new();
     for (name, ids) in kubelet_checkpoint::registered(dir)? {
@@ -64,22 +65,20 @@ fn remembered(dir: &Path, names: &ExtendedResourceNames) -> Result<Vec<Remembere
     }
     let mut remembered = Vec::new();
     for resource in ExtendedResource::ALL {
-        let Some(name) = names.of(resource) else {
-            continue;
-        };
-        match by_name.remove(name) {
-            Some(ids) if !ids.is_empty() => remembered.push(Remembered {
+        if let Some(name) = names.of(resource)
+            && let Some(ids) = by_name.remove(name).filter(|ids| !ids.is_empty())
+        {
+            remembered.push(Remembered {
                 resource,
                 name: name.to_owned(),
                 ids,
-            }),
-            _ => {}
+            });
         }
     }
     Ok(remembered)
 }
 
-/// The socket of the host's service.
+/// File name of the socket of the host's service for a resource.
 fn socket_name(resource: ExtendedResource) -> String {
     format!("boot-{}", resource.socket())
 }
@@ -87,9 +86,9 @@ fn socket_name(resource: ExtendedResource) -> String {
 /// Lists the devices of kubelet's checkpoint until the plugin serves, at most for five minutes, or until `stop`.
 ///
 /// # Errors
-/// kubelet's checkpoint cannot be read, or kubelet does not take a registration.
+/// kubelet's checkpoint cannot be read, or kubelet does not accept a registration.
 pub async fn run(dir: &Path, names: &ExtendedResourceNames, stop: CancellationToken) -> anyhow::Result<()> {
-    // Before kubelet starts: when it writes the checkpoint again, the devices that were listed may be missing.
+    // Before kubelet starts: when it writes the checkpoint again, the devices of plugins that have not registered are missing.
     let remembered = remembered(dir, names)?;
     if remembered.is_empty() {
         info!("kubelet's checkpoint has no device of the plugin");
@@ -126,14 +125,14 @@ pub async fn run(dir: &Path, names: &ExtendedResourceNames, stop: CancellationTo
     Ok(())
 }
 
-/// Returns when the plugin listens.
+/// Returns when the plugin listens on one of its sockets.
 async fn until_served(dir: &Path) {
     while !is_any_open(dir, |resource| resource.socket().to_owned()).await {
         sleep(POLL).await;
     }
 }
 
-/// Returns when no service of the host lists devices, at the latest after five seconds: the plugin registers all the same then.
+/// Returns when the host's service lists devices no more, or after five seconds: the plugin registers all the same then.
 pub async fn until_ended(dir: &Path) {
     if !is_any_open(dir, socket_name).await {
         return;
@@ -149,6 +148,7 @@ pub async fn until_ended(dir: &Path) {
     sleep(STREAM_END_DELAY).await;
 }
 
+/// True if a process listens on one of the sockets with these names.
 async fn is_any_open(dir: &Path, name: impl Fn(ExtendedResource) -> String) -> bool {
     for resource in ExtendedResource::ALL {
         // The file alone says nothing: a process that was killed leaves it behind.
@@ -159,7 +159,7 @@ async fn is_any_open(dir: &Path, name: impl Fn(ExtendedResource) -> String) -> b
     false
 }
 
-/// Lists the devices of one resource.
+/// Serves the list of one resource.
 fn serve(dir: &Path, found: &Remembered) -> Result<PluginServer, RegistrationError> {
     let stop = CancellationToken::new();
     let service = DevicePluginServer::new(Devices {
@@ -169,7 +169,7 @@ fn serve(dir: &Path, found: &Remembered) -> Result<PluginServer, RegistrationErr
     PluginServer::start(dir.join(socket_name(found.resource)), service, stop)
 }
 
-/// The devices of one resource.
+/// The gRPC service of the host for one resource, which only lists devices.
 struct Devices {
     ids: BTreeSet<String>,
     stop: CancellationToken,
@@ -195,7 +195,7 @@ impl DevicePlugin for Devices {
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let device = |id: &String| Device {
             id: id.clone(),
-            // kubelet does not admit a pod again whose devices are unhealthy, and it is not known here which are.
+            // kubelet admits no pod again whose devices are unhealthy, and only the plugin probes their health.
             health: HEALTHY.to_owned(),
             ..Device::default()
         };

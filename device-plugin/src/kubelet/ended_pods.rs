@@ -1,9 +1,9 @@
 //! Makes kubelet free the devices of pods that have ended, and write its checkpoint without them.
 //!
 //! kubelet frees such devices only when it allocates the next ones or lists pod resources, and writes the checkpoint only when it
-//! allocates or takes a device list (`pkg/kubelet/cm/devicemanager/manager.go`). A kubelet that restarts before that counts them
-//! as in use while it admits the pods that it finds, and fails those for good to which the scheduler has given the room. Pods
-//! that end while kubelet is away are not covered: kubelet alone writes its checkpoint.
+//! allocates or receives a device list (`pkg/kubelet/cm/devicemanager/manager.go`). A kubelet that restarts before that counts the
+//! devices as in use while it admits its pods again, and fails pods for good to which the scheduler has given the freed devices.
+//! Pods that end while kubelet is away are not covered: kubelet alone writes its checkpoint.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +19,11 @@ use daemon::api_server::one_line;
 
 /// Pods that end together are one change, and kubelet sees a deletion no earlier than this plugin.
 const SETTLE: Duration = Duration::from_millis(100);
+
 /// The pause before the first retry, and the longest one; it doubles each time.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
 
-/// Runs until the task is dropped.
+/// Has kubelet free the devices of ended pods until the task is dropped.
 pub async fn free_ended_pods(node: Arc<NodeState>) {
     let mut pods = node.pods.clone();
     until_known(&mut pods).await;
@@ -53,7 +54,7 @@ pub async fn free_ended_pods(node: Arc<NodeState>) {
     }
 }
 
-/// Waits for a change of the pods, at most for `longest`.
+/// Waits for a change of the pods, at most for `longest` if that is given.
 async fn changed(pods: &mut watch::Receiver<NodePods>, longest: Option<Duration>) {
     let changed = async {
         if pods.changed().await.is_err() {

@@ -1,7 +1,7 @@
-//! Answers `GetPreferredAllocation`: the available device IDs that kubelet should take.
+//! Answers `GetPreferredAllocation` with the available device IDs that kubelet should take.
 //!
-//! They are IDs of the devices that the scheduler chose, so that kubelet's own accounting, and every tool that reads it, names
-//! the right device. Never an error: kubelet would fail the pod.
+//! These are IDs of the devices that the scheduler chose, so that kubelet's own accounting, and every tool that reads it, names the
+//! right device. The answer is never an error: kubelet would fail the pod.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -22,10 +22,10 @@ use crate::matching::{Call, Match};
 use crate::node_state::NodeState;
 use crate::pods::NodePods;
 
-/// Longest wait of a call for its pod where the answer to Allocate does not depend on it.
+/// Longest wait of a call for its pod in mode `cdi`, in which the answer to Allocate does not depend on the pod.
 const CDI_WAIT: Duration = Duration::from_millis(250);
 
-/// Answers for one container.
+/// Answers for the container that kubelet is about to allocate devices to.
 pub async fn prefer(
     node: &NodeState,
     resource: ExtendedResource,
@@ -38,7 +38,7 @@ pub async fn prefer(
         count: u64::try_from(request.allocation_size).unwrap_or(0),
         devices: &devices,
     };
-    // The match of an earlier call must not decide the Allocate call that follows this one.
+    // The match of an earlier call must not decide the Allocate call that follows this call.
     node.log().set_preferred(None);
     // In mode cdi the IDs do not decide the device: they only keep kubelet's accounting right.
     let limit = match node.mode() {
@@ -51,7 +51,7 @@ pub async fn prefer(
         wanted
     });
     let wanted = wanted.await;
-    // Allocate follows at once, and need not wait for the same pod again.
+    // Allocate follows at once, and need not wait for the same pod again if this call waited without success.
     node.log().set_waited(wanted.is_err());
     let wanted = wanted.unwrap_or_else(|reason| {
         debug!(?reason, "preferring as few devices as possible");
@@ -63,7 +63,7 @@ pub async fn prefer(
     let log = node.log();
     let mut in_use = log.ids_in_use(resource, &pods);
     for entry in allocated.iter().flat_map(|allocated| allocated.iter()) {
-        // The log may have the answer as that of a pod which is gone.
+        // The log may have matched the answer with a pod that is gone.
         if entry.resource == resource && pods.get(&entry.pod).is_some() {
             in_use.extend(entry.ids.iter().map(String::as_str));
         }
@@ -73,7 +73,7 @@ pub async fn prefer(
     }
 }
 
-/// The devices of the pod, beginning with those that the containers before this one have no share of.
+/// The devices of the matched pod's record, beginning with those that the pod's containers before this one have no share of.
 fn wanted(node: &NodeState, pods: &NodePods, found: &Match, resource: ExtendedResource) -> Vec<PhysicalId> {
     let (Some(pod), Some(placement)) = (pods.get(&found.pod), &found.placement) else {
         return Vec::new();
@@ -102,9 +102,9 @@ fn is_spread(resource: ExtendedResource) -> bool {
     resource != ExtendedResource::Memory
 }
 
-/// Completes the IDs that must be included to the requested size: first from the wanted devices (one ID of each in turn, but
-/// memory units of one GPU after the other), then from as few others as possible. IDs that are `in_use` come last of their
-/// device.
+/// Adds IDs to those that must be included, up to the requested number: first of the wanted devices (one ID of each in turn, but
+/// memory units of one GPU after the other), then of as few other devices as possible. Of each device, IDs that are `in_use` come
+/// last.
 fn choose(
     fleet: &NodeFleet,
     resource: ExtendedResource,
@@ -117,10 +117,10 @@ fn choose(
         .iter()
         .map(String::as_str)
         .collect();
-    let covered: Vec<&PhysicalId> = included
-        .iter()
-        .filter_map(|id| fleet.ids.device_of(resource, id))
-        .collect();
+    let mut covered = Vec::new();
+    for id in &included {
+        covered.extend(fleet.ids.device_of(resource, id));
+    }
     let mut choice = Choice::new(fleet, resource, request, &included, in_use);
     if is_spread(resource) {
         // Each device of the record gets an ID before any gets a second one, so that kubelet's accounting names all of them.
@@ -138,19 +138,19 @@ fn choose(
     choice.chosen
 }
 
-/// Available IDs of one device, sorted when the first is taken: most devices are not taken from.
+/// Available IDs of one device. They are sorted when the first is taken, as no ID of most devices is taken.
 #[derive(Default)]
 struct Free<'a> {
     ids: Vec<&'a str>,
-    /// True if IDs in use are first and the lowest number is last.
+    /// True once IDs in use are first and the ID with the lowest number is last.
     is_sorted: bool,
 }
 
-/// The chosen IDs, and those that are left.
+/// The IDs that are chosen, and those that are left.
 struct Choice<'a> {
     chosen: Vec<String>,
     size: usize,
-    /// Available IDs per device; a device without any is left out.
+    /// Available IDs by device; a device without available IDs has no entry.
     free: BTreeMap<&'a PhysicalId, Free<'a>>,
     in_use: &'a HashSet<&'a str>,
 }
@@ -164,13 +164,10 @@ impl<'a> Choice<'a> {
         in_use: &'a HashSet<&'a str>,
     ) -> Self {
         let mut free = BTreeMap::<&PhysicalId, Free<'_>>::new();
-        for id in request
-            .available_device_ids
-            .iter()
-            .map(String::as_str)
-            .filter(|id| !included.contains(id))
-        {
-            if let Some(gpu) = fleet.ids.device_of(resource, id) {
+        for id in &request.available_device_ids {
+            if !included.contains(id.as_str())
+                && let Some(gpu) = fleet.ids.device_of(resource, id)
+            {
                 free.entry(gpu).or_default().ids.push(id);
             }
         }
@@ -183,15 +180,15 @@ impl<'a> Choice<'a> {
         }
     }
 
-    /// Takes at most `max` IDs of a device, the lowest numbers first and IDs in use last, and returns their number.
+    /// Chooses at most `max` IDs of a device, the lowest numbers first and IDs in use last, and returns their number.
     fn take(&mut self, uuid: &PhysicalId, max: usize) -> usize {
         let missing = self.size.saturating_sub(self.chosen.len()).min(max);
         let Some(Free { ids, is_sorted }) = self.free.get_mut(uuid).filter(|_| missing > 0) else {
             return 0;
         };
         if !std::mem::replace(is_sorted, true) {
-            // kubelet forgets an allocation under way if its pod-resources API is called at that moment while a pod has just ended,
-            // and would allocate the same IDs twice.
+            // IDs in use are available only by kubelet's fault: it forgets an allocation under way if its pod-resources API is called
+            // at that moment while a pod has just ended. Without this order kubelet would allocate them twice.
             ids.sort_by_cached_key(|id| Reverse((self.in_use.contains(id), id.len(), *id)));
         }
         let taken = ids.split_off(ids.len() - ids.len().min(missing));
@@ -202,24 +199,18 @@ impl<'a> Choice<'a> {
         taken.len()
     }
 
-    /// The device with the fewest free IDs that has all that are missing, or else the one with most; none when nothing is missing
-    /// or left.
+    /// The device with the fewest free IDs that suffice for all missing ones, else the device with the most free IDs; none if no ID is
+    /// missing or left.
     fn best_device(&self) -> Option<&'a PhysicalId> {
         let missing = self.size.saturating_sub(self.chosen.len());
         if missing == 0 {
             return None;
         }
-        let free = self.free.iter().map(|(uuid, free)| (free.ids.len(), *uuid));
-        let best = free.min_by_key(|(n_free, uuid)| {
-            let is_short = *n_free < missing;
-            let surplus = if is_short {
-                missing - n_free
-            } else {
-                n_free - missing
-            };
-            (is_short, surplus, *uuid)
+        let best = self.free.iter().min_by_key(|(uuid, free)| {
+            let n_free = free.ids.len();
+            (n_free < missing, n_free.abs_diff(missing), **uuid)
         });
-        best.map(|(_, uuid)| uuid)
+        best.map(|(uuid, _)| *uuid)
     }
 }
 

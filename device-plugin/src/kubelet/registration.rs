@@ -1,9 +1,9 @@
 //! Keeps one resource registered with kubelet, through restarts of kubelet and of this plugin.
 //!
-//! kubelet removes every plugin's socket when it starts, never dials a plugin again by itself, and forgets a resource whose
-//! device list has ended. So three things are watched: the file of kubelet's socket, the file of the plugin's own, and the open
-//! stream. Everything is closed when the stream has ended, or when one of the files is gone or another and kubelet takes
-//! connections, and only then begun again: kubelet finds plugins by resource name, and the late end of an old stream would
+//! kubelet removes the sockets of all plugins when it starts, never connects to a plugin again by itself, and forgets a resource when
+//! the stream of its device list ends. So the plugin watches the file of kubelet's socket, the file of its own socket, and the stream.
+//! It closes everything when the stream has ended, or when one of the files was removed or replaced and kubelet accepts
+//! connections, and only then registers again: kubelet finds plugins by resource name, and the late end of an old stream would
 //! disconnect a new one.
 
 use std::path::{Path, PathBuf};
@@ -27,28 +27,28 @@ use super::boot;
 use super::server::{DeviceService, Streams};
 use super::socket::{FileId, KUBELET_SOCKET, PluginServer, RegistrationError, register, wait_for_kubelet};
 
-/// kubelet sends every available ID in one message, and those that must be included once more.
+/// Longest message of kubelet: a request for preferred IDs names every available ID, and the IDs that must be included once more.
 const MAX_REQUEST_BYTES: usize = 4 * proto::kubelet::MAX_MESSAGE_BYTES;
 
-/// Duration of a registration after which the next one comes without a pause.
+/// Duration of a registration after which the plugin registers again with the shortest pause.
 const STABLE: Duration = Duration::from_secs(5);
 
 /// Longest pause between registrations.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// kubelet's device plugin directory, and the times that registrations in it keep.
+/// kubelet's device plugin directory, and the limits of registrations in it.
 #[derive(Clone, Debug)]
 pub struct KubeletDir {
     /// The directory.
     pub path: PathBuf,
-    /// The interval at which the socket files are looked at.
+    /// The interval at which the plugin compares the socket files.
     pub interval: Duration,
     /// Longest time for kubelet to answer a registration, and to open the stream after it.
     pub limit: Duration,
 }
 
 impl KubeletDir {
-    /// A directory looked at every second.
+    /// A directory with the usual limits.
     pub fn new(path: PathBuf) -> Self {
         Self {
             path,
@@ -58,7 +58,7 @@ impl KubeletDir {
     }
 }
 
-/// A resource that the plugin serves, and everything that its service needs.
+/// A resource that the plugin registers and serves, and everything that its service needs.
 #[derive(Clone)]
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct Registration {
@@ -70,7 +70,7 @@ pub struct Registration {
     pub node: Arc<NodeState>,
     /// Checks each container before it starts.
     pub starts: Arc<StartChecker>,
-    /// The registrations of this node.
+    /// The registrations of this node's resources, which this one keeps up to date.
     pub registrations: watch::Sender<Registrations>,
 }
 
@@ -97,12 +97,12 @@ impl End {
 }
 
 impl Registration {
-    /// Serves and registers the resource while this node has anything of it, until `stop`.
+    /// Serves and registers the resource while this node has devices of it, until `stop`.
     pub async fn keep_offered(self, stop: CancellationToken) {
         let mut fleet = self.node.fleet.clone();
         let is_there = |fleet: &Arc<NodeFleet>| fleet.advertises(self.resource, &self.node.settings.names);
         loop {
-            // A resource that this node has nothing of must not keep the plugin from being ready.
+            // The plugin is ready when all resources are registered; a resource without devices must not keep it from that.
             self.set_registered(!is_there(&fleet.borrow()));
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -125,6 +125,7 @@ impl Registration {
         }
     }
 
+    /// Publishes if the resource is registered.
     fn set_registered(&self, is_registered: bool) {
         self.registrations
             .send_if_modified(|all| all.insert(self.resource, is_registered) != Some(is_registered));
@@ -177,7 +178,7 @@ impl Registration {
         }
     }
 
-    /// Listens, registers, and returns at the end of the registration. Everything is closed then.
+    /// Listens, registers, and returns the reason for which the registration ended. The socket is closed then.
     async fn register_once(&self, name: &str, stop: &CancellationToken) -> Result<End, RegistrationError> {
         let streams = watch::Sender::new(Streams::default());
         let streams_stop = CancellationToken::new();
@@ -195,12 +196,13 @@ impl Registration {
             () = stop.cancelled() => Ok(End::Stopped),
             ended = self.follow(name, &serving, streams.subscribe()) => ended,
         };
-        // Before the next registration: kubelet finds plugins by name, and would take a late end of this stream for that of the next.
+        // Before the next registration: kubelet finds plugins by name, and would take the late end of this stream for that of the next
+        // one.
         serving.close().await;
         ended
     }
 
-    /// Registers when kubelet is there, and returns at the end of the registration.
+    /// Registers when kubelet accepts connections, and returns the reason for which the registration ended.
     async fn follow(
         &self,
         name: &str,
@@ -220,7 +222,7 @@ impl Registration {
             timeout(limit, register(&kubelet, self.resource.socket(), name))
                 .await
                 .map_err(|_| RegistrationError::NoAnswer(limit))??;
-            // kubelet answers before it asks for the device list, and without a list it knows no device.
+            // kubelet answers before it opens the stream of the device list, and without a list it knows no device.
             let opened = streams.wait_for(|streams| streams.n_ever > 0);
             if !matches!(timeout(limit, opened).await, Ok(Ok(_))) {
                 return Ok(End::StreamNeverOpened);
@@ -238,7 +240,7 @@ impl Registration {
     }
 }
 
-/// Returns when one of the two socket files is gone or another, and kubelet takes connections.
+/// Returns when one of the two socket files was removed or replaced, and kubelet accepts connections.
 async fn until_moved(
     (name, kubelet): (&str, &Path),
     kubelet_id: FileId,
@@ -256,7 +258,7 @@ async fn until_moved(
             Some(id) if id == kubelet_id => End::SocketRemoved,
             Some(_) | None => End::KubeletRestarted,
         };
-        // Until then the open stream is all that the kubelet before has, which may go on without its file.
+        // A kubelet whose socket file was removed may go on, and the open stream is its only connection to the plugin.
         if UnixStream::connect(kubelet).await.is_ok() {
             return end;
         }

@@ -1,6 +1,6 @@
-//! The gRPC service of one resource, and its device list as a stream.
+//! The gRPC service of one resource, and the stream of its device list.
 //!
-//! Translates between kubelet's messages and this crate's types. The answers come from [`super::allocate`],
+//! This file translates between kubelet's messages and this crate's types. The answers come from [`super::allocate`],
 //! [`super::preferred`] and [`crate::start`].
 
 use std::collections::BTreeMap;
@@ -33,13 +33,13 @@ use tokio_util::sync::CancellationToken;
 use super::allocate::allocate;
 use super::preferred::prefer;
 
-/// The plugin's options, which kubelet gets at registration and on request.
+/// The options that the plugin sends to kubelet, with its registration and on request.
 pub const OPTIONS: DevicePluginOptions = DevicePluginOptions {
     pre_start_required: true,
     get_preferred_allocation_available: true,
 };
 
-/// Serves one resource until it is stopped.
+/// Serves one resource to kubelet.
 #[derive(Clone)]
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct DeviceService {
@@ -49,18 +49,18 @@ pub struct DeviceService {
     pub node: Arc<NodeState>,
     /// Checks each container before it starts.
     pub starts: Arc<StartChecker>,
-    /// Kept up to date with the `ListAndWatch` streams.
+    /// The service sends the present numbers of its `ListAndWatch` streams here.
     pub streams: watch::Sender<Streams>,
-    /// Ends the streams.
+    /// Ends the streams when it is cancelled.
     pub stop: CancellationToken,
 }
 
 /// The numbers of device list streams since the service began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Streams {
-    /// Open now.
+    /// Streams that are open now.
     pub n_open: usize,
-    /// Ever opened: a stream that ended at once is not one that was never opened.
+    /// All streams until now: it differs if kubelet has never opened one, or one has ended already.
     pub n_ever: usize,
 }
 
@@ -84,12 +84,12 @@ impl Drop for OpenStream {
     }
 }
 
-/// The virtual devices of one device in a list.
+/// The entry of one device in a list: its virtual devices, which have the same health and NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ListedDevice {
     ids: NumberedIds,
     is_healthy: bool,
-    /// The NUMA node in the list.
+    /// The NUMA node that the list names, if it names any.
     numa_node: Option<i32>,
 }
 
@@ -98,7 +98,7 @@ struct DeviceListing {
     resource: ExtendedResource,
     fleet: watch::Receiver<Arc<NodeFleet>>,
     injection: watch::Receiver<Option<Injection>>,
-    /// None for a resource whose unchanged list is never sent again: one resource is enough for kubelet to write its checkpoint.
+    /// Sends an unchanged list again; none for most resources, as the list of one is enough for kubelet to write its checkpoint.
     list_again: Option<watch::Receiver<()>>,
     stop: CancellationToken,
     /// The entries of the list that was sent last.
@@ -107,7 +107,7 @@ struct DeviceListing {
 }
 
 impl DeviceListing {
-    /// The list at once, and again whenever it has changed; the end when the service is stopped.
+    /// The next item of the stream: the list at once, and again whenever it has changed; none when the service is stopped.
     async fn next(mut self) -> Option<(Result<ListAndWatchResponse, Status>, Self)> {
         let list = loop {
             let device_type = self.resource.device_type();
@@ -117,7 +117,7 @@ impl DeviceListing {
                 .as_ref()
                 .is_none_or(|injection| injection.is_possible_for(device_type));
             let entries = entries(&self.fleet.borrow_and_update(), self.resource, is_injectable);
-            // kubelet writes its whole checkpoint again for every list that it gets.
+            // kubelet writes its whole checkpoint for every list that it receives, so an unchanged one is not sent.
             if self.sent.as_ref() != Some(&entries) {
                 let list = list_of(&entries);
                 self.sent = Some(entries);
@@ -127,7 +127,7 @@ impl DeviceListing {
                 // A service that ends because its devices are gone sends the empty list first.
                 biased;
                 changed = self.fleet.changed() => changed.ok()?,
-                // Without a sender the last decision stands.
+                // An error means that the sender has ended: the last decision stays.
                 Ok(()) = self.injection.changed() => {}
                 () = asked_again(&mut self.list_again) => self.sent = None,
                 () = self.stop.cancelled() => return None,
@@ -138,13 +138,14 @@ impl DeviceListing {
     }
 }
 
-/// Waits until the same list is to be sent again.
+/// Returns when the same list has to be sent again.
 async fn asked_again(list_again: &mut Option<watch::Receiver<()>>) {
     if let Some(list_again) = list_again
         && list_again.changed().await.is_ok()
     {
         return;
     }
+    // Without a sender there is no such moment.
     std::future::pending::<()>().await;
 }
 
@@ -167,11 +168,12 @@ fn entries(fleet: &NodeFleet, resource: ExtendedResource, is_injectable: bool) -
     entries
 }
 
-/// All virtual devices of a resource.
+/// The list of all virtual devices of a resource, as if each could be injected.
 pub fn list(fleet: &NodeFleet, resource: ExtendedResource) -> ListAndWatchResponse {
     list_of(&entries(fleet, resource, true))
 }
 
+/// The entries as kubelet's message, with one device for each ID.
 fn list_of(entries: &[ListedDevice]) -> ListAndWatchResponse {
     let mut devices = Vec::new();
     for entry in entries {
@@ -198,7 +200,7 @@ impl DevicePlugin for DeviceService {
         &self,
         _: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
-        // kubelet goes by this answer, and does not use the options of the registration.
+        // kubelet uses this answer, and not the options of the registration.
         Ok(Response::new(OPTIONS))
     }
 
@@ -207,7 +209,7 @@ impl DevicePlugin for DeviceService {
             resource: self.resource,
             fleet: self.node.fleet.clone(),
             injection: self.node.injection.clone(),
-            // The shortest of the lists that every node has.
+            // Of the resources that every node has, this one has the shorter list.
             list_again: (self.resource == ExtendedResource::Shared).then(|| self.node.list_again.subscribe()),
             stop: self.stop.clone(),
             sent: None,
@@ -223,7 +225,7 @@ impl DevicePlugin for DeviceService {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        // Counted, so that no task lists pod resources meanwhile: kubelet would forget the IDs that it is allocating.
+        // While this call is counted, no task lists pod resources: kubelet would forget the IDs that it is allocating.
         let _call = self.node.begin_call();
         let mut container_responses = Vec::new();
         for request in &request.into_inner().container_requests {
@@ -239,7 +241,7 @@ impl DevicePlugin for DeviceService {
         let (_call, began) = (self.node.begin_call(), Instant::now());
         let mut container_responses = Vec::new();
         for request in &request.into_inner().container_requests {
-            // kubelet asks for one container at a time; its API allows for more.
+            // kubelet sends one container at a time; its API allows several.
             container_responses.push(allocate(&self.node, self.resource, request).await);
         }
         self.starts.metrics().allocated(began.elapsed());

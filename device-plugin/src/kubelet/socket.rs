@@ -29,7 +29,7 @@ pub(super) const KUBELET_SOCKET: &str = "kubelet.sock";
 /// Longest duration of a server's graceful end.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 
-/// A resource is not registered. The plugin tries again.
+/// The reason that a resource is not registered with kubelet. The plugin tries again.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RegistrationError {
     /// The plugin's own socket cannot be made.
@@ -64,7 +64,8 @@ pub(super) enum RegistrationError {
     NoAnswer(Duration),
 }
 
-/// Identifies a file: its name stays the same when it is replaced, and inode numbers are used again.
+/// Identifies a file that has a name. The inode number alone is not enough, as the file system uses the numbers of removed files
+/// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId {
     device: u64,
@@ -73,7 +74,7 @@ pub(super) struct FileId {
 }
 
 impl FileId {
-    /// The file at `path`, if there is one.
+    /// Identifies the file at `path`, if there is one.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let found = fs::symlink_metadata(path).ok()?;
         Some(Self {
@@ -92,7 +93,7 @@ struct OwnSocket {
 }
 
 impl OwnSocket {
-    /// Listens at `path`; a socket that an earlier process left there is replaced.
+    /// Listens at `path`, in place of a socket that an earlier process left there.
     fn bind(path: PathBuf) -> io::Result<(Self, UnixListener)> {
         match fs::symlink_metadata(&path) {
             // The system binds no path that exists, whether anything listens there or not.

@@ -1,4 +1,4 @@
-//! Writes annotations of one pod.
+//! Writes annotations of a pod.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use super::NodePod;
 /// Longest duration of the request: kubelet waits for some.
 const REQUEST_LIMIT: Duration = Duration::from_secs(4);
 
-/// Writes annotations of a pod; one that is gone, or replaced by another of its name, counts as done.
+/// Writes annotations of a pod. Succeeds also if the pod is gone, or another pod has its name by now.
 ///
 /// # Errors
-/// They were not written, or it is not known whether they were.
+/// The annotations were not written, or the outcome is unknown.
 pub async fn annotate(
     client: &Client,
     pod: &NodePod,
@@ -42,7 +42,7 @@ pub async fn annotate(
     }
 }
 
-/// True if the answer says that the pod is gone, or that another one has its name.
+/// True if the answer shows that the pod is gone, or that another pod has its name.
 fn is_gone(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => {
