@@ -1,13 +1,15 @@
-//! A model of kube-apiserver: real clients talk to it over HTTP on loopback.
+//! A model of kube-apiserver, for real clients that talk to it over HTTP on loopback.
 //!
-//! It models the rules of the API over untyped objects in memory: resource versions, lists, watches, patches, server-side
-//! apply, grace periods, binding and eviction, custom resources, `ValidatingAdmissionPolicy` objects and admission
-//! webhooks. Policies are compared with the answers of kube-apiserver 1.36.2 (`testbed/tests/apiserver/policies.rs`);
-//! everything else follows the documented behaviour of 1.33, the version that it reports.
+//! It models the rules of the API over untyped objects in memory: resource versions, lists, watches, patches,
+//! server-side apply, grace periods, binding and eviction, custom resources, `ValidatingAdmissionPolicy`
+//! objects and admission webhooks. It was compared with kube-apiserver 1.36.2 for admission policies, by the
+//! answers recorded in `testbed/tests/apiserver/policies.rs`. The other rules are not compared with recordings:
+//! they follow the code and documents of 1.33, the version that the model reports. Names such as `BeforeDelete`
+//! in comments are functions of that code.
 //!
-//! It leaves out authorisation, built-in admission plugins, the garbage collector, controllers and persistence. Bodies are
-//! JSON or YAML: `kubectl create namespace` and the like, which send protobuf and do not fall back, get 415; `kubectl
-//! apply`, `run` and `create -f` send JSON.
+//! It leaves out authorisation (every request is allowed, and recorded), built-in admission plugins, the
+//! garbage collector, controllers and persistence. Bodies are JSON or YAML: `kubectl create namespace` and the
+//! like, which send protobuf and do not fall back, get 415; `kubectl apply`, `run` and `create -f` send JSON.
 //!
 //! `store`, `selector`, `patch`, `pod` and `verbs` are synchronous and touch no network; `http` is a thin layer over them,
 //! and [`ApiObjects`] the same thing for callers in this process.
@@ -59,13 +61,13 @@ use self::http::Server;
 /// Settings of a server.
 #[derive(Debug, Clone)]
 pub struct ApiServerConfig {
-    /// Listens here; port 0 takes a free one.
+    /// The address to listen on; port 0 takes a free port.
     pub listen: SocketAddr,
-    /// Changes per resource that lists and watches can look back on.
+    /// The number of past changes per resource that lists and watches can start from; older ones get 410.
     pub event_window: usize,
     /// Pause between the bookmarks of a watch.
     pub bookmark_interval: Duration,
-    /// Bearer tokens and whom they stand for; with none, no token is asked for.
+    /// Bearer tokens and their users. Without any token the server authenticates no request.
     pub tokens: HashMap<String, User>,
 }
 
@@ -81,7 +83,7 @@ impl ApiServerConfig {
     }
 }
 
-/// A running server; it stops when this is dropped, without waiting.
+/// A running server. Dropping it stops it without waiting for running requests.
 #[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
@@ -139,9 +141,9 @@ impl ApiServer {
         &self.server.faults
     }
 
-    /// Some bearer token of a user.
+    /// A bearer token of a user, if the user has any.
     pub fn token_of(&self, user: &str) -> Option<String> {
-        self.server.tokens.of(user)
+        self.server.tokens.token_of(user)
     }
 
     /// The kinds of access that have been used over HTTP so far.
@@ -149,7 +151,8 @@ impl ApiServer {
         self.server.audit.snapshot()
     }
 
-    /// Makes a token stand for a user from now on. The first one turns authentication on.
+    /// Adds a token for a user. The first token turns authentication on: from then on requests without a token
+    /// get 401.
     pub fn add_token(&self, token: &str, user: User) {
         self.server.tokens.add(token.to_owned(), user);
     }
@@ -158,12 +161,13 @@ impl ApiServer {
     ///
     /// A reader sees the whole file or none.
     pub fn kubeconfig(&self, path: &Path, user: &str) -> io::Result<()> {
-        self.kubeconfig_with(path, user, self.server.tokens.of(user).as_deref())
+        self.kubeconfig_with(path, user, self.server.tokens.token_of(user).as_deref())
     }
 
-    /// Writes a kubeconfig file with this token; several may stand for one user.
+    /// Writes a kubeconfig file with this token, for users with several tokens.
     pub(crate) fn kubeconfig_with(&self, path: &Path, user: &str, token: Option<&str>) -> io::Result<()> {
         let text = access::kubeconfig(&self.url(), user, token);
+        // A daemon may be reading the file at this moment; a rename never shows it half of the text.
         let temporary = path.with_extension("new");
         std::fs::write(&temporary, text)?;
         std::fs::rename(temporary, path)

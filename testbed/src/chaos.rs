@@ -1,7 +1,7 @@
 //! `testbed chaos`: the real daemons under adversarial orders, deletions, restarts and faults, decided by a seed.
 //!
-//! Every container that starts is compared with the record of its pod at that moment. The schedule holds everything random; how
-//! the processes interleave is not controlled, and no outcome may depend on it.
+//! The devices of every container that starts are compared with its pod's record at that moment. The seed
+//! decides the schedule; how the processes interleave is left to chance, and no result may depend on it.
 
 mod accounting;
 mod recorder;
@@ -26,7 +26,8 @@ pub use recorder::{RunRecorder, Tally};
 pub use report::{Figures, render};
 pub use schedule::{Batch, ChaosStep, Disruption, Shape, n_admissions, schedule};
 
-/// The nodes of [`PluginMode::Kinds`]. The hook is where the runtime acts on the variable of images.
+/// The nodes of [`PluginMode::Kinds`]. Where the container runtime obeys the `NVIDIA_VISIBLE_DEVICES` of
+/// images, gpushare's NRI plugin is required too.
 const KINDS: [(NodeKind, RuntimeSpec); 4] = [
     (NodeKind::VariableWithSpec, RuntimeSpec::RequiredPlugins),
     (NodeKind::PlainCdi, RuntimeSpec::Plain),
@@ -42,7 +43,8 @@ pub enum PluginMode {
     Cdi,
     /// Devices by environment variable, proof before every start.
     Envvar,
-    /// Nodes of several kinds, with the mode that the plugin finds there; their runtimes read changed CDI specs some time later.
+    /// Nodes of several kinds, each with the mode that the plugin detects. Their container runtimes read
+    /// changed CDI specs with a delay.
     Kinds,
 }
 
@@ -74,7 +76,7 @@ impl PluginMode {
         }
     }
 
-    /// A node of this name, the one at this place.
+    /// The node with this index and name.
     pub(crate) fn node(self, at: usize, name: &str, mib_of_gpus: &[u64]) -> NodeSetup {
         match KINDS.get(at).filter(|_| self == Self::Kinds) {
             Some((kind, runtime)) => NodeSetup {
@@ -102,7 +104,7 @@ impl PluginMode {
 /// `testbed chaos`.
 #[derive(Clone, Debug, Args)]
 pub struct ChaosArgs {
-    /// Decides every step.
+    /// Seed of the schedule: the same seed gives the same steps.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// The number of steps.
@@ -114,7 +116,7 @@ pub struct ChaosArgs {
     /// Run the modes cdi and envvar one after the other on the same steps.
     #[arg(long, conflicts_with = "mode")]
     compare: bool,
-    /// Print the steps and do nothing.
+    /// Print the steps without running them.
     #[arg(long)]
     list: bool,
     /// Print the result as JSON.
@@ -125,7 +127,7 @@ pub struct ChaosArgs {
     deploy: PathBuf,
 }
 
-/// Runs the arguments' schedule; true if nothing went wrong.
+/// Runs the schedule; returns true if every run kept the promises of its mode.
 pub async fn run(args: ChaosArgs) -> Result<bool> {
     if !args.list {
         Binaries::locate().await?;
@@ -147,7 +149,7 @@ pub async fn run(args: ChaosArgs) -> Result<bool> {
     };
     let mut runs = Vec::new();
     for mode in modes {
-        runs.push(one_run(&console, mode, args.seed, args.steps, args.deploy.clone()).await?);
+        runs.push(run_schedule(&console, mode, args.seed, args.steps, args.deploy.clone()).await?);
     }
     console.finish();
     console.result(&render(&runs));
@@ -159,8 +161,8 @@ pub async fn run(args: ChaosArgs) -> Result<bool> {
     Ok(runs.iter().all(Figures::is_ok))
 }
 
-/// Takes all steps of a schedule.
-pub async fn one_run(
+/// Runs all steps of a schedule in one mode.
+pub async fn run_schedule(
     console: &Console,
     mode: PluginMode,
     seed: u64,
@@ -177,7 +179,7 @@ pub async fn one_run(
         let taken = tokio::select! {
             biased;
             crash = crashes.first() => Err(crash.into()),
-            taken = runner.take(step) => taken,
+            taken = runner.run_step(step) => taken,
         };
         taken.with_context(|| {
             format!(

@@ -48,7 +48,7 @@ pub fn main() -> ExitCode {
             Command::Chaos(args) => chaos::run(args).boxed_local(),
             Command::Waves(args) => waves::run(args).boxed_local(),
             Command::ApiServer(args) => apiserver::command::run(args).boxed_local(),
-            // It releases its Lease when it is interrupted.
+            // This command handles the interruption itself, as it releases its Lease first.
             Command::KubeScheduler(args) => {
                 return kube_scheduler::run(args, interrupted()).await.map(exit_code);
             }

@@ -1,6 +1,7 @@
-//! A whole cluster on one machine: API server, kubelets, scheduling loop, and gpushare's real daemons as processes.
+//! A whole cluster on one machine: the models of API server, kubelets and kube-scheduler in this process, and
+//! gpushare's real daemons as processes.
 //!
-//! Everything lies in one directory. Dropping the cluster ends its processes; nothing survives it.
+//! All files are in one temporary directory. Dropping the cluster ends its processes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -41,7 +42,7 @@ mod node_kind;
 mod node_spec;
 pub(crate) mod webhooks;
 
-/// The user that people are.
+/// The user for clients of the testbed itself and of people.
 const ADMIN: &str = "admin";
 /// The service account of the scheduler's Deployment.
 pub const SCHEDULER_USER: &str = "system:serviceaccount:gpushare-system:gpushare-scheduler";
@@ -49,7 +50,8 @@ pub const SCHEDULER_USER: &str = "system:serviceaccount:gpushare-system:gpushare
 pub const PLUGIN_USER: &str = "system:serviceaccount:gpushare-system:gpushare-device-plugin";
 /// The user of kube-scheduler.
 const KUBE_SCHEDULER_USER: &str = "system:kube-scheduler";
-/// Objects of `deploy/base` that the daemons need; the testbed runs them itself instead of their Deployments.
+/// Manifests of `deploy/base` that the daemons need. Their workloads are left out: the testbed starts the
+/// daemons as processes.
 const BASE: [&str; 4] = [
     "namespace.yaml",
     "crd.yaml",
@@ -59,7 +61,7 @@ const BASE: [&str; 4] = [
 /// kube-scheduler's configuration as it is shipped.
 const CONFIGURATION: &str = "attach/kube-scheduler/kube-scheduler-config.yaml";
 
-/// The parts to start.
+/// The specification of a cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterSpec {
     /// The nodes.
@@ -68,11 +70,11 @@ pub struct ClusterSpec {
     pub deploy: PathBuf,
     /// Further flags of `gpushare-scheduler`.
     pub scheduler_args: Vec<String>,
-    /// Webhooks, if there are any.
+    /// Settings of the webhooks, if they are installed.
     pub webhooks: Option<WebhookSpec>,
     /// Resources, besides those of the shipped configuration, that the scheduling loop asks the extender about.
     pub managed: Vec<&'static str>,
-    /// Longest wait of the scheduling loop between two attempts, if not as configured.
+    /// Longest back-off of kube-scheduler; as in the shipped configuration, if none.
     pub max_backoff: Option<Duration>,
     /// Seed of everything random in kubelets.
     pub seed: u64,
@@ -112,11 +114,11 @@ pub struct LocalCluster {
     observer: Observer,
     client: Client,
     api: ApiServer,
-    /// The same objects without tokens, for kubectl.
+    /// A second server of the same objects without tokens, for kubectl.
     open_door: Option<ApiServer>,
     binaries: Binaries,
     scheduler_address: SocketAddr,
-    /// The URL of the scheduler's probes.
+    /// The address of the scheduler's probes and metrics.
     health_address: SocketAddr,
     /// The address of the scheduler's read API.
     read_address: SocketAddr,
@@ -136,14 +138,14 @@ impl fmt::Debug for LocalCluster {
 }
 
 impl LocalCluster {
-    /// Starts everything and waits until every node offers its GPUs and the scheduler is ready.
+    /// Starts a cluster and waits until every node offers its GPUs and the scheduler is ready.
     pub async fn start(spec: ClusterSpec) -> Result<Self> {
         let cluster = Self::launch(spec).await?;
         cluster.until_ready(Duration::from_secs(60)).await?;
         Ok(cluster)
     }
 
-    /// Starts everything and does not wait.
+    /// Starts a cluster without waiting until it is ready.
     pub async fn launch(spec: ClusterSpec) -> Result<Self> {
         let binaries = Binaries::locate().await?;
         let scheduler_path = binaries.path(Program::Scheduler)?;
@@ -153,6 +155,7 @@ impl LocalCluster {
             .context("cannot start the API server")?;
         let client = user_client(&api, dir.path(), ADMIN, &["system:masters"]).await?;
         for file in BASE {
+            // In this order: the CustomResourceDefinition before anything that watches Device objects.
             manifests::apply_file(&client, &spec.deploy.join("base").join(file)).await?;
         }
         let observer = Observer::start(&client);
@@ -484,7 +487,8 @@ impl LocalCluster {
         started
     }
 
-    /// Starts the scheduling loop with the stock sampling of nodes in place of the configured one.
+    /// Starts the scheduling loop with kube-scheduler's default sampling of nodes in place of the configured
+    /// one.
     pub(crate) async fn start_sampling_kube_scheduler(&mut self) -> Result<()> {
         let configured = std::mem::replace(&mut self.configuration.percentage_of_nodes_to_score, 0);
         let started = self.start_kube_scheduler().await;
@@ -492,7 +496,7 @@ impl LocalCluster {
         started
     }
 
-    /// Ends everything, daemons by SIGTERM; says which of them did not end cleanly.
+    /// Ends the cluster, its daemons by SIGTERM; an error names the daemons that did not end cleanly.
     pub async fn stop(mut self) -> Result<()> {
         self.kube_scheduler = None;
         let mut unclean = Vec::new();
@@ -505,6 +509,7 @@ impl LocalCluster {
         if !self.scheduler.is_down() && !self.scheduler.stop(grace).await {
             unclean.push("the scheduler".to_owned());
         }
+        // The observer's watches would keep connections open while the server shuts down.
         drop(self.observer);
         self.api.shutdown().await;
         if !unclean.is_empty() {
@@ -518,7 +523,7 @@ fn kubeconfig_path(dir: &Path, user: &str) -> PathBuf {
     dir.join(format!("{}.kubeconfig", user.rsplit(':').next().unwrap_or(user)))
 }
 
-/// Makes a user with a token of its own and writes its kubeconfig.
+/// Adds a user with a token and writes a kubeconfig file for it.
 pub fn user_kubeconfig(api: &ApiServer, dir: &Path, user: &str, groups: &[&str]) -> Result<PathBuf> {
     let groups = groups.iter().map(|group| (*group).to_owned()).collect();
     api.add_token(
@@ -535,12 +540,12 @@ pub fn user_kubeconfig(api: &ApiServer, dir: &Path, user: &str, groups: &[&str])
     Ok(path)
 }
 
-/// A client that speaks as a user.
+/// A client with the account of a user.
 pub async fn user_client(api: &ApiServer, dir: &Path, user: &str, groups: &[&str]) -> Result<Client> {
     client_of(&user_kubeconfig(api, dir, user, groups)?).await
 }
 
-/// A client as a kubeconfig file says.
+/// A client by a kubeconfig file.
 pub async fn client_of(kubeconfig: &Path) -> Result<Client> {
     let file =
         Kubeconfig::read_from(kubeconfig).with_context(|| format!("cannot read {}", kubeconfig.display()))?;

@@ -1,5 +1,5 @@
-//! Connections of HTTP clients: plain, or over TLS with their own authorities and certificate; a name may lead to an
-//! address that no DNS server knows.
+//! Connections of HTTP clients: plain, or over TLS with given authorities and certificate. All host names may
+//! lead to one address, without DNS.
 
 use std::io;
 use std::net::SocketAddr;
@@ -74,7 +74,7 @@ impl Connector {
         })
     }
 
-    /// TLS with a server of these authorities (PEM), and no certificate of one's own.
+    /// TLS that trusts these authorities (PEM) and shows no client certificate.
     pub fn anonymous(authorities: &Path) -> anyhow::Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
@@ -87,7 +87,7 @@ impl Connector {
         })
     }
 
-    /// The same, with every name at this address.
+    /// The same connections, with every host name at this address.
     #[must_use]
     pub fn at(self, address: SocketAddr) -> Self {
         Self {

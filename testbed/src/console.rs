@@ -15,7 +15,7 @@ pub struct Console {
     results_are_json: bool,
 }
 
-/// Something that was checked.
+/// A check with its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// The name of the check.
@@ -33,7 +33,7 @@ impl Check {
         }
     }
 
-    /// A check of something that is, or is not, as it should be.
+    /// A check that two values are equal.
     pub(crate) fn equal<T: PartialEq + std::fmt::Debug>(
         name: impl Into<String>,
         found: &T,
@@ -79,7 +79,7 @@ impl Console {
         }
     }
 
-    /// Says something that stays.
+    /// Prints a line that stays, unlike a step on a terminal.
     pub fn say(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| note(text)),
@@ -178,21 +178,21 @@ impl Bars {
 }
 
 impl Bar {
-    /// Says how many steps there are.
+    /// Sets the number of steps of the work.
     pub fn set_length(&self, n_steps: usize) {
         if let Some(bar) = &self.shown {
             bar.set_length(u64::try_from(n_steps).unwrap_or(u64::MAX));
         }
     }
 
-    /// A step is done.
+    /// Counts one step of the work as done.
     pub fn advance(&self) {
         if let Some(bar) = &self.shown {
             bar.inc(1);
         }
     }
 
-    /// The work is done, with this result.
+    /// Ends the bar; elsewhere than on a terminal prints a line with the result.
     pub fn end(&self, result: &str) {
         match &self.shown {
             Some(bar) => bar.finish_and_clear(),

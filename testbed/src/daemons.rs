@@ -1,7 +1,8 @@
-//! gpushare's real binaries as child processes: found or built, started, watched, killed.
+//! gpushare's real binaries as child processes: locating or building them, and starting, watching and killing
+//! their processes.
 //!
-//! A daemon's output goes to a file. Dropping a daemon kills its process, so none outlives a panic or Ctrl-C. A daemon that
-//! ends although the testbed did not end it is recorded in [`Crashes`]; the testbed never restarts one by itself.
+//! A daemon's output goes to a file. Dropping a daemon kills its process, so no process outlives a panic or
+//! Ctrl-C. A daemon that ends by itself is recorded in [`Crashes`], and never restarted silently.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -22,7 +23,7 @@ const STOP_POLL: Duration = Duration::from_millis(1);
 /// The number of lines of a log that an error quotes.
 const TAIL_LINES: usize = 15;
 
-/// Why a daemon is not there.
+/// The error of a daemon that cannot be started or signalled, or that has crashed.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// The own executable has no path.
@@ -104,7 +105,7 @@ impl Crashes {
     }
 }
 
-/// A program of this workspace that a cluster runs as a process.
+/// A program of this workspace that the testbed runs as a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// `gpushare-scheduler`.
@@ -143,7 +144,7 @@ pub struct Binaries {
 }
 
 impl Binaries {
-    /// Takes the directory of this program; under cargo the first call builds the binaries there, in the same profile.
+    /// Takes the directory of this program; under cargo the first call builds the binaries there, in the same cargo_profile.
     ///
     /// cargo prints its progress on standard error, except in tests.
     pub async fn locate() -> Result<Self, DaemonError> {
@@ -174,23 +175,23 @@ impl Binaries {
         Err(DaemonError::Missing {
             path,
             build: format!(
-                "cargo build --profile {} --package {}",
-                profile(&self.dir),
+                "cargo build --cargo_profile {} --package {}",
+                cargo_profile(&self.dir),
                 program.package()
             ),
         })
     }
 }
 
-/// The cargo profile whose binaries lie in a directory.
-fn profile(dir: &Path) -> &str {
+/// The cargo cargo_profile whose binaries lie in a directory.
+fn cargo_profile(dir: &Path) -> &str {
     match dir.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
         Some(other) => other,
     }
 }
 
-/// `target/<profile>` of a program or of a test below it.
+/// `target/<cargo_profile>` of a program or of a test below it.
 fn profile_dir(executable: &Path) -> PathBuf {
     let dir = executable.parent().unwrap_or(Path::new("."));
     if is_test(executable) {
@@ -214,7 +215,13 @@ async fn build(
     let mut command = Command::new(cargo);
     // With testbed selected too, cargo gives shared dependencies the features that this program was built with, and so
     // compiles none of them again (see testbed/Cargo.toml).
-    command.args(["build", "--locked", "--bins", "--profile", profile(profile_dir)]);
+    command.args([
+        "build",
+        "--locked",
+        "--bins",
+        "--cargo_profile",
+        cargo_profile(profile_dir),
+    ]);
     for program in Program::ALL {
         command.args(["--package", program.package()]);
     }
@@ -247,7 +254,7 @@ fn is_of_this_package(variable: &str) -> bool {
     prefixes.any(|prefix| variable.starts_with(prefix))
 }
 
-/// The start of a daemon.
+/// The command line of a daemon.
 #[derive(Clone, Debug)]
 pub struct Invocation {
     /// Its name in messages.
@@ -367,7 +374,7 @@ impl Daemon {
         &self.invocation.log
     }
 
-    /// Its start.
+    /// The command line that it was started with.
     pub fn invocation(&self) -> &Invocation {
         &self.invocation
     }
@@ -386,7 +393,8 @@ impl Daemon {
         let _ = ended.wait_for(Option::is_some).await;
     }
 
-    /// Waits for its end, which is no crash from now on; false if it goes on until the deadline.
+    /// Waits until it ends by itself, which is not recorded as a crash from now on; false if it still runs at
+    /// the deadline.
     pub(crate) async fn until_ended(&self, deadline: Duration) -> bool {
         self.is_ending.store(true, Ordering::Release);
         let mut ended = self.ended.clone();
@@ -400,15 +408,15 @@ impl Daemon {
         self.restart_as(self.invocation.clone()).await
     }
 
-    /// Kills it and starts it in another way.
+    /// Kills it and starts it with another command line.
     pub(crate) async fn restart_as(&mut self, invocation: Invocation) -> Result<(), DaemonError> {
         self.kill().await;
         *self = Self::start(invocation, &self.crashes)?;
         Ok(())
     }
 
-    /// Stops it (SIGSTOP), and returns when each of its threads stands still: the kernel has one thread take the signal, and
-    /// until that one gets a processor the others go on.
+    /// Stops it (SIGSTOP), and returns when all of its threads have stopped. The kernel delivers the signal to
+    /// one thread, and until that one gets a processor the others keep running.
     pub async fn pause(&self) -> Result<(), DaemonError> {
         self.signal("STOP").await?;
         while self.pid.is_some_and(|pid| !is_stopped(pid)) && !self.is_down() {
@@ -417,7 +425,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Resumes it (SIGCONT).
     pub(crate) async fn resume(&self) -> Result<(), DaemonError> {
         self.signal("CONT").await
     }
@@ -455,7 +463,7 @@ impl Daemon {
     }
 }
 
-/// Returns true if no thread of a process runs, by `/proc`; also where there is no such file.
+/// Returns true if `/proc` shows that no thread of a process runs, or does not show the process.
 fn is_stopped(pid: u32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
         return true;
@@ -474,7 +482,7 @@ fn is_stopped(pid: u32) -> bool {
     true
 }
 
-/// Waits for a daemon's process, and kills it on request.
+/// The task that waits for the end of a daemon's process and kills it on request.
 struct ProcessKeeper {
     child: Child,
     kill_requested: mpsc::Receiver<()>,
@@ -622,7 +630,7 @@ mod tests {
         assert_eq!(
             binaries.path(Program::Scheduler).unwrap_err().to_string(),
             "/t/release/gpushare-scheduler is not there; \
-             build it with `cargo build --profile release --package scheduler`"
+             build it with `cargo build --cargo_profile release --package scheduler`"
         );
     }
 

@@ -1,6 +1,6 @@
 //! `testbed demo`: three simulated nodes, the real daemons, the proposal's two figures and the sample pods.
 //!
-//! Everything goes through the API as on a real cluster; the checks at the end read their values back from there.
+//! Everything goes through the API as on a real cluster, and the checks read their values from there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -24,15 +24,15 @@ use crate::observer::ClusterSnapshot;
 use crate::pod_fields::{is_running, node_of};
 use crate::pods::{NamespacePods, PodBuilder};
 
-/// Longest wait for one step.
+/// Longest wait for one condition.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// MiB of the proposal's GPU.
 const GPU: u64 = 16276;
 /// The namespace of the demo's own pods.
 const NAMESPACE: &str = "default";
 
-/// Pods, and their MiB, that are left for people to look at beside the samples. The second one waits: only one GPU is large enough,
-/// and the first one has it.
+/// Pods with their MiB that `--keep` adds to the samples for people to look at. The second pod stays pending:
+/// only one GPU is large enough, and the first pod holds it.
 const SHOWN: [(&str, u64); 10] = [
     ("large-model-1", 20_480),
     ("large-model-2", 20_480),
@@ -63,7 +63,7 @@ pub struct DemoArgs {
     deploy: PathBuf,
 }
 
-/// The findings of the demo.
+/// The result of the demo as JSON.
 #[derive(Debug, Serialize)]
 struct Outcomes {
     seconds: f64,
@@ -84,6 +84,8 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
         ("n3", vec![GPU, 24258]),
     ];
     let nodes = nodes.map(|(name, gpus)| NodeSetup {
+        // The nodes count in MiB, so every pod holds thousands of device IDs, and a status that lists them all
+        // would be most of the work.
         allocated_resources_status: false,
         ..NodeSetup::new(name, &gpus).unit("MiB")
     });
@@ -108,14 +110,14 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
     } = demo;
     console.finish();
     if let Err(error) = played {
+        // After an error the logs of the daemons are the only way to find its cause.
         cluster.keep_files(true);
         return Err(error.context(format!("logs are in {}", cluster.dir().display())));
     }
     let is_ok = show(&cluster, &console, checks).await?;
     if args.keep {
         for (name, mib) in SHOWN {
-            pods.create(&PodBuilder::new(name, &[(GPU_MEM, &mib.to_string())]))
-                .await?;
+            pods.create(&PodBuilder::units(name, mib)).await?;
         }
         let kubeconfig = cluster.kubeconfig().await?;
         let targets = cluster.write_metrics_targets()?;
@@ -193,9 +195,10 @@ impl Demo {
         let name = format!("filter figure: the extender refuses n2: {}", reasons.join(", "));
         self.checks
             .push(Check::equal(name, &(passed.len(), reasons.len()), &(0, 1)));
+        // Earlier attempts of other pods are dropped, so that the next one to be read is this pod's.
         self.cluster.past_attempts();
         self.run_pod("figure-filter", 8138, None).await?;
-        let attempt = self.attempt_for("figure-filter").await?;
+        let attempt = self.next_attempt_of("figure-filter").await?;
         self.checks.push(Check::equal(
             "filter figure: the pod is bound to n3",
             &attempt.outcome,
@@ -257,7 +260,7 @@ impl Demo {
     }
 
     async fn run_pod(&self, name: &str, units: u64, node: Option<&str>) -> Result<()> {
-        let spec = PodBuilder::new(name, &[(GPU_MEM, &units.to_string())]);
+        let spec = PodBuilder::units(name, units);
         let spec = match node {
             Some(node) => spec.on(node),
             None => spec,
@@ -297,9 +300,10 @@ impl Demo {
         self.cluster.until(&what, DEADLINE, gone).await
     }
 
-    /// Asks the real extender's filter, as kube-scheduler would: the nodes that fit, and reasons why others do not.
+    /// Sends the extender a filter request, as kube-scheduler would; returns the nodes that fit and the reasons
+    /// of the refusals.
     async fn ask_extender(&self, units: u64, nodes: &[&str]) -> Result<(Vec<String>, Vec<String>)> {
-        let pod = PodBuilder::new("asked-only", &[(GPU_MEM, &units.to_string())]).pod()?;
+        let pod = PodBuilder::units("asked-only", units).pod()?;
         let question = json!({"Pod": pod, "Nodes": null, "NodeNames": nodes});
         let url = format!("{}/gpushare-scheduler/filter", self.cluster.scheduler_url());
         let client = self.cluster.scheduler_client()?;
@@ -314,7 +318,7 @@ impl Demo {
         ))
     }
 
-    async fn attempt_for(&mut self, pod: &str) -> Result<SchedulingAttempt> {
+    async fn next_attempt_of(&mut self, pod: &str) -> Result<SchedulingAttempt> {
         let key = format!("{NAMESPACE}/{pod}");
         let found = async {
             while let Some(attempt) = self.cluster.next_attempt().await {
@@ -383,7 +387,7 @@ async fn show(cluster: &LocalCluster, console: &Console, checks: Vec<Check>) -> 
     }
     console.result(&gpus.to_string());
     for view in &views {
-        console.result(&describe(view, &snapshot));
+        console.result(&describe_view(view, &snapshot));
     }
     console.result("");
     console.checks(&checks);
@@ -405,7 +409,7 @@ async fn show(cluster: &LocalCluster, console: &Console, checks: Vec<Check>) -> 
     Ok(is_ok)
 }
 
-fn describe(view: &ContainerView, snapshot: &ClusterSnapshot) -> String {
+fn describe_view(view: &ContainerView, snapshot: &ClusterSnapshot) -> String {
     let node = snapshot.pod(&view.pod).and_then(node_of).unwrap_or("no node");
     let sees = if view.sees.is_empty() {
         "no GPU".to_owned()

@@ -1,4 +1,4 @@
-//! Randomness that depends on the seed and on the name of the decision, never on how tasks interleave.
+//! Random generators that depend on a seed and the name of a decision, and so not on how tasks interleave.
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;

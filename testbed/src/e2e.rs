@@ -92,7 +92,8 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
     Ok(endings.iter().all(|ending| ending.failure.is_none()))
 }
 
-/// Runs scenarios on clusters of the testbed that are started for them, side by side.
+/// Starts the testbed's clusters that scenarios need, and runs the scenarios of different clusters
+/// concurrently.
 pub async fn on_testbed(
     console: &Console,
     chosen: &[Scenario],
@@ -163,7 +164,7 @@ async fn run_all(
     endings
 }
 
-/// The scenarios that the arguments name and that the cluster can run.
+/// Selects the scenarios that the arguments name and that the cluster can run.
 fn choose(args: &E2eArgs, commands: &Commands) -> Result<Vec<Scenario>> {
     let all = scenario::all();
     for name in &args.scenarios {

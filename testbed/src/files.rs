@@ -1,4 +1,4 @@
-//! Files of a run, with errors that name the file.
+//! Reading and writing of files, with errors that name the file.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! HTTP requests to the scheduler, as a user with curl would make them.
+//! A client for HTTP requests to the scheduler, such as a user makes with curl.
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
@@ -16,7 +16,7 @@ pub struct HttpClient {
     token: Option<String>,
 }
 
-/// A request that was not answered.
+/// The error of a request without an answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{method} {url}")]
 pub struct HttpError {
@@ -49,12 +49,12 @@ impl HttpClient {
         }
     }
 
-    /// Reads a page.
+    /// Sends a GET request; returns status and body.
     pub async fn get(&self, url: &str) -> Result<(StatusCode, Bytes), HttpError> {
         self.request(Method::GET, url, Bytes::new()).await
     }
 
-    /// Posts JSON.
+    /// Posts JSON; returns status and body.
     pub async fn post(&self, url: &str, body: impl Into<Bytes>) -> Result<(StatusCode, Bytes), HttpError> {
         self.request(Method::POST, url, body.into()).await
     }
@@ -102,7 +102,7 @@ impl Default for HttpClient {
     }
 }
 
-/// True if a page can be read with success.
+/// Returns true if a GET request is answered with 200.
 pub async fn is_ok(url: &str) -> bool {
     HttpClient::new()
         .get(url)

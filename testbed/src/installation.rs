@@ -1,7 +1,8 @@
-//! The objects of an installation around the daemons, which the testbed runs as processes: Deployment, `DaemonSet`, the pods of
-//! the plugins, definitions and policies.
+//! The objects of a complete installation besides the daemons themselves: Deployment, `DaemonSet`, pods of the
+//! plugins, definitions and policies.
 //!
-//! Controllers are missing, so that their status is written here, once.
+//! The testbed runs the daemons as processes and has no controllers, so the status that these would write is
+//! set here, once.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -23,7 +24,7 @@ const MANIFESTS: [&str; 6] = [
 /// The name of the plugin's `DaemonSet`, of its container and of the label of its pods.
 const PLUGIN: &str = "gpushare-device-plugin";
 
-/// Applies what an installation has beside the daemons, for `n_replicas` of the scheduler.
+/// Creates the objects of an installation, for `n_replicas` of the scheduler.
 ///
 /// # Errors
 /// A manifest cannot be applied.

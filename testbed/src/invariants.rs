@@ -1,6 +1,7 @@
-//! The invariants of any cluster with gpushare, checked on API objects and container logs alone.
+//! Checks the invariants of a cluster with gpushare, from API objects and container logs alone.
 //!
-//! Deliberately shares no arithmetic with the scheduler or the plugin: their mistakes must not be repeated here.
+//! It shares no arithmetic with the scheduler or the plugin, on purpose: a mistake there must not be repeated
+//! here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,25 +31,25 @@ use others::OtherDevices;
 mod constraints;
 mod others;
 
-/// Resources that make kubelet call the plugin, besides those of vendors.
+/// The plugin's own resources whose requests make kubelet call the plugin.
 const SERVED: [&str; 2] = [GPU_MEM, GPU_SHARED];
-/// The variable that says which devices a container sees.
+/// The variable by which NVIDIA's runtime gives a container its GPUs.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// One GPU and the amounts that pods hold of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuUse {
-    /// The node it is in.
+    /// Name of its node.
     pub node: String,
     /// Its minor number.
     pub minor: i32,
     /// Its UUID.
     pub uuid: String,
-    /// True if new pods may come to it.
+    /// True if the plugin reports it as healthy.
     pub healthy: bool,
     /// Memory in bytes.
     pub total: u64,
-    /// Bytes that pods hold, in hundredths, as a ratio is not always a whole number of them.
+    /// Hundredths of bytes that pods hold: a percentage of a GPU is not always a whole number of bytes.
     used_hundredths: u128,
     /// Percent of computing power that pods hold.
     pub core: u64,
@@ -63,7 +64,7 @@ impl GpuUse {
     }
 }
 
-/// The sums over all pods.
+/// The amounts of all devices that pods hold, and the violations.
 #[derive(Clone, Debug, Default)]
 pub struct Accounts {
     /// Every GPU, by node and minor.
@@ -74,18 +75,18 @@ pub struct Accounts {
     pub violations: Vec<String>,
 }
 
-/// A pod's use of the GPUs that it asks for.
+/// The way in which a pod uses its GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GpuUseKind {
-    /// Amounts of some.
+    /// Amounts of one or more GPUs, shared with others.
     Shares,
-    /// Some in a vendor's name, to itself.
+    /// Whole GPUs under a vendor's resource name.
     Whole,
-    /// All of its node, and no amounts of any.
+    /// All GPUs of its node, visible to it without holding any amount.
     All,
 }
 
-/// A pod's request of each of its devices.
+/// The GPUs that a pod requests, with the amounts of all of them together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RequestedShare {
     use_kind: GpuUseKind,
@@ -130,7 +131,7 @@ impl RequestedShare {
         })
     }
 
-    /// Hundredths of bytes of one device.
+    /// Hundredths of bytes that the pod requests of each device.
     fn hundredths(&self, unit: u64, total: u64) -> u128 {
         let exact = u128::from(self.units) * u128::from(unit) * 100
             + u128::from(self.bytes) * 100
@@ -139,7 +140,7 @@ impl RequestedShare {
     }
 }
 
-/// A pod's devices as its annotations name them: minor and, if the writer knew it, UUID.
+/// The GPUs that a pod's annotations name: minor number and, if the writer knew it, UUID.
 pub fn record(pod: &Pod) -> Result<Vec<(i32, String)>, String> {
     if pod.annotations().contains_key(DEVICE_ALLOCATED) {
         return match device_record(pod) {
@@ -162,19 +163,20 @@ fn gpus_in(record: &DeviceAllocations) -> Vec<(i32, String)> {
     gpus.map(|one| (one.minor, one.id.clone())).collect()
 }
 
-/// The record that counts for a pod.
+/// The record that applies to a pod.
 #[derive(Debug, Default)]
 struct Effective {
     /// Minors and UUIDs.
     devices: Vec<(i32, String)>,
-    /// All of it, where it is not the pod's own.
+    /// The whole record, if it is not the pod's own.
     exchanged: Option<DeviceAllocations>,
 }
 
-/// The record that counts for a pod: the one that it has exchanged for its own, if its node's Device object names one.
-fn effective(pod: &Pod, device: Option<&Device>) -> Result<Effective, String> {
+/// The record that applies to a pod: another pod's that the plugin has exchanged for its own, if the node's
+/// Device object names one.
+fn effective_record(pod: &Pod, device: Option<&Device>) -> Result<Effective, String> {
     let annotations = device.and_then(|device| device.metadata.annotations.as_ref());
-    let mut exchanged = plugin_reports::read_swapped_records(annotations).map_err(text)?;
+    let mut exchanged = plugin_reports::read_swapped_records(annotations).map_err(error_text)?;
     let exchanged = exchanged.remove(&pod.uid().unwrap_or_default());
     let devices = match &exchanged {
         Some(other) => gpus_in(other),
@@ -183,17 +185,18 @@ fn effective(pod: &Pod, device: Option<&Device>) -> Result<Effective, String> {
     Ok(Effective { devices, exchanged })
 }
 
-fn text(error: impl Into<Box<dyn std::error::Error>>) -> String {
+fn error_text(error: impl Into<Box<dyn std::error::Error>>) -> String {
     error.into().to_string()
 }
 
-/// UUIDs that a container should see, sorted, as the record that counts for its pod names them; none if it asks for none.
+/// The UUIDs that a container should see, sorted, by the record that applies to its pod; none if the container
+/// requests no GPU.
 pub fn should_see(pod: &Pod, device: Option<&Device>, container: &str) -> Vec<String> {
-    if !containers(pod).any(|one| one.name == container && asks(one)) {
+    if !containers(pod).any(|one| one.name == container && requests_gpus(one)) {
         return Vec::new();
     }
     let mut uuids = Vec::new();
-    for (minor, uuid) in effective(pod, device).unwrap_or_default().devices {
+    for (minor, uuid) in effective_record(pod, device).unwrap_or_default().devices {
         if uuid.is_empty() {
             // The old extender's record names the minor number alone.
             let known = device.and_then(|device| gpu_of_minor(device, minor));
@@ -215,12 +218,13 @@ fn is_gpu(info: &DeviceInfo) -> bool {
     info.device_type == TYPE_GPU
 }
 
-/// True if kubelet takes whole GPUs of a node from the vendor's plugin, whose choice gpushare cannot steer.
+/// Returns true if the vendor's plugin serves the node's whole GPUs; gpushare cannot steer its choice.
 fn is_served_by_vendor(device: &Device) -> bool {
     device.labels().get(SERVES_VENDOR_LABEL).map(String::as_str) != Some("true")
 }
 
-/// Adds up the amounts that pods hold, and lists the violations. Pods in `excused` may have broken records.
+/// Adds up the amounts that pods hold, and lists the violations. Broken records of pods in `excused` are no
+/// violations.
 pub fn accounts(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Accounts {
     let mut accounts = Accounts::default();
     for (node, device) in &snapshot.devices {
@@ -245,14 +249,15 @@ pub fn accounts(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Accou
         }
     }
     accounts.check_limits();
-    let overfull = accounts.others.overfull();
+    let overfull = accounts.others.oversubscribed();
     accounts.violations.extend(overfull);
-    accounts.violations.extend(disregarded(snapshot, excused));
+    accounts.violations.extend(unmet_demands(snapshot, excused));
     accounts
 }
 
-/// A sentence for each demand of a pod's annotations that is not met, and for each pod that another one should have kept off.
-fn disregarded(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Vec<String> {
+/// Returns a sentence for each demand of a pod's annotations that is not met, and for each device that an
+/// exclusive pod shares.
+fn unmet_demands(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Vec<String> {
     let mut sentences = Vec::new();
     for (node, device) in &snapshot.devices {
         let mut here: Vec<(&str, &Pod)> = Vec::new();
@@ -302,13 +307,14 @@ impl Accounts {
         share: RequestedShare,
     ) -> Result<(), String> {
         let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
+        // The vendor's plugin chooses the GPUs of such pods, so a record of the scheduler would prove nothing.
         if share.use_kind == GpuUseKind::Whole
             && (!is_recorded || snapshot.devices.get(node).is_none_or(is_served_by_vendor))
         {
             // Only its containers show which devices the pod has: see `clashes`.
             return Ok(());
         }
-        let Effective { devices, exchanged } = effective(pod, snapshot.devices.get(node))?;
+        let Effective { devices, exchanged } = effective_record(pod, snapshot.devices.get(node))?;
         let distinct: BTreeSet<i32> = devices.iter().map(|(minor, _)| *minor).collect();
         if share.use_kind == GpuUseKind::All {
             let on_node = self.gpus.values().filter(|gpu| gpu.node == node);
@@ -328,6 +334,7 @@ impl Accounts {
         if !snapshot.devices.contains_key(node) {
             return Ok(());
         }
+        // Old pods count in units whose size each node chooses.
         let unit = memory_unit(snapshot, node);
         for (minor, uuid) in &devices {
             let Some(gpu) = self.gpus.get_mut(&(node.to_owned(), *minor)) else {
@@ -367,7 +374,7 @@ impl Accounts {
     }
 }
 
-/// The amounts that the record names must be those that the pod asks for; it may round to a byte.
+/// Checks that a record has the amounts that the pod requests; bytes may be rounded either way.
 fn check_recorded_amounts(
     pod: &Pod,
     exchanged: Option<&DeviceAllocations>,
@@ -375,7 +382,7 @@ fn check_recorded_amounts(
     share: RequestedShare,
     hundredths: u128,
 ) -> Result<(), String> {
-    let own = device_record(pod).map_err(text)?;
+    let own = device_record(pod).map_err(error_text)?;
     let record = exchanged.unwrap_or(&own);
     let mut gpus = record.get(TYPE_GPU).into_iter().flatten();
     let Some(entry) = gpus.find(|entry| entry.minor == minor) else {
@@ -429,7 +436,7 @@ pub fn memory_unit(snapshot: &ClusterSnapshot, node: &str) -> u64 {
     unit.unwrap_or(MemoryUnit::GIB).bytes()
 }
 
-/// The view of one container.
+/// The GPUs that one container sees and should see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerView {
     /// `namespace/name`.
@@ -464,7 +471,7 @@ pub async fn container_views(
             let sees = seen(&log, device);
             let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
             let is_vendors =
-                asks_whole(container) && (!is_recorded || device.is_none_or(is_served_by_vendor));
+                requests_whole_gpus(container) && (!is_recorded || device.is_none_or(is_served_by_vendor));
             let should_see = if is_vendors {
                 sees.clone()
             } else {
@@ -501,7 +508,8 @@ pub(crate) fn stale_spec(container: &kubelet::RuntimeContainer) -> Option<String
     ))
 }
 
-/// Returns evidence that a started container has another limit of the driver than its part of a GPU of this size, in MiB.
+/// Returns evidence that the driver limit of a started container is not its share of a GPU of this size, in
+/// MiB.
 ///
 /// Containers request memory units of a GiB, or shares of a tenth of each GPU.
 pub(crate) fn wrong_limit(container: &kubelet::RuntimeContainer, gpu_mib: u64) -> Option<String> {
@@ -533,7 +541,7 @@ pub(crate) fn wrong_limit(container: &kubelet::RuntimeContainer, gpu_mib: u64) -
     ))
 }
 
-/// A sentence for each container that sees other devices than it should.
+/// Returns a sentence for each container that sees other devices than it should.
 pub fn misfits(views: &[ContainerView]) -> Vec<String> {
     let mut sentences = Vec::new();
     for view in views.iter().filter(|view| view.sees != view.should_see) {
@@ -545,7 +553,7 @@ pub fn misfits(views: &[ContainerView]) -> Vec<String> {
     sentences
 }
 
-/// A sentence for each GPU that a running pod has whole and that a container of another pod sees too.
+/// Returns a sentence for each GPU that a running pod has whole and that a container of another pod sees.
 pub(crate) fn clashes(snapshot: &ClusterSnapshot, views: &[ContainerView]) -> Vec<String> {
     let mut whole = Vec::new();
     let mut others = Vec::new();
@@ -578,15 +586,15 @@ pub(crate) fn clashes(snapshot: &ClusterSnapshot, views: &[ContainerView]) -> Ve
     clashes
 }
 
-fn asks(container: &Container) -> bool {
-    is_limited(container, &SERVED) || asks_whole(container)
+fn requests_gpus(container: &Container) -> bool {
+    is_limited(container, &SERVED) || requests_whole_gpus(container)
 }
 
-fn asks_whole(container: &Container) -> bool {
+fn requests_whole_gpus(container: &Container) -> bool {
     is_limited(container, &VENDOR_GPUS)
 }
 
-/// True if the container's limits have one of these resources.
+/// Returns true if the container's limits have one of these resources.
 fn is_limited(container: &Container, resources: &[&str]) -> bool {
     let limits = container.resources.as_ref().and_then(|all| all.limits.as_ref());
     let mut limited = limits.into_iter().flatten();

@@ -1,12 +1,15 @@
-//! A model of kube-scheduler 1.36: it behaves as the original does towards pods, nodes and extenders.
+//! A model of kube-scheduler 1.36, in its behaviour towards pods, nodes and extenders.
 //!
 //! It reads a real `KubeSchedulerConfiguration`, watches the API server over HTTP, and calls extenders over HTTP: one
 //! scheduling cycle at a time, binding cycles beside it, which may wait in Permit or for volumes. It models the queue with
 //! its back-offs, the sampling of nodes, the fit of resources, the messages of conditions and events, preemption, leader
 //! election, and the scheduling of a `PodGroup` with the feature gates `GenericWorkload` and `GangScheduling`.
 //!
-//! It leaves out the plugins that no extender can notice: affinity between pods, spreading, images, and most scores. It
-//! looks at one node after the other, as kube-scheduler does on one processor.
+//! Compared with recordings of the real program: the requests to extenders (`scheduler/tests`, recorded from
+//! 1.36). The rest follows its code, and `testbed/tests/scheduler_loop.rs` states the behaviour; names such as
+//! `selectHost` in comments are functions of that code. It leaves out plugins that no extender can notice:
+//! affinity between pods, spreading, images, and most scores. It filters one node after the other, as
+//! kube-scheduler does on one processor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,17 +33,18 @@ use crate::pod_fields::{has_ended, node_of};
 
 use binding::{PodBinder, VolumeClaims};
 use cache::{Cache, CachedNode};
-use cycle::{Cycle, CycleFailure, Sampling};
+use cycle::{Cycle, CycleFailure};
 use pod_group::Groups;
 use preemption::{PreemptionContext, evict, priority};
 use queue::Queue;
 use report::{Nomination, Report, ReportContent, nominated_node};
 
 pub use configuration::{ConfigurationError, ExtenderConfiguration, ManagedResource, SchedulerConfiguration};
+pub use cycle::Sampling;
 
 pub use amounts::{AmountError, ResourceAmounts};
 pub use binding::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
-pub use diagnosis::{FilterRefusal, SchedulingDiagnosis, sentence};
+pub use diagnosis::{FilterRefusal, SchedulingDiagnosis, no_fit_message};
 pub use extender::{ExtenderClient, ExtenderError, FittingNodes};
 pub use fit::repels;
 
@@ -61,7 +65,7 @@ mod report;
 /// The result of an attempt to schedule a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SchedulingOutcome {
-    /// The pod is on this node.
+    /// The pod is bound to this node.
     Bound(String),
     /// No node fits.
     NoFit,
@@ -80,16 +84,16 @@ pub struct SchedulingAttempt {
     pub outcome: SchedulingOutcome,
 }
 
-/// Settings beside the configuration.
+/// Settings of the model that are not in a `KubeSchedulerConfiguration`.
 #[derive(Debug, Default)]
 pub struct Options {
-    /// Seed of the choice among nodes of equal score; the first name wins without one.
+    /// Seed of the random choice among nodes of equal score; without a seed the first name wins.
     pub seed: Option<u64>,
-    /// Receives every attempt.
+    /// Receives every attempt to schedule a pod.
     pub journal: Option<mpsc::UnboundedSender<SchedulingAttempt>>,
 }
 
-/// A running loop. Dropping it stops it at once, with everything it has in flight.
+/// A running scheduling loop. Dropping it stops it at once, with the bindings that are in flight.
 #[derive(Debug)]
 pub struct KubeScheduler {
     _loop: AbortOnDropHandle<()>,
@@ -109,7 +113,7 @@ impl KubeScheduler {
     }
 }
 
-/// An input of the loop.
+/// An event that the scheduling loop handles.
 #[derive(Debug)]
 enum Input {
     Node(Box<watcher::Event<Node>>),
@@ -121,7 +125,7 @@ enum Input {
     BindingEnded(Box<BindingCycle>),
 }
 
-/// A binding cycle and how it ended.
+/// A binding cycle that has ended, with its result.
 #[derive(Debug)]
 struct BindingCycle {
     uid: String,
@@ -131,9 +135,9 @@ struct BindingCycle {
     result: Result<(), String>,
 }
 
-/// Names or UIDs seen since a list began.
+/// The names or UIDs that a list has shown so far, and whether one list is complete.
 #[derive(Debug, Default)]
-struct ListedPods {
+struct ListProgress {
     seen: BTreeSet<String>,
     synced: bool,
 }
@@ -149,11 +153,11 @@ struct Loop {
     /// Versions of storage capacities, by UID.
     capacities: BTreeMap<String, Option<String>>,
     groups: Groups,
-    /// The node that is kept for a pod, and the pod: before the API server knows of it.
+    /// Nodes that are nominated for pods, by the pods' UIDs; the API server may not show a nomination yet.
     nominated: BTreeMap<String, (String, Arc<Pod>)>,
     bindings: JoinSet<()>,
-    nodes: ListedPods,
-    pods: ListedPods,
+    nodes: ListProgress,
+    pods: ListProgress,
     journal: Option<mpsc::UnboundedSender<SchedulingAttempt>>,
     reports: Option<mpsc::UnboundedSender<Report>>,
     own_inbox: Option<mpsc::UnboundedSender<Input>>,
@@ -189,8 +193,8 @@ impl Loop {
             },
             configuration: configuration.clone(),
             bindings: JoinSet::new(),
-            nodes: ListedPods::default(),
-            pods: ListedPods::default(),
+            nodes: ListProgress::default(),
+            pods: ListProgress::default(),
             journal: options.journal,
             reports: None,
             own_inbox: None,
@@ -204,27 +208,27 @@ impl Loop {
         self.reports = Some(reports);
         self.own_inbox = Some(sender.clone());
         let _helpers = [
-            AbortOnDropHandle::new(tokio::spawn(watch(
+            AbortOnDropHandle::new(tokio::spawn(watch_kind(
                 Api::<Node>::all(client.clone()),
                 Input::Node,
                 sender.clone(),
             ))),
-            AbortOnDropHandle::new(tokio::spawn(watch(
+            AbortOnDropHandle::new(tokio::spawn(watch_kind(
                 Api::<Pod>::all(client.clone()),
                 |event| Input::Pod(event, Instant::now()),
                 sender.clone(),
             ))),
-            AbortOnDropHandle::new(tokio::spawn(watch(
+            AbortOnDropHandle::new(tokio::spawn(watch_kind(
                 Api::<PodDisruptionBudget>::all(client.clone()),
                 Input::Budget,
                 sender.clone(),
             ))),
-            AbortOnDropHandle::new(tokio::spawn(watch(
+            AbortOnDropHandle::new(tokio::spawn(watch_kind(
                 Api::<CSIStorageCapacity>::all(client.clone()),
                 Input::Capacity,
                 sender.clone(),
             ))),
-            AbortOnDropHandle::new(tokio::spawn(watch(
+            AbortOnDropHandle::new(tokio::spawn(watch_kind(
                 Api::<PodGroup>::all(client.clone()),
                 Input::Group,
                 sender,
@@ -232,9 +236,11 @@ impl Loop {
             AbortOnDropHandle::new(tokio::spawn(report::write_all(client, component, written))),
         ];
         loop {
+            // All known events come before the next attempt, so that it is made on the newest state.
             while let Ok(input) = inbox.try_recv() {
-                self.take(input);
+                self.handle(input);
             }
+            // Ended binding tasks have sent their results already; joining them only frees memory.
             while self.bindings.try_join_next().is_some() {}
             let ready = self.nodes.synced && self.pods.synced;
             if let Some((uid, pod)) = ready.then(|| self.queue.pop(Instant::now())).flatten() {
@@ -252,27 +258,27 @@ impl Loop {
                 }
             };
             tokio::select! {
-                input = inbox.recv() => if let Some(input) = input { self.take(input) },
+                input = inbox.recv() => if let Some(input) = input { self.handle(input) },
                 () = timer => {}
             }
         }
     }
 
-    fn take(&mut self, input: Input) {
+    fn handle(&mut self, input: Input) {
         match input {
-            Input::Node(event) => self.take_node(*event),
-            Input::Pod(event, arrived) => self.take_pod(*event, arrived),
-            Input::Budget(event) => self.take_budget(*event),
-            Input::Capacity(event) => self.take_capacity(*event),
+            Input::Node(event) => self.handle_node(*event),
+            Input::Pod(event, arrived) => self.handle_pod(*event, arrived),
+            Input::Budget(event) => self.handle_budget(*event),
+            Input::Capacity(event) => self.handle_capacity(*event),
             Input::Group(event) => {
-                let is_new = self.groups.take(*event);
+                let is_new = self.groups.update(*event);
                 self.wake_if(is_new);
             }
             Input::BindingEnded(binding) => self.end_binding(*binding),
         }
     }
 
-    fn take_node(&mut self, event: watcher::Event<Node>) {
+    fn handle_node(&mut self, event: watcher::Event<Node>) {
         let changed = match event {
             watcher::Event::Init => {
                 self.nodes.seen.clear();
@@ -284,6 +290,7 @@ impl Loop {
             }
             watcher::Event::InitDone => {
                 self.nodes.synced = true;
+                // A node that the new list no longer shows was deleted while the watch was broken.
                 let gone: Vec<String> = self
                     .cache
                     .node_names()
@@ -298,26 +305,26 @@ impl Loop {
         self.wake_if(changed);
     }
 
-    fn take_pod(&mut self, event: watcher::Event<Pod>, arrived: Instant) {
+    fn handle_pod(&mut self, event: watcher::Event<Pod>, arrived: Instant) {
         match event {
             watcher::Event::Init => self.pods.seen.clear(),
             watcher::Event::InitApply(pod) => {
                 self.pods.seen.extend(pod.uid());
-                self.put_pod(pod, arrived);
+                self.update_pod(pod, arrived);
             }
             watcher::Event::InitDone => {
                 self.pods.synced = true;
                 let known: BTreeSet<String> = self.cache.uids().chain(self.queue.uids()).cloned().collect();
                 for uid in known.difference(&std::mem::take(&mut self.pods.seen)) {
-                    self.forget(uid);
+                    self.remove_pod(uid);
                 }
             }
-            watcher::Event::Apply(pod) => self.put_pod(pod, arrived),
-            watcher::Event::Delete(pod) => self.forget(&pod.uid().unwrap_or_default()),
+            watcher::Event::Apply(pod) => self.update_pod(pod, arrived),
+            watcher::Event::Delete(pod) => self.remove_pod(&pod.uid().unwrap_or_default()),
         }
     }
 
-    fn take_budget(&mut self, event: watcher::Event<PodDisruptionBudget>) {
+    fn handle_budget(&mut self, event: watcher::Event<PodDisruptionBudget>) {
         match event {
             watcher::Event::Init => self.budgets.clear(),
             watcher::Event::InitApply(budget) | watcher::Event::Apply(budget) => {
@@ -328,9 +335,9 @@ impl Loop {
         }
     }
 
-    /// A change of a storage capacity is an event for the pods that an extender refused: it takes every event for one that may
-    /// help. Those that wait for volumes look at the amount, which nothing here does.
-    fn take_capacity(&mut self, event: watcher::Event<CSIStorageCapacity>) {
+    /// Wakes the pods that an extender refused: for them kube-scheduler takes every event of a cluster as one
+    /// that may help. gpushare's scheduler changes a `CSIStorageCapacity` for this purpose.
+    fn handle_capacity(&mut self, event: watcher::Event<CSIStorageCapacity>) {
         let (watcher::Event::InitApply(capacity) | watcher::Event::Apply(capacity)) = event else {
             return;
         };
@@ -345,22 +352,25 @@ impl Loop {
         }
     }
 
-    fn put_pod(&mut self, pod: Pod, arrived: Instant) {
+    fn update_pod(&mut self, pod: Pod, arrived: Instant) {
         let Some(uid) = pod.uid() else { return };
         let pod = Arc::new(pod);
         if has_ended(&pod) {
-            self.forget(&uid);
+            self.remove_pod(&uid);
         } else if let Some(node) = node_of(&pod) {
             self.queue.remove(&uid);
             self.nominated.remove(&uid);
             let new = self.cache.bind(&uid, node, &pod);
             self.wake_if(new);
         } else if pod.metadata.deletion_timestamp.is_some() {
+            // An assumed pod keeps its place until its binding ends, although it is being deleted.
             if !self.cache.is_assumed(&uid) {
-                self.forget(&uid);
+                self.remove_pod(&uid);
             }
         } else if self.is_ours(&pod) {
             self.note_nomination(&uid, &pod);
+            // The other members of a group wait until enough exist, and this one may be the last that was
+            // missing.
             let completes_a_group = pod_group::group_of(&pod).is_some() && self.queue.get(&uid).is_none();
             self.queue.put(&uid, pod, arrived);
             self.wake_if(completes_a_group);
@@ -378,7 +388,7 @@ impl Loop {
         self.configuration.schedulers.contains(scheduler) && !gated
     }
 
-    /// Takes note of the node that the API server says is kept for a pod.
+    /// Records the node that a pod's status nominates.
     fn note_nomination(&mut self, uid: &str, pod: &Arc<Pod>) {
         if let Some(node) = nominated_node(pod) {
             self.nominated
@@ -392,7 +402,7 @@ impl Loop {
         }
     }
 
-    fn forget(&mut self, uid: &str) {
+    fn remove_pod(&mut self, uid: &str) {
         self.queue.remove(uid);
         self.nominated.remove(uid);
         let held = self.cache.release(uid);
@@ -437,7 +447,8 @@ impl Loop {
         }
     }
 
-    /// The nodes as the filters see them for a pod: with the pods that others keep nodes for, unless they are less important.
+    /// The nodes as the filters see them for a pod. Pods that are nominated to a node count there if they are
+    /// at least as important.
     fn nodes_for(&self, uid: &str, pod: &Pod) -> BTreeMap<String, CachedNode> {
         let mut nodes = self.cache.snapshot();
         for (other, (node, nominated)) in &self.nominated {
@@ -450,7 +461,7 @@ impl Loop {
         nodes
     }
 
-    /// Evicts pods for one that found no node, if that helps; returns the change of its nominated node.
+    /// Evicts less important pods if that makes room for a pod; returns the change of its nominated node.
     async fn preempt(&mut self, uid: &str, pod: &Arc<Pod>, diagnosis: &SchedulingDiagnosis) -> Nomination {
         let Ok(request) = ResourceAmounts::of_pod(pod) else {
             return Nomination::Keep;
@@ -503,7 +514,8 @@ impl Loop {
         });
     }
 
-    /// After a failed binding the pod is tried again, unless the watch has shown meanwhile that it is bound after all.
+    /// Handles the end of a binding cycle. After a failed binding the pod is tried again, unless the watch has
+    /// shown meanwhile that it is bound after all.
     fn end_binding(&mut self, binding: BindingCycle) {
         let BindingCycle {
             uid,
@@ -520,6 +532,7 @@ impl Loop {
                 self.record(&pod, diagnosis, SchedulingOutcome::Bound(node));
             }
             Err(message) if self.cache.is_assumed(&uid) => {
+                // The room is free again, which is an event for all other pods.
                 self.cache.release(&uid);
                 self.queue.wake_all(Instant::now());
                 self.fail(&uid, &pod, diagnosis, message);
@@ -559,8 +572,11 @@ impl Loop {
     }
 }
 
-async fn watch<K>(api: Api<K>, wrap: fn(Box<watcher::Event<K>>) -> Input, inbox: mpsc::UnboundedSender<Input>)
-where
+async fn watch_kind<K>(
+    api: Api<K>,
+    wrap: fn(Box<watcher::Event<K>>) -> Input,
+    inbox: mpsc::UnboundedSender<Input>,
+) where
     K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
     let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();

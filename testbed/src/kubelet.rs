@@ -1,12 +1,14 @@
 //! A model of kubelet 1.36 and of the container runtime under it.
 //!
-//! It models the device manager over its real gRPC sockets, the pod-resources API, admission, pod workers, status, and how
-//! containerd and NVIDIA's runtime inject devices; `testbed/tests/recorded` holds what NVIDIA's container runtime does to
-//! containers, and a test compares the model with it. Containers "run" by having their environment recorded.
+//! It models the device manager over its real gRPC sockets, the pod-resources API, admission, pod workers,
+//! status, and how containerd and NVIDIA's runtime inject devices. A container "runs" by having its environment
+//! recorded. Compared with recordings: NVIDIA's container runtime 1.20 (`testbed/tests/nvidia_runtime.rs`). The
+//! rest follows the code of kubelet 1.36, and tests in `testbed/tests/kubelet` state the behaviour; names such
+//! as `devicesToReuse` in comments are functions of that code.
 //!
-//! It uses the API server through the client it is given and nothing else of the testbed, so it works against any API server.
-//! It leaves out processes, images, probes, eviction and alignment of devices by NUMA node (the topology manager's policy is
-//! `none`, kubelet's default).
+//! It uses nothing else of the testbed, and the API server only through the client that it is given, so it
+//! works against any API server. It leaves out processes, images, probes, eviction and alignment of devices by
+//! NUMA node (the topology manager's policy is `none`, kubelet's default).
 
 mod cdi;
 mod checkpoint;
@@ -68,7 +70,7 @@ pub struct ContainerAllocation {
     pub device_ids: Vec<String>,
 }
 
-/// No such container on this node.
+/// The error for a container that is not on this node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("pod {pod} has no container {container} on this node")]
 pub struct UnknownContainer {
@@ -76,7 +78,7 @@ pub struct UnknownContainer {
     container: String,
 }
 
-/// A node of the testbed.
+/// A kubelet with its container runtime.
 ///
 /// Dropping it leaves its tasks running; [`Kubelet::stop`] ends them.
 #[derive(Debug)]
@@ -86,7 +88,7 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// Opens the sockets and starts to register the node and to watch its pods.
+    /// Opens the sockets, registers the node and begins to watch its pods, in the background.
     pub fn start(config: KubeletConfig) -> Result<Self, StartupError> {
         Self::start_held(config, watch::Sender::default())
     }
@@ -97,12 +99,13 @@ impl Kubelet {
         Ok(Self { machine, process })
     }
 
-    /// Kills the kubelet process and starts it again; containers go on running meanwhile.
+    /// Kills the kubelet process and starts it again; containers keep running meanwhile.
     pub async fn restart(&mut self) -> Result<(), StartupError> {
         self.restart_with(|_| {}).await
     }
 
-    /// Restarts with something done while the process is down, e.g. the checkpoint removed.
+    /// Kills the kubelet process, runs `meanwhile`, such as the removal of the checkpoint, and starts the
+    /// process again.
     pub async fn restart_with(&mut self, meanwhile: impl FnOnce(&KubeletConfig)) -> Result<(), StartupError> {
         self.process.stop().await;
         meanwhile(&self.machine.config);
@@ -110,8 +113,8 @@ impl Kubelet {
         Ok(())
     }
 
-    /// The machine reboots: all containers and CDI specs are gone, and kubelet starts with its checkpoint. Pods that
-    /// [`Kubelet::hold`] keeps waiting go on waiting.
+    /// Reboots the machine: containers and CDI specs are gone, and kubelet starts with its checkpoint. Pods
+    /// that [`Kubelet::hold`] holds back stay held back.
     pub async fn reboot(&mut self) -> Result<(), StartupError> {
         self.process.stop().await;
         if let Some(dir) = self.machine.config.cdi_dirs.last() {
@@ -122,7 +125,7 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Ends the kubelet process, its connections included.
+    /// Ends the kubelet process with its connections.
     pub async fn stop(self) {
         self.process.stop().await;
     }
@@ -132,7 +135,7 @@ impl Kubelet {
         &self.machine.config
     }
 
-    /// The containers that were started, or tried to, of pods that still exist.
+    /// Containers of pods that still exist, those included whose start has failed.
     pub fn containers(&self) -> Vec<RuntimeContainer> {
         self.machine.runtime.all()
     }
@@ -145,7 +148,8 @@ impl Kubelet {
         self.containers().into_iter().find(is_it)
     }
 
-    /// The devices that containers hold, those of ended pods included until kubelet takes them back.
+    /// Devices that containers hold. kubelet takes the devices of ended pods back only when a later container
+    /// needs some.
     pub fn allocations(&self) -> Vec<ContainerAllocation> {
         let devices = self.process.devices.lock();
         let allocations = devices
@@ -160,22 +164,22 @@ impl Kubelet {
         allocations.collect()
     }
 
-    /// By plugin resource: all devices and healthy devices.
+    /// The number of all devices and of healthy devices, by resource.
     pub fn capacity(&self) -> BTreeMap<String, (usize, usize)> {
         self.process.devices.lock().capacity(Duration::MAX).counts
     }
 
-    /// True once the pods that were there at the last start have been admitted or refused.
+    /// Returns true once kubelet has admitted or refused the pods that were there at its last start.
     pub fn has_synced(&self) -> bool {
         self.process.pods.sources_ready()
     }
 
-    /// Has DRA drivers prepare these devices for a claim, in place of those before.
+    /// Sets the devices that DRA drivers have prepared for a claim.
     pub fn prepare_claim(&self, namespace: &str, name: &str, devices: Vec<PreparedDevice>) {
         self.machine.claims.prepare(namespace, name, devices);
     }
 
-    /// Lets no pod be admitted from now on: those that arrive wait, across restarts of kubelet and of the machine too.
+    /// Holds back the admission of pods from now on, also across restarts of kubelet and of the machine.
     pub fn hold(&self) {
         self.machine.hold.send_replace(Hold {
             is_held: true,
@@ -183,12 +187,12 @@ impl Kubelet {
         });
     }
 
-    /// The number of pods that wait because of [`Kubelet::hold`].
+    /// The number of pods that [`Kubelet::hold`] holds back.
     pub fn n_held(&self) -> usize {
         KubeletCounts::get(&self.machine.counts.held)
     }
 
-    /// Admits the pods that wait, as one batch in this order; `seed` decides everything random in it.
+    /// Admits the pods that were held back as one batch, in this order; `seed` decides a random order.
     pub fn release(&self, rule: OrderRule, seed: u64) {
         self.machine.hold.send_replace(Hold {
             is_held: false,
@@ -231,7 +235,8 @@ impl Kubelet {
         self.machine.admissions.len()
     }
 
-    /// Makes a container crash; kubelet starts it again with the earlier answer to Allocate.
+    /// Makes a container crash. kubelet starts it again with the devices and the answer that Allocate returned
+    /// before.
     pub fn restart_container(
         &self,
         namespace: &str,
@@ -257,8 +262,9 @@ impl Kubelet {
         self.process.devices.drop_stream(resource)
     }
 
-    /// Waits until plugins of the container runtime have registered `times` times; false if `deadline` comes first.
-    pub async fn until_asked(&self, times: usize, deadline: Duration) -> bool {
+    /// Waits until plugins of the container runtime (NRI) have registered `times` times; false if `deadline`
+    /// comes first.
+    pub async fn until_nri_registered(&self, times: usize, deadline: Duration) -> bool {
         let Some(nri) = &self.machine.nri else {
             return false;
         };

@@ -28,7 +28,7 @@ pub fn read(path: &Path) -> Result<Vec<DynamicObject>> {
     parse(&files::read(path)?).with_context(|| path.display().to_string())
 }
 
-/// Applies one object; a namespaced one without a namespace goes to `default`. Answers the object as it is stored.
+/// Applies one object, a Pod without a namespace in `default`; returns the stored object.
 pub async fn apply(client: &Client, object: &DynamicObject) -> Result<DynamicObject> {
     let types = object
         .types

@@ -1,6 +1,6 @@
-//! A view of the API server, kept up to date by watches, and waits for conditions on it.
+//! A snapshot of the cluster that watches keep up to date, and waits for conditions on it.
 //!
-//! Works against any API server and knows nothing of the testbed's insides.
+//! It uses the public API alone, so it works against any API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -32,7 +32,7 @@ pub struct ClusterSnapshot {
     synced: BTreeSet<&'static str>,
 }
 
-/// Something did not happen in time.
+/// The error of a condition that was not met in time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("timed out after {waited:?} waiting for {what}: {missing}")]
 pub struct TimedOut {
@@ -42,7 +42,7 @@ pub struct TimedOut {
     missing: String,
 }
 
-/// After each such time without success the testbed logs the missing part.
+/// The interval at which a long wait logs what is still missing.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The answer of a condition that is waited for.
@@ -53,7 +53,7 @@ pub trait Condition {
     /// The result of the wait.
     type Found;
 
-    /// The result, or the missing part.
+    /// Returns the result, or a text about what is still missing.
     fn found(self) -> Result<Self::Found, Option<String>>;
 }
 
@@ -85,9 +85,9 @@ impl Observer {
     pub fn start(client: &Client) -> Self {
         let (sender, snapshot) = watch::channel(ClusterSnapshot::default());
         let watches = [
-            spawn::<Node>(client, "nodes", |s| &mut s.nodes, sender.clone()),
-            spawn::<Pod>(client, "pods", |s| &mut s.pods, sender.clone()),
-            spawn::<Device>(client, "devices", |s| &mut s.devices, sender),
+            watch_kind::<Node>(client, "nodes", |s| &mut s.nodes, sender.clone()),
+            watch_kind::<Pod>(client, "pods", |s| &mut s.pods, sender.clone()),
+            watch_kind::<Device>(client, "devices", |s| &mut s.devices, sender),
         ];
         Self {
             snapshot,
@@ -100,7 +100,7 @@ impl Observer {
         self.snapshot.borrow().clone()
     }
 
-    /// Waits until everything that existed at the start is known.
+    /// Waits until the first lists of all watches are complete.
     pub(crate) async fn synced(&self, deadline: Duration) -> Result<(), TimedOut> {
         self.until("the watches to begin", deadline, |snapshot| {
             (snapshot.synced.len() == 3).then_some(())
@@ -110,7 +110,7 @@ impl Observer {
 
     /// Waits until `condition` is met, evaluating it at every change.
     ///
-    /// A wait that takes long logs the missing part every few seconds.
+    /// A long wait logs every few seconds what is still missing.
     pub async fn until<C: Condition>(
         &self,
         what: &str,
@@ -132,6 +132,8 @@ impl Observer {
             loop {
                 tokio::select! {
                     changed = snapshot.changed(), if has_sender => {
+                        // Without a sender nothing can change any more, and polling it again would spin until
+                        // the deadline.
                         has_sender = changed.is_ok();
                         break;
                     }
@@ -149,9 +151,9 @@ impl ClusterSnapshot {
     /// The objects of an API server of this process.
     pub fn of(api: &ApiObjects) -> Self {
         Self {
-            nodes: objects(api, "nodes"),
-            pods: objects(api, "pods"),
-            devices: objects(api, "devices.scheduling.koordinator.sh"),
+            nodes: all_objects(api, "nodes"),
+            pods: all_objects(api, "pods"),
+            devices: all_objects(api, "devices.scheduling.koordinator.sh"),
             synced: BTreeSet::new(),
         }
     }
@@ -178,7 +180,7 @@ impl ClusterSnapshot {
         let mut clauses = Vec::new();
         for (name, pod) in &self.pods {
             if !is_running(pod) {
-                clauses.push(format!("{name} is {} ({})", phase(pod), reason(pod)));
+                clauses.push(format!("{name} is {} ({})", phase(pod), reason_not_running(pod)));
             }
         }
         if clauses.is_empty() {
@@ -189,7 +191,7 @@ impl ClusterSnapshot {
     }
 }
 
-fn reason(pod: &Pod) -> String {
+fn reason_not_running(pod: &Pod) -> String {
     if let Some(message) = unscheduled_because(pod) {
         return message.to_owned();
     }
@@ -208,7 +210,7 @@ fn reason(pod: &Pod) -> String {
     }
 }
 
-fn objects<K: ResourceExt + DeserializeOwned>(api: &ApiObjects, resource: &str) -> BTreeMap<String, K> {
+fn all_objects<K: ResourceExt + DeserializeOwned>(api: &ApiObjects, resource: &str) -> BTreeMap<String, K> {
     let mut objects = BTreeMap::new();
     for object in api.list(resource, None).unwrap_or_default() {
         if let Ok(object) = K::deserialize(&*object) {
@@ -225,7 +227,7 @@ fn key(object: &impl ResourceExt) -> String {
     }
 }
 
-fn spawn<K>(
+fn watch_kind<K>(
     client: &Client,
     name: &'static str,
     part: fn(&mut ClusterSnapshot) -> &mut BTreeMap<String, K>,

@@ -1,7 +1,7 @@
-//! The parts of a real cluster that scenarios may break, and the commands that do it.
+//! The parts of a real cluster that scenarios may break, and the shell commands that break them.
 //!
-//! A file gives the commands, as only its author knows the way to a node and how to start a part again there. The parts
-//! are fixed; a file may leave out any of them.
+//! A file of the cluster's administrator has the commands, as only the administrator knows how to reach a node
+//! and restart a part there. A file may leave out any part.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::files;
 /// Longest time of one command.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Something that runs, and that everything else has to survive the end of.
+/// A part of a cluster whose end all other parts have to survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClusterPart {
@@ -104,7 +104,7 @@ pub struct Commands {
     kubeconfig: PathBuf,
 }
 
-/// A thing that a scenario does to a cluster, and that a real cluster allows if its file has the command.
+/// A command that a scenario needs on a real cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Kills a part, and starts it again.
@@ -169,7 +169,7 @@ impl Commands {
             .with_context(|| format!("the file has no commands for parts.{part}"))
     }
 
-    /// Kills a part; `node` is the node of a part that there is one of on each.
+    /// Kills a part; `node` names the node for parts that run on every node.
     pub(crate) async fn kill(&self, part: ClusterPart, node: &str) -> Result<()> {
         let command = &self.of(part)?.kill;
         self.run(&format!("parts.{part}.kill"), Some(command), node).await
@@ -192,7 +192,7 @@ impl Commands {
         self.run(&format!("parts.{part}.pause"), command, node).await
     }
 
-    /// Lets a part go on that was stopped.
+    /// Resumes a part that was stopped.
     pub(crate) async fn resume(&self, part: ClusterPart, node: &str) -> Result<()> {
         let command = self.of(part)?.resume.as_ref();
         self.run(&format!("parts.{part}.resume"), command, node).await

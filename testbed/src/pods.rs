@@ -1,7 +1,7 @@
 //! Pods for tests and scenarios: a builder, their creation and deletion, and the output of their containers.
 //!
-//! A container runs before it prints, and the runtime hands its lines on one by one: on a real cluster a log that is read
-//! too early is empty or ends in the middle. `read_log` waits for the whole output.
+//! On a real cluster a container counts as running before it has printed, and its lines arrive one by one: a
+//! log that is read too early is empty or ends in the middle. `read_log` therefore waits for the whole output.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,13 +10,14 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::api::{Api, DeleteParams, ListParams, LogParams, PostParams};
 use kube::{Client, ResourceExt};
+use proto::resource::{GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 /// Limits of a container, by resource name.
 pub type Limits<'a> = [(&'a str, &'a str)];
 
-/// A pod being described; it goes to one namespace and does nothing but print its environment.
+/// Builds a Pod object. Each of its containers prints its environment, sorted, and then sleeps.
 #[derive(Clone, Debug)]
 pub struct PodBuilder(Value);
 
@@ -29,6 +30,19 @@ impl PodBuilder {
         }))
     }
 
+    /// A pod whose one container requests memory units of one GPU, as the first gpushare's pods did.
+    pub fn units(name: &str, units: impl std::fmt::Display) -> Self {
+        Self::new(name, &[(GPU_MEM, &units.to_string())])
+    }
+
+    /// A pod whose one container requests a percentage of one GPU's memory, in Koordinator's words.
+    pub fn share(name: &str, percent: impl std::fmt::Display) -> Self {
+        Self::new(
+            name,
+            &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, &percent.to_string())],
+        )
+    }
+
     /// With one more container.
     #[must_use]
     pub fn container(mut self, name: &str, limits: &Limits<'_>) -> Self {
@@ -36,7 +50,7 @@ impl PodBuilder {
         self
     }
 
-    /// With an init container that ends.
+    /// With an init container that prints its environment and ends.
     #[must_use]
     pub fn init(mut self, name: &str, limits: &Limits<'_>) -> Self {
         let mut init = container(name, limits);
@@ -63,7 +77,7 @@ impl PodBuilder {
         self
     }
 
-    /// Only on this node.
+    /// For one node only, by its hostname label.
     #[must_use]
     pub fn on(mut self, node: &str) -> Self {
         self.set_spec("nodeSelector", json!({"kubernetes.io/hostname": node}));
@@ -88,7 +102,7 @@ impl PodBuilder {
         self
     }
 
-    /// With a field of its first container.
+    /// Sets a field of its first container.
     #[must_use]
     pub fn with(mut self, field: &str, value: Value) -> Self {
         if let Some(container) = self.0.pointer_mut("/spec/containers/0") {
@@ -97,7 +111,7 @@ impl PodBuilder {
         self
     }
 
-    /// With a claim that its first container uses.
+    /// With a `ResourceClaim` that its first container uses.
     #[must_use]
     pub fn claiming(mut self, claim: &str) -> Self {
         self.set_spec(
@@ -107,7 +121,7 @@ impl PodBuilder {
         self.with("resources", json!({"claims": [{"name": "gpu"}]}))
     }
 
-    /// With a volume that this claim of its namespace is for.
+    /// With a volume by a `PersistentVolumeClaim` of its namespace.
     #[must_use]
     pub(crate) fn storing(mut self, claim: &str) -> Self {
         self.set_spec(
@@ -117,14 +131,14 @@ impl PodBuilder {
         self
     }
 
-    /// A member of this `PodGroup` of its namespace.
+    /// As a member of a `PodGroup` of its namespace.
     #[must_use]
     pub(crate) fn member_of(mut self, group: &str) -> Self {
         self.set_spec("schedulingGroup", json!({"podGroupName": group}));
         self
     }
 
-    /// Of this class, whose priority this is.
+    /// With a `PriorityClass` and its priority, which the testbed's API server does not fill in.
     #[must_use]
     pub fn priority(mut self, class: &str, priority: i32) -> Self {
         self.set_spec("priorityClassName", json!(class));
@@ -251,11 +265,11 @@ impl std::fmt::Debug for NamespacePods {
     }
 }
 
-/// A variable that sorts behind all others: a log that has it has everything.
+/// A variable that sorts behind all others: a log that shows it is complete.
 pub(crate) const LAST_VARIABLE: &str = "zz_last";
 
-/// The longest time that a container may take to print.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest time that a container may take to print its environment.
+const PRINT_TIMEOUT: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The log of a started container. A container that has `LAST_VARIABLE` is waited for, any other one is not.
@@ -264,6 +278,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 ///
 /// The API server's error, 404 if the pod has gone. A container that prints too little in half a minute is no error.
 pub(crate) async fn read_log(api: &Api<Pod>, pod: &str, container: &Container) -> kube::Result<String> {
+    // The container is named, since a pod with several containers has no log of its own.
     let params = LogParams {
         container: Some(container.name.clone()),
         ..LogParams::default()
@@ -273,8 +288,10 @@ pub(crate) async fn read_log(api: &Api<Pod>, pod: &str, container: &Container) -
         .iter()
         .flatten()
         .any(|variable| variable.name == LAST_VARIABLE);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + PRINT_TIMEOUT;
     loop {
+        // Each read starts from the beginning: following the log would need a stream per container, and few
+        // reads are repeated.
         let log = api.logs(pod, &params).await?;
         if !is_marked || has_last(&log) || Instant::now() >= deadline {
             return Ok(log);

@@ -1,4 +1,4 @@
-//! Waits for something that no watch shows.
+//! Waits for conditions that no watch shows.
 
 use std::time::Duration;
 

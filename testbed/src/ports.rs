@@ -1,8 +1,10 @@
-//! Ports for daemons that keep theirs when they are restarted: reserved for them, though they are free in between.
+//! Ports for daemons. A port stays reserved for its daemon while the daemon is restarted and nothing listens
+//! there.
 //!
-//! Ports come from below the kernel's range of ephemeral ports: a port of that range may become the local port of any outgoing
-//! connection before the daemon listens on it. Programs that run side by side share them out in blocks. The owner of a block
-//! listens on an abstract Unix socket of its name, which ends with the process and does not depend on temporary directories.
+//! Ports come from below the kernel's ephemeral range: the kernel may use a port of that range for any outgoing
+//! connection before the daemon listens on it. Concurrent testbeds reserve ports in blocks. The owner of a
+//! block listens on an abstract Unix socket named after the block, which ends with the process and leaves no
+//! file.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Range;
@@ -28,7 +30,7 @@ struct Own {
     left: Range<u16>,
 }
 
-/// A port on this machine's own address that no other daemon of any testbed gets as long as this process lives.
+/// A port on loopback that no other testbed gets while this process lives.
 ///
 /// # Errors
 /// All ports are taken.

@@ -1,8 +1,7 @@
-//! The requests that the RBAC objects of a deployment allow, and those that the daemons need.
+//! Evaluates the RBAC objects of a deployment, and lists the requests that the daemons need.
 //!
-//! It reads resource rules and the bindings of users, groups and service accounts, but no aggregated roles, wildcards
-//! inside a group's name or non-resource URLs. A deployment has to allow the two tables of requests, and the record of real
-//! requests may hold no others.
+//! It leaves out aggregated roles and wildcards inside a group's name. Tests check that a deployment allows all
+//! listed requests, and that daemons send no others.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,7 +19,7 @@ const DEVICES_GROUP: &str = "scheduling.koordinator.sh";
 /// Group of the webhook configurations.
 const ADMISSION: &str = "admissionregistration.k8s.io";
 
-/// Something that a request does to a kind of object.
+/// The kind of access of a request: what it does to which kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Permission<'a> {
     /// API group, empty for the core group.
@@ -33,7 +32,7 @@ pub struct Permission<'a> {
     pub verb: &'a str,
 }
 
-/// The objects that a request is about.
+/// The object that a request is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RbacTarget<'a> {
     /// Its namespace; empty for cluster-wide requests.
@@ -42,7 +41,7 @@ pub struct RbacTarget<'a> {
     pub name: &'a str,
 }
 
-const fn access(
+const fn permission(
     group: &'static str,
     resource: &'static str,
     subresource: &'static str,
@@ -58,71 +57,71 @@ const fn access(
 
 /// Every kind of request that the scheduler may make.
 pub const SCHEDULER: &[Permission<'static>] = &[
-    access("", "nodes", "", "list"),
-    access("", "nodes", "", "watch"),
-    access("", "pods", "", "get"),
-    access("", "pods", "", "list"),
-    access("", "pods", "", "watch"),
-    access("", "pods", "binding", "create"),
-    access(DEVICES_GROUP, "devices", "", "list"),
-    access(DEVICES_GROUP, "devices", "", "watch"),
-    access("authentication.k8s.io", "tokenreviews", "", "create"),
-    access("authorization.k8s.io", "subjectaccessreviews", "", "create"),
-    access("policy", "poddisruptionbudgets", "", "list"),
-    access("policy", "poddisruptionbudgets", "", "watch"),
+    permission("", "nodes", "", "list"),
+    permission("", "nodes", "", "watch"),
+    permission("", "pods", "", "get"),
+    permission("", "pods", "", "list"),
+    permission("", "pods", "", "watch"),
+    permission("", "pods", "binding", "create"),
+    permission(DEVICES_GROUP, "devices", "", "list"),
+    permission(DEVICES_GROUP, "devices", "", "watch"),
+    permission("authentication.k8s.io", "tokenreviews", "", "create"),
+    permission("authorization.k8s.io", "subjectaccessreviews", "", "create"),
+    permission("policy", "poddisruptionbudgets", "", "list"),
+    permission("policy", "poddisruptionbudgets", "", "watch"),
 ];
 
 /// The scheduler's further requests in its own namespace, where its replicas elect a leader.
 pub const SCHEDULER_LEADER: &[Permission<'static>] = &[
-    access("coordination.k8s.io", "leases", "", "create"),
-    access("coordination.k8s.io", "leases", "", "get"),
-    access("coordination.k8s.io", "leases", "", "update"),
-    access("gpushare.io", "schedulerleaders", "", "create"),
-    access("gpushare.io", "schedulerleaders", "", "get"),
-    access("gpushare.io", "schedulerleaders", "", "update"),
-    access("", "events", "", "create"),
-    access("", "events", "", "patch"),
-    access("", "pods", "", "patch"),
+    permission("coordination.k8s.io", "leases", "", "create"),
+    permission("coordination.k8s.io", "leases", "", "get"),
+    permission("coordination.k8s.io", "leases", "", "update"),
+    permission("gpushare.io", "schedulerleaders", "", "create"),
+    permission("gpushare.io", "schedulerleaders", "", "get"),
+    permission("gpushare.io", "schedulerleaders", "", "update"),
+    permission("", "events", "", "create"),
+    permission("", "events", "", "patch"),
+    permission("", "pods", "", "patch"),
 ];
 
 /// Requests that the scheduler may make besides in its own namespace, for the one object by which it announces room.
 pub const SCHEDULER_ROOM: &[Permission<'static>] = &[
-    access("storage.k8s.io", "csistoragecapacities", "", "create"),
-    access("storage.k8s.io", "csistoragecapacities", "", "patch"),
+    permission("storage.k8s.io", "csistoragecapacities", "", "create"),
+    permission("storage.k8s.io", "csistoragecapacities", "", "patch"),
 ];
 
 /// Requests that the scheduler may make besides in its own namespace, for the Secret of its certificates.
 pub const SCHEDULER_CERTIFICATES: &[Permission<'static>] = &[
-    access("", "secrets", "", "create"),
-    access("", "secrets", "", "get"),
-    access("", "secrets", "", "update"),
+    permission("", "secrets", "", "create"),
+    permission("", "secrets", "", "get"),
+    permission("", "secrets", "", "update"),
 ];
 
 /// The scheduler's further requests where it writes its authority into its webhook configurations.
 pub const SCHEDULER_WEBHOOKS: &[Permission<'static>] = &[
-    access(ADMISSION, "mutatingwebhookconfigurations", "", "get"),
-    access(ADMISSION, "mutatingwebhookconfigurations", "", "patch"),
-    access(ADMISSION, "validatingwebhookconfigurations", "", "get"),
-    access(ADMISSION, "validatingwebhookconfigurations", "", "patch"),
+    permission(ADMISSION, "mutatingwebhookconfigurations", "", "get"),
+    permission(ADMISSION, "mutatingwebhookconfigurations", "", "patch"),
+    permission(ADMISSION, "validatingwebhookconfigurations", "", "get"),
+    permission(ADMISSION, "validatingwebhookconfigurations", "", "patch"),
 ];
 
 /// Every kind of request that a node's device plugin may make.
 pub const DEVICE_PLUGIN: &[Permission<'static>] = &[
-    access("", "nodes", "", "list"),
-    access("", "nodes", "", "watch"),
-    access("", "nodes", "", "patch"),
-    access("", "nodes", "status", "patch"),
-    access("", "pods", "", "list"),
-    access("", "pods", "", "watch"),
-    access("", "pods", "", "patch"),
-    access(DEVICES_GROUP, "devices", "", "get"),
-    access(DEVICES_GROUP, "devices", "", "list"),
-    access(DEVICES_GROUP, "devices", "", "watch"),
-    access(DEVICES_GROUP, "devices", "", "create"),
-    access(DEVICES_GROUP, "devices", "", "patch"),
-    access("", "events", "", "create"),
-    access("", "events", "", "patch"),
-    access("resource.k8s.io", "resourceclaims", "", "get"),
+    permission("", "nodes", "", "list"),
+    permission("", "nodes", "", "watch"),
+    permission("", "nodes", "", "patch"),
+    permission("", "nodes", "status", "patch"),
+    permission("", "pods", "", "list"),
+    permission("", "pods", "", "watch"),
+    permission("", "pods", "", "patch"),
+    permission(DEVICES_GROUP, "devices", "", "get"),
+    permission(DEVICES_GROUP, "devices", "", "list"),
+    permission(DEVICES_GROUP, "devices", "", "watch"),
+    permission(DEVICES_GROUP, "devices", "", "create"),
+    permission(DEVICES_GROUP, "devices", "", "patch"),
+    permission("", "events", "", "create"),
+    permission("", "events", "", "patch"),
+    permission("resource.k8s.io", "resourceclaims", "", "get"),
 ];
 
 /// The roles and bindings of a deployment.
@@ -148,7 +147,7 @@ struct SubjectBinding {
     subjects: Option<Vec<Subject>>,
 }
 
-/// An object that says it is a role or a binding and is not.
+/// The error of an object whose kind is that of a role or binding and whose content is malformed.
 #[derive(Debug, thiserror::Error)]
 #[error("{kind} {name:?} is not what its kind says")]
 pub struct RbacError {
@@ -184,7 +183,7 @@ impl Rbac {
     pub fn allows(&self, user: &str, access: Permission<'_>, target: RbacTarget<'_>) -> bool {
         self.rules_of(user).into_iter().any(|(namespace, rule)| {
             let here = namespace.is_empty() || namespace == target.namespace;
-            here && is_named(rule, target.name) && covers(rule, access)
+            here && is_named(rule, target.name) && rule_allows(rule, access)
         })
     }
 
@@ -199,10 +198,10 @@ impl Rbac {
         })
     }
 
-    /// Everything that a user may do to some object somewhere.
+    /// All kinds of access that a user has, to any object in any namespace.
     pub fn granted(&self, user: &str) -> BTreeSet<Permission<'_>> {
         let rules = self.rules_of(user).into_iter();
-        rules.flat_map(|(_, rule)| expand(rule)).collect()
+        rules.flat_map(|(_, rule)| permissions_of(rule)).collect()
     }
 
     /// The rules that a user has, each with the namespace it is confined to, if any.
@@ -287,7 +286,7 @@ fn is_named(rule: &PolicyRule, name: &str) -> bool {
     names.is_empty() || names.iter().any(|allowed| allowed == name)
 }
 
-fn covers(rule: &PolicyRule, access: Permission<'_>) -> bool {
+fn rule_allows(rule: &PolicyRule, access: Permission<'_>) -> bool {
     let has = |words: &Option<Vec<String>>, word: &str| words.iter().flatten().any(|w| w == word || w == "*");
     let resource = match access.subresource {
         "" => access.resource.to_owned(),
@@ -299,7 +298,7 @@ fn covers(rule: &PolicyRule, access: Permission<'_>) -> bool {
         && rule.verbs.iter().any(|verb| verb == access.verb || verb == "*")
 }
 
-fn expand(rule: &PolicyRule) -> Vec<Permission<'_>> {
+fn permissions_of(rule: &PolicyRule) -> Vec<Permission<'_>> {
     let mut all = Vec::new();
     for group in rule.api_groups.iter().flatten() {
         for resource in rule.resources.iter().flatten() {

@@ -1,7 +1,8 @@
-//! Several replicas of the scheduler, as a Deployment runs them: processes that elect a leader, and the Services before them.
+//! Several replicas of the scheduler, as a Deployment runs them: processes that elect a leader, behind
+//! Services.
 //!
-//! Each replica has a Pod object. The process itself labels it while it leads; the condition `Ready` follows `/readyz`. A
-//! connection to a Service goes to one of the pods that its selector in `deploy/` names, and stays there.
+//! Each replica has a Pod object. The leading process labels its own Pod, and the condition `Ready` follows
+//! `/readyz`. A connection to a Service goes to one of the ready pods that its selector in `deploy/` selects.
 
 use std::collections::BTreeMap;
 use std::future::ready;
@@ -73,7 +74,8 @@ const FLAGS: [&str; 10] = [
 ];
 /// The manifests of `deploy/` by which the API server takes bindings from the leader alone.
 pub(crate) const FENCE: [&str; 2] = ["base/scheduler-leader-crd.yaml", "base/scheduler-admission.yaml"];
-/// Most replicas that one cluster sees; each has a token of its own, as a pod's service-account token names the pod.
+/// The most replicas that one cluster starts in its life. A token is prepared for each, as a pod's
+/// service-account token names the pod.
 const MOST: usize = 16;
 /// The attribute of the user by which the API server names the pod of such a token.
 const POD_CLAIM: &str = "authentication.kubernetes.io/pod-name";
@@ -249,12 +251,12 @@ impl Replicas {
         Ok(self.replica(name)?.daemon.restart().await?)
     }
 
-    /// Lets a replica's process stand still.
+    /// Stops a replica's process (SIGSTOP).
     pub async fn pause(&mut self, name: &str) -> Result<()> {
         Ok(self.replica(name)?.daemon.pause().await?)
     }
 
-    /// Lets it go on.
+    /// Resumes a replica's process.
     pub(crate) async fn resume(&mut self, name: &str) -> Result<()> {
         Ok(self.replica(name)?.daemon.resume().await?)
     }

@@ -1,7 +1,8 @@
-//! Actions of users, and faults, as scenarios against a cluster that runs gpushare.
+//! Scenarios: what users do and what breaks, tried against a cluster that runs gpushare.
 //!
-//! A scenario speaks to the Kubernetes API and reads pod logs. Those that break something break it on the testbed's own
-//! cluster, or on a real one by the commands of a file; a few need the testbed's cluster for something that no real one has.
+//! A scenario uses the Kubernetes API and reads pod logs, so that it runs on a real cluster too. Faults are
+//! injected into the testbed's own cluster, or into a real one by the commands of a file. Scenarios that need
+//! something that no real cluster has run on the testbed only ([`Needs::Testbed`]).
 
 use std::time::Duration;
 
@@ -13,6 +14,22 @@ pub use stage::ScenarioStage;
 pub use world::World;
 
 use world::GpuNode;
+
+/// Lists scenarios, each as `"name" => function, "promise";`.
+///
+/// A table holds function pointers, and no async function is a pointer to one that returns a boxed future: the macro writes the
+/// adapter between the two. `within set_up(world, parts):` runs each scenario inside a function that sets up and cleans up.
+macro_rules! scenarios {
+    ($($name:literal => $body:path, $about:literal;)*) => {
+        &[$(($name, $about, |world| futures::FutureExt::boxed($body(world)))),*]
+    };
+    (within $set_up:ident $parts:tt: $($name:literal => $body:path, $about:literal;)*) => {
+        &[$(($name, $about, scenarios!(@adapter $set_up, $body, $parts))),*]
+    };
+    (@adapter $set_up:ident, $body:path, ($($part:ident),*)) => {
+        |world| futures::FutureExt::boxed($set_up(world, |$($part),*| futures::FutureExt::boxed($body($($part),*))))
+    };
+}
 
 mod all_devices;
 mod breaking;
@@ -49,22 +66,22 @@ pub mod waves;
 mod webhooks;
 mod world;
 
-/// Longest wait for one thing.
+/// Longest wait for one condition. Busy machines need most of it; a quiet one needs seconds.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A body of a scenario.
+/// The function of a scenario.
 type Body = for<'a> fn(&'a mut World) -> BoxFuture<'a, Result<()>>;
 
-/// Something that is tried and checked.
+/// A scenario with its needs and the testbed clusters that it runs on.
 #[derive(Clone, Copy)]
 pub struct Scenario {
     /// Name for `--scenario`.
     pub name: &'static str,
-    /// The expected result.
+    /// The behaviour that the scenario checks, as a sentence.
     pub about: &'static str,
     /// Its needs beside the API of its cluster.
     pub needs: Needs,
-    /// The testbed that it runs on.
+    /// The testbed clusters that it runs on; none if it needs a real cluster.
     pub stages: &'static [ScenarioStage],
     body: Body,
 }
@@ -75,10 +92,10 @@ impl std::fmt::Debug for Scenario {
     }
 }
 
-/// Name, promise, body.
+/// Name for `--scenario`, the behaviour that the scenario checks, and its function.
 type ScenarioEntry = (&'static str, &'static str, Body);
 
-/// Scenarios with the same needs, on the same stages.
+/// Files of scenarios with the same needs, for the same testbed clusters.
 struct Group {
     lists: &'static [&'static [ScenarioEntry]],
     /// The needs of those that [`needs::of`] does not name.
@@ -120,6 +137,7 @@ const GROUPS: &[Group] = &[
     },
     Group {
         lists: &[records::SCENARIOS],
+        // The shipped policy would refuse the forged records before the daemons see them.
         needs: Needs::Testbed("no policy that guards records"),
         stages: &[ScenarioStage::Faults],
     },

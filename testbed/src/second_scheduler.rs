@@ -1,7 +1,7 @@
-//! A second kube-scheduler as `deploy/components/second-scheduler` runs it: pods of two containers, an extender and a
-//! kube-scheduler that asks it over loopback.
+//! A second kube-scheduler as `deploy/components/second-scheduler` runs it: two pods, each with an extender and
+//! a kube-scheduler that calls it over loopback.
 //!
-//! Each container is a process. The kube-schedulers elect one of them by a Lease; both containers of a pod act by one
+//! Each container is a process. The kube-schedulers elect a leader by a Lease. Both containers of a pod use one
 //! account, with a token that names the pod.
 
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ const FLAGS: [&str; 8] = [
 ];
 /// Pause between two looks, and longest wait.
 const LOOK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
-/// The metric by which an extender says that it decides.
+/// The metric of an extender that may bind.
 const IS_LEADER: &str = "gpushare_scheduler_is_leader 1";
 
 /// A container of a pod.

@@ -1,8 +1,9 @@
-//! A stand-in for a vendor's device plugin: whole GPUs under the vendor's name, picked by kubelet alone.
+//! A model of a vendor's device plugin: it offers whole GPUs under the vendor's resource name, among which
+//! kubelet chooses.
 //!
-//! It models NVIDIA's plugin with `deviceIDStrategy=uuid` and `deviceListStrategy=envvar`: one ID per GPU, the environment
-//! names the UUIDs, and there is no preference that gpushare could steer. It does not see when kubelet restarts: start
-//! another one then.
+//! It models NVIDIA's plugin with `deviceIDStrategy=uuid` and `deviceListStrategy=envvar`, by its code; it is
+//! not compared with recordings. Each GPU has one ID, the environment names the UUIDs, and no preference steers
+//! kubelet. The real plugin registers again when kubelet restarts; here a test starts another one.
 
 use std::path::Path;
 use std::pin::Pin;

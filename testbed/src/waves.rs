@@ -1,8 +1,8 @@
 //! `testbed waves`: waves of pods on a cluster whose parts are killed in turn, and the number of pods that each fault
 //! costs.
 //!
-//! The pods are bare, so that one that kubelet refuses for good stays lost. Parts are killed by SIGKILL; a rollout with
-//! SIGTERM is not tried here.
+//! The pods have no controller, so a pod that kubelet refuses for good stays lost. Parts are killed by SIGKILL;
+//! the scenario `plugin-replaced` has the rollout with SIGTERM.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::parts::{ClusterPart, Commands, Need};
 use crate::scenario::waves::{Plan, Wave, run as run_wave};
 use crate::scenario::{ScenarioStage, World};
 
-/// The parts of the testbed that can be killed.
+/// The parts of the testbed's cluster that can be killed.
 const OF_TESTBED: [ClusterPart; 4] = [
     ClusterPart::Plugin,
     ClusterPart::Scheduler,

@@ -1,11 +1,11 @@
 //! A bounded share of the chaos runs: the daemons under schedules that a seed decides.
 
-use testbed::chaos::{Figures, PluginMode, one_run};
+use testbed::chaos::{Figures, PluginMode, run_schedule};
 use testbed::cluster::default_deploy;
 use testbed::console::Console;
 
 async fn run(mode: PluginMode, seed: u64, steps: usize) -> anyhow::Result<Figures> {
-    let run = one_run(&Console::new(true), mode, seed, steps, default_deploy()).await?;
+    let run = run_schedule(&Console::new(true), mode, seed, steps, default_deploy()).await?;
     assert_eq!(run.violations, Vec::<String>::new());
     assert!(
         run.admissions >= 3 * steps && run.starts >= run.admissions,

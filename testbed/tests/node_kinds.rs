@@ -262,7 +262,7 @@ fn nodes(starts: &Starts) -> Vec<NodeSetup> {
 /// A pod whose first container asks for a GPU if `units` are more than none, and whose sidecar asks for nothing.
 fn pod(name: &str, node: &str, units: u64, class: Option<&str>) -> Result<Pod> {
     let spec = if units > 0 {
-        PodBuilder::new(name, &[(GPU_MEM, &units.to_string())])
+        PodBuilder::units(name, units)
     } else {
         PodBuilder::new(name, &[])
     };
@@ -476,7 +476,7 @@ async fn on_every_kind_of_node_a_container_gets_the_recorded_gpu_or_a_reason() -
         .filter(|node| node.name().ends_with("-hook"))
     {
         ensure!(
-            node.kubelet().until_asked(1, DEADLINE).await,
+            node.kubelet().until_nri_registered(1, DEADLINE).await,
             "no hook on {}",
             node.name()
         );

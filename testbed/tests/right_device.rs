@@ -147,7 +147,7 @@ fn is_started(cluster: &mut LocalCluster, name: &str) -> Result<bool> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_edited_record_of_a_running_pod_is_corrected() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
-    pods.create(&PodBuilder::new("a", &[(GPU_MEM, "4")])).await?;
+    pods.create(&PodBuilder::units("a", 4)).await?;
     let pod = until_running(&cluster, "a").await?;
     let minor = invariants::record(&pod)
         .map_err(anyhow::Error::msg)?
@@ -214,8 +214,7 @@ async fn records_that_do_not_fit_together_start_one_after_the_other() -> Result<
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copied_assigned_annotation_does_not_block_a_pod() -> Result<()> {
     let (cluster, pods) = cluster(&[]).await?;
-    let copied = PodBuilder::new("a", &[(GPU_MEM, "4")])
-        .annotated(&[(MEM_ASSIGNED.to_owned(), "true".to_owned())].into());
+    let copied = PodBuilder::units("a", 4).annotated(&[(MEM_ASSIGNED.to_owned(), "true".to_owned())].into());
     pods.create(&copied).await?;
     until_running(&cluster, "a").await?;
     verify(&cluster).await
@@ -225,7 +224,7 @@ async fn a_copied_assigned_annotation_does_not_block_a_pod() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unhealthy_gpu_is_reported_on_node_and_pod() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
-    pods.create(&PodBuilder::new("a", &[(GPU_MEM, "4")])).await?;
+    pods.create(&PodBuilder::units("a", 4)).await?;
     let pod = until_running(&cluster, "a").await?;
     let minor = u32::try_from(
         invariants::record(&pod)
@@ -255,7 +254,7 @@ async fn an_unhealthy_gpu_is_reported_on_node_and_pod() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_api_server_containers_start_again() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
-    pods.create(&PodBuilder::new("a", &[(GPU_MEM, "4")])).await?;
+    pods.create(&PodBuilder::units("a", 4)).await?;
     until_running(&cluster, "a").await?;
     let away = cluster
         .api()
@@ -273,7 +272,7 @@ async fn without_the_api_server_containers_start_again() -> Result<()> {
     let again = kubelet.until(DEADLINE, |kubelet| starts(kubelet) > before).await;
     away.remove();
     ensure!(again, "its container does not start again");
-    pods.create(&PodBuilder::new("b", &[(GPU_MEM, "4")])).await?;
+    pods.create(&PodBuilder::units("b", 4)).await?;
     until_running(&cluster, "b").await?;
     verify(&cluster).await
 }
@@ -317,7 +316,7 @@ async fn a_forged_all_devices_annotation_shows_no_gpu() -> Result<()> {
         cluster
             .until_scheduler_shows("n1", "the forged pod", DEADLINE, is_counted)
             .await?;
-        pods.create(&PodBuilder::new("honest", &[(GPU_MEM, "4")])).await?;
+        pods.create(&PodBuilder::units("honest", 4)).await?;
         if args.is_empty() {
             // The scheduler, which does not believe it either, takes it for the holder of both GPUs.
             let is_waiting = |snapshot: &testbed::observer::ClusterSnapshot| {

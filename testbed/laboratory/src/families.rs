@@ -1,7 +1,8 @@
-//! `laboratory families`: results of policies on clusters and workloads of many kinds, and their distances from the best.
+//! `laboratory families`: compares policies on clusters and workloads of many kinds, and shows how far each is
+//! behind the best.
 //!
-//! A trace shows one cluster; these are made up, so that there can be any number of them, also others than those that a
-//! policy was made with. Pods are placed as in `laboratory replay`.
+//! A trace shows one cluster. These are invented, so that there can be any number of them, also other ones than
+//! a policy was designed with. Pods are placed as in `laboratory replay`.
 
 pub mod cluster;
 pub mod mix;
@@ -31,7 +32,7 @@ const POLICIES: &str = "fill,binpack,best-fit,fgd,fullest,kube-default";
 /// `laboratory families`.
 #[derive(Clone, Debug, Args)]
 pub struct FamiliesArgs {
-    /// Kinds of clusters and workloads; all, if not given.
+    /// Kinds of clusters and workloads; all by default.
     #[arg(long, value_delimiter = ',', value_enum)]
     kind: Vec<Family>,
     /// Numbers that decide the nodes and pods of each kind, such as 1-4.
@@ -46,7 +47,7 @@ pub struct FamiliesArgs {
     /// Conditions, as for `replay`.
     #[arg(long, value_enum, ignore_case = true, default_value = "A")]
     condition: NamedConditions,
-    /// Runs at one time; as many as there are processors, if not given.
+    /// Runs at one time; as many as there are processors by default.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
     /// Print the results as JSON.
@@ -57,15 +58,15 @@ pub struct FamiliesArgs {
 /// The results of policies on one kind and number.
 #[derive(Clone, Debug, Serialize)]
 pub struct FamilyResult {
-    /// The kind's name.
+    /// The kind's name on the command line.
     pub kind: String,
-    /// Its number.
+    /// The number that decided nodes and mix of pods.
     pub number: u64,
     /// For each policy, in the order of the command line, the GPUs that were allocated, in percent of all.
     pub allocated: Vec<SeedSpread>,
 }
 
-/// One figure of several runs.
+/// The mean and deviation of one figure over several runs.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct SeedSpread {
     /// The mean over seeds.
@@ -74,7 +75,7 @@ pub struct SeedSpread {
     pub deviation: f64,
 }
 
-/// Runs all; true, as a violated invariant is an error.
+/// Runs and prints the comparison; always true, as a violated invariant is an error.
 pub async fn run(args: FamiliesArgs) -> Result<bool> {
     let console = Console::new(args.json);
     let stop = Arc::new(AtomicBool::new(false));
@@ -89,7 +90,7 @@ pub async fn run(args: FamiliesArgs) -> Result<bool> {
     Ok(true)
 }
 
-/// All policies on one made-up cluster.
+/// One invented cluster, on which all policies run.
 #[derive(Clone, Copy)]
 struct Task {
     kind: Family,
@@ -113,6 +114,7 @@ fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -
             }
         }
     }
+    // The results come back in any order.
     let done = in_parallel(&tasks, args.threads, handle, stop, |task| {
         task.run(&args.policy, &conditions, bars, stop)
     })?;
@@ -141,7 +143,7 @@ fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -
 }
 
 impl Task {
-    /// The allocated share of each policy; `None` if it was stopped.
+    /// Runs the policies one after the other; returns the allocated share of each, or `None` if it was stopped.
     fn run(
         self,
         policies: &[Policy],
@@ -153,6 +155,7 @@ impl Task {
         let made = kind.make(number, seed);
         let typical = typical_pods(&made.world);
         let label = format!("{} {number} seed {seed}", kind.name());
+        // All policies get the same cluster and pods, so that their difference is the policies' alone.
         let bar = bars.begin(&label);
         let mut allocated = Vec::new();
         for policy in policies {
@@ -166,6 +169,7 @@ impl Task {
                 answer_nodes: AnswerNodes::default(),
                 departures: true,
                 stretch: 1.0,
+                // The list already is as long as it has to be, in the order in which pods arrive.
                 in_order: true,
                 check_every: 1000,
             };
@@ -210,7 +214,8 @@ impl FamilyResult {
     }
 }
 
-/// A line for each kind and number, and the loss of each policy against the best, at worst and on average.
+/// A table with a line for each kind and number; the last two lines show how far each policy is behind the
+/// best, at worst and on average.
 fn render(policies: &[Policy], lines: &[FamilyResult]) -> String {
     let mut heads = vec!["KIND".to_owned(), "NO".to_owned()];
     heads.extend(policies.iter().map(ToString::to_string));

@@ -1,7 +1,7 @@
 //! `laboratory load`: drives the real scheduler over HTTP, or the real plugin through a kubelet, and measures it.
 //!
-//! The cluster is made of objects alone, and no kubelet runs, except where kubelet's admission is measured. One load needs a
-//! cluster from outside: a control plane whose own kube-schedulers are measured.
+//! The cluster consists of objects in the testbed's API server; kubelets run only in `admission` and
+//! `injection`. `schedule` measures the kube-schedulers of a control plane that is already running.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ use histogram::Histogram;
 pub use injection::InjectionArgs;
 pub use schedule::ScheduleArgs;
 
-/// The percentiles of requests: median, 90th and 99th, longest.
+/// The percentiles of latency that results show: median, 90th, 99th, and the longest.
 const PERCENTS: [usize; 4] = [50, 90, 99, 100];
 /// Requests to the API server at one time.
 const CONCURRENCY: usize = 32;
@@ -65,17 +65,17 @@ pub struct LoadArgs {
 enum Load {
     /// Ask where a pod fits in a large cluster that is half full.
     Filter(FilterArgs),
-    /// Bind pods as fast as it goes.
+    /// Bind pods as fast as the scheduler allows.
     Bind(BindArgs),
     /// Let the kube-schedulers of a real cluster place pods as fast as they can, on nodes that are nothing but objects.
     Schedule(ScheduleArgs),
-    /// Let one node's kubelet admit and start pods as fast as it goes.
+    /// Let one node's kubelet admit and start pods as fast as it can.
     Admission(AdmissionArgs),
     /// Let containerd's own code inject the plugin's specs, in bursts of starts on nodes that are full.
     Injection(InjectionArgs),
 }
 
-/// Runs the load; true if all answers were as they should be.
+/// Runs the load; false if a container saw wrong devices or kubelet refused a pod.
 pub async fn run(args: LoadArgs) -> Result<bool> {
     let console = Console::new(args.json);
     match args.load {
@@ -102,6 +102,8 @@ impl Rig {
         let api = ApiServer::start(ApiServerConfig::loopback())
             .await
             .context("cannot start the API server")?;
+        // The caller fills the API server before the scheduler starts, so that the first list already has
+        // everything.
         Ok((api, TempDir::with_prefix("gpushare-load-")?))
     }
 
@@ -113,6 +115,7 @@ impl Rig {
         let invocation = Invocation::new("gpushare-scheduler", program, dir.path(), "scheduler")
             .flag("--listen", &address)
             .flag("--kubeconfig", &kubeconfig.display())
+            // At the default level a log line for each request would be measured too.
             .flag("--log-level", "warn")
             .args(flags.iter().copied());
         let began = Instant::now();
@@ -125,6 +128,8 @@ impl Rig {
             }
         };
         tokio::select! {
+            // A scheduler that ends at once (a wrong flag) is reported by its crash, not by two minutes of
+            // silence.
             ready = tokio::time::timeout(Duration::from_secs(120), ready) => ready.context("the scheduler is not ready in time")?,
             crash = crashes.first() => return Err(crash.into()),
         }
@@ -143,7 +148,7 @@ impl Rig {
         self.memory("VmRSS:")
     }
 
-    /// The most that was resident at any time, in MiB.
+    /// The scheduler's highest resident memory so far, in MiB.
     fn peak_rss(&self) -> Result<f64> {
         self.memory("VmHWM:")
     }
@@ -153,10 +158,11 @@ impl Rig {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("cannot read /proc")?;
         let line = status.lines().find_map(|line| line.strip_prefix(field));
         let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<f64>().ok());
+        // The kernel writes kB and means KiB.
         Ok(kib.context("/proc shows no resident memory")? / 1024.0)
     }
 
-    /// Times of requests of one verb, as the scheduler has counted them.
+    /// The scheduler's own histogram of the request times of one verb.
     async fn histogram(&self, verb: &str) -> Result<Histogram> {
         let (_, metrics) = HttpClient::new().get(&format!("{}/metrics", self.url)).await?;
         Ok(Histogram::of(&String::from_utf8_lossy(&metrics), verb))
@@ -177,6 +183,8 @@ async fn until_it_binds(client: &HttpClient, url: &str) -> Result<()> {
     let asking = async {
         loop {
             let (_, answer) = client.post(url, question.clone()).await?;
+            // The pod does not exist, so that the answer is an error in any case; the wait is over once it is
+            // another one.
             if !String::from_utf8_lossy(&answer).contains("starting:") {
                 return Ok(());
             }
@@ -192,11 +200,12 @@ fn float(n: usize) -> f64 {
     f64::from(u32::try_from(n).unwrap_or(u32::MAX))
 }
 
-/// These percentiles of durations, in milliseconds; the hundredth is the longest.
+/// The given percentiles of durations, in milliseconds; the hundredth is the longest.
 fn quantiles<const N: usize>(mut durations: Vec<Duration>, percents: [usize; N]) -> [f64; N] {
     durations.sort_unstable();
     let last = durations.len().saturating_sub(1);
     percents.map(|percent| {
+        // Nearest rank without interpolation: a result is a latency that was really measured.
         let idx = (durations.len() * percent / 100).min(last);
         durations.get(idx).map_or(0.0, Duration::as_secs_f64) * 1000.0
     })
@@ -225,7 +234,7 @@ async fn delete_all(cluster: &LocalCluster, names: &[String], deadline: Duration
     cluster.until("pods to be gone", deadline, are_gone).await
 }
 
-/// Waits until each of these pods of the namespace `default` is there and as wanted.
+/// Waits until each of these pods of the namespace `default` exists and meets the condition.
 async fn until_all(
     cluster: &LocalCluster,
     names: &[String],

@@ -1,7 +1,8 @@
 //! `laboratory`: measures gpushare, and compares its policies with others.
 //!
-//! It replays traces of pods through the scheduler's own code, makes up clusters to do the same with, and puts load on the real
-//! daemons. It is a program of its own so that the testbed's demo and scenarios compile without it.
+//! It replays traces of pods through the scheduler's own code, does the same on invented clusters, and puts
+//! load on the real daemons. It is a program of its own so that the testbed's demo and scenarios compile
+//! without it.
 #![expect(
     unreachable_pub,
     reason = "`pub` separates a module's interface from its inner parts, and a program has no users outside"

@@ -14,7 +14,7 @@ const COLOURS: [&str; 8] = [
 const INK: &str = "#333333";
 /// Size of a panel of curves.
 pub(crate) const PANEL: (f64, f64) = (380.0, 260.0);
-/// Room for labels left of the first panel.
+/// Room for the labels left of the first panel.
 pub(crate) const LEFT: f64 = 56.0;
 const TOP: f64 = 76.0;
 const GAP: f64 = 34.0;
@@ -28,7 +28,7 @@ const MOST_LINES: f64 = 8.0;
 /// Most labels along a logarithmic axis; of more than these only every third is written.
 const MOST_LABELS: usize = 9;
 
-/// One direction of a panel.
+/// One axis of a panel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Axis {
     range: (f64, f64),
@@ -105,10 +105,10 @@ impl Axis {
     }
 }
 
-/// A little more than one: the tolerance of rounding.
+/// Slightly more than one: a tolerance for the rounding of floats.
 const NEARLY: f64 = 1.0 + 1e-9;
 
-/// Round numbers in order: 1, 2, 5, 10, 20 and so on, from far below one to far above.
+/// The round numbers 1, 2, 5, 10, 20 and so on, from a millionth to billions.
 fn rounds() -> impl Iterator<Item = f64> {
     (-6..=9).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)))
 }
@@ -120,7 +120,7 @@ pub(crate) fn step_of(range: f64) -> f64 {
         .unwrap_or(range)
 }
 
-/// Places behind the point that a round number needs.
+/// The number of decimals that a round number needs.
 fn decimals(round: f64) -> usize {
     (0..6)
         .find(|places| round * 10_f64.powi(*places) >= 1.0 / NEARLY)
@@ -183,7 +183,7 @@ pub(crate) fn colour(nth: usize) -> &'static str {
     COLOURS.get(nth % COLOURS.len()).copied().unwrap_or(INK)
 }
 
-/// A small whole number, to calculate with.
+/// A small whole number as a float.
 pub(crate) fn number(n: usize) -> f64 {
     u32::try_from(n).map_or(f64::INFINITY, f64::from)
 }
@@ -205,12 +205,12 @@ pub(crate) fn write(dir: &Path, plots: &[(String, String)], console: &Console) -
     Ok(())
 }
 
-/// SVG as it is written.
+/// An SVG document under construction.
 #[derive(Debug)]
 pub(crate) struct Drawing(String);
 
 impl Drawing {
-    /// A drawing of panels of one height; the first begins so far from the left.
+    /// A drawing of panels of one height, the first at `left`.
     pub(crate) fn new(title: &str, n_panels: usize, left: f64, panel_height: f64) -> Self {
         let n_panels = number(n_panels.max(1));
         let width = left + n_panels * PANEL.0 + (n_panels - 1.0) * GAP + RIGHT;
@@ -219,6 +219,7 @@ impl Drawing {
         drawing.put(&format!(
             r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" height="{height:.0}" font-family="system-ui, sans-serif" font-size="12" fill="{INK}">"#
         ));
+        // Without a background, dark mode would show dark text on black.
         drawing.put(r##"<rect width="100%" height="100%" fill="#ffffff"/>"##);
         drawing.put(&format!(
             r#"<text x="{LEFT:.0}" y="22" font-size="15" font-weight="600">{}</text>"#,
@@ -274,7 +275,8 @@ impl Drawing {
         ));
     }
 
-    /// The axes of a panel of curves; those upwards have numbers unless those of the panel before hold here too.
+    /// The axes of a panel of curves; without numbers on the vertical axis if those of the panel before hold
+    /// here too.
     pub(crate) fn axes(&mut self, panel: &Panel, heading: &str, x_label: &str, has_numbers: bool) {
         let (left, right, bottom) = (panel.left, panel.left + PANEL.0, TOP + panel.height);
         self.heading(panel, heading);
@@ -362,7 +364,7 @@ impl Drawing {
         self.x_label(panel, label);
     }
 
-    /// A bar with its name, its length and how far that varies.
+    /// A bar with its name, its length, and a line for the deviation.
     pub(crate) fn bar(
         &mut self,
         panel: &Panel,
@@ -397,7 +399,7 @@ impl Drawing {
         ));
     }
 
-    /// The whole SVG.
+    /// Ends the document and returns it.
     pub(crate) fn end(mut self) -> String {
         self.put("</svg>");
         self.0

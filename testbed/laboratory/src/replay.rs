@@ -1,6 +1,7 @@
 //! `laboratory replay`: places the pods of a trace one by one by several policies, and compares the allocated GPUs.
 //!
-//! The engine's policies run the code of the scheduler's own filter and bind; kube-scheduler's part is a model of it.
+//! The scheduler's own policies run the code of its filter and bind verbs; kube-scheduler's part is played by a
+//! model (`kube`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,9 +12,9 @@ use clap::Args;
 use scheduler::config::AnswerNodes;
 use tokio::runtime::Handle;
 
-use conditions::{NamedConditions, Overrides, PlainPods, RunConditions, TieBreak};
+use conditions::{NamedConditions, Overrides, PlainPods, RunConditions};
 use fragment::{TypicalPod, typical_pods};
-use kube::SampleSize;
+use kube::{SampleSize, Ties};
 use parallel::in_parallel;
 use plot::PlottedValue;
 use policy::{Policy, Reference};
@@ -100,7 +101,7 @@ pub struct ReplayArgs {
     sampling: Option<SampleSize>,
     /// Choice among equal nodes, in place of the condition's.
     #[arg(long, value_enum)]
-    ties: Option<TieBreak>,
+    ties: Option<Ties>,
     /// Placement of pods without GPUs, in place of the condition's.
     #[arg(long, value_enum)]
     cpu_pods: Option<PlainPods>,
@@ -116,7 +117,7 @@ pub struct ReplayArgs {
     /// Check every invariant of the engine after this number of placements, and at the end.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     check_every: u32,
-    /// Runs at one time; as many as there are processors, if not given.
+    /// Runs at one time; as many as there are processors by default.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
     /// Draw plots into this directory, three SVG files for each list of pods.
@@ -138,7 +139,7 @@ impl Seeds {
     }
 }
 
-/// Reads seeds such as 42-51 or 1,2,3.
+/// Parses seeds such as 42-51 or 1,2,3.
 ///
 /// # Errors
 /// A part that is not a number.
@@ -151,6 +152,7 @@ pub fn seeds(text: &str) -> Result<Seeds, String> {
     let mut seeds = Vec::new();
     for part in text.split(',') {
         match part.split_once('-') {
+            // A mistyped range would fill the memory.
             Some((first, last)) => seeds.extend((number(first)?..=number(last)?).take(10_000)),
             None => seeds.push(number(part)?),
         }
@@ -162,20 +164,20 @@ pub fn seeds(text: &str) -> Result<Seeds, String> {
     }
 }
 
-/// A factor that leaves demands and times countable.
+/// Parses a factor, at most so large that demands and times still fit an integer.
 fn factor(text: &str) -> Result<f64, String> {
     let factor = text.parse().ok().filter(|factor| (0.0..=1e4).contains(factor));
     factor.ok_or_else(|| "write a number from 0 to 10000, such as 1.3".to_owned())
 }
 
-/// A list of pods with its nodes.
+/// A list of pods, and the nodes that they are placed on.
 struct PodList {
     name: String,
     world: ReplayInput,
     typical: Vec<TypicalPod>,
 }
 
-/// Replays; true, as a violated invariant is an error.
+/// Runs and prints the replay; always true, as a violated invariant is an error.
 pub async fn run(args: ReplayArgs) -> Result<bool> {
     let console = Console::new(args.json);
     console.step("reading the trace");
@@ -208,13 +210,14 @@ pub async fn run(args: ReplayArgs) -> Result<bool> {
     Ok(true)
 }
 
-/// Draws the measurements, three plots for each list of pods.
+/// Draws three plots for each list of pods.
 fn draw(dir: &Path, summaries: &[Summary], console: &Console) -> Result<()> {
     let mut lists: Vec<&str> = summaries.iter().map(|summary| summary.list.as_str()).collect();
     lists.dedup();
     for list in lists {
         let of_list: Vec<&Summary> = summaries.iter().filter(|summary| summary.list == list).collect();
         let ends = of_list.iter().filter_map(|summary| summary.curve.last());
+        // Runs of some policies may end earlier; all are compared at a demand that all of them have reached.
         let offered = ends.map(|spread| spread.offered).min().unwrap_or(0);
         let curves = |title: &str, value| plot::curves(&format!("{title}: {list}"), value, &of_list);
         let allocated = curves("Allocated GPUs", PlottedValue::Allocated);
@@ -256,7 +259,7 @@ async fn read(args: &ReplayArgs) -> Result<Vec<PodList>> {
 }
 
 impl PodList {
-    /// The list of a file.
+    /// The list with the name of its file.
     fn of(path: &Path, world: ReplayInput) -> Self {
         Self {
             name: path
@@ -270,7 +273,7 @@ impl PodList {
     }
 }
 
-/// Everything that is to be run.
+/// All runs of a replay.
 struct ReplayPlan {
     lists: Vec<PodList>,
     conditions: Vec<RunConditions>,
@@ -278,7 +281,7 @@ struct ReplayPlan {
     args: ReplayArgs,
 }
 
-/// One line of the results, by places in the plan.
+/// One line of the results: a list of pods, a policy, and conditions.
 #[derive(Clone, Copy)]
 struct RunGroup<'p> {
     list: &'p PodList,
@@ -353,6 +356,7 @@ async fn replay(plan: ReplayPlan, console: &Console) -> Result<Vec<Summary>> {
     let n_runs = plan.lines().len() * plan.args.seeds.0.len();
     console.step(&format!("{n_runs} runs"));
     let handle = Handle::current();
+    // Ctrl-C drops this future, and blocking threads go on: they look at `stop` after every pod.
     tokio::task::spawn_blocking(move || replay_all(&plan, &stop, &handle))
         .await
         .context("the replay broke off")?
@@ -380,6 +384,7 @@ fn replay_all(plan: &ReplayPlan, stop: &AtomicBool, handle: &Handle) -> Result<V
         summaries.extend(plan.lists.iter().map(as_it_is));
     }
     for (line, mut runs) in lines.iter().zip(outcomes) {
+        // Threads end in any order, and JSON shall not differ for it.
         runs.sort_by_key(|run: &RunResult| run.seed);
         let policy = line.policy.to_string();
         summaries.push(Summary::of(&line.list.name, policy, &line.conditions.label, runs));

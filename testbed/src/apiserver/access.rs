@@ -1,12 +1,14 @@
-//! Callers and their access: bearer tokens, kubeconfig files, and the audit record.
+//! Authentication by bearer tokens, the kubeconfig files that carry them, and the record of the access that was
+//! used.
 //!
-//! Every request is allowed. Tests compare the record of a deployment's requests with its RBAC rules.
+//! The server allows every request. Tests compare the recorded requests of a deployment with its RBAC rules.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use parking_lot::{Mutex, RwLock};
 use serde_json::{Value, json};
 
+use super::object;
 use super::status::ApiError;
 use crate::rbac::{Permission, Rbac, RbacTarget};
 
@@ -15,7 +17,7 @@ use crate::rbac::{Permission, Rbac, RbacTarget};
 pub struct User {
     /// Name, such as `system:serviceaccount:default:scheduler`.
     pub name: String,
-    /// Groups.
+    /// Groups that the token names; [`Self::all_groups`] adds the implied ones.
     pub groups: Vec<String>,
     /// Extra attributes of the user, such as the pod that a service-account token was made for.
     pub extra: BTreeMap<String, Vec<String>>,
@@ -63,7 +65,7 @@ pub struct UsedAccess {
     pub subresource: String,
 }
 
-/// Tokens and the users they stand for; without any, everybody may call.
+/// Tokens and their users. Without any token every request is accepted as `system:anonymous`.
 #[derive(Debug)]
 pub(crate) struct Tokens(RwLock<HashMap<String, User>>);
 
@@ -76,8 +78,8 @@ impl Tokens {
         self.0.write().insert(token, user);
     }
 
-    /// Some token of a user.
-    pub(crate) fn of(&self, user: &str) -> Option<String> {
+    /// A token of a user; any of them, if there are several.
+    pub(crate) fn token_of(&self, user: &str) -> Option<String> {
         let tokens = self.0.read();
         tokens
             .iter()
@@ -97,18 +99,18 @@ impl Tokens {
             }
         } else {
             let groups = review.pointer("/spec/groups").and_then(Value::as_array);
+            // kube-apiserver lets this group do anything before it looks at any role.
             let is_master = groups.is_some_and(|groups| groups.iter().any(|group| group == "system:masters"));
             json!({"allowed": is_master || is_granted(&review, roles)})
         };
-        if let Some(review) = review.as_object_mut() {
-            review.insert("status".to_owned(), status);
-        }
+        object::make_object(&mut review).insert("status".to_owned(), status);
         review
     }
 
     /// The caller behind an Authorization header.
     pub(crate) fn authenticate(&self, header: Option<&str>) -> Result<User, ApiError> {
         let tokens = self.0.read();
+        // Tests that are not about access should not need tokens, so authentication begins with the first one.
         if tokens.is_empty() {
             return Ok(User {
                 name: ANONYMOUS.to_owned(),
@@ -142,7 +144,7 @@ fn is_granted(review: &Value, roles: &Rbac) -> bool {
     roles.allows(user, access, target)
 }
 
-/// The access that has been used so far.
+/// The kinds of access that requests have used so far.
 #[derive(Debug)]
 pub(crate) struct Audit(Mutex<BTreeSet<UsedAccess>>);
 
@@ -160,7 +162,7 @@ impl Audit {
     }
 }
 
-/// The file's text.
+/// The text of a kubeconfig file.
 pub(crate) fn kubeconfig(url: &str, user: &str, token: Option<&str>) -> String {
     let credentials = token.map_or_else(|| json!({}), |token| json!({"token": token}));
     let config: Value = json!({

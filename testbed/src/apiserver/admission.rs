@@ -1,7 +1,7 @@
-//! Admission webhooks and policies: the choice of those that a request has to pass, and their verdicts.
+//! Admission: the webhooks and policies that apply to a write, and their verdicts.
 //!
-//! As in a real server: mutating webhooks one after the other, in order of their configurations' names, then policies, then
-//! the validating webhooks.
+//! The order is that of kube-apiserver: mutating webhooks one after the other, ordered by the names of their
+//! configurations, then policies, then all validating webhooks at once.
 
 mod call;
 mod hook;
@@ -26,7 +26,7 @@ use super::verbs::{ApiState, RequestTarget};
 pub(crate) use self::hook::check_configuration;
 pub(crate) use self::policy::Params;
 
-/// The addresses on this machine of ports of Services or of pods, by namespace, name and port.
+/// Addresses on this machine that stand for ports of Services or of pods, by namespace, name and port.
 #[derive(Debug, Default)]
 pub(crate) struct LocalPorts(RwLock<HashMap<(String, String, u16), SocketAddr>>);
 
@@ -60,7 +60,7 @@ impl AdmissionOperation {
     }
 }
 
-/// A write as webhooks see it, without the object.
+/// A write as admission sees it, without the object.
 #[derive(Debug)]
 pub(crate) struct ReviewedWrite<'a> {
     pub(crate) operation: AdmissionOperation,
@@ -73,11 +73,21 @@ pub(crate) struct ReviewedWrite<'a> {
     pub(crate) options: Value,
 }
 
-/// The object of a request before and after; null where there is none.
+/// The object before and after a write; null where there is none.
 #[derive(Debug, Clone)]
 pub(crate) struct ReviewObjects {
     pub(crate) old: Arc<Value>,
     pub(crate) new: Value,
+}
+
+impl ReviewObjects {
+    /// The objects of a creation.
+    pub(crate) fn created(new: Value) -> Self {
+        Self {
+            old: Arc::default(),
+            new,
+        }
+    }
 }
 
 /// The webhooks and policies that one request has to pass.
@@ -94,25 +104,30 @@ pub(crate) struct AdmissionChain {
 }
 
 impl AdmissionChain {
-    /// The webhooks whose rules and namespace selector match, and the policies whose rules do.
-    pub(crate) fn of(
+    /// Collects the webhooks whose rules match the request, and the policies that apply to it.
+    pub(crate) fn for_request(
         state: &ApiState,
         services: &Arc<LocalPorts>,
         params: &Params,
         request: &ReviewedWrite<'_>,
     ) -> Self {
         let resource = &request.target.resource;
+        // Webhooks are never called for their own configurations: a broken one could otherwise not be
+        // corrected.
         let own_kind = matches!(
             resource.plural.as_str(),
             "mutatingwebhookconfigurations" | "validatingwebhookconfigurations"
         );
-        let hooks = |phase: AdmissionPhase| {
-            let hooks = if own_kind {
+        let matching_webhooks = |phase: AdmissionPhase| {
+            let matching_webhooks = if own_kind {
                 Vec::new()
             } else {
-                hook::all(state, phase)
+                hook::all_of_phase(state, phase)
             };
-            hooks.into_iter().filter(|hook| hook.matches(request)).collect()
+            matching_webhooks
+                .into_iter()
+                .filter(|hook| hook.matches(request))
+                .collect()
         };
         let key = Key::new("", request.target.namespace.clone());
         let namespace = state
@@ -120,51 +135,53 @@ impl AdmissionChain {
             .get(super::resource::NAMESPACES, &key)
             .map(|version| Arc::clone(&version.value));
         Self {
-            mutating: hooks(AdmissionPhase::Mutating),
-            validating: hooks(AdmissionPhase::Validating),
-            policies: policy::rules(state, params, request),
+            mutating: matching_webhooks(AdmissionPhase::Mutating),
+            validating: matching_webhooks(AdmissionPhase::Validating),
+            policies: policy::matching_rules(state, params, request),
             namespace: namespace.unwrap_or_default(),
             services: Arc::clone(services),
             warnings: Mutex::default(),
         }
     }
 
-    /// True if no webhook and no policy applies.
-    pub(crate) fn is_open(&self) -> bool {
+    /// Returns true if neither a webhook nor a policy applies.
+    pub(crate) fn applies_to_nothing(&self) -> bool {
         self.mutating.is_empty() && self.validating.is_empty() && self.policies.is_empty()
     }
 
-    /// The warnings for the client.
+    /// The warnings that webhooks have returned so far, for the client.
     pub(crate) fn warnings(&self) -> Vec<String> {
         self.warnings.lock().clone()
     }
 
-    /// Asks the mutating webhooks; the new object as they leave it.
+    /// Calls the mutating webhooks; returns the object with their patches.
     pub(crate) async fn mutate(
         &self,
         request: &ReviewedWrite<'_>,
         mut objects: ReviewObjects,
     ) -> Result<Value, ApiError> {
+        // `seen` holds the object as each webhook left it, to find those that later webhooks changed it after.
         let mut seen = Vec::new();
         for hook in &self.mutating {
-            self.mutate_by(hook, request, &mut objects).await?;
+            self.apply_webhook(hook, request, &mut objects).await?;
             seen.push(objects.new.clone());
         }
         for (hook, seen) in self.mutating.iter().zip(seen) {
+            // reinvocationPolicy IfNeeded: called once more, not until nothing changes any more.
             if hook.reinvoke && seen != objects.new {
-                self.mutate_by(hook, request, &mut objects).await?;
+                self.apply_webhook(hook, request, &mut objects).await?;
             }
         }
         Ok(objects.new)
     }
 
-    async fn mutate_by(
+    async fn apply_webhook(
         &self,
         hook: &WebhookConfig,
         request: &ReviewedWrite<'_>,
         objects: &mut ReviewObjects,
     ) -> Result<(), ApiError> {
-        let patch = self.ask(hook, request, objects).await?;
+        let patch = self.call_webhook(hook, request, objects).await?;
         let Some(patch) = patch.filter(|_| !objects.new.is_null()) else {
             return Ok(());
         };
@@ -172,7 +189,7 @@ impl AdmissionChain {
             .map_err(|error| ApiError::new(500, format!("Internal error occurred: {error}")))
     }
 
-    /// Asks policies and the validating webhooks, which receive the object as it would be stored.
+    /// Evaluates policies and calls the validating webhooks, with the object as it would be stored.
     pub(crate) async fn validate(
         &self,
         request: &ReviewedWrite<'_>,
@@ -181,18 +198,19 @@ impl AdmissionChain {
         for policy in &self.policies {
             policy.validate(request, objects)?;
         }
+        // Validating webhooks cannot change the object, so kube-apiserver calls them concurrently.
         let answers = self
             .validating
             .iter()
-            .map(|hook| self.ask(hook, request, objects));
+            .map(|hook| self.call_webhook(hook, request, objects));
         for answer in futures::future::join_all(answers).await {
             answer?;
         }
         Ok(())
     }
 
-    /// The patch that a webhook answers with.
-    async fn ask(
+    /// Calls one webhook; returns the patch of its answer.
+    async fn call_webhook(
         &self,
         hook: &WebhookConfig,
         request: &ReviewedWrite<'_>,
@@ -201,9 +219,10 @@ impl AdmissionChain {
         if !hook.selects(request, objects, &self.namespace) {
             return Ok(None);
         }
-        if !Self::is_meant(hook, request, objects)? {
+        if !Self::conditions_met(hook, request, objects)? {
             return Ok(None);
         }
+        // A dry run must leave no trace, and this webhook does not promise that.
         if request.dry_run && hook.has_side_effects {
             return Err(ApiError::bad_request(format!(
                 "admission webhook \"{}\" does not support dry run",
@@ -211,10 +230,10 @@ impl AdmissionChain {
             )));
         }
         let uid = super::name::uid();
-        let review = call::request(&uid, request, objects);
+        let review = call::review_of(&uid, request, objects);
         let called = call::post(&self.services, hook, &review)
             .await
-            .and_then(|answer| call::read(&uid, hook, &answer));
+            .and_then(|answer| call::read_verdict(&uid, hook, &answer));
         match called {
             Ok(verdict) => {
                 let warnings = verdict.warnings.iter().cloned();
@@ -232,8 +251,9 @@ impl AdmissionChain {
         }
     }
 
-    /// Returns true if a webhook's `matchConditions` are met; one that cannot be evaluated is a failure of the webhook.
-    fn is_meant(
+    /// Returns true if a webhook's `matchConditions` are all true. A condition that cannot be evaluated counts
+    /// as a failed call.
+    fn conditions_met(
         hook: &WebhookConfig,
         request: &ReviewedWrite<'_>,
         objects: &ReviewObjects,
@@ -261,7 +281,7 @@ impl AdmissionChain {
     }
 }
 
-/// The kind of a request's object.
+/// Group, version and kind of a request's object.
 fn kind_of(resource: &Resource, subresource: &str, new: &Value) -> (String, String, String) {
     let own = || {
         (
@@ -281,7 +301,7 @@ fn kind_of(resource: &Resource, subresource: &str, new: &Value) -> (String, Stri
     }
 }
 
-/// The stored version of an object, or null.
+/// The value of a stored version, or null without one.
 pub(crate) fn value_of(version: Option<&Arc<ObjectVersion>>) -> Arc<Value> {
     version
         .map(|version| Arc::clone(&version.value))

@@ -1,4 +1,4 @@
-//! The in-process handle to the API: the rules of the HTTP layer without HTTP, for other parts of the testbed.
+//! The API for callers in this process: the same rules as over HTTP, without HTTP.
 //!
 //! Objects are untyped and shared. Access control, admission webhooks, audit and injected faults belong to the HTTP layer
 //! and do not apply here.
@@ -95,7 +95,7 @@ impl ApiObjects {
         &self.inner.params
     }
 
-    /// Says where a Service is served on this machine, for the webhooks that name it.
+    /// Sets the address on this machine that webhooks behind a Service are called at.
     pub fn route_service(&self, namespace: &str, name: &str, port: u16, address: SocketAddr) {
         self.inner.services.set(namespace, name, port, address);
     }
@@ -104,7 +104,7 @@ impl ApiObjects {
         &self.inner.pod_ports
     }
 
-    /// Says where a port of a pod is served on this machine, for clients that forward it.
+    /// Sets the address on this machine that `port-forward` to a pod's port connects to.
     pub fn route_pod_port(&self, namespace: &str, pod: &str, port: u16, address: SocketAddr) {
         self.inner.pod_ports.set(namespace, pod, port, address);
     }
@@ -272,7 +272,8 @@ impl ApiObjects {
         self.state().store.revision()
     }
 
-    /// Forgets all past changes: lists and watches from earlier revisions get 410 from now on.
+    /// Forgets all past changes, as a compaction of etcd does: lists and watches from earlier revisions get
+    /// 410.
     pub fn compact(&self) {
         self.state_mut().store.compact();
     }

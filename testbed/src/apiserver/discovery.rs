@@ -1,7 +1,7 @@
-//! Discovery and `OpenAPI`: the lists of kinds that the server serves.
+//! Discovery and `OpenAPI` documents: the kinds that the server serves.
 //!
-//! The `OpenAPI` documents are the least that kubectl needs: the kinds, and the parameters of a patch. They hold no field
-//! schemas of built-in kinds.
+//! The `OpenAPI` documents have as much as kubectl needs: the kinds, and the parameters of a patch. Built-in
+//! kinds have no field schemas there.
 
 use serde_json::{Map, Value, json};
 
@@ -16,7 +16,7 @@ pub(crate) fn version() -> Value {
 }
 
 /// The answer to a discovery or `OpenAPI` path (without its leading slash), if it is one.
-pub(crate) fn answer(registry: &Registry, path: &str) -> Option<Value> {
+pub(crate) fn answer_discovery(registry: &Registry, path: &str) -> Option<Value> {
     match path.split('/').collect::<Vec<_>>().as_slice() {
         ["version"] => Some(version()),
         ["api"] => Some(json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})),
@@ -27,10 +27,7 @@ pub(crate) fn answer(registry: &Registry, path: &str) -> Option<Value> {
         }
         ["apis", name] => groups(registry).contains(name).then(|| {
             let mut found = group(registry, name);
-            if let Some(map) = found.as_object_mut() {
-                map.insert("kind".to_owned(), Value::from("APIGroup"));
-                map.insert("apiVersion".to_owned(), Value::from("v1"));
-            }
+            (found["kind"], found["apiVersion"]) = ("APIGroup".into(), "v1".into());
             found
         }),
         ["apis", group, version] => resource_list(registry, group, version),
@@ -69,7 +66,7 @@ fn group(registry: &Registry, name: &str) -> Value {
     json!({"name": name, "versions": versions, "preferredVersion": versions.first()})
 }
 
-fn members<'a>(registry: &'a Registry, group: &str, version: &str) -> Vec<&'a Resource> {
+fn resources_of<'a>(registry: &'a Registry, group: &str, version: &str) -> Vec<&'a Resource> {
     registry
         .all()
         .iter()
@@ -79,46 +76,34 @@ fn members<'a>(registry: &'a Registry, group: &str, version: &str) -> Vec<&'a Re
 }
 
 fn resource_list(registry: &Registry, group: &str, version: &str) -> Option<Value> {
-    let members = members(registry, group, version);
+    let members = resources_of(registry, group, version);
     if members.is_empty() {
         return None;
     }
-    let resources: Vec<Value> = members.iter().flat_map(|r| described(r)).collect();
+    let resources: Vec<Value> = members.iter().flat_map(|r| discovery_entries(r)).collect();
     Some(json!({
         "kind": "APIResourceList", "apiVersion": "v1",
         "groupVersion": group_version(group, version), "resources": resources,
     }))
 }
 
-fn described(resource: &Resource) -> Vec<Value> {
-    let all = [
-        "create",
-        "delete",
-        "deletecollection",
-        "get",
-        "list",
-        "patch",
-        "update",
-        "watch",
-    ];
-    let verbs: &[&str] = if resource.plural == "bindings" {
-        &["create"]
-    } else {
-        &all
+fn discovery_entries(resource: &Resource) -> Vec<Value> {
+    // `bindings` is the one resource here that nothing can read: a POST to it binds the pod that it names.
+    let verbs = match resource.plural.as_str() {
+        "bindings" => "create",
+        _ => "create delete deletecollection get list patch update watch",
     };
+    let verbs: Vec<&str> = verbs.split(' ').collect();
     let mut main = json!({
         "name": resource.plural, "singularName": resource.singular, "namespaced": resource.namespaced,
         "kind": resource.kind, "verbs": verbs,
     });
-    if let Some(map) = main.as_object_mut() {
-        for (field, list) in [
-            ("shortNames", &resource.short_names),
-            ("categories", &resource.categories),
-        ] {
-            if !list.is_empty() {
-                map.insert(field.to_owned(), json!(list));
-            }
-        }
+    let lists = [
+        ("shortNames", &resource.short_names),
+        ("categories", &resource.categories),
+    ];
+    for (field, list) in lists.into_iter().filter(|(_, list)| !list.is_empty()) {
+        main[field] = json!(list);
     }
     let mut described = vec![main];
     if resource.status {
@@ -134,11 +119,9 @@ fn described(resource: &Resource) -> Vec<Value> {
             "binding" => subresource(resource, "binding", "Binding", &["create"]),
             "log" => subresource(resource, "log", "Pod", &["get"]),
             "eviction" => {
+                // kubectl drain looks here for the version of the eviction API.
                 let mut eviction = subresource(resource, "eviction", "Eviction", &["create"]);
-                if let Some(map) = eviction.as_object_mut() {
-                    map.insert("group".to_owned(), Value::from("policy"));
-                    map.insert("version".to_owned(), Value::from("v1"));
-                }
+                (eviction["group"], eviction["version"]) = ("policy".into(), "v1".into());
                 eviction
             }
             other => subresource(resource, other, &resource.kind, &["update"]),
@@ -166,7 +149,7 @@ fn openapi_index(registry: &Registry) -> Value {
 }
 
 fn openapi(registry: &Registry, group: &str, version: &str) -> Option<Value> {
-    let members = members(registry, group, version);
+    let members = resources_of(registry, group, version);
     if members.is_empty() {
         return None;
     }
@@ -190,22 +173,18 @@ fn openapi(registry: &Registry, group: &str, version: &str) -> Option<Value> {
             "parameters": [parameter("dryRun"), parameter("fieldManager"), parameter("fieldValidation")],
             "responses": {"200": {"description": "OK"}},
         });
+        // kubectl looks for these parameters of the patch operation to learn that the server can do dry runs
+        // and field validation.
         paths.insert(path, json!({"patch": operation}));
-        let mut schema = resource
-            .schema
-            .as_deref()
-            .cloned()
-            .unwrap_or_else(|| json!({"type": "object"}));
-        if let Some(map) = schema.as_object_mut() {
-            map.insert("x-kubernetes-group-version-kind".to_owned(), json!([kind]));
-        }
+        let mut schema = match resource.schema.as_deref() {
+            Some(Value::Object(schema)) => schema.clone(),
+            _ => Map::from_iter([("type".to_owned(), Value::from("object"))]),
+        };
+        schema.insert("x-kubernetes-group-version-kind".to_owned(), json!([kind]));
+        let group = if group.is_empty() { "core" } else { group };
         schemas.insert(
-            format!(
-                "{}.{version}.{}",
-                if group.is_empty() { "core" } else { group },
-                resource.kind
-            ),
-            schema,
+            format!("{group}.{version}.{}", resource.kind),
+            Value::Object(schema),
         );
     }
     Some(json!({

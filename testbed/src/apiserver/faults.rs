@@ -1,6 +1,7 @@
-//! Injected faults: the requests that fail, in which way, and how often.
+//! Faults that tests inject into the HTTP layer: requests that are delayed, refused or lost, and watches that
+//! are cut or held back.
 //!
-//! Faults concern requests over HTTP only; the rules of the API itself never see them.
+//! In-process callers ([`super::ApiObjects`]) meet no faults.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ pub enum Fault {
 
 type NamePredicate = dyn Fn(&str) -> bool + Send + Sync;
 
-/// The requests that a fault meets.
+/// Selects the requests that a fault meets. Every condition that is set has to hold.
 #[derive(Clone, Default)]
 pub struct Matching {
     verb: Option<String>,
@@ -51,54 +52,44 @@ impl std::fmt::Debug for Matching {
 }
 
 impl Matching {
-    /// Every request for a resource, always.
+    /// Every request for a resource; the other methods narrow the selection.
     pub fn anything() -> Self {
         Self::default()
     }
 
     /// Only this RBAC verb.
     #[must_use]
-    pub fn verb(self, verb: &str) -> Self {
-        Self {
-            verb: Some(verb.to_owned()),
-            ..self
-        }
+    pub fn verb(mut self, verb: &str) -> Self {
+        self.verb = Some(verb.to_owned());
+        self
     }
 
     /// Only this plural resource.
     #[must_use]
-    pub fn resource(self, plural: &str) -> Self {
-        Self {
-            resource: Some(plural.to_owned()),
-            ..self
-        }
+    pub fn resource(mut self, plural: &str) -> Self {
+        self.resource = Some(plural.to_owned());
+        self
     }
 
     /// Only this subresource; empty for the object itself.
     #[must_use]
-    pub fn subresource(self, subresource: &str) -> Self {
-        Self {
-            subresource: Some(subresource.to_owned()),
-            ..self
-        }
+    pub fn subresource(mut self, subresource: &str) -> Self {
+        self.subresource = Some(subresource.to_owned());
+        self
     }
 
-    /// Only objects whose name satisfies this; the name of a collection is empty.
+    /// Only requests for objects whose name satisfies a predicate; the name of a collection is empty.
     #[must_use]
-    pub fn name(self, accepts: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
-        Self {
-            name: Some(Arc::new(accepts)),
-            ..self
-        }
+    pub fn name(mut self, accepts: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        self.name = Some(Arc::new(accepts));
+        self
     }
 
-    /// Meets only the first `n` requests.
+    /// Only the first `times` matching requests.
     #[must_use]
-    pub fn times(self, times: u64) -> Self {
-        Self {
-            times: Some(times),
-            ..self
-        }
+    pub fn times(mut self, times: u64) -> Self {
+        self.times = Some(times);
+        self
     }
 
     fn accepts(&self, call: &ApiCall<'_>) -> bool {
@@ -146,19 +137,19 @@ impl Injected {
     }
 }
 
-/// The events of watches, held back until this is dropped.
+/// Holds back the events of watches until it is dropped.
 #[derive(Debug)]
 pub struct HeldWatches {
     watches: WatchFault,
     faults: Faults,
 }
 
-/// The watches that a fault meets.
+/// Selects the watches that a fault meets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WatchFault {
-    /// Plural; empty for all.
+    /// Plural resource name; empty for all resources.
     resource: String,
-    /// Empty for everybody.
+    /// Name of the user; empty for all users.
     user: String,
 }
 
@@ -197,6 +188,8 @@ impl Faults {
             rules: Mutex::new(BTreeMap::new()),
             next_id: AtomicU64::new(0),
             held: watch::Sender::new(Vec::new()),
+            // A watch that lags behind 16 cuts misses some, which only happens to one that is about to be cut
+            // anyway.
             cut: broadcast::Sender::new(16),
         }))
     }
@@ -256,10 +249,11 @@ impl Faults {
     }
 
     /// The fault that meets a request, if any; counts as a hit.
-    pub(crate) fn meet(&self, call: &ApiCall<'_>) -> Option<Fault> {
+    pub(crate) fn take_fault(&self, call: &ApiCall<'_>) -> Option<Fault> {
         let mut rules = self.0.rules.lock();
         let rule = rules
             .values_mut()
+            // A rule that is used up stays in the table, so that its number of hits can still be read.
             .find(|r| r.matching.times != Some(0) && r.matching.accepts(call))?;
         rule.matching.times = rule.matching.times.map(|n| n - 1);
         rule.n_hits.fetch_add(1, Ordering::AcqRel);

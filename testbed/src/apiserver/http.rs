@@ -1,6 +1,6 @@
 //! The HTTP layer: connections, authentication, faults, and the dispatch of requests to the rules.
 //!
-//! It decides nothing about objects. Every error is answered as a `Status`.
+//! This layer knows no rule about objects. It answers every error as a `Status` object.
 
 use std::io;
 use std::net::SocketAddr;
@@ -65,6 +65,7 @@ async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response
 async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiError> {
     let path = request.uri().path().trim_matches('/').to_owned();
     match path.as_str() {
+        // Probes and the version are public, also with tokens.
         "healthz" | "livez" | "readyz" => return Ok(text_answer("ok".into())),
         "version" => return Ok(json_answer(200, &discovery::version())),
         _ => {}
@@ -73,7 +74,7 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
         .tokens
         .authenticate(request.headers().get(AUTHORIZATION).and_then(|h| h.to_str().ok()))?;
     if request.method() == http::Method::GET
-        && let Some(found) = discovery::answer(&server.objects.state().registry, &path)
+        && let Some(found) = discovery::answer_discovery(&server.objects.state().registry, &path)
     {
         return Ok(json_answer(200, &found));
     }
@@ -87,8 +88,11 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
         subresource: route.subresource.clone(),
     });
     if route.subresource == "portforward" {
+        // An upgrade takes over the connection, so its body must not be read here.
         return port_forward::upgrade(&server, request, &route, &query);
     }
+    // The body is read before faults apply: a connection that breaks while the client still sends would show as
+    // another error there.
     let request = ApiRequest::read(request, route, query, user).await?;
     with_faults(server, request).await
 }
@@ -101,7 +105,7 @@ async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Respons
         subresource: &request.route.subresource,
         name: &named,
     };
-    match server.faults.meet(&call) {
+    match server.faults.take_fault(&call) {
         Some(Fault::DropConnection) => return Ok(hang_up()),
         Some(Fault::Refuse(code)) => return Err(refusal(code, None)),
         Some(Fault::RefuseUntil(code, seconds)) => return Err(refusal(code, Some(seconds))),
@@ -155,7 +159,7 @@ pub(crate) async fn serve(listener: TcpListener, server: Arc<Server>) {
             () = stopping.cancelled() => break,
             accepted = listener.accept() => match accepted {
                 Ok(connection) => {
-                    connections.spawn(converse(connection, router.clone(), stopping.clone()));
+                    connections.spawn(serve_connection(connection, router.clone(), stopping.clone()));
                 }
                 Err(error) => tracing::warn!(%error, "cannot accept a connection"),
             },
@@ -165,12 +169,18 @@ pub(crate) async fn serve(listener: TcpListener, server: Arc<Server>) {
     connections.wait().await;
 }
 
-async fn converse((stream, peer): (TcpStream, SocketAddr), router: Router, stopping: CancellationToken) {
+async fn serve_connection(
+    (stream, peer): (TcpStream, SocketAddr),
+    router: Router,
+    stopping: CancellationToken,
+) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, %peer, "cannot set TCP_NODELAY");
     }
-    let service = service_fn(move |request| answer(router.clone(), request));
+    let service = service_fn(move |request| answer_or_hang_up(router.clone(), request));
     let connection = http1::Builder::new()
+        // A kept connection may be idle for longer than hyper's default timeout, and clients would see it
+        // reset.
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
@@ -178,6 +188,8 @@ async fn converse((stream, peer): (TcpStream, SocketAddr), router: Router, stopp
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = stopping.cancelled() => {
+            // The running request still gets its answer; watches end by themselves, as they also wait for
+            // `stopping`.
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -187,8 +199,8 @@ async fn converse((stream, peer): (TcpStream, SocketAddr), router: Router, stopp
     }
 }
 
-/// One exchange; an error closes the connection without a reply.
-async fn answer(router: Router, request: http::Request<Incoming>) -> Result<Response, io::Error> {
+/// Answers one request; an error closes the connection without a reply.
+async fn answer_or_hang_up(router: Router, request: http::Request<Incoming>) -> Result<Response, io::Error> {
     let response = match router.oneshot(request.map(Body::new)).await {
         Ok(response) => response,
         Err(never) => match never {},
@@ -199,7 +211,7 @@ async fn answer(router: Router, request: http::Request<Incoming>) -> Result<Resp
     Ok(response)
 }
 
-/// Marks a response that is never sent: the connection closes instead.
+/// Marks a response that must not be sent: the connection closes instead, as an injected fault.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Hangup;
 
@@ -210,7 +222,7 @@ pub(super) fn bytes_answer(code: u16, body: Bytes) -> Response {
     body_answer(code, JSON, Body::from(body))
 }
 
-/// An answer whose body is produced as it is sent.
+/// An answer with this body, which may be a stream.
 pub(super) fn body_answer(code: u16, content_type: HeaderValue, body: Body) -> Response {
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -258,6 +270,7 @@ pub(super) fn error_answer(error: &ApiError) -> Response {
 pub(super) fn parse_body(content_type: &str, body: &[u8]) -> Result<Value, ApiError> {
     let refuse = |why: String| ApiError::bad_request(format!("the body is not valid: {why}"));
     match content_type {
+        // JSON is YAML too, but the JSON parser is much faster, and clients send JSON as apply patches.
         "application/yaml" | "application/apply-patch+yaml" if body.first() != Some(&b'{') => {
             serde_yaml_ng::from_slice(body).map_err(|e| refuse(e.to_string()))
         }

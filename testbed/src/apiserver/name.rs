@@ -1,4 +1,4 @@
-//! Names: the legal ones of each resource, and generated names and UIDs.
+//! Names: the rules for names, labels and annotations of objects, and generated names and UIDs.
 
 use std::collections::hash_map::RandomState;
 use std::fmt::Write as _;
@@ -17,7 +17,8 @@ const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alpha
     start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is \
     '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
 
-/// True if text has `longest` characters at most, begins and ends with one of `edge`, and has others of `inner` between.
+/// Returns true if a text has at most `longest` characters, all of them accepted by `edge` or listed in
+/// `inner`, and begins and ends with ones that `edge` accepts.
 fn is_made_of(text: &str, longest: usize, edge: fn(u8) -> bool, inner: &[u8]) -> bool {
     let bytes = text.as_bytes();
     let is_edge = |byte: Option<&u8>| byte.copied().is_some_and(edge);
@@ -42,7 +43,7 @@ pub(crate) fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && labels.all(|label| is_made_of(label, 253, is_lower_alphanumeric, b"-"))
 }
 
-/// Why a name is not acceptable for a resource.
+/// Returns the error of a name that is illegal for a resource.
 pub(crate) fn check_name(resource: &Resource, name: &str) -> Option<InvalidField> {
     // Names of namespaces and Services become parts of DNS names; those of roles only have to fit a path.
     let (is_legal, why) = if resource.group == "rbac.authorization.k8s.io" {
@@ -56,7 +57,7 @@ pub(crate) fn check_name(resource: &Resource, name: &str) -> Option<InvalidField
     (!is_legal).then(|| InvalidField::invalid("metadata.name", name, why))
 }
 
-/// The problems of labels and annotations.
+/// Returns the errors of labels and annotations.
 pub(crate) fn check_metadata(object: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     for (key, value) in object::object(object, "/metadata/labels").into_iter().flatten() {

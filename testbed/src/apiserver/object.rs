@@ -51,7 +51,7 @@ pub(crate) fn object<'a>(value: &'a Value, pointer: &str) -> Option<&'a Map<Stri
     value.pointer(pointer).and_then(Value::as_object)
 }
 
-/// The value as an object, replaced by an empty one if it is something else.
+/// The value as an object; a value of another type is replaced by an empty object.
 pub(crate) fn make_object(value: &mut Value) -> &mut Map<String, Value> {
     if !value.is_object() {
         *value = Value::Object(Map::new());
@@ -62,7 +62,7 @@ pub(crate) fn make_object(value: &mut Value) -> &mut Map<String, Value> {
     }
 }
 
-/// The value as an array, replaced by an empty one if it is something else.
+/// The value as an array; a value of another type is replaced by an empty array.
 pub(crate) fn make_array(value: &mut Value) -> &mut Vec<Value> {
     if !value.is_array() {
         *value = Value::Array(Vec::new());
@@ -73,12 +73,12 @@ pub(crate) fn make_array(value: &mut Value) -> &mut Vec<Value> {
     }
 }
 
-/// The object under a field, made if it is not there.
+/// The object under a field, created if there is none.
 pub(crate) fn child<'a>(value: &'a mut Value, field: &str) -> &'a mut Map<String, Value> {
     make_object(make_object(value).entry(field).or_insert(Value::Null))
 }
 
-/// The object's metadata, made if it is not there.
+/// The metadata of an object, created if there is none.
 pub(crate) fn meta(value: &mut Value) -> &mut Map<String, Value> {
     child(value, "metadata")
 }
@@ -95,14 +95,14 @@ pub(crate) fn set(map: &mut Map<String, Value>, field: &str, value: Option<Value
     }
 }
 
-/// Inserts a field unless something is there.
+/// Inserts a field unless the object has it.
 pub(crate) fn default(map: &mut Map<String, Value>, field: &str, value: impl Into<Value>) {
     if !map.contains_key(field) {
         map.insert(field.to_owned(), value.into());
     }
 }
 
-/// Removes every null member, as decoding into a typed object would.
+/// Removes every null member, as decoding into a Go structure would.
 pub(crate) fn strip_nulls(value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -124,7 +124,7 @@ pub(crate) fn parse_time(text: &str) -> Option<DateTime<Utc>> {
     Some(DateTime::parse_from_rfc3339(text).ok()?.to_utc())
 }
 
-/// True if the object waits to be removed.
+/// Returns true if a deletion of the object has begun.
 pub(crate) fn is_deleting(value: &Value) -> bool {
     is_set(value, "/metadata/deletionTimestamp")
 }
@@ -134,7 +134,7 @@ pub(crate) fn has_finalizers(value: &Value) -> bool {
     !array(value, "/metadata/finalizers").is_empty()
 }
 
-/// (core/v1 field, events.k8s.io/v1 field)
+/// Fields of an Event that have other names in the two API groups: (core/v1, events.k8s.io/v1).
 const RENAMED: &[(&str, &str)] = &[
     ("involvedObject", "regarding"),
     ("message", "note"),

@@ -1,6 +1,7 @@
-//! Patches: an object and a client's patch make the new object. Holds the JSON merge patch of RFC 7386.
+//! Patches: pure functions from an object and a client's patch to the new object. This file has the JSON patch
+//! of RFC 6902 and the merge patch of RFC 7386.
 //!
-//! Pure functions over untyped objects. Preconditions, immutability and storage are the callers' concern.
+//! Preconditions, immutable fields and storage are not checked here.
 
 use serde_json::Value;
 

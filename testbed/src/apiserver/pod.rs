@@ -1,5 +1,5 @@
-//! Pods on their way in: defaults, validation, resources with the quality-of-service class, and the fields that may change
-//! after creation.
+//! Rules for pods: defaults, validation, resources with the quality-of-service class, and the fields that may
+//! change after creation.
 //!
 //! Pure functions over untyped pods.
 
@@ -193,7 +193,7 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
     }
     // ValidatePodUpdate: nothing has decided on a gated pod yet, so more of it may change.
     let gated = !object::array(old, "/spec/schedulingGates").is_empty();
-    if frozen(before, gated) != frozen(after, gated) {
+    if immutable_part(before, gated) != immutable_part(after, gated) {
         let why = "pod updates may not change fields other than `spec.containers[*].image`,\
             `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing \
             tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
@@ -202,7 +202,7 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
     errors
 }
 
-/// True if every item of the list in `kept` is in the list of `all` too, seconds of tolerations aside.
+/// Returns true if the list of `all` has every item of the list of `kept`, `tolerationSeconds` aside.
 fn keeps_all(kept: &Value, all: &Value, list: &str) -> bool {
     let all: Vec<Value> = object::array(all, list).iter().map(without_seconds).collect();
     let mut kept = object::array(kept, list).iter().map(without_seconds);
@@ -215,8 +215,8 @@ fn without_seconds(toleration: &Value) -> Value {
     toleration
 }
 
-/// The part of a spec that may not change; a gated pod's node selection may still be narrowed.
-fn frozen(spec: Option<&Value>, gated: bool) -> Value {
+/// The part of a spec that must not change. A pod with scheduling gates may still change its node selection.
+fn immutable_part(spec: Option<&Value>, gated: bool) -> Value {
     let mut spec = spec.cloned().unwrap_or_default();
     for list in ["/containers", "/initContainers"] {
         for container in object::items_mut(&mut spec, list) {
@@ -246,7 +246,7 @@ pub(crate) fn default_requests(container: &mut Value) {
     }
 }
 
-/// Writes amounts given as JSON numbers as strings, the form in which the API keeps quantities.
+/// Converts amounts that are JSON numbers to strings, the form in which the API stores quantities.
 fn normalize(object: &mut Value, pointer: &str) {
     let Some(Value::Object(amounts)) = object.pointer_mut(pointer) else {
         return;
@@ -285,7 +285,7 @@ fn text_of(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-fn amount(value: &Value) -> Option<Quantity> {
+fn parse_amount(value: &Value) -> Option<Quantity> {
     text_of(value).parse().ok()
 }
 
@@ -310,7 +310,7 @@ fn check_resources(container: &Value, at: &str, errors: &mut Vec<InvalidField>) 
             }
             continue;
         };
-        let (Some(asked), Some(allowed)) = (amount(request), amount(limit)) else {
+        let (Some(asked), Some(allowed)) = (parse_amount(request), parse_amount(limit)) else {
             continue;
         };
         let (asked_text, limit_text) = (text_of(request), text_of(limit));
@@ -333,7 +333,7 @@ fn check_amount(list: &str, name: &str, value: &Value, errors: &mut Vec<InvalidF
         let why = "must be a standard resource type or fully qualified";
         errors.push(InvalidField::invalid(&field, name, why));
     }
-    match amount(value) {
+    match parse_amount(value) {
         Some(found) if text.starts_with('-') && found < Quantity::from_integer(0) => {
             errors.push(InvalidField::invalid(&field, &text, NOT_NEGATIVE));
         }
@@ -349,11 +349,11 @@ fn is_native(name: &str) -> bool {
 }
 
 /// The first amount of a pod's containers that is no quantity, as text.
-pub(crate) fn unparsable(pod: &Value) -> Option<String> {
+pub(crate) fn first_unparsable(pod: &Value) -> Option<String> {
     for container in object::containers(pod) {
         for list in ["/resources/limits", "/resources/requests"] {
             for value in object::object(container, list).into_iter().flat_map(Map::values) {
-                if amount(value).is_none() {
+                if parse_amount(value).is_none() {
                     return Some(text_of(value));
                 }
             }
@@ -371,7 +371,9 @@ pub(crate) fn qos_class(pod: &Value) -> &'static str {
         for name in ["cpu", "memory"] {
             let of = |list: &str| {
                 let value = container.pointer(&format!("/resources/{list}/{name}"));
-                value.and_then(amount).filter(|q| *q > Quantity::from_integer(0))
+                value
+                    .and_then(parse_amount)
+                    .filter(|q| *q > Quantity::from_integer(0))
             };
             let (request, limit) = (of("requests"), of("limits"));
             any |= request.is_some() || limit.is_some();

@@ -1,4 +1,4 @@
-//! The output of containers, for the log subresource.
+//! The output of containers, which the log subresource serves.
 //!
 //! A pod's log belongs to its uid: a later pod of the same name starts with an empty one.
 

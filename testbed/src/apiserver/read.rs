@@ -1,4 +1,4 @@
-//! Lists: consistent pages of a collection at one revision.
+//! Lists, in pages that all show a collection at one revision.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub(crate) struct ListQuery {
     pub(crate) token: Option<String>,
     /// The `resourceVersion` parameter.
     pub(crate) revision: Option<u64>,
-    /// True if exactly that revision is wanted, not it or a newer one.
+    /// True if the list must show exactly that revision, not a newer one.
     pub(crate) exact: bool,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct ListPage {
     pub(crate) remaining: Option<usize>,
 }
 
-/// Reads one page.
+/// Reads one page of a list.
 pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<ListPage, ApiError> {
     let token = query.token.as_deref().map(parse_token).transpose()?;
     let current = store.revision();
@@ -37,6 +37,7 @@ pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<Li
     if let Some(rv) = asked.filter(|rv| *rv > current) {
         return Err(ApiError::too_large_version(rv, current));
     }
+    // All pages of a list show the revision of its first page, whatever has changed since.
     let at = match &token {
         Some((revision, _)) => *revision,
         None => asked.filter(|_| query.exact).unwrap_or(current),

@@ -1,6 +1,7 @@
-//! Answers to reads: objects, their metadata only, or printed tables.
+//! Objects as answers show them: whole, as metadata only, or as rows of a printed table.
 //!
-//! Plain objects of the stored version are served from their shared bytes; everything else is built on demand.
+//! A whole object of the stored version is served as the bytes that all answers share; every other view is
+//! built for the answer.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -57,7 +58,7 @@ impl View {
 }
 
 /// An object as the resource's version shows it.
-pub(crate) fn shown(resource: &Resource, stored: &Value) -> Value {
+pub(crate) fn in_version_of(resource: &Resource, stored: &Value) -> Value {
     let mut value = stored.clone();
     match resource.conversion {
         Conversion::None => {}
@@ -71,12 +72,12 @@ pub(crate) fn shown(resource: &Resource, stored: &Value) -> Value {
 }
 
 /// One object as an answer or as the object of a watch event.
-pub(crate) fn one(view: View, resource: &Resource, version: &ObjectVersion) -> Bytes {
+pub(crate) fn render_object(view: View, resource: &Resource, version: &ObjectVersion) -> Bytes {
     if view.is_raw(resource) {
         return version.bytes.clone();
     }
     let value = match view {
-        View::Object => shown(resource, &version.value),
+        View::Object => in_version_of(resource, &version.value),
         View::Metadata => metadata_only(&version.value),
         View::Table(row) => {
             let rows = [table::row(resource, &version.value, row)];
@@ -87,20 +88,20 @@ pub(crate) fn one(view: View, resource: &Resource, version: &ObjectVersion) -> B
 }
 
 /// One item of a list.
-pub(crate) fn item(view: View, resource: &Resource, version: &ObjectVersion) -> Bytes {
+pub(crate) fn render_list_item(view: View, resource: &Resource, version: &ObjectVersion) -> Bytes {
     match view {
         View::Table(row) => Bytes::from(table::row(resource, &version.value, row).to_string()),
-        _ => one(view, resource, version),
+        _ => render_object(view, resource, version),
     }
 }
 
 /// The metadata of a list.
 pub(crate) fn list_meta(rv: u64, next: Option<&str>, remaining: Option<usize>) -> Value {
     let mut meta = json!({"resourceVersion": rv.to_string()});
-    if let (Some(next), Some(map)) = (next, meta.as_object_mut()) {
-        map.insert("continue".to_owned(), Value::from(next));
+    if let Some(next) = next {
+        meta["continue"] = Value::from(next);
         if let Some(remaining) = remaining {
-            map.insert("remainingItemCount".to_owned(), Value::from(remaining));
+            meta["remainingItemCount"] = Value::from(remaining);
         }
     }
     meta
@@ -131,11 +132,9 @@ pub(crate) fn envelope(view: View, resource: &Resource, meta: &Value) -> (String
 /// The object of a BOOKMARK event.
 pub(crate) fn bookmark(resource: &Resource, view: View, rv: u64, ends_initial_events: bool) -> Value {
     let mut meta = json!({"resourceVersion": rv.to_string(), "creationTimestamp": null});
-    if ends_initial_events && let Some(map) = meta.as_object_mut() {
-        map.insert(
-            "annotations".to_owned(),
-            json!({"k8s.io/initial-events-end": "true"}),
-        );
+    if ends_initial_events {
+        // A client that streams its list (WatchList) waits for this annotation before it takes the list for complete.
+        meta["annotations"] = json!({"k8s.io/initial-events-end": "true"});
     }
     match view {
         View::Object => {

@@ -1,4 +1,4 @@
-//! The table of resources that the API serves, and the registry that custom resources join at run time.
+//! The table of built-in resources, and the registry to which custom resource definitions add theirs.
 //!
 //! Every built-in resource is one line of [`BUILTIN`]; nothing else lists them.
 
@@ -21,7 +21,7 @@ pub(crate) struct PrintedColumn {
 /// The differences between stored objects and the ones this resource shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Conversion {
-    /// They do not: stored bytes are served as they are.
+    /// No difference: stored bytes are served as they are.
     None,
     /// Only `apiVersion` differs.
     Version,
@@ -95,12 +95,12 @@ impl Resource {
         }
     }
 
-    /// Returns true if a creation is a question that is answered and not stored.
+    /// Returns true for review kinds, such as `TokenReview`: the server answers a creation and stores nothing.
     pub(crate) fn is_review(&self) -> bool {
         [AUTHENTICATION, AUTHORIZATION].contains(&self.group.as_str())
     }
 
-    /// True if writes to the object count generations.
+    /// Returns true if the server counts `metadata.generation` of this kind.
     pub(crate) fn counts_generations(&self) -> bool {
         self.custom || self.is_pod() || matches!(self.group.as_str(), "apps" | "batch" | "policy")
     }
@@ -182,7 +182,7 @@ fn words(cell: &str) -> Vec<String> {
 }
 
 /// The resource of a line of [`BUILTIN`]; none if a cell is missing.
-fn builtin(line: &str) -> Option<Resource> {
+fn builtin_resource(line: &str) -> Option<Resource> {
     let cells: Vec<&str> = line.split_whitespace().collect();
     let [api_version, plural, kind, scope, status, short, categories] = cells.try_into().ok()?;
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
@@ -226,7 +226,7 @@ impl Registry {
             by_path: HashMap::new(),
             ordered: Vec::new(),
         };
-        for resource in BUILTIN.lines().filter_map(builtin) {
+        for resource in BUILTIN.lines().filter_map(builtin_resource) {
             registry.add(resource);
         }
         registry
@@ -268,7 +268,7 @@ impl Registry {
         &self.ordered
     }
 
-    /// Every storage whose objects live in namespaces.
+    /// Resources with objects in namespaces, each storage once.
     pub(crate) fn namespaced(&self) -> impl Iterator<Item = &Arc<Resource>> {
         self.ordered
             .iter()
@@ -277,10 +277,11 @@ impl Registry {
 
     /// Serves the resource of a custom resource definition, in place of an earlier version of it.
     pub(crate) fn define(&mut self, definition: &Value) {
+        // A definition that was changed may have lost a version.
         self.undefine(definition);
         for version in object::array(definition, "/spec/versions") {
             if object::is_true(version, "/served") {
-                self.add(custom(definition, version));
+                self.add(custom_resource(definition, version));
             }
         }
     }
@@ -294,7 +295,7 @@ impl Registry {
     }
 }
 
-/// The status that a definition has once its names are accepted.
+/// The status that kube-apiserver's controllers write to a definition once its names are accepted.
 pub(crate) fn established(definition: &Value) -> Value {
     let condition = |kind: &str, reason: &str, message: &str| {
         json!({"type": kind, "status": "True", "reason": reason, "message": message,
@@ -315,7 +316,7 @@ pub(crate) fn established(definition: &Value) -> Value {
     })
 }
 
-fn custom(definition: &Value, version: &Value) -> Resource {
+fn custom_resource(definition: &Value, version: &Value) -> Resource {
     let group = object::text(definition, "/spec/group").to_owned();
     let names = |field: &str| object::text(definition, &format!("/spec/names/{field}")).to_owned();
     let list = |field: &str| -> Vec<String> {
@@ -349,13 +350,13 @@ fn custom(definition: &Value, version: &Value) -> Resource {
         schema: version.pointer("/schema/openAPIV3Schema").cloned().map(Arc::new),
         columns: object::array(version, "/additionalPrinterColumns")
             .iter()
-            .map(column)
+            .map(printed_column)
             .collect(),
         group,
     }
 }
 
-fn column(value: &Value) -> PrintedColumn {
+fn printed_column(value: &Value) -> PrintedColumn {
     PrintedColumn {
         name: object::text(value, "/name").to_owned(),
         kind: object::text(value, "/type").to_owned(),

@@ -1,6 +1,6 @@
-//! Label and field selectors: parsing a client's text, and matching untyped objects.
+//! Label and field selectors: parsed from a client's text, and matched with untyped objects.
 //!
-//! Any dotted path is accepted as a field; a real API server accepts a few per kind.
+//! A field selector may name any field by its dotted path; kube-apiserver accepts a few per kind.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
 use serde_json::Value;
@@ -71,8 +71,8 @@ impl ParsedSelector {
         Ok(Self(requirements))
     }
 
-    /// The selector that an object's field holds; an unknown operator matches nothing.
-    pub(crate) fn of(selector: &meta::LabelSelector) -> Self {
+    /// Reads a selector from an object's field; a requirement with an unknown operator matches nothing.
+    pub(crate) fn from_field(selector: &meta::LabelSelector) -> Self {
         let mut requirements = Vec::new();
         for (key, value) in selector.match_labels.iter().flatten() {
             let test = SelectorTest::In(vec![value.clone()]);
@@ -129,6 +129,8 @@ impl FieldSelector {
             let found = r.key.split('.').try_fold(object, |value, field| value.get(field));
             match found {
                 Some(Value::String(text)) => r.accepts(Some(text)),
+                // A field selector treats an absent field as an empty string: `spec.nodeName=` selects pods
+                // without a node.
                 Some(Value::Null) | None => r.accepts(Some("")),
                 Some(other) => r.accepts(Some(&other.to_string())),
             }
@@ -146,6 +148,7 @@ impl SelectorRequirement {
             (SelectorTest::In(values), Some(found)) => values.iter().any(|value| value == found),
             (SelectorTest::In(_) | SelectorTest::Exists, None) | (SelectorTest::Absent, Some(_)) => false,
             (SelectorTest::NotIn(values), Some(found)) => values.iter().all(|v| v != found),
+            // `notin` also matches an object without the label, as in Kubernetes.
             (SelectorTest::NotIn(_) | SelectorTest::Absent, None) | (SelectorTest::Exists, Some(_)) => true,
         }
     }
@@ -168,7 +171,7 @@ fn split_outside_parentheses(text: &str) -> Vec<&str> {
 
 fn parse_label(part: &str) -> Result<SelectorRequirement, String> {
     if let Some(requirement) = parse_equality(part) {
-        return checked(requirement);
+        return with_legal_key(requirement);
     }
     if let Some((head, list)) = part.split_once('(') {
         let Some(values) = list.strip_suffix(')') else {
@@ -182,15 +185,15 @@ fn parse_label(part: &str) -> Result<SelectorRequirement, String> {
             Some("notin") => SelectorTest::NotIn(values),
             _ => return Err(format!("'{part}' has neither 'in' nor 'notin'")),
         };
-        return checked(SelectorRequirement::new(key, test));
+        return with_legal_key(SelectorRequirement::new(key, test));
     }
-    checked(match part.strip_prefix('!') {
+    with_legal_key(match part.strip_prefix('!') {
         Some(key) => SelectorRequirement::new(key.trim(), SelectorTest::Absent),
         None => SelectorRequirement::new(part, SelectorTest::Exists),
     })
 }
 
-fn checked(requirement: SelectorRequirement) -> Result<SelectorRequirement, String> {
+fn with_legal_key(requirement: SelectorRequirement) -> Result<SelectorRequirement, String> {
     let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
     let key = &requirement.key;
     if key.is_empty() || !key.chars().all(legal) {

@@ -1,8 +1,10 @@
-//! Errors as Kubernetes reports them: an HTTP code, a reason, a sentence, and the `Status` JSON of it.
+//! Errors of the API: HTTP code, reason and message, and the `Status` object that clients get.
 //!
-//! This file holds wording and form only; the rules that raise an error are elsewhere.
+//! This file has the wording and form of errors; the rules that raise them are elsewhere.
 
 use serde_json::{Value, json};
+
+use super::object;
 
 /// A refusal of the API, convertible to a `Status` object.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -36,13 +38,13 @@ impl InvalidField {
             message,
         }
     }
-    /// The value is there and not acceptable.
+    /// The error of a value that is not acceptable.
     pub(crate) fn invalid(field: impl Into<String>, value: &str, why: &str) -> Self {
         let message = format!("Invalid value: \"{value}\": {why}");
         Self::new("FieldValueInvalid", field, message)
     }
 
-    /// The value is missing.
+    /// The error of a required value that is missing.
     pub(crate) fn required(field: impl Into<String>, why: &str) -> Self {
         let message = if why.is_empty() {
             "Required value".to_owned()
@@ -52,18 +54,18 @@ impl InvalidField {
         Self::new("FieldValueRequired", field, message)
     }
 
-    /// The value may not be there, or may not change.
+    /// The error of a value that may not be set or changed.
     pub(crate) fn forbidden(field: impl Into<String>, why: &str) -> Self {
         Self::new("FieldValueForbidden", field, format!("Forbidden: {why}"))
     }
 
-    /// The value occurs twice.
+    /// The error of a value that occurs twice.
     pub(crate) fn duplicate(field: impl Into<String>, value: &str) -> Self {
         let message = format!("Duplicate value: \"{value}\"");
         Self::new("FieldValueDuplicate", field, message)
     }
 
-    /// The value is none of those allowed.
+    /// The error of a value that is not one of the supported values.
     pub(crate) fn unsupported(field: impl Into<String>, value: &str, allowed: &[&str]) -> Self {
         let listed = allowed.join("\", \"");
         let message = format!("Unsupported value: \"{value}\": supported values: \"{listed}\"");
@@ -87,14 +89,14 @@ impl ApiError {
         }
     }
 
-    /// 400.
+    /// 400 for a request that is malformed.
     pub(crate) fn bad_request(message: impl Into<String>) -> Self {
         Self::new(400, message)
     }
 
     /// 404 for an object; `resource` is the plural, qualified by its group.
     pub(crate) fn not_found(resource: &str, name: &str) -> Self {
-        Self::new(404, format!("{resource} \"{name}\" not found")).about(resource, name)
+        Self::new(404, format!("{resource} \"{name}\" not found")).with_details_of(resource, name)
     }
 
     /// 404 for a path that is no resource.
@@ -110,7 +112,8 @@ impl ApiError {
 
     /// 409 for a name that is taken.
     pub(crate) fn already_exists(resource: &str, name: &str) -> Self {
-        let mut error = Self::new(409, format!("{resource} \"{name}\" already exists")).about(resource, name);
+        let mut error =
+            Self::new(409, format!("{resource} \"{name}\" already exists")).with_details_of(resource, name);
         error.reason = "AlreadyExists";
         error
     }
@@ -118,7 +121,7 @@ impl ApiError {
     /// 409 for a write that lost a race or broke a precondition.
     pub(crate) fn conflict(resource: &str, name: &str, why: &str) -> Self {
         let message = format!("Operation cannot be fulfilled on {resource} \"{name}\": {why}");
-        Self::new(409, message).about(resource, name)
+        Self::new(409, message).with_details_of(resource, name)
     }
 
     /// 409 for a write based on an old resourceVersion.
@@ -128,9 +131,9 @@ impl ApiError {
         Self::conflict(resource, name, why)
     }
 
-    /// 403.
+    /// 403 for a write that a rule forbids.
     pub fn forbidden(resource: &str, name: &str, why: &str) -> Self {
-        Self::new(403, format!("{resource} \"{name}\" is forbidden: {why}")).about(resource, name)
+        Self::new(403, format!("{resource} \"{name}\" is forbidden: {why}")).with_details_of(resource, name)
     }
 
     /// 410 for a resourceVersion that the event log no longer covers.
@@ -182,6 +185,8 @@ impl ApiError {
 
     /// The refusal of a webhook, under the code and reason that it gave.
     pub(crate) fn denied(code: u16, reason: &str, message: String) -> Self {
+        // `reason` is static text in [`ApiError`], so the webhook's reason is looked up among those that
+        // Kubernetes has.
         let mut known = (400..=504).map(reason_of).chain(["AlreadyExists", "Gone"]);
         Self {
             reason: known.find(|known| *known == reason).unwrap_or_default(),
@@ -189,13 +194,11 @@ impl ApiError {
         }
     }
 
-    fn about(mut self, resource: &str, name: &str) -> Self {
+    fn with_details_of(mut self, resource: &str, name: &str) -> Self {
         let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
         let mut details = json!({"name": name, "kind": plural});
-        if !group.is_empty()
-            && let Some(map) = details.as_object_mut()
-        {
-            map.insert("group".to_owned(), Value::from(group));
+        if !group.is_empty() {
+            details["group"] = Value::from(group);
         }
         self.details = Some(Box::new(details));
         self
@@ -207,14 +210,13 @@ impl ApiError {
             "kind": "Status", "apiVersion": "v1", "metadata": {},
             "status": "Failure", "message": self.message, "reason": self.reason, "code": self.code,
         });
-        if let (Some(details), Some(map)) = (&self.details, status.as_object_mut()) {
-            map.insert("details".to_owned(), (**details).clone());
+        if let Some(details) = &self.details {
+            status["details"] = Value::clone(details);
         }
-        if let (Some(seconds), Some(map)) = (self.retry_after, status.as_object_mut()) {
-            let details = map.entry("details").or_insert_with(|| json!({}));
-            if let Some(details) = details.as_object_mut() {
-                details.insert("retryAfterSeconds".to_owned(), Value::from(seconds));
-            }
+        if let Some(seconds) = self.retry_after {
+            // client-go reads the pause from here, other clients from the header.
+            object::child(&mut status, "details")
+                .insert("retryAfterSeconds".to_owned(), Value::from(seconds));
         }
         status
     }
@@ -223,13 +225,11 @@ impl ApiError {
 /// The `Success` Status that answers a deletion or a create-only subresource.
 pub(crate) fn success(code: u16, details: Option<Value>) -> Value {
     let mut status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
-    if let Some(map) = status.as_object_mut() {
-        if code != 200 {
-            map.insert("code".to_owned(), Value::from(code));
-        }
-        if let Some(details) = details {
-            map.insert("details".to_owned(), details);
-        }
+    if code != 200 {
+        status["code"] = Value::from(code);
+    }
+    if let Some(details) = details {
+        status["details"] = details;
     }
     status
 }

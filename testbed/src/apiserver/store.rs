@@ -1,9 +1,9 @@
 //! The storage core: objects by collection, namespace and name under one monotonic revision, and the window of past changes
 //! of each collection, which watches and consistent paging read.
 //!
-//! Pure and synchronous: no clock, no network, no rules of any kind. Every stored version is serialised once and its bytes
-//! are shared by all lists and watches. The window keeps a bounded number of changes; a request for older ones is answered
-//! "compacted".
+//! Pure and synchronous: no clock, no network, no rules about objects. Every stored version is serialised once
+//! and its bytes are shared by all lists and watches. The window keeps a bounded number of changes; a request
+//! for older ones is answered "compacted".
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::{Bound, ControlFlow};
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::object;
 
-/// Name of an object inside its collection; the namespace is empty for cluster-scoped objects.
+/// The key of an object in its collection; the namespace is empty for cluster-scoped objects.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Key {
     pub(crate) namespace: String,
@@ -230,7 +230,7 @@ impl Collection {
     /// The versions at a revision of all keys that were changed after it.
     fn undone_since(&self, rv: u64) -> Result<BTreeMap<Key, Option<Arc<ObjectVersion>>>, Compacted> {
         let mut past = BTreeMap::new();
-        // Backwards, so that of several changes of one key the oldest decides.
+        // Newest first, so that the entry of the oldest change of a key is the one that stays.
         for event in self.log.since(rv)?.rev() {
             past.insert(event.key.clone(), event.previous.clone());
         }
@@ -240,6 +240,7 @@ impl Collection {
 
 fn stamp(mut value: Value, rv: u64) -> ObjectVersion {
     object::meta(&mut value).insert("resourceVersion".to_owned(), Value::from(rv.to_string()));
+    // Serialised here, once per version, and not once for each of the watches and lists that send it.
     let bytes = Bytes::from(value.to_string());
     ObjectVersion {
         rv,
@@ -261,14 +262,14 @@ fn merged<'a>(
     })
 }
 
-/// The kind of a change.
+/// The kind of a change of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It came into being.
+    /// The object was created.
     Added,
-    /// It was replaced by a newer version.
+    /// The object was replaced by a newer version.
     Modified,
-    /// It was removed.
+    /// The object was removed.
     Deleted,
 }
 
@@ -300,30 +301,18 @@ impl ObjectChange {
         }
     }
 
-    /// The previous version under this event's revision, for watches whose selector the object left.
-    /// Computed once for all watchers.
+    /// The previous version with this change's revision, which a watch reports as the deletion of an object
+    /// that has left its selector. Computed once for all watches.
     pub(crate) fn departed(&self) -> Option<Arc<ObjectVersion>> {
         let make = || {
-            self.previous
-                .as_ref()
-                .map(|p| Arc::new(restamped(p, self.version.rv)))
+            let previous = self.previous.as_ref()?;
+            Some(Arc::new(stamp(Value::clone(&previous.value), self.version.rv)))
         };
         self.departed.get_or_init(make).clone()
     }
 }
 
-fn restamped(version: &ObjectVersion, rv: u64) -> ObjectVersion {
-    let mut value = Value::clone(&version.value);
-    object::meta(&mut value).insert("resourceVersion".to_owned(), Value::from(rv.to_string()));
-    let bytes = Bytes::from(value.to_string());
-    ObjectVersion {
-        rv,
-        value: Arc::new(value),
-        bytes,
-    }
-}
-
-/// The asked revision lies before the window.
+/// The error for a revision from before the window of past changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Compacted {
     /// The oldest revision from which the log is complete.

@@ -1,22 +1,22 @@
-//! Tables, as `kubectl get` prints them: columns and rows per kind.
+//! Tables as `kubectl get` prints them: the columns and rows of each kind.
 //!
-//! Kinds without rows of their own get NAME and AGE, custom resources the columns of their definition.
+//! Kinds without columns here get NAME and AGE, and custom resources the columns of their definition.
 
 use chrono::Utc;
 use serde_json::{Value, json};
 
 use super::object::{array, integer, is_deleting, is_true, object, parse_time, text};
-use super::render::{RowObject, metadata_only, shown};
+use super::render::{RowObject, in_version_of, metadata_only};
 use super::resource::Resource;
 
-/// A column's name, true if only `-o wide` shows it, and an object's cell in it.
+/// A cell of a row: the name of its column, true if only `-o wide` shows the column, and the value.
 type Cell = (&'static str, bool, Value);
 
 fn cells(resource: &Resource, value: &Value) -> Vec<Cell> {
     let at = |pointer: &str| Value::from(text(value, pointer));
     let number = |pointer: &str| value.pointer(pointer).cloned().unwrap_or_else(|| Value::from(0));
     let name = ("Name", false, at("/metadata/name"));
-    let age = ("Age", false, since(text(value, CREATED)));
+    let age = ("Age", false, age_since(text(value, CREATED)));
     match (resource.group.as_str(), resource.plural.as_str()) {
         ("", "pods") => pod_cells(value),
         ("", "nodes") => node_cells(value),
@@ -48,10 +48,10 @@ fn cells(resource: &Resource, value: &Value) -> Vec<Cell> {
 
 /// The creation time of an object.
 const CREATED: &str = "/metadata/creationTimestamp";
-/// The one column that shows a date, not an age.
+/// The name of the one column that shows a date and not an age.
 const CREATED_AT: &str = "Created At";
 
-/// The first item of a list whose `type` this is.
+/// The first item of a list with this `type`.
 fn of_type<'a>(object: &'a Value, list: &str, kind: &str) -> Option<&'a Value> {
     array(object, list)
         .iter()
@@ -78,7 +78,7 @@ fn node_cells(node: &Value) -> Vec<Cell> {
         ("Name", false, at("/metadata/name")),
         ("Status", false, Value::from(status)),
         ("Roles", false, or_none(&roles.join(","))),
-        ("Age", false, since(text(node, CREATED))),
+        ("Age", false, age_since(text(node, CREATED))),
         ("Version", false, at("/status/nodeInfo/kubeletVersion")),
         ("Internal-IP", true, or_none(text(address, "/address"))),
         (
@@ -113,7 +113,7 @@ fn event_cells(event: &Value) -> Vec<Cell> {
     let about = format!("{kind}/{}", at("/involvedObject/name"));
     let source = first(&["/source/component", "/reportingComponent"]);
     vec![
-        ("Last Seen", false, since(seen)),
+        ("Last Seen", false, age_since(seen)),
         ("Type", false, Value::from(at("/type"))),
         ("Reason", false, Value::from(at("/reason"))),
         ("Object", false, Value::from(about)),
@@ -149,7 +149,7 @@ pub(crate) fn row(resource: &Resource, value: &Value, include: RowObject) -> Val
     match include {
         RowObject::None => json!({"cells": cells}),
         RowObject::Metadata => json!({"cells": cells, "object": metadata_only(value)}),
-        RowObject::Object => json!({"cells": cells, "object": shown(resource, value)}),
+        RowObject::Object => json!({"cells": cells, "object": in_version_of(resource, value)}),
     }
 }
 
@@ -158,7 +158,7 @@ fn custom_cells(resource: &Resource, value: &Value) -> Vec<Value> {
     for column in &resource.columns {
         let mut fields = column.path.trim_start_matches('.').split('.');
         cells.push(match fields.try_fold(value, |v, field| v.get(field)) {
-            Some(Value::String(date)) if column.kind == "date" => since(date),
+            Some(Value::String(date)) if column.kind == "date" => age_since(date),
             Some(simple) if !simple.is_object() && !simple.is_array() => simple.clone(),
             Some(other) => Value::from(other.to_string()),
             None => Value::Null,
@@ -196,15 +196,15 @@ pub(crate) fn table(resource: &Resource, rows: &[Value], meta: &Value) -> Value 
     })
 }
 
-/// The age of an object, as `kubectl get` prints it.
-fn since(time: &str) -> Value {
+/// The time since a timestamp, as `kubectl get` prints ages.
+fn age_since(time: &str) -> Value {
     match parse_time(time) {
-        Some(time) => Value::from(age((Utc::now() - time).num_seconds())),
+        Some(time) => Value::from(print_age((Utc::now() - time).num_seconds())),
         None => or_unknown(""),
     }
 }
 
-fn age(seconds: i64) -> String {
+fn print_age(seconds: i64) -> String {
     let pair = |high: i64, unit: char, low: i64, small: char| {
         if low == 0 {
             format!("{high}{unit}")
@@ -213,6 +213,7 @@ fn age(seconds: i64) -> String {
         }
     };
     match seconds.max(0) {
+        // HumanDuration of apimachinery: two units where the smaller one still matters, else one.
         s @ 0..120 => format!("{s}s"),
         s @ 120..600 => pair(s / 60, 'm', s % 60, 's'),
         s @ 600..10_800 => format!("{}m", s / 60),
@@ -231,9 +232,9 @@ fn pod_cells(pod: &Value) -> Vec<Cell> {
     vec![
         ("Name", false, Value::from(text(pod, "/metadata/name"))),
         ("Ready", false, Value::from(format!("{n_ready}/{n_containers}"))),
-        ("Status", false, Value::from(status(pod))),
+        ("Status", false, Value::from(pod_status(pod))),
         ("Restarts", false, Value::from(n_restarts.to_string())),
-        ("Age", false, since(text(pod, CREATED))),
+        ("Age", false, age_since(text(pod, CREATED))),
         ("IP", true, or_none(text(pod, "/status/podIP"))),
         ("Node", true, or_none(text(pod, "/spec/nodeName"))),
         (
@@ -246,7 +247,7 @@ fn pod_cells(pod: &Value) -> Vec<Cell> {
 }
 
 /// The STATUS that `kubectl get pods` shows: `printPod` of kube-apiserver's printers.
-fn status(pod: &Value) -> String {
+fn pod_status(pod: &Value) -> String {
     if is_deleting(pod) {
         return "Terminating".to_owned();
     }
@@ -318,6 +319,6 @@ mod tests {
     #[case::days(9 * 86_400, "9d")]
     #[case::clocks_disagree(-5, "0s")]
     fn ages_are_printed_as_kubectl_does(#[case] seconds: i64, #[case] expected: &str) {
-        assert_eq!(super::age(seconds), expected);
+        assert_eq!(super::print_age(seconds), expected);
     }
 }

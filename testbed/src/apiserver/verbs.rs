@@ -1,6 +1,6 @@
-//! The write verbs: rules that turn a request into at most one new version per object.
+//! The write verbs: the rules by which a request changes an object.
 //!
-//! Everything here runs under the state's write lock, synchronously; the current time comes with the request.
+//! Everything here runs synchronously, under the lock of the state. The current time comes with the request.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(crate) mod delete;
 pub(crate) mod patch;
 pub(crate) mod update;
 
-/// Everything the server holds: objects, and which resources are served.
+/// The state of the server: its objects, and the resources that it serves.
 #[derive(Debug)]
 pub(crate) struct ApiState {
     pub(crate) store: Store,
@@ -81,7 +81,7 @@ impl RequestTarget {
     }
 }
 
-/// The state behind its lock; clones share it.
+/// The state behind a lock; clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedState(Arc<RwLock<ApiState>>);
 
@@ -108,7 +108,12 @@ impl ApiState {
             .ok_or_else(|| target.not_found())
     }
 
-    fn keep(&mut self, target: &RequestTarget, value: Value, dry_run: bool) -> Arc<ObjectVersion> {
+    fn store_unless_dry_run(
+        &mut self,
+        target: &RequestTarget,
+        value: Value,
+        dry_run: bool,
+    ) -> Arc<ObjectVersion> {
         if dry_run {
             let bytes = value.to_string().into();
             return Arc::new(ObjectVersion {
@@ -170,7 +175,8 @@ fn check_string_maps(body: &Value) -> Result<(), ApiError> {
     }
 }
 
-/// Brings amounts into their kept form and refuses an object that does not decode as its kind.
+/// Converts amounts to the form in which they are stored, and refuses an object that does not decode as its
+/// kind.
 fn settle_types(resource: &Resource, body: &mut Value) -> Result<(), ApiError> {
     if resource.is_pod() {
         pod::normalize_pod(body);
@@ -180,7 +186,7 @@ fn settle_types(resource: &Resource, body: &mut Value) -> Result<(), ApiError> {
     check_type(resource, body)
 }
 
-/// Turns an object of this resource's version into the stored form.
+/// Converts an object from this resource's version to the version that is stored.
 fn to_stored(resource: &Resource, body: &mut Value) {
     match resource.conversion {
         Conversion::None => {}
@@ -192,14 +198,16 @@ fn to_stored(resource: &Resource, body: &mut Value) {
     }
 }
 
-/// Refuses an object that does not decode.
+/// Refuses an object that does not decode as its kind.
 fn check_type(resource: &Resource, body: &Value) -> Result<(), ApiError> {
+    // The kinds that gpushare writes are decoded with their Go-like types, so that a daemon's malformed object
+    // is refused here as by kube-apiserver. Other kinds are taken as they are.
     let failure = match (resource.group.as_str(), resource.plural.as_str()) {
-        ("", "pods") => failure::<Pod>(body).or_else(|| bad_quantity(body)),
-        ("", "nodes") => failure::<Node>(body),
-        ("", "configmaps") => failure::<ConfigMap>(body),
-        ("" | "events.k8s.io", "events") => failure::<Event>(body),
-        ("coordination.k8s.io", "leases") => failure::<Lease>(body),
+        ("", "pods") => decode_error::<Pod>(body).or_else(|| bad_quantity(body)),
+        ("", "nodes") => decode_error::<Node>(body),
+        ("", "configmaps") => decode_error::<ConfigMap>(body),
+        ("" | "events.k8s.io", "events") => decode_error::<Event>(body),
+        ("coordination.k8s.io", "leases") => decode_error::<Lease>(body),
         _ => None,
     };
     let Some(why) = failure else { return Ok(()) };
@@ -209,12 +217,12 @@ fn check_type(resource: &Resource, body: &Value) -> Result<(), ApiError> {
     )))
 }
 
-fn failure<'a, T: Deserialize<'a>>(body: &'a Value) -> Option<String> {
+fn decode_error<'a, T: Deserialize<'a>>(body: &'a Value) -> Option<String> {
     T::deserialize(body).err().map(|error| error.to_string())
 }
 
 fn bad_quantity(pod: &Value) -> Option<String> {
-    let text = pod::unparsable(pod)?;
+    let text = pod::first_unparsable(pod)?;
     Some(format!(
         "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$': {text}"
     ))

@@ -1,7 +1,7 @@
-//! Watches: a cursor into a collection's event log.
+//! Watches: each is a cursor into the log of past changes of a collection.
 //!
-//! A watch holds no queue of its own. It reads the log when the collection signals a change, so a slow watcher costs
-//! nothing until its cursor falls out of the window and it gets 410.
+//! A watch has no queue of its own. It reads the log when the collection signals a change, so a slow client
+//! costs no memory. Its watch ends with 410 once the cursor is older than the log.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -28,10 +28,10 @@ pub(crate) enum WatchStart {
     After(u64),
 }
 
-/// A change as a watcher sees it.
+/// A change as a watch reports it.
 #[derive(Debug, Clone)]
 pub struct WatchEvent {
-    /// The kind of an event, as the watch's selectors see it.
+    /// The kind of the change for the watch's selectors: an object that leaves them is deleted.
     pub change: ChangeKind,
     /// The object after the change; for a deletion its last state.
     pub object: Arc<Value>,
@@ -64,6 +64,7 @@ impl Watch {
         selectors: Selectors,
         start: WatchStart,
     ) -> Result<Self, ApiError> {
+        // Under one lock: a change between the first scan and the cursor would be lost or reported twice.
         let mut state = shared.write();
         let mut watch = Self {
             state: shared.clone(),
@@ -101,7 +102,7 @@ impl Watch {
         Ok(watch)
     }
 
-    /// The next change; an error is the last thing a watch says.
+    /// Waits for the next change. After an error the watch has ended.
     pub async fn next(&mut self) -> Result<WatchEvent, ApiError> {
         loop {
             if let Some(delta) = self.pending.pop_front() {
@@ -110,7 +111,7 @@ impl Watch {
                     object: Arc::clone(&delta.version.value),
                 });
             }
-            let found = self.read()?;
+            let found = self.read_changes()?;
             if found.is_empty() {
                 self.changed().await;
             }
@@ -124,7 +125,7 @@ impl Watch {
     }
 
     /// The events that can be reported now, without waiting.
-    pub(crate) fn read(&mut self) -> Result<Vec<EncodedChange>, ApiError> {
+    pub(crate) fn read_changes(&mut self) -> Result<Vec<EncodedChange>, ApiError> {
         if !self.pending.is_empty() {
             return Ok(std::mem::take(&mut self.pending).into());
         }
@@ -135,7 +136,7 @@ impl Watch {
             let (events, seen) = read.map_err(|c| ApiError::expired(self.cursor, c.oldest))?;
             let exhausted = events.len() < BATCH;
             self.cursor = seen;
-            let found: Vec<EncodedChange> = events.iter().filter_map(|e| self.view(e)).collect();
+            let found: Vec<EncodedChange> = events.iter().filter_map(|e| self.seen_by_selectors(e)).collect();
             if exhausted || !found.is_empty() {
                 // More events wait in the log, so the next wait must not block.
                 if !exhausted {
@@ -146,7 +147,7 @@ impl Watch {
         }
     }
 
-    /// Waits until the collection may have changed since the last [`Self::read`].
+    /// Waits until the collection may have changed since the last [`Self::read_changes`].
     pub(crate) async fn changed(&mut self) {
         if self.signal.changed().await.is_err() {
             // The store is gone; nothing will ever change.
@@ -154,8 +155,9 @@ impl Watch {
         }
     }
 
-    /// Maps an event through the selectors: an object that leaves them is deleted, one that enters is added.
-    fn view(&self, event: &ObjectChange) -> Option<EncodedChange> {
+    /// Translates a change for the watch's selectors: an object that leaves them is deleted, one that enters
+    /// them is added.
+    fn seen_by_selectors(&self, event: &ObjectChange) -> Option<EncodedChange> {
         if self
             .namespace
             .as_deref()

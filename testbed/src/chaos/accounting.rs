@@ -1,4 +1,4 @@
-//! Compares the scheduler's own sums of held amounts with the sums of the pods' records.
+//! Compares the amounts that the scheduler counts for each GPU with the sums of the pods' records.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ struct AccountedGpu {
     used_core: u64,
 }
 
-/// A sentence for each GPU of which the scheduler holds something else than the records add up to.
+/// Returns a sentence for each GPU whose amounts in the scheduler differ from the sums of the records.
 pub(super) async fn differences(client: &HttpClient, scheduler: &str, accounts: &Accounts) -> Vec<String> {
     let answer = match client
         .get(&format!("{scheduler}/gpushare-scheduler/inspect"))

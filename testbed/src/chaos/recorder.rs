@@ -1,6 +1,7 @@
-//! The events of a run: every start against the record of its pod at that moment, refusals, deaths, delays.
+//! Records the events of a run: each start of a container with its pod's record at that moment, refusals,
+//! failed pods, delays.
 //!
-//! The record is looked up at the instant of the start, in the API server itself.
+//! The record is read from the API server's objects while the container starts, since it may change later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -17,7 +18,7 @@ use crate::kubelet::{ContainerStart, PodAdmission, RuntimeContainer};
 
 /// kubelet's pause before it tries to start a container again.
 pub(super) const RETRY: Duration = Duration::from_secs(10);
-/// Wrong starts and killed pods that are quoted.
+/// The most wrong starts that are quoted in words.
 const QUOTED: usize = 10;
 
 /// The recorder of one run; shared with the kubelets.
@@ -25,7 +26,7 @@ const QUOTED: usize = 10;
 pub struct RunRecorder {
     api: OnceLock<Api>,
     tally: Mutex<Tally>,
-    /// Pods as they were last seen, by UID: a container may start when its pod is gone already.
+    /// Pods as they were last seen, by UID: a container may start although its pod has just been removed.
     known: Mutex<BTreeMap<String, Pod>>,
 }
 
@@ -42,17 +43,17 @@ pub struct Tally {
     pub n_unknown: usize,
     /// Starts with other devices than the record named, by pod UID, container and turn.
     pub wrong: BTreeSet<(String, String, u32)>,
-    /// Those of them that see a device which the record does not name.
+    /// Wrong starts that see a device which the record does not name.
     pub sees_more: BTreeSet<(String, String, u32)>,
     /// Starts with the content of a CDI spec that was not written for them.
     pub stale: BTreeSet<(String, String, u32)>,
-    /// Starts with another limit of the driver than the container's part.
+    /// Starts with a driver limit other than the container's share.
     pub other_limits: BTreeSet<(String, String, u32)>,
     /// Some wrong and stale starts, in words.
     pub wrong_quotes: Vec<String>,
     /// Pods that kubelet failed because of an answer of the plugin.
     pub killed: Vec<String>,
-    /// Pods that the plugin evicted: they are gone, and no step deleted them.
+    /// Pods that the plugin evicted: they are gone although no step has deleted them.
     pub evicted: BTreeSet<String>,
     /// Pods that kubelet failed by itself.
     pub died: Vec<String>,
@@ -67,9 +68,9 @@ pub struct Tally {
 }
 
 impl RunRecorder {
-    /// Says where records are looked up.
+    /// Sets the API server whose objects have the records.
     pub fn connect(&self, api: Api) {
-        // A second opening would be of the same cluster.
+        // A second call would set the same cluster.
         let _ = self.api.set(api);
     }
 
@@ -78,7 +79,7 @@ impl RunRecorder {
         self.tally.lock()
     }
 
-    /// Notes a start.
+    /// Records the start of a container.
     pub(crate) fn note_start(&self, node: &str, start: &ContainerStart) {
         let container = &start.container;
         let view = self.view(node, start);
@@ -86,9 +87,10 @@ impl RunRecorder {
         tally.n_starts += 1;
         tally.n_unknown += usize::from(view.is_none());
         for refusal in &start.refusals {
-            *tally.refusals.entry(kind_of(refusal)).or_default() += 1;
+            *tally.refusals.entry(refusal_kind(refusal)).or_default() += 1;
         }
         let n_refusals = u32::try_from(start.refusals.len()).unwrap_or(u32::MAX);
+        // The testbed's kubelet retries sooner than a real one, whose pauses are counted here instead.
         tally.delays.push(start.spent + RETRY * n_refusals);
         if let Some(view) = view.filter(|view| view.sees != view.should_see) {
             tally.note_wrong(&container.pod_uid, container.starts, &view);
@@ -96,7 +98,7 @@ impl RunRecorder {
         tally.note_stale(container);
     }
 
-    /// Notes a container on a GPU of this size whose limit of the driver is not its own part.
+    /// Records a container whose driver limit is not its share of a GPU of this size.
     pub(crate) fn note_limit(&self, container: &RuntimeContainer, gpu_mib: u64) {
         let Some(what) = invariants::wrong_limit(container, gpu_mib) else {
             return;
@@ -116,7 +118,7 @@ impl RunRecorder {
         }
     }
 
-    /// Notes pods as they are now.
+    /// Remembers pods as they are now, besides earlier ones.
     pub(crate) fn note_pods(&self, pods: BTreeMap<String, Pod>) {
         let by_uid = pods
             .into_values()
@@ -124,7 +126,7 @@ impl RunRecorder {
         self.known().extend(by_uid);
     }
 
-    /// Notes all pods that there are.
+    /// Remembers pods as they are now, and forgets all earlier ones.
     pub(crate) fn replace_pods(&self, pods: BTreeMap<String, Pod>) {
         self.known().clear();
         self.note_pods(pods);
@@ -150,7 +152,7 @@ impl RunRecorder {
         })
     }
 
-    /// Notes violations of other invariants.
+    /// Records violations of other invariants.
     pub(crate) fn note_violations(&self, found: Vec<String>) {
         let mut tally = self.tally();
         let step = tally.step;
@@ -161,12 +163,12 @@ impl RunRecorder {
         );
     }
 
-    /// Notes pods that are gone without having been deleted.
+    /// Records pods that are gone although no step has deleted them.
     pub(crate) fn note_evicted(&self, pods: BTreeSet<String>) {
         self.tally().evicted.extend(pods);
     }
 
-    /// Notes an admission.
+    /// Records an admission, and kubelet's refusal if there is one.
     pub(crate) fn note_admission(&self, admission: &PodAdmission) {
         let mut tally = self.tally();
         tally.admitted.insert(admission.uid.clone());
@@ -184,7 +186,7 @@ impl RunRecorder {
 }
 
 impl Tally {
-    /// Returns true if nothing is wrong.
+    /// Returns true if no start was wrong and no other invariant was violated.
     pub(crate) fn is_clean(&self) -> bool {
         self.violations.is_empty()
             && self.wrong.is_empty()
@@ -192,7 +194,7 @@ impl Tally {
             && self.other_limits.is_empty()
     }
 
-    /// Notes a container if the content of its CDI specs was not written for this start.
+    /// Records a container whose CDI specs were not written for this start.
     pub(crate) fn note_stale(&mut self, container: &RuntimeContainer) {
         let Some(what) = invariants::stale_spec(container) else {
             return;
@@ -210,7 +212,7 @@ impl Tally {
         }
     }
 
-    /// Notes a container that sees wrong devices.
+    /// Records a container that sees other devices than its record names.
     pub(crate) fn note_wrong(&mut self, uid: &str, turn: u32, view: &ContainerView) {
         if view.sees.iter().any(|device| !view.should_see.contains(device)) {
             self.sees_more
@@ -238,7 +240,7 @@ fn typed<T: DeserializeOwned>(api: &Api, resource: &str, namespace: &str, name: 
     serde_json::from_value(serde_json::Value::clone(&object)).ok()
 }
 
-/// True if kubelet failed the pod without a plugin's error.
+/// Returns true if kubelet failed the pod without an error from the plugin.
 fn is_kubelets_own(reason: &str, message: &str) -> bool {
     let own = [
         "endpoint of",
@@ -254,8 +256,9 @@ fn is_kubelets_own(reason: &str, message: &str) -> bool {
     reason == "UnexpectedAdmissionError" && own.iter().any(|words| message.contains(words))
 }
 
-/// The words of a refusal that do not depend on whom it met.
-fn kind_of(refusal: &str) -> String {
+/// The words of a refusal without names and numbers, so that equal refusals of different pods are counted
+/// together.
+fn refusal_kind(refusal: &str) -> String {
     let text = refusal.split("desc = ").last().unwrap_or(refusal);
     let words: Vec<&str> = text
         .split_whitespace()

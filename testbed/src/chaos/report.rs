@@ -1,4 +1,4 @@
-//! The figures of runs, side by side.
+//! The figures of runs, and the table that shows runs side by side.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,19 +26,19 @@ pub struct Figures {
     pub unknown: usize,
     /// Starts with other devices than recorded.
     pub wrong: usize,
-    /// Those of them that see a device which is not recorded.
+    /// Wrong starts that see a device which is not recorded.
     pub sees_more: usize,
     /// Starts with the content of a CDI spec that was not written for them.
     pub stale: usize,
-    /// Starts with another limit of the driver than the container's part.
+    /// Starts with a driver limit other than the container's share.
     pub other_limits: usize,
     /// Pods killed for good by an answer of the plugin.
     pub killed: usize,
     /// Pods that the plugin evicted.
     pub evicted: usize,
-    /// Pods that kubelet failed alone.
+    /// Pods that kubelet failed without an error from the plugin.
     pub died: usize,
-    /// Starts refused for now, by reason.
+    /// Starts that were refused and tried again, by reason.
     pub refusals: BTreeMap<String, usize>,
     /// The plugin's reactions to differences, by outcome.
     pub heals: BTreeMap<String, u64>,
@@ -94,7 +94,7 @@ impl Figures {
         }
     }
 
-    /// True if the run kept the promises of its mode.
+    /// Returns true if the run kept the promises of its mode.
     pub fn is_ok(&self) -> bool {
         let is_right = self.wrong == 0
             && self.sees_more == 0
@@ -125,8 +125,8 @@ impl Figures {
         }
         cells.extend([
             self.scaled(self.refusals.values().sum()),
-            self.delay_ms.map(words).join(", "),
-            self.admission_ms.map(words).join(", "),
+            self.delay_ms.map(milliseconds_in_words).join(", "),
+            self.admission_ms.map(milliseconds_in_words).join(", "),
             self.scaled(self.violations.len()),
             format!("{}, {}", self.admissions, self.starts),
         ]);
@@ -151,14 +151,14 @@ fn median_and_worst(durations: &[Duration]) -> [f64; 2] {
     picked.map(|duration| duration.map_or(0.0, Duration::as_secs_f64) * 1000.0)
 }
 
-/// Outcomes that are heals, and their names in the table; refusals have a row of their own.
+/// Outcomes of the metric by which the plugin counts its repairs, and their names in the table.
 const HEALS: [(&str, &str); 3] = [
     ("exchanged", "healed: records of two pods exchanged"),
     ("rewritten", "healed: CDI spec rewritten"),
     ("adopted", "healed: record written for a pod without one"),
 ];
 
-fn words(milliseconds: f64) -> String {
+fn milliseconds_in_words(milliseconds: f64) -> String {
     if milliseconds < 1000.0 {
         format!("{milliseconds:.1} ms")
     } else {
@@ -166,7 +166,7 @@ fn words(milliseconds: f64) -> String {
     }
 }
 
-/// The names of the rows before those of heals; the first is the head.
+/// The names of the rows before the repairs; the first is the head of the table.
 const ROWS: [&str; 7] = [
     "in 100,000 admissions (and in this run)",
     "containers started with a wrong device",

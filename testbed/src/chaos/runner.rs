@@ -1,4 +1,4 @@
-//! Takes the steps of a schedule on a cluster of real daemons, and checks everything after each.
+//! Runs the steps of a schedule on a cluster with the real daemons, and checks every invariant after each step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,10 +25,10 @@ use crate::pods::NamespacePods;
 
 mod batch;
 
-/// Longest wait for one thing. In mode `envvar` each `Allocate` of a pod that is gone already waits two seconds, one after the
-/// other, and a batch may come to two of them for each of forty pods.
+/// Longest wait for one condition. In mode `envvar` each `Allocate` for a pod that is gone waits two seconds,
+/// one after the other; a batch may have two such calls for each of forty pods.
 const DEADLINE: Duration = Duration::from_secs(300);
-/// Longest wait for annotations that follow something that has happened.
+/// Longest wait for annotations and amounts that follow a change.
 const SETTLING: Duration = Duration::from_secs(10);
 
 /// A run under way.
@@ -37,7 +37,7 @@ pub(super) struct Runner {
     cluster: LocalCluster,
     pods: NamespacePods,
     recorder: Arc<RunRecorder>,
-    /// Outcomes counted by plugins that have been killed since.
+    /// Outcomes that plugins had counted before they were killed.
     heals: BTreeMap<String, u64>,
     cdi: Vec<CdiDir>,
     n_admissions_seen: Vec<usize>,
@@ -125,8 +125,8 @@ impl Runner {
         self.cluster.crashes()
     }
 
-    /// Takes one step, and looks at everything.
-    pub(super) async fn take(&mut self, step: &ChaosStep) -> Result<()> {
+    /// Runs one step, then checks every invariant.
+    pub(super) async fn run_step(&mut self, step: &ChaosStep) -> Result<()> {
         self.recorder.tally().step += 1;
         match step {
             ChaosStep::Batch(batch) => batch::batch(self, batch).await?,
@@ -148,14 +148,14 @@ impl Runner {
                 self.crash(numbers).await?;
             }
         }
-        self.look().await
+        self.check().await
     }
 
     fn node(&mut self, node: usize) -> Result<&mut SimulatedNode> {
         self.cluster.node(&node_name(node))
     }
 
-    /// All CDI specs of a node disappear; the vendor's services write theirs again.
+    /// Removes all CDI specs of a node; the vendor's services write theirs again.
     fn wipe_cdi(&mut self, node: usize) -> Result<()> {
         self.cdi(node)?.wipe()?;
         self.node(node)?.write_vendor_specs()
@@ -265,8 +265,8 @@ impl Runner {
         self.cluster.until(what, DEADLINE, settled).await
     }
 
-    /// Notes the admissions of kubelets, and checks the invariants that hold at every moment.
-    async fn look(&mut self) -> Result<()> {
+    /// Records the admissions of kubelets, and checks the invariants.
+    async fn check(&mut self) -> Result<()> {
         for (node, seen) in self.cluster.nodes().zip(&mut self.n_admissions_seen) {
             let admissions = node.kubelet().admissions_since(*seen);
             *seen += admissions.len();
@@ -284,13 +284,13 @@ impl Runner {
         snapshot.pods.retain(|_, pod| phase(pod) != "Failed");
         let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
         self.recorder.note_violations(accounts.violations);
-        self.look_at_scheduler().await;
-        self.look_at_started().await;
+        self.check_scheduler_amounts().await;
+        self.check_started_containers().await;
         Ok(())
     }
 
     /// The scheduler's own sums must be those of the records, as soon as its watches have delivered them.
-    async fn look_at_scheduler(&self) {
+    async fn check_scheduler_amounts(&self) {
         let (client, url) = (HttpClient::new(), self.cluster.scheduler_url());
         let until = Instant::now() + SETTLING;
         loop {
@@ -307,15 +307,20 @@ impl Runner {
         }
     }
 
-    /// A record that has moved away from a container that has started counts as a wrong device.
-    async fn look_at_started(&self) {
+    /// Checks that records still agree with containers that have started: a record that has been changed since
+    /// counts as a wrong device.
+    async fn check_started_containers(&self) {
         let api = self.cluster.api().objects().clone();
         let none = |_: &ClusterSnapshot| {
             let misplaced = misplaced(&self.cluster, &ClusterSnapshot::of(&api));
             misplaced.is_empty().then_some(())
         };
         let what = "records to agree with containers";
-        let agreed = self.cluster.observer().until(what, self.settling(), none).await;
+        let agreed = self
+            .cluster
+            .observer()
+            .until(what, self.settling_time(), none)
+            .await;
         if agreed.is_err() {
             let mut tally = self.recorder.tally();
             for (uid, turn, view) in misplaced(&self.cluster, &ClusterSnapshot::of(&api)) {
@@ -324,8 +329,8 @@ impl Runner {
         }
     }
 
-    /// Nothing follows where starts have been wrong already.
-    fn settling(&self) -> Duration {
+    /// No wait once a start was wrong: records then cannot agree any more, and each step would wait in vain.
+    fn settling_time(&self) -> Duration {
         if self.recorder.tally().wrong.is_empty() {
             SETTLING
         } else {
@@ -333,7 +338,7 @@ impl Runner {
         }
     }
 
-    /// Adds up the outcomes that a plugin has counted and is about to forget.
+    /// Adds the outcomes that a plugin has counted, before it is killed and forgets them.
     async fn count_heals(&mut self, node: usize) {
         let Ok(node) = self.cluster.node(&node_name(node)) else {
             return;
@@ -391,7 +396,7 @@ fn is_later_start(container: &RuntimeContainer, earlier: &RuntimeContainer) -> b
     is_same && container.starts > earlier.starts
 }
 
-/// One clause about containers that do not run.
+/// The state of a kubelet for an error message, with the containers that do not run.
 fn state_of(kubelet: &Kubelet) -> String {
     let mut waiting = Vec::new();
     for one in kubelet.containers() {
@@ -403,7 +408,7 @@ fn state_of(kubelet: &Kubelet) -> String {
     format!("{n_held} pods are held, {offered:?} are offered; {waiting}")
 }
 
-/// The series of the plugin that count differences, by outcome.
+/// Reads the plugin's metric of repaired differences, by outcome.
 fn outcomes(text: &str) -> BTreeMap<String, u64> {
     let series = text
         .lines()

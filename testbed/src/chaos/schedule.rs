@@ -1,7 +1,7 @@
-//! The schedule of a run, worked out from the seed alone: batches of equal pods, deletions, restarts, faults.
+//! The schedule of a run, a function of the seed: batches of equal pods, deletions, restarts, disruptions.
 //!
-//! Pure. Pods are named by their number; the schedule counts the room of each node itself, so that every pod has room with
-//! any behaviour of the daemons.
+//! Pure. Pods are named by number. The schedule itself counts the room of each node, so that every pod fits
+//! however the daemons behave.
 
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
@@ -57,7 +57,7 @@ impl Shape {
     }
 }
 
-/// An event between the binding of a batch and its admission, or during that.
+/// A disruption between the binding of a batch and its admission, or during the admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Disruption {
     /// Nothing.
@@ -135,11 +135,11 @@ pub enum ChaosStep {
     RestartKubelet(usize),
     /// Kubelet breaks its stream from the plugin.
     BreakStream(usize),
-    /// All CDI specs of a node disappear, and containers crash.
+    /// All CDI specs of a node disappear, and the containers of pods crash.
     WipeCdi(usize, Vec<usize>),
 }
 
-/// A pod that is there as far as the schedule goes.
+/// A pod that exists according to the schedule.
 #[derive(Clone, Copy, Debug)]
 struct Placed {
     number: usize,
@@ -147,7 +147,7 @@ struct Placed {
     shape: Shape,
 }
 
-/// The room that a schedule has left so far, while it is generated.
+/// The generator of a schedule, with the pods that exist so far.
 struct RoomCount {
     n_nodes: usize,
     dice: StdRng,
@@ -169,10 +169,10 @@ pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<ChaosStep> {
 impl RoomCount {
     fn step(&mut self) -> ChaosStep {
         let node = self.dice.random_range(0..self.n_nodes);
-        if self.used(node) > MOST_UNITS * 2 / 3 || self.on(node).len() > MOST_PODS_OF_NODE - MOST_PODS {
+        if self.used(node) > MOST_UNITS * 2 / 3 || self.pods_on(node).len() > MOST_PODS_OF_NODE - MOST_PODS {
             return ChaosStep::Delete(self.remove_some(node));
         }
-        if self.on(node).is_empty() {
+        if self.pods_on(node).is_empty() {
             return self.batch(node);
         }
         match self.dice.random_range(0..100) {
@@ -194,7 +194,7 @@ impl RoomCount {
             .sum()
     }
 
-    fn on(&self, node: usize) -> Vec<usize> {
+    fn pods_on(&self, node: usize) -> Vec<usize> {
         self.placed
             .iter()
             .filter(|pod| pod.node == node)
@@ -203,15 +203,15 @@ impl RoomCount {
     }
 
     fn some_of(&mut self, node: usize) -> Vec<usize> {
-        let mut numbers = self.on(node);
+        let mut numbers = self.pods_on(node);
         numbers.shuffle(&mut self.dice);
         numbers.truncate(self.dice.random_range(1..=8));
         numbers
     }
 
-    /// Takes most pods of a node away.
+    /// Removes most pods of a node.
     fn remove_some(&mut self, node: usize) -> Vec<usize> {
-        let mut numbers = self.on(node);
+        let mut numbers = self.pods_on(node);
         numbers.shuffle(&mut self.dice);
         let kept = self.dice.random_range(0..=numbers.len() / 3);
         numbers.truncate(numbers.len() - kept);
@@ -314,7 +314,7 @@ impl RoomCount {
     }
 }
 
-/// The least number of admissions that a schedule asks for: a pod that is deleted before need not be one.
+/// The least number of admissions in a schedule: a pod that is deleted early may never be admitted.
 pub fn n_admissions(steps: &[ChaosStep]) -> usize {
     let of = |step: &ChaosStep| match step {
         ChaosStep::Batch(batch) => batch.pods.len() - batch.deleted.len(),

@@ -1,6 +1,6 @@
-//! A node's directory of CDI specs, made unusable and usable again.
+//! The directory of a node into which the plugin writes CDI specs; tests block and empty it.
 //!
-//! Permissions do not keep root from writing, and the testbed may run as root; a file in place of the directory does.
+//! A file in place of the directory blocks it. Permissions would not stop root, as which the testbed may run.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 
 use crate::kubelet::KubeletConfig;
 
-/// The number of times a change is tried: the plugin makes the directory as soon as nothing is in its way.
+/// The number of times that a change is tried: the plugin creates the directory again as soon as it is missing.
 const TRIES: usize = 1000;
 
-/// The directory in memory, where the plugin writes.
+/// The directory of CDI specs that the plugin writes to.
 #[derive(Debug)]
 pub struct CdiDir {
     path: PathBuf,
@@ -20,7 +20,7 @@ pub struct CdiDir {
 }
 
 impl CdiDir {
-    /// That of a node.
+    /// The directory of a node.
     ///
     /// # Errors
     /// The node has none.

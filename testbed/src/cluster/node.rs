@@ -23,10 +23,10 @@ use crate::observer::ClusterSnapshot;
 use crate::ports::free_address;
 use crate::vendor_plugin::{NVIDIA_GPU, VendorPlugin};
 
-/// The longest time until kubelet misses a plugin that was killed.
+/// The longest time until kubelet notices that a plugin was killed.
 const NOTICED: Duration = Duration::from_secs(10);
 
-/// The attribute of the user by which the API server names the node of a pod's service-account token.
+/// The extra attribute of a user in which the API server puts the node of a pod's service-account token.
 const NODE_CLAIM: &str = "authentication.kubernetes.io/node-name";
 
 /// The version of every machine's driver.
@@ -161,7 +161,7 @@ impl SimulatedNode {
     ) -> Result<()> {
         self.kubelet.restart_with(meanwhile).await?;
         if self.vendor.is_some() {
-            // Kubelet has removed its socket.
+            // A kubelet that starts removes all sockets of its plugin directory, so the vendor's plugin needs a new one.
             self.start_vendor_plugin(&self.vendor_minors.clone()).await?;
         }
         Ok(())
@@ -200,7 +200,8 @@ impl SimulatedNode {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Kills its plugin and waits until kubelet misses it: before that its devices would pass for those of a successor.
+    /// Kills the plugin and waits until kubelet has noticed. Before that kubelet would count the old devices as
+    /// those of the next plugin.
     async fn kill_plugin(&mut self) -> Result<&mut Daemon> {
         let plugin = self.plugin.as_mut().context("no plugin runs on this node")?;
         plugin.kill().await;
@@ -248,8 +249,8 @@ impl SimulatedNode {
         Ok(is_clean)
     }
 
-    /// Ends everything that runs on it, and starts its container runtime, its kubelet and the vendor's services; the plugin
-    /// comes when [`SimulatedNode::start_plugin`] starts it.
+    /// Reboots the node: everything ends, and container runtime, kubelet and the vendor's services start. The
+    /// plugin stays away until [`SimulatedNode::start_plugin`].
     pub async fn reboot(&mut self) -> Result<()> {
         self.remove_plugin().await;
         self.kubelet.reboot().await?;
@@ -283,7 +284,7 @@ impl SimulatedNode {
         Ok(sockets)
     }
 
-    /// Makes a GPU sick or well; the plugin notices by its inventory file.
+    /// Sets the health of a GPU in the plugin's inventory file.
     pub fn set_health(&mut self, minor: u32, health: GpuFault) -> Result<()> {
         let gpu = self.spec.gpus.iter_mut().find(|gpu| gpu.minor == minor);
         gpu.with_context(|| format!("{} has no GPU {minor}", self.spec.name))?
@@ -291,7 +292,7 @@ impl SimulatedNode {
         self.machine.set(&self.spec)
     }
 
-    /// Adds and removes GPUs; the plugin notices by its inventory file.
+    /// Replaces the GPUs in the plugin's inventory file.
     pub fn set_gpus(&mut self, gpus: Vec<GpuSpec>) -> Result<()> {
         self.spec.gpus = gpus;
         self.machine.set(&self.spec)
@@ -387,9 +388,9 @@ fn plugin_invocation(
     invocation.args(spec.plugin_args.clone())
 }
 
-/// The script of a shell that starts the plugin; none if it needs nothing before.
+/// The shell script that prepares and starts the plugin; none if nothing has to be prepared.
 fn script(spec: &NodeSetup) -> Option<String> {
-    // The signal that comes with that limit kills; a full disk does not.
+    // A write beyond the limit on file sizes also raises SIGXFSZ, which kills. A full disk only fails the write.
     let trap = if spec.disk_may_be_full {
         "trap '' XFSZ; "
     } else {
@@ -416,7 +417,7 @@ fn is_privileged() -> bool {
     mask >> CAP_SYS_ADMIN & 1 == 1
 }
 
-/// The same with another version's binary, and the flags that it knows.
+/// The same command line with another version's binary, without flags that its `--help` does not name.
 async fn of_another_version(invocation: Invocation, program: &Path) -> Result<Invocation> {
     let asked = tokio::process::Command::new(program).arg("--help").output().await;
     let help = asked
@@ -458,7 +459,7 @@ impl MachineFiles {
         self.dir.join("inventory.json")
     }
 
-    /// Makes everything as the node is now.
+    /// Writes all files of the machine as the node is now.
     fn set(&self, spec: &NodeSetup) -> Result<()> {
         let listed = spec.gpus.iter().filter(|gpu| gpu.health != GpuFault::Lost);
         self.gpus
@@ -573,7 +574,7 @@ fn driver_edits() -> Value {
     })
 }
 
-/// A device node that need not be there to be injected.
+/// A device node with its numbers, which can be injected although the file does not exist.
 fn character_device(path: &str, minor: u32) -> Value {
     json!({"path": path, "type": "c", "major": 195, "minor": minor})
 }

@@ -1,5 +1,5 @@
-//! The kinds of NVIDIA nodes that clusters have: the container runtime's behaviour, the CDI specs of the vendor's tools,
-//! and the plugin's deployment. Pure.
+//! The kinds of nodes with NVIDIA GPUs that clusters have. Each kind has a container runtime, CDI specs of the
+//! vendor's tools, and a way to deploy the plugin. Pure.
 //!
 //! `docs/nvidia.md` describes them for operators. Jetson, WSL2 and MIG are left out.
 
@@ -42,7 +42,7 @@ pub enum NodeKind {
     NoDriverSpec,
 }
 
-/// The way in which the plugin's own container gets NVML.
+/// The source of NVML in the plugin's own container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deployment {
     /// By `NVIDIA_VISIBLE_DEVICES=all`, as `deploy/base` sets it.

@@ -10,7 +10,8 @@ use super::NodeKind;
 use crate::kubelet::nvidia_runtime::{NvidiaRuntime, RuntimeMode};
 use crate::kubelet::{Delays, RefreshDelay, RuntimeConfig, StartHook};
 
-/// The longest time in which the runtime of a node of some kind reads changed CDI specs: several times the measured one.
+/// The longest delay until the container runtime of [`NodeSetup::of_kind`] reads changed CDI specs, several
+/// times the delay that was measured.
 const SPECS_REFRESH: Duration = Duration::from_millis(300);
 
 /// One simulated GPU.
@@ -28,7 +29,7 @@ pub struct GpuSpec {
     pub details: Map<String, Value>,
 }
 
-/// The fault of a simulated GPU.
+/// The health of a simulated GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GpuFault {
     /// Nothing.
@@ -69,7 +70,7 @@ pub enum RuntimeSpec {
     RequiredPlugins,
 }
 
-/// A node to be started.
+/// The specification of a node.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -115,7 +116,7 @@ pub struct NodeSetup {
     pub others: Vec<Value>,
     /// Further fields of the inventory file for the machine, such as the links of its GPUs.
     pub machine: Map<String, Value>,
-    /// True if its plugin is started so that it survives a limit of zero on the size of files, which stands for a full disk.
+    /// True if the plugin must survive a limit of zero on file sizes, by which chaos runs imitate a full disk.
     pub disk_may_be_full: bool,
     /// True if its driver can limit containers and its plugin has the driver do it.
     pub driver_limits: bool,
@@ -165,8 +166,8 @@ impl NodeSetup {
         }
     }
 
-    /// A node of this kind, with the flags and the environment that the plugin has there. It reads changed CDI specs some time
-    /// later, as containerd does.
+    /// A node of this kind, with the plugin's flags and environment there. Its container runtime reads changed
+    /// CDI specs with a delay, as containerd does.
     pub fn of_kind(kind: NodeKind, name: &str, mib_of_gpus: &[u64]) -> Self {
         let refresh = RefreshDelay {
             longest: SPECS_REFRESH,

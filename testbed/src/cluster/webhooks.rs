@@ -1,5 +1,5 @@
-//! The scheduler's webhooks, and certificates of its own for them and for the extender, as `deploy/components/webhooks`
-//! sets them up.
+//! The scheduler's webhooks and its certificates for them and for the extender, as `deploy/components/webhooks`
+//! installs them.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::ports::free_address;
 
 /// Namespace of the scheduler.
 const NAMESPACE: &str = "gpushare-system";
-/// The Service that webhooks are called by.
+/// The Service in front of the webhooks.
 const SERVICE: &str = "gpushare-webhook";
 /// The directory of the scheduler's certificates.
 pub(crate) const SECRET: &str = "gpushare-scheduler-certificates";
@@ -43,12 +43,12 @@ pub struct WebhookSpec {
 pub(super) struct InstalledWebhooks {
     listen: SocketAddr,
     lifetime: &'static str,
-    /// The files that kube-scheduler is given.
+    /// The directory of kube-scheduler's certificate files.
     folder: PathBuf,
 }
 
 impl InstalledWebhooks {
-    /// Applies the component and leads the Service that it names to a port of this machine.
+    /// Applies the manifests, and routes the webhooks' Service to a port of this machine.
     pub(super) async fn install(
         spec: &WebhookSpec,
         client: &Client,
@@ -83,7 +83,8 @@ impl InstalledWebhooks {
         pairs.chain(["--tls-from-secret".to_owned()]).collect()
     }
 
-    /// Has kube-scheduler's certificate made, as `attach/kube-scheduler/certificates.sh` does, as soon as there is an authority.
+    /// Issues kube-scheduler's client certificate, as `attach/kube-scheduler/certificates.sh` does; waits until
+    /// the scheduler has made its authority.
     pub(super) async fn issue(&self, scheduler: &Path, kubeconfig: &Path) -> Result<&Path> {
         let issued = async {
             loop {

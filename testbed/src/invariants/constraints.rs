@@ -1,4 +1,4 @@
-//! Checks that pods have got their devices as their annotations demand, worked out from the objects alone.
+//! Checks that pods hold devices as their annotations demand, from API objects alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,7 +47,7 @@ struct Case<'a> {
 }
 
 impl PodDemands {
-    /// Those that can be read.
+    /// Reads the demands of a pod; an annotation that does not parse demands nothing.
     pub(super) fn of(pod: &Pod) -> Self {
         Self {
             joint: read(pod, JOINT),
@@ -55,12 +55,12 @@ impl PodDemands {
         }
     }
 
-    /// True if they change the number of devices of a type, or the share of each.
+    /// Returns true if the demands change how many devices of a type the pod holds, or how much of each.
     pub(super) fn speak_of(&self, kind: &str) -> bool {
         self.hints.contains_key(kind) || self.joint.device_types.iter().any(|joined| joined == kind)
     }
 
-    /// The share of each device for a pod's request of a type's resource, and true if that fixes the number of devices.
+    /// Returns true if the amounts that a pod holds of devices of a type fit its request and its hint.
     pub(super) fn should_hold(&self, kind: &str, asked: u64, held: &[u64]) -> bool {
         let hint = self.hints.get(kind);
         let (n_devices, n_least) = (held.len() as u64, (asked / 100).max(1));
@@ -79,7 +79,8 @@ impl PodDemands {
         }
     }
 
-    /// Devices that come along with others may be more than were asked for.
+    /// Returns true if the number of devices is enough: the number that was requested, or more for a type that
+    /// accompanies another one.
     fn is_enough(&self, kind: &str, n_devices: u64, asked: u64) -> bool {
         let mut following = self.joint.device_types.iter().skip(1);
         let comes_along = following.any(|joined| joined == kind);
@@ -87,7 +88,7 @@ impl PodDemands {
     }
 }
 
-/// A sentence for each demand of a bound pod that its record does not meet.
+/// Returns a sentence for each demand of a bound pod that its record does not meet.
 pub(super) fn unmet(pod: &Pod, device: &Device) -> Vec<String> {
     let Some(case) = Case::of(pod, device) else {
         return Vec::new();
@@ -193,7 +194,7 @@ impl<'a> Case<'a> {
         (kind == TYPE_GPU && n_places > 1).then(|| format!("its {kind} devices are at {places:?}"))
     }
 
-    /// True if the other pod has a device that the hint of this one excludes.
+    /// Returns true if the other pod has a device that this pod's hint claims exclusively.
     fn excludes(&self, kind: &str, hint: &HintDemands, other: &Self) -> bool {
         match hint.exclusive_policy.as_str() {
             "DeviceLevel" => !other.minors(kind).is_disjoint(&self.minors(kind)),
@@ -210,7 +211,7 @@ fn is_selected(hint: &HintDemands, info: &DeviceInfo) -> bool {
     }
 }
 
-/// A sentence if a device does not come with exactly one virtual function that the selector selects.
+/// Returns a sentence if a device is not recorded with exactly one virtual function that the selector selects.
 fn wrong_function(
     kind: &str,
     selector: &LabelSelector,
@@ -233,7 +234,8 @@ fn wrong_function(
     }
 }
 
-/// A sentence for each function that two pods of a node hold, and for each device that one pod keeps and another one holds.
+/// Returns a sentence for each virtual function that two pods of a node hold, and for each device that one pod
+/// has exclusively and another one holds.
 pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
     let mut cases: Vec<(&str, Case<'_>)> = Vec::new();
     for (name, pod) in pods {

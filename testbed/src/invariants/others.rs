@@ -35,7 +35,7 @@ impl OtherDevices {
         }
     }
 
-    /// A pod must hold on record as much as it asks for of every resource that the node's devices have.
+    /// Adds a pod's recorded amounts; an error if they are not what the pod requests of the node's devices.
     pub(super) fn add_pod(&mut self, node: &str, name: &str, pod: &Pod) -> Result<(), String> {
         let on_node = self.amounts.keys().filter(|(on, ..)| on == node);
         let resources: BTreeSet<String> = on_node.map(|(.., resource)| resource.clone()).collect();
@@ -82,7 +82,7 @@ impl OtherDevices {
         Ok(())
     }
 
-    pub(super) fn overfull(&self) -> Vec<String> {
+    pub(super) fn oversubscribed(&self) -> Vec<String> {
         let mut sentences = Vec::new();
         for ((node, kind, minor, resource), (total, used, pods)) in &self.amounts {
             if used > total {

@@ -1,4 +1,4 @@
-//! Requests and allocatable resources, and the shortages and scores that follow from them (`NodeResourcesFit`).
+//! Amounts of resources: requests, allocatable amounts, and the shortages and scores of `NodeResourcesFit`.
 //!
 //! Amounts are thousandths of every resource's unit, so that `cpu: 100m` is exact.
 
@@ -9,14 +9,14 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 const THOUSAND: i128 = 1000;
 const PODS: &str = "pods";
-/// Requests of a pod without any, when nodes are scored, but not when its fit is checked.
+/// The amounts that a pod without requests counts as when nodes are scored (`GetNonzeroRequests`).
 const DEFAULT_SCORED: [(&str, i128); 2] = [("cpu", 100), ("memory", 200 * 1024 * 1024 * THOUSAND)];
 
 /// Thousandths by resource name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResourceAmounts(BTreeMap<String, i128>);
 
-/// A quantity that does not parse.
+/// The error of a quantity that does not parse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{resource} is {value:?}, which is not a quantity")]
 pub struct AmountError {
@@ -25,7 +25,8 @@ pub struct AmountError {
 }
 
 impl ResourceAmounts {
-    /// A pod's requests: the sum of its containers and sidecars, or the largest init container, plus its overhead.
+    /// The requests of a pod: the sum of its containers and sidecars, or the largest init container if that is
+    /// more, plus its overhead.
     pub fn of_pod(pod: &Pod) -> Result<Self, AmountError> {
         let mut total = match &pod.spec {
             Some(spec) => of_spec(spec)?,
@@ -80,8 +81,8 @@ impl ResourceAmounts {
         }
     }
 
-    /// kube-scheduler's words for every resource of which too little is left, and whether the node has too little
-    /// even when it is empty.
+    /// Returns kube-scheduler's message for each resource of which the node has too little left, and true if
+    /// even the empty node has too little.
     pub(super) fn shortages(
         &self,
         allocatable: &Self,
@@ -103,7 +104,8 @@ impl ResourceAmounts {
         (reasons, hopeless)
     }
 
-    /// 0 to 100: how much of a node's CPU and memory would be left with this pod on it.
+    /// The score from 0 to 100 (`LeastAllocated`): the share of a node's CPU and memory that this pod would
+    /// leave free.
     pub(super) fn score(&self, allocatable: &Self, used: &Self) -> i64 {
         let pods = used.get(PODS) / THOUSAND + 1;
         let (mut sum, mut n_shares) = (0, 0);
@@ -130,6 +132,7 @@ fn of_spec(spec: &PodSpec) -> Result<ResourceAmounts, AmountError> {
         if container.restart_policy.as_deref() == Some("Always") {
             running.add(&amounts);
             sidecars.add(&amounts);
+            // A sidecar keeps running, so it counts beside every init container that starts after it.
             init_peak.raise_to(&sidecars);
         } else {
             amounts.add(&sidecars);

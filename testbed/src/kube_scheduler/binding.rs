@@ -1,7 +1,7 @@
 //! The binding cycle: its waits for Permit and for volumes, then an extender's bind verb or kube-scheduler's own binding.
 //!
-//! As kube-scheduler 1.35 and later the loop writes `status.nominatedNodeName` before it waits; pods with the annotation
-//! [`NO_NOMINATION`] are treated as by an older one.
+//! The loop writes `status.nominatedNodeName` before it waits, as kube-scheduler does since 1.35. For pods with
+//! the annotation [`NO_NOMINATION`] it behaves like an older one.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -31,7 +31,7 @@ impl PodBinder {
         }
     }
 
-    /// Waits as long as Permit and `PreBind` make a binding cycle wait before it binds.
+    /// Waits for as long as Permit and `PreBind` delay the binding.
     pub(super) async fn wait(&self, pod: &Pod, node: &str, waits: &Waits) {
         if waits.nominates
             && let Err(error) = nominate(&self.client, pod, node).await
@@ -93,7 +93,8 @@ pub(super) struct Waits {
     pub(super) nominates: bool,
 }
 
-/// The node on which each claim is bound, by namespace and name: volumes that wait for their first consumer are local to it.
+/// The node of each bound volume claim, by namespace and name of the claim. Volumes are local to the node on
+/// which their first pod was placed.
 #[derive(Debug, Default)]
 pub(super) struct VolumeClaims(HashMap<(String, String), String>);
 
@@ -115,7 +116,7 @@ impl VolumeClaims {
         }
     }
 
-    /// The volumes of a pod are bound on this node.
+    /// Binds the unbound volumes of a pod on this node.
     pub(super) fn bind(&mut self, pod: &Pod, node: &str) {
         for claim in claims(pod) {
             self.0.entry(claim).or_insert_with(|| node.to_owned());
@@ -123,7 +124,7 @@ impl VolumeClaims {
     }
 
     /// Returns true if a volume of the pod is on another node.
-    pub(super) fn refuse(&self, pod: &Pod, node: &str) -> bool {
+    pub(super) fn is_bound_elsewhere(&self, pod: &Pod, node: &str) -> bool {
         let claims = claims(pod);
         let mut bound = claims.iter().filter_map(|claim| self.0.get(claim));
         bound.any(|bound| bound != node)
@@ -163,13 +164,13 @@ mod tests {
                 nominates: true
             }
         );
-        assert!(!claims.refuse(&waiting, "n1"));
+        assert!(!claims.is_bound_elsewhere(&waiting, "n1"));
         claims.bind(&waiting, "n1");
         assert_eq!(claims.waits(&waiting), Waits::default());
         assert!(
-            claims.refuse(&waiting, "n2")
-                && !claims.refuse(&waiting, "n1")
-                && !claims.refuse(&pod(&json!({}), "b"), "n2")
+            claims.is_bound_elsewhere(&waiting, "n2")
+                && !claims.is_bound_elsewhere(&waiting, "n1")
+                && !claims.is_bound_elsewhere(&pod(&json!({}), "b"), "n2")
         );
     }
 

@@ -1,6 +1,7 @@
-//! The loop's view of nodes and of the pods on them, assumed ones included.
+//! The scheduling loop's view of nodes and of the pods on them, assumed pods included.
 //!
-//! Pure. A pod counts on its node from the moment it is assumed until it is terminal, gone or forgotten.
+//! Pure. A pod counts on its node from the moment it is assumed until it has ended or is gone, or its binding
+//! has failed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! A `KubeSchedulerConfiguration` (`kubescheduler.config.k8s.io/v1`), read as kube-scheduler reads it.
 //!
-//! Keeps the fields that the model uses: the profiles' names, the back-off, the extenders and the election. Plugins and
-//! their arguments are not modelled and are skipped; an extender's fields are all checked, because a misspelt one matters.
+//! It keeps the fields that the model uses: the profiles' names, the back-off, the extenders and the election.
+//! Plugins and their arguments are not modelled, and skipped. Every field of an extender is checked, because a
+//! misspelt one changes the behaviour.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -20,10 +21,10 @@ const DEFAULT_SCHEDULER: &str = "default-scheduler";
 /// The timeout of calls to an extender that names none.
 const DEFAULT_HTTP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The part of the configuration that the loop acts on.
+/// The part of the configuration that the model uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchedulerConfiguration {
-    /// `schedulerName` of every profile: pods of other schedulers are left alone.
+    /// `schedulerName` of every profile; the loop ignores pods of other schedulers.
     pub schedulers: BTreeSet<String>,
     /// In the order in which they are called: as written, ignorable ones last.
     pub extenders: Vec<ExtenderConfiguration>,
@@ -33,44 +34,56 @@ pub struct SchedulerConfiguration {
     pub max_backoff: Duration,
     /// `percentageOfNodesToScore` of the first profile, or of all; 0 for the stock setting.
     pub percentage_of_nodes_to_score: usize,
-    /// The election among processes; only a process of its own takes part in it.
+    /// The leader election. Only `testbed kube-scheduler`, a process of its own, takes part in it.
     pub leader_election: Option<LeaderElection>,
 }
 
 /// The Lease and its times, as `leaderElection` of a `KubeSchedulerConfiguration` names them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LeaderElection {
     /// True if the loop runs only while its process holds the Lease.
-    #[serde(default = "yes")]
     pub leader_elect: bool,
     /// Namespace of the Lease.
-    #[serde(default = "default_namespace")]
     pub resource_namespace: String,
     /// Name of the Lease.
-    #[serde(default = "default_name")]
     pub resource_name: String,
-    /// Time for which the others leave a holder alone that does not renew; whole seconds count.
-    #[serde(default = "fifteen_seconds", deserialize_with = "duration")]
+    /// Time after which other candidates may take the Lease of a holder that does not renew it; counted in
+    /// whole seconds.
+    #[serde(deserialize_with = "duration")]
     pub lease_duration: Duration,
-    /// A holder that cannot renew for as long ends.
-    #[serde(default = "ten_seconds", deserialize_with = "duration")]
+    /// Time after which a holder that cannot renew its Lease stops.
+    #[serde(deserialize_with = "duration")]
     pub renew_deadline: Duration,
     /// Pause between attempts.
-    #[serde(default = "two_seconds", deserialize_with = "duration")]
+    #[serde(deserialize_with = "duration")]
     pub retry_period: Duration,
+}
+
+impl Default for LeaderElection {
+    /// kube-scheduler's defaults (`RecommendedDefaultLeaderElectionConfiguration`).
+    fn default() -> Self {
+        Self {
+            leader_elect: true,
+            resource_namespace: "kube-system".to_owned(),
+            resource_name: "kube-scheduler".to_owned(),
+            lease_duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+        }
+    }
 }
 
 /// One extender.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ExtenderConfiguration {
-    /// Its URL, without the verbs.
+    /// URL of the extender, without the path of a verb.
     pub url_prefix: String,
     /// Path of `filter`; empty if it does not filter.
     #[serde(default)]
     pub filter_verb: String,
-    /// Path of `preempt`; empty if it has no say in which pods are evicted.
+    /// Path of `preempt`; empty if the extender is not asked about victims.
     #[serde(default)]
     pub preempt_verb: String,
     /// Path of `prioritize`; empty if it does not score.
@@ -97,7 +110,7 @@ pub struct ExtenderConfiguration {
     /// True if it receives names of nodes instead of nodes.
     #[serde(default)]
     pub node_cache_capable: bool,
-    /// It is asked about pods that name one of these; about all pods if empty.
+    /// The extender is called only for pods that request one of these resources; for all pods if empty.
     #[serde(default)]
     pub managed_resources: Vec<ManagedResource>,
     /// True if scheduling goes on when it fails.
@@ -105,7 +118,7 @@ pub struct ExtenderConfiguration {
     pub ignorable: bool,
 }
 
-/// Certificates of an extender, the part of it that the loop uses; a server that is not verified is not talked to.
+/// The certificate files of `tlsConfig`. Its `insecure` is not supported: the loop always verifies the server.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 struct TlsConfiguration {
     #[serde(default, rename = "caFile")]
@@ -127,7 +140,7 @@ pub struct ManagedResource {
     pub ignored_by_scheduler: bool,
 }
 
-/// Why a configuration is refused.
+/// The error of a configuration that is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigurationError {
     /// The file cannot be read.
@@ -142,7 +155,7 @@ pub enum ConfigurationError {
     /// The text is no configuration.
     #[error("not a KubeSchedulerConfiguration")]
     Parse(#[source] serde_yaml_ng::Error),
-    /// Certificates that are of no use.
+    /// Certificates that cannot be used.
     #[error("{field}: {problem}")]
     Certificates {
         /// The field.
@@ -206,8 +219,8 @@ impl SchedulerConfiguration {
         self
     }
 
-    /// The same configuration with every extender at this address, and the certificates of TLS in this folder under the
-    /// names that they have in the configuration.
+    /// The same configuration with every extender at this address, and with the certificate files of the same
+    /// names in another folder.
     #[must_use]
     pub(crate) fn with_tls_extenders_at(mut self, address: SocketAddr, folder: &Path) -> Self {
         for extender in &mut self.extenders {
@@ -221,7 +234,7 @@ impl SchedulerConfiguration {
         self
     }
 
-    /// Has the extenders asked about one more resource.
+    /// Adds a resource that every extender manages.
     pub(crate) fn manage(&mut self, resource: &str) {
         for extender in &mut self.extenders {
             extender.managed_resources.push(ManagedResource {
@@ -267,6 +280,8 @@ impl FromStr for SchedulerConfiguration {
             schedulers.insert(DEFAULT_SCHEDULER.to_owned());
         }
         let mut extenders = document.extenders;
+        // buildExtenders: an ignorable extender comes last, as its failure must not hide a refusal of the
+        // others.
         extenders.sort_by_key(|extender| extender.ignorable);
         Ok(Self {
             schedulers,
@@ -297,6 +312,7 @@ impl Document {
                 }
             }
         }
+        // A pod can be bound only once, so kube-scheduler does not start with two binders.
         if self.extenders.iter().filter(|e| !e.bind_verb.is_empty()).count() > 1 {
             return Err(rule("extenders", "more than one of them binds".to_owned()));
         }
@@ -370,30 +386,6 @@ fn http_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, 
     } else {
         parsed
     })
-}
-
-const fn yes() -> bool {
-    true
-}
-
-fn default_namespace() -> String {
-    "kube-system".to_owned()
-}
-
-fn default_name() -> String {
-    "kube-scheduler".to_owned()
-}
-
-const fn fifteen_seconds() -> Duration {
-    Duration::from_secs(15)
-}
-
-const fn ten_seconds() -> Duration {
-    Duration::from_secs(10)
-}
-
-const fn two_seconds() -> Duration {
-    Duration::from_secs(2)
 }
 
 /// A duration as Go writes it.

@@ -1,6 +1,8 @@
-//! One scheduling cycle: the sample of nodes, filters, extenders one after the other, scores, and the choice.
+//! One scheduling cycle: the search for nodes that fit, by filters and then by each extender, their scores, and
+//! the choice of one.
 //!
-//! A cycle starts at the node where the last one ended, and stops once it has found enough nodes that fit.
+//! A search starts behind the node at which the last search ended, and stops once it has found enough nodes
+//! that fit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,21 +28,21 @@ pub(super) enum CycleFailure {
     Error(String),
 }
 
-/// Finds nodes for pods.
+/// The state that scheduling cycles share.
 #[derive(Debug)]
 pub(super) struct Cycle {
     pub(super) extenders: Vec<ExtenderClient>,
-    /// Resources that the aggregate fit leaves out.
+    /// Resources that `NodeResourcesFit` ignores, because an extender manages them.
     pub(super) ignored: BTreeSet<String>,
-    /// Chooses among equal scores; the first name wins without it.
+    /// Chooses at random among equal scores; without it the first name wins.
     pub(super) ties: Option<StdRng>,
     pub(super) sampling: Sampling,
-    /// Volumes that are bound.
+    /// The nodes of bound volumes.
     pub(super) claims: VolumeClaims,
 }
 
 impl Cycle {
-    /// The node for a pod; `diagnosis` says why not the others.
+    /// Finds the node for a pod; records in `diagnosis` why other nodes were refused.
     pub(super) async fn place(
         &mut self,
         pod: &Pod,
@@ -49,7 +51,7 @@ impl Cycle {
         diagnosis: &mut SchedulingDiagnosis,
     ) -> Result<String, CycleFailure> {
         diagnosis.n_nodes = nodes.len();
-        // The node that is kept for the pod is looked at first, and taken if it fits.
+        // evaluateNominatedNode: the nominated node is filtered first, and taken if it fits.
         let nominated = nominated_node(pod).and_then(|name| nodes.get_key_value(name));
         if let Some((name, view)) = nominated
             && let Ok(fitting) = self.fitting(pod, request, [(name, view)], 1, diagnosis).await
@@ -61,21 +63,22 @@ impl Cycle {
         // (nextStartNodeIndex), so that all nodes get pods although each cycle looks at some only.
         let all: Vec<_> = nodes.iter().collect();
         let n_to_find = self.sampling.n_to_find(all.len());
-        let order = self.sampling.order(all.len());
+        let order = self.sampling.search_order(all.len());
         let order: Vec<_> = order.filter_map(|at| all.get(at).copied()).collect();
         let found = self.fitting(pod, request, order, n_to_find, diagnosis).await;
         let (feasible, n_seen) = found.map_err(|error| CycleFailure::Error(error.to_string()))?;
-        self.sampling.seen(n_seen, all.len());
+        self.sampling.advance(n_seen, all.len());
         // As in kube-scheduler, a single feasible node is taken without calling any scorer.
         match feasible.len() {
             0 => Err(CycleFailure::NoFit),
             1 => Ok(feasible.keys().map(|name| (*name).to_owned()).collect()),
-            _ => Ok(self.choose(&self.scores(pod, request, &feasible).await)),
+            _ => Ok(self.select_host(&self.scores(pod, request, &feasible).await)),
         }
     }
 
-    /// The first nodes that fit, as many as are to be found, less those that extenders refuse, and the number of nodes that
-    /// were looked at; `diagnosis` gets the reasons against the others, in place of its earlier ones.
+    /// Filters nodes until `n_to_find` of them fit, and then asks the extenders; returns the nodes that are
+    /// left and the number of nodes that were filtered. `diagnosis` gets the reasons for which nodes were
+    /// refused.
     async fn fitting<'n>(
         &self,
         pod: &Pod,
@@ -91,16 +94,16 @@ impl Cycle {
                 break;
             }
             n_seen += 1;
-            // The nominated node may have been looked at before, with another result.
+            // The nominated node was filtered before, and its earlier refusal may be out of date.
             diagnosis.refusals.remove(name);
-            self.look(pod, request, name, view, &mut feasible, diagnosis);
+            self.filter_node(pod, request, name, view, &mut feasible, diagnosis);
         }
         self.ask_extenders(pod, &mut feasible, diagnosis).await?;
         Ok((feasible, n_seen))
     }
 
-    /// Looks at one node with the filters of kube-scheduler itself.
-    fn look<'n>(
+    /// Filters one node by kube-scheduler's own plugins.
+    fn filter_node<'n>(
         &self,
         pod: &Pod,
         request: &ResourceAmounts,
@@ -111,7 +114,7 @@ impl Cycle {
     ) {
         if let Some(refusal) = fit::refusal(pod, request, view, &self.ignored) {
             diagnosis.refusals.insert(name.to_owned(), refusal);
-        } else if self.claims.refuse(pod, name) {
+        } else if self.claims.is_bound_elsewhere(pod, name) {
             let refusal = FilterRefusal {
                 reasons: vec!["node(s) had volume node affinity conflict".to_owned()],
                 // No victim can move a volume to another node.
@@ -138,7 +141,7 @@ impl Cycle {
             if feasible.is_empty() {
                 break;
             }
-            let answer = match extender.filter(pod, &whole(feasible)).await {
+            let answer = match extender.filter(pod, &nodes_of(feasible)).await {
                 Err(error) if extender.is_ignorable() => {
                     warn!(%error, "skipping an ignorable extender");
                     continue;
@@ -160,7 +163,7 @@ impl Cycle {
         Ok(())
     }
 
-    /// Scores of feasible nodes; an extender that fails to answer has no say.
+    /// The scores of feasible nodes; an extender that fails to answer adds nothing.
     async fn scores(
         &self,
         pod: &Pod,
@@ -176,7 +179,7 @@ impl Cycle {
             if !extender.is_prioritizer() || !extender.is_interested(pod) {
                 continue;
             }
-            match extender.prioritize(pod, &whole(feasible)).await {
+            match extender.prioritize(pod, &nodes_of(feasible)).await {
                 Ok(theirs) => {
                     for (name, score) in &mut scores {
                         *score = score.saturating_add(theirs.get(name).copied().unwrap_or(0));
@@ -189,7 +192,7 @@ impl Cycle {
         scores
     }
 
-    fn choose(&mut self, scores: &BTreeMap<String, i64>) -> String {
+    fn select_host(&mut self, scores: &BTreeMap<String, i64>) -> String {
         let best = scores.values().max();
         let tied = scores.iter().filter(|(_, score)| Some(*score) == best);
         let tied: Vec<&String> = tied.map(|(name, _)| name).collect();
@@ -202,30 +205,31 @@ impl Cycle {
     }
 }
 
-fn whole<'a>(views: &BTreeMap<&'a str, &'a CachedNode>) -> BTreeMap<&'a str, &'a Node> {
+fn nodes_of<'a>(views: &BTreeMap<&'a str, &'a CachedNode>) -> BTreeMap<&'a str, &'a Node> {
     views.iter().map(|(name, view)| (*name, &*view.node)).collect()
 }
 
-/// Among fewer nodes all are looked at, and no fewer are looked for.
+/// The search never stops with fewer nodes that fit (`minFeasibleNodesToFind`).
 const LEAST: usize = 100;
-/// The least percentage that the stock setting comes to.
+/// The least percentage of the default setting (`minFeasibleNodesPercentageToFind`).
 const LEAST_PERCENT: usize = 5;
 
-/// The start of each search, and the number of nodes that ends it.
+/// The sampling of nodes: the start of the next search, and the number of nodes that ends it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sampling {
+pub struct Sampling {
     /// `percentageOfNodesToScore`; 0 for the stock setting.
-    pub(super) percent: usize,
+    pub percent: usize,
     start: usize,
 }
 
 impl Sampling {
-    pub(super) fn of(percent: usize) -> Self {
+    /// The sampling of a kube-scheduler that has just started.
+    pub fn of(percent: usize) -> Self {
         Self { percent, start: 0 }
     }
 
-    /// The number of nodes that fit for which a cycle looks among `n_nodes`.
-    pub(super) fn n_to_find(self, n_nodes: usize) -> usize {
+    /// The number of nodes that fit after which a search among `n_nodes` ends.
+    pub fn n_to_find(self, n_nodes: usize) -> usize {
         if n_nodes < LEAST {
             return n_nodes;
         }
@@ -237,14 +241,14 @@ impl Sampling {
         (n_nodes * percent / 100).max(LEAST)
     }
 
-    /// The places of all nodes in the order in which they are looked at.
-    pub(super) fn order(self, n_nodes: usize) -> impl Iterator<Item = usize> {
+    /// The indices of all nodes, in the order of the next search.
+    pub fn search_order(self, n_nodes: usize) -> impl Iterator<Item = usize> {
         let start = self.start.min(n_nodes);
         (start..n_nodes).chain(0..start)
     }
 
-    /// Records that a cycle looked at `n_seen` nodes; the next search begins behind them.
-    pub(super) fn seen(&mut self, n_seen: usize, n_nodes: usize) {
+    /// Moves the start of the next search behind the `n_seen` nodes of this one.
+    pub fn advance(&mut self, n_seen: usize, n_nodes: usize) {
         self.start = (self.start + n_seen) % n_nodes.max(1);
     }
 }
@@ -272,10 +276,10 @@ mod tests {
     #[test]
     fn a_search_begins_where_the_last_one_ended() {
         let mut sampling = Sampling::default();
-        sampling.seen(3, 5);
-        assert_eq!(sampling.order(5).collect::<Vec<_>>(), [3, 4, 0, 1, 2]);
-        sampling.seen(3, 5);
-        assert_eq!(sampling.order(5).next(), Some(1));
-        assert_eq!(sampling.order(0).count(), 0, "the nodes have gone");
+        sampling.advance(3, 5);
+        assert_eq!(sampling.search_order(5).collect::<Vec<_>>(), [3, 4, 0, 1, 2]);
+        sampling.advance(3, 5);
+        assert_eq!(sampling.search_order(5).next(), Some(1));
+        assert_eq!(sampling.search_order(0).count(), 0, "the nodes have gone");
     }
 }

@@ -1,4 +1,4 @@
-//! The reasons for which a pod found no node, by node, and the sentence that kube-scheduler makes of them.
+//! The reasons for which nodes were refused for a pod, and the message that kube-scheduler makes of them.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub struct FilterRefusal {
     pub by_extender: bool,
 }
 
-/// Refusals by node; every node that was looked at is here.
+/// The refusals of one scheduling cycle, by node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SchedulingDiagnosis {
     /// Number of nodes in the cluster.
@@ -32,13 +32,13 @@ impl SchedulingDiagnosis {
             .collect()
     }
 
-    /// Returns true if an extender refused a node: kube-scheduler takes any event, of the pod itself too, for a reason to try
-    /// again.
+    /// Returns true if an extender refused a node. kube-scheduler then retries the pod after any event, also
+    /// after one of the pod itself.
     pub(super) fn is_by_extender(&self) -> bool {
         self.refusals.values().any(|refusal| refusal.by_extender)
     }
 
-    /// Adds a reason of an extender; a node that one extender calls unresolvable stays so.
+    /// Adds the reason of an extender. A node that one extender has called unresolvable stays unresolvable.
     pub(super) fn refuse(&mut self, node: &str, reason: &str, unresolvable: bool) {
         let refusal = self.refusals.entry(node.to_owned()).or_default();
         refusal.reasons.push(reason.to_owned());
@@ -52,13 +52,13 @@ impl SchedulingDiagnosis {
         for reason in self.refusals.values().flat_map(|refusal| &refusal.reasons) {
             *counts.entry(reason).or_default() += 1;
         }
-        sentence(self.n_nodes, counts, self.preemption_candidates().len())
+        no_fit_message(self.n_nodes, counts, self.preemption_candidates().len())
     }
 }
 
-/// The message for the number of nodes in the cluster, the number of nodes by reason, and that of nodes on which preemption
-/// looked for victims.
-pub fn sentence<'a>(
+/// The message that nothing fits, from the number of nodes, the number of nodes by reason, and the number of
+/// nodes on which preemption looked for victims.
+pub fn no_fit_message<'a>(
     n_nodes: usize,
     counts: impl IntoIterator<Item = (&'a str, usize)>,
     n_candidates: usize,

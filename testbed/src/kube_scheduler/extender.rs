@@ -1,6 +1,6 @@
-//! The client side of an extender: kube-scheduler's JSON over HTTP, and its treatment of the answers.
+//! The client of an extender: kube-scheduler's requests as JSON over HTTP, and its treatment of the answers.
 //!
-//! Written from the scheduler's point of view and without the daemon's types, so that a mistake in the daemon's half shows.
+//! It shares no type with gpushare's scheduler, so that a mistake in the types of one side shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub struct ExtenderClient {
     client: Client<Connector, Full<Bytes>>,
 }
 
-/// Why a call of an extender failed.
+/// The error of a call to an extender.
 #[derive(Debug, thiserror::Error)]
 pub enum ExtenderError {
     /// The call took longer than `httpTimeout`.
@@ -42,7 +42,7 @@ pub enum ExtenderError {
         /// The limit.
         timeout: Duration,
     },
-    /// No connection, or it broke.
+    /// There is no connection, or it broke.
     #[error("post {url}: {cause}")]
     Transport {
         /// The URL of the call.
@@ -68,10 +68,10 @@ pub enum ExtenderError {
         /// Why.
         cause: String,
     },
-    /// The extender says so.
+    /// The extender answered with an error text.
     #[error("{0}")]
     Refused(String),
-    /// A node in the answer that was not in the question.
+    /// The answer names a node that the request did not name.
     #[error("extender {url:?} claims a filtered node {node:?} which is not found in the input node list")]
     UnknownNode {
         /// The extender.
@@ -139,7 +139,7 @@ struct BindingArgs<'a> {
     node: &'a str,
 }
 
-/// The pods that must go on one node.
+/// The pods to evict on one node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PreemptionVictims {
     /// By falling importance.
@@ -238,7 +238,7 @@ impl ExtenderClient {
         })
     }
 
-    /// Asks for scores; they come weighted, on the scale of the loop's own.
+    /// Asks for scores; returns them weighted, on the scale of kube-scheduler's own scores.
     pub async fn prioritize(
         &self,
         pod: &Pod,
@@ -251,7 +251,7 @@ impl ExtenderClient {
         Ok(scores.into_iter().map(weighted).collect())
     }
 
-    /// Asks the extender for the victims on each of these nodes, given the proposed ones.
+    /// Asks the extender for victims on each of these nodes, with the victims that kube-scheduler proposes.
     pub(super) async fn preempt(
         &self,
         pod: &Pod,

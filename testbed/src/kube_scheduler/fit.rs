@@ -1,4 +1,4 @@
-//! The in-tree filters that matter to gpushare, in kube-scheduler's order and words.
+//! kube-scheduler's own filters that matter to gpushare, in its order and words.
 //!
 //! Node affinity, ports and topology spread are not modelled.
 

@@ -1,8 +1,8 @@
 //! `testbed kube-scheduler`: the scheduling loop as a process of its own, with leader election by a Lease as client-go does
 //! it for kube-scheduler (`leaderelection.go`).
 //!
-//! With `leaderElection` in its configuration the loop runs while the process holds the Lease. After losing it, the loop
-//! begins again from nothing, as the real process exits and is started again.
+//! With `leaderElection` in its configuration the loop runs while the process holds the Lease. After the loss
+//! of the Lease a new loop starts without state: the real process exits, and kubelet starts it again.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
@@ -22,18 +22,18 @@ use super::configuration::LeaderElection;
 use super::{KubeScheduler, Loop, Options, SchedulerConfiguration};
 use crate::cluster::client_of;
 
-/// One process's part in the election.
+/// One process as a candidate in the election.
 pub(super) struct SchedulerElector {
     api: Api<Lease>,
     settings: LeaderElection,
     /// Host name and a number that no other process has.
     identity: String,
-    /// The Lease as it was seen last, and the time at which that version was first seen.
+    /// The Lease as it was read last, and the time at which this version of it was read first.
     observed: Option<(Lease, Instant)>,
 }
 
 impl SchedulerElector {
-    /// A process on the host of this name, which is its pod's.
+    /// A candidate with a new identity on this host; in a pod the host name is the pod's name.
     pub(super) fn new(client: Client, settings: LeaderElection, host: &str) -> Self {
         let identity = format!("{host}_{:016x}", RandomState::new().build_hasher().finish());
         Self {
@@ -44,7 +44,7 @@ impl SchedulerElector {
         }
     }
 
-    /// Returns when the Lease is held.
+    /// Returns when this process holds the Lease.
     pub(super) async fn acquire(&mut self) {
         while !self.try_acquire_or_renew().await {
             sleep(self.settings.retry_period).await;
@@ -52,7 +52,7 @@ impl SchedulerElector {
         info!(identity = self.identity, "a scheduling loop holds the Lease");
     }
 
-    /// Returns when the Lease could not be renewed in time, or is another's.
+    /// Renews the Lease; returns when it could not be renewed in time or another process holds it.
     pub(super) async fn renew(&mut self) {
         let mut renewed = Instant::now();
         while renewed.elapsed() < self.settings.renew_deadline {
@@ -64,7 +64,8 @@ impl SchedulerElector {
         info!(identity = self.identity, "a scheduling loop has lost the Lease");
     }
 
-    /// Gives the Lease up, if it is held: kube-scheduler does so when it is asked to end (`ReleaseOnCancel`).
+    /// Releases the Lease if this process holds it, as kube-scheduler does when it is asked to end
+    /// (`ReleaseOnCancel`).
     pub(super) async fn release(&self) {
         let Some((held, _)) = &self.observed else { return };
         let before = held.spec.clone().unwrap_or_default();
@@ -74,7 +75,7 @@ impl SchedulerElector {
         let spec = LeaseSpec {
             holder_identity: Some(String::new()),
             lease_duration_seconds: Some(1),
-            ..self.record(Some(&before))
+            ..self.lease_spec(Some(&before))
         };
         let lease = Lease {
             spec: Some(spec),
@@ -113,7 +114,7 @@ impl SchedulerElector {
                     &PostParams::default(),
                     &Lease {
                         metadata,
-                        spec: Some(self.record(None)),
+                        spec: Some(self.lease_spec(None)),
                     },
                 )
                 .await?;
@@ -133,7 +134,7 @@ impl SchedulerElector {
             return Ok(false);
         }
         let lease = Lease {
-            spec: Some(self.record(Some(&before))),
+            spec: Some(self.lease_spec(Some(&before))),
             ..found
         };
         let written = self
@@ -156,7 +157,7 @@ impl SchedulerElector {
         }
     }
 
-    fn record(&self, before: Option<&LeaseSpec>) -> LeaseSpec {
+    fn lease_spec(&self, before: Option<&LeaseSpec>) -> LeaseSpec {
         let now = MicroTime(Timestamp::now());
         let same = before.filter(|before| before.holder_identity.as_deref() == Some(&self.identity));
         let transitions = before.and_then(|before| before.lease_transitions).unwrap_or(0);

@@ -1,4 +1,5 @@
-//! The cycle of a `PodGroup`: its members are placed one after the other, in memory, and bound only if enough of them are.
+//! The scheduling cycle of a `PodGroup`: members are placed one after the other in memory, and bound only if
+//! enough of them have a place.
 //!
 //! As in kube-scheduler 1.36 (`schedule_one_podgroup.go`, `gangscheduling.go`), as far as an extender can see: each cycle
 //! calls the extender for every member that is not bound, in the same order, with the members that it has placed counted,
@@ -45,7 +46,7 @@ pub(super) struct Groups(BTreeMap<GroupKey, usize>);
 
 impl Groups {
     /// Takes note of a group; returns true if it is new, so that its members may be tried.
-    pub(super) fn take(&mut self, event: watcher::Event<PodGroup>) -> bool {
+    pub(super) fn update(&mut self, event: watcher::Event<PodGroup>) -> bool {
         let key = |group: &PodGroup| (group.namespace().unwrap_or_default(), group.name_any());
         match event {
             watcher::Event::Init => self.0.clear(),
@@ -74,7 +75,7 @@ enum MemberResult {
     Error(String),
 }
 
-/// The end of a cycle.
+/// The verdict at the end of a group's cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GroupVerdict {
     /// Members that have a place are bound.
@@ -97,7 +98,7 @@ impl MemberResult {
 }
 
 /// Returns how a cycle ends. `n_placed_before` members had a place before it; a group without a least number needs one place.
-fn verdict<'a>(
+fn group_verdict<'a>(
     found: impl IntoIterator<Item = &'a MemberResult>,
     n_placed_before: usize,
     least: usize,
@@ -120,7 +121,7 @@ fn verdict<'a>(
     }
 }
 
-/// A member that was looked at.
+/// A member of a group in one cycle, with its result.
 struct Member {
     uid: String,
     pod: Arc<Pod>,
@@ -148,7 +149,7 @@ pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popp
         return;
     }
     let mut members = Vec::new();
-    for (uid, pod) in scheduling.queue.take(&unbound) {
+    for (uid, pod) in scheduling.queue.start_all(&unbound) {
         let member = look_at_member(scheduling, uid, pod).await;
         let is_error = matches!(member.found, MemberResult::Error(_));
         // Assumed for the rest of the cycle, so that the next member does not get the same room.
@@ -161,8 +162,8 @@ pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popp
             break;
         }
     }
-    let verdict = verdict(members.iter().map(|member| &member.found), placed.len(), least);
-    // All room is given back, and bound members are assumed again.
+    let verdict = group_verdict(members.iter().map(|member| &member.found), placed.len(), least);
+    // All members give back their room first. Those that are bound are assumed again one by one below.
     for member in members.iter().filter(|member| member.found.node().is_some()) {
         scheduling.cache.release(&member.uid);
     }
@@ -285,6 +286,6 @@ mod tests {
         #[case] least: usize,
         #[case] expected: GroupVerdict,
     ) {
-        assert_eq!(verdict(&found(members), n_before, least), expected);
+        assert_eq!(group_verdict(&found(members), n_before, least), expected);
     }
 }

@@ -1,8 +1,9 @@
-//! Preemption as in kube-scheduler 1.36: the choice of victims for a pod that finds no node, and the cases without a try.
+//! Preemption as in kube-scheduler 1.36: the choice of victims for a pod that fits no node.
 //!
-//! It models `DefaultPreemption`, `framework/preemption` and `HTTPExtender.ProcessPreemption`. Victims are evicted before
-//! the next attempt of any pod, not beside it; every node that may be helped is a candidate, not a sample of them; and pods
-//! that wait for `Permit` or `PreBind` count as bound ones. Ports, affinity and volumes are no ground for victims.
+//! It models `DefaultPreemption`, `framework/preemption` and `HTTPExtender.ProcessPreemption`. Differences:
+//! victims are evicted before the next attempt of any pod and not concurrently, all nodes are candidates and
+//! not a sample, and pods that wait in `Permit` or `PreBind` count as bound. Ports, affinity and volumes never
+//! cause evictions.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,7 +60,8 @@ pub(super) struct PreemptionContext<'a> {
 }
 
 impl PreemptionContext<'_> {
-    /// Looks for pods to evict; an error, as kube-scheduler logs it, leads to no victims and leaves the nomination.
+    /// Chooses pods to evict. An error, which kube-scheduler would log, leads to no victims and keeps the
+    /// nomination.
     pub(super) async fn preempt(
         &self,
         pod: &Pod,
@@ -171,7 +173,7 @@ impl PreemptionContext<'_> {
                 continue;
             }
             let answered = match extender.preempt(pod, &candidates).await {
-                Ok(answer) => self.convert(&answer),
+                Ok(answer) => self.resolve_victims(&answer),
                 Err(error) => Err(error.to_string()),
             };
             // An ignorable extender that fails leaves the candidates as they were.
@@ -191,7 +193,7 @@ impl PreemptionContext<'_> {
         Ok(candidates)
     }
 
-    fn convert(
+    fn resolve_victims(
         &self,
         answer: &BTreeMap<String, MetaVictims>,
     ) -> Result<BTreeMap<String, PreemptionVictims>, String> {
@@ -248,11 +250,13 @@ pub(super) async fn evict(client: &Client, victims: &PreemptionVictims) {
 
 /// `pickOneNodeForPreemption`: violations, highest priority, sum of priorities, number, latest start; then any.
 fn pick(candidates: BTreeMap<String, PreemptionVictims>) -> Option<(String, PreemptionVictims)> {
-    candidates.into_iter().min_by_key(|(_, victims)| cost(victims))
+    candidates
+        .into_iter()
+        .min_by_key(|(_, victims)| victims_cost(victims))
 }
 
 /// The cost of a node's victims, in the order of `pickOneNodeForPreemption`.
-fn cost(victims: &PreemptionVictims) -> (i64, Option<i64>, i64, usize, Reverse<Option<Timestamp>>) {
+fn victims_cost(victims: &PreemptionVictims) -> (i64, Option<i64>, i64, usize, Reverse<Option<Timestamp>>) {
     let highest = victims.pods.first().map(|pod| priority(pod));
     let mut sum = 0;
     let mut earliest = None;
@@ -288,7 +292,7 @@ fn with_violations(pods: &[Arc<Pod>], budgets: &[PodDisruptionBudget]) -> Vec<(A
     for pod in pods {
         let mut is_violating = false;
         for (budget, left) in budgets.iter().zip(&mut left) {
-            if counts(budget, pod) {
+            if is_protected_by(budget, pod) {
                 debug!(budget = budget.name_any(), "a victim draws on a budget");
                 *left -= 1;
                 is_violating |= *left < 0;
@@ -299,7 +303,7 @@ fn with_violations(pods: &[Arc<Pod>], budgets: &[PodDisruptionBudget]) -> Vec<(A
     violations
 }
 
-fn counts(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
+fn is_protected_by(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
     let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
     let Some(Ok(selector)) = selector.map(Selector::try_from) else {
         return false;

@@ -1,8 +1,9 @@
 //! The scheduling queue: the order of pods, and the times at which pods that failed are tried again.
 //!
-//! Pure: the caller passes the time. As in kube-scheduler, a pod that found no node waits for any event and then out its
-//! back-off, the latter only while other pods can be tried (1.33 and later); one that met an error only waits out its
-//! back-off. Any change of a pod that an extender refused is an event too, even one of its condition.
+//! Pure: the caller passes the time. As in kube-scheduler, a pod that fits no node waits for an event and then
+//! until its back-off has passed; since 1.33 an idle kube-scheduler does not wait for the back-off. After an
+//! error a pod waits for its back-off alone. For a pod that an extender refused, any change of the pod is an
+//! event, even one of its condition.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,13 +30,13 @@ struct QueuedPod {
     attempts: u32,
     /// True if an extender refused it last.
     is_by_extender: bool,
-    /// Order among pods of equal priority: the time of its arrival or of its last failure, and a number.
+    /// The order among pods of equal priority: the time of arrival or of the last failure, and a serial number.
     turn: (Instant, u64),
     /// The turn with which it arrived.
     arrival: (Instant, u64),
 }
 
-/// Pods that no node has been found for yet, by UID.
+/// Pods without a node, by UID.
 #[derive(Debug)]
 pub(super) struct Queue {
     entries: HashMap<String, QueuedPod>,
@@ -54,8 +55,8 @@ impl Queue {
         }
     }
 
-    /// Adds a pod that arrived at `now`, or updates it. A change of anything but its status makes it worth a new attempt, and
-    /// so does one of its status if an extender refused it.
+    /// Adds a pod that arrived at `now`, or updates it. A changed spec or metadata wakes the pod; a changed
+    /// status only wakes a pod that an extender refused.
     pub(super) fn put(&mut self, uid: &str, pod: Arc<Pod>, now: Instant) {
         let turn = self.next_turn(now);
         let backoff = (self.initial_backoff, self.max_backoff);
@@ -101,7 +102,7 @@ impl Queue {
 
     /// The pod to try now: highest priority first, then the one that waits longest.
     pub(super) fn pop(&mut self, now: Instant) -> Option<(String, Arc<Pod>)> {
-        self.ripen(now);
+        self.activate_due(now);
         let mut places = self.entries.values().map(|entry| entry.place);
         let is_any_active = places.any(|place| place == QueuePosition::Active);
         let ready = self.entries.iter_mut().filter(|(_, entry)| match entry.place {
@@ -117,9 +118,8 @@ impl Queue {
         Some((uid.clone(), Arc::clone(&entry.pod)))
     }
 
-    /// Takes out the pods of this list that no attempt is under way for: the most important first, then
-    /// in the order of their arrival.
-    pub(super) fn take(&mut self, uids: &[String]) -> Vec<(String, Arc<Pod>)> {
+    /// Starts an attempt for each of these pods that has none under way; returns them by priority and arrival.
+    pub(super) fn start_all(&mut self, uids: &[String]) -> Vec<(String, Arc<Pod>)> {
         let mut taken = Vec::new();
         for uid in uids {
             if let Some(entry) = self.entries.get_mut(uid)
@@ -135,7 +135,7 @@ impl Queue {
         taken.into_iter().map(|(_, pod)| pod).collect()
     }
 
-    /// A pod that was popped may not be tried yet: it waits for an event, and that was no attempt.
+    /// Puts a popped pod back to wait for an event, without counting an attempt.
     pub(super) fn gate(&mut self, uid: &str, now: Instant) {
         if let Some(entry) = self.entries.get_mut(uid) {
             // `pop` has counted an attempt that does not take place.
@@ -149,7 +149,7 @@ impl Queue {
         self.entries.iter().map(|(uid, entry)| (uid, &entry.pod))
     }
 
-    /// No node fits the pod: it waits for an event.
+    /// Puts a pod that fits no node back, to wait for an event.
     pub(super) fn park(&mut self, uid: &str, is_by_extender: bool, now: Instant) {
         let turn = self.next_turn(now);
         if let Some(entry) = self.entries.get_mut(uid) {
@@ -161,7 +161,7 @@ impl Queue {
         }
     }
 
-    /// Something failed: the pod is tried again without waiting for an event.
+    /// Puts a pod back after an error, to be tried again after its back-off without an event.
     pub(super) fn retry(&mut self, uid: &str, now: Instant) {
         let backoff = (self.initial_backoff, self.max_backoff);
         let turn = self.next_turn(now);
@@ -174,7 +174,7 @@ impl Queue {
         }
     }
 
-    /// Something happened in the cluster: every waiting pod may fit now.
+    /// Wakes every waiting pod after an event in the cluster.
     pub(super) fn wake_all(&mut self, now: Instant) {
         let backoff = (self.initial_backoff, self.max_backoff);
         for entry in self.entries.values_mut() {
@@ -182,7 +182,8 @@ impl Queue {
         }
     }
 
-    /// Something happened that no filter of kube-scheduler itself waits for.
+    /// Wakes the pods that an extender refused, after an event that no filter of kube-scheduler itself waits
+    /// for.
     pub(super) fn wake_refused_by_extenders(&mut self, now: Instant) {
         let backoff = (self.initial_backoff, self.max_backoff);
         for entry in self.entries.values_mut().filter(|entry| entry.is_by_extender) {
@@ -202,7 +203,7 @@ impl Queue {
     }
 
     /// Moves the pods whose wait is over.
-    fn ripen(&mut self, now: Instant) {
+    fn activate_due(&mut self, now: Instant) {
         for entry in self.entries.values_mut() {
             let ripe = match entry.place {
                 QueuePosition::Backoff { until, .. } => until <= now,

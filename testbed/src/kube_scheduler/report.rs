@@ -1,4 +1,4 @@
-//! The loop's reports to users: a pod's `PodScheduled` condition and its Events.
+//! Reports to users: a pod's `PodScheduled` condition and its Events.
 //!
 //! One task writes them in order. A failed write is logged and dropped, as in kube-scheduler: the next attempt reports
 //! again.
@@ -19,12 +19,12 @@ use crate::pod_fields::condition;
 /// Longest message of an Event.
 const MAX_MESSAGE: usize = 1024;
 
-/// The change of the pod's nominated node after a round of preemption.
+/// The change of a pod's nominated node after preemption.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Nomination {
-    /// As it is.
+    /// The nominated node stays.
     Keep,
-    /// None.
+    /// The pod has no nominated node any more.
     Clear,
     /// This node.
     Node(String),
@@ -41,7 +41,7 @@ pub(super) enum ReportContent {
     Failed(String),
 }
 
-/// A pod, as it was when the attempt ended, and the news about it.
+/// A pod, as it was when the attempt ended, and the report about it.
 pub(super) type Report = (Arc<Pod>, ReportContent);
 
 /// Writes reports until there are no more.
@@ -108,7 +108,7 @@ async fn write_failure(
     };
     // A patch without a change would be an event of its own.
     let nominated = nominated.filter(|nominated| *nominated != nominated_node(pod));
-    if is_said_already(pod, reason, message) && nominated.is_none() {
+    if is_reported_already(pod, reason, message) && nominated.is_none() {
         return Ok(());
     }
     let condition = json!({
@@ -126,7 +126,7 @@ async fn write_failure(
         .map(|_| ())
 }
 
-/// Says on the pod that it waits to be bound to a node.
+/// Writes the node that a pod waits to be bound to into the pod's status.
 pub(super) async fn nominate(client: &Client, pod: &Pod, node: &str) -> kube::Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace(pod));
     let patch =
@@ -136,7 +136,7 @@ pub(super) async fn nominate(client: &Client, pod: &Pod, node: &str) -> kube::Re
         .map(|_| ())
 }
 
-fn is_said_already(pod: &Pod, reason: &str, message: &str) -> bool {
+fn is_reported_already(pod: &Pod, reason: &str, message: &str) -> bool {
     let Some(scheduled) = condition(pod, "PodScheduled") else {
         return false;
     };

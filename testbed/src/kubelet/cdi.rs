@@ -1,10 +1,10 @@
 //! The runtime's cache of CDI specs, and the edits that their devices make to a container.
 //!
-//! It models the CDI package 1.1 that containerd and CRI-O use: a watch of the spec directories reads every spec again
-//! after each change, under the lock that an injection needs; the change and that reading are some time apart, and an
-//! injection in between gets the earlier content. A directory that did not exist is noticed at the next injection or
-//! change. A file that is moved in from another directory changes nothing by itself. A file that does not parse is skipped;
-//! two files of one directory that define the same device define none; later directories override earlier ones.
+//! It models the CDI package 1.1 that containerd and CRI-O use (`tags.cncf.io/container-device-interface`). A
+//! watch reads all specs again after each change of a spec directory. An injection between the change and that
+//! reading gets the earlier content. A new directory is noticed at the next injection or change, and a file
+//! that is moved in from another directory is not noticed at all. A file that does not parse is skipped, two
+//! files of one directory that define the same device define none, and later directories override earlier ones.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
@@ -25,7 +25,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::dice::dice;
 
-/// The part of a spec's edits that a recorded container shows.
+/// The edits of a CDI spec that the model records.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct RecordedEdits {
@@ -105,16 +105,16 @@ struct SpecDevice {
     container_edits: RecordedEdits,
 }
 
-/// Names that no spec defines.
+/// The error for device names that no spec defines.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unresolvable CDI devices {}", .0.join(", "))]
 pub(crate) struct Unresolvable(pub(crate) Vec<String>);
 
-/// Every device of some directories, by its fully qualified name: the spec, and the device's place in it.
+/// CDI devices by fully qualified name, each with its spec and its index in the spec.
 type CdiDevices = HashMap<String, (Arc<CdiSpec>, usize)>;
 
 /// The edits of all `names`: of each spec once, before the first of its devices.
-fn resolve(devices: &CdiDevices, names: &[String]) -> Result<RecordedEdits, Unresolvable> {
+fn edits_of_all(devices: &CdiDevices, names: &[String]) -> Result<RecordedEdits, Unresolvable> {
     let mut missing = names.to_vec();
     missing.retain(|name| !devices.contains_key(name));
     if !missing.is_empty() {
@@ -136,10 +136,10 @@ fn resolve(devices: &CdiDevices, names: &[String]) -> Result<RecordedEdits, Unre
     Ok(edits)
 }
 
-/// Returns true if the file that defines a device defines it differently by now, or no longer.
+/// Returns true if the file of a cached device has changed and defines the device differently, or not at all.
 ///
-/// Opens the file only if it was changed: a plugin may watch who opens specs, and takes that for the runtime's reading. A
-/// file that has come since and defines the device in its place is not noticed.
+/// Opens the file only if it has changed: gpushare's plugin watches for readers of its specs and would take
+/// this for the runtime. A new file that defines the device instead is not noticed.
 fn is_stale(known: &CdiDevices, name: &str) -> bool {
     let Some((spec, at)) = known.get(name) else {
         return true;
@@ -161,7 +161,7 @@ fn is_stale(known: &CdiDevices, name: &str) -> bool {
 }
 
 /// Reads every spec of these directories.
-fn read(dirs: &[PathBuf]) -> CdiDevices {
+fn read_all(dirs: &[PathBuf]) -> CdiDevices {
     let mut all = CdiDevices::new();
     for dir in dirs {
         let (mut in_dir, mut conflicts) = (CdiDevices::new(), HashSet::new());
@@ -183,15 +183,16 @@ fn read(dirs: &[PathBuf]) -> CdiDevices {
     all
 }
 
-/// Resolves names by the specs as they are now: programs without a cache of their own, such as NVIDIA's container runtime.
+/// Resolves names by the specs as they are on disk, as programs without a cache do, such as NVIDIA's container
+/// runtime.
 pub(crate) fn resolve_now(dirs: &[PathBuf], names: &[String]) -> Result<RecordedEdits, Unresolvable> {
-    resolve(&read(dirs), names)
+    edits_of_all(&read_all(dirs), names)
 }
 
 /// The delay after a change until the specs are read again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefreshDelay {
-    /// The longest time; each is decided by the seed.
+    /// The longest delay. The seed decides each delay between zero and this one.
     pub longest: Duration,
 }
 
@@ -216,7 +217,7 @@ struct CacheState {
     watches: InotifyWatches,
 }
 
-/// The watch's side that directories are added to.
+/// The inotify watches of directories.
 struct InotifyWatches {
     inotify: inotify::Watches,
     dirs: BTreeMap<PathBuf, WatchDescriptor>,
@@ -247,31 +248,36 @@ impl CdiCache {
         {
             let mut state = shared.state.lock();
             state.track_new(&shared.dirs);
-            state.devices = read(&shared.dirs);
+            state.devices = read_all(&shared.dirs);
         }
-        let watching = tokio::spawn(watch(Arc::clone(&shared), inotify, delay, dice(seed, &["cdi"])));
+        let watching = tokio::spawn(refresh_on_change(
+            Arc::clone(&shared),
+            inotify,
+            delay,
+            dice(seed, &["cdi"]),
+        ));
         Ok(Self {
             shared,
             _watching: AbortOnDropHandle::new(watching),
         })
     }
 
-    /// The edits of all `names` as far as is known, and those of `names` whose edits are not those of the specs as they are now.
+    /// Returns the cached edits of all `names`, and the `names` whose spec on disk has other edits by now.
     pub(crate) fn inject(&self, names: &[String]) -> Result<(RecordedEdits, Vec<String>), Unresolvable> {
         let known = self.known();
-        let edits = resolve(&known, names)?;
+        let edits = edits_of_all(&known, names)?;
         let mut stale = names.to_vec();
         stale.retain(|name| is_stale(&known, name));
         Ok((edits, stale))
     }
 
-    /// Everything as far as is known at an injection.
+    /// The cached devices at the time of an injection.
     fn known(&self) -> CdiDevices {
         let mut state = self.shared.state.lock();
         // refreshIfRequired: an injection reads the specs itself only if a directory has appeared, else it
         // trusts the watch.
         if state.track_new(&self.shared.dirs) {
-            state.devices = read(&self.shared.dirs);
+            state.devices = read_all(&self.shared.dirs);
         }
         state.devices.clone()
     }
@@ -298,7 +304,7 @@ impl CacheState {
         has_new
     }
 
-    /// Notes that a watched directory is gone.
+    /// Forgets a watched directory that is gone.
     fn forget(&mut self, descriptor: &WatchDescriptor) {
         let watches = &mut self.watches.dirs;
         watches.retain(|_, known| known != descriptor);
@@ -307,7 +313,12 @@ impl CacheState {
 }
 
 /// Reads all specs again after each change.
-async fn watch(shared: Arc<CacheContents>, inotify: Inotify, delay: RefreshDelay, mut dice: StdRng) {
+async fn refresh_on_change(
+    shared: Arc<CacheContents>,
+    inotify: Inotify,
+    delay: RefreshDelay,
+    mut dice: StdRng,
+) {
     let Ok(mut events) = inotify.into_event_stream(vec![0; 4096]) else {
         return;
     };
@@ -325,7 +336,7 @@ async fn watch(shared: Arc<CacheContents>, inotify: Inotify, delay: RefreshDelay
             state.forget(&event.wd);
         }
         state.track_new(&shared.dirs);
-        state.devices = read(&shared.dirs);
+        state.devices = read_all(&shared.dirs);
     }
 }
 
@@ -341,6 +352,7 @@ fn spec_files(dir: &Path) -> Vec<PathBuf> {
 }
 
 fn is_spec_name(name: &OsStr) -> bool {
+    // The CDI package reads no other files, so a plugin can prepare a spec under another name.
     let extension = Path::new(name).extension();
     extension.is_some_and(|extension| extension == "json" || extension == "yaml")
 }

@@ -1,7 +1,7 @@
 //! The device manager's checkpoint file, in kubelet's JSON shape.
 //!
-//! The checksum is FNV-1a over the JSON of `Data`, eight bytes at a time; kubelet hashes a dump of its Go structure, which
-//! only it can compute, so neither accepts the other's file.
+//! The checksum is a hash (FNV-1a, eight bytes at a time) over the JSON of `Data`. kubelet hashes a dump of its
+//! Go structure instead, so neither program accepts a file of the other.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ pub(crate) fn render(entries: &[&str], registered: &str) -> String {
     format!(r#"{{"Data":{data},"Checksum":{}}}"#, checksum(&data))
 }
 
-/// Replaces the file at once, so that a reader sees the old content or the new.
+/// Replaces the file in one step, so that a reader sees either the old or the new content.
 pub(crate) fn write(path: &Path, content: &str) -> Result<(), CheckpointFileError> {
     let failed = |source| CheckpointFileError::Io {
         path: path.to_owned(),

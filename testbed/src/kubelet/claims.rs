@@ -1,8 +1,8 @@
-//! Devices that DRA drivers have prepared for claims: kubelet's record of them, and their entries in pod-resources.
+//! Devices that DRA drivers have prepared for claims, as pod-resources lists them.
 //!
-//! A test says which devices are prepared, in place of an allocation by kube-scheduler, of kubelet's request to the driver and of the
-//! driver's answer; nothing waits for it, and nothing takes it back. Claims made from templates and claims for extended
-//! resources are not read: a pod names its claim.
+//! A test sets the prepared devices ([`super::Kubelet::prepare_claim`]); the allocation by kube-scheduler and
+//! the calls between kubelet and drivers are left out, and so are claims from templates and claims for extended
+//! resources.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,8 @@ pub struct PreparedDevice {
     pub cdi_names: Vec<String>,
 }
 
-/// By namespace and name of the claim. Kubelet has a checkpoint of it, so it outlives the process.
+/// Prepared devices by namespace and name of the claim. They outlive the kubelet process, which keeps a
+/// checkpoint of them.
 #[derive(Debug, Default)]
 pub(crate) struct PreparedClaims(Mutex<BTreeMap<(String, String), Vec<PreparedDevice>>>);
 
@@ -34,7 +35,8 @@ impl PreparedClaims {
         claims.insert((namespace.to_owned(), name.to_owned()), devices);
     }
 
-    /// The claims that a container uses, with their devices. As in kubelet, the list is empty if one of them is not known.
+    /// The claims that a container uses, with their devices. As in kubelet, the list is empty if one of the
+    /// claims is not prepared.
     pub(crate) fn of(&self, pod: &KubeletPod, container: &ContainerSpec) -> Vec<DynamicResource> {
         let claims = self.0.lock();
         let used = pod
@@ -46,15 +48,16 @@ impl PreparedClaims {
             Some(DynamicResource {
                 claim_name: name.clone(),
                 claim_namespace: pod.namespace.clone(),
-                claim_resources: listed(devices),
+                claim_resources: claim_resources(devices),
             })
         };
         used.map(resource).collect::<Option<_>>().unwrap_or_default()
     }
 }
 
-/// Every device of a claim. kubelet adds to one list of CDI devices for all devices of a driver.
-fn listed(devices: &[PreparedDevice]) -> Vec<ClaimResource> {
+/// The entries of a claim's devices. As in kubelet, each entry of a driver repeats the CDI devices of the
+/// driver's earlier entries.
+fn claim_resources(devices: &[PreparedDevice]) -> Vec<ClaimResource> {
     let mut cdi_by_driver = BTreeMap::<String, Vec<CdiDevice>>::new();
     let resource = |PreparedDevice {
                         driver,

@@ -17,18 +17,19 @@ use super::runtime::RuntimeContainer;
 /// Receives a container's output: namespace, pod, container, text.
 pub type LogSink = Arc<dyn Fn(&str, &str, &str, String) + Send + Sync>;
 
-/// Everything that a [`Kubelet`](super::Kubelet) is given.
+/// The configuration of a [`Kubelet`](super::Kubelet).
 #[derive(Clone)]
 pub struct KubeletConfig {
     /// Name of the node, also its hostname label.
     pub node: String,
-    /// Stands for `/var/lib/kubelet`: holds `device-plugins/` and `pod-resources/`.
+    /// The directory in place of `/var/lib/kubelet`, with `device-plugins/` and `pod-resources/`.
     pub dir: PathBuf,
     /// Directories of CDI specs, the later ones overriding the earlier.
     pub cdi_dirs: Vec<PathBuf>,
-    /// The socket of a `cdi-injector` on these directories, if containerd's own code is to inject in place of the model.
+    /// The socket of a `cdi-injector` process, if containerd's own code injects CDI devices in place of the
+    /// model.
     pub cdi_injector: Option<PathBuf>,
-    /// The API server; the only way the kubelet speaks to it.
+    /// The client of the API server.
     pub client: Client,
     /// Called at every start of a container.
     pub started: StartHook,
@@ -42,9 +43,9 @@ pub struct KubeletConfig {
     pub address: IpAddr,
     /// Decides everything that is random in a real kubelet.
     pub seed: u64,
-    /// In which order pods that arrive together are admitted.
+    /// The order in which pods that arrive together are admitted.
     pub ordering: Ordering,
-    /// Known faults of kubelet, on or off.
+    /// Known faults of kubelet that may be turned off.
     pub faults: KubeletFaults,
     /// Deadlines and pauses.
     pub delays: Delays,
@@ -54,18 +55,18 @@ pub struct KubeletConfig {
     pub allocated_resources_status: bool,
     /// True if the container runtime has an NRI socket, whose plugins may adjust a container before it is made.
     pub has_nri: bool,
-    /// True if the container runtime makes no container while none of its plugins is there.
+    /// True if the container runtime creates no container while no NRI plugin is registered.
     pub needs_nri: bool,
     /// The container runtime.
     pub runtime: RuntimeConfig,
-    /// The GPUs that the driver of this machine lists, which a test may change.
+    /// The GPUs that the machine's driver lists. A test may change them.
     pub gpus: MachineGpus,
 }
 
 /// A node's container runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfig {
-    /// Its treatment of CDI devices.
+    /// The runtime's treatment of CDI devices.
     pub cdi: CdiSupport,
     /// The delay after a change until it reads CDI specs again.
     pub refresh: RefreshDelay,
@@ -78,10 +79,10 @@ pub struct RuntimeConfig {
 /// A container runtime's treatment of the CDI devices of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CdiSupport {
-    /// It injects them.
+    /// It injects the devices.
     #[default]
     On,
-    /// It drops them without a word, as containerd up to 2.2 with `enable_cdi = false`.
+    /// It ignores the devices silently, as containerd up to 2.2 with `enable_cdi = false`.
     Dropped,
     /// It refuses the container, as containerd from 2.3 on with `enable_cdi = false`.
     Refused,
@@ -92,12 +93,12 @@ pub enum CdiSupport {
 pub struct MachineGpus(Arc<Mutex<Vec<(String, u32)>>>);
 
 impl MachineGpus {
-    /// Replaces them: UUIDs and minor numbers, in the order of the driver.
+    /// Replaces the list: UUIDs and minor numbers, in the order of the driver.
     pub fn set(&self, gpus: Vec<(String, u32)>) {
         *self.0.lock() = gpus;
     }
 
-    /// All of them.
+    /// UUIDs and minor numbers of all GPUs.
     pub fn all(&self) -> Vec<(String, u32)> {
         self.0.lock().clone()
     }
@@ -190,7 +191,7 @@ type OnStart = dyn Fn(&ContainerStart) + Send + Sync;
 pub struct StartHook(Option<Arc<OnStart>>);
 
 impl StartHook {
-    /// Calls this at every start; the container starts when it returns.
+    /// Makes a hook of a function; each container starts when the function has returned.
     pub fn new(call: impl Fn(&ContainerStart) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(call)))
     }
@@ -213,9 +214,9 @@ impl fmt::Debug for StartHook {
 pub struct ContainerStart {
     /// The container.
     pub container: RuntimeContainer,
-    /// The reasons of refused attempts before: by a plugin, or for a CDI device that no spec defines.
+    /// The reasons of earlier failed attempts to start the container.
     pub refusals: Vec<String>,
-    /// Time in calls to plugins and in the making of the container, all attempts together, without the pauses between.
+    /// The time that all attempts took, without the pauses between them.
     pub spent: Duration,
     /// The part of it that `PreStartContainer` of plugins took.
     pub pre_start: Duration,
@@ -230,7 +231,7 @@ pub struct ContainerStart {
 pub struct Ordering {
     /// The order inside a batch.
     pub rule: OrderRule,
-    /// Most pods of one batch; 1 is a kubelet that keeps up with its watch.
+    /// The largest batch; 1 models a kubelet that keeps up with its watch.
     pub batch: usize,
     /// The pause in which a batch waits for its next pod.
     pub linger: Duration,
@@ -259,9 +260,9 @@ pub(crate) struct Hold {
 pub enum OrderRule {
     /// By creation time, then by arrival, as kubelet sorts.
     Creation,
-    /// The opposite of creation order.
+    /// The reverse of the creation order.
     Reversed,
-    /// Any order, decided by the seed.
+    /// A random order, decided by the seed.
     Shuffled,
 }
 

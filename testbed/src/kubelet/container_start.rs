@@ -1,7 +1,7 @@
 //! Starts a container: `PreStartContainer` of its plugins, then its final environment and devices.
 //!
-//! Of two values of a variable the later wins: those of the image, of the device plugins, of the pod, of CDI specs, of the
-//! runtime's plugins, and of NVIDIA's runtime.
+//! Later sources override earlier values of a variable: image, device plugins, pod, CDI specs, NRI plugins,
+//! NVIDIA's runtime.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,10 +22,11 @@ use super::nvidia_runtime::{Created, Modification, VISIBLE_DEVICES, find_gpus};
 use super::pod::{ContainerSpec, ContainerType, KubeletPod};
 use super::runtime::{DEVICE_NODES, RunState, RuntimeContainer, StartAttempts, StartTimes};
 
-/// The library that every CUDA program needs, as far as a recorded container shows it.
+/// The path of the library that every CUDA program loads.
 const DRIVER_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
 
-/// The environment of an image: those of CUDA ask for all GPUs, the old ones by knowing nothing of the variable.
+/// The environment that an image sets. CUDA images request all GPUs; old ones do so by having no
+/// `NVIDIA_REQUIRE_CUDA`.
 fn image_env(image: &str) -> &'static [(&'static str, &'static str)] {
     let path = image.split([':', '@']).next().unwrap_or_default();
     match path.rsplit('/').next() {
@@ -39,7 +40,7 @@ fn image_env(image: &str) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// Why a container does not start this time.
+/// The error of an attempt to start a container.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
     #[error(transparent)]
@@ -86,12 +87,12 @@ impl ContainerStarter {
         let attempts = self
             .machine
             .runtime
-            .attempt(&pod.uid, &container.name, spent, failure);
+            .record_attempt(&pod.uid, &container.name, spent, failure);
         self.record(pod, container, prepared?, attempts);
         Ok(())
     }
 
-    /// Adds the time of each step to `spent`, also that of the one that fails.
+    /// Runs all steps of a start; adds the time of each to `spent`, also if it fails.
     async fn prepare(
         &self,
         pod: &KubeletPod,
@@ -131,7 +132,7 @@ impl ContainerStarter {
             Some(nri) => nri.make(pod, composed).await.map_err(StartError::Nri)?,
             None => composed,
         };
-        let mut made = self.through_nvidia(pod, container, &responses, made)?;
+        let mut made = self.apply_nvidia_runtime(pod, container, &responses, made)?;
         let gpus = &self.machine.config.gpus;
         let seen = made.device_nodes.iter().filter_map(|path| gpus.of_node(path));
         let mut gpus: Vec<String> = seen.collect();
@@ -141,8 +142,8 @@ impl ContainerStarter {
         Ok(made)
     }
 
-    /// Applies the changes of NVIDIA's runtime to a container, where it handles the pod.
-    fn through_nvidia(
+    /// Applies the changes of NVIDIA's runtime to a container, if that runtime handles the pod.
+    fn apply_nvidia_runtime(
         &self,
         pod: &KubeletPod,
         container: &ContainerSpec,
@@ -203,7 +204,7 @@ impl ContainerStarter {
         Ok(made)
     }
 
-    /// The device nodes of the GPUs with these names, and those of the driver itself.
+    /// The device nodes of GPUs, by their UUIDs or indices, and those of the driver itself.
     ///
     /// # Errors
     /// The first name that is no GPU's.
@@ -218,7 +219,7 @@ impl ContainerStarter {
         Ok(nodes)
     }
 
-    /// Records a container as started; those that end by themselves have ended at once.
+    /// Records a container as started. One that ends by itself is recorded as ended at once.
     fn record(
         &self,
         pod: &KubeletPod,
@@ -275,7 +276,7 @@ impl ContainerStarter {
         before.map_or(1, |container| container.starts + 1)
     }
 
-    /// The runtime's edits of these CDI devices, and the names of those that are stale.
+    /// Returns the edits of CDI devices as the runtime applies them, and the devices whose edits are outdated.
     async fn inject(&self, devices: &[String]) -> Result<(RecordedEdits, Vec<String>), StartError> {
         match &self.machine.injector {
             Some(injector) => injector.inject(devices).await.map_err(StartError::Cdi),
@@ -298,7 +299,7 @@ fn set_pairs(env: &mut BTreeMap<String, String>, pairs: &[String]) {
     }
 }
 
-/// The CDI devices that answers name, each once.
+/// The CDI devices that Allocate answers name, each once.
 fn named_devices(responses: &[Arc<ContainerAllocateResponse>]) -> Vec<String> {
     let mut devices: Vec<String> = Vec::new();
     for device in responses.iter().flat_map(|response| &response.cdi_devices) {

@@ -1,8 +1,8 @@
 //! kubelet's device manager: plugins register with it, and containers get their devices from it.
 //!
-//! A plugin is found by its resource name only, also when a stream ends: the late end of a replaced stream therefore
-//! disconnects its successor, as in kubelet 1.36, unless that fault is turned off. Topology hints are ignored, as under
-//! kubelet's default policy of the topology manager.
+//! Plugins are found by resource name alone. As in kubelet 1.36, the late end of a plugin's old stream
+//! therefore disconnects the plugin that has registered since, unless that fault is turned off. Topology hints
+//! are ignored, as under kubelet's default policy of the topology manager.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use super::runtime::RunState;
 use super::tasks::KubeletTasks;
 use crate::dice::dice;
 
-/// Devices of ordinary init containers by resource, offered first to the containers after them.
+/// Devices of ordinary init containers by resource. Later containers of the pod get them first.
 pub(crate) type Reusable = BTreeMap<String, BTreeSet<DeviceId>>;
 
 /// The answers of plugins to Allocate for one container, and its device IDs by resource.
@@ -46,7 +46,7 @@ struct RegisteredPlugin {
     closed: CancellationToken,
 }
 
-/// Why a plugin does not make a container ready to start.
+/// The error of `PreStartContainer`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PreStartError {
     #[error("device plugin PreStartContainer rpc failed with err: {0}")]
@@ -70,12 +70,12 @@ pub(crate) struct DeviceManager {
     tasks: KubeletTasks,
     devices: Mutex<DeviceManagerState>,
     plugins: Mutex<BTreeMap<String, Arc<RegisteredPlugin>>>,
-    /// Wakes the task that keeps node status.
+    /// Wakes the task that writes node status.
     pub(crate) capacity_changed: Notify,
 }
 
 impl DeviceManager {
-    /// Loads the checkpoint; a broken one counts as none, as in kubelet.
+    /// Loads the checkpoint; as in kubelet, a broken file counts as none.
     pub(crate) fn start(machine: &Arc<KubeletMachine>, pods: &Arc<PodTable>, tasks: &KubeletTasks) -> Self {
         let data = checkpoint::read(&machine.config.checkpoint()).unwrap_or_else(|error| {
             tracing::error!(%error, "continues without the checkpoint");
@@ -118,7 +118,7 @@ impl DeviceManager {
     pub(crate) fn free_ended(&self) {
         if self.pods.sources_ready() {
             let mut devices = self.lock();
-            // Under the lock: devices of a pod that was admitted after the others were counted would be freed.
+            // The pods are read while the devices are locked: a pod admitted in between would lose its devices.
             let active = self.pods.lock().active_uids();
             devices.free_ended(&active);
         }
@@ -215,7 +215,7 @@ impl DeviceManager {
 
 /// Allocation and preparation of containers.
 impl DeviceManager {
-    /// Gives every container of a pod its devices, in order.
+    /// Allocates the devices of all containers of a pod, in order.
     pub(crate) async fn allocate_pod(&self, pod: &KubeletPod) -> Result<(), AllocationError> {
         let mut reusable = Reusable::new();
         for container in &pod.containers {
@@ -237,7 +237,7 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// Gives one container its devices of every resource that plugins serve.
+    /// Allocates devices of every plugin resource that a container requests.
     pub(crate) async fn allocate_container(
         &self,
         pod: &KubeletPod,
@@ -293,7 +293,8 @@ impl DeviceManager {
         limits
     }
 
-    /// While pods are still being listed kubelet skips running containers, but not exited init containers.
+    /// Returns true if kubelet leaves the container alone: while it still lists pods after a restart, it skips
+    /// running containers, but not exited init containers.
     fn is_untouchable(&self, pod: &KubeletPod, container: &ContainerSpec) -> bool {
         if self.pods.sources_ready() {
             return false;
@@ -305,7 +306,7 @@ impl DeviceManager {
         }
     }
 
-    /// Calls the plugin's Allocate; returns false if the container already has its devices.
+    /// Allocates devices of one resource; returns false if the container has its devices already.
     async fn allocate_resource(
         &self,
         pod: &KubeletPod,
@@ -350,7 +351,8 @@ impl DeviceManager {
         }
     }
 
-    /// Chooses devices, after `GetPreferredAllocation` where the choice is open; `None` if the container has its devices.
+    /// Chooses devices, with `GetPreferredAllocation` if the choice is open; `None` if the container has its
+    /// devices already.
     async fn choose(
         &self,
         request: &ResourceRequest<'_>,
@@ -385,7 +387,7 @@ impl DeviceManager {
         times.lock().push(took);
     }
 
-    /// Calls `PreStartContainer` of the resource's plugin if it wants that.
+    /// Calls `PreStartContainer` of the resource's plugin if the plugin has asked for that call.
     pub(crate) async fn pre_start(&self, holder: &DeviceHolder, resource: &str) -> Result<(), PreStartError> {
         let (endpoint, ids) = {
             let devices = self.lock();
@@ -413,7 +415,7 @@ impl DeviceManager {
             .map_err(PreStartError::Rpc)
     }
 
-    /// The answers and devices of a container; answers in the order of `limits`.
+    /// The Allocate answers of a container, in the order of `limits`, and its device IDs.
     pub(crate) fn granted(&self, holder: &DeviceHolder, limits: &[(&str, i64)]) -> Granted {
         let devices = self.lock();
         let (mut responses, mut ids) = (Vec::new(), BTreeMap::new());

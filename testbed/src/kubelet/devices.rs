@@ -15,7 +15,7 @@ use super::checkpoint::CheckpointEntry;
 use super::endpoint::{Endpoint, EndpointError};
 use super::pod::{ContainerSpec, KubeletPod};
 
-/// Why a container gets no devices.
+/// The error of an allocation.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AllocationError {
     #[error(
@@ -54,11 +54,11 @@ pub(crate) struct ResourceRequest<'a> {
     pub(crate) holder: &'a DeviceHolder,
     pub(crate) resource: &'a str,
     pub(crate) required: usize,
-    /// The container runs and pods are still being listed: it is left alone.
+    /// True if kubelet leaves the container alone, as it runs and kubelet still lists pods after a restart.
     pub(crate) untouchable: bool,
 }
 
-/// A choice of devices under way.
+/// The state of a choice of devices before the plugin's preference is known.
 #[derive(Debug)]
 pub(crate) enum DeviceChoice {
     /// The container already has its devices.
@@ -94,7 +94,7 @@ impl PluginDevices {
     }
 }
 
-/// Capacity and allocatable of the plugins' resources, and the resources just removed.
+/// Counts of the devices of plugins' resources, and the resources that were just removed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Capacity {
     /// By resource: all devices, healthy devices.
@@ -162,7 +162,7 @@ impl DeviceManagerState {
         self.endpoints.insert(resource.to_owned(), endpoint);
     }
 
-    /// A plugin's new list replaces the one before.
+    /// Replaces the devices of a plugin by a new list.
     pub(crate) fn update(&mut self, resource: &str, list: Vec<Device>) {
         let mut offer = PluginDevices::default();
         for device in list {
@@ -180,7 +180,7 @@ impl DeviceManagerState {
         self.offers.insert(resource.to_owned(), offer.render());
     }
 
-    /// The plugin is gone: its devices are unhealthy and its endpoint answers no more.
+    /// Marks the devices of a plugin that is gone as unhealthy, and stops its endpoint.
     pub(crate) fn disconnect(&mut self, resource: &str) {
         let Some(endpoint) = self.endpoints.get(resource) else {
             return;
@@ -226,14 +226,16 @@ impl DeviceManagerState {
         Some(stopped.min()? + grace)
     }
 
-    /// True if plugins serve this resource, or did when something was allocated.
+    /// Returns true if a plugin serves this resource, or served it when devices that are still held were
+    /// allocated.
     pub(crate) fn serves(&self, resource: &str) -> bool {
         self.offers.contains_key(resource) || self.allocated.contains_key(resource)
     }
 
     /// Frees the devices of pods that are not active any more.
     ///
-    /// Like kubelet, this forgets devices that are chosen but not yet held when some pod has ended.
+    /// Like kubelet, this also forgets devices that are chosen for a container and not granted yet, if any pod
+    /// has ended.
     pub(crate) fn free_ended(&mut self, active: &BTreeSet<String>) {
         if self.held.retain_pods(|pod| active.contains(pod)) {
             self.allocated = self.held.devices();
@@ -245,7 +247,8 @@ impl DeviceManagerState {
         self.allocated = self.held.devices();
     }
 
-    /// Checks the request and takes reusable devices; the remaining choice waits for the plugin's preference.
+    /// Checks the request and takes reusable devices first. Further devices are chosen in [`Self::finish`],
+    /// with the plugin's preference.
     pub(crate) fn begin(
         &mut self,
         request: &ResourceRequest<'_>,
@@ -310,7 +313,7 @@ impl DeviceManagerState {
         }))
     }
 
-    /// Takes the preferred ones of the available devices, and the rest at random.
+    /// Completes a choice: takes preferred devices that are available, and the rest at random.
     pub(crate) fn finish(
         &mut self,
         resource: &str,
@@ -334,7 +337,7 @@ impl DeviceManagerState {
         taken
     }
 
-    /// Records the plugin's answer for devices that were chosen.
+    /// Records the plugin's Allocate answer for the chosen devices.
     pub(crate) fn grant(
         &mut self,
         request: &ResourceRequest<'_>,
@@ -418,7 +421,7 @@ impl DeviceHolder {
     }
 }
 
-/// The devices of one resource that one container holds.
+/// Devices of one resource that one container holds, with the plugin's answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
     pub(crate) by_numa: BTreeMap<i64, Vec<DeviceId>>,
@@ -438,7 +441,7 @@ impl Grant {
     }
 }
 
-/// Device IDs by NUMA node, in another form.
+/// Converts the device IDs in lists by NUMA node.
 fn convert<A, B>(by_numa: &BTreeMap<i64, Vec<A>>, id: fn(&A) -> B) -> BTreeMap<i64, Vec<B>> {
     by_numa
         .iter()
@@ -475,7 +478,7 @@ impl HeldDevices {
         grants.insert(resource.to_owned(), grant);
     }
 
-    /// Takes over the entries of a checkpoint; an answer that does not decode is skipped.
+    /// Restores the entries of a checkpoint; an entry whose answer does not decode is skipped.
     pub(crate) fn restore(entries: Vec<CheckpointEntry>) -> Self {
         let mut held = Self::default();
         for entry in entries {

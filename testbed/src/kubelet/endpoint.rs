@@ -1,7 +1,7 @@
-//! The connection to one device plugin, and the calls kubelet makes on it.
+//! The connection to one device plugin, and kubelet's calls over it.
 //!
-//! `Allocate` and `GetPreferredAllocation` have no deadline, as in kubelet. Never reconnects: a plugin that was
-//! lost has to register again.
+//! As in kubelet, `Allocate` and `GetPreferredAllocation` have no deadline, and a connection that is lost is
+//! not made again: the plugin has to register again.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
-/// Why a plugin that registered could not be reached.
+/// The error of a registration whose plugin cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {
     #[error("failed to dial device plugin at {}: context deadline exceeded", .0.display())]
@@ -29,7 +29,7 @@ pub(crate) enum ConnectError {
     Options(Status),
 }
 
-/// Why a call to a plugin fails.
+/// The error of a call to a plugin.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EndpointError {
     #[error("no containers return in allocation response")]
@@ -58,7 +58,7 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// A plugin known from a checkpoint only.
+    /// An endpoint for a resource that only the checkpoint knows.
     pub(crate) fn stopped(resource: &str) -> Self {
         let options = DevicePluginOptions::default();
         Self {

@@ -1,6 +1,6 @@
 //! kubelet's own check that a pod's requests fit the rest of the node, after devices were allocated.
 //!
-//! Extended resources that the node does not list are not checked, as in kubelet. Pure.
+//! As in kubelet, extended resources that the node does not list are not checked. Pure.
 
 use std::collections::BTreeMap;
 
@@ -102,7 +102,7 @@ pub(crate) fn is_extended(name: &str) -> bool {
         return false;
     };
     let is_own = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
-    // Names that begin so are those of quotas.
+    // `requests.nvidia.com/gpu` and the like are names in ResourceQuotas.
     !is_own && !name.starts_with("requests.")
 }
 
@@ -114,7 +114,7 @@ fn amount(name: &str, text: &str) -> Option<i64> {
     if let Some(cores) = quantity.integer() {
         return cores.checked_mul(1000);
     }
-    // A fraction displays in thousandths unless it is finer, and then it counts as one.
+    // kubelet rounds CPU up to thousandths; a quantity that is finer does not display as such and counts as one.
     let shown = quantity.to_string();
     let thousandths = shown
         .strip_suffix('m')

@@ -1,4 +1,5 @@
-//! Edits of CDI devices, from the testbed's model of a runtime's cache or from containerd's own code in a process.
+//! The injection of CDI devices: by the testbed's model of a runtime's cache, or by containerd's own code in
+//! the process `cdi-injector`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use tokio::net::UnixStream;
 use super::cdi::{CdiCache, CdiHook, DeviceNode, MountPoint, RecordedEdits, Unresolvable};
 use super::config::KubeletConfig;
 
-/// The runtime does not inject CDI devices.
+/// The error of an injection of CDI devices.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InjectError {
     #[error("CDI device injection failed: {0}")]
@@ -27,7 +28,7 @@ pub(crate) enum InjectError {
 pub(crate) enum Injector {
     /// The testbed's own model.
     Modelled(CdiCache),
-    /// `cdi-injector`, which listens here.
+    /// The process `cdi-injector` that listens at this socket.
     Containerd(PathBuf),
 }
 
@@ -79,17 +80,19 @@ impl Injector {
         }
     }
 
-    /// The edits of all `names` as far as the runtime knows, and those of `names` whose edits are not those of the specs as
-    /// they are now, which only the model detects.
+    /// Returns the edits of all `names` as the runtime knows them, and the `names` whose spec on disk has other
+    /// edits by now, which only the model detects.
     pub(crate) async fn inject(&self, names: &[String]) -> Result<(RecordedEdits, Vec<String>), InjectError> {
         match self {
             Self::Modelled(cache) => Ok(cache.inject(names)?),
             Self::Containerd(_) if names.is_empty() => Ok((RecordedEdits::default(), Vec::new())),
             Self::Containerd(socket) => {
-                let answer = ask(socket, names).await.map_err(|source| InjectError::Silent {
-                    socket: socket.clone(),
-                    source,
-                })?;
+                let answer = ask_injector(socket, names)
+                    .await
+                    .map_err(|source| InjectError::Silent {
+                        socket: socket.clone(),
+                        source,
+                    })?;
                 if answer.error.is_empty() {
                     Ok((answer.into(), Vec::new()))
                 } else {
@@ -100,7 +103,7 @@ impl Injector {
     }
 }
 
-async fn ask(socket: &Path, names: &[String]) -> io::Result<InjectorAnswer> {
+async fn ask_injector(socket: &Path, names: &[String]) -> io::Result<InjectorAnswer> {
     let mut stream = BufReader::new(UnixStream::connect(socket).await?);
     stream
         .write_all(format!("{}\n", json!({"devices": names})).as_bytes())

@@ -40,7 +40,7 @@ pub(crate) struct KubeletMachine {
     pub(crate) counts: KubeletCounts,
     /// The container runtime's socket for plugins, if it has one.
     pub(crate) nri: Option<Nri>,
-    /// The container runtime's side of CDI; `None` where CDI is off, and no spec is read.
+    /// The container runtime's injection of CDI devices; none if CDI is off.
     pub(crate) injector: Option<Injector>,
     pub(crate) claims: PreparedClaims,
     changes: watch::Sender<()>,
@@ -108,16 +108,16 @@ impl KubeletCounts {
     }
 }
 
-/// The course of one admission.
+/// One admission of a pod, with its result.
 #[derive(Clone, Debug)]
 pub struct PodAdmission {
     /// `namespace/name`.
     pub pod: String,
     /// UID of the pod.
     pub uid: String,
-    /// Time of its begin.
+    /// The time at which the admission began.
     pub began: Instant,
-    /// Its duration, plugins' answers included.
+    /// The duration of the admission, calls to plugins included.
     pub took: Duration,
     /// Reason and message of a refusal.
     pub refusal: Option<(String, String)>,

@@ -1,4 +1,5 @@
-//! The Node object: created or taken over at the start, then its resources follow the device manager.
+//! The Node object: kubelet creates it or takes over an existing one, and then keeps its resources in step with
+//! the device manager.
 //!
 //! Values that others patched into node status stay, with one exception: a kubelet without a checkpoint sets every
 //! extended resource to zero. Leases and heartbeats are left out: the node is Ready as long as it exists.
@@ -52,7 +53,7 @@ impl NodeStatusSync {
         Api::all(self.machine.config.client.clone())
     }
 
-    /// Creates the Node, or takes over the one that is there, until the API server agrees.
+    /// Creates the Node or takes over an existing one; repeats it until the API server accepts.
     pub(crate) async fn register(&self, is_new_node: bool) {
         let config = &self.machine.config;
         while let Err(error) = self.try_register(is_new_node).await {
@@ -68,13 +69,13 @@ impl NodeStatusSync {
         let existing = if let Some(node) = api.get_opt(name).await? {
             node
         } else {
-            let node = json!({"metadata": {"name": name, "labels": labels(config)}, "status": status(config, &config.capacity)});
+            let node = json!({"metadata": {"name": name, "labels": own_labels(config)}, "status": status_with(config, &config.capacity)});
             let node = serde_json::from_value(node).map_err(kube::Error::SerdeError)?;
             api.create(&PostParams::default(), &node).await?
         };
         let params = PatchParams::default();
         // updateDefaultLabels: kubelet sets its own labels and leaves the others of an existing Node alone.
-        let labelled = Patch::Merge(json!({"metadata": {"labels": labels(config)}}));
+        let labelled = Patch::Merge(json!({"metadata": {"labels": own_labels(config)}}));
         api.patch(name, &params, &labelled).await?;
         let mut wanted = config.capacity.clone();
         // initialNode without a checkpoint (ShouldResetExtendedResourceCapacity): what an extended resource
@@ -87,11 +88,11 @@ impl NodeStatusSync {
                 }
             }
         }
-        let reported = Patch::Merge(json!({"status": status(config, &wanted)}));
+        let reported = Patch::Merge(json!({"status": status_with(config, &wanted)}));
         api.patch_status(name, &params, &reported).await.map(drop)
     }
 
-    /// Follows the Node and the plugins, and writes the differences.
+    /// Watches the Node and the device manager, and corrects node status whenever they differ.
     pub(crate) async fn keep(&self) {
         let (config, api) = (&self.machine.config, self.api());
         let only = watcher::Config::default().fields(&format!("metadata.name={}", config.node));
@@ -121,7 +122,7 @@ impl NodeStatusSync {
                 continue;
             };
             counted.removed.clone_from(&removed);
-            let Some(patch) = difference(capacity, allocatable, &config.capacity, &counted) else {
+            let Some(patch) = status_patch(capacity, allocatable, &config.capacity, &counted) else {
                 removed.clear();
                 continue;
             };
@@ -143,7 +144,7 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
 }
 
 /// The merge patch that corrects node status, or `None` if it is correct.
-fn difference(capacity: &List, allocatable: &List, own: &List, plugins: &Capacity) -> Option<Value> {
+fn status_patch(capacity: &List, allocatable: &List, own: &List, plugins: &Capacity) -> Option<Value> {
     let mut wanted: List = capacity.clone();
     wanted.extend(own.clone());
     // A resource whose plugin left for good is still known to be a plugin's: zero, not absent.
@@ -156,21 +157,21 @@ fn difference(capacity: &List, allocatable: &List, own: &List, plugins: &Capacit
         wanted.insert(name.clone(), all.to_string());
         free.insert(name.clone(), healthy.to_string());
     }
-    let mut changed_free = changes(allocatable, &free);
+    let mut changed_free = changed_amounts(allocatable, &free);
     for name in allocatable.keys() {
         // A merge patch adds and changes only, so a resource that is gone from capacity has to be removed by name.
         if is_extended(name) && !wanted.contains_key(name) {
             changed_free.insert(name.clone(), Value::Null);
         }
     }
-    let changed = changes(capacity, &wanted);
+    let changed = changed_amounts(capacity, &wanted);
     if changed.is_empty() && changed_free.is_empty() {
         return None;
     }
     Some(json!({"status": {"capacity": changed, "allocatable": changed_free}}))
 }
 
-fn changes(from: &List, to: &List) -> Map<String, Value> {
+fn changed_amounts(from: &List, to: &List) -> Map<String, Value> {
     let mut changes = Map::new();
     for (name, amount) in to {
         if !from.get(name).is_some_and(|before| is_equal(before, amount)) {
@@ -190,19 +191,19 @@ fn resources(node: &Node) -> (List, List) {
         return (List::new(), List::new());
     };
     (
-        texts(status.capacity.as_ref()),
-        texts(status.allocatable.as_ref()),
+        quantities_as_text(status.capacity.as_ref()),
+        quantities_as_text(status.allocatable.as_ref()),
     )
 }
 
-fn texts(amounts: Option<&BTreeMap<String, Text>>) -> List {
+fn quantities_as_text(amounts: Option<&BTreeMap<String, Text>>) -> List {
     let amounts = amounts.into_iter().flatten();
     amounts
         .map(|(name, amount)| (name.clone(), amount.0.clone()))
         .collect()
 }
 
-fn labels(config: &KubeletConfig) -> List {
+fn own_labels(config: &KubeletConfig) -> List {
     let mut labels = List::from([
         ("kubernetes.io/hostname".to_owned(), config.node.clone()),
         ("kubernetes.io/os".to_owned(), "linux".to_owned()),
@@ -212,7 +213,7 @@ fn labels(config: &KubeletConfig) -> List {
     labels
 }
 
-fn status(config: &KubeletConfig, resources: &List) -> Value {
+fn status_with(config: &KubeletConfig, resources: &List) -> Value {
     let now = text(Timestamp::now());
     json!({
         "addresses": [{"type": "InternalIP", "address": config.address.to_string()}, {"type": "Hostname", "address": config.node}],

@@ -32,8 +32,8 @@ use super::socket;
 /// The deadline of a plugin's answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
-/// Most containers of one Synchronize message, so that plugins meet a list in several messages.
-const PART: usize = 2;
+/// Most containers of one Synchronize message. It is so small that plugins meet lists in several messages.
+const SYNCHRONIZE_CHUNK: usize = 2;
 
 /// Why a container is not made.
 #[derive(Debug, thiserror::Error)]
@@ -91,7 +91,7 @@ impl Nri {
         let _ = self.n_registered.clone().wait_for(|count| *count >= times).await;
     }
 
-    /// Asks every plugin about a container that is being made, and makes it so.
+    /// Calls CreateContainer of every plugin and applies the adjustments; returns the adjusted container.
     pub(crate) async fn make(
         &self,
         pod: &KubeletPod,
@@ -128,7 +128,7 @@ impl Nri {
     }
 }
 
-/// The plugin is gone, or has been given up.
+/// The plugin's connection is closed, by the plugin or after a late answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Closed;
 
@@ -168,12 +168,12 @@ impl NriPlugin {
             );
         }
         let running = runtime.all();
-        let mut parts = running.chunks(PART).peekable();
+        let mut parts = running.chunks(SYNCHRONIZE_CHUNK).peekable();
         let mut is_last = false;
         while !is_last {
             let part = parts.next().unwrap_or_default();
             is_last = parts.peek().is_none();
-            // In the second part, so that containers come before their sandboxes.
+            // Sandboxes come with the last part: a plugin must cope with containers that arrive before their sandboxes.
             let pods = if is_last {
                 running.iter().map(sandbox_message).collect()
             } else {

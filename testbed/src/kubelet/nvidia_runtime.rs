@@ -1,13 +1,14 @@
-//! The changes of NVIDIA's container runtime to a container, by its configuration, the container's variables and
-//! annotations, and the CDI specs of the node.
+//! A model of nvidia-container-runtime 1.20: how it changes a container, given its configuration and the
+//! container's variables and annotations.
 //!
-//! A model of nvidia-container-runtime 1.20, compared case by case with recordings of the real program
-//! (`tests/recorded/nvidia_container_runtime.py`). Left out: the mode `csv` (Jetson), device lists as volume mounts, MIG
-//! instances, IMEX channels, and everything that libraries and hooks do in a container beyond being there.
+//! It is compared case by case with recordings of the real program (`testbed/tests/nvidia_runtime.rs`, recorded
+//! by `testbed/tests/recorded/nvidia_container_runtime.py`). Left out: the mode `csv` (Jetson), device lists as
+//! volume mounts, MIG instances, IMEX channels, and everything that libraries and hooks do in a container
+//! beyond being there.
 
 use std::collections::BTreeMap;
 
-/// The variable that it acts on.
+/// The variable by which containers request GPUs from the runtime.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// Annotations of a container that name CDI devices begin so.
@@ -29,7 +30,7 @@ pub enum RuntimeMode {
     Auto,
 }
 
-/// Its configuration.
+/// The configuration of NVIDIA's runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvidiaRuntime {
     /// `nvidia-container-runtime.mode`.
@@ -41,7 +42,7 @@ pub struct NvidiaRuntime {
 }
 
 impl NvidiaRuntime {
-    /// As it is installed by hand, in an old version or a new one.
+    /// The configuration of an installation by hand, with this mode.
     pub(crate) fn of_mode(mode: RuntimeMode) -> Self {
         Self {
             mode,
@@ -50,7 +51,7 @@ impl NvidiaRuntime {
         }
     }
 
-    /// As GPU Operator installs it since 25.10.
+    /// The configuration that GPU Operator installs since 25.10.
     pub(crate) fn of_operator() -> Self {
         Self {
             default_kind: "management.nvidia.com/gpu",
@@ -59,7 +60,7 @@ impl NvidiaRuntime {
     }
 }
 
-/// A container as the runtime gets it.
+/// The parts of a container that the runtime reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Created<'a> {
     /// Its environment.
@@ -75,15 +76,16 @@ pub struct Created<'a> {
 pub enum Modification {
     /// Nothing.
     None,
-    /// nvidia-container-cli is asked for these devices: `all`, UUIDs, indices, or none, which brings the driver alone.
+    /// nvidia-container-cli injects these devices: `all`, UUIDs or indices; with an empty list the driver
+    /// alone.
     Cli(Vec<String>),
-    /// A spec in memory for these devices, the same way; the variable then says `void`.
+    /// A CDI spec in memory injects these devices, named as for `Cli`, and sets the variable to `void`.
     InMemory(Vec<String>),
-    /// These devices of the node's specs.
+    /// The node's CDI specs inject these devices.
     Specs(Vec<String>),
 }
 
-/// The runtime refuses a container.
+/// The error for a container that names devices of the runtime's own kind and of others.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "requesting a CDI device with vendor 'runtime.nvidia.com' is not supported when requesting other CDI devices"
@@ -135,7 +137,7 @@ impl NvidiaRuntime {
         }
     }
 
-    /// The devices that a container asks for.
+    /// The devices that a container requests by annotations or, without any, by its variables.
     fn devices(&self, created: Created<'_>, has_annotations: bool) -> Vec<String> {
         let mut annotated = Vec::new();
         for (key, value) in created.annotations {
@@ -164,7 +166,7 @@ fn is_qualified(device: &str) -> bool {
     device.split_once('=').is_some_and(|(kind, _)| kind.contains('/'))
 }
 
-/// The devices that a container's variables ask for; of `void` none.
+/// The devices that a container's variables request; none for `void`.
 fn by_variable(env: &BTreeMap<String, String>) -> Vec<String> {
     let Some(value) = env.get(VISIBLE_DEVICES) else {
         let has = |name: &str| env.get(name).is_some_and(|value| !value.is_empty());
@@ -187,7 +189,7 @@ fn by_variable(env: &BTreeMap<String, String>) -> Vec<String> {
     named.map(str::to_owned).collect()
 }
 
-/// The places of the GPUs that nvidia-container-cli or NVML finds by these names, in the order of the driver.
+/// The indices of the GPUs that nvidia-container-cli or NVML finds by these names, in the driver's order.
 ///
 /// # Errors
 /// The first name that is no GPU's.

@@ -1,4 +1,4 @@
-//! The part of a Pod that kubelet acts on, read once from the API object.
+//! The fields of a Pod that the model of kubelet uses, read once from the API object.
 //!
 //! Only literal environment values are kept: `valueFrom` needs objects that this kubelet does not read.
 
@@ -12,7 +12,7 @@ use proto::quantity::Quantity;
 use super::fit::WholeAmounts;
 use crate::pod_fields::has_ended;
 
-/// The annotation that makes a pod's app containers finish at once, with any value.
+/// The annotation that makes the app containers of a pod finish at once. Its value does not matter.
 ///
 /// Only for pods whose restart policy is not Always; a container whose command is `["true"]` finishes too.
 pub const EXIT_AFTER: &str = "testbed/exit-after";

@@ -1,6 +1,7 @@
 //! The pod-resources v1 service: the devices of each container, from device plugins and from claims.
 //!
-//! Lists active pods and no ordinary init containers; has one entry per device, and no UID.
+//! As in kubelet, it lists active pods without their ordinary init containers, has one entry per device, and
+//! shows no UID of pods.
 
 use std::sync::Arc;
 
@@ -112,7 +113,7 @@ fn of_pod(devices: &DeviceManagerState, claims: &PreparedClaims, pod: &KubeletPo
     let listed = pod
         .containers
         .iter()
-        // kubelet leaves ordinary init containers out, as they do not run while the pod runs.
+        // kubelet leaves out ordinary init containers, as they have ended before the pod runs.
         .filter(|container| container.kind != ContainerType::Init);
     let containers = listed.map(|container| {
         let mut listed = Vec::new();

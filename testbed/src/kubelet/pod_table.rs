@@ -1,6 +1,6 @@
 //! The pods of this node that one kubelet process knows.
 //!
-//! A pod is active from its arrival to its end; devices of pods that are not active are free to take.
+//! A pod is active from its arrival until it has ended. Devices of other pods are free.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(crate) enum PodCommand {
 #[derive(Debug)]
 pub(crate) struct PodRecord {
     pub(crate) spec: Arc<KubeletPod>,
-    /// Rejected, finished or terminated: its devices are free to take.
+    /// True if the pod was rejected, has finished or was terminated: its devices are free.
     pub(crate) ended: bool,
     pub(crate) started: Timestamp,
     /// Reaches the task that runs the pod, once it is admitted.

@@ -1,7 +1,8 @@
-//! The task that runs one admitted pod: init containers in order, then the others, until the pod ends.
+//! The task of one admitted pod. It starts init containers in order, then the others, and ends them with the
+//! pod.
 //!
-//! A start asks plugins for `PreStartContainer` and holds no lock meanwhile. A container that cannot be started is tried
-//! again after a pause.
+//! No lock is held during a start, which calls `PreStartContainer` of plugins. A start that fails is repeated
+//! after a pause.
 
 use std::sync::Arc;
 

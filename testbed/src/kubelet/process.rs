@@ -1,6 +1,7 @@
-//! One life of the kubelet process: its state, its sockets, its tasks.
+//! One run of the kubelet process: its state, sockets and tasks, which all end with it.
 //!
-//! The [`KubeletMachine`] outlives it; everything else is read again from the checkpoint and from the API server.
+//! Only the [`KubeletMachine`] outlives it. The next run reads everything else from the checkpoint and the API
+//! server.
 
 use std::io;
 use std::path::{Path, PathBuf};

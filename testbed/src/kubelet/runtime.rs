@@ -1,6 +1,6 @@
-//! The container runtime: a container "runs" by having its final environment recorded.
+//! The container runtime's table of containers. A container "runs" by having its final environment recorded.
 //!
-//! Outlives the kubelet process, as containers do; knows nothing of pods beyond their identity.
+//! The table outlives the kubelet process, as containers do, and knows no more of a pod than its identity.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub enum RunState {
     },
 }
 
-/// A container as it was last started.
+/// A container as its last start left it.
 #[derive(Clone, Debug)]
 pub struct RuntimeContainer {
     /// Namespace of its pod.
@@ -66,7 +66,7 @@ pub struct RuntimeContainer {
     pub devices: BTreeMap<String, Vec<String>>,
     /// The CDI devices that plugins named.
     pub cdi_devices: Vec<String>,
-    /// Those of them that the runtime resolved by a spec that was not there any more, or had other content by then.
+    /// CDI devices that the runtime injected from an outdated spec: it was gone or had other content by then.
     pub stale_devices: Vec<String>,
     /// Container paths of device nodes, from plugins and CDI specs.
     pub device_nodes: Vec<String>,
@@ -104,7 +104,7 @@ impl RuntimeContainer {
 /// The attempts to start a container.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StartAttempts {
-    /// Why it did not start, each time.
+    /// The errors of the failed attempts.
     pub(crate) refusals: Vec<String>,
     pub(crate) spent: StartTimes,
 }
@@ -112,7 +112,7 @@ pub(crate) struct StartAttempts {
 /// The time that attempts to start a container have taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StartTimes {
-    /// All of it.
+    /// The whole time.
     pub(crate) total: Duration,
     /// `PreStartContainer` of plugins.
     pub(crate) pre_start: Duration,
@@ -195,8 +195,9 @@ impl Runtime {
         self.changed.send_replace(());
     }
 
-    /// Counts an attempt to start a container, with the error if it failed; all attempts so far.
-    pub(crate) fn attempt(
+    /// Records an attempt to start a container, with its error if it failed; returns all attempts since the
+    /// last success.
+    pub(crate) fn record_attempt(
         &self,
         uid: &str,
         container: &str,

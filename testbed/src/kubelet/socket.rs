@@ -1,6 +1,7 @@
 //! kubelet's listening sockets, whose connections end when the kubelet process does.
 //!
-//! tonic lets open connections live on after its server is gone; a killed process does not.
+//! tonic keeps open connections after its server has ended. A killed process would not, so these connections
+//! break.
 
 use std::future::Future;
 use std::io;

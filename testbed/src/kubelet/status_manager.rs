@@ -1,7 +1,7 @@
 //! kubelet's status manager: renders pod status, and writes status, deletions and events to the API server.
 //!
-//! Admission never waits for a write. Writes of one pod are in order, and a status that was not written yet is replaced by a
-//! newer one.
+//! Admission never waits for a write. Writes of one pod keep their order, and a newer status replaces one that
+//! was not written yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl StatusManager {
         }
     }
 
-    /// Reports a pod as its containers are now.
+    /// Writes the status of a pod as its containers are now.
     pub(crate) fn publish_status(self: &Arc<Self>, pod: &KubeletPod) {
         let containers = self.machine.runtime.of_pod(&pod.uid);
         let mut pods = self.pods.lock();
@@ -107,7 +107,7 @@ impl StatusManager {
         self.machine.notify();
     }
 
-    /// Reports a pod as refused, for good.
+    /// Writes the status of a pod that kubelet has refused for good.
     pub(crate) fn publish_rejection(self: &Arc<Self>, pod: &KubeletPod, reason: &str, message: &str) {
         let started = text(Timestamp::now());
         // rejectPod. The phase Failed is final: no kubelet admits the pod again.
@@ -121,7 +121,7 @@ impl StatusManager {
         self.submit(pod, |pending| pending.delete = true);
     }
 
-    /// Creates a warning event about the pod.
+    /// Creates a Warning event about a pod.
     pub(crate) fn publish_event(&self, pod: &KubeletPod, reason: &str, message: &str) {
         let now = text(Timestamp::now());
         let serial = self.n_events.fetch_add(1, Ordering::Relaxed);
@@ -189,7 +189,7 @@ impl StatusManager {
         resources
     }
 
-    /// Notes a write, and starts the task that writes if there is none.
+    /// Adds a write to those that a pod waits for, and starts the task that writes them if none runs.
     fn submit(self: &Arc<Self>, pod: &KubeletPod, change: impl FnOnce(&mut PendingWrites)) {
         let mut all = self.lock();
         if let Some(pending) = all.get_mut(&pod.uid) {
@@ -282,7 +282,8 @@ async fn delete(api: &Api<Pod>, name: &str, uid: &str) -> kube::Result<()> {
     api.delete(name, &params).await.map(drop)
 }
 
-/// True if another try cannot help: the pod is gone, is another one, or the request is wrong.
+/// Returns true if a repeated write would fail too: the pod is gone, another pod has its name, or the request
+/// is wrong.
 fn is_final(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
 }

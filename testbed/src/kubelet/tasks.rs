@@ -1,4 +1,4 @@
-//! The tasks of one kubelet process, which all end when the process does.
+//! The tasks of one kubelet process, which all end with the process.
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;

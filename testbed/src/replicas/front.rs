@@ -1,4 +1,5 @@
-//! A model of kube-proxy for a Service: a connection goes to one of the ready pods that the Service selects, and stays there.
+//! A model of kube-proxy for one Service: each connection goes to one of the ready pods that the Service
+//! selects.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

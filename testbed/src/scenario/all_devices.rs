@@ -1,37 +1,28 @@
 //! The proposal's fourth story: a pod that sees all GPUs of its node and is charged nothing.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use proto::pod::ALL_DEVICES;
-use proto::resource::{GPU_MEM, GPU_SHARED};
+use proto::resource::GPU_SHARED;
 use serde_json::Value;
 
-use super::{Body, DEADLINE, GpuNode, World};
+use super::{GpuNode, ScenarioEntry, World};
 use crate::invariants;
 use crate::pods::{Limits, PodBuilder};
 
-/// Name, promise, body. They start the daemons in another way.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "all-devices-off",
-        "unless the operator allows it no pod sees all GPUs, in the same words with webhooks and without",
-        off,
-    ),
-    (
-        "all-devices",
-        "where scheduler and plugin allow it, a pod marked so sees every GPU of its node, beside pods that fill them, and is charged nothing",
-        all_devices,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "all-devices-off" => forbidden_by_default,
+        "unless the operator allows it no pod sees all GPUs, in the same words with webhooks and without";
+    "all-devices" => all_devices,
+        "where scheduler and plugin allow it, a pod marked so sees every GPU of its node, beside pods that fill them, and is charged nothing";
+};
 
 /// Flag of the scheduler and of a node's plugin that allows pods to see all devices.
 const FLAG: &str = "--allow-all-devices";
 
-/// A pod that is marked; with webhooks it need not say more.
+/// A pod marked to see all devices. With webhooks the mark is enough: the mutating webhook adds the resource.
 fn monitor(world: &World, name: &str) -> PodBuilder {
     let share: &Limits<'_> = if world.has_webhooks {
         &[]
@@ -41,30 +32,24 @@ fn monitor(world: &World, name: &str) -> PodBuilder {
     PodBuilder::new(name, share).annotated(&BTreeMap::from([(ALL_DEVICES.to_owned(), "true".to_owned())]))
 }
 
-fn all_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(2)?;
-        let usual = world.cluster()?.scheduler.invocation().clone();
-        let mut allowing = usual.clone();
-        allowing.args.push(FLAG.to_owned());
-        world.cluster()?.scheduler.restart_as(allowing).await?;
-        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
-        let tried = try_monitors(world, &node).await;
-        world
-            .node(&node.name)?
-            .restart_plugin_flagged(FLAG, false)
-            .await?;
-        world.cluster()?.scheduler.restart_as(usual).await?;
-        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
-        tried
-    }
-    .boxed()
+async fn all_devices(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(2)?;
+    let usual = world.add_scheduler_flags(&[FLAG]).await?;
+    let tried = try_monitors(world, &node).await;
+    let node = world.node(&node.name)?;
+    // Whatever the pods did, the next scenarios need both daemons with their usual flags.
+    node.restart_plugin_flagged(FLAG, false).await?;
+    world.restart_scheduler_as(usual).await?;
+    tried
 }
 
 async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
     world.start_units("before", "1", &node.name).await?;
     world.create(monitor(world, "monitor").on(&node.name)).await?;
-    until_held(world, "monitor", "GPUAllDevicesForbidden", FLAG).await?;
+    let reason = "GPUAllDevicesForbidden";
+    world
+        .until_event(&world.namespace, "monitor", reason, FLAG)
+        .await?;
     world.node(&node.name)?.restart_plugin_flagged(FLAG, true).await?;
     world.until_running(&["monitor"]).await?;
     let device = world
@@ -86,49 +71,23 @@ async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
     let seen = invariants::seen(&log, Some(&device));
     ensure!(seen == all, "it sees {seen:?} of {all:?}");
     world.verify().await?;
-    show(world, &node.name).await?;
-    // Nothing is charged: all that there is can still be had.
+    check_inspect(world, &node.name).await?;
+    // Nothing is charged for the monitor: pods can still fill every GPU.
     world.delete("before").await?;
     for (idx, units) in node.units.iter().enumerate() {
         world
-            .start(PodBuilder::new(&format!("full-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name))
+            .start(PodBuilder::units(&format!("full-{idx}"), units).on(&node.name))
             .await?;
     }
     world.start(monitor(world, "late").on(&node.name)).await?;
     world.verify().await?;
-    // Without the flag they would count as holders of all that they see.
+    // They go before the flag does: without it the scheduler would count them as holders of every GPU.
     world.delete("late").await?;
     world.delete("monitor").await
 }
 
-/// Waits for an event of this reason and with these words about a pod that does not start.
-pub(super) async fn until_held(world: &mut World, name: &str, reason: &str, words: &str) -> Result<()> {
-    let api = world.cluster()?.api().objects().clone();
-    let namespace = world.namespace.clone();
-    let is_it = |event: &Value| {
-        let text = |pointer: &str| event.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-        text("/reason") == reason && text("/involvedObject/name") == name && text("/message").contains(words)
-    };
-    let found = async {
-        while !api
-            .list("events", Some(&namespace))?
-            .iter()
-            .any(|event| is_it(event))
-        {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        anyhow::Ok(())
-    };
-    tokio::time::timeout(DEADLINE, found)
-        .await
-        .with_context(|| format!("no event {reason} with {words:?} on {name}"))?
-}
-
-/// `inspect` shows the pod on every GPU; only the testbed's scheduler can be asked.
-async fn show(world: &mut World, node: &str) -> Result<()> {
-    if world.cluster.is_none() {
-        return Ok(());
-    }
+/// Checks that the scheduler's `inspect` shows the monitor on every GPU of its node.
+async fn check_inspect(world: &mut World, node: &str) -> Result<()> {
     let url = format!(
         "{}/gpushare-scheduler/inspect/{node}",
         world.cluster()?.scheduler_url()
@@ -152,14 +111,11 @@ async fn show(world: &mut World, node: &str) -> Result<()> {
     Ok(())
 }
 
-fn off(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        world
-            .until_breaks_rule(
-                monitor(world, "monitor"),
-                "device plugins run with --allow-all-devices",
-            )
-            .await
-    }
-    .boxed()
+async fn forbidden_by_default(world: &mut World) -> Result<()> {
+    world
+        .until_breaks_rule(
+            monitor(world, "monitor"),
+            "device plugins run with --allow-all-devices",
+        )
+        .await
 }

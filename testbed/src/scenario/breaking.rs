@@ -123,13 +123,15 @@ pub(super) async fn restart_without(
     if world.cluster.is_some() {
         return restart_in_testbed(world, part, node, file).await;
     }
-    // One that was killed before may not have been started again, and cannot be killed.
+    // A part that was killed before may not have been started again yet, and then there is nothing to kill.
     let begun = |snapshot: &ClusterSnapshot| {
         let mut killed = world.killed.iter().filter(|killed| killed.part == part);
         killed.all(|killed| killed.has_begun(snapshot)).then_some(())
     };
     world.until(&format!("{part} to be started again"), begun).await?;
     world.killed.retain(|killed| killed.part != part);
+    // The IDs are noted before the kill: later only other IDs prove that kubelet has started the part again, as
+    // the old status stays for a while.
     let containers = containers(&world.observer.now(), part, node).map(id).collect();
     world.killed.push(Killed {
         part,

@@ -2,106 +2,95 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context, Result, bail, ensure};
-use futures::future::BoxFuture;
-use futures::{FutureExt, TryStreamExt};
-use k8s_openapi::api::core::v1::Event;
+use anyhow::{Context, Result, ensure};
 use kube::ResourceExt;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
-use kube::runtime::{WatchStreamExt, watcher};
 use proto::kubelet_allocations::KubeletAllocations;
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
 use super::vendors::share;
-use super::{Body, DEADLINE, World};
+use super::{ScenarioEntry, World};
 use crate::invariants;
 use crate::kubelet::PreparedDevice;
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "claims",
-        "a GPU that a DRA driver's claim has is shared no further until the claim's pod has gone",
-        claims,
-    ),
-    (
-        "claims-unknown",
-        "a claimed device that is no known GPU holds all GPUs of the node; a monitor's claim holds none",
-        unknown_devices,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "claims" => claims_counted,
+        "a GPU that a DRA driver's claim has is shared no further until the claim's pod has gone";
+    "claims-unknown" => unknown_devices,
+        "a claimed device that is no known GPU holds all GPUs of the node; a monitor's claim holds none";
+};
 
 /// Node whose GPUs a DRA driver serves too.
 pub(super) const CLAIMED: &str = "claimed";
 
 const DRIVER: &str = "gpu.nvidia.com";
 
-fn claims(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        start_claiming(world, "first", &["gpu-0"]).await?;
-        until_counted(world, &[0]).await?;
-        world.start(share("share-0", "60", CLAIMED)).await?;
-        world.start(share("share-1", "60", CLAIMED)).await?;
-        ensure!(
-            gpus_of(world, &["share-0", "share-1"])? == [1, 2].into(),
-            "a pod shares the GPU of a claim"
-        );
-        world.create(share("share-2", "60", CLAIMED)).await?;
-        world.until_refused("share-2", "nodes are available").await?;
-        world.delete("first").await?;
-        world.until_running(&["share-2"]).await?;
-        ensure!(gpus_of(world, &["share-2"])? == [0].into(), "only GPU 0 had room");
-        world.verify().await?;
-        // The driver knows nothing of pods that share: it gives away a GPU that is shared.
-        start_claiming(world, "second", &["gpu-0"]).await?;
-        until_counted(world, &[0]).await?;
-        let namespace = world.namespace.clone();
-        until_event(world, &namespace, "share-2", "GPUClaimed", "ResourceClaim").await?;
-        world.start(share("small-0", "30", CLAIMED)).await?;
-        world.start(share("small-1", "30", CLAIMED)).await?;
-        ensure!(
-            gpus_of(world, &["small-0", "small-1"])? == [1, 2].into(),
-            "another pod joins on the GPU of a claim"
-        );
-        world.create(share("small-2", "30", CLAIMED)).await?;
-        world.until_refused("small-2", "nodes are available").await?;
-        world.delete("second").await?;
-        world.until_running(&["small-2"]).await
-    }
-    .boxed()
+async fn claims_counted(world: &mut World) -> Result<()> {
+    start_claiming(world, "first", &["gpu-0"]).await?;
+    until_counted(world, &[0]).await?;
+    world.start(share("share-0", "60", CLAIMED)).await?;
+    world.start(share("share-1", "60", CLAIMED)).await?;
+    ensure!(
+        recorded_minors(world, &["share-0", "share-1"])? == [1, 2].into(),
+        "a pod shares the GPU of a claim"
+    );
+    world.create(share("share-2", "60", CLAIMED)).await?;
+    world.until_refused("share-2", "nodes are available").await?;
+    world.delete("first").await?;
+    world.until_running(&["share-2"]).await?;
+    ensure!(
+        recorded_minors(world, &["share-2"])? == [0].into(),
+        "only GPU 0 had room"
+    );
+    world.verify().await?;
+    // A DRA driver knows nothing of pods that share, so it may claim a GPU that they hold.
+    start_claiming(world, "second", &["gpu-0"]).await?;
+    until_counted(world, &[0]).await?;
+    world
+        .until_event(&world.namespace, "share-2", "GPUClaimed", "ResourceClaim")
+        .await?;
+    world.start(share("small-0", "30", CLAIMED)).await?;
+    world.start(share("small-1", "30", CLAIMED)).await?;
+    ensure!(
+        recorded_minors(world, &["small-0", "small-1"])? == [1, 2].into(),
+        "another pod joins on the GPU of a claim"
+    );
+    world.create(share("small-2", "30", CLAIMED)).await?;
+    world.until_refused("small-2", "nodes are available").await?;
+    world.delete("second").await?;
+    world.until_running(&["small-2"]).await
 }
 
-fn unknown_devices(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        start_claiming(world, "passthrough", &["gpu-vfio-0"]).await?;
-        until_counted(world, &[0, 1, 2]).await?;
-        until_event(world, "default", CLAIMED, "ClaimedDeviceUnknown", "gpu-vfio-0").await?;
-        world.create(share("share-0", "10", CLAIMED)).await?;
-        world.until_refused("share-0", "nodes are available").await?;
-        world.delete("passthrough").await?;
-        world.until_running(&["share-0"]).await?;
-        world.delete("share-0").await?;
+async fn unknown_devices(world: &mut World) -> Result<()> {
+    start_claiming(world, "passthrough", &["gpu-vfio-0"]).await?;
+    until_counted(world, &[0, 1, 2]).await?;
+    // Events about a Node are in the namespace `default`, as a Node has none.
+    let (reason, device) = ("ClaimedDeviceUnknown", "gpu-vfio-0");
+    world.until_event("default", CLAIMED, reason, device).await?;
+    world.create(share("share-0", "10", CLAIMED)).await?;
+    world.until_refused("share-0", "nodes are available").await?;
+    world.delete("passthrough").await?;
+    world.until_running(&["share-0"]).await?;
+    world.delete("share-0").await?;
 
-        let all = ["gpu-0", "gpu-1", "gpu-2"];
-        let uid = create_claim_for_administration(world, "monitor", &all).await?;
-        prepare(world, "monitor", &uid, &all)?;
-        world
-            .start(PodBuilder::new("monitor", &[]).claiming("monitor").on(CLAIMED))
-            .await?;
-        // Once this one counts, the monitor's has been looked at.
-        start_claiming(world, "one", &["gpu-1"]).await?;
-        until_counted(world, &[1]).await?;
-        world.start(share("share-1", "60", CLAIMED)).await?;
-        world.start(share("share-2", "60", CLAIMED)).await?;
-        ensure!(
-            gpus_of(world, &["share-1", "share-2"])? == [0, 2].into(),
-            "GPUs 0 and 2 were free"
-        );
-        Ok(())
-    }
-    .boxed()
+    let all = ["gpu-0", "gpu-1", "gpu-2"];
+    let uid = create_claim_for_administration(world, "monitor", &all).await?;
+    prepare(world, "monitor", &uid, &all)?;
+    world
+        .start(PodBuilder::new("monitor", &[]).claiming("monitor").on(CLAIMED))
+        .await?;
+    // The plugin reads claims in order: once this one counts, the monitor's claim has been read too, and counts for nothing.
+    start_claiming(world, "one", &["gpu-1"]).await?;
+    until_counted(world, &[1]).await?;
+    world.start(share("share-1", "60", CLAIMED)).await?;
+    world.start(share("share-2", "60", CLAIMED)).await?;
+    ensure!(
+        recorded_minors(world, &["share-1", "share-2"])? == [0, 2].into(),
+        "GPUs 0 and 2 were free"
+    );
+    Ok(())
 }
 
 /// Starts a pod whose claim, of the same name, has these devices.
@@ -180,33 +169,8 @@ async fn until_counted(world: &mut World, minors: &[u32]) -> Result<()> {
         .await
 }
 
-/// Waits until there is an event about an object, with this reason and these words.
-async fn until_event(world: &World, namespace: &str, object: &str, reason: &str, words: &str) -> Result<()> {
-    let events: Api<Event> = Api::namespaced(world.client.0.clone(), namespace);
-    let is_it = |event: &Event| {
-        event.involved_object.name.as_deref() == Some(object)
-            && event.reason.as_deref() == Some(reason)
-            && event
-                .message
-                .as_deref()
-                .is_some_and(|message| message.contains(words))
-    };
-    let mut seen = std::pin::pin!(watcher(events, watcher::Config::default()).applied_objects());
-    let found = async {
-        while let Some(event) = seen.try_next().await.context("cannot watch events")? {
-            if is_it(&event) {
-                return Ok(());
-            }
-        }
-        bail!("the watch of events has ended")
-    };
-    timeout(DEADLINE, found)
-        .await
-        .with_context(|| format!("no event {reason} about {object}"))?
-}
-
 /// The minor numbers that the records of these pods name.
-fn gpus_of(world: &World, names: &[&str]) -> Result<BTreeSet<i32>> {
+fn recorded_minors(world: &World, names: &[&str]) -> Result<BTreeSet<i32>> {
     let mut minors = BTreeSet::new();
     for name in names {
         let record = invariants::record(&world.pod(name)?).map_err(anyhow::Error::msg)?;

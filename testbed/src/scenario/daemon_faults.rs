@@ -2,11 +2,9 @@
 //! container runtime and the API server.
 
 use anyhow::Result;
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use proto::resource::GPU_MEM;
 
-use super::{Body, DEADLINE, World, breaking};
+use super::{DEADLINE, ScenarioEntry, World, breaking};
 use crate::observer::ClusterSnapshot;
 use crate::parts::ClusterPart;
 
@@ -15,38 +13,23 @@ const N_PODS: usize = 24;
 /// The number of repetitions.
 const N_KILLS: usize = 4;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "scheduler-killed",
-        "killed with bindings in flight, the scheduler loses and doubles nothing",
-        scheduler_killed,
-    ),
-    (
-        "plugins-killed",
-        "killed while pods start, the plugins lose nothing",
-        plugins_killed,
-    ),
-    (
-        "loop-restarted",
-        "kube-scheduler restarted with bindings in flight changes nothing",
-        loop_restarted,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "scheduler-killed" => scheduler_killed,
+        "killed with bindings in flight, the scheduler loses and doubles nothing";
+    "plugins-killed" => plugins_killed,
+        "killed while pods start, the plugins lose nothing";
+    "loop-restarted" => loop_restarted,
+        "kube-scheduler restarted with bindings in flight changes nothing";
+};
 
-/// Name, promise, body. The testbed has no processes of these.
-pub(super) const OF_REAL_CLUSTERS: &[(&str, &str, Body)] = &[
-    (
-        "runtime-killed",
-        "killed while pods start, the container runtime loses no pod and no GPU",
-        runtime_killed,
-    ),
-    (
-        "apiserver-killed",
-        "killed while pods are scheduled and started, the API server loses no pod and no GPU",
-        apiserver_killed,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const OF_REAL_CLUSTERS: &[ScenarioEntry] = scenarios! {
+    "runtime-killed" => runtime_killed,
+        "killed while pods start, the container runtime loses no pod and no GPU";
+    "apiserver-killed" => apiserver_killed,
+        "killed while pods are scheduled and started, the API server loses no pod and no GPU";
+};
 
 /// Waits until a further part of the pods is bound, so that each kill meets a different moment.
 async fn until_part_bound(world: &World, names: &[String], n_bound: usize) -> Result<()> {
@@ -58,70 +41,55 @@ async fn until_part_bound(world: &World, names: &[String], n_bound: usize) -> Re
         .await?)
 }
 
-fn scheduler_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
-        for kill in 0..N_KILLS {
-            until_part_bound(world, &names, kill * N_PODS / N_KILLS).await?;
-            breaking::restart(world, ClusterPart::Scheduler, "").await?;
-        }
-        world.until_all_run(&names).await
+async fn scheduler_killed(world: &mut World) -> Result<()> {
+    let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
+    for kill in 0..N_KILLS {
+        until_part_bound(world, &names, kill * N_PODS / N_KILLS).await?;
+        breaking::restart(world, ClusterPart::Scheduler, "").await?;
     }
-    .boxed()
+    world.until_all_run(&names).await
 }
 
-fn plugins_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let nodes = breaking::plugin_nodes(world);
-        // Kubelet fails a pod for good that it admits while its plugin is away, so each kill meets pods that are
-        // admitted already and pods that come later.
-        let mut names = Vec::new();
-        for (round, node) in nodes.iter().cycle().take(N_KILLS).enumerate() {
-            names.extend(
-                world
-                    .create_many(&format!("pod-{round}"), 4, &[(GPU_MEM, "1")])
-                    .await?,
-            );
-            world.until_all_run(&names).await?;
-            breaking::restart(world, ClusterPart::Plugin, node).await?;
-            breaking::until_ready(world).await?;
-            world.verify().await?;
-        }
-        names.extend(world.create_many("last", 4, &[(GPU_MEM, "1")]).await?);
-        world.until_all_run(&names).await
+async fn plugins_killed(world: &mut World) -> Result<()> {
+    let nodes = breaking::plugin_nodes(world);
+    // Kubelet fails a pod for good that it admits while its plugin is away, so each kill meets pods that are
+    // admitted already and pods that come later.
+    let mut names = Vec::new();
+    for (round, node) in nodes.iter().cycle().take(N_KILLS).enumerate() {
+        names.extend(
+            world
+                .create_many(&format!("pod-{round}"), 4, &[(GPU_MEM, "1")])
+                .await?,
+        );
+        world.until_all_run(&names).await?;
+        breaking::restart(world, ClusterPart::Plugin, node).await?;
+        breaking::until_ready(world).await?;
+        world.verify().await?;
     }
-    .boxed()
+    names.extend(world.create_many("last", 4, &[(GPU_MEM, "1")]).await?);
+    world.until_all_run(&names).await
 }
 
-fn loop_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
-        for restart in 0..N_KILLS {
-            until_part_bound(world, &names, restart * N_PODS / N_KILLS).await?;
-            breaking::restart(world, ClusterPart::KubeScheduler, "").await?;
-        }
-        world.until_all_run(&names).await
+async fn loop_restarted(world: &mut World) -> Result<()> {
+    let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
+    for restart in 0..N_KILLS {
+        until_part_bound(world, &names, restart * N_PODS / N_KILLS).await?;
+        breaking::restart(world, ClusterPart::KubeScheduler, "").await?;
     }
-    .boxed()
+    world.until_all_run(&names).await
 }
 
-fn runtime_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(1)?.name;
-        let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
-        until_part_bound(world, &names, N_PODS / 2).await?;
-        breaking::restart(world, ClusterPart::Containerd, &node).await?;
-        world.until_all_run(&names).await
-    }
-    .boxed()
+async fn runtime_killed(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(1)?.name;
+    let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
+    until_part_bound(world, &names, N_PODS / 2).await?;
+    breaking::restart(world, ClusterPart::Containerd, &node).await?;
+    world.until_all_run(&names).await
 }
 
-fn apiserver_killed(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
-        until_part_bound(world, &names, N_PODS / 2).await?;
-        breaking::restart(world, ClusterPart::Apiserver, "").await?;
-        world.until_all_run(&names).await
-    }
-    .boxed()
+async fn apiserver_killed(world: &mut World) -> Result<()> {
+    let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
+    until_part_bound(world, &names, N_PODS / 2).await?;
+    breaking::restart(world, ClusterPart::Apiserver, "").await?;
+    world.until_all_run(&names).await
 }

@@ -4,31 +4,22 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
-use proto::resource::GPU_MEM;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use super::{Body, World};
+use super::{ScenarioEntry, World};
 use crate::pod_fields::node_of;
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "gangs",
-        "of three groups in room for two the third waits whole, single pods run beside it, and it runs when one ends",
-        three_gangs,
-    ),
-    (
-        "gang-attempts",
-        "a group that is asked about again and again before it fits goes to the best nodes all the same",
-        same_attempt,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "gangs" => three_gangs,
+        "of three groups in room for two the third waits whole, single pods run beside it, and it runs when one ends";
+    "gang-attempts" => attempts_repeated,
+        "a group that is asked about again and again before it fits goes to the best nodes all the same";
+};
 
 /// The time in which a group that does not fit is tried four times or more.
 const SOME_CYCLES: Duration = Duration::from_millis(5500);
@@ -39,11 +30,11 @@ const AT_ONCE: Duration = Duration::from_secs(10);
 /// Memory in GiB with which a pod gets a GPU of 16 GiB, or of 24, for itself.
 const LARGE: &str = "14";
 
-fn asking(name: &str, gib: &str) -> PodBuilder {
-    PodBuilder::new(name, &[(GPU_MEM, gib)])
+fn asking_for(name: &str, gib: &str) -> PodBuilder {
+    PodBuilder::units(name, gib)
 }
 
-fn groups(world: &World) -> Api<PodGroup> {
+fn pod_groups(world: &World) -> Api<PodGroup> {
     Api::namespaced(world.client.0.clone(), &world.namespace)
 }
 
@@ -52,37 +43,34 @@ fn groups(world: &World) -> Api<PodGroup> {
 async fn create_gang(world: &World, group: &str, gib: [&str; 2]) -> Result<Vec<String>> {
     let policy = json!({"gang": {"minCount": gib.len()}});
     let object = json!({"metadata": {"name": group}, "spec": {"schedulingPolicy": policy}});
-    groups(world)
+    pod_groups(world)
         .create(&PostParams::default(), &serde_json::from_value(object)?)
         .await
         .context("cannot create a PodGroup")?;
     let mut names = Vec::new();
     for (idx, gib) in gib.into_iter().enumerate() {
         let name = format!("{group}-{idx}");
-        world.create(asking(&name, gib).member_of(group)).await?;
+        world.create(asking_for(&name, gib).member_of(group)).await?;
         names.push(name);
     }
     Ok(names)
 }
 
 async fn delete_groups(world: &World) -> Result<()> {
-    groups(world)
+    pod_groups(world)
         .delete_collection(&DeleteParams::default(), &ListParams::default())
         .await
         .context("cannot delete PodGroups")?;
     Ok(())
 }
 
-fn three_gangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let tried = try_three(world).await;
-        delete_groups(world).await?;
-        tried
-    }
-    .boxed()
+async fn three_gangs(world: &mut World) -> Result<()> {
+    let tried = try_three(world).await;
+    delete_groups(world).await?;
+    tried
 }
 
-/// There are five GPUs, and each of six members wants one.
+/// The nodes have five GPUs, and each of the six members needs one for itself.
 async fn try_three(world: &World) -> Result<()> {
     let first = create_gang(world, "first", [LARGE, LARGE]).await?;
     let second = create_gang(world, "second", [LARGE, LARGE]).await?;
@@ -95,7 +83,7 @@ async fn try_three(world: &World) -> Result<()> {
     for nth in 0..2 {
         sleep(SOME_CYCLES).await;
         let (name, created) = (format!("single-{nth}"), Instant::now());
-        world.start(asking(&name, LARGE)).await?;
+        world.start(asking_for(&name, LARGE)).await?;
         let waited = created.elapsed();
         ensure!(
             waited < AT_ONCE,
@@ -116,20 +104,17 @@ async fn try_three(world: &World) -> Result<()> {
     world.until_all_run(&third).await
 }
 
-fn same_attempt(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let tried = try_again_and_again(world).await;
-        delete_groups(world).await?;
-        tried
-    }
-    .boxed()
+async fn attempts_repeated(world: &mut World) -> Result<()> {
+    let tried = try_again_and_again(world).await;
+    delete_groups(world).await?;
+    tried
 }
 
-/// The small member fits best beside a pod on `n2`, and the other only in the place of a pod on `n1`.
+/// The small member fits best beside a pod on `n2`, the large one only where a pod on `n1` is now.
 async fn try_again_and_again(world: &World) -> Result<()> {
     let (small, most_of_the_largest) = ("8", "20");
-    world.start(asking("beside", small).on("n2")).await?;
-    world.start(asking("before", most_of_the_largest)).await?;
+    world.start(asking_for("beside", small).on("n2")).await?;
+    world.start(asking_for("before", most_of_the_largest)).await?;
     let members = create_gang(world, "gang", [small, most_of_the_largest]).await?;
     world
         .until_refused("gang-0", "pod group is unschedulable")

@@ -1,10 +1,9 @@
-//! The limits in a container's environment, for an isolation provider that enforces them.
+//! The limits that a container's environment carries for an isolation provider, a library in the container that
+//! enforces them.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -12,18 +11,17 @@ use proto::device::TYPE_GPU;
 use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, ISOLATION_PROVIDER};
 use serde_json::json;
 
-use super::{Body, World};
+use super::{ScenarioEntry, World};
 use proto::record::GPU_DEVICES;
 
 use crate::invariants;
 use crate::pods::{Limits, PodBuilder};
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
-    "isolation-limits",
-    "a pod for HAMi-core finds the limits of each of its devices in its environment, other pods none",
-    limits,
-)];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "isolation-limits" => isolation_limits,
+        "a pod for HAMi-core finds the limits of each of its devices in its environment, other pods none";
+};
 
 const HAMI_CORE: &str = "HAMi-core";
 const MEMORY_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT_";
@@ -39,25 +37,22 @@ async fn label(world: &World, node: &str, provider: Option<&str>) -> Result<()> 
     Ok(())
 }
 
-fn limits(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(2)?;
-        world
-            .create(limited(
-                "waits",
-                &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")],
-                &node.name,
-            ))
-            .await?;
-        world
-            .until_refused("waits", "lacks the pod's isolation provider")
-            .await?;
-        label(world, &node.name, Some(HAMI_CORE)).await?;
-        let tried = try_pods(world, &node.name, node.units.len()).await;
-        label(world, &node.name, None).await?;
-        tried
-    }
-    .boxed()
+async fn isolation_limits(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(2)?;
+    world
+        .create(limited(
+            "waits",
+            &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")],
+            &node.name,
+        ))
+        .await?;
+    world
+        .until_refused("waits", "lacks the pod's isolation provider")
+        .await?;
+    label(world, &node.name, Some(HAMI_CORE)).await?;
+    let tried = try_pods(world, &node.name, node.units.len()).await;
+    label(world, &node.name, None).await?;
+    tried
 }
 
 fn limited(name: &str, limits: &Limits<'_>, node: &str) -> PodBuilder {
@@ -68,7 +63,7 @@ fn limited(name: &str, limits: &Limits<'_>, node: &str) -> PodBuilder {
 
 async fn try_pods(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     world.until_running(&["waits"]).await?;
-    says(world, "waits", node, |total| total / 10, None).await?;
+    check_limits(world, "waits", node, |total| total / 10, None).await?;
     let (shares, half) = (n_gpus.to_string(), (n_gpus * 50).to_string());
     world
         .start(limited(
@@ -81,7 +76,7 @@ async fn try_pods(world: &World, node: &str, n_gpus: usize) -> Result<()> {
             node,
         ))
         .await?;
-    says(world, "half-of-each", node, |total| total / 2, Some(50)).await?;
+    check_limits(world, "half-of-each", node, |total| total / 2, Some(50)).await?;
     world
         .start(limited(
             "bytes",
@@ -89,10 +84,10 @@ async fn try_pods(world: &World, node: &str, n_gpus: usize) -> Result<()> {
             node,
         ))
         .await?;
-    says(world, "bytes", node, |_| 1 << 30, Some(10)).await?;
+    check_limits(world, "bytes", node, |_| 1 << 30, Some(10)).await?;
     world.start(limited("units", &[(GPU_MEM, "1")], node)).await?;
     let unit = invariants::memory_unit(&world.observer.now(), node);
-    says(world, "units", node, |_| unit, None).await?;
+    check_limits(world, "units", node, |_| unit, None).await?;
     world.start_units("free", "1", node).await?;
     let found = environment(world, "free").await?;
     ensure!(
@@ -113,7 +108,7 @@ async fn environment(world: &World, pod: &str) -> Result<BTreeMap<String, String
 }
 
 /// The limits are those of the devices that the container sees, in the order in which it sees them.
-async fn says(
+async fn check_limits(
     world: &World,
     pod: &str,
     node: &str,

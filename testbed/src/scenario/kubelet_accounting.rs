@@ -3,42 +3,28 @@
 use std::cmp::Reverse;
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::json;
 
 use super::breaking::{self, until_registered};
-use super::{Body, DEADLINE, World};
+use super::{DEADLINE, ScenarioEntry, World};
 use crate::cluster::GpuFault;
 use crate::kubelet::{Kubelet, OrderRule};
 use crate::observer::ClusterSnapshot;
 use crate::parts::{ClusterPart, NodeFile};
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "sick-and-restarted",
-        "a sick GPU and a kubelet that restarts fail no pod for want of resources",
-        sick_and_restarted,
-    ),
-    (
-        "devices-gone",
-        "what a node offers goes away with its devices, and comes back with them",
-        devices_gone,
-    ),
-    (
-        "checkpoint-lost",
-        "a kubelet that has lost its checkpoint sets resources to zero, and the plugin restores them",
-        checkpoint_lost,
-    ),
-    (
-        "ended-pods-forgotten",
-        "a kubelet that restarts after pods have ended admits the pods that got their room",
-        ended_pods_forgotten,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "sick-and-restarted" => sick_and_restarted,
+        "a sick GPU and a kubelet that restarts fail no pod for want of resources";
+    "devices-gone" => devices_gone,
+        "what a node offers goes away with its devices, and comes back with them";
+    "checkpoint-lost" => checkpoint_lost,
+        "a kubelet that has lost its checkpoint sets resources to zero, and the plugin restores them";
+    "ended-pods-forgotten" => ended_pods_forgotten,
+        "a kubelet that restarts after pods have ended admits the pods that got their room";
+};
 
 /// Resources that are written into node status.
 const PATCHED: [&str; 3] = [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO];
@@ -57,46 +43,43 @@ fn of_one_gpu(name: &str) -> PodBuilder {
     )
 }
 
-fn sick_and_restarted(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(2)?;
-        let all = node.units.len();
-        let mut names = Vec::new();
-        // All that the node has, in the terms of node status, so that a GPU less would not be enough for them.
-        for idx in 0..all {
-            let name = format!("full-{idx}");
-            world.start(of_one_gpu(&name).on(&node.name)).await?;
-            names.push(name);
-        }
-        world.node(&node.name)?.set_health(0, GpuFault::Xid(79))?;
-        let is_sick = |snapshot: &ClusterSnapshot| {
-            let device = snapshot.devices.get(&node.name)?;
-            let mut devices = device.spec.devices.iter();
-            devices
-                .any(|info| info.minor == Some(0) && !info.health)
-                .then_some(())
-        };
-        world.until("the GPU to be reported sick", is_sick).await?;
-        for _ in 0..2 {
-            world.node(&node.name)?.restart_kubelet().await?;
-            until_registered(world, &node.name).await?;
-            world
-                .until_all_run(&names)
-                .await
-                .context("after kubelet's restart")?;
-        }
-        world.verify().await?;
-        world.node(&node.name)?.set_health(0, GpuFault::Healthy)?;
-        let is_well = |snapshot: &ClusterSnapshot| is_sick(snapshot).is_none().then_some(());
-        world.until("the GPU to recover", is_well).await?;
-        world.clear().await?;
-        world.start_units("after", "1", &node.name).await.map(|_| ())
+async fn sick_and_restarted(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(2)?;
+    let all = node.units.len();
+    let mut names = Vec::new();
+    // The pods take all that node status lists. A kubelet that counted one GPU less after its restart would fail one of them.
+    for idx in 0..all {
+        let name = format!("full-{idx}");
+        world.start(of_one_gpu(&name).on(&node.name)).await?;
+        names.push(name);
     }
-    .boxed()
+    world.node(&node.name)?.set_health(0, GpuFault::Xid(79))?;
+    let is_sick = |snapshot: &ClusterSnapshot| {
+        let device = snapshot.devices.get(&node.name)?;
+        let mut devices = device.spec.devices.iter();
+        devices
+            .any(|info| info.minor == Some(0) && !info.health)
+            .then_some(())
+    };
+    world.until("the GPU to be reported sick", is_sick).await?;
+    for _ in 0..2 {
+        world.node(&node.name)?.restart_kubelet().await?;
+        until_registered(world, &node.name).await?;
+        world
+            .until_all_run(&names)
+            .await
+            .context("after kubelet's restart")?;
+    }
+    world.verify().await?;
+    world.node(&node.name)?.set_health(0, GpuFault::Healthy)?;
+    let is_well = |snapshot: &ClusterSnapshot| is_sick(snapshot).is_none().then_some(());
+    world.until("the GPU to recover", is_well).await?;
+    world.clear().await?;
+    world.start_units("after", "1", &node.name).await.map(|_| ())
 }
 
 /// Waits until a node offers the resources in node status of `n` GPUs; for 0, until it offers none.
-async fn until_worth(world: &World, node: &str, n_gpus: usize) -> Result<()> {
+async fn until_node_offers(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     let percent = (n_gpus * 100).to_string();
     let wanted = (n_gpus > 0).then_some(percent);
     let is_worth = |snapshot: &ClusterSnapshot| {
@@ -124,99 +107,90 @@ async fn until_shares(world: &mut World, node: &str, n_shares: usize) -> Result<
     Ok(())
 }
 
-fn devices_gone(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(2)?;
-        let name = &node.name;
-        let gpus = world.node(name)?.gpus().to_vec();
-        let (first, all) = (gpus.iter().take(1).cloned().collect::<Vec<_>>(), gpus.len());
-        for (left, n_left) in [(first, 1), (gpus.clone(), all)] {
-            world.node(name)?.set_gpus(left)?;
-            until_worth(world, name, n_left).await?;
-            until_shares(world, name, 100 * n_left).await?;
-        }
-        for gpu in &gpus {
-            world.node(name)?.set_health(gpu.minor, GpuFault::Lost)?;
-        }
-        until_worth(world, name, 0).await?;
-        until_shares(world, name, 0).await?;
-        world.create(of_one_gpu("waits").on(name)).await?;
-        world.until_refused("waits", "nodes are available").await?;
-        // A plugin that starts without devices removes the resources of its predecessor.
-        let node = world.node(name)?;
-        node.remove_plugin().await;
-        node.set_gpus(Vec::new())?;
-        let api = world.cluster()?.api().objects().clone();
-        let left = json!({GPU_CORE: "100", GPU_MEMORY_RATIO: "100", GPU_MEMORY: "16Gi"});
-        api.patch_status("nodes", "", name, &json!({"capacity": left, "allocatable": left}))?;
-        world.node(name)?.start_plugin(&["--no-gpu", "wait"])?;
-        until_worth(world, name, 0).await?;
-        let node = world.node(name)?;
-        node.set_gpus(gpus)?;
-        node.restart_plugin().await?;
-        until_worth(world, name, all).await?;
-        world.until_running(&["waits"]).await?;
-        world.cluster()?.until_ready(DEADLINE).await
+async fn devices_gone(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(2)?;
+    let name = &node.name;
+    let gpus = world.node(name)?.gpus().to_vec();
+    let (first, all) = (gpus.iter().take(1).cloned().collect::<Vec<_>>(), gpus.len());
+    for (left, n_left) in [(first, 1), (gpus.clone(), all)] {
+        world.node(name)?.set_gpus(left)?;
+        until_node_offers(world, name, n_left).await?;
+        until_shares(world, name, 100 * n_left).await?;
     }
-    .boxed()
+    for gpu in &gpus {
+        world.node(name)?.set_health(gpu.minor, GpuFault::Lost)?;
+    }
+    until_node_offers(world, name, 0).await?;
+    until_shares(world, name, 0).await?;
+    world.create(of_one_gpu("waits").on(name)).await?;
+    world.until_refused("waits", "nodes are available").await?;
+    // The amounts of a plugin that has gone are still in node status. One that starts without any device has to remove them.
+    let node = world.node(name)?;
+    node.remove_plugin().await;
+    node.set_gpus(Vec::new())?;
+    let api = world.cluster()?.api().objects().clone();
+    let left = json!({GPU_CORE: "100", GPU_MEMORY_RATIO: "100", GPU_MEMORY: "16Gi"});
+    api.patch_status("nodes", "", name, &json!({"capacity": left, "allocatable": left}))?;
+    world.node(name)?.start_plugin(&["--no-gpu", "wait"])?;
+    until_node_offers(world, name, 0).await?;
+    let node = world.node(name)?;
+    node.set_gpus(gpus)?;
+    node.restart_plugin().await?;
+    until_node_offers(world, name, all).await?;
+    world.until_running(&["waits"]).await?;
+    world.cluster()?.until_ready(DEADLINE).await
 }
 
-fn checkpoint_lost(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(2)?.name;
-        let patched = |snapshot: &ClusterSnapshot| PATCHED.map(|resource| offered(snapshot, &node, resource));
-        let before = patched(&world.observer.now());
-        let is_patched = before.iter().all(Option::is_some);
-        ensure!(is_patched, "the node offers {before:?} of {PATCHED:?}");
-        let checkpoint = Some(NodeFile::KubeletCheckpoint);
-        breaking::restart_without(world, ClusterPart::Kubelet, &node, checkpoint).await?;
-        until_registered(world, &node).await?;
-        let is_restored = |snapshot: &ClusterSnapshot| (patched(snapshot) == before).then_some(());
-        world.until("what was zeroed to be restored", is_restored).await?;
-        world.start(of_one_gpu("after").on(&node)).await.map(drop)
-    }
-    .boxed()
+async fn checkpoint_lost(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(2)?.name;
+    let patched = |snapshot: &ClusterSnapshot| PATCHED.map(|resource| offered(snapshot, &node, resource));
+    let before = patched(&world.observer.now());
+    let is_patched = before.iter().all(Option::is_some);
+    ensure!(is_patched, "the node offers {before:?} of {PATCHED:?}");
+    let checkpoint = Some(NodeFile::KubeletCheckpoint);
+    breaking::restart_without(world, ClusterPart::Kubelet, &node, checkpoint).await?;
+    until_registered(world, &node).await?;
+    let is_restored = |snapshot: &ClusterSnapshot| (patched(snapshot) == before).then_some(());
+    world.until("what was zeroed to be restored", is_restored).await?;
+    world.start(of_one_gpu("after").on(&node)).await.map(drop)
 }
 
-fn ended_pods_forgotten(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(2)?;
-        // The largest first, as each fits one GPU only.
-        let mut sizes = node.units.clone();
-        sizes.sort_unstable_by_key(|units| Reverse(*units));
-        let full = |name: &str, units: u64| {
-            PodBuilder::new(name, &[(GPU_MEM, units.to_string().as_str())]).on(&node.name)
-        };
-        let (mut before, mut after) = (Vec::new(), Vec::new());
-        for idx in 0..sizes.len() {
-            before.push(format!("before-{idx}"));
-            after.push(format!("after-{idx}"));
-        }
-        for (name, units) in before.iter().zip(&sizes) {
-            world.start(full(name, *units)).await?;
-        }
-        for name in &before {
-            world.delete(name).await?;
-        }
-        let kubelet = world.node(&node.name)?.kubelet();
-        let names_none = |kubelet: &Kubelet| {
-            std::fs::read_to_string(kubelet.config().checkpoint()).is_ok_and(|text| !text.contains("PodUID"))
-        };
-        ensure!(
-            kubelet.until(DEADLINE, names_none).await,
-            "kubelet's checkpoint still names pods that have ended"
-        );
-        kubelet.hold();
-        for (name, units) in after.iter().zip(&sizes) {
-            world.create(full(name, *units)).await?;
-            let key = [world.key(name)];
-            let is_bound = |snapshot: &ClusterSnapshot| (World::n_bound(snapshot, &key) == 1).then_some(());
-            world.until(&format!("{name} to be bound"), is_bound).await?;
-        }
-        world.node(&node.name)?.restart_kubelet().await?;
-        until_registered(world, &node.name).await?;
-        world.node(&node.name)?.kubelet().release(OrderRule::Creation, 0);
-        world.until_all_run(&after).await
+async fn ended_pods_forgotten(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(2)?;
+    // The largest first: a smaller pod may not take the only GPU that is large enough for it.
+    let mut sizes = node.units.clone();
+    sizes.sort_unstable_by_key(|units| Reverse(*units));
+    let full = |name: &str, units: u64| PodBuilder::units(name, units).on(&node.name);
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    for idx in 0..sizes.len() {
+        before.push(format!("before-{idx}"));
+        after.push(format!("after-{idx}"));
     }
-    .boxed()
+    for (name, units) in before.iter().zip(&sizes) {
+        world.start(full(name, *units)).await?;
+    }
+    for name in &before {
+        world.delete(name).await?;
+    }
+    let kubelet = world.node(&node.name)?.kubelet();
+    let names_none = |kubelet: &Kubelet| {
+        std::fs::read_to_string(kubelet.config().checkpoint()).is_ok_and(|text| !text.contains("PodUID"))
+    };
+    ensure!(
+        kubelet.until(DEADLINE, names_none).await,
+        "kubelet's checkpoint still names pods that have ended"
+    );
+    // kubelet restarts while the pods are bound and not admitted. It then counts from its checkpoint, where
+    // devices of the ended pods would take the room of the new ones.
+    kubelet.hold();
+    for (name, units) in after.iter().zip(&sizes) {
+        world.create(full(name, *units)).await?;
+        let key = [world.key(name)];
+        let is_bound = |snapshot: &ClusterSnapshot| (World::n_bound(snapshot, &key) == 1).then_some(());
+        world.until(&format!("{name} to be bound"), is_bound).await?;
+    }
+    world.node(&node.name)?.restart_kubelet().await?;
+    until_registered(world, &node.name).await?;
+    world.node(&node.name)?.kubelet().release(OrderRule::Creation, 0);
+    world.until_all_run(&after).await
 }

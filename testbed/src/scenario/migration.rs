@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
@@ -13,25 +11,19 @@ use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::json;
 
 use super::vendors::{share, until_offered, whole};
-use super::{Body, DEADLINE, World};
+use super::{DEADLINE, ScenarioEntry, World};
 use crate::invariants;
 use crate::observer::ClusterSnapshot;
 use crate::pod_fields::node_of;
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "from-vendor",
-        "installed beside the vendor's plugin while its pods run, then in its place: no GPU is handed out twice",
-        from_vendor,
-    ),
-    (
-        "from-koordinator",
-        "pods of Koordinator, with records that know minors only, keep what they hold",
-        from_koordinator,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "from-vendor" => from_vendor,
+        "installed beside the vendor's plugin while its pods run, then in its place: no GPU is handed out twice";
+    "from-koordinator" => from_koordinator,
+        "pods of Koordinator, with records that know minors only, keep what they hold";
+};
 
 /// Node that starts without our plugin, with three GPUs of 16 GiB.
 pub(super) const MOVING: &str = "moving";
@@ -62,7 +54,7 @@ async fn until_listed(world: &World, listed: &[&Pod], unlisted: &[&Pod]) -> Resu
 }
 
 /// The devices in a container's environment.
-async fn seen(world: &World, pod: &str) -> Result<Vec<String>> {
+async fn visible_gpus(world: &World, pod: &str) -> Result<Vec<String>> {
     let log = world.log(pod, "main").await?;
     let pod = world.pod(pod)?;
     let snapshot = world.observer.now();
@@ -72,42 +64,40 @@ async fn seen(world: &World, pod: &str) -> Result<Vec<String>> {
     ))
 }
 
-fn from_vendor(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let cluster = world.cluster()?;
-        cluster.scheduler.kill().await;
-        cluster.start_bare_kube_scheduler().await?;
-        cluster.node(MOVING)?.start_vendor_plugin(&[0, 1, 2]).await?;
-        until_offered(world, MOVING, 3).await?;
-        world.create(whole("theirs-0", 1, MOVING)).await?;
-        world.create(whole("theirs-1", 1, MOVING)).await?;
-        world.until_running(&["theirs-0", "theirs-1"]).await?;
-        let pods = [world.pod("theirs-0")?, world.pod("theirs-1")?];
-        // Installed: the scheduler, its place in kube-scheduler's configuration, the plugin.
-        let cluster = world.cluster()?;
-        cluster.scheduler.restart().await?;
-        cluster.start_kube_scheduler().await?;
-        cluster.node(MOVING)?.start_plugin(&[])?;
-        cluster.until_ready(DEADLINE).await?;
-        until_listed(world, &[&pods[0], &pods[1]], &[]).await?;
-        world.start(share("ours-0", "60", MOVING)).await?;
-        world.verify().await?;
-        world.create(share("ours-1", "60", MOVING)).await?;
-        world.until_refused("ours-1", "nodes are available").await?;
-        world.create(whole("theirs-2", 1, MOVING)).await?;
-        world.until_refused("theirs-2", "nodes are available").await?;
-        world.delete("theirs-0").await?;
-        until_listed(world, &[&pods[1]], &[&pods[0]]).await?;
-        world.until_running(&["ours-1"]).await?;
-        world.verify().await?;
-        in_its_place(world).await
-    }
-    .boxed()
+async fn from_vendor(world: &mut World) -> Result<()> {
+    let cluster = world.cluster()?;
+    cluster.scheduler.kill().await;
+    cluster.start_bare_kube_scheduler().await?;
+    cluster.node(MOVING)?.start_vendor_plugin(&[0, 1, 2]).await?;
+    until_offered(world, MOVING, 3).await?;
+    world.create(whole("theirs-0", 1, MOVING)).await?;
+    world.create(whole("theirs-1", 1, MOVING)).await?;
+    world.until_running(&["theirs-0", "theirs-1"]).await?;
+    let pods = [world.pod("theirs-0")?, world.pod("theirs-1")?];
+    // The order of an installation: scheduler, extender in kube-scheduler's configuration, plugin.
+    let cluster = world.cluster()?;
+    cluster.scheduler.restart().await?;
+    cluster.start_kube_scheduler().await?;
+    cluster.node(MOVING)?.start_plugin(&[])?;
+    cluster.until_ready(DEADLINE).await?;
+    until_listed(world, &[&pods[0], &pods[1]], &[]).await?;
+    world.start(share("ours-0", "60", MOVING)).await?;
+    world.verify().await?;
+    world.create(share("ours-1", "60", MOVING)).await?;
+    world.until_refused("ours-1", "nodes are available").await?;
+    world.create(whole("theirs-2", 1, MOVING)).await?;
+    world.until_refused("theirs-2", "nodes are available").await?;
+    world.delete("theirs-0").await?;
+    until_listed(world, &[&pods[1]], &[&pods[0]]).await?;
+    world.until_running(&["ours-1"]).await?;
+    world.verify().await?;
+    replace_vendor_plugin(world).await
 }
 
-/// The vendor's plugin goes, ours serves its resource; a pod of its time still runs.
-async fn in_its_place(world: &mut World) -> Result<()> {
-    let old = seen(world, "theirs-1").await?;
+/// Replaces the vendor's plugin by ours, which serves its resource, while a pod of the vendor's plugin still
+/// runs.
+async fn replace_vendor_plugin(world: &mut World) -> Result<()> {
+    let old = visible_gpus(world, "theirs-1").await?;
     let node = world.node(MOVING)?;
     node.stop_vendor_plugin();
     node.remove_plugin().await;
@@ -122,17 +112,17 @@ async fn in_its_place(world: &mut World) -> Result<()> {
         .await
         .context("a container that the vendor's plugin served")?;
     ensure!(
-        seen(world, "theirs-1").await? == old,
+        visible_gpus(world, "theirs-1").await? == old,
         "it sees another GPU than before"
     );
-    // All three GPUs are taken: `theirs-2` waits until a sharer goes.
+    // All three GPUs are taken, so `theirs-2` has to wait until a sharing pod goes.
     ensure!(
         world.pod("theirs-2").is_ok_and(|pod| node_of(&pod).is_none()),
         "a GPU was handed out twice"
     );
     world.delete("ours-0").await?;
     world.until_running(&["theirs-2"]).await?;
-    let new = seen(world, "theirs-2").await?;
+    let new = visible_gpus(world, "theirs-2").await?;
     ensure!(
         old.len() == 1 && new.len() == 1 && old != new,
         "theirs-1 sees {old:?}, theirs-2 {new:?}"
@@ -142,16 +132,16 @@ async fn in_its_place(world: &mut World) -> Result<()> {
     world.start(share("ours-2", "60", MOVING)).await.map(|_| ())
 }
 
-/// A record as Koordinator's scheduler writes it without UUIDs.
-fn record(minor: i32, ratio: u64) -> BTreeMap<String, String> {
+/// A record as Koordinator's scheduler writes it: minor numbers and amounts, no UUIDs.
+fn record_without_uuid(minor: i32, ratio: u64) -> BTreeMap<String, String> {
     let bytes = (16 << 30) / 100 * ratio;
     let resources = json!({GPU_CORE: ratio.to_string(), GPU_MEMORY_RATIO: ratio.to_string(), GPU_MEMORY: bytes.to_string()});
     let record = json!({"gpu": [{"minor": minor, "resources": resources}]});
     BTreeMap::from([(DEVICE_ALLOCATED.to_owned(), record.to_string())])
 }
 
-/// The objects that Koordinator's agent publishes for a node.
-fn publish(world: &mut World) -> Result<()> {
+/// Creates the Device object and node amounts that Koordinator's agent publishes for a node.
+fn publish_koordinator_node(world: &mut World) -> Result<()> {
     let device = |minor: i32| {
         let resources = json!({GPU_CORE: "100", GPU_MEMORY_RATIO: "100", GPU_MEMORY: "16Gi"});
         json!({"type": "gpu", "id": format!("GPU-{KOORDINATOR}-{minor}"), "minor": minor, "health": true, "resources": resources})
@@ -171,39 +161,55 @@ fn publish(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-fn from_koordinator(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        publish(world)?;
-        let namespace = world.namespace.clone();
-        for (name, minor, ratio) in [("koord-0", 0, 50), ("koord-1", 1, 70)] {
-            let amount = ratio.to_string();
-            let limits = [(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, amount.as_str()), (GPU_CORE, amount.as_str())];
-            let spec = PodBuilder::new(name, &limits).annotated(&record(minor, ratio)).scheduler("koord-scheduler");
-            let pod = world.pods.create(&spec).await?;
-            let binding = json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": KOORDINATOR}});
-            world.cluster()?.api().objects().bind(&namespace, name, binding)?;
-            // Koordinator's runtime hook sets the container's environment, not the one that kubelet knows of.
-            world.excused.insert(world.key(name));
-        }
-        world.until_running(&["koord-0", "koord-1"]).await?;
-        world.node(KOORDINATOR)?.start_plugin(&[])?;
-        world.cluster()?.until_ready(DEADLINE).await?;
-        world.until_running(&["koord-0", "koord-1"]).await.context("after the plugin has come")?;
-        world.node(KOORDINATOR)?.restart_kubelet().await?;
-        super::breaking::until_registered(world, KOORDINATOR).await?;
-        world.until_running(&["koord-0", "koord-1"]).await.context("after kubelet has admitted them again")?;
-        let pod = world.start(share("ours-0", "50", KOORDINATOR)).await?;
-        let minors: Vec<i32> = invariants::record(&pod).unwrap_or_default().iter().map(|(minor, _)| *minor).collect();
-        ensure!(minors == [0], "half of a GPU is free on GPU 0 only, it got {minors:?}");
-        world.create(share("ours-1", "31", KOORDINATOR)).await?;
-        world.until_refused("ours-1", "nodes are available").await?;
-        world.verify().await?;
-        world.delete("koord-1").await?;
-        world.until_running(&["ours-1"]).await?;
-        world.verify().await?;
-        world.clear().await?;
-        world.excused.clear();
-        Ok(())
+async fn from_koordinator(world: &mut World) -> Result<()> {
+    publish_koordinator_node(world)?;
+    let namespace = world.namespace.clone();
+    for (name, minor, ratio) in [("koord-0", 0, 50), ("koord-1", 1, 70)] {
+        let amount = ratio.to_string();
+        let limits = [
+            (GPU_SHARED, "1"),
+            (GPU_MEMORY_RATIO, amount.as_str()),
+            (GPU_CORE, amount.as_str()),
+        ];
+        let spec = PodBuilder::new(name, &limits)
+            .annotated(&record_without_uuid(minor, ratio))
+            .scheduler("koord-scheduler");
+        let pod = world.pods.create(&spec).await?;
+        let binding = json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": KOORDINATOR}});
+        world.cluster()?.api().objects().bind(&namespace, name, binding)?;
+        // Koordinator sets a container's environment in a runtime hook, so nothing that kubelet shows has the devices.
+        world.excused.insert(world.key(name));
     }
-    .boxed()
+    world.until_running(&["koord-0", "koord-1"]).await?;
+    world.node(KOORDINATOR)?.start_plugin(&[])?;
+    world.cluster()?.until_ready(DEADLINE).await?;
+    world
+        .until_running(&["koord-0", "koord-1"])
+        .await
+        .context("after the plugin has come")?;
+    world.node(KOORDINATOR)?.restart_kubelet().await?;
+    super::breaking::until_registered(world, KOORDINATOR).await?;
+    world
+        .until_running(&["koord-0", "koord-1"])
+        .await
+        .context("after kubelet has admitted them again")?;
+    let pod = world.start(share("ours-0", "50", KOORDINATOR)).await?;
+    let minors: Vec<i32> = invariants::record(&pod)
+        .unwrap_or_default()
+        .iter()
+        .map(|(minor, _)| *minor)
+        .collect();
+    ensure!(
+        minors == [0],
+        "half of a GPU is free on GPU 0 only, it got {minors:?}"
+    );
+    world.create(share("ours-1", "31", KOORDINATOR)).await?;
+    world.until_refused("ours-1", "nodes are available").await?;
+    world.verify().await?;
+    world.delete("koord-1").await?;
+    world.until_running(&["ours-1"]).await?;
+    world.verify().await?;
+    world.clear().await?;
+    world.excused.clear();
+    Ok(())
 }

@@ -1,4 +1,5 @@
-//! Needs of scenarios beside the API of their cluster: nothing, commands that break a part of it, or the testbed itself.
+//! What scenarios need besides the API of their cluster: nothing, commands that break a part of it, or the
+//! testbed itself.
 
 use std::fmt;
 

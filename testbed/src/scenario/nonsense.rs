@@ -3,23 +3,20 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use proto::device::CONDITION_HEALTHY;
-use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO};
+use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 use serde_json::{Value, json};
 
-use super::{Body, World};
+use super::{ScenarioEntry, World};
 use crate::apiserver::{Fault, Matching};
 use crate::pod_fields::node_of;
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
-    "device-nonsense",
-    "with any nonsense in a Device object nothing crashes or is given twice, and the plugin repairs it",
-    nonsense,
-)];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "device-nonsense" => device_nonsense,
+        "with any nonsense in a Device object nothing crashes or is given twice, and the plugin repairs it";
+};
 
 /// Node with two GPUs of 16 GiB.
 pub(super) const EDITED: &str = "edited";
@@ -89,52 +86,50 @@ fn edits() -> Vec<(&'static str, Value)> {
     ]
 }
 
-fn nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        for minor in 0..2 {
-            // Fills 12 of 16 units of each.
-            world
-                .start(PodBuilder::new(&format!("holder-{minor}"), &[(GPU_MEM, "12")]).on(EDITED))
-                .await?;
-        }
-        let sound = device(world)?;
-        let faults = world.cluster()?.api().faults().clone();
-        let blocked = faults.inject(
-            Matching::anything()
-                .verb("patch")
-                .resource("devices")
-                .name(|name| name == EDITED),
-            Fault::Refuse(500),
-        );
-        for (idx, (what, devices)) in edits().into_iter().enumerate() {
-            edit(world, idx, &devices)
-                .await
-                .with_context(|| format!("spec.devices is {what}"))?;
-        }
-        // One that fits waits for nothing but the truth.
-        write(world, &json!([]))?;
-        world.create_units("patient", "4", EDITED).await?;
-        world.until_refused("patient", "nodes are available").await?;
-        blocked.remove();
-        // The plugin tries again at its leisure, or when something happens.
-        write(world, &json!([sound_gpu(0)]))?;
-        until_repaired(world, &sound).await?;
-        world.until_running(&["patient"]).await?;
-        world.verify().await?;
-        // The plugin corrects an object that claims more than there is.
-        let more = |minor: i32| gpu(&json!(minor), &id(minor), &amounts("160Gi"));
-        write(world, &json!([more(0), more(1)]))?;
-        until_repaired(world, &sound).await?;
-        world.create_units("too-much", "5", EDITED).await?;
-        world.until_refused("too-much", "nodes are available").await?;
-        world.start_units("just-right", "4", EDITED).await.map(|_| ())
+async fn device_nonsense(world: &mut World) -> Result<()> {
+    for minor in 0..2 {
+        // 12 of the 16 units of each GPU are held, so a pod of 5 units never fits and one of 4 always does.
+        world
+            .start(PodBuilder::units(&format!("holder-{minor}"), 12).on(EDITED))
+            .await?;
     }
-    .boxed()
+    let sound = read_devices(world)?;
+    let faults = world.cluster()?.api().faults().clone();
+    let blocked = faults.inject(
+        Matching::anything()
+            .verb("patch")
+            .resource("devices")
+            .name(|name| name == EDITED),
+        Fault::Refuse(500),
+    );
+    for (idx, (what, devices)) in edits().into_iter().enumerate() {
+        try_edit(world, idx, &devices)
+            .await
+            .with_context(|| format!("spec.devices is {what}"))?;
+    }
+    // A pod that fits is refused only because the object is wrong, and runs once it is repaired.
+    write_devices(world, &json!([]))?;
+    world.create_units("patient", "4", EDITED).await?;
+    world.until_refused("patient", "nodes are available").await?;
+    blocked.remove();
+    // The plugin retries after a pause or at the next change of the object; a change makes it retry now.
+    write_devices(world, &json!([sound_gpu(0)]))?;
+    until_repaired(world, &sound).await?;
+    world.until_running(&["patient"]).await?;
+    world.verify().await?;
+    // The plugin corrects an object that claims more than there is.
+    let more = |minor: i32| gpu(&json!(minor), &id(minor), &amounts("160Gi"));
+    write_devices(world, &json!([more(0), more(1)]))?;
+    until_repaired(world, &sound).await?;
+    world.create_units("too-much", "5", EDITED).await?;
+    world.until_refused("too-much", "nodes are available").await?;
+    world.start_units("just-right", "4", EDITED).await.map(|_| ())
 }
 
-/// One edit, which the plugin cannot undo yet, and a pod that would not fit.
-async fn edit(world: &mut World, idx: usize, devices: &Value) -> Result<()> {
-    write(world, devices)?;
+/// Writes one edit, which the plugin cannot undo while its patches are refused, and checks that a pod that does
+/// not fit is refused.
+async fn try_edit(world: &mut World, idx: usize, devices: &Value) -> Result<()> {
+    write_devices(world, devices)?;
     let name = format!("greedy-{idx}");
     world.create_units(&name, "5", EDITED).await?;
     world.until_refused(&name, "nodes are available").await?;
@@ -145,7 +140,7 @@ async fn edit(world: &mut World, idx: usize, devices: &Value) -> Result<()> {
 }
 
 /// The devices of the object, without the conditions that change when a first container shows that injection works.
-fn device(world: &mut World) -> Result<Value> {
+fn read_devices(world: &mut World) -> Result<Value> {
     let device = world.cluster()?.api().objects().get(DEVICES, "", EDITED)?;
     let mut devices = device.pointer("/spec/devices").cloned().unwrap_or_default();
     for conditions in devices
@@ -160,8 +155,8 @@ fn device(world: &mut World) -> Result<Value> {
     Ok(devices)
 }
 
-/// Past the schema, which may be older or another project's.
-fn write(world: &mut World, devices: &Value) -> Result<()> {
+/// Writes the object past the schema, since a cluster may have an older schema or another project's.
+fn write_devices(world: &mut World, devices: &Value) -> Result<()> {
     let api = world.cluster()?.api().objects().clone();
     let mut device = Value::clone(&*api.get(DEVICES, "", EDITED)?);
     let spec = device.get_mut("spec").context("a Device object without spec")?;
@@ -173,7 +168,7 @@ fn write(world: &mut World, devices: &Value) -> Result<()> {
 async fn until_repaired(world: &mut World, sound: &Value) -> Result<()> {
     let repaired = async {
         loop {
-            let now = device(world)?;
+            let now = read_devices(world)?;
             if now == *sound {
                 return anyhow::Ok(());
             }

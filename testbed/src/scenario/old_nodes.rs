@@ -5,8 +5,6 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams};
@@ -14,25 +12,19 @@ use proto::record::{DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, ME
 use proto::resource::{GPU_COUNT, GPU_MEM};
 use serde_json::{Value, json};
 
-use super::{Body, DEADLINE, World};
+use super::{DEADLINE, ScenarioEntry, World};
 use crate::pod_fields::node_of;
 use crate::pods::PodBuilder;
 
 const OLD: &str = "old-node";
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "old-node",
-        "a node of the old plugin and pods of the old extender are understood",
-        old_node,
-    ),
-    (
-        "annotation-nonsense",
-        "a pod with an unreadable record is counted conservatively",
-        annotation_nonsense,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "old-node" => old_node,
+        "a node of the old plugin and pods of the old extender are understood";
+    "annotation-nonsense" => annotation_nonsense,
+        "a pod with an unreadable record is counted conservatively";
+};
 
 /// A node with two GPUs of 16 units, as the old plugin reports it.
 async fn create_old_node(world: &mut World) -> Result<()> {
@@ -75,7 +67,7 @@ pub(super) async fn until_extender_shows(
 }
 
 /// Units that pods hold on the node, as `inspect` shows.
-fn used(node: &Value) -> u64 {
+fn used_units(node: &Value) -> u64 {
     node.get("usedGPU").and_then(Value::as_u64).unwrap_or(0)
 }
 
@@ -94,13 +86,13 @@ pub(super) async fn remove_old_node(world: &mut World) -> Result<()> {
 }
 
 /// Binds a pod with these annotations, as another scheduler would.
-async fn place(
+async fn place_by_another_scheduler(
     world: &mut World,
     name: &str,
     units: &str,
     annotations: &BTreeMap<String, String>,
 ) -> Result<()> {
-    let spec = PodBuilder::new(name, &[(GPU_MEM, units)])
+    let spec = PodBuilder::units(name, units)
         .annotated(annotations)
         .scheduler("another");
     let pod = world.pods.create(&spec).await?;
@@ -111,7 +103,7 @@ async fn place(
     Ok(())
 }
 
-fn of_old_extender(idx: &str, units: &str) -> BTreeMap<String, String> {
+fn old_record(idx: &str, units: &str) -> BTreeMap<String, String> {
     let pairs = [
         (MEM_IDX, idx),
         (MEM_POD, units),
@@ -137,41 +129,35 @@ async fn until_bound(world: &World, name: &str) -> Result<BTreeMap<String, Strin
     world.until(&format!("{name} to be bound"), bound).await
 }
 
-fn old_node(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        create_old_node(world).await?;
-        place(world, "placed-0", "10", &of_old_extender("0", "10")).await?;
-        place(world, "placed-1", "4", &of_old_extender("1", "4")).await?;
-        until_extender_shows(world, OLD, "both pods", |node| used(node) == 14).await?;
-        world.create_units("new-8", "8", OLD).await?;
-        let annotations = until_bound(world, "new-8").await?;
-        ensure!(
-            annotations.get(MEM_IDX).is_some_and(|idx| idx == "1"),
-            "8 units fit GPU 1 only, it got {annotations:?}"
-        );
-        world.create_units("new-7", "7", OLD).await?;
-        world.until_refused("new-7", "not enough free GPU memory").await?;
-        remove_old_node(world).await
-    }
-    .boxed()
+async fn old_node(world: &mut World) -> Result<()> {
+    create_old_node(world).await?;
+    place_by_another_scheduler(world, "placed-0", "10", &old_record("0", "10")).await?;
+    place_by_another_scheduler(world, "placed-1", "4", &old_record("1", "4")).await?;
+    until_extender_shows(world, OLD, "both pods", |node| used_units(node) == 14).await?;
+    world.create_units("new-8", "8", OLD).await?;
+    let annotations = until_bound(world, "new-8").await?;
+    ensure!(
+        annotations.get(MEM_IDX).is_some_and(|idx| idx == "1"),
+        "8 units fit GPU 1 only, it got {annotations:?}"
+    );
+    world.create_units("new-7", "7", OLD).await?;
+    world.until_refused("new-7", "not enough free GPU memory").await?;
+    remove_old_node(world).await
 }
 
-fn annotation_nonsense(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        create_old_node(world).await?;
-        let mut nonsense = of_old_extender("1", "4");
-        nonsense.insert(DEVICE_ALLOCATED.to_owned(), "{\"gpu\":[{\"minor\":".to_owned());
-        world.excused.insert(world.key("nonsense"));
-        place(world, "nonsense", "4", &nonsense).await?;
-        until_extender_shows(world, OLD, "the pod", |node| used(node) > 0).await?;
-        // The 4 units may be on either GPU, so neither is known to be empty.
-        world.create_units("whole", "16", OLD).await?;
-        world.until_refused("whole", "nodes are available").await?;
-        ensure!(
-            world.pod("whole").is_ok_and(|pod| node_of(&pod).is_none()),
-            "a whole GPU was given away"
-        );
-        remove_old_node(world).await
-    }
-    .boxed()
+async fn annotation_nonsense(world: &mut World) -> Result<()> {
+    create_old_node(world).await?;
+    let mut nonsense = old_record("1", "4");
+    nonsense.insert(DEVICE_ALLOCATED.to_owned(), "{\"gpu\":[{\"minor\":".to_owned());
+    world.excused.insert(world.key("nonsense"));
+    place_by_another_scheduler(world, "nonsense", "4", &nonsense).await?;
+    until_extender_shows(world, OLD, "the pod", |node| used_units(node) > 0).await?;
+    // The record does not parse, so the 4 units may be on either GPU: the scheduler must count neither as empty.
+    world.create_units("whole", "16", OLD).await?;
+    world.until_refused("whole", "nodes are available").await?;
+    ensure!(
+        world.pod("whole").is_ok_and(|pod| node_of(&pod).is_none()),
+        "a whole GPU was given away"
+    );
+    remove_old_node(world).await
 }

@@ -3,32 +3,24 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use http::StatusCode;
 use proto::resource::GPU_MEM;
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::{Body, DEADLINE, World};
+use super::{ScenarioEntry, World};
 use crate::cluster::SCHEDULER_USER;
 use crate::observer::ClusterSnapshot;
 use crate::pod_fields::node_of;
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "hint-runs-out",
-        "a pod that waits for room kept for another is bound when that time is up, in an idle cluster",
-        hint_runs_out,
-    ),
-    (
-        "decisions-unlisted",
-        "room of pods that came and went while the scheduler's watch was down is found by a pod that waits",
-        unlisted,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "hint-runs-out" => hint_runs_out,
+        "a pod that waits for room kept for another is bound when that time is up, in an idle cluster";
+    "decisions-unlisted" => unlisted,
+        "room of pods that came and went while the scheduler's watch was down is found by a pod that waits";
+};
 
 /// The node on which pods are placed: it has two GPUs.
 const NODE: &str = "n2";
@@ -40,11 +32,11 @@ const HINT: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_secs(20);
 
 fn whole(name: &str) -> PodBuilder {
-    PodBuilder::new(name, &[(GPU_MEM, WHOLE)]).on(NODE)
+    PodBuilder::units(name, WHOLE).on(NODE)
 }
 
-/// Creates a pod that finds no room.
-async fn refused(world: &World, name: &str) -> Result<()> {
+/// Creates a pod and waits until the filter refuses it for want of memory.
+async fn create_refused(world: &World, name: &str) -> Result<()> {
     world.create(whole(name)).await?;
     world
         .until_refused(name, "not enough free GPU memory on any one GPU")
@@ -53,8 +45,8 @@ async fn refused(world: &World, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a pod is bound for which room opens now.
-async fn bound_soon(world: &World, name: &str) -> Result<()> {
+/// Waits until a pod is bound, for which room opens now.
+async fn until_bound_soon(world: &World, name: &str) -> Result<()> {
     let key = world.key(name);
     let is_bound = |snapshot: &ClusterSnapshot| snapshot.pods.get(&key).and_then(node_of).map(drop);
     world
@@ -62,38 +54,30 @@ async fn bound_soon(world: &World, name: &str) -> Result<()> {
         .await
 }
 
-fn hint_runs_out(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let usual = world.cluster()?.scheduler.invocation().clone();
-        let mut hasty = usual.clone();
-        hasty
-            .args
-            .extend(["--hint-ttl".to_owned(), format!("{}s", HINT.as_secs())]);
-        world.cluster()?.scheduler.restart_as(hasty).await?;
-        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
-        let tried = wait_for_hints(world).await;
-        world.cluster()?.scheduler.restart_as(usual).await?;
-        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
-        tried
-    }
-    .boxed()
+async fn hint_runs_out(world: &mut World) -> Result<()> {
+    let lifetime = format!("{}s", HINT.as_secs());
+    let usual = world.add_scheduler_flags(&["--hint-ttl", &lifetime]).await?;
+    let tried = wait_for_hints(world).await;
+    world.restart_scheduler_as(usual).await?;
+    tried
 }
 
 /// Room is kept for two pods that are never bound, and a third waits for it.
 async fn wait_for_hints(world: &mut World) -> Result<()> {
-    // The scheduler announces its own beginning, which must be over.
+    // A scheduler that has just started makes kube-scheduler retry all refused pods. That must be over, or the pod would be bound for this reason and not because the hints ran out.
     sleep(HINT).await;
     for name in ["one", "other"] {
-        ask(world, name).await?;
+        ask_about_pod(world, name).await?;
     }
-    refused(world, "late").await?;
+    create_refused(world, "late").await?;
     sleep(HINT).await;
-    bound_soon(world, "late").await?;
+    until_bound_soon(world, "late").await?;
     world.delete("late").await
 }
 
-/// Asks the extender about a pod as kube-scheduler does, which comes to nothing.
-async fn ask(world: &mut World, name: &str) -> Result<()> {
+/// Sends the extender a filter request for a pod that does not exist: it keeps room as a hint, and no bind
+/// follows.
+async fn ask_about_pod(world: &mut World, name: &str) -> Result<()> {
     let limits = json!({GPU_MEM: WHOLE});
     let containers =
         json!([{"name": "main", "image": "none", "resources": {"limits": limits, "requests": limits}}]);
@@ -114,24 +98,21 @@ async fn ask(world: &mut World, name: &str) -> Result<()> {
     Ok(())
 }
 
-fn unlisted(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let api = world.cluster()?.api();
-        let (faults, objects) = (api.faults().clone(), api.objects().clone());
-        let held = faults.hold_watches_of(SCHEDULER_USER, "pods");
-        for name in ["one", "other"] {
-            world.start(whole(name)).await?;
-        }
-        for name in ["one", "other"] {
-            world.delete(name).await?;
-        }
-        refused(world, "late").await?;
-        // The watch cannot go on from where it was, so that the scheduler lists all pods.
-        objects.compact();
-        faults.drop_watches_of(SCHEDULER_USER, "pods");
-        drop(held);
-        bound_soon(world, "late").await?;
-        world.delete("late").await
+async fn unlisted(world: &mut World) -> Result<()> {
+    let api = world.cluster()?.api();
+    let (faults, objects) = (api.faults().clone(), api.objects().clone());
+    let held = faults.hold_watches_of(SCHEDULER_USER, "pods");
+    for name in ["one", "other"] {
+        world.start(whole(name)).await?;
     }
-    .boxed()
+    for name in ["one", "other"] {
+        world.delete(name).await?;
+    }
+    create_refused(world, "late").await?;
+    // The past changes are gone, so the watch cannot be resumed: the scheduler lists all pods and never sees the two pods' deletions.
+    objects.compact();
+    faults.drop_watches_of(SCHEDULER_USER, "pods");
+    drop(held);
+    until_bound_soon(world, "late").await?;
+    world.delete("late").await
 }

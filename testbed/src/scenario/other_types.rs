@@ -3,30 +3,22 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use proto::record::{FPGA_DEVICES, RDMA_DEVICES};
 use proto::resource::{FPGA, GPU_MEMORY_RATIO, GPU_SHARED, RDMA};
 use serde_json::{Value, json};
 
-use super::{Body, DEADLINE, World};
+use super::{DEADLINE, ScenarioEntry, World};
 use crate::pod_fields::device_record;
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "unknown-type",
-        "a type of device that only a Device object knows is scheduled and accounted",
-        unknown_type,
-    ),
-    (
-        "rdma-and-fpga",
-        "network adapters and programmable cards, alone and beside a GPU",
-        rdma_and_fpga,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "unknown-type" => unknown_type,
+        "a type of device that only a Device object knows is scheduled and accounted";
+    "rdma-and-fpga" => rdma_and_fpga,
+        "network adapters and programmable cards, alone and beside a GPU";
+};
 
 /// The resource of the made-up type; kube-scheduler's configuration has to name it.
 pub(super) const NPU: &str = "example.com/npu";
@@ -62,32 +54,39 @@ fn held(pod: &Pod, kind: &str, resource: &str) -> Vec<(i32, u64)> {
         .collect()
 }
 
-fn unknown_type(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let device =
-            |minor: u32| json!({"type": "npu", "id": format!("npu-{minor}"), "minor": minor, "health": true, "resources": {NPU: "4"}});
-        let api = world.cluster()?.api().objects().clone();
-        let object = json!({"metadata": {"name": NPU_NODE}, "spec": {"devices": [device(0), device(1)]}});
-        api.create("devices.scheduling.koordinator.sh", object)?;
-        api.patch_status("nodes", "", NPU_NODE, &json!({"capacity": {NPU: "8"}, "allocatable": {NPU: "8"}}))?;
-        let npu = |name: &str, amount: &str| PodBuilder::new(name, &[(NPU, amount)]).on(NPU_NODE);
-        let [one, other] = [world.start(npu("three-0", "3")).await?, world.start(npu("three-1", "3")).await?];
-        let (one, other) = (held(&one, "npu", NPU), held(&other, "npu", NPU));
-        let minors: BTreeSet<i32> = one.iter().chain(&other).map(|(minor, _)| *minor).collect();
-        ensure!(one.len() == 1 && other.len() == 1 && minors.len() == 2, "three and three of four each: {one:?} {other:?}");
-        // Two are free, but not on one device.
-        world.create(npu("two", "2")).await?;
-        world.until_refused("two", "devices of another type").await?;
-        world.start(npu("one", "1")).await?;
-        world.verify().await?;
-        world.delete("three-0").await?;
-        world.until_running(&["two"]).await?;
-        world.verify().await?;
-        world.clear().await?;
-        api.delete("devices.scheduling.koordinator.sh", "", NPU_NODE, None)?;
-        Ok(())
-    }
-    .boxed()
+async fn unknown_type(world: &mut World) -> Result<()> {
+    let device = |minor: u32| json!({"type": "npu", "id": format!("npu-{minor}"), "minor": minor, "health": true, "resources": {NPU: "4"}});
+    let api = world.cluster()?.api().objects().clone();
+    let object = json!({"metadata": {"name": NPU_NODE}, "spec": {"devices": [device(0), device(1)]}});
+    api.create("devices.scheduling.koordinator.sh", object)?;
+    api.patch_status(
+        "nodes",
+        "",
+        NPU_NODE,
+        &json!({"capacity": {NPU: "8"}, "allocatable": {NPU: "8"}}),
+    )?;
+    let npu = |name: &str, amount: &str| PodBuilder::new(name, &[(NPU, amount)]).on(NPU_NODE);
+    let [one, other] = [
+        world.start(npu("three-0", "3")).await?,
+        world.start(npu("three-1", "3")).await?,
+    ];
+    let (one, other) = (held(&one, "npu", NPU), held(&other, "npu", NPU));
+    let minors: BTreeSet<i32> = one.iter().chain(&other).map(|(minor, _)| *minor).collect();
+    ensure!(
+        one.len() == 1 && other.len() == 1 && minors.len() == 2,
+        "three and three of four each: {one:?} {other:?}"
+    );
+    // Each device has one of four left. The sum of two passes kube-scheduler's own check; only the extender knows the devices.
+    world.create(npu("two", "2")).await?;
+    world.until_refused("two", "devices of another type").await?;
+    world.start(npu("one", "1")).await?;
+    world.verify().await?;
+    world.delete("three-0").await?;
+    world.until_running(&["two"]).await?;
+    world.verify().await?;
+    world.clear().await?;
+    api.delete("devices.scheduling.koordinator.sh", "", NPU_NODE, None)?;
+    Ok(())
 }
 
 /// The container must see the devices that its pod's record names, and no others.
@@ -112,59 +111,56 @@ async fn ensure_shown(world: &World, name: &str, kind: &str, variable: &str) -> 
     Ok(())
 }
 
-fn rdma_and_fpga(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let kubelet = world.node(MANIFOLD)?.kubelet();
-        let serves = |kubelet: &crate::kubelet::Kubelet| {
-            let capacity = kubelet.capacity();
-            [(RDMA, 200), (FPGA, 100)]
-                .iter()
-                .all(|(name, count)| capacity.get(*name).is_some_and(|(_, healthy)| healthy == count))
-        };
-        ensure!(
-            kubelet.until(DEADLINE, serves).await,
-            "the plugin serves {:?}",
-            kubelet.capacity()
-        );
-        let whole = world
-            .start(PodBuilder::new("two-adapters", &[(RDMA, "200")]).on(MANIFOLD))
-            .await?;
-        ensure!(
-            held(&whole, "rdma", RDMA) == [(0, 100), (1, 100)],
-            "{:?}",
-            held(&whole, "rdma", RDMA)
-        );
-        world
-            .create(PodBuilder::new("adapter", &[(RDMA, "50")]).on(MANIFOLD))
-            .await?;
-        world.until_refused("adapter", "nodes are available").await?;
-        world.verify().await?;
-        world.delete("two-adapters").await?;
-        world.until_running(&["adapter"]).await?;
-        let all = [
-            (GPU_SHARED, "1"),
-            (GPU_MEMORY_RATIO, "50"),
-            (RDMA, "100"),
-            (FPGA, "100"),
-        ];
-        let beside = world.start(PodBuilder::new("beside", &all).on(MANIFOLD)).await?;
-        let (adapter, card) = (held(&beside, "rdma", RDMA), held(&beside, "fpga", FPGA));
-        let half = held(&world.pod("adapter")?, "rdma", RDMA);
-        let is_apart = matches!((&*adapter, &*half), (&[(whole, 100)], &[(part, 50)]) if whole != part);
-        ensure!(is_apart && card == [(0, 100)], "{adapter:?} {card:?} {half:?}");
-        for again in [false, true] {
-            if again {
-                world.node(MANIFOLD)?.restart_plugin().await?;
-                world.restart_container(MANIFOLD, "beside").await?;
-            }
-            ensure_shown(world, "beside", "rdma", RDMA_DEVICES).await?;
-            ensure_shown(world, "beside", "fpga", FPGA_DEVICES).await?;
-            ensure_shown(world, "adapter", "rdma", RDMA_DEVICES).await?;
+async fn rdma_and_fpga(world: &mut World) -> Result<()> {
+    let kubelet = world.node(MANIFOLD)?.kubelet();
+    let serves = |kubelet: &crate::kubelet::Kubelet| {
+        let capacity = kubelet.capacity();
+        [(RDMA, 200), (FPGA, 100)]
+            .iter()
+            .all(|(name, count)| capacity.get(*name).is_some_and(|(_, healthy)| healthy == count))
+    };
+    ensure!(
+        kubelet.until(DEADLINE, serves).await,
+        "the plugin serves {:?}",
+        kubelet.capacity()
+    );
+    let whole = world
+        .start(PodBuilder::new("two-adapters", &[(RDMA, "200")]).on(MANIFOLD))
+        .await?;
+    ensure!(
+        held(&whole, "rdma", RDMA) == [(0, 100), (1, 100)],
+        "{:?}",
+        held(&whole, "rdma", RDMA)
+    );
+    world
+        .create(PodBuilder::new("adapter", &[(RDMA, "50")]).on(MANIFOLD))
+        .await?;
+    world.until_refused("adapter", "nodes are available").await?;
+    world.verify().await?;
+    world.delete("two-adapters").await?;
+    world.until_running(&["adapter"]).await?;
+    let all = [
+        (GPU_SHARED, "1"),
+        (GPU_MEMORY_RATIO, "50"),
+        (RDMA, "100"),
+        (FPGA, "100"),
+    ];
+    let beside = world.start(PodBuilder::new("beside", &all).on(MANIFOLD)).await?;
+    let (adapter, card) = (held(&beside, "rdma", RDMA), held(&beside, "fpga", FPGA));
+    let half = held(&world.pod("adapter")?, "rdma", RDMA);
+    let is_apart = matches!((&*adapter, &*half), (&[(whole, 100)], &[(part, 50)]) if whole != part);
+    ensure!(is_apart && card == [(0, 100)], "{adapter:?} {card:?} {half:?}");
+    for again in [false, true] {
+        if again {
+            world.node(MANIFOLD)?.restart_plugin().await?;
+            world.restart_container(MANIFOLD, "beside").await?;
         }
-        world
-            .create(PodBuilder::new("card", &[(FPGA, "1")]).on(MANIFOLD))
-            .await?;
-        world.until_refused("card", "nodes are available").await
+        ensure_shown(world, "beside", "rdma", RDMA_DEVICES).await?;
+        ensure_shown(world, "beside", "fpga", FPGA_DEVICES).await?;
+        ensure_shown(world, "adapter", "rdma", RDMA_DEVICES).await?;
     }
-    .boxed()
+    world
+        .create(PodBuilder::new("card", &[(FPGA, "1")]).on(MANIFOLD))
+        .await?;
+    world.until_refused("card", "nodes are available").await
 }

@@ -5,15 +5,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use kube::api::PostParams;
 use proto::device::CONDITION_INJECTABLE;
 use proto::record::DEVICE_ALLOCATED;
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use tokio::time::sleep;
 
-use super::{Body, DEADLINE, World};
+use super::{DEADLINE, ScenarioEntry, World};
 use crate::apiserver::{Fault, Matching};
 use crate::cluster::{CdiDir, GpuFault, SimulatedNode};
 use crate::files;
@@ -22,34 +20,19 @@ use crate::observer::ClusterSnapshot;
 use crate::pod_fields::phase;
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "plugin-without-api-server",
-        "a plugin that starts without the API server registers; all follows once it is back",
-        without_api_server,
-    ),
-    (
-        "mode-without-api-server",
-        "without the API server the plugin finds the mode again when CDI works, and a metric says it",
-        mode,
-    ),
-    (
-        "kubelet-socket-removed",
-        "without the file of kubelet's socket the node keeps its devices",
-        kubelet_socket_removed,
-    ),
-    (
-        "plugin-hangs",
-        "a plugin that hangs ends itself within seconds, and pods are admitted again",
-        plugin_hangs,
-    ),
-    (
-        "plugin-metrics",
-        "metrics and log lines name devices, registration, mode, held containers and pods",
-        metrics,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "plugin-without-api-server" => without_api_server,
+        "a plugin that starts without the API server registers; all follows once it is back";
+    "mode-without-api-server" => mode_without_api_server,
+        "without the API server the plugin finds the mode again when CDI works, and a metric says it";
+    "kubelet-socket-removed" => kubelet_socket_removed,
+        "without the file of kubelet's socket the node keeps its devices";
+    "plugin-hangs" => plugin_hangs,
+        "a plugin that hangs ends itself within seconds, and pods are admitted again";
+    "plugin-metrics" => plugin_metrics,
+        "metrics and log lines name devices, registration, mode, held containers and pods";
+};
 
 /// Time without the API server: a pause of 16 s between tries has begun by its end.
 const AWAY: Duration = Duration::from_secs(20);
@@ -76,7 +59,7 @@ fn offers_all(kubelet: &Kubelet) -> bool {
 }
 
 /// The healthy devices of each resource.
-fn healthy(kubelet: &Kubelet) -> Vec<usize> {
+fn healthy_counts(kubelet: &Kubelet) -> Vec<usize> {
     kubelet.capacity().values().map(|(_, healthy)| *healthy).collect()
 }
 
@@ -91,121 +74,112 @@ fn gpu_of(world: &World, pod: &str) -> Result<String> {
     }
 }
 
-fn starts(kubelet: &Kubelet, namespace: &str, pod: &str) -> u32 {
+fn n_starts_of(kubelet: &Kubelet, namespace: &str, pod: &str) -> u32 {
     let container = kubelet.container(namespace, pod, "main");
     container.map_or(0, |container| container.starts)
 }
 
-fn without_api_server(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let (node, namespace) = (world.gpu_node(2)?.name, world.namespace.clone());
-        world.start_units("before", "1", &node).await?;
-        let idle = u32::from(gpu_of(world, "before")?.ends_with("-0"));
-        let faults = world.cluster()?.api().faults().clone();
-        let away = faults.inject(Matching::anything(), Fault::DropConnection);
-        faults.drop_watches("");
-        let began = Instant::now();
-        let found = world.node(&node)?;
-        found.restart_plugin().await?;
+async fn without_api_server(world: &mut World) -> Result<()> {
+    let (node, namespace) = (world.gpu_node(2)?.name, world.namespace.clone());
+    world.start_units("before", "1", &node).await?;
+    let idle = u32::from(gpu_of(world, "before")?.ends_with("-0"));
+    let faults = world.cluster()?.api().faults().clone();
+    let away = faults.inject(Matching::anything(), Fault::DropConnection);
+    faults.drop_watches("");
+    let began = Instant::now();
+    let found = world.node(&node)?;
+    found.restart_plugin().await?;
+    ensure!(
+        found.kubelet().until(REGISTERED, offers_all).await,
+        "after {REGISTERED:?} without the API server kubelet has {:?}",
+        found.kubelet().capacity()
+    );
+    let n_starts = n_starts_of(found.kubelet(), &namespace, "before");
+    found.kubelet().restart_container(&namespace, "before", "main")?;
+    found.set_health(idle, GpuFault::Xid(79))?;
+    sleep(AWAY.saturating_sub(began.elapsed())).await;
+    let found = world.node(&node)?;
+    ensure!(
+        n_starts_of(found.kubelet(), &namespace, "before") == n_starts,
+        "a container starts without proof"
+    );
+    away.remove();
+    let back = Instant::now();
+    let has_started = |kubelet: &Kubelet| n_starts_of(kubelet, &namespace, "before") > n_starts;
+    ensure!(
+        found.kubelet().until(FOLLOWED, has_started).await,
+        "{FOLLOWED:?} after the return of the API server the container has not started"
+    );
+    let is_sick = |snapshot: &ClusterSnapshot| {
+        let device = snapshot.devices.get(&node).into_iter();
+        let mut devices = device.flat_map(|device| &device.spec.devices);
+        devices.any(|device| device.minor == i32::try_from(idle).ok() && !device.health)
+    };
+    // The observer's watches broke as well and wait before they reconnect, so the API server's objects are read directly.
+    let objects = world.cluster()?.api().objects().clone();
+    while !is_sick(&ClusterSnapshot::of(&objects)) {
         ensure!(
-            found.kubelet().until(REGISTERED, offers_all).await,
-            "after {REGISTERED:?} without the API server kubelet has {:?}",
-            found.kubelet().capacity()
+            back.elapsed() < FOLLOWED,
+            "{FOLLOWED:?} after the return of the API server the sick GPU is not published"
         );
-        let n_starts = starts(found.kubelet(), &namespace, "before");
-        found.kubelet().restart_container(&namespace, "before", "main")?;
-        found.set_health(idle, GpuFault::Xid(79))?;
-        sleep(AWAY.saturating_sub(began.elapsed())).await;
-        let found = world.node(&node)?;
-        ensure!(
-            starts(found.kubelet(), &namespace, "before") == n_starts,
-            "a container starts without proof"
-        );
-        away.remove();
-        let back = Instant::now();
-        let has_started = |kubelet: &Kubelet| starts(kubelet, &namespace, "before") > n_starts;
-        ensure!(
-            found.kubelet().until(FOLLOWED, has_started).await,
-            "{FOLLOWED:?} after the return of the API server the container has not started"
-        );
-        let is_sick = |snapshot: &ClusterSnapshot| {
-            let device = snapshot.devices.get(&node).into_iter();
-            let mut devices = device.flat_map(|device| &device.spec.devices);
-            devices.any(|device| device.minor == i32::try_from(idle).ok() && !device.health)
-        };
-        // The testbed's own watches have pauses too, so the API server's objects are read directly.
-        let objects = world.cluster()?.api().objects().clone();
-        while !is_sick(&ClusterSnapshot::of(&objects)) {
-            ensure!(
-                back.elapsed() < FOLLOWED,
-                "{FOLLOWED:?} after the return of the API server the sick GPU is not published"
-            );
-            sleep(Duration::from_millis(50)).await;
-        }
-        world.node(&node)?.set_health(idle, GpuFault::Healthy)?;
-        world.cluster()?.until_ready(DEADLINE).await?;
-        world.until_running(&["before"]).await
+        sleep(Duration::from_millis(50)).await;
     }
-    .boxed()
+    world.node(&node)?.set_health(idle, GpuFault::Healthy)?;
+    world.cluster()?.until_ready(DEADLINE).await?;
+    world.until_running(&["before"]).await
 }
 
-fn mode(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(1)?.name;
-        // A runtime that was there before the directory of CDI specs watches it from its first container on.
-        world.start_units("before", "1", &node).await?;
-        let faults = world.cluster()?.api().faults().clone();
-        let away = faults.inject(Matching::anything(), Fault::DropConnection);
-        faults.drop_watches("");
-        let began = Instant::now();
-        let found = world.node(&node)?;
-        let specs = CdiDir::of(found.kubelet().config())?;
-        specs.block()?;
-        found.restart_plugin().await?;
-        let mode = r#"gpushare_device_plugin_injection{mode="envvar",certainty="proven","#;
-        until_metrics(found, mode, true).await?;
-        sleep(UNDECIDED.saturating_sub(began.elapsed())).await;
-        specs.unblock()?;
-        let mode = r#"gpushare_device_plugin_injection{mode="cdi",certainty="proven",reason="Cdi"} 1"#;
-        until_metrics(found, mode, true).await?;
-        away.remove();
-        let is_published = |snapshot: &ClusterSnapshot| {
-            let device = snapshot.devices.get(&node)?.spec.devices.first()?;
-            let mut conditions = device.conditions.iter();
-            let condition = conditions.find(|condition| condition.condition_type == CONDITION_INJECTABLE)?;
-            (condition.status == "True" && condition.reason == "Cdi").then_some(())
-        };
-        world.until("the mode in the Device object", is_published).await?;
-        world.cluster()?.until_ready(DEADLINE).await
-    }
-    .boxed()
+async fn mode_without_api_server(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(1)?.name;
+    // The runtime started before the directory of CDI specs existed, and watches it only from its first container on.
+    world.start_units("before", "1", &node).await?;
+    let faults = world.cluster()?.api().faults().clone();
+    let away = faults.inject(Matching::anything(), Fault::DropConnection);
+    faults.drop_watches("");
+    let began = Instant::now();
+    let found = world.node(&node)?;
+    let specs = CdiDir::of(found.kubelet().config())?;
+    specs.block()?;
+    found.restart_plugin().await?;
+    let mode = r#"gpushare_device_plugin_injection{mode="envvar",certainty="proven","#;
+    until_metrics(found, mode, true).await?;
+    sleep(UNDECIDED.saturating_sub(began.elapsed())).await;
+    specs.unblock()?;
+    let mode = r#"gpushare_device_plugin_injection{mode="cdi",certainty="proven",reason="Cdi"} 1"#;
+    until_metrics(found, mode, true).await?;
+    away.remove();
+    let is_published = |snapshot: &ClusterSnapshot| {
+        let device = snapshot.devices.get(&node)?.spec.devices.first()?;
+        let mut conditions = device.conditions.iter();
+        let condition = conditions.find(|condition| condition.condition_type == CONDITION_INJECTABLE)?;
+        (condition.status == "True" && condition.reason == "Cdi").then_some(())
+    };
+    world.until("the mode in the Device object", is_published).await?;
+    world.cluster()?.until_ready(DEADLINE).await
 }
 
-fn kubelet_socket_removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(1)?.name;
-        let found = world.node(&node)?;
-        let socket = found.kubelet().config().plugin_socket();
-        let (before, n_registrations) = (healthy(found.kubelet()), found.kubelet().n_registrations());
-        files::remove(&socket)?;
-        let has_lost = |kubelet: &Kubelet| healthy(kubelet) != before;
-        ensure!(
-            !found.kubelet().until(QUIET, has_lost).await,
-            "the node has {:?} of its devices {before:?}",
-            healthy(found.kubelet())
-        );
-        world.start_units("meanwhile", "1", &node).await?;
-        let found = world.node(&node)?;
-        ensure!(
-            found.kubelet().n_registrations() == n_registrations,
-            "the plugin has registered again"
-        );
-        found.restart_kubelet().await?;
-        super::breaking::until_registered(world, &node).await?;
-        world.start_units("after", "1", &node).await?;
-        world.until_running(&["meanwhile", "after"]).await
-    }
-    .boxed()
+async fn kubelet_socket_removed(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(1)?.name;
+    let found = world.node(&node)?;
+    let socket = found.kubelet().config().plugin_socket();
+    let (before, n_registrations) = (healthy_counts(found.kubelet()), found.kubelet().n_registrations());
+    files::remove(&socket)?;
+    let has_lost = |kubelet: &Kubelet| healthy_counts(kubelet) != before;
+    ensure!(
+        !found.kubelet().until(QUIET, has_lost).await,
+        "the node has {:?} of its devices {before:?}",
+        healthy_counts(found.kubelet())
+    );
+    world.start_units("meanwhile", "1", &node).await?;
+    let found = world.node(&node)?;
+    ensure!(
+        found.kubelet().n_registrations() == n_registrations,
+        "the plugin has registered again"
+    );
+    found.restart_kubelet().await?;
+    super::breaking::until_registered(world, &node).await?;
+    world.start_units("after", "1", &node).await?;
+    world.until_running(&["meanwhile", "after"]).await
 }
 
 /// Puts a pipe without a writer in the place of a file: a reader waits for ever, as on a disk that does not answer.
@@ -217,42 +191,40 @@ async fn replace_by_pipe(file: &Path) -> Result<()> {
     Ok(())
 }
 
-fn plugin_hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(1)?.name;
-        world.start_units("before", "1", &node).await?;
-        let found = world.node(&node)?;
-        let checkpoint = found.kubelet().config().checkpoint();
-        replace_by_pipe(&checkpoint).await?;
-        let began = Instant::now();
-        world.create_units("caught", "1", &node).await?;
-        let found = world.node(&node)?;
-        let has_ended = match found.plugin() {
-            Some(plugin) => plugin.until_ended(HUNG).await,
-            None => false,
-        };
-        std::fs::rename(checkpoint.with_extension("aside"), &checkpoint)?;
-        ensure!(
-            has_ended,
-            "{:?} after the disk has stopped to answer the plugin hangs",
-            began.elapsed()
-        );
-        found.restart_plugin().await?;
-        super::breaking::until_registered(world, &node).await?;
-        // kubelet fails the pod whose call was under way.
-        let key = world.key("caught");
-        let is_settled = |snapshot: &ClusterSnapshot| {
-            let phase = snapshot.pods.get(&key).map(phase)?;
-            ["Failed", "Running"].contains(&phase).then_some(())
-        };
-        world
-            .until("the pod that was being admitted to run or to fail", is_settled)
-            .await?;
-        world.delete("caught").await?;
-        world.start_units("after", "1", &node).await?;
-        world.until_running(&["before", "after"]).await
-    }
-    .boxed()
+async fn plugin_hangs(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(1)?.name;
+    world.start_units("before", "1", &node).await?;
+    let found = world.node(&node)?;
+    let checkpoint = found.kubelet().config().checkpoint();
+    replace_by_pipe(&checkpoint).await?;
+    let began = Instant::now();
+    world.create_units("caught", "1", &node).await?;
+    let found = world.node(&node)?;
+    // The plugin's own watchdog has to end it: a plugin that hangs cannot be told from a slow one by kubelet.
+    let has_ended = match found.plugin() {
+        Some(plugin) => plugin.until_ended(HUNG).await,
+        None => false,
+    };
+    std::fs::rename(checkpoint.with_extension("aside"), &checkpoint)?;
+    ensure!(
+        has_ended,
+        "{:?} after the disk has stopped to answer the plugin hangs",
+        began.elapsed()
+    );
+    found.restart_plugin().await?;
+    super::breaking::until_registered(world, &node).await?;
+    // The plugin ended during this pod's Allocate call. kubelet fails the pod if the call failed; it runs if kubelet had not asked yet.
+    let key = world.key("caught");
+    let is_settled = |snapshot: &ClusterSnapshot| {
+        let phase = snapshot.pods.get(&key).map(phase)?;
+        ["Failed", "Running"].contains(&phase).then_some(())
+    };
+    world
+        .until("the pod that was being admitted to run or to fail", is_settled)
+        .await?;
+    world.delete("caught").await?;
+    world.start_units("after", "1", &node).await?;
+    world.until_running(&["before", "after"]).await
 }
 
 /// Waits until a line of the plugin's metrics begins so, or until none does.
@@ -282,43 +254,57 @@ fn line_with(log: &Path, words: &[&str]) -> Result<String> {
     bail!("no line of {} says {words:?}", log.display())
 }
 
-fn metrics(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(2)?.name;
-        world.start_units("placed", "2", &node).await?;
-        let found = world.node(&node)?;
-        for line in [
-            format!(r#"gpushare_device_plugin_device_healthy{{type="gpu",device="GPU-{node}-0",minor="0","#),
-            format!(r#"gpushare_device_plugin_registered{{resource="{GPU_MEM}"}} 1"#),
-            format!(r#"gpushare_device_plugin_registered{{resource="{GPU_SHARED}"}} 1"#),
-            r#"gpushare_device_plugin_injection{mode="cdi","#.to_owned(),
-            r#"gpushare_device_plugin_held_containers{reason="unplaced"} 0"#.to_owned(),
-        ] {
-            until_metrics(found, &line, true).await?;
-        }
-        let sick = format!(r#"gpushare_device_plugin_device_healthy{{type="gpu",device="GPU-{node}-1",minor="1",reason="Xid79"}} 0"#);
-        found.set_health(1, GpuFault::Xid(79))?;
-        until_metrics(found, &sick, true).await?;
-        found.set_health(1, GpuFault::Healthy)?;
-        until_metrics(found, &sick, false).await?;
-
-        let device = gpu_of(world, "placed")?;
-        let key = world.key("placed");
-        let cluster = world.cluster()?;
-        line_with(cluster.scheduler.log(), &["bound", &key, &node, &device, "gpu-memory"])?;
-        let log = cluster.node(&node)?.plugin().context("no plugin runs there")?.log().to_owned();
-        line_with(&log, &["a container starts", &key, "main", &node, &device, "gpu-memory"])?;
-        let allocated = line_with(&log, &["allocated"])?;
-        ensure!(!allocated.contains("pod="), "the answer to Allocate names a pod: {allocated}");
-
-        let mut stray = PodBuilder::new("stray", &[(GPU_MEM, "1")]).pod()?;
-        if let Some(spec) = &mut stray.spec {
-            spec.node_name = Some(node.clone());
-        }
-        world.pods.api().create(&PostParams::default(), &stray).await?;
-        let held = r#"gpushare_device_plugin_held_containers{reason="unplaced"} 1"#;
-        until_metrics(world.node(&node)?, held, true).await?;
-        world.delete("stray").await
+async fn plugin_metrics(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(2)?.name;
+    world.start_units("placed", "2", &node).await?;
+    let found = world.node(&node)?;
+    for line in [
+        format!(r#"gpushare_device_plugin_device_healthy{{type="gpu",device="GPU-{node}-0",minor="0","#),
+        format!(r#"gpushare_device_plugin_registered{{resource="{GPU_MEM}"}} 1"#),
+        format!(r#"gpushare_device_plugin_registered{{resource="{GPU_SHARED}"}} 1"#),
+        r#"gpushare_device_plugin_injection{mode="cdi","#.to_owned(),
+        r#"gpushare_device_plugin_held_containers{reason="unplaced"} 0"#.to_owned(),
+    ] {
+        until_metrics(found, &line, true).await?;
     }
-    .boxed()
+    let sick = format!(
+        r#"gpushare_device_plugin_device_healthy{{type="gpu",device="GPU-{node}-1",minor="1",reason="Xid79"}} 0"#
+    );
+    found.set_health(1, GpuFault::Xid(79))?;
+    until_metrics(found, &sick, true).await?;
+    found.set_health(1, GpuFault::Healthy)?;
+    until_metrics(found, &sick, false).await?;
+
+    let device = gpu_of(world, "placed")?;
+    let key = world.key("placed");
+    let cluster = world.cluster()?;
+    line_with(
+        cluster.scheduler.log(),
+        &["bound", &key, &node, &device, "gpu-memory"],
+    )?;
+    let log = cluster
+        .node(&node)?
+        .plugin()
+        .context("no plugin runs there")?
+        .log()
+        .to_owned();
+    line_with(
+        &log,
+        &["a container starts", &key, "main", &node, &device, "gpu-memory"],
+    )?;
+    let allocated = line_with(&log, &["allocated"])?;
+    // In mode `cdi` Allocate does not know its pod, and a log line that names one would be a guess.
+    ensure!(
+        !allocated.contains("pod="),
+        "the answer to Allocate names a pod: {allocated}"
+    );
+
+    let mut stray = PodBuilder::units("stray", 1).pod()?;
+    if let Some(spec) = &mut stray.spec {
+        spec.node_name = Some(node.clone());
+    }
+    world.pods.api().create(&PostParams::default(), &stray).await?;
+    let held = r#"gpushare_device_plugin_held_containers{reason="unplaced"} 1"#;
+    until_metrics(world.node(&node)?, held, true).await?;
+    world.delete("stray").await
 }

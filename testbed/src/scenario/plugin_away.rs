@@ -6,13 +6,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
-use proto::resource::GPU_MEM;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::{Body, DEADLINE, World};
+use super::{DEADLINE, ScenarioEntry, World};
 use crate::apiserver::{Fault, Matching};
 use crate::observer::ClusterSnapshot;
 use crate::pod_fields::{is_running, phase};
@@ -42,79 +39,67 @@ const AWAY: Duration = Duration::from_secs(2);
 /// The most pods that may fail by a death that the scheduler has to find out, and by each later one.
 const MOST_FAILED: (usize, usize) = (N_KEPT, 3);
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "plugin-replaced",
-        "a plugin that is replaced while pods come and go loses none of them",
-        plugin_replaced,
-    ),
-    (
-        "plugin-dies",
-        "a plugin that dies again and again costs few of the pods that a controller makes",
-        plugin_dies,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "plugin-replaced" => plugin_replaced,
+        "a plugin that is replaced while pods come and go loses none of them";
+    "plugin-dies" => plugin_dies,
+        "a plugin that dies again and again costs few of the pods that a controller makes";
+};
 
-fn plugin_replaced(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let specs: Vec<PodBuilder> = (0..N_PODS).map(|nth| spec(&format!("pod-{nth}"))).collect();
-        let specs = specs.into_iter().map(|spec| match &world.scheduler_name {
-            Some(name) => spec.scheduler(name),
-            None => spec,
-        });
-        let (pods, specs) = (world.pods.clone(), specs.collect::<Vec<_>>());
-        let coming = async move {
-            let mut ticks = interval(PACE);
-            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            for spec in &specs {
-                ticks.tick().await;
-                pods.create(spec).await?;
-            }
-            anyhow::Ok(())
-        };
-        let node = world.node(NODE)?;
-        let (came, is_clean) = tokio::join!(coming, node.replace_plugin(GRACE));
-        came?;
-        ensure!(is_clean?, "the old plugin did not end cleanly");
-        world
-            .until_all_run(&(0..N_PODS).map(|nth| format!("pod-{nth}")).collect::<Vec<_>>())
-            .await
-    }
-    .boxed()
+async fn plugin_replaced(world: &mut World) -> Result<()> {
+    let specs: Vec<PodBuilder> = (0..N_PODS).map(|nth| spec(&format!("pod-{nth}"))).collect();
+    let specs = specs.into_iter().map(|spec| match &world.scheduler_name {
+        Some(name) => spec.scheduler(name),
+        None => spec,
+    });
+    let (pods, specs) = (world.pods.clone(), specs.collect::<Vec<_>>());
+    let coming = async move {
+        let mut ticks = interval(PACE);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        for spec in &specs {
+            ticks.tick().await;
+            pods.create(spec).await?;
+        }
+        anyhow::Ok(())
+    };
+    let node = world.node(NODE)?;
+    let (came, is_clean) = tokio::join!(coming, node.replace_plugin(GRACE));
+    came?;
+    ensure!(is_clean?, "the old plugin did not end cleanly");
+    world
+        .until_all_run(&(0..N_PODS).map(|nth| format!("pod-{nth}")).collect::<Vec<_>>())
+        .await
 }
 
-fn plugin_dies(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let mut kept = Kept::default();
-        kept.until_running(world, N_KEPT / 3).await?;
-        for death in 0..N_DEATHS {
-            // A real kubelet writes node status every ten seconds, and until then kube-scheduler counts the devices as they were.
-            let status = Matching::anything()
-                .verb("patch")
-                .resource("nodes")
-                .subresource("status")
-                .name(|name| name == NODE);
-            let late = world.cluster()?.api().faults().inject(status, Fault::Refuse(503));
-            world.node(NODE)?.remove_plugin().await;
-            let before = kept.n_failed;
-            // No pod starts to run meanwhile: the time is that of the plugin's absence.
-            let _ = timeout(AWAY, kept.until_running(world, N_KEPT)).await;
-            world.node(NODE)?.start_plugin(&[])?;
-            let _ = timeout(AWAY, kept.until_running(world, N_KEPT)).await;
-            late.remove();
-            kept.look(world);
-            let n_failed = kept.n_failed - before;
-            let most = if death == 0 { MOST_FAILED.0 } else { MOST_FAILED.1 };
-            ensure!(
-                n_failed <= most,
-                "death {death} of the plugin has cost {n_failed} pods, more than {most}"
-            );
-            kept.delete_some(world, N_KEPT / 2).await?;
-        }
-        kept.until_running(world, N_KEPT).await
+async fn plugin_dies(world: &mut World) -> Result<()> {
+    let mut kept = Kept::default();
+    kept.until_running(world, N_KEPT / 3).await?;
+    for death in 0..N_DEATHS {
+        // A real kubelet writes node status every ten seconds, and until then kube-scheduler counts the devices as they were.
+        let status = Matching::anything()
+            .verb("patch")
+            .resource("nodes")
+            .subresource("status")
+            .name(|name| name == NODE);
+        let late = world.cluster()?.api().faults().inject(status, Fault::Refuse(503));
+        world.node(NODE)?.remove_plugin().await;
+        let before = kept.n_failed;
+        // No pod can start without the plugin, so this wait always lasts for AWAY, the time of its absence.
+        let _ = timeout(AWAY, kept.until_running(world, N_KEPT)).await;
+        world.node(NODE)?.start_plugin(&[])?;
+        let _ = timeout(AWAY, kept.until_running(world, N_KEPT)).await;
+        late.remove();
+        kept.count_failed(world);
+        let n_failed = kept.n_failed - before;
+        let most = if death == 0 { MOST_FAILED.0 } else { MOST_FAILED.1 };
+        ensure!(
+            n_failed <= most,
+            "death {death} of the plugin has cost {n_failed} pods, more than {most}"
+        );
+        kept.delete_some(world, N_KEPT / 2).await?;
     }
-    .boxed()
+    kept.until_running(world, N_KEPT).await
 }
 
 /// Pods of which as many are kept as a controller would.
@@ -130,7 +115,7 @@ impl Kept {
     /// Makes pods until `n` run, another for each that fails.
     async fn until_running(&mut self, world: &World, n_wanted: usize) -> Result<()> {
         loop {
-            self.look(world);
+            self.count_failed(world);
             while self.names.len() < n_wanted {
                 let name = format!("kept-{}", self.n_made);
                 world.create(spec(&name)).await?;
@@ -155,7 +140,7 @@ impl Kept {
     }
 
     /// Counts the pods that have failed.
-    fn look(&mut self, world: &World) {
+    fn count_failed(&mut self, world: &World) {
         let snapshot = world.observer.now();
         let n_before = self.names.len();
         self.names.retain(|name| {
@@ -178,5 +163,5 @@ impl Kept {
 }
 
 fn spec(name: &str) -> PodBuilder {
-    PodBuilder::new(name, &[(GPU_MEM, "1")]).on(NODE)
+    PodBuilder::units(name, 1).on(NODE)
 }

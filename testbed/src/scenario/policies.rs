@@ -3,45 +3,33 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use proto::resource::{GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::json;
 
-use super::{Body, DEADLINE, World};
+use super::{ScenarioEntry, World};
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
-    "overrides-denied",
-    "pods that decide what they see, or whose hints cannot be read, are refused in the same words with webhooks and without",
-    denied,
-)];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "overrides-denied" => overrides_denied,
+        "pods that decide what they see, or whose hints cannot be read, are refused in the same words with webhooks and without";
+};
 
 fn share(name: &str) -> PodBuilder {
-    PodBuilder::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")])
+    PodBuilder::share(name, 10)
 }
 
-fn denied(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let hint = BTreeMap::from([(
-            "scheduling.koordinator.sh/device-allocate-hint".to_owned(),
-            r#"{"gpu": 1}"#.to_owned(),
-        )]);
-        world
-            .until_breaks_rule(share("hinted").annotated(&hint), "expected a JSON object")
-            .await?;
-        let usual = world.cluster()?.scheduler.invocation().clone();
-        let mut strict = usual.clone();
-        strict.args.push("--deny-overrides".to_owned());
-        world.cluster()?.scheduler.restart_as(strict).await?;
-        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
-        let tried = try_pods(world).await;
-        world.cluster()?.scheduler.restart_as(usual).await?;
-        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
-        tried
-    }
-    .boxed()
+async fn overrides_denied(world: &mut World) -> Result<()> {
+    let hint = BTreeMap::from([(
+        "scheduling.koordinator.sh/device-allocate-hint".to_owned(),
+        r#"{"gpu": 1}"#.to_owned(),
+    )]);
+    world
+        .until_breaks_rule(share("hinted").annotated(&hint), "expected a JSON object")
+        .await?;
+    let usual = world.add_scheduler_flags(&["--deny-overrides"]).await?;
+    let tried = try_pods(world).await;
+    world.restart_scheduler_as(usual).await?;
+    tried
 }
 
 async fn try_pods(world: &World) -> Result<()> {
@@ -52,8 +40,7 @@ async fn try_pods(world: &World) -> Result<()> {
             "container \"main\" sets NVIDIA_VISIBLE_DEVICES",
         )
         .await?;
-    let privileged =
-        PodBuilder::new("privileged", &[(GPU_MEM, "1")]).with("securityContext", json!({"privileged": true}));
+    let privileged = PodBuilder::units("privileged", 1).with("securityContext", json!({"privileged": true}));
     world
         .until_breaks_rule(privileged, "container \"main\" is privileged")
         .await?;

@@ -4,44 +4,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
-use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::json;
 
-use super::{Body, World};
+use super::{Body, ScenarioEntry, World};
 use crate::cluster::SCHEDULER_USER;
 use crate::invariants;
 use crate::observer::ClusterSnapshot;
 use crate::pod_fields::node_of;
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "preemption",
-        "a full cluster makes room for an important pod: the pods of one GPU go, and it runs there",
-        one_gpu_is_freed,
-    ),
-    (
-        "preemption-behind",
-        "with the scheduler's watch five seconds behind, no pod goes in vain",
-        watch_is_behind,
-    ),
-    (
-        "preemption-budget",
-        "pods that a PodDisruptionBudget protects stay where others can go",
-        budget_is_kept,
-    ),
-    (
-        "preemption-in-vain",
-        "where no GPU can be freed, no pod goes",
-        nothing_helps,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_class(world):
+    "preemption" => one_gpu_is_freed,
+        "a full cluster makes room for an important pod: the pods of one GPU go, and it runs there";
+    "preemption-behind" => watch_is_behind,
+        "with the scheduler's watch five seconds behind, no pod goes in vain";
+    "preemption-budget" => budget_is_kept,
+        "pods that a PodDisruptionBudget protects stay where others can go";
+    "preemption-in-vain" => nothing_helps,
+        "where no GPU can be freed, no pod goes";
+};
 
 /// The delay of the scheduler's watch.
 const BEHIND: Duration = Duration::from_secs(5);
@@ -52,10 +37,7 @@ const IMPORTANT: i32 = 1000;
 const CLASS: &str = "gpushare-e2e-important";
 
 fn share(name: &str, percent: u32, priority: i32) -> PodBuilder {
-    let spec = PodBuilder::new(
-        name,
-        &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, &percent.to_string())],
-    );
+    let spec = PodBuilder::share(name, percent);
     if priority == IMPORTANT {
         spec.priority(CLASS, priority)
     } else {
@@ -76,7 +58,7 @@ async fn with_class(world: &mut World, scenario: Body) -> Result<()> {
 }
 
 /// Fills every GPU with pods of a quarter; returns their names.
-async fn fill(world: &World) -> Result<Vec<String>> {
+async fn fill_all_gpus(world: &World) -> Result<Vec<String>> {
     let snapshot = world.observer.now();
     let n_gpus = invariants::accounts(&snapshot, &world.excused).gpus.len();
     let names: Vec<String> = (0..4 * n_gpus).map(|idx| format!("low-{idx:02}")).collect();
@@ -92,18 +74,18 @@ async fn fill(world: &World) -> Result<Vec<String>> {
 fn places(world: &World, names: &[String]) -> Vec<(String, Option<(String, i32)>)> {
     names
         .iter()
-        .map(|name| (name.clone(), place(world, name)))
+        .map(|name| (name.clone(), place_of(world, name)))
         .collect()
 }
 
-fn place(world: &World, name: &str) -> Option<(String, i32)> {
+fn place_of(world: &World, name: &str) -> Option<(String, i32)> {
     let pod = world.pod(name).ok()?;
     let node = node_of(&pod)?.to_owned();
     Some((node, invariants::record(&pod).ok()?.first()?.0))
 }
 
 /// True if a pod is there and stays there.
-fn stays(world: &World, name: &str) -> bool {
+fn is_staying(world: &World, name: &str) -> bool {
     world
         .pod(name)
         .is_ok_and(|pod| pod.metadata.deletion_timestamp.is_none())
@@ -116,9 +98,9 @@ async fn until_one_gpu_has_changed_hands(
     n_gone: usize,
 ) -> Result<()> {
     world.until_running(&["high"]).await?;
-    let high = place(world, "high").context("the pod has no record")?;
+    let high = place_of(world, "high").context("the pod has no record")?;
     let mut gone = before.to_vec();
-    gone.retain(|(name, _)| !stays(world, name));
+    gone.retain(|(name, _)| !is_staying(world, name));
     ensure!(
         gone.len() == n_gone,
         "{} pods have gone, {n_gone} had to: {gone:?}",
@@ -131,25 +113,19 @@ async fn until_one_gpu_has_changed_hands(
     Ok(())
 }
 
-fn one_gpu_is_freed(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    with_class(world, |world| try_one_gpu_is_freed(world).boxed()).boxed()
-}
-
-async fn try_one_gpu_is_freed(world: &mut World) -> Result<()> {
-    let low = places(world, &fill(world).await?);
+async fn one_gpu_is_freed(world: &mut World) -> Result<()> {
+    let low = places(world, &fill_all_gpus(world).await?);
     world.create(share("high", 50, IMPORTANT)).await?;
     until_one_gpu_has_changed_hands(world, &low, 2).await
 }
 
 /// kube-scheduler sees the victims end, and asks again, long before the scheduler does.
-fn watch_is_behind(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    with_class(world, |world| try_watch_is_behind(world).boxed()).boxed()
-}
-
-async fn try_watch_is_behind(world: &mut World) -> Result<()> {
-    let names = fill(world).await?;
+async fn watch_is_behind(world: &mut World) -> Result<()> {
+    let names = fill_all_gpus(world).await?;
     let low = places(world, &names);
     let faults = world.cluster()?.api().faults();
+    // Only the extender's watch stops. kube-scheduler sees the victims go and calls the filter again while the
+    // extender still counts them.
     let held = faults.hold_watches_of(SCHEDULER_USER, "pods");
     world.create(share("high", 50, IMPORTANT)).await?;
     let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
@@ -164,12 +140,8 @@ async fn try_watch_is_behind(world: &mut World) -> Result<()> {
 }
 
 /// All are protected but the pods of one GPU and one pod of each other, over which kube-scheduler's own choice is spread.
-fn budget_is_kept(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    with_class(world, |world| try_budget_is_kept(world).boxed()).boxed()
-}
-
-async fn try_budget_is_kept(world: &mut World) -> Result<()> {
-    let low = places(world, &fill(world).await?);
+async fn budget_is_kept(world: &mut World) -> Result<()> {
+    let low = places(world, &fill_all_gpus(world).await?);
     let (_, free) = low.last().context("there are no pods")?;
     let (mut one_of_each, mut unprotected) = (BTreeMap::new(), BTreeSet::new());
     for (name, place) in &low {
@@ -188,13 +160,14 @@ async fn try_budget_is_kept(world: &mut World) -> Result<()> {
     let status = json!({"disruptionsAllowed": 0, "currentHealthy": n_low, "desiredHealthy": n_low, "expectedPods": n_low});
     let patch = Patch::Merge(json!({"status": status}));
     budgets
+        // No disruption controller runs in the testbed, so the test itself fills in the budget's status.
         .patch_status("protected", &PatchParams::default(), &patch)
         .await?;
     world.create(share("high", 75, IMPORTANT)).await?;
     let freed = until_one_gpu_has_changed_hands(world, &low, 3).await;
     budgets.delete("protected", &DeleteParams::default()).await?;
     freed?;
-    let high = place(world, "high");
+    let high = place_of(world, "high");
     ensure!(
         high == *free,
         "the pod is on {high:?}, and only on {free:?} could enough pods go"
@@ -203,11 +176,7 @@ async fn try_budget_is_kept(world: &mut World) -> Result<()> {
 }
 
 /// Half of each GPU is held by pods that are as important: the sums of a node suffice when the others go, and no GPU does.
-fn nothing_helps(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    with_class(world, |world| try_nothing_helps(world).boxed()).boxed()
-}
-
-async fn try_nothing_helps(world: &mut World) -> Result<()> {
+async fn nothing_helps(world: &mut World) -> Result<()> {
     let snapshot = world.observer.now();
     let n_gpus = invariants::accounts(&snapshot, &world.excused).gpus.len();
     let (mut peers, mut low) = (Vec::new(), Vec::new());
@@ -221,9 +190,9 @@ async fn try_nothing_helps(world: &mut World) -> Result<()> {
     futures::future::try_join_all(low.iter().map(|name| world.create(share(name, 40, 0)))).await?;
     world.until_all_run(&low).await?;
     world.create(share("high", 70, IMPORTANT)).await?;
-    // Pods are evicted before the condition is written.
+    // kube-scheduler evicts victims before it writes the condition, so by now they would be gone.
     world.until_refused("high", "nodes are available").await?;
-    let stay = low.iter().all(|name| stays(world, name));
+    let stay = low.iter().all(|name| is_staying(world, name));
     ensure!(stay, "a pod was evicted although that helps no other pod");
     Ok(())
 }

@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
@@ -14,36 +12,26 @@ use proto::plugin_reports::PODS_WITHOUT_DEVICES;
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
 };
-use proto::resource::{GPU_CORE, GPU_MEM};
+use proto::resource::GPU_CORE;
 use serde_json::{Value, json};
 
-use super::all_devices::until_held;
 use super::breaking::until_registered;
-use super::{Body, World};
+use super::{ScenarioEntry, World};
 use crate::cluster::user_client;
 use crate::manifests;
 use crate::observer::ClusterSnapshot;
 use crate::pod_fields::node_of;
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "records-forged",
-        "records of pods that ask for nothing, and pods bound without the scheduler, take no GPU from others",
-        forged,
-    ),
-    (
-        "records-removed",
-        "the removed record of a running pod is written again, also by a plugin that has started since",
-        removed,
-    ),
-    (
-        "records-guarded",
-        "records are written by the scheduler and the plugin, and pods that have some stay changeable",
-        guarded,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "records-forged" => records_forged,
+        "records of pods that ask for nothing, and pods bound without the scheduler, take no GPU from others";
+    "records-removed" => records_removed,
+        "the removed record of a running pod is written again, also by a plugin that has started since";
+    "records-guarded" => records_guarded,
+        "records are written by the scheduler and the plugin, and pods that have some stay changeable";
+};
 
 /// The policy, and where it lies in `deploy/`.
 const POLICY: (&str, &str) = ("gpushare-records", "base/record-admission.yaml");
@@ -59,7 +47,7 @@ fn record(minors: &[u32]) -> BTreeMap<String, String> {
 }
 
 /// Puts a pod on a node as its author can with `nodeName`.
-async fn put(world: &mut World, spec: PodBuilder, node: &str) -> Result<String> {
+async fn bind_by_hand(world: &mut World, spec: PodBuilder, node: &str) -> Result<String> {
     let pod = world.pods.create(&spec.scheduler(NO_SCHEDULER)).await?;
     let (name, namespace) = (pod.name_any(), world.namespace.clone());
     world.excused.insert(world.key(&name));
@@ -73,46 +61,41 @@ async fn put(world: &mut World, spec: PodBuilder, node: &str) -> Result<String> 
     Ok(pod.uid().unwrap_or_default())
 }
 
-fn forged(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(2)?;
-        let minors: Vec<u32> = (0..).take(node.units.len()).collect();
-        let mut without = Vec::new();
-        for (name, minors) in [("names-nothing-there", &[99][..]), ("names-all", &minors)] {
-            let spec = PodBuilder::new(name, &[("cpu", "1m")]).annotated(&record(minors));
-            without.push(put(world, spec, &node.name).await?);
-        }
-        let core_alone = PodBuilder::new("core-alone", &[(GPU_CORE, "50")]);
-        without.push(put(world, core_alone, &node.name).await?);
-        world
-            .until_running(&["names-nothing-there", "names-all", "core-alone"])
-            .await?;
-        until_reported(world, &node.name, &without).await?;
-        let names: Vec<String> = (0..node.units.len()).map(|idx| format!("full-{idx}")).collect();
-        let mut units = node.units.clone();
-        units.sort_unstable();
-        // The largest first, one after the other: a smaller one may not take the only GPU that is large enough.
-        for (name, units) in names.iter().zip(units.iter().rev()) {
-            world
-                .start(PodBuilder::new(name, &[(GPU_MEM, &units.to_string())]).on(&node.name))
-                .await?;
-        }
-        for name in &names {
-            world.delete(name).await?;
-        }
-        counted_once(world, &node.name, units.last().copied().unwrap_or_default()).await?;
-        for name in ["names-nothing-there", "names-all", "core-alone"] {
-            world.delete(name).await?;
-        }
-        world.excused.clear();
-        Ok(())
+async fn records_forged(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(2)?;
+    let minors: Vec<u32> = (0..).take(node.units.len()).collect();
+    let mut without = Vec::new();
+    for (name, minors) in [("names-nothing-there", &[99][..]), ("names-all", &minors)] {
+        let spec = PodBuilder::new(name, &[("cpu", "1m")]).annotated(&record(minors));
+        without.push(bind_by_hand(world, spec, &node.name).await?);
     }
-    .boxed()
+    let core_alone = PodBuilder::new("core-alone", &[(GPU_CORE, "50")]);
+    without.push(bind_by_hand(world, core_alone, &node.name).await?);
+    world
+        .until_running(&["names-nothing-there", "names-all", "core-alone"])
+        .await?;
+    until_reported(world, &node.name, &without).await?;
+    let names: Vec<String> = (0..node.units.len()).map(|idx| format!("full-{idx}")).collect();
+    let mut units = node.units.clone();
+    units.sort_unstable();
+    // The largest first, one after the other: a smaller one may not take the only GPU that is large enough.
+    for (name, units) in names.iter().zip(units.iter().rev()) {
+        world.start(PodBuilder::units(name, units).on(&node.name)).await?;
+    }
+    for name in &names {
+        world.delete(name).await?;
+    }
+    counted_once(world, &node.name, units.last().copied().unwrap_or_default()).await?;
+    for name in ["names-nothing-there", "names-all", "core-alone"] {
+        world.delete(name).await?;
+    }
+    world.excused.clear();
+    Ok(())
 }
 
 /// A pod whose device is not known leaves the other GPUs of its node as they are.
 async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
-    put(world, PodBuilder::new("direct", &[(GPU_MEM, "1")]), node).await?;
+    bind_by_hand(world, PodBuilder::units("direct", 1), node).await?;
     // The GPU with the most room is the one that is charged for it.
     let mut others = world.gpu_node(2)?.units;
     others.sort_unstable();
@@ -146,8 +129,8 @@ async fn until_reported(world: &mut World, node: &str, uids: &[String]) -> Resul
         .await
 }
 
-/// The devices in a pod's annotations.
-fn recorded(pod: &Pod) -> BTreeMap<String, String> {
+/// The annotations of a pod that record its devices.
+fn record_annotations(pod: &Pod) -> BTreeMap<String, String> {
     let keys = [
         DEVICE_ALLOCATED,
         BIND_TIMESTAMP,
@@ -163,9 +146,10 @@ fn recorded(pod: &Pod) -> BTreeMap<String, String> {
     record
 }
 
-/// Removes annotations of a pod that say something of its devices; returns the version of the pod without them.
+/// Removes the annotations with this prefix from a pod's record; returns the pod's resource version without
+/// them.
 async fn remove(world: &World, name: &str, prefix: &str) -> Result<u64> {
-    let record = recorded(&world.pod(name)?);
+    let record = record_annotations(&world.pod(name)?);
     let keys = record.keys().filter(|key| key.starts_with(prefix));
     let none: BTreeMap<&String, Value> = keys.map(|key| (key, Value::Null)).collect();
     let patch = Patch::Merge(json!({"metadata": {"annotations": none}}));
@@ -192,7 +176,7 @@ async fn until_whole(
     let key = world.key(name);
     let is_whole = |snapshot: &ClusterSnapshot| {
         let pod = snapshot.pods.get(&key)?;
-        let again = recorded(pod);
+        let again = record_annotations(pod);
         let is_same = |key: &str| again.get(key) == before.get(key);
         let is_whole = again.len() == before.len() && is_same(MEM_IDX) && is_same(MEM_ASSIGNED);
         (is_whole && version(pod) > Some(removed)).then_some(again)
@@ -201,77 +185,62 @@ async fn until_whole(
     world.until_within(AGAIN, &what, is_whole).await
 }
 
-fn removed(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(1)?.name;
-        world.start_units("held", "2", &node).await?;
-        let key = world.key("held");
-        let is_assigned = |snapshot: &ClusterSnapshot| {
-            (snapshot.pods.get(&key)?.annotations().get(MEM_ASSIGNED)? == "true").then_some(())
-        };
-        world
-            .until("the plugin to mark the pod assigned", is_assigned)
-            .await?;
-        let before = recorded(&world.pod("held")?);
-        for prefix in ["", "scheduling.koordinator.sh/", "ALIYUN_COM_GPU_MEM_"] {
-            let version = remove(world, "held", prefix).await?;
-            let again = until_whole(world, "held", &before, version).await?;
-            ensure!(
-                again == before,
-                "without {prefix}* the record was {before:?}, and is {again:?}"
-            );
-        }
-        // A plugin that has never seen the record knows which devices the container sees.
-        world.node(&node)?.remove_plugin().await;
-        let version = remove(world, "held", "").await?;
-        world.node(&node)?.start_plugin(&[])?;
-        until_whole(world, "held", &before, version).await?;
-        // Until then kubelet fails the pod at once, and the plugin never checks it.
-        until_registered(world, &node).await?;
-        put(world, PodBuilder::new("bound-by-hand", &[(GPU_MEM, "1")]), &node).await?;
-        until_held(
-            world,
-            "bound-by-hand",
-            "GPUNotPlaced",
-            "was not placed by gpushare-scheduler",
-        )
-        .await?;
-        world.verify().await?;
+async fn records_removed(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(1)?.name;
+    world.start_units("held", "2", &node).await?;
+    world.until_assigned("held").await?;
+    let before = record_annotations(&world.pod("held")?);
+    for prefix in ["", "scheduling.koordinator.sh/", "ALIYUN_COM_GPU_MEM_"] {
+        let version = remove(world, "held", prefix).await?;
+        let again = until_whole(world, "held", &before, version).await?;
         ensure!(
-            recorded(&world.pod("bound-by-hand")?).is_empty(),
-            "a pod that was bound by hand has a record"
+            again == before,
+            "without {prefix}* the record was {before:?}, and is {again:?}"
         );
-        world.delete("bound-by-hand").await?;
-        world.excused.clear();
-        Ok(())
     }
-    .boxed()
+    // A plugin that has never seen the record finds it out from the devices of the running container.
+    world.node(&node)?.remove_plugin().await;
+    let version = remove(world, "held", "").await?;
+    world.node(&node)?.start_plugin(&[])?;
+    until_whole(world, "held", &before, version).await?;
+    // Before that kubelet would fail the pod for want of devices, and the plugin would never check it.
+    until_registered(world, &node).await?;
+    bind_by_hand(world, PodBuilder::units("bound-by-hand", 1), &node).await?;
+    let words = "was not placed by gpushare-scheduler";
+    world
+        .until_event(&world.namespace, "bound-by-hand", "GPUNotPlaced", words)
+        .await?;
+    world.verify().await?;
+    ensure!(
+        record_annotations(&world.pod("bound-by-hand")?).is_empty(),
+        "a pod that was bound by hand has a record"
+    );
+    world.delete("bound-by-hand").await?;
+    world.excused.clear();
+    Ok(())
 }
 
-fn guarded(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(1)?;
-        put(
-            world,
-            PodBuilder::new("before", &[("cpu", "1m")]).annotated(&record(&[0])),
-            &node.name,
-        )
-        .await?;
-        world.until_running(&["before"]).await?;
-        let cluster = world.cluster()?;
-        let path = cluster.deploy().join(POLICY.1);
-        manifests::apply_file(cluster.client(), &path).await?;
-        let alice = user_client(cluster.api(), cluster.dir(), "alice", &[]).await?;
-        let tried = try_accounts(world, &alice).await;
-        let api = world.cluster()?.api().objects().clone();
-        for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
-            api.delete(plural, "", POLICY.0, None)?;
-        }
-        world.delete("before").await?;
-        world.excused.clear();
-        tried
+async fn records_guarded(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(1)?;
+    bind_by_hand(
+        world,
+        PodBuilder::new("before", &[("cpu", "1m")]).annotated(&record(&[0])),
+        &node.name,
+    )
+    .await?;
+    world.until_running(&["before"]).await?;
+    let cluster = world.cluster()?;
+    let path = cluster.deploy().join(POLICY.1);
+    manifests::apply_file(cluster.client(), &path).await?;
+    let alice = user_client(cluster.api(), cluster.dir(), "alice", &[]).await?;
+    let tried = try_accounts(world, &alice).await;
+    let api = world.cluster()?.api().objects().clone();
+    for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
+        api.delete(plural, "", POLICY.0, None)?;
     }
-    .boxed()
+    world.delete("before").await?;
+    world.excused.clear();
+    tried
 }
 
 async fn try_accounts(world: &mut World, alice: &Client) -> Result<()> {
@@ -317,17 +286,10 @@ async fn try_accounts(world: &mut World, alice: &Client) -> Result<()> {
     change(false, json!({"note": "anything"}))
         .await
         .context("a pod with a record is no longer changeable")?;
-    let served = world.start(PodBuilder::new("served", &[(GPU_MEM, "2")])).await?;
+    let served = world.start(PodBuilder::units("served", 2)).await?;
     ensure!(
         served.annotations().contains_key(DEVICE_ALLOCATED),
         "the scheduler wrote no record"
     );
-    let key = world.key("served");
-    let is_assigned = |snapshot: &ClusterSnapshot| {
-        let assigned = snapshot.pods.get(&key)?.annotations().get(MEM_ASSIGNED)?;
-        (assigned == "true").then_some(())
-    };
-    world
-        .until("the plugin to mark the pod assigned", is_assigned)
-        .await
+    world.until_assigned("served").await
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -13,7 +12,7 @@ use kube::api::{Api, DeleteParams, ListParams};
 use proto::resource::{GPU_MEM, GPU_MEMORY};
 use serde_json::{Value, json};
 
-use super::{Body, DEADLINE, World};
+use super::{DEADLINE, ScenarioEntry, World};
 use crate::apiserver::{self, Fault, Matching};
 use crate::cluster::SCHEDULER_USER;
 use crate::manifests;
@@ -36,34 +35,19 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The scheduler name of pods that no scheduler takes.
 const NO_SCHEDULER: &str = "no-scheduler";
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "leader-killed",
-        "the leader of two replicas killed with bindings in flight: the other goes on, nothing is lost or doubled",
-        |world| with_replicas(world, leader_killed).boxed(),
-    ),
-    (
-        "leader-paused",
-        "a leader that stands still until another leads binds nothing when it goes on",
-        |world| with_replicas(world, leader_paused).boxed(),
-    ),
-    (
-        "fence-reinstalled",
-        "the policy that fences replicas deleted and installed again: the next leader binds",
-        |world| with_replicas(world, fence_reinstalled).boxed(),
-    ),
-    (
-        "fence-refused",
-        "a leader whose bindings the API server refuses is not ready and says so, and goes on when it may",
-        |world| with_replicas(world, fence_refused).boxed(),
-    ),
-    (
-        "rollout",
-        "both replicas replaced while pods arrive: none waits, and webhooks answer for each",
-        |world| with_replicas(world, rollout).boxed(),
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_replicas(world, replicas):
+    "leader-killed" => leader_killed,
+        "the leader of two replicas killed with bindings in flight: the other goes on, nothing is lost or doubled";
+    "leader-paused" => leader_paused,
+        "a leader that stands still until another leads binds nothing when it goes on";
+    "fence-reinstalled" => fence_reinstalled,
+        "the policy that fences replicas deleted and installed again: the next leader binds";
+    "fence-refused" => fence_refused,
+        "a leader whose bindings the API server refuses is not ready and says so, and goes on when it may";
+    "rollout" => rollout,
+        "both replicas replaced while pods arrive: none waits, and webhooks answer for each";
+};
 
 /// An action on replicas.
 type ReplicaAction = for<'a> fn(&'a mut World, &'a mut Replicas) -> BoxFuture<'a, Result<()>>;
@@ -81,7 +65,7 @@ async fn with_replicas(world: &mut World, deed: ReplicaAction) -> Result<()> {
 }
 
 /// Waits for a condition that no watch shows.
-async fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
+async fn until_true(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
     let waiting = async {
         while !condition() {
             tokio::time::sleep(LOOK).await;
@@ -92,150 +76,157 @@ async fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
         .with_context(|| format!("waited in vain for {what}"))
 }
 
-fn leader_killed<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
-    async move {
-        let faults = world.cluster()?.api().faults().clone();
-        let mut names = Vec::new();
-        for (kill, fault) in LATE.into_iter().enumerate() {
-            let leader = replicas.until_led_by_another_than("").await?;
-            let on_bind = Matching::anything()
-                .verb("create")
-                .resource("pods")
-                .subresource("binding")
-                .times(N_LATE);
-            let late = faults.inject(on_bind, fault);
-            names.extend(
-                world
-                    .create_many(&format!("pod-{kill}"), N_PODS, &[(GPU_MEM, "1")])
-                    .await?,
-            );
-            until(&format!("{N_LATE} bindings to be under way"), || {
-                late.hits() >= N_LATE
-            })
-            .await?;
-            replicas.kill(&leader).await?;
-            replicas.until_led_by_another_than(&leader).await?;
-            replicas.restart(&leader).await?;
-        }
-        faults.clear();
-        world.until_all_run(&names).await
+async fn leader_killed(world: &mut World, replicas: &mut Replicas) -> Result<()> {
+    let faults = world.cluster()?.api().faults().clone();
+    let mut names = Vec::new();
+    for (kill, fault) in LATE.into_iter().enumerate() {
+        let leader = replicas.until_led_by_another_than("").await?;
+        let on_bind = Matching::anything()
+            .verb("create")
+            .resource("pods")
+            .subresource("binding")
+            .times(N_LATE);
+        let late = faults.inject(on_bind, fault);
+        names.extend(
+            world
+                .create_many(&format!("pod-{kill}"), N_PODS, &[(GPU_MEM, "1")])
+                .await?,
+        );
+        until_true(&format!("{N_LATE} bindings to be under way"), || {
+            late.hits() >= N_LATE
+        })
+        .await?;
+        replicas.kill(&leader).await?;
+        replicas.until_led_by_another_than(&leader).await?;
+        replicas.restart(&leader).await?;
     }
-    .boxed()
+    faults.clear();
+    world.until_all_run(&names).await
 }
 
 /// Any refusal of the late bind is right: the process may read it before or after it sees to its own lease's timer, and on a
 /// busy machine it may have lost the lease and led again before it was paused. It must not be written.
-fn leader_paused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
-    async move {
-        let node = world.gpu_node(1)?;
-        let room = node.units.iter().min().copied().unwrap_or_default();
-        for (idx, units) in node.units.iter().enumerate().skip(1) {
-            // All GPUs but one are taken.
-            world.start(PodBuilder::new(&format!("holder-{idx}"), &[(GPU_MEM, &units.to_string())]).on(&node.name)).await?;
-        }
-        let late = world.pods.create(&PodBuilder::new("late", &[(GPU_MEM, &room.to_string())]).scheduler(NO_SCHEDULER)).await?;
-        let leader = replicas.until_led_by_another_than("").await?;
-        let (url, client) = {
-            let cluster = world.cluster()?;
-            let address = replicas.address(&leader)?;
-            let authority = if cluster.has_webhooks() { cluster.scheduler_url() } else { format!("http://{address}") };
-            (format!("{authority}/gpushare-scheduler"), cluster.scheduler_client_at(address)?)
-        };
-        // A connection that is kept, so that a request on it lies there until the process goes on.
-        client.get(&format!("{url}/inspect")).await?;
-        replicas.pause(&leader).await?;
-        let bind = json!({
-            "PodName": late.name_any(), "PodNamespace": late.namespace(), "PodUID": late.uid(), "Node": node.name,
-        });
-        let waking = tokio::spawn(async move { client.post(&format!("{url}/bind"), bind.to_string()).await });
-        replicas.until_led_by_another_than(&leader).await?;
-        world.start(PodBuilder::new("prompt", &[(GPU_MEM, &room.to_string())]).on(&node.name)).await?;
-        replicas.resume(&leader).await?;
-        // It may also find its connection closed.
-        if let Ok((_, body)) = tokio::time::timeout(DEADLINE, waking).await.context("the late bind is not answered")?? {
-            let answer: Value = serde_json::from_slice(&body).context("the late bind's answer")?;
-            let error = answer.get("Error").and_then(Value::as_str).unwrap_or_default();
-            ensure!(!error.is_empty(), "the late bind was answered with {answer}");
-        }
-        ensure!(node_of(&world.pods.api().get("late").await?).is_none(), "the late bind was written");
-        world.verify().await?;
-        // The previous leader does not come back: its label is removed.
-        until("the former leader's label to be taken off", || !replicas.leaders().contains(&leader)).await
+async fn leader_paused(world: &mut World, replicas: &mut Replicas) -> Result<()> {
+    let node = world.gpu_node(1)?;
+    let room = node.units.iter().min().copied().unwrap_or_default();
+    for (idx, units) in node.units.iter().enumerate().skip(1) {
+        // All GPUs but one are taken.
+        world
+            .start(PodBuilder::units(&format!("holder-{idx}"), units).on(&node.name))
+            .await?;
     }
-    .boxed()
+    let late = world
+        .pods
+        .create(&PodBuilder::units("late", room).scheduler(NO_SCHEDULER))
+        .await?;
+    let leader = replicas.until_led_by_another_than("").await?;
+    let (url, client) = {
+        let cluster = world.cluster()?;
+        let address = replicas.address(&leader)?;
+        let authority = if cluster.has_webhooks() {
+            cluster.scheduler_url()
+        } else {
+            format!("http://{address}")
+        };
+        (
+            format!("{authority}/gpushare-scheduler"),
+            cluster.scheduler_client_at(address)?,
+        )
+    };
+    // A connection that is kept, so that a request on it lies there until the process goes on.
+    client.get(&format!("{url}/inspect")).await?;
+    replicas.pause(&leader).await?;
+    let bind = json!({
+        "PodName": late.name_any(), "PodNamespace": late.namespace(), "PodUID": late.uid(), "Node": node.name,
+    });
+    let waking = tokio::spawn(async move { client.post(&format!("{url}/bind"), bind.to_string()).await });
+    replicas.until_led_by_another_than(&leader).await?;
+    world
+        .start(PodBuilder::units("prompt", room).on(&node.name))
+        .await?;
+    replicas.resume(&leader).await?;
+    // The resumed process may also close the connection at once, which is as good as a refusal.
+    if let Ok((_, body)) = tokio::time::timeout(DEADLINE, waking)
+        .await
+        .context("the late bind is not answered")??
+    {
+        let answer: Value = serde_json::from_slice(&body).context("the late bind's answer")?;
+        let error = answer.get("Error").and_then(Value::as_str).unwrap_or_default();
+        ensure!(!error.is_empty(), "the late bind was answered with {answer}");
+    }
+    ensure!(
+        node_of(&world.pods.api().get("late").await?).is_none(),
+        "the late bind was written"
+    );
+    world.verify().await?;
+    // The previous leader does not come back: its label is removed.
+    until_true("the former leader's label to be taken off", || {
+        !replicas.leaders().contains(&leader)
+    })
+    .await
 }
 
 /// Reinstalls the policies: a watch of kube-apiserver on their parameter has ended in between.
-fn fence_reinstalled<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
-    async move {
-        let leader = replicas.until_led_by_another_than("").await?;
-        world.start(PodBuilder::new("before", &[(GPU_MEM, "1")])).await?;
-        let (client, path) = {
-            let cluster = world.cluster()?;
-            (
-                cluster.client().clone(),
-                cluster.deploy().join("base/scheduler-admission.yaml"),
-            )
-        };
-        let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
-        let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
-        let (one, all) = (DeleteParams::default(), ListParams::default());
-        bindings
-            .delete_collection(&one, &all)
-            .await
-            .context("cannot delete bindings of policies")?;
-        policies
-            .delete_collection(&one, &all)
-            .await
-            .context("cannot delete policies")?;
-        manifests::apply_file(&client, &path).await?;
-        world
-            .start(PodBuilder::new("reinstalled", &[(GPU_MEM, "1")]))
-            .await?;
-        replicas.kill(&leader).await?;
-        replicas.until_led_by_another_than(&leader).await?;
-        world
-            .start(PodBuilder::new("next-leader", &[(GPU_MEM, "1")]))
-            .await?;
-        replicas.restart(&leader).await?;
-        replicas.until_ready(&leader).await
-    }
-    .boxed()
+async fn fence_reinstalled(world: &mut World, replicas: &mut Replicas) -> Result<()> {
+    let leader = replicas.until_led_by_another_than("").await?;
+    world.start(PodBuilder::units("before", 1)).await?;
+    let (client, path) = {
+        let cluster = world.cluster()?;
+        (
+            cluster.client().clone(),
+            cluster.deploy().join("base/scheduler-admission.yaml"),
+        )
+    };
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
+    let (one, all) = (DeleteParams::default(), ListParams::default());
+    bindings
+        .delete_collection(&one, &all)
+        .await
+        .context("cannot delete bindings of policies")?;
+    policies
+        .delete_collection(&one, &all)
+        .await
+        .context("cannot delete policies")?;
+    manifests::apply_file(&client, &path).await?;
+    world.start(PodBuilder::units("reinstalled", 1)).await?;
+    replicas.kill(&leader).await?;
+    replicas.until_led_by_another_than(&leader).await?;
+    world.start(PodBuilder::units("next-leader", 1)).await?;
+    replicas.restart(&leader).await?;
+    replicas.until_ready(&leader).await
 }
 
-fn fence_refused<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
-    async move {
-        let leader = replicas.until_led_by_another_than("").await?;
-        let api = world.cluster()?.api().objects().clone();
-        let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/binding"]});
-        let account = format!("request.userInfo.username == '{SCHEDULER_USER}'");
-        let policy = json!({"metadata": {"name": REFUSAL}, "spec": {
-            "failurePolicy": "Fail", "matchConstraints": {"resourceRules": [rule]},
-            "matchConditions": [{"name": "is-scheduler", "expression": account}],
-            "validations": [{"expression": "false", "message": "not today", "reason": "Forbidden"}],
-        }});
-        let binding = json!({"metadata": {"name": REFUSAL}, "spec": {"policyName": REFUSAL, "validationActions": ["Deny"]}});
-        // The second refusal updates the event of the first.
-        let mut version = refusal_event(&api, &leader);
-        for pod in ["waits", "waits-again"] {
-            api.create("validatingadmissionpolicies", policy.clone())?;
-            api.create("validatingadmissionpolicybindings", binding.clone())?;
-            world.create(PodBuilder::new(pod, &[(GPU_MEM, "1")])).await?;
-            until("the leader not to be ready", || !replicas.is_ready(&leader)).await?;
-            let before = version.clone();
-            until("an event of the leader's pod", || {
-                version = refusal_event(&api, &leader);
-                version != before
-            })
-            .await?;
-            api.delete("validatingadmissionpolicybindings", "", REFUSAL, None)?;
-            api.delete("validatingadmissionpolicies", "", REFUSAL, None)?;
-            world.until_running(&[pod]).await?;
-            replicas.until_ready(&leader).await?;
-        }
-        Ok(())
+async fn fence_refused(world: &mut World, replicas: &mut Replicas) -> Result<()> {
+    let leader = replicas.until_led_by_another_than("").await?;
+    let api = world.cluster()?.api().objects().clone();
+    let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/binding"]});
+    let account = format!("request.userInfo.username == '{SCHEDULER_USER}'");
+    let policy = json!({"metadata": {"name": REFUSAL}, "spec": {
+        "failurePolicy": "Fail", "matchConstraints": {"resourceRules": [rule]},
+        "matchConditions": [{"name": "is-scheduler", "expression": account}],
+        "validations": [{"expression": "false", "message": "not today", "reason": "Forbidden"}],
+    }});
+    let binding = json!({"metadata": {"name": REFUSAL}, "spec": {"policyName": REFUSAL, "validationActions": ["Deny"]}});
+    // The second refusal updates the event of the first.
+    let mut version = refusal_event(&api, &leader);
+    for pod in ["waits", "waits-again"] {
+        api.create("validatingadmissionpolicies", policy.clone())?;
+        api.create("validatingadmissionpolicybindings", binding.clone())?;
+        world.create(PodBuilder::units(pod, 1)).await?;
+        until_true("the leader not to be ready", || !replicas.is_ready(&leader)).await?;
+        let before = version.clone();
+        until_true("an event of the leader's pod", || {
+            version = refusal_event(&api, &leader);
+            version != before
+        })
+        .await?;
+        api.delete("validatingadmissionpolicybindings", "", REFUSAL, None)?;
+        api.delete("validatingadmissionpolicies", "", REFUSAL, None)?;
+        world.until_running(&[pod]).await?;
+        replicas.until_ready(&leader).await?;
     }
-    .boxed()
+    Ok(())
 }
 
 /// The version of the event which says that a leader's bindings are refused.
@@ -249,18 +240,15 @@ fn refusal_event(api: &apiserver::ApiObjects, leader: &str) -> Option<String> {
     Some(event.pointer("/metadata/resourceVersion")?.as_str()?.to_owned())
 }
 
-fn rollout<'a>(world: &'a mut World, replicas: &'a mut Replicas) -> BoxFuture<'a, Result<()>> {
-    async move {
-        ensure!(
-            world.cluster()?.has_webhooks(),
-            "no webhook would complete the pods"
-        );
-        let names = arrivals(world, replicas).await?;
-        world.until_all_run(&names).await?;
-        ensure!(replicas.leaders().len() == 1, "{:?} lead", replicas.leaders());
-        Ok(())
-    }
-    .boxed()
+async fn rollout(world: &mut World, replicas: &mut Replicas) -> Result<()> {
+    ensure!(
+        world.cluster()?.has_webhooks(),
+        "no webhook would complete the pods"
+    );
+    let names = arrivals(world, replicas).await?;
+    world.until_all_run(&names).await?;
+    ensure!(replicas.leaders().len() == 1, "{:?} lead", replicas.leaders());
+    Ok(())
 }
 
 /// Pods that arrive while all replicas are replaced.

@@ -2,34 +2,23 @@
 //! fields that the mutating webhook fills in.
 
 use anyhow::{Result, bail, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use kube::ResourceExt;
 use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 
-use super::{Body, World};
+use super::{ScenarioEntry, World};
 use crate::invariants;
 use crate::pods::{Limits, PodBuilder};
 use crate::vendor_plugin::NVIDIA_GPU;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "request-forms",
-        "every form of request, with webhooks and without: it runs on the right number of devices, or is refused with its rule",
-        forms,
-    ),
-    (
-        "exact-thirds",
-        "33, 33 and 34 percent fill one GPU to the last byte",
-        exact_thirds,
-    ),
-    (
-        "whole-by-ratio",
-        "more than 100 percent is a number of whole devices",
-        whole_by_ratio,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "request-forms" => request_forms,
+        "every form of request, with webhooks and without: it runs on the right number of devices, or is refused with its rule";
+    "exact-thirds" => exact_thirds,
+        "33, 33 and 34 percent fill one GPU to the last byte";
+    "whole-by-ratio" => whole_by_ratio,
+        "more than 100 percent is a number of whole devices";
+};
 
 /// The result for a pod.
 #[derive(Clone, Copy, Debug)]
@@ -174,29 +163,26 @@ const FORMS: &[RequestForm] = &[
     ),
 ];
 
-fn forms(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        // A filter refuses only where nodes have room, so the two kinds come one after the other.
-        for runs in [true, false] {
-            let meant = |form: &&RequestForm| matches!(fate(world, form), Runs(_)) == runs;
-            let tried = FORMS.iter().filter(meant).map(|form| try_form(world, form));
-            futures::future::try_join_all(tried).await?;
-            world.verify().await?;
-            world.clear().await?;
-        }
-        Ok(())
+async fn request_forms(world: &mut World) -> Result<()> {
+    // A node without room is refused for that reason and hides the one that is expected, so forms that run come first and leave before those that are refused.
+    for runs in [true, false] {
+        let meant = |form: &&RequestForm| matches!(expected_of(world, form), Runs(_)) == runs;
+        let tried = FORMS.iter().filter(meant).map(|form| try_form(world, form));
+        futures::future::try_join_all(tried).await?;
+        world.verify().await?;
+        world.clear().await?;
     }
-    .boxed()
+    Ok(())
 }
 
-fn fate(world: &World, form: &RequestForm) -> Expected {
+fn expected_of(world: &World, form: &RequestForm) -> Expected {
     if world.has_webhooks { form.3 } else { form.2 }
 }
 
 async fn try_form(world: &World, form: &RequestForm) -> Result<()> {
     let (name, limits, ..) = *form;
     let spec = PodBuilder::new(name, limits);
-    match fate(world, form) {
+    match expected_of(world, form) {
         Runs(n_devices) => {
             let pod = world.start(spec).await?;
             let devices = invariants::record(&pod).unwrap_or_default();
@@ -204,7 +190,7 @@ async fn try_form(world: &World, form: &RequestForm) -> Result<()> {
                 devices.len() == n_devices,
                 "{name} should have {n_devices} devices and has {devices:?}"
             );
-            no_old_names(&pod)
+            check_names(&pod)
         }
         Refused(words) => world.until_breaks_rule(spec, words).await,
         Waits(words) => {
@@ -215,7 +201,7 @@ async fn try_form(world: &World, form: &RequestForm) -> Result<()> {
 }
 
 /// A pod that runs asks in today's names, and has said for how many devices.
-fn no_old_names(pod: &k8s_openapi::api::core::v1::Pod) -> Result<()> {
+fn check_names(pod: &k8s_openapi::api::core::v1::Pod) -> Result<()> {
     for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
         let resources = container.resources.clone().unwrap_or_default();
         let (limits, requests) = (
@@ -234,65 +220,57 @@ fn no_old_names(pod: &k8s_openapi::api::core::v1::Pod) -> Result<()> {
     Ok(())
 }
 
-fn exact_thirds(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(1)?;
-        let share = |name: &str, ratio: &str| {
-            PodBuilder::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(&node.name)
-        };
-        for idx in 1..node.units.len() {
-            world.start(share(&format!("whole-{idx}"), "100")).await?;
-        }
-        for (name, ratio) in [("first", "33"), ("second", "33"), ("third", "34")] {
-            world.start(share(name, ratio)).await?;
-        }
-        let device = |name: &str| {
-            world
-                .pod(name)
-                .map(|pod| invariants::record(&pod).unwrap_or_default())
-        };
-        ensure!(
-            device("first")? == device("second")? && device("second")? == device("third")?,
-            "the thirds are not on one GPU"
-        );
-        world.create(share("one-more", "1")).await?;
-        world.until_refused("one-more", "nodes are available").await
+async fn exact_thirds(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(1)?;
+    let share = |name: &str, ratio: &str| PodBuilder::share(name, ratio).on(&node.name);
+    for idx in 1..node.units.len() {
+        world.start(share(&format!("whole-{idx}"), "100")).await?;
     }
-    .boxed()
+    for (name, ratio) in [("first", "33"), ("second", "33"), ("third", "34")] {
+        world.start(share(name, ratio)).await?;
+    }
+    let device = |name: &str| {
+        world
+            .pod(name)
+            .map(|pod| invariants::record(&pod).unwrap_or_default())
+    };
+    ensure!(
+        device("first")? == device("second")? && device("second")? == device("third")?,
+        "the thirds are not on one GPU"
+    );
+    world.create(share("one-more", "1")).await?;
+    world.until_refused("one-more", "nodes are available").await
 }
 
-fn whole_by_ratio(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let node = world.gpu_node(2)?;
-        let pair = PodBuilder::new("pair", &[(GPU_MEMORY_RATIO, "200"), (GPU_CORE, "200")]).on(&node.name);
-        if world.has_webhooks {
-            world.start(pair).await?;
-        } else {
-            world.until_breaks_rule(pair, UNSERVED).await?;
-            world.delete("pair").await?;
-            let limits: &Limits<'_> = &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "200"), (GPU_CORE, "200")];
-            world
-                .start(PodBuilder::new("pair", limits).on(&node.name))
-                .await?;
-        }
-        let accounts = invariants::accounts(&world.observer.now(), &world.excused);
-        let full = accounts
-            .gpus
-            .values()
-            .filter(|gpu| gpu.pods == [world.key("pair")] && gpu.used() == gpu.total && gpu.core == 100);
-        let n_full = full.count();
-        ensure!(n_full == 2, "{n_full} GPUs are full of the pod, not 2");
-        let whole: &Limits<'_> = &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100")];
-        let n_left = node.units.len() - 2;
-        for idx in 0..n_left {
-            world
-                .start(PodBuilder::new(&format!("whole-{idx}"), whole).on(&node.name))
-                .await?;
-        }
+async fn whole_by_ratio(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(2)?;
+    let pair = PodBuilder::new("pair", &[(GPU_MEMORY_RATIO, "200"), (GPU_CORE, "200")]).on(&node.name);
+    if world.has_webhooks {
+        world.start(pair).await?;
+    } else {
+        world.until_breaks_rule(pair, UNSERVED).await?;
+        world.delete("pair").await?;
+        let limits: &Limits<'_> = &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "200"), (GPU_CORE, "200")];
         world
-            .create(PodBuilder::new("one-more", whole).on(&node.name))
+            .start(PodBuilder::new("pair", limits).on(&node.name))
             .await?;
-        world.until_refused("one-more", "nodes are available").await
     }
-    .boxed()
+    let accounts = invariants::accounts(&world.observer.now(), &world.excused);
+    let full = accounts
+        .gpus
+        .values()
+        .filter(|gpu| gpu.pods == [world.key("pair")] && gpu.used() == gpu.total && gpu.core == 100);
+    let n_full = full.count();
+    ensure!(n_full == 2, "{n_full} GPUs are full of the pod, not 2");
+    let whole: &Limits<'_> = &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "100")];
+    let n_left = node.units.len() - 2;
+    for idx in 0..n_left {
+        world
+            .start(PodBuilder::new(&format!("whole-{idx}"), whole).on(&node.name))
+            .await?;
+    }
+    world
+        .create(PodBuilder::new("one-more", whole).on(&node.name))
+        .await?;
+    world.until_refused("one-more", "nodes are available").await
 }

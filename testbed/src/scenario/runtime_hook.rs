@@ -1,8 +1,6 @@
 //! The container runtime asks our plugin before it makes a container: the record decides, with any choice of the vendor's plugin.
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::PostParams;
@@ -10,47 +8,43 @@ use proto::kubelet_allocations::KubeletAllocations;
 use serde_json::json;
 
 use super::vendors::{until_offered, whole};
-use super::{Body, DEADLINE, World};
+use super::{DEADLINE, ScenarioEntry, World};
 use crate::invariants::{self, VISIBLE_DEVICES};
 use crate::vendor_plugin::NVIDIA_GPU;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
-    "runtime-hook",
-    "containers get the GPUs of their records although the vendor's plugin chose others",
-    hooked,
-)];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "runtime-hook" => runtime_hook,
+        "containers get the GPUs of their records although the vendor's plugin chose others";
+};
 
 /// Node whose container runtime has plugins.
 pub(super) const HOOKED: &str = "hooked";
 
-fn hooked(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        // Of three GPUs the vendor's plugin knows two, so that it must choose others than the scheduler.
-        world.node(HOOKED)?.start_vendor_plugin(&[1, 2]).await?;
-        until_offered(world, HOOKED, 2).await?;
-        until_registered(world, 1).await?;
-        let mut n_different = 0;
-        for name in ["whole-0", "whole-1"] {
-            let pod = world.start(whole(name, 1, HOOKED)).await?;
-            n_different += usize::from(given(world, &pod)? != recorded(&pod)?);
-            world.verify().await.with_context(|| format!("with {name}"))?;
-        }
-        ensure!(
-            n_different > 0,
-            "kubelet has given each pod what its record says: nothing was tried"
-        );
-        world.delete("whole-0").await?;
-        world.node(HOOKED)?.restart_plugin().await?;
-        until_registered(world, 2).await?;
-        world.verify().await.context("after a restart")?;
-        pinned(world).await
+async fn runtime_hook(world: &mut World) -> Result<()> {
+    // Of three GPUs the vendor's plugin knows two, so that it must choose others than the scheduler.
+    world.node(HOOKED)?.start_vendor_plugin(&[1, 2]).await?;
+    until_offered(world, HOOKED, 2).await?;
+    until_registered(world, 1).await?;
+    let mut n_different = 0;
+    for name in ["whole-0", "whole-1"] {
+        let pod = world.start(whole(name, 1, HOOKED)).await?;
+        n_different += usize::from(allocated_by_kubelet(world, &pod)? != recorded_gpus(&pod)?);
+        world.verify().await.with_context(|| format!("with {name}"))?;
     }
-    .boxed()
+    ensure!(
+        n_different > 0,
+        "kubelet has given each pod what its record says: nothing was tried"
+    );
+    world.delete("whole-0").await?;
+    world.node(HOOKED)?.restart_plugin().await?;
+    until_registered(world, 2).await?;
+    world.verify().await.context("after a restart")?;
+    pinned_by_its_author(world).await
 }
 
 /// A pod that was bound by hand and chose its GPU itself: the Device object shows what it sees, not what kubelet thinks.
-async fn pinned(world: &mut World) -> Result<()> {
+async fn pinned_by_its_author(world: &mut World) -> Result<()> {
     world.excused.insert(world.key("pinned"));
     let pin = world.node(HOOKED)?.gpus().first().context("no GPU")?.uuid.clone();
     let container = json!({
@@ -68,7 +62,7 @@ async fn pinned(world: &mut World) -> Result<()> {
     world.until_running(&["pinned"]).await?;
     let pod = world.pod("pinned")?;
     ensure!(
-        given(world, &pod)? != [pin.clone()],
+        allocated_by_kubelet(world, &pod)? != [pin.clone()],
         "kubelet cannot have given a GPU that the vendor's plugin does not offer"
     );
     let uid = pod.uid().unwrap_or_default();
@@ -93,14 +87,14 @@ async fn pinned(world: &mut World) -> Result<()> {
 async fn until_registered(world: &mut World, times: usize) -> Result<()> {
     let kubelet = world.node(HOOKED)?.kubelet();
     ensure!(
-        kubelet.until_asked(times, DEADLINE).await,
+        kubelet.until_nri_registered(times, DEADLINE).await,
         "the plugin has not come to the container runtime {times} times"
     );
     Ok(())
 }
 
 /// The GPUs that kubelet has given to a pod.
-fn given(world: &mut World, pod: &Pod) -> Result<Vec<String>> {
+fn allocated_by_kubelet(world: &mut World, pod: &Pod) -> Result<Vec<String>> {
     let uid = pod.uid().unwrap_or_default();
     let allocations = world.node(HOOKED)?.kubelet().allocations();
     let own = allocations
@@ -110,7 +104,7 @@ fn given(world: &mut World, pod: &Pod) -> Result<Vec<String>> {
 }
 
 /// The GPUs that its record names.
-fn recorded(pod: &Pod) -> Result<Vec<String>> {
+fn recorded_gpus(pod: &Pod) -> Result<Vec<String>> {
     let record = invariants::record(pod).map_err(anyhow::Error::msg)?;
     Ok(record.into_iter().map(|(_, uuid)| uuid).collect())
 }

@@ -3,24 +3,21 @@
 //! All nodes but the testbed's own are objects only, and have no GPU with room.
 
 use anyhow::{Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
 use super::old_nodes::until_extender_shows;
-use super::{Body, World};
+use super::{ScenarioEntry, World};
 use crate::apiserver::ApiObjects;
 use crate::kube_scheduler::SchedulingOutcome;
 use crate::pod_fields::node_of;
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[(
-    "sampled-nodes",
-    "a pod that one of 502 nodes has room for is tried again until kube-scheduler asks about that node",
-    one_has_room,
-)];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "sampled-nodes" => sampled_nodes,
+        "a pod that one of 502 nodes has room for is tried again until kube-scheduler asks about that node";
+};
 
 /// Nodes without room: kube-scheduler looks for 230 of 502 that fit, so the pod's node, the last but one by name, is in the
 /// third sample. The change of the condition by the first refusal causes the second attempt, with any text.
@@ -34,11 +31,11 @@ const ASKED: &str = "20Gi";
 
 const DEVICES: &str = "devices.scheduling.koordinator.sh";
 
-fn name(idx: u32) -> String {
+fn full_node_name(idx: u32) -> String {
     format!("full-{idx:03}")
 }
 
-fn node(name: &str) -> Value {
+fn full_node(name: &str) -> Value {
     let percents = (100 * GPUS_OF_FULL).to_string();
     let amounts = json!({
         "cpu": "64", "memory": "256Gi", "pods": "100", GPU_COUNT: GPUS_OF_FULL.to_string(),
@@ -49,7 +46,7 @@ fn node(name: &str) -> Value {
     json!({"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}, "status": status})
 }
 
-fn device(name: &str) -> Value {
+fn full_device(name: &str) -> Value {
     let resources = json!({GPU_MEMORY: format!("{GIB_OF_FULL}Gi"), GPU_CORE: "100", GPU_MEMORY_RATIO: "100"});
     let gpu = |minor: u32| json!({"type": "gpu", "id": format!("GPU-{name}-{minor}"), "minor": minor, "health": true, "resources": resources});
     json!({"metadata": {"name": name}, "spec": {"devices": (0..GPUS_OF_FULL).map(gpu).collect::<Vec<_>>()}})
@@ -57,13 +54,13 @@ fn device(name: &str) -> Value {
 
 async fn create_full_nodes(world: &mut World) -> Result<()> {
     for idx in 0..N_FULL {
-        let name = name(idx);
+        let name = full_node_name(idx);
         let objects = world.cluster()?.api().objects();
-        objects.create("nodes", node(&name))?;
-        objects.create(DEVICES, device(&name))?;
+        objects.create("nodes", full_node(&name))?;
+        objects.create(DEVICES, full_device(&name))?;
     }
     // Watches show objects in the order in which they were created, so the last one stands for all.
-    until_extender_shows(world, &name(N_FULL - 1), "all nodes", |node| {
+    until_extender_shows(world, &full_node_name(N_FULL - 1), "all nodes", |node| {
         node.get("totalGPU")
             .and_then(Value::as_u64)
             .is_some_and(|total| total > 0)
@@ -76,46 +73,43 @@ pub(super) fn remove_full_nodes(objects: &ApiObjects) {
     for idx in 0..N_FULL {
         for kind in ["nodes", DEVICES] {
             // It is gone already, or was never made.
-            let _ = objects.delete(kind, "", &name(idx), Some(0));
+            let _ = objects.delete(kind, "", &full_node_name(idx), Some(0));
         }
     }
 }
 
-fn one_has_room(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        create_full_nodes(world).await?;
-        world.cluster()?.start_sampling_kube_scheduler().await?;
-        world.cluster()?.past_attempts();
-        world
-            .start(PodBuilder::new(
-                "large",
-                &[(GPU_SHARED, "1"), (GPU_MEMORY, ASKED)],
-            ))
-            .await?;
-        let node = node_of(&world.pod("large")?).map(str::to_owned);
-        ensure!(
-            node.as_deref() == Some("n1"),
-            "only n1 has a GPU of {ASKED}, the pod is on {node:?}"
-        );
-        let refusals = world
-            .cluster()?
-            .past_attempts()
-            .into_iter()
-            .filter(|attempt| attempt.outcome == SchedulingOutcome::NoFit);
-        let messages: Vec<String> = refusals.map(|attempt| attempt.diagnosis.message()).collect();
-        ensure!(
-            messages.len() >= N_REFUSALS,
-            "kube-scheduler looked at all nodes: {messages:?}"
-        );
-        // A node that changes while the scenario runs, as the plugins' nodes may, is an event too, and would hide this.
-        let is_same = |pair: &[String]| matches!(pair, [one, next] if one == next);
-        ensure!(
-            !messages.windows(2).any(is_same),
-            "two refusals in a row have one text, so the pod waits for an event: {messages:?}"
-        );
-        world.delete("large").await?;
-        remove_full_nodes(world.cluster()?.api().objects());
-        world.cluster()?.start_kube_scheduler().await
-    }
-    .boxed()
+async fn sampled_nodes(world: &mut World) -> Result<()> {
+    create_full_nodes(world).await?;
+    world.cluster()?.start_sampling_kube_scheduler().await?;
+    world.cluster()?.past_attempts();
+    world
+        .start(PodBuilder::new(
+            "large",
+            &[(GPU_SHARED, "1"), (GPU_MEMORY, ASKED)],
+        ))
+        .await?;
+    let node = node_of(&world.pod("large")?).map(str::to_owned);
+    ensure!(
+        node.as_deref() == Some("n1"),
+        "only n1 has a GPU of {ASKED}, the pod is on {node:?}"
+    );
+    let refusals = world
+        .cluster()?
+        .past_attempts()
+        .into_iter()
+        .filter(|attempt| attempt.outcome == SchedulingOutcome::NoFit);
+    let messages: Vec<String> = refusals.map(|attempt| attempt.diagnosis.message()).collect();
+    ensure!(
+        messages.len() >= N_REFUSALS,
+        "kube-scheduler looked at all nodes: {messages:?}"
+    );
+    // A node that changes while the scenario runs, as the plugins' nodes may, is an event too, and would hide this.
+    let is_same = |pair: &[String]| matches!(pair, [one, next] if one == next);
+    ensure!(
+        !messages.windows(2).any(is_same),
+        "two refusals in a row have one text, so the pod waits for an event: {messages:?}"
+    );
+    world.delete("large").await?;
+    remove_full_nodes(world.cluster()?.api().objects());
+    world.cluster()?.start_kube_scheduler().await
 }

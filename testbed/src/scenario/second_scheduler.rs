@@ -1,14 +1,12 @@
 //! A second kube-scheduler with two pods, of which the extender beside the one that holds the Lease decides: killed, stopped, parted.
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
 use futures::future::BoxFuture;
 use kube::ResourceExt;
-use proto::resource::GPU_MEM;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::{Body, DEADLINE, World};
+use super::{DEADLINE, ScenarioEntry, World};
 use crate::http_client::HttpClient;
 use crate::pod_fields::node_of;
 use crate::pods::PodBuilder;
@@ -19,24 +17,15 @@ const N_PODS: usize = 4;
 /// The scheduler of pods that none schedules.
 const NONE: &str = "none";
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "second-killed",
-        "a second kube-scheduler with two pods, each container killed: binds resume, and nothing is doubled",
-        |world| with_second(world, killed).boxed(),
-    ),
-    (
-        "second-paused",
-        "either container of the leading pod stopped until the other pod leads: it binds nothing when it goes on",
-        |world| with_second(world, paused).boxed(),
-    ),
-    (
-        "second-parted",
-        "Lease and leader's object changed by hand: at no time do two extenders decide, and binds resume",
-        |world| with_second(world, parted).boxed(),
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_second(world, second):
+    "second-killed" => containers_killed,
+        "a second kube-scheduler with two pods, each container killed: binds resume, and nothing is doubled";
+    "second-paused" => containers_paused,
+        "either container of the leading pod stopped until the other pod leads: it binds nothing when it goes on";
+    "second-parted" => lease_parted,
+        "Lease and leader's object changed by hand: at no time do two extenders decide, and binds resume";
+};
 
 /// The deed of a scenario.
 type SchedulerAction = for<'a> fn(&'a mut World, &'a mut SecondScheduler) -> BoxFuture<'a, Result<()>>;
@@ -59,7 +48,7 @@ async fn pods_run(world: &mut World, second: &SecondScheduler, prefix: &str) -> 
     for idx in 0..N_PODS {
         let name = format!("{prefix}-{idx}");
         world
-            .create(PodBuilder::new(&name, &[(GPU_MEM, "1")]).scheduler(PROFILE))
+            .create(PodBuilder::units(&name, 1).scheduler(PROFILE))
             .await?;
         names.push(name);
     }
@@ -80,45 +69,36 @@ async fn pods_run(world: &mut World, second: &SecondScheduler, prefix: &str) -> 
     }
 }
 
-fn killed<'a>(world: &'a mut World, second: &'a mut SecondScheduler) -> BoxFuture<'a, Result<()>> {
-    async move {
-        pods_run(world, second, "first").await?;
-        let leader = second.holder();
-        second.kill(&leader, SchedulerContainer::Extender).await?;
-        second.restart(&leader, SchedulerContainer::Extender).await?;
-        pods_run(world, second, "extender-killed").await?;
-        let leader = second.holder();
-        second.kill(&leader, SchedulerContainer::KubeScheduler).await?;
-        second.restart(&leader, SchedulerContainer::KubeScheduler).await?;
-        pods_run(world, second, "kube-scheduler-killed").await?;
-        world.verify().await
-    }
-    .boxed()
+async fn containers_killed(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
+    pods_run(world, second, "first").await?;
+    let leader = second.holder();
+    second.kill(&leader, SchedulerContainer::Extender).await?;
+    second.restart(&leader, SchedulerContainer::Extender).await?;
+    pods_run(world, second, "extender-killed").await?;
+    let leader = second.holder();
+    second.kill(&leader, SchedulerContainer::KubeScheduler).await?;
+    second.restart(&leader, SchedulerContainer::KubeScheduler).await?;
+    pods_run(world, second, "kube-scheduler-killed").await?;
+    world.verify().await
 }
 
-fn paused<'a>(world: &'a mut World, second: &'a mut SecondScheduler) -> BoxFuture<'a, Result<()>> {
-    async move {
-        let stopped = second.holder();
-        second.pause(&stopped, SchedulerContainer::KubeScheduler).await?;
-        second.until_held_by_another_than(&stopped).await?;
-        pods_run(world, second, "kube-scheduler-stopped").await?;
-        second.resume(&stopped, SchedulerContainer::KubeScheduler).await?;
-        pods_run(world, second, "kube-scheduler-goes-on").await?;
-        late_bind(world, second).await?;
-        world.verify().await
-    }
-    .boxed()
+async fn containers_paused(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
+    let stopped = second.holder();
+    second.pause(&stopped, SchedulerContainer::KubeScheduler).await?;
+    second.until_held_by_another_than(&stopped).await?;
+    pods_run(world, second, "kube-scheduler-stopped").await?;
+    second.resume(&stopped, SchedulerContainer::KubeScheduler).await?;
+    pods_run(world, second, "kube-scheduler-goes-on").await?;
+    late_bind(world, second).await?;
+    world.verify().await
 }
 
 /// A bind that lies before a stopped extender until the other pod leads and has given the room away.
 async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
     let node = world.gpu_node(2)?;
-    let units = node.units.iter().max().copied().unwrap_or_default().to_string();
-    let spec = |name: &str, scheduler: &str| {
-        PodBuilder::new(name, &[(GPU_MEM, &units)])
-            .on(&node.name)
-            .scheduler(scheduler)
-    };
+    let units = node.units.iter().max().copied().unwrap_or_default();
+    let spec =
+        |name: &str, scheduler: &str| PodBuilder::units(name, units).on(&node.name).scheduler(scheduler);
     let late = world.pods.create(&spec("late", NONE)).await?;
     let stopped = second.holder();
     let (url, client) = (second.extender(&stopped)?, HttpClient::new());
@@ -132,7 +112,7 @@ async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()
     world.create(spec("prompt", PROFILE)).await?;
     world.until_running(&["prompt"]).await?;
     second.resume(&stopped, SchedulerContainer::Extender).await?;
-    // Its connection may be closed too.
+    // The resumed process may also close the connection at once, which is as good as a refusal.
     if let Ok((_, body)) = timeout(DEADLINE, waking)
         .await
         .context("the late bind is not answered")??
@@ -148,20 +128,17 @@ async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()
     second.restart(&stopped, SchedulerContainer::KubeScheduler).await
 }
 
-fn parted<'a>(world: &'a mut World, second: &'a mut SecondScheduler) -> BoxFuture<'a, Result<()>> {
-    async move {
-        pods_run(world, second, "first").await?;
-        let leader = second.holder();
-        second.name_as_leader("gpushare-scheduler-9_1")?;
-        pods_run(world, second, "another-is-named").await?;
-        second.give_lease_to("gpushare-scheduler-9_1")?;
-        pods_run(world, second, "another-holds").await?;
-        let next = second.holder();
-        ensure!(
-            !next.is_empty(),
-            "no kube-scheduler holds the Lease after {leader}"
-        );
-        world.verify().await
-    }
-    .boxed()
+async fn lease_parted(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
+    pods_run(world, second, "first").await?;
+    let leader = second.holder();
+    second.name_as_leader("gpushare-scheduler-9_1")?;
+    pods_run(world, second, "another-is-named").await?;
+    second.give_lease_to("gpushare-scheduler-9_1")?;
+    pods_run(world, second, "another-holds").await?;
+    let next = second.holder();
+    ensure!(
+        !next.is_empty(),
+        "no kube-scheduler holds the Lease after {leader}"
+    );
+    world.verify().await
 }

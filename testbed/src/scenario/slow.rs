@@ -3,29 +3,22 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
-use futures::future::{BoxFuture, try_join_all};
-use proto::resource::{GPU_MEM, GPU_MEMORY};
+use futures::future::try_join_all;
+use proto::resource::GPU_MEMORY;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 use tower::Service;
 
-use super::{Body, DEADLINE, World, breaking};
+use super::{DEADLINE, ScenarioEntry, World, breaking};
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "scheduler-hangs",
-        "while the scheduler stands still pods are made within seconds, and others than GPU pods are placed",
-        hangs,
-    ),
-    (
-        "slow-clients",
-        "clients that send no more than the head of a review keep no pod from being completed",
-        slow_clients,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "scheduler-hangs" => scheduler_hangs,
+        "while the scheduler stands still pods are made within seconds, and others than GPU pods are placed";
+    "slow-clients" => slow_clients,
+        "clients that send no more than the head of a review keep no pod from being completed";
+};
 
 /// GPU pods that wait for the scheduler that stands still.
 const N_WAITING: usize = 2;
@@ -36,52 +29,50 @@ const PLACED: Duration = Duration::from_secs(6 * N_WAITING as u64);
 /// Four times as many as there are places for reviews.
 const N_SLOW: usize = 256;
 
-fn hangs(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        breaking::pause_scheduler(world).await?;
-        let mut waiting = Vec::new();
-        for idx in 0..N_WAITING {
-            let (name, began) = (format!("gpu-{idx}"), Instant::now());
-            world.create(PodBuilder::new(&name, &[(GPU_MEM, "1")])).await?;
-            ensure!(
-                began.elapsed() < MADE,
-                "pod {name} took {:?} to be made",
-                began.elapsed()
-            );
-            waiting.push(name);
-        }
-        let began = Instant::now();
-        world.create(PodBuilder::new("plain", &[("cpu", "1m")])).await?;
-        world.until_running(&["plain"]).await?;
+async fn scheduler_hangs(world: &mut World) -> Result<()> {
+    breaking::pause_scheduler(world).await?;
+    let mut waiting = Vec::new();
+    for idx in 0..N_WAITING {
+        let (name, began) = (format!("gpu-{idx}"), Instant::now());
+        world.create(PodBuilder::units(&name, 1)).await?;
         ensure!(
-            began.elapsed() < PLACED,
-            "a pod without GPUs took {:?} to run",
+            began.elapsed() < MADE,
+            "pod {name} took {:?} to be made",
             began.elapsed()
         );
-        breaking::resume_scheduler(world).await?;
-        world.until_all_run(&waiting).await
+        waiting.push(name);
     }
-    .boxed()
+    let began = Instant::now();
+    world.create(PodBuilder::new("plain", &[("cpu", "1m")])).await?;
+    world.until_running(&["plain"]).await?;
+    ensure!(
+        began.elapsed() < PLACED,
+        "a pod without GPUs took {:?} to run",
+        began.elapsed()
+    );
+    breaking::resume_scheduler(world).await?;
+    world.until_all_run(&waiting).await
 }
 
-fn slow_clients(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let (connector, url) = world.cluster()?.webhook_connector()?;
-        let slow = (0..N_SLOW).map(|_| {
-            let (mut connector, url) = (connector.clone(), url.clone());
-            async move {
-                let mut stream = connector.call(url.parse()?).await?.into_inner();
-                let head = "POST /gpushare-scheduler/webhook/mutate HTTP/1.1\r\nhost: webhook\r\ncontent-length: 1000\r\n\r\n{";
-                stream.write_all(head.as_bytes()).await?;
-                stream.flush().await?;
-                anyhow::Ok(stream)
-            }
-        });
-        let slow = timeout(DEADLINE, try_join_all(slow)).await.context("the webhooks take no connections")??;
-        // It can be placed only if the webhook has completed it.
-        world.start(PodBuilder::new("completed", &[(GPU_MEMORY, "64Mi")])).await?;
-        drop(slow);
-        Ok(())
-    }
-    .boxed()
+async fn slow_clients(world: &mut World) -> Result<()> {
+    let (connector, url) = world.cluster()?.webhook_connector()?;
+    let slow = (0..N_SLOW).map(|_| {
+        let (mut connector, url) = (connector.clone(), url.clone());
+        async move {
+            let mut stream = connector.call(url.parse()?).await?.into_inner();
+            let head = "POST /gpushare-scheduler/webhook/mutate HTTP/1.1\r\nhost: webhook\r\ncontent-length: 1000\r\n\r\n{";
+            stream.write_all(head.as_bytes()).await?;
+            stream.flush().await?;
+            anyhow::Ok(stream)
+        }
+    });
+    let slow = timeout(DEADLINE, try_join_all(slow))
+        .await
+        .context("the webhooks take no connections")??;
+    // It can be placed only if the webhook has completed it.
+    world
+        .start(PodBuilder::new("completed", &[(GPU_MEMORY, "64Mi")]))
+        .await?;
+    drop(slow);
+    Ok(())
 }

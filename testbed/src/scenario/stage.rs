@@ -11,7 +11,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(2);
 /// The shortest that the scheduler accepts.
 const LIFETIME: &str = "10s";
 
-/// One cluster.
+/// The testbed clusters that scenarios run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScenarioStage {
     /// As `deploy/base` makes it.
@@ -26,7 +26,7 @@ pub enum ScenarioStage {
     Webhooks,
     /// With webhooks, and the extender over TLS, for several replicas of the scheduler.
     Replicas,
-    /// Nothing but nodes, for a second kube-scheduler with two pods.
+    /// Without a scheduler of its own, for a second kube-scheduler with two pods.
     Second,
     /// Nodes of many kinds, each for one scenario or two.
     Mixed,
@@ -63,13 +63,15 @@ impl ScenarioStage {
         }
     }
 
-    /// The cluster, from this `deploy/`.
+    /// The specification of the cluster, with the manifests of a `deploy/` directory.
     pub fn spec(self, deploy: PathBuf) -> ClusterSpec {
         let nodes = match self {
             Self::Mixed => mixed_nodes(),
             Self::Topology => topology::machines::nodes(),
             _ => usual_nodes(),
         };
+        // Certificates that live for seconds are renewed all the time, so every scenario on this stage meets
+        // renewals. Replicas share one Secret and must not depend on that.
         let webhooks = match self {
             Self::Webhooks => Some(WebhookSpec { lifetime: LIFETIME }),
             Self::Replicas => Some(WebhookSpec { lifetime: "90d" }),

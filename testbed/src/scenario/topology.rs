@@ -15,11 +15,11 @@ use proto::record::{DEVICE_ALLOCATED, DeviceAllocation, DeviceAllocations, RDMA_
 use proto::request::hints::{ALLOCATE_HINT as HINT, JOINT_ALLOCATE as JOINT, PARTITION_SPEC};
 use serde_json::Value;
 
-use super::{Body, World};
+use super::{ScenarioEntry, World};
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: [&[(&str, &str, Body)]; 3] =
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: [&[ScenarioEntry]; 3] =
     [joint::SCENARIOS, hints::SCENARIOS, partitions::SCENARIOS];
 
 /// Why a node is refused that has no partition, or no devices that are close enough.
@@ -53,7 +53,7 @@ fn minors(pod: &Pod, kind: &str) -> Result<Vec<i32>> {
 }
 
 /// PCI addresses of the virtual functions that a pod's record names.
-fn functions(pod: &Pod) -> Result<Vec<String>> {
+fn virtual_functions_of(pod: &Pod) -> Result<Vec<String>> {
     let devices = recorded(pod, "rdma")?;
     let extensions = devices
         .iter()
@@ -84,7 +84,7 @@ async fn ensure_shown(world: &World, name: &str) -> Result<()> {
         "{name} sees the adapters {:?}, its record names {ids:?}",
         shown(RDMA_DEVICES)
     );
-    let functions = functions(&pod)?;
+    let functions = virtual_functions_of(&pod)?;
     ensure!(
         shown(RDMA_FUNCTIONS) == functions,
         "{name} sees the functions {:?}, its record names {functions:?}",

@@ -3,33 +3,21 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED};
 
-use super::{Body, DEADLINE, World};
+use super::{DEADLINE, ScenarioEntry, World};
 use crate::invariants;
 use crate::pods::PodBuilder;
 use crate::vendor_plugin::NVIDIA_GPU;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "vendor-ours",
-        "our plugin serves nvidia.com/gpu: whole and shared pods on one node, each on GPUs of its own",
-        ours,
-    ),
-    (
-        "vendor-theirs",
-        "the vendor's plugin serves it: no GPU is handed out twice, in any order of arrival",
-        theirs,
-    ),
-    (
-        "vendor-divided",
-        "a node divided between both plugins takes both kinds at once",
-        divided,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "vendor-ours" => vendor_ours,
+        "our plugin serves nvidia.com/gpu: whole and shared pods on one node, each on GPUs of its own";
+    "vendor-theirs" => vendor_theirs,
+        "the vendor's plugin serves it: no GPU is handed out twice, in any order of arrival";
+    "vendor-divided" => vendor_divided,
+        "a node divided between both plugins takes both kinds at once";
+};
 
 /// Node whose plugin serves the vendor's resource.
 pub(super) const OURS: &str = "ours";
@@ -43,7 +31,7 @@ pub(super) fn whole(name: &str, n_gpus: usize, node: &str) -> PodBuilder {
 }
 
 pub(super) fn share(name: &str, ratio: &str, node: &str) -> PodBuilder {
-    PodBuilder::new(name, &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, ratio)]).on(node)
+    PodBuilder::share(name, ratio).on(node)
 }
 
 /// Waits until kubelet's node offers `n` of the vendor's resource.
@@ -73,73 +61,64 @@ pub(super) async fn until_offered(world: &mut World, node: &str, n_gpus: usize) 
         .await
 }
 
-fn ours(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        until_offered(world, OURS, 3).await?;
-        world.start(share("share-0", "60", OURS)).await?;
-        world.start(whole("whole-0", 1, OURS)).await?;
-        world.start(share("share-1", "60", OURS)).await?;
-        world.verify().await?;
-        let recorded = |name: &str| {
-            world
-                .pod(name)
-                .map(|pod| invariants::record(&pod).unwrap_or_default())
-        };
-        let of_all = [recorded("share-0")?, recorded("whole-0")?, recorded("share-1")?].concat();
-        let distinct: BTreeSet<i32> = of_all.iter().map(|(minor, _)| *minor).collect();
-        ensure!(
-            of_all.len() == 3 && distinct.len() == 3,
-            "three GPUs for three pods: {of_all:?}"
-        );
-        world.create(whole("whole-1", 1, OURS)).await?;
-        world.until_refused("whole-1", "nodes are available").await?;
-        world.create_units("units", "8", OURS).await?;
-        world.until_refused("units", "nodes are available").await?;
-        // Either of the two may be tried first, and takes the GPU that is free then.
-        world.delete("share-0").await?;
-        world.delete("whole-0").await?;
-        world.until_running(&["whole-1", "units"]).await
-    }
-    .boxed()
+async fn vendor_ours(world: &mut World) -> Result<()> {
+    until_offered(world, OURS, 3).await?;
+    world.start(share("share-0", "60", OURS)).await?;
+    world.start(whole("whole-0", 1, OURS)).await?;
+    world.start(share("share-1", "60", OURS)).await?;
+    world.verify().await?;
+    let recorded = |name: &str| {
+        world
+            .pod(name)
+            .map(|pod| invariants::record(&pod).unwrap_or_default())
+    };
+    let of_all = [recorded("share-0")?, recorded("whole-0")?, recorded("share-1")?].concat();
+    let distinct: BTreeSet<i32> = of_all.iter().map(|(minor, _)| *minor).collect();
+    ensure!(
+        of_all.len() == 3 && distinct.len() == 3,
+        "three GPUs for three pods: {of_all:?}"
+    );
+    world.create(whole("whole-1", 1, OURS)).await?;
+    world.until_refused("whole-1", "nodes are available").await?;
+    world.create_units("units", "8", OURS).await?;
+    world.until_refused("units", "nodes are available").await?;
+    // Both pods wait, and one GPU becomes free after the other: either may be tried first.
+    world.delete("share-0").await?;
+    world.delete("whole-0").await?;
+    world.until_running(&["whole-1", "units"]).await
 }
 
-fn theirs(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        world.node(THEIRS)?.start_vendor_plugin(&[0, 1, 2]).await?;
-        until_offered(world, THEIRS, 3).await?;
-        world.start(whole("whole-0", 1, THEIRS)).await?;
-        // Two GPUs are left for sharers, whichever the vendor's plugin has taken.
-        world.start(share("share-0", "60", THEIRS)).await?;
-        world.start(share("share-1", "60", THEIRS)).await?;
-        world.verify().await?;
-        world.create(share("share-2", "60", THEIRS)).await?;
-        world.until_refused("share-2", "nodes are available").await?;
-        world.create(whole("whole-1", 1, THEIRS)).await?;
-        world.until_refused("whole-1", "nodes are available").await?;
-        world.verify().await?;
-        world.delete("whole-0").await?;
-        world.until_running(&["share-2"]).await?;
-        world.verify().await?;
-        for name in ["share-0", "share-1", "share-2"] {
-            world.delete(name).await?;
-        }
-        world.until_running(&["whole-1"]).await
+async fn vendor_theirs(world: &mut World) -> Result<()> {
+    world.node(THEIRS)?.start_vendor_plugin(&[0, 1, 2]).await?;
+    until_offered(world, THEIRS, 3).await?;
+    world.start(whole("whole-0", 1, THEIRS)).await?;
+    // Two GPUs are left for sharing pods, whichever GPU the vendor's plugin gave to the first pod.
+    world.start(share("share-0", "60", THEIRS)).await?;
+    world.start(share("share-1", "60", THEIRS)).await?;
+    world.verify().await?;
+    world.create(share("share-2", "60", THEIRS)).await?;
+    world.until_refused("share-2", "nodes are available").await?;
+    world.create(whole("whole-1", 1, THEIRS)).await?;
+    world.until_refused("whole-1", "nodes are available").await?;
+    world.verify().await?;
+    world.delete("whole-0").await?;
+    world.until_running(&["share-2"]).await?;
+    world.verify().await?;
+    for name in ["share-0", "share-1", "share-2"] {
+        world.delete(name).await?;
     }
-    .boxed()
+    world.until_running(&["whole-1"]).await
 }
 
-fn divided(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        world.node(DIVIDED)?.start_vendor_plugin(&[2]).await?;
-        until_offered(world, DIVIDED, 1).await?;
-        world.start(share("share-0", "60", DIVIDED)).await?;
-        world.start(share("share-1", "60", DIVIDED)).await?;
-        world.start(whole("whole", 1, DIVIDED)).await?;
-        world.verify().await?;
-        world.create(share("share-2", "60", DIVIDED)).await?;
-        world.until_refused("share-2", "nodes are available").await?;
-        world.create(whole("whole-1", 1, DIVIDED)).await?;
-        world.until_refused("whole-1", "nodes are available").await
-    }
-    .boxed()
+async fn vendor_divided(world: &mut World) -> Result<()> {
+    world.node(DIVIDED)?.start_vendor_plugin(&[2]).await?;
+    until_offered(world, DIVIDED, 1).await?;
+    world.start(share("share-0", "60", DIVIDED)).await?;
+    world.start(share("share-1", "60", DIVIDED)).await?;
+    world.start(whole("whole", 1, DIVIDED)).await?;
+    world.verify().await?;
+    world.create(share("share-2", "60", DIVIDED)).await?;
+    world.until_refused("share-2", "nodes are available").await?;
+    world.create(whole("whole-1", 1, DIVIDED)).await?;
+    world.until_refused("whole-1", "nodes are available").await
 }

@@ -1,4 +1,5 @@
-//! One wave of equal pods, during which one part of the cluster is killed, and the results of the pods.
+//! One wave: equal pods are created, one part of the cluster is killed meanwhile, and the results of the pods
+//! are counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use crate::pod_fields::{is_running, phase};
 /// The longest wait for the pods of a wave, and for a part that was killed.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// A wave.
+/// The plan of one wave.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// First part of its pods' names.
@@ -45,7 +46,7 @@ pub struct Wave {
     pub stuck: Vec<String>,
     /// Containers that see other devices than are recorded for their pods.
     pub wrong: Vec<String>,
-    /// Devices of which pods hold more than there is.
+    /// Oversubscribed devices, a sentence each.
     pub over: Vec<String>,
     /// Seconds from the killing until the part served again.
     pub seconds_away: f64,
@@ -101,7 +102,7 @@ pub async fn run(world: &mut World, plan: &Plan) -> Result<Wave> {
         anyhow::Ok(killed_at.elapsed())
     };
     let (settled, back) = futures::join!(settled, back);
-    let mut wave = judge(world, &keys).await?;
+    let mut wave = count_results(world, &keys).await?;
     (wave.killed, wave.seconds_away, wave.seconds) = (plan.kill, back?.as_secs_f64(), settled.as_secs_f64());
     world.clear_within(LIMIT).await?;
     breaking::until_ready(world).await?;
@@ -113,7 +114,7 @@ fn is_settled(pod: &Pod) -> bool {
 }
 
 /// The counts of pods once they have settled.
-async fn judge(world: &World, keys: &[String]) -> Result<Wave> {
+async fn count_results(world: &World, keys: &[String]) -> Result<Wave> {
     // Watches run ahead of each other: a difference that another watch explains in a moment is not wrong.
     let violations = |snapshot: &ClusterSnapshot| invariants::accounts(snapshot, &BTreeSet::new()).violations;
     let agree = |snapshot: &ClusterSnapshot| violations(snapshot).is_empty().then_some(());

@@ -4,34 +4,23 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use proto::resource::{GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
+use proto::resource::GPU_MEMORY_RATIO;
 use serde_json::{Value, json};
 
-use super::{Body, DEADLINE, World};
+use super::{DEADLINE, ScenarioEntry, World};
 use crate::cluster::webhooks::{CONFIGURATION, SECRET};
 use crate::kube_scheduler::SchedulingOutcome;
 use crate::pods::PodBuilder;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "webhooks-away",
-        "without the scheduler pods are made at once all the same, and run when it is back",
-        webhooks_away,
-    ),
-    (
-        "uncounted-refused",
-        "pods that would see GPUs which are counted for no pod are refused when they are made, with what to do",
-        uncounted,
-    ),
-    (
-        "certificates-renewed",
-        "certificates that last seconds are renewed under load without an error, and the authority stays",
-        renewed,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "webhooks-away" => webhooks_away,
+        "without the scheduler pods are made at once all the same, and run when it is back";
+    "uncounted-refused" => uncounted_refused,
+        "pods that would see GPUs which are counted for no pod are refused when they are made, with what to do";
+    "certificates-renewed" => certificates_renewed,
+        "certificates that last seconds are renewed under load without an error, and the authority stays";
+};
 
 /// Longest that making a pod may take while no webhook answers.
 const AT_ONCE: Duration = Duration::from_secs(2);
@@ -40,79 +29,67 @@ const N_RENEWALS: usize = 2;
 /// Both kinds of webhook configurations.
 const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
 
-fn webhooks_away(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        world.cluster()?.scheduler.kill().await;
-        let share = PodBuilder::new("gpu", &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")]);
-        for (name, spec) in [
-            ("ordinary", PodBuilder::new("ordinary", &[])),
-            ("gpu", share),
-            ("units", PodBuilder::new("units", &[(GPU_MEM, "1")])),
-        ] {
-            let began = Instant::now();
-            world.create(spec).await?;
-            ensure!(
-                began.elapsed() < AT_ONCE,
-                "pod {name} took {:?} to be made",
-                began.elapsed()
-            );
-        }
-        world.until_running(&["ordinary"]).await?;
-        world.cluster()?.scheduler.restart().await?;
-        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
-        world.until_running(&["gpu", "units"]).await
+async fn webhooks_away(world: &mut World) -> Result<()> {
+    world.cluster()?.scheduler.kill().await;
+    let share = PodBuilder::share("gpu", 10);
+    for (name, spec) in [
+        ("ordinary", PodBuilder::new("ordinary", &[])),
+        ("gpu", share),
+        ("units", PodBuilder::units("units", 1)),
+    ] {
+        let began = Instant::now();
+        world.create(spec).await?;
+        ensure!(
+            began.elapsed() < AT_ONCE,
+            "pod {name} took {:?} to be made",
+            began.elapsed()
+        );
     }
-    .boxed()
+    world.until_running(&["ordinary"]).await?;
+    world.cluster()?.scheduler.restart().await?;
+    world.cluster()?.until_scheduler_ready(DEADLINE).await?;
+    world.until_running(&["gpu", "units"]).await
 }
 
-fn uncounted(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let visible = |value: &str| json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": value}]);
-        let (whole, annotation) = ([("nvidia.com/gpu", "1")], "nvidia.cdi.k8s.io/pod");
-        let annotated = BTreeMap::from([(annotation.to_owned(), "nvidia.com/gpu=0".to_owned())]);
-        for (spec, words) in [
-            (
-                PodBuilder::new("all", &[]).with("env", visible("all")),
-                "sets NVIDIA_VISIBLE_DEVICES to \"all\"",
-            ),
-            (
-                PodBuilder::new("one", &[]).with("env", visible("GPU-n1-0")),
-                "sets NVIDIA_VISIBLE_DEVICES to \"GPU-n1-0\"",
-            ),
-            (
-                PodBuilder::new("whole", &whole).with("env", visible("all")),
-                "wins over the GPUs that it is given for nvidia.com/gpu",
-            ),
-            (
-                PodBuilder::new("annotated", &[]).annotated(&annotated),
-                "annotation nvidia.cdi.k8s.io/pod is \"nvidia.com/gpu=0\"",
-            ),
-        ] {
-            world.until_breaks_rule(spec, words).await?;
-        }
-        world
-            .start(PodBuilder::new("none", &[]).with("env", visible("void")))
-            .await?;
-        let usual = world.cluster()?.scheduler.invocation().clone();
-        let mut lenient = usual.clone();
-        lenient
-            .args
-            .push(format!("--unrestricted-namespaces={}", world.namespace));
-        world.cluster()?.scheduler.restart_as(lenient).await?;
-        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
-        let made = world
-            .start(PodBuilder::new("exporter", &[]).with("env", visible("all")))
-            .await;
-        world.delete("exporter").await?;
-        world.cluster()?.scheduler.restart_as(usual).await?;
-        world.cluster()?.until_scheduler_ready(DEADLINE).await?;
-        made.map(drop)
+async fn uncounted_refused(world: &mut World) -> Result<()> {
+    let visible = |value: &str| json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": value}]);
+    let (whole, annotation) = ([("nvidia.com/gpu", "1")], "nvidia.cdi.k8s.io/pod");
+    let annotated = BTreeMap::from([(annotation.to_owned(), "nvidia.com/gpu=0".to_owned())]);
+    for (spec, words) in [
+        (
+            PodBuilder::new("all", &[]).with("env", visible("all")),
+            "sets NVIDIA_VISIBLE_DEVICES to \"all\"",
+        ),
+        (
+            PodBuilder::new("one", &[]).with("env", visible("GPU-n1-0")),
+            "sets NVIDIA_VISIBLE_DEVICES to \"GPU-n1-0\"",
+        ),
+        (
+            PodBuilder::new("whole", &whole).with("env", visible("all")),
+            "wins over the GPUs that it is given for nvidia.com/gpu",
+        ),
+        (
+            PodBuilder::new("annotated", &[]).annotated(&annotated),
+            "annotation nvidia.cdi.k8s.io/pod is \"nvidia.com/gpu=0\"",
+        ),
+    ] {
+        world.until_breaks_rule(spec, words).await?;
     }
-    .boxed()
+    world
+        .start(PodBuilder::new("none", &[]).with("env", visible("void")))
+        .await?;
+    let flag = format!("--unrestricted-namespaces={}", world.namespace);
+    let usual = world.add_scheduler_flags(&[&flag]).await?;
+    let made = world
+        .start(PodBuilder::new("exporter", &[]).with("env", visible("all")))
+        .await;
+    world.delete("exporter").await?;
+    world.restart_scheduler_as(usual).await?;
+    made.map(drop)
 }
 
-/// The Secret's part, as text.
-fn secret(world: &mut World, part: &str) -> Result<String> {
+/// One entry of the Secret with the scheduler's certificates, in base64.
+fn secret_entry(world: &mut World, part: &str) -> Result<String> {
     let secret = world
         .cluster()?
         .api()
@@ -126,8 +103,8 @@ fn secret(world: &mut World, part: &str) -> Result<String> {
         .to_owned())
 }
 
-/// Whom the API server trusts, of every webhook.
-fn bundles(world: &mut World) -> Result<Vec<Value>> {
+/// The authorities (`caBundle`) by which the API server trusts each webhook.
+fn ca_bundles(world: &mut World) -> Result<Vec<Value>> {
     let mut bundles = Vec::new();
     for kind in KINDS {
         let configuration = world.cluster()?.api().objects().get(kind, "", CONFIGURATION)?;
@@ -150,7 +127,7 @@ fn bundles(world: &mut World) -> Result<Vec<Value>> {
     Ok(bundles)
 }
 
-/// True if a webhook that cannot be reached is an error.
+/// Sets `failurePolicy` of every webhook: `Fail` makes a webhook that cannot be reached an error.
 fn set_failure_policy(world: &mut World, policy: &str) -> Result<()> {
     for kind in KINDS {
         let api = world.cluster()?.api().objects().clone();
@@ -168,20 +145,17 @@ fn set_failure_policy(world: &mut World, policy: &str) -> Result<()> {
     Ok(())
 }
 
-fn renewed(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        set_failure_policy(world, "Fail")?;
-        let loaded = load(world).await;
-        set_failure_policy(world, "Ignore")?;
-        loaded
-    }
-    .boxed()
+async fn certificates_renewed(world: &mut World) -> Result<()> {
+    set_failure_policy(world, "Fail")?;
+    let loaded = load_while_renewed(world).await;
+    set_failure_policy(world, "Ignore")?;
+    loaded
 }
 
 /// Makes and deletes pods, and asks the extender over new connections, until certificates have changed often enough.
-async fn load(world: &mut World) -> Result<()> {
-    let (authority, trusted) = (secret(world, "ca.crt")?, bundles(world)?);
-    let mut certificate = secret(world, "tls.crt")?;
+async fn load_while_renewed(world: &mut World) -> Result<()> {
+    let (authority, trusted) = (secret_entry(world, "ca.crt")?, ca_bundles(world)?);
+    let mut certificate = secret_entry(world, "tls.crt")?;
     // A scheduler that an earlier scenario started again waits out its predecessor's binds first.
     world
         .start(PodBuilder::new("before", &[(GPU_MEMORY_RATIO, "1")]))
@@ -210,7 +184,7 @@ async fn load(world: &mut World) -> Result<()> {
         world.until_running(&[&name]).await?;
         world.pods.delete(&name).await?;
         n_pods += 1;
-        let now = secret(world, "tls.crt")?;
+        let now = secret_entry(world, "tls.crt")?;
         n_renewals += usize::from(now != certificate);
         certificate = now;
     }
@@ -221,9 +195,12 @@ async fn load(world: &mut World) -> Result<()> {
         .filter(|attempt| matches!(attempt.outcome, SchedulingOutcome::Error(_)));
     let failed: Vec<_> = failed.collect();
     ensure!(failed.is_empty(), "kube-scheduler met errors: {failed:?}");
-    ensure!(secret(world, "ca.crt")? == authority, "the authority has changed");
     ensure!(
-        bundles(world)? == trusted,
+        secret_entry(world, "ca.crt")? == authority,
+        "the authority has changed"
+    );
+    ensure!(
+        ca_bundles(world)? == trusted,
         "the API server trusts other authorities"
     );
     Ok(())

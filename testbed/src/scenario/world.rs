@@ -4,17 +4,20 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use futures::TryStreamExt;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::{Event, Namespace, Pod};
 use kube::api::{Api, DeleteParams, PostParams};
+use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, ResourceExt};
-use proto::resource::GPU_MEM;
+use proto::record::MEM_ASSIGNED;
 use serde_json::json;
 use tracing::warn;
 
 use super::{DEADLINE, Scenario, breaking, old_nodes, sampling};
 use crate::cluster::webhooks::CONFIGURATION as WEBHOOKS;
 use crate::cluster::{LocalCluster, SimulatedNode};
+use crate::daemons::Invocation;
 use crate::observer::{ClusterSnapshot, Condition, Observer};
 use crate::parts::{ClusterPart, Commands, Need};
 use crate::pod_fields::{container_statuses, containers, is_running, node_of, phase, unscheduled_because};
@@ -29,19 +32,19 @@ pub struct World {
     pub(super) namespace: String,
     pub(super) scheduler_name: Option<String>,
     pub(super) client: DebugClient,
-    /// The testbed's cluster, if it is one.
+    /// The testbed's cluster; none on a real cluster.
     pub(super) cluster: Option<LocalCluster>,
     /// The commands that break parts of a real cluster, if that is allowed.
     pub(super) commands: Option<Commands>,
-    /// The parts of a real cluster that were killed and are to be waited for.
+    /// Parts of a real cluster that were killed and may not serve again yet.
     pub(super) killed: Vec<breaking::Killed>,
     /// True if pods pass gpushare's webhooks.
     pub(super) has_webhooks: bool,
-    /// Pods whose records are broken on purpose.
+    /// Pods (`namespace/name`) whose records a scenario has broken on purpose: the checks skip them.
     pub(super) excused: BTreeSet<String>,
 }
 
-/// A client, which has no `Debug` of its own.
+/// A client of the API server; the newtype exists because `Client` has no `Debug`.
 pub(super) struct DebugClient(pub(super) Client);
 
 impl std::fmt::Debug for DebugClient {
@@ -51,7 +54,7 @@ impl std::fmt::Debug for DebugClient {
 }
 
 impl World {
-    /// A world in a namespace of its own.
+    /// Creates the namespace and waits until the watches have shown the cluster.
     pub async fn new(
         client: Client,
         namespace: &str,
@@ -85,7 +88,7 @@ impl World {
         })
     }
 
-    /// The same world, of a real cluster whose parts may be broken by these commands.
+    /// Lets scenarios break parts of a real cluster by these commands.
     #[must_use]
     pub(crate) fn broken_by(self, commands: Option<Commands>) -> Self {
         Self { commands, ..self }
@@ -99,6 +102,7 @@ impl World {
         };
         let crashes = cluster.crashes().clone();
         tokio::select! {
+            // A crash explains a failed scenario better than the timeout that it leads to.
             biased;
             crash = crashes.first() => Err(crash.into()),
             result = self.run_and_verify(scenario) => result,
@@ -106,6 +110,8 @@ impl World {
     }
 
     pub(super) async fn run_and_verify(&mut self, scenario: &Scenario) -> Result<()> {
+        // The body is followed by the invariants and by an empty namespace, so that a scenario cannot hide
+        // damage from the next one.
         (scenario.body)(self).await?;
         if !self.killed.is_empty() {
             breaking::until_ready(self).await?;
@@ -114,7 +120,7 @@ impl World {
         self.clear().await
     }
 
-    /// Makes the world usable again after a scenario that failed half-way, as well as that goes.
+    /// Makes the cluster usable again after a scenario that failed half-way, as far as possible.
     pub(crate) async fn recover(&mut self) {
         self.excused.clear();
         if let Some(commands) = &self.commands
@@ -123,6 +129,8 @@ impl World {
         {
             warn!(%error, "the scheduler cannot go on");
         }
+        // Everything that a scenario of the testbed may have left behind is undone in turn: injected faults, a
+        // stopped scheduler, dead daemons, another kube-scheduler, extra nodes.
         let cleared = if let Some(cluster) = &mut self.cluster {
             cluster.api().faults().clear();
             if let Err(error) = cluster.scheduler.resume().await {
@@ -144,7 +152,7 @@ impl World {
         }
     }
 
-    /// Removes the objects of [`World::new`] and of the scenarios, and hands the cluster back.
+    /// Removes the namespace and the pods of the scenarios, and returns the testbed's cluster.
     pub async fn end(self) -> Result<Option<LocalCluster>> {
         self.clear().await?;
         let namespaces: Api<Namespace> = Api::all(self.client.0.clone());
@@ -153,7 +161,7 @@ impl World {
         Ok(self.cluster)
     }
 
-    /// The testbed's cluster.
+    /// The testbed's cluster; an error on a real cluster.
     pub(super) fn cluster(&mut self) -> Result<&mut LocalCluster> {
         let cluster = self.cluster.as_mut();
         cluster.context("this needs the testbed's own cluster")
@@ -164,6 +172,21 @@ impl World {
         self.cluster()?.node(name)
     }
 
+    /// Restarts the scheduler with further flags and waits until it is ready; returns its usual command line.
+    pub(super) async fn add_scheduler_flags(&mut self, flags: &[&str]) -> Result<Invocation> {
+        let usual = self.cluster()?.scheduler.invocation().clone();
+        let extended = usual.clone().args(flags.iter().copied());
+        self.restart_scheduler_as(extended).await?;
+        Ok(usual)
+    }
+
+    /// Restarts the scheduler with this command line and waits until it is ready.
+    pub(super) async fn restart_scheduler_as(&mut self, invocation: Invocation) -> Result<()> {
+        self.cluster()?.scheduler.restart_as(invocation).await?;
+        self.cluster()?.until_scheduler_ready(DEADLINE).await
+    }
+
+    /// The key of a pod of the scenario's namespace in a [`ClusterSnapshot`].
     pub(super) fn key(&self, name: &str) -> String {
         format!("{}/{name}", self.namespace)
     }
@@ -233,16 +256,14 @@ impl World {
         self.pod(&name)
     }
 
-    /// Creates a pod of so many memory units for a node and waits until it runs.
+    /// Creates a pod that requests memory units on one node, and waits until it runs.
     pub(super) async fn start_units(&self, name: &str, units: &str, node: &str) -> Result<Pod> {
-        self.start(PodBuilder::new(name, &[(GPU_MEM, units)]).on(node))
-            .await
+        self.start(PodBuilder::units(name, units).on(node)).await
     }
 
-    /// Creates a pod of so many memory units for a node.
+    /// Creates a pod that requests memory units on one node.
     pub(super) async fn create_units(&self, name: &str, units: &str, node: &str) -> Result<Pod> {
-        self.create(PodBuilder::new(name, &[(GPU_MEM, units)]).on(node))
-            .await
+        self.create(PodBuilder::units(name, units).on(node)).await
     }
 
     /// Ends the container `main` of a running pod, and waits until kubelet has started it again.
@@ -290,6 +311,44 @@ impl World {
         }
     }
 
+    /// Waits until the plugin has marked a pod as assigned, which it does after its containers have started.
+    pub(super) async fn until_assigned(&self, name: &str) -> Result<()> {
+        let key = self.key(name);
+        let is_assigned = |snapshot: &ClusterSnapshot| {
+            let assigned = snapshot.pods.get(&key)?.annotations().get(MEM_ASSIGNED)?;
+            (assigned == "true").then_some(())
+        };
+        let what = format!("the plugin to mark {name} as assigned");
+        self.until(&what, is_assigned).await
+    }
+
+    /// Waits until there is an event about an object, with this reason and these words in its message.
+    pub(super) async fn until_event(
+        &self,
+        namespace: &str,
+        object: &str,
+        reason: &str,
+        words: &str,
+    ) -> Result<()> {
+        let events: Api<Event> = Api::namespaced(self.client.0.clone(), namespace);
+        let mut events = std::pin::pin!(watcher(events, watcher::Config::default()).applied_objects());
+        let found = async {
+            while let Some(event) = events.try_next().await.context("cannot watch events")? {
+                if event.involved_object.name.as_deref() == Some(object)
+                    && event.reason.as_deref() == Some(reason)
+                    && event.message.is_some_and(|message| message.contains(words))
+                {
+                    return Ok(());
+                }
+            }
+            bail!("the watch of events has ended")
+        };
+        tokio::time::timeout(DEADLINE, found)
+            .await
+            .with_context(|| format!("no event {reason} with {words:?} about {object}"))?
+    }
+
+    /// A pod of the scenario's namespace, as the watches have shown it last.
     pub(super) fn pod(&self, name: &str) -> Result<Pod> {
         let pod = self.observer.now().pods.remove(&self.key(name));
         pod.with_context(|| format!("there is no pod {name}"))
@@ -306,7 +365,7 @@ impl World {
 
     /// Checks every invariant on the API server's current objects.
     pub(super) async fn verify(&self) -> Result<()> {
-        // Watches run ahead of each other.
+        // The observer's three watches are not in step with each other. The testbed's own API server can be read at one moment instead, so a difference between pods and Devices is a real one.
         let mut snapshot = match &self.cluster {
             Some(cluster) => ClusterSnapshot::of(cluster.api().objects()),
             None => self.observer.now(),
@@ -346,7 +405,7 @@ impl World {
         self.until_within(deadline, "all pods to be gone", gone).await
     }
 
-    /// A node with GPUs, and its healthy ones.
+    /// Finds a node with at least `n_gpus` healthy GPUs.
     pub(super) fn gpu_node(&self, n_gpus: usize) -> Result<GpuNode> {
         let snapshot = self.observer.now();
         let accounts = invariants::accounts(&snapshot, &self.excused);
@@ -365,13 +424,13 @@ impl World {
         bail!("no node has {n_gpus} healthy GPUs")
     }
 
-    /// The number of these pods that are bound.
+    /// Counts how many of these pods (`namespace/name`) are bound.
     pub(super) fn n_bound(snapshot: &ClusterSnapshot, keys: &[String]) -> usize {
         let pods = keys.iter().filter_map(|key| snapshot.pods.get(key));
         pods.filter_map(node_of).count()
     }
 
-    /// Creates equal pods `<prefix>-0`, `<prefix>-1`, … at once.
+    /// Creates equal pods `<prefix>-0`, `<prefix>-1`, … concurrently; returns their names.
     pub(super) async fn create_many(
         &self,
         prefix: &str,

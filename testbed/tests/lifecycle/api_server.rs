@@ -35,8 +35,7 @@ async fn cluster(inject: &'static str) -> Result<(LocalCluster, NamespacePods)> 
 async fn away(inject: &'static str, period: Duration) -> Result<()> {
     let (mut cluster, pods) = cluster(inject).await?;
     for (name, node) in [("a", "n1"), ("b", "n2")] {
-        pods.create(&PodBuilder::new(name, &[(GPU_MEM, "12")]).on(node))
-            .await?;
+        pods.create(&PodBuilder::units(name, 12).on(node)).await?;
     }
     until_run(&cluster, &["a", "b"]).await?;
     let before = [("n1", "a"), ("n2", "b")]
@@ -115,8 +114,7 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
         .until("the sick GPU to be published", DEADLINE, is_sick)
         .await?;
     until_event(&cluster, "n1", "GPUUnhealthy").await?;
-    pods.create(&PodBuilder::new("new", &[(GPU_MEM, "12")]).on("n2"))
-        .await?;
+    pods.create(&PodBuilder::units("new", 12).on("n2")).await?;
     until_run(&cluster, &["a", "b", "new"]).await?;
     ensure!(
         starts_again(cluster.node("n1")?.kubelet(), "a").await? == of_a,

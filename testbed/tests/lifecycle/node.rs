@@ -29,15 +29,13 @@ fn node_of(n_gpus: usize) -> NodeSetup {
 }
 
 async fn run(cluster: &LocalCluster, pods: &NamespacePods, name: &str, units: u64) -> Result<()> {
-    pods.create(&PodBuilder::new(name, &[(GPU_MEM, &units.to_string())]))
-        .await?;
+    pods.create(&PodBuilder::units(name, units)).await?;
     until_run(cluster, &[name]).await
 }
 
 /// Creates a pod that finds no room, and waits until its condition says so.
 async fn waits(cluster: &LocalCluster, pods: &NamespacePods, name: &str, units: u64) -> Result<()> {
-    pods.create(&PodBuilder::new(name, &[(GPU_MEM, &units.to_string())]))
-        .await?;
+    pods.create(&PodBuilder::units(name, units)).await?;
     let is_refused = |snapshot: &ClusterSnapshot| snapshot.pod(name).and_then(unscheduled_because).map(drop);
     cluster
         .until(&format!("{name} to be refused"), DEADLINE, is_refused)
@@ -273,8 +271,7 @@ async fn containers_wait_while_the_disk_is_full() -> Result<()> {
     .await?;
     run(&cluster, &pods, "before", 4).await?;
     fill_disk(&mut cluster, true).await?;
-    pods.create(&PodBuilder::new("meanwhile", &[(GPU_MEM, "4")]))
-        .await?;
+    pods.create(&PodBuilder::units("meanwhile", 4)).await?;
     until_event(&cluster, "meanwhile", "GPUNotReady").await?;
     let kubelet = cluster.node("n1")?.kubelet();
     stays(kubelet, "meanwhile", 0).await?;

@@ -95,7 +95,7 @@ impl Scene {
 }
 
 fn units(name: &str, units: &str) -> PodBuilder {
-    PodBuilder::new(name, &[(GPU_MEM, units)])
+    PodBuilder::units(name, units)
 }
 
 /// Waits until the plugin offers everything to a kubelet that has just started or lost it.

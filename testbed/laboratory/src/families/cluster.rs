@@ -1,7 +1,8 @@
-//! Made-up clusters and workloads: kinds that are hard for a policy in different ways, each with many numbers.
+//! Invented clusters and workloads: kinds that are hard for a policy in different ways, each in any number of
+//! variants.
 //!
-//! A number decides the nodes and the mix of pods, a seed the single pods, so that runs of one number differ by chance
-//! alone. Everything is a function of kind, number and seed.
+//! A variant's number decides the nodes and the mix of pods, the seed decides the single pods: runs of one
+//! number differ by chance alone. Everything is a function of kind, number and seed.
 
 use clap::ValueEnum;
 use rand::RngExt;
@@ -19,9 +20,9 @@ use testbed::dice::dice;
 /// The kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Family {
-    /// A few sizes of shares, more and more.
+    /// Shares of a few sizes, until the cluster is full.
     Shares,
-    /// Any size of share.
+    /// Shares of any size, until the cluster is full.
     AnyShares,
     /// Whole GPUs, one to eight for a pod.
     Whole,
@@ -37,13 +38,13 @@ pub enum Family {
     Mixed1213,
     /// Shares and whole GPUs on nodes of one to eight GPUs.
     Unequal,
-    /// Shares, and whole GPUs in the vendor's name.
+    /// Shares, and whole GPUs by the vendor's resource.
     Vendor,
     /// Pods that ask for more CPU than their part, and pods without GPUs.
     ShortOfCpu,
     /// Shares and whole GPUs on nodes with a dozen pods of `DaemonSets` each.
     DaemonSets,
-    /// Whole GPUs, on such nodes; then pods of whole nodes.
+    /// Whole GPUs on nodes with `DaemonSets` as above; then pods of whole nodes.
     DaemonSetsThenNodes,
     /// Shares of one size; then pods of whole nodes.
     ShareThenNodes,
@@ -63,7 +64,7 @@ pub enum Family {
     DayAndNight,
 }
 
-/// The measure of a policy.
+/// What a policy is measured by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocationMeasure {
     /// The allocated share at the end.
@@ -72,28 +73,28 @@ pub enum AllocationMeasure {
     SecondHalf,
 }
 
-/// A cluster, and the pods that come in the order in which they are listed.
+/// An invented cluster with its pods, in the order in which they arrive.
 #[derive(Clone, Debug)]
 pub struct MadeCluster {
-    /// Both.
+    /// Nodes and pods.
     pub world: ReplayInput,
     /// The measure of a policy on this cluster.
     pub measure: AllocationMeasure,
 }
 
-/// Pods that come one after the other.
+/// Pods of one mix that arrive one after the other.
 struct LoadPhase {
     mix: Mix,
     /// The demand that they come to, in percent of the cluster: all of them together, or those that are there at a time.
     percent: i64,
-    /// For how many mean stays they come; for pods that stay, nothing.
+    /// The length of the phase in mean stays; `None` for pods that never leave.
     stays: Option<i64>,
 }
 
-/// Seconds of a mean stay.
+/// The mean stay of a pod, in seconds.
 const STAY: i64 = 100_000;
 
-/// GPUs of the largest nodes.
+/// The number of GPUs of the largest nodes.
 const GPUS: usize = 8;
 
 impl LoadPhase {
@@ -115,14 +116,14 @@ impl LoadPhase {
 }
 
 impl Family {
-    /// As the command line names it.
+    /// The name on the command line.
     pub fn name(self) -> String {
         self.to_possible_value()
             .map(|value| value.get_name().to_owned())
             .unwrap_or_default()
     }
 
-    /// Its cluster, and the pods of a seed.
+    /// The cluster of this kind and number, and the pods of this seed.
     pub fn make(self, number: u64, seed: u64) -> MadeCluster {
         let mut dice = dice(number, &[&self.name()]);
         let cpu_of_gpu = one_of(&[6000, 8000, 12_000, 16_000], &mut dice);
@@ -142,6 +143,7 @@ impl Family {
         } else {
             0
         };
+        // Dice of their own, so that another seed changes no node.
         let mut dice = self::dice(number, &[&self.name(), &seed.to_string()]);
         let pods = pods(&phases, capacity, &mut dice);
         let mut world = objects::world(&nodes, &pods);
@@ -166,6 +168,7 @@ impl Family {
         let mut node = |at: usize| {
             let (gpus, cpu_of_gpu) = match self {
                 Self::Unequal => (
+                    // Half of all GPUs or more are on nodes of eight, as in real clusters.
                     one_of(&[1, 2, 4, 8, 8], dice),
                     habits.cpu_of_gpu * dice.random_range(50..=150) / 100,
                 ),
@@ -259,7 +262,7 @@ impl Family {
                 let stays = if self == Self::TurnoverThenNodes { 2 } else { 1 };
                 let (shares, nodes) = (Mix::of_shares(habits, dice), Mix::of_nodes(habits, dice));
                 let (first, then) = (dice.random_range(40..=80), dice.random_range(20..=40));
-                // Of a mix by pods, as much demand as wanted is the nodes'.
+                // A mix counts pods, and a pod of a whole node asks for more than one of shares.
                 let both = blend(&shares, then, nodes, 110 - then);
                 vec![
                     LoadPhase::turning(shares, first, stays),
@@ -287,7 +290,7 @@ fn one_of<T: Copy + Default>(values: &[T], dice: &mut StdRng) -> T {
     values.choose(dice).copied().unwrap_or_default()
 }
 
-/// Pods of two mixes, such that their demands are as these two amounts.
+/// A mix of two others whose demands are in the proportion of these amounts.
 fn blend(one: &Mix, amount: i64, other: Mix, other_amount: i64) -> Mix {
     let (n, n_other) = (
         real(amount) / real(one.mean()),
@@ -303,11 +306,13 @@ fn pods(phases: &[LoadPhase], capacity: i64, dice: &mut StdRng) -> Vec<TracePod>
     for phase in phases {
         let demand = capacity * phase.percent / 100;
         let until = now + phase.stays.map_or(f64::MAX, |stays| real(stays * STAY));
-        // Seconds between two pods, such that those which are there ask for as much as wanted.
+        // Seconds between two arrivals: by Little's law, the pods that are there then ask for the wanted demand
+        // on average.
         let pause = real(STAY) * real(phase.mix.mean()) / real(demand.max(1));
         let mut asked = 0;
         while phase.stays.is_some() || asked < demand {
             let Some(size) = phase.mix.draw(dice) else { break };
+            // Pods that never leave need no times, only an order.
             now += if phase.stays.is_some() {
                 exponential(pause, dice)
             } else {
@@ -335,12 +340,12 @@ fn pods(phases: &[LoadPhase], capacity: i64, dice: &mut StdRng) -> Vec<TracePod>
     rows
 }
 
-/// A time with this mean that knows no past.
+/// A random time with this mean, exponentially distributed.
 fn exponential(mean: f64, dice: &mut StdRng) -> f64 {
     -mean * (1.0 - dice.random_range(0.0..1.0_f64)).ln()
 }
 
-/// Every node has this number of pods of `DaemonSets` that ask for some CPU.
+/// Puts `n` pods of `DaemonSets` on every node, each with `cpu_milli` of CPU.
 fn add_daemons(world: &mut ReplayInput, n: usize, cpu_milli: i64) {
     let rows: Vec<TracePod> = (0..n)
         .map(|at| TracePod {

@@ -9,9 +9,9 @@ use crate::replay::trace::{PERCENT, WHOLE};
 
 /// The shares of a GPU that people ask for, in thousandths.
 const SHARES: [i64; 14] = [50, 80, 100, 120, 150, 200, 250, 300, 330, 400, 500, 600, 750, 800];
-/// Whole GPUs of one pod, and how often a mix has them, in parts of its whole GPUs.
+/// The numbers of whole GPUs of one pod, and the relative frequency of each.
 const WHOLES: [(usize, u32); 4] = [(1, 60), (2, 20), (4, 12), (8, 8)];
-/// Host memory of a GPU's part, in MiB.
+/// Host memory that a node has for each of its GPUs, in MiB.
 const MEMORY_OF_GPU: i64 = 64 << 10;
 
 /// The request of one pod.
@@ -19,17 +19,17 @@ const MEMORY_OF_GPU: i64 = 64 << 10;
 pub struct PodSize {
     /// The number of GPUs.
     pub gpus: usize,
-    /// Thousandths of each.
+    /// Thousandths of each of these GPUs.
     pub milli: i64,
     /// Thousandths of a CPU.
     pub cpu_milli: i64,
-    /// Memory of the host.
+    /// Host memory in MiB.
     pub memory_mib: i64,
-    /// True if it asks for its whole GPUs in a vendor's name.
+    /// True if it asks for its whole GPUs by a vendor's resource, such as `nvidia.com/gpu`.
     pub is_vendor: bool,
 }
 
-/// Sizes, and how often each comes.
+/// Sizes of pods, each with its relative frequency.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mix(Vec<(PodSize, u32)>);
 
@@ -58,6 +58,7 @@ impl PodSize {
             gpus,
             milli,
             cpu_milli,
+            // Half of its GPUs' part: host memory is never what a pod fails for.
             memory_mib: MEMORY_OF_GPU * demand / (2 * WHOLE),
             is_vendor: false,
         }
@@ -65,12 +66,12 @@ impl PodSize {
 }
 
 impl Mix {
-    /// One size of share.
+    /// A mix of one size of share.
     pub fn of_one(milli: i64, habits: MixRules, dice: &mut StdRng) -> Self {
         Self(vec![(PodSize::of(1, milli, habits, dice), 1)])
     }
 
-    /// Three to five sizes of shares.
+    /// A mix of three to five sizes of shares.
     pub fn of_shares(habits: MixRules, dice: &mut StdRng) -> Self {
         let n = dice.random_range(3..=5);
         let share = |_| {
@@ -80,7 +81,7 @@ impl Mix {
         Self((0..n).map(share).collect())
     }
 
-    /// Whole GPUs, one to eight for a pod.
+    /// A mix of pods with one to eight whole GPUs.
     pub fn of_whole(habits: MixRules, dice: &mut StdRng) -> Self {
         let fitting = WHOLES.iter().filter(|(n, _)| *n <= habits.most_gpus);
         Self(
@@ -95,12 +96,12 @@ impl Mix {
         )
     }
 
-    /// As many GPUs as the largest node has.
+    /// A mix of pods with as many GPUs as the largest node has.
     pub fn of_nodes(habits: MixRules, dice: &mut StdRng) -> Self {
         Self(vec![(PodSize::of(habits.most_gpus, WHOLE, habits, dice), 1)])
     }
 
-    /// Any part of one GPU, alike likely.
+    /// A mix of all parts of one GPU from 5 to 100 %, equally frequent.
     pub fn of_any(habits: MixRules, dice: &mut StdRng) -> Self {
         Self(
             (5..=100)
@@ -109,7 +110,7 @@ impl Mix {
         )
     }
 
-    /// Pods that ask for no GPU.
+    /// A mix of pods that ask for no GPU.
     pub fn of_plain(habits: MixRules, dice: &mut StdRng) -> Self {
         let plain = |_| {
             let cpu_milli = habits.cpu_of_gpu * dice.random_range(5..=50) / 100;
@@ -133,13 +134,14 @@ impl Mix {
         let (own, others) = (self.n(), other.n());
         let scaled = |mix: Self, by: u32| mix.0.into_iter().map(move |(size, often)| (size, often * by));
         Self(
+            // Frequencies of the two mixes have different sums.
             scaled(self, others * (100 - percent))
                 .chain(scaled(other, own * percent))
                 .collect(),
         )
     }
 
-    /// The same pods, those of whole GPUs in the vendor's name.
+    /// The same pods; those of whole GPUs ask for the vendor's resource.
     #[must_use]
     pub fn by_vendor(mut self) -> Self {
         for (size, _) in &mut self.0 {
@@ -148,7 +150,7 @@ impl Mix {
         self
     }
 
-    /// A pod.
+    /// A random pod of this mix; `None` if it has no sizes.
     pub fn draw(&self, dice: &mut StdRng) -> Option<PodSize> {
         let mut at = dice.random_range(0..self.n().max(1));
         let found = self.0.iter().find(|(_, often)| {

@@ -26,13 +26,13 @@ use super::{
     wrong_devices,
 };
 
-/// The percentiles of the results.
+/// The percentiles that results show: median, 99th, and the longest.
 const ADMISSION_PERCENTS: [usize; 3] = [50, 99, 100];
-/// Longest wait for one thing.
+/// The deadline of each single wait.
 const DEADLINE: Duration = Duration::from_secs(120);
 /// GPUs of the node.
 const N_GPUS: usize = 8;
-/// GiB of each.
+/// Memory of each GPU, in GiB.
 const GIB_OF_GPU: u64 = 80;
 
 /// `laboratory load admission`.
@@ -69,11 +69,12 @@ pub struct Admitted {
     pub refused: usize,
     /// Starts for each time that kubelet was asked to list.
     pub starts_per_list: f64,
-    /// Containers that see other devices than recorded, pods that kubelet refused.
+    /// A sentence for each container that sees other devices than recorded, and for each pod that kubelet
+    /// refused.
     pub wrong: Vec<String>,
 }
 
-/// Measures and prints the results; true if nothing was wrong.
+/// Measures and prints the results; true if every pod ran with the devices of its record.
 pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool> {
     let admitted = admission(console, args).await;
     console.finish();
@@ -106,10 +107,10 @@ pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool>
     Ok(admitted.wrong.is_empty())
 }
 
-/// Starts of containers: the delay of each, and the number of its refusals before.
+/// Starts of containers: the time that each spent in the plugin, and how often it was refused before.
 type Starts = Arc<Mutex<Vec<(Duration, usize)>>>;
 
-/// Measures.
+/// Starts the testbed, fills and empties the node round after round, and returns the measurements.
 pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitted> {
     console.step("starting the testbed");
     let starts = Starts::default();
@@ -118,10 +119,13 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         started: StartHook::new(move |start| entered.lock().push((start.spent, start.refusals.len()))),
         inject: args.mode.inject(),
         plugin_args: args.mode.plugin_args(),
+        // Pods of the last round may still be terminating when the next ones arrive.
         max_pods: args.pods + 10,
         ..NodeSetup::new("n1", &[GIB_OF_GPU * 1024; N_GPUS])
     };
     let mut cluster = LocalCluster::start(ClusterSpec {
+        // A start that is refused for now would otherwise wait out kubelet's back-off, which is longer than all
+        // the rest.
         max_backoff: Some(Duration::from_millis(500)),
         ..ClusterSpec::of(vec![node])
     })
@@ -160,9 +164,10 @@ fn names(args: &AdmissionArgs, round: u32) -> Vec<String> {
         .collect()
 }
 
-/// Binds the pods of a round and lets kubelet admit them together; how many it admits in a second.
+/// Binds the pods of a round and lets kubelet admit them together; returns the admissions per second.
 async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> Result<f64> {
     let n_before = cluster.node("n1")?.kubelet().n_admissions();
+    // Held back, so that the scheduler's pace does not limit kubelet's.
     cluster.node("n1")?.kubelet().hold();
     let pods = NamespacePods::of(cluster.client(), "default");
     let names = names(args, round);
@@ -182,6 +187,7 @@ async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> R
         kubelet.until(DEADLINE, has_all).await,
         "pods do not reach kubelet"
     );
+    // kubelet admits pods in another order than they were bound in, as after a restart.
     kubelet.release(OrderRule::Shuffled, u64::from(round));
     let has_admitted = |kubelet: &Kubelet| kubelet.n_admissions() == n_before + names.len();
     ensure!(
@@ -189,6 +195,8 @@ async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> R
         "pods are not admitted"
     );
     let admissions = kubelet.admissions_since(n_before);
+    // From the first admission to the end of the last: creation, binding and the start of containers are not
+    // counted.
     let began = admissions.first().context("no pod was admitted")?.began;
     let ended = admissions.iter().map(|one| one.began + one.took).max();
     let took = ended.context("no pod was admitted")? - began;
@@ -196,7 +204,7 @@ async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> R
     Ok(f64::from(args.pods) / took.as_secs_f64())
 }
 
-/// The problems now: refused pods, wrong devices, sums.
+/// The problems at this moment: refused pods, containers with wrong devices, GPUs whose sums do not add up.
 fn look(cluster: &mut LocalCluster) -> Result<Vec<String>> {
     let snapshot = ClusterSnapshot::of(cluster.api().objects());
     let mut wrong = invariants::accounts(&snapshot, &BTreeSet::new()).violations;

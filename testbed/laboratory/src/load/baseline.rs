@@ -11,10 +11,10 @@ use http_body_util::BodyExt;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// An answer with one node.
+/// The constant answer: a filter result that names one node.
 const ANSWER: &str = r#"{"Nodes":null,"NodeNames":["node-00000.example.com"],"FailedNodes":{},"FailedAndUnresolvableNodes":{},"Error":""}"#;
 
-/// The server; ends when dropped.
+/// The server; it ends when dropped.
 #[derive(Debug)]
 pub(super) struct Baseline {
     pub(super) address: SocketAddr,
@@ -28,6 +28,7 @@ impl Baseline {
         let router = Router::new().route("/", post(answer));
         let serving = async move {
             if let Err(error) = axum::serve(
+                // The scheduler sets TCP_NODELAY too; without it Nagle's algorithm would slow the bound alone.
                 axum::serve::ListenerExt::tap_io(listener, |stream| drop(stream.set_nodelay(true))),
                 router,
             )
@@ -57,6 +58,7 @@ async fn answer(
         .collect()
         .await
         .map_err(|_| StatusCode::BAD_REQUEST)?;
+    // The whole body is read and copied, as any extender must.
     std::hint::black_box(body.to_bytes());
     Ok(([(header::CONTENT_TYPE, "application/json")], ANSWER))
 }

@@ -18,7 +18,7 @@ use super::{PERCENTS, Rig, fleet, float, quantiles, until_it_binds};
 use testbed::console::{Console, table};
 use testbed::http_client::HttpClient;
 
-/// Linux counts the time of processes in hundredths of a second.
+/// Clock ticks per second in `/proc/PID/stat` (`USER_HZ`): 100 on all common platforms.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// `laboratory load bind`.
@@ -43,7 +43,7 @@ struct BindMeasurement {
     concurrency: u16,
     /// From the start of the process to `/readyz`.
     ready_seconds: f64,
-    /// Resident memory of the scheduler when all pods were known, and at the end.
+    /// The scheduler's resident memory in MiB once it knew all pods, and at the end.
     rss_mib: [f64; 2],
     /// Latency in milliseconds: median, 90th and 99th percentile, longest.
     millis: [f64; 4],
@@ -51,13 +51,15 @@ struct BindMeasurement {
     per_second: f64,
     /// Binds in each whole second.
     each_second: Vec<u32>,
-    /// Processor time for each bind in microseconds: of the scheduler, and of the testbed, which is its API server and asks.
+    /// Processor time for each bind in microseconds: of the scheduler, and of the testbed (API server and
+    /// client).
     cpu_micros: [f64; 2],
-    /// Bindings per second that the API server takes from a client that posts them itself, without watches.
+    /// Bindings per second that the API server accepts from a client that posts them itself, without any watch:
+    /// no scheduler can be faster.
     floor_per_second: f64,
 }
 
-/// Measures and prints.
+/// Measures the binds and prints a table.
 pub(super) async fn run(console: &Console, args: &BindArgs) -> Result<()> {
     let bound = bind(console, args).await;
     console.finish();
@@ -127,6 +129,7 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<BindMeasurement> {
     let url = format!("{}/gpushare-scheduler/bind", rig.url);
     until_it_binds(&client, &url).await?;
     let rss = rig.rss()?;
+    // After the start, whose cost is none of the binds'.
     let cpu = [rig.cpu_seconds()?, own_cpu_seconds()?];
     console.step(&format!("{} bindings, {} at a time", args.pods, args.concurrency));
     let requests = pending.into_iter().map(|bind| {
@@ -136,6 +139,7 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<BindMeasurement> {
             let answer: Value =
                 serde_json::from_slice(&answer).with_context(|| format!("bind answers {status}"))?;
             let error = answer.get("Error").and_then(Value::as_str).unwrap_or_default();
+            // An extender reports failure with the status 200 and a text.
             ensure!(error.is_empty(), "bind answers {error}");
             Ok(())
         }
@@ -158,7 +162,7 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<BindMeasurement> {
     Ok(bound)
 }
 
-/// Measures the bindings per second of an API server without any other load.
+/// Measures the bindings per second of an API server that has nothing else to do.
 async fn floor(args: &BindArgs) -> Result<f64> {
     let (api, _dir) = Rig::start().await?;
     fleet::fill(api.objects(), args.nodes, 0, 0)?;
@@ -207,17 +211,17 @@ fn binding(bind: &Value) -> Value {
     })
 }
 
-/// Requests that have been answered.
+/// The times of requests, all of them answered.
 #[derive(Debug)]
 struct Done {
     latencies: Vec<Duration>,
-    /// The time of each answer, from the beginning.
+    /// The time of each answer since the first request.
     at: Vec<Duration>,
     took: Duration,
 }
 
 impl Done {
-    /// Sends requests, `n` at one time; all must succeed.
+    /// Sends the requests, `concurrency` at a time; the first failure ends it.
     async fn of<F: Future<Output = Result<()>>>(
         concurrency: u16,
         requests: impl Iterator<Item = F>,
@@ -245,6 +249,7 @@ impl Done {
 
     /// The number of answers in each full second.
     fn each_second(&self) -> Vec<u32> {
+        // The last second is not a whole one, and would look slow.
         let count = |second: u64| self.at.iter().filter(|at| at.as_secs() == second).count();
         (0..self.took.as_secs())
             .map(|second| u32::try_from(count(second)).unwrap_or(u32::MAX))
@@ -264,7 +269,7 @@ fn own_cpu_seconds() -> Result<f64> {
     cpu_seconds_of(&std::fs::read_to_string("/proc/self/stat").context("cannot read /proc")?)
 }
 
-/// The time in user and kernel mode on a line of `/proc/PID/stat`.
+/// The seconds in user and kernel mode from the line in `/proc/PID/stat`.
 fn cpu_seconds_of(stat: &str) -> Result<f64> {
     // The name of the program is in parentheses, and may have any in it.
     let (_, fields) = stat.rsplit_once(')').context("/proc shows no processor time")?;

@@ -1,4 +1,5 @@
-//! Binds at a steady rate while something else is measured: pods come, are bound by the scheduler, and go again.
+//! Binds at a steady rate while something else is measured: pods are created, bound by the scheduler, and
+//! deleted again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,13 +17,13 @@ use super::fleet;
 use testbed::apiserver::ApiObjects;
 use testbed::http_client::HttpClient;
 
-/// Binds under way at most.
+/// Most binds under way at one time.
 const CONCURRENCY: usize = 64;
 
-/// The pause between two bursts of binds; each makes up for the rate so far.
+/// The pause between two bursts of binds; each burst sends as many as are due by then.
 const BEAT: Duration = Duration::from_millis(5);
 
-/// Binds in the background; end when dropped.
+/// Binds in the background; they end when this is dropped.
 #[derive(Debug)]
 pub(super) struct Churn {
     counts: Arc<ChurnCounts>,
@@ -81,6 +82,7 @@ async fn run(
     let mut there: VecDeque<String> = VecDeque::new();
     let (report, mut reported) = unbounded_channel();
     let mut beats = interval(BEAT);
+    // A late tick sends all binds that are due, so that missed ticks need no repetition.
     beats.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let began = Instant::now();
     let mut n_begun = 0;
@@ -88,6 +90,8 @@ async fn run(
         beats.tick().await;
         let due = began.elapsed().as_secs_f64() * f64::from(per_second);
         while f64::from(n_begun) < due {
+            // A scheduler that cannot keep up gets no endless queue: the rate drops instead, and the result
+            // shows it.
             let permit = Arc::clone(&permits).acquire_owned().await?;
             let name = format!("churn-{n_begun:07}");
             let bind = fleet::pending_pod(&objects, &name, n_begun % n_nodes)?;
@@ -95,6 +99,8 @@ async fn run(
             while let Ok(bound) = reported.try_recv() {
                 there.push_back(bound);
             }
+            // Without deletion the nodes would fill up, and the filter that is measured would find less and
+            // less room.
             while there.len() > 4 * n_nodes as usize
                 && let Some(oldest) = there.pop_front()
             {

@@ -17,16 +17,17 @@ use super::{PERCENTS, Rig, fleet, float, growth, quantiles};
 use testbed::console::{Console, table};
 use testbed::http_client::HttpClient;
 
-/// Requests before the first that counts.
+/// Requests before the first that is measured.
 const WARM_UP: u32 = 50;
 
-/// The time for which room is kept for a pod: about that of a bind by kube-scheduler. These pods are never bound.
+/// `--hint-ttl`: how long the scheduler keeps room for a pod after filter; about the time until kube-scheduler
+/// binds. Pods of this load are never bound.
 const HINT: &str = "20ms";
 
 /// `laboratory load filter`.
 #[derive(Clone, Debug, Args)]
 pub struct FilterArgs {
-    /// Nodes of eight GPUs; of several sizes one cluster after the other is measured.
+    /// Nodes of eight GPUs; several numbers, such as 500,5000, are measured one after the other.
     #[arg(long, value_delimiter = ',', default_value = "5000", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     nodes: Vec<u32>,
     /// Pods that are bound already, each with half of a GPU; no more than eight for each node.
@@ -38,7 +39,7 @@ pub struct FilterArgs {
     /// Names in one request; no more than there are nodes.
     #[arg(long, value_delimiter = ',', default_value = "500,5000,15000", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     names: Vec<u32>,
-    /// The number of shapes of request, which come in turn.
+    /// The number of different pod requests, which come in turn.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_SHAPES)))]
     shapes: u8,
     /// Binds that go on meanwhile.
@@ -56,7 +57,7 @@ pub struct FilterArgs {
     plots: Option<PathBuf>,
 }
 
-/// The measurements with one size of request.
+/// The measurements of one size of request.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct FilterMeasurement {
     pub(super) nodes: u32,
@@ -71,19 +72,19 @@ pub(super) struct FilterMeasurement {
     pub(super) rss_mib: [f64; 3],
     /// Latency at the client, in milliseconds: median, 90th and 99th percentile, longest.
     pub(super) millis: [f64; 4],
-    /// The same of a server that reads the request and answers at once.
+    /// The same latencies of a server that reads the request and answers at once.
     pub(super) floor_millis: [f64; 4],
     /// Latency in the daemon's own histogram, from the whole request to its answer: median and 99th percentile.
     pub(super) daemon_millis: [f64; 2],
-    /// Binds that went on meanwhile, and how many of them failed.
+    /// Binds per second that went on meanwhile.
     pub(super) binds_per_second: f64,
     pub(super) failed_binds: u64,
-    /// Views of all nodes that went on meanwhile, and MiB of each.
+    /// Views of all nodes per second that went on meanwhile.
     pub(super) views_per_second: f64,
     pub(super) view_mib: f64,
 }
 
-/// Measures and prints.
+/// Measures each cluster, prints a table, and draws the plots if they are asked for.
 pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<()> {
     ensure!(
         args.plots.is_none() || args.nodes.len() + args.names.len() > 2,
@@ -154,7 +155,7 @@ impl FilterMeasurement {
     }
 }
 
-/// Measures one cluster.
+/// Measures all sizes of request on a cluster of `n_nodes` nodes.
 async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<Vec<FilterMeasurement>> {
     let n_pods = args.pods.min(n_nodes * fleet::MOST_PODS);
     console.step(&format!("making {n_nodes} nodes and {n_pods} pods"));
@@ -185,11 +186,13 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
         scheduler: KeptConnection::to(rig.address)?,
         floor: KeptConnection::to(floor.address)?,
     };
-    // The scheduler works out a verdict once for each node and kind of pod; in a running cluster it has seen its kinds.
+    // The scheduler computes a verdict once for each node and kind of pod; in a running cluster it has seen the
+    // kinds.
     (client, _) = client.ask(n_nodes, WARM_UP).await?;
     for n_names in sizes {
         console.step(&format!("{} requests of {n_names} names", args.requests));
         (client, _) = client.ask(n_names, WARM_UP).await?;
+        // The histogram counts from the start of the scheduler; the difference leaves out the warm-up.
         let before = rig.histogram("filter").await?;
         let asked;
         (client, asked) = client.ask(n_names, args.requests).await?;
@@ -226,7 +229,7 @@ struct FilterAnswers {
     answer_bytes: usize,
 }
 
-/// Requests, and whom they are put to.
+/// The requests, and the connections on which they go to the scheduler and to the baseline.
 struct Client {
     requests: PreparedRequests,
     scheduler: KeptConnection,
@@ -235,6 +238,7 @@ struct Client {
 
 impl Client {
     async fn ask(mut self, n_names: u32, n_requests: u32) -> Result<(Self, FilterAnswers)> {
+        // A blocking client: an async one would add its own scheduling to every latency.
         tokio::task::spawn_blocking(move || self.ask_blocking(n_names, n_requests).map(|asked| (self, asked)))
             .await?
     }
@@ -254,6 +258,7 @@ impl Client {
                 .position(|end| end == b"\r\n\r\n")
                 .and_then(|at| request.get(at + 4..))
                 .context("no body")?;
+            // The same bytes to both, so that reading the request costs both alike.
             let idle = wire("/", body);
             let began = Instant::now();
             self.floor.ask(&idle)?;
@@ -262,6 +267,8 @@ impl Client {
             let answer = self.scheduler.ask(&request)?;
             asked.latencies.push(began.elapsed());
             ensure!(
+                // Checked by bytes: parsing would take longer than the answer, and cool the caches between two
+                // requests.
                 answer.starts_with(br#"{"Nodes":null,"NodeNames":["node-"#),
                 "filter answers {}",
                 String::from_utf8_lossy(answer)

@@ -1,6 +1,7 @@
 //! A cluster of objects: nodes of eight GPUs as the plugin reports them, and pods as the scheduler binds them.
 //!
-//! It makes the objects and puts them into the testbed's own API server; `schedule` creates the same ones on a real one.
+//! This makes the objects and puts them into the testbed's API server; `schedule` creates the same ones on a
+//! real one.
 
 use anyhow::{Context, Result};
 use proto::record::{
@@ -16,7 +17,7 @@ const GIB_OF_GPU: u32 = 16;
 const DEVICES: &str = "devices.scheduling.koordinator.sh";
 pub(super) const NAMESPACE: &str = "default";
 
-/// Most pods that can be bound to one node before it is measured: each has half of one of its GPUs.
+/// Most pods that are bound to one node before the measurement: one for each GPU, with half of it.
 pub(super) const MOST_PODS: u32 = GPUS;
 
 /// The name of a node.
@@ -38,20 +39,20 @@ pub(super) fn fill(objects: &ApiObjects, n_nodes: u32, n_pods: u32, pod_bytes: u
     Ok(())
 }
 
-/// The definition of Device objects, as it is shipped.
+/// The CustomResourceDefinition of Device objects, as it is shipped in `deploy/`.
 pub(super) fn crd() -> Result<Value> {
     let crd = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/base/crd.yaml"));
     serde_yaml_ng::from_str(crd).context("the CustomResourceDefinition is malformed")
 }
 
-/// Creates pods that wait, and answers the bind request for each.
+/// Creates pods without a node, and returns the bind request for each.
 pub(super) fn pending(objects: &ApiObjects, n_nodes: u32, n_pods: u32) -> Result<Vec<Value>> {
     (0..n_pods)
         .map(|idx| pending_pod(objects, &format!("pod-{idx:05}"), idx % n_nodes))
         .collect()
 }
 
-/// Creates a pod that waits, and answers the request to bind it to a node.
+/// Creates a pod without a node, and returns the request to bind it to a node.
 pub(super) fn pending_pod(objects: &ApiObjects, name: &str, node_idx: u32) -> Result<Value> {
     let pod = objects.create("pods", pod(name, "1"))?;
     let uid = pod
@@ -95,7 +96,7 @@ fn pod(name: &str, units: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}})
 }
 
-/// A pod of about `bytes` that holds half of a GPU; pods go to one node after the other.
+/// A pod of about `bytes` that holds half of a GPU; consecutive pods are on consecutive nodes.
 pub(super) fn bound_pod(idx: u32, n_nodes: u32, bytes: usize) -> Value {
     let (node, minor) = (node_name(idx % n_nodes), idx / n_nodes % GPUS);
     let units = GIB_OF_GPU / 2;
@@ -103,11 +104,13 @@ pub(super) fn bound_pod(idx: u32, n_nodes: u32, bytes: usize) -> Value {
     let record =
         json!({"gpu": [{"minor": minor, "id": format!("GPU-{node}-{minor}"), "resources": resources}]});
     let mut pod = pod(&format!("bound-{idx:06}"), &units.to_string());
+    // About what the annotations add below.
     let size = pod.to_string().len() + 600;
     let time = (1_700_000_000_000_000_000_u64 + u64::from(idx)).to_string();
     let annotations = json!({
         DEVICE_ALLOCATED: record.to_string(), BIND_TIMESTAMP: time, MEM_ASSUME_TIME: time, MEM_IDX: minor.to_string(),
         MEM_POD: units.to_string(), MEM_DEV: GIB_OF_GPU.to_string(), MEM_ASSIGNED: "true",
+        // Real pods carry environment, volumes and managed fields: the scheduler has to read past them.
         "example.com/padding": "x".repeat(bytes.saturating_sub(size)),
     });
     if let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) {

@@ -3,17 +3,17 @@
 use super::filter::FilterMeasurement;
 use crate::plot::{Axis, Drawing, LEFT, PANEL, Panel, colour, grouped, step_of};
 
-/// The number of names that is compared over clusters of several sizes, where it was measured: what kube-scheduler samples
-/// of 5,000 nodes.
+/// The number of names that clusters of several sizes are compared by, if it was measured: what kube-scheduler
+/// samples of 5,000 nodes.
 const SAMPLED: u32 = 500;
-/// Whose latencies are shown.
+/// The legend of the latency plots: where each curve was measured.
 const MEASURED_BY: [&str; 3] = [
     "seen by the client",
     "the same of a server that does nothing",
     "in the daemon",
 ];
 
-/// A curve.
+/// The points of a curve.
 type Points = Vec<(f64, f64)>;
 
 /// The content of one panel.
@@ -24,7 +24,7 @@ struct PanelContent<'a> {
     curves: Vec<Points>,
 }
 
-/// All plots that the measurements are enough for, with their names.
+/// The plots for which there are at least two measurements, with their names.
 pub(super) fn plots(measured: &[FilterMeasurement]) -> Vec<(String, String)> {
     let Some(largest) = measured.iter().max_by_key(|one| one.nodes) else {
         return Vec::new();
@@ -85,6 +85,7 @@ fn latencies(
     let (from, to) = extent(measured.iter().map(|one| size(one)));
     let all = medians.iter().chain(&slowest).flatten();
     let (lowest, highest) = extent(all.map(|(_, millis)| *millis));
+    // Both panels have one scale, so that median and 99th percentile can be compared by eye.
     let y = Axis::log(lowest, highest);
     let panels = [
         PanelContent {
@@ -105,7 +106,7 @@ fn latencies(
     drawing.end()
 }
 
-/// Resident memory, and from the start of the process until it is ready.
+/// Resident memory, and the time from the start of the process until it is ready.
 fn memory_and_start(clusters: &[&FilterMeasurement]) -> String {
     let (mut memory, mut start) = (vec![Points::new(); 2], vec![Points::new()]);
     for one in clusters {
@@ -158,13 +159,13 @@ fn push<const N: usize>(curves: &mut [Points], x: f64, values: [f64; N]) {
     }
 }
 
-/// The least and the greatest of some positive values.
+/// The least and the greatest of some positive values, neither below 0.0001.
 fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (mut least, mut greatest) = (f64::INFINITY, 0.0_f64);
     for value in values {
         (least, greatest) = (least.min(value), greatest.max(value));
     }
-    // A clock may have seen nothing at all.
+    // A duration may be zero by the clock, and zero has no place on a logarithmic axis.
     (least.max(1e-4).min(greatest.max(1e-4)), greatest.max(1e-4))
 }
 

@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 
-/// The number of requests that took at most a bucket's nanoseconds, by bucket.
+/// Requests by bucket: the bucket's upper bound in nanoseconds, and the number of requests that took at most
+/// that long.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Histogram(BTreeMap<u64, u64>);
 
 const METRIC: &str = "gpushare_scheduler_request_seconds_bucket{";
 
 impl Histogram {
-    /// The histogram of one verb.
+    /// Reads the histogram of one verb from the text of `/metrics`.
     pub(super) fn of(metrics: &str, verb: &str) -> Self {
         let verb = format!("verb=\"{verb}\"");
         let lines = metrics
@@ -47,8 +48,9 @@ impl Histogram {
         )
     }
 
-    /// A percentile in milliseconds, as precise as the buckets are.
+    /// A percentile in milliseconds, interpolated within its bucket.
     pub(super) fn millis(&self, percent: f64) -> f64 {
+        // Prometheus' buckets are cumulative, so that the largest count is the total.
         let float = |n: u64| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
         let millis = |nanos: u64| std::time::Duration::from_nanos(nanos).as_secs_f64() * 1000.0;
         let total = self.0.values().copied().max().unwrap_or(0);

@@ -1,8 +1,9 @@
 //! `laboratory load injection`: checks that containerd injects what the plugin wrote for a start, and measures the delay.
 //!
-//! Pods come in bursts to nodes that are full of others, and take their places. The plugins are the real ones, also one of
-//! an earlier version beside them; containerd's own code (`cdi-injector`) injects the CDI devices, one process per node,
-//! without the pause that kubelet and containerd make between `PreStartContainer` and the injection.
+//! Pods come in bursts to nodes full of other pods, which are then deleted, the oldest first. The plugins are
+//! the real ones, also one of an earlier version beside them; containerd's own code (`cdi-injector`) injects
+//! the CDI devices, one process per node, without the pause that kubelet and containerd make between
+//! `PreStartContainer` and the injection.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,6 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use parking_lot::Mutex;
-use proto::resource::GPU_MEM;
 use serde::{Deserialize, Serialize};
 
 use testbed::cluster::{ClusterSpec, DriverSpecs, LocalCluster, NodeSetup};
@@ -27,13 +27,14 @@ use super::{
     create_all, delete_all, failed_pods, is_bound, is_settled, quantiles, times, until_all, wrong_devices,
 };
 
-/// Longest wait for one thing.
+/// The deadline of each single wait.
 const DEADLINE: Duration = Duration::from_secs(180);
 /// GPUs of a node.
 const N_GPUS: usize = 8;
-/// GiB of each: little more than there are pods in all, so that device IDs are soon another pod's.
+/// Memory of each GPU in GiB: a node has little more units than pods, so that device IDs soon belong to other
+/// pods.
 const GIB_OF_GPU: u64 = 20;
-/// The beginning of the file names of specs that a plugin writes for a start.
+/// The beginning of the file names of the CDI specs that a plugin writes for single starts.
 const SPEC_PREFIX: &str = "gpushare.dev-gpu_";
 
 /// `laboratory load injection`.
@@ -67,7 +68,7 @@ pub struct InjectionResult {
     pub plugin: &'static str,
     /// Starts in bursts.
     pub starts: usize,
-    /// Starts that got something else than the spec says that was written for them.
+    /// Starts whose container got something else than the spec that was written for it.
     pub stale: usize,
     /// Starts that were refused for now because containerd did not know their device.
     pub unresolvable: usize,
@@ -75,11 +76,11 @@ pub struct InjectionResult {
     pub refused: usize,
     /// `PreStartContainer`, in milliseconds: median, 95th percentile, longest.
     pub pre_start_ms: [f64; 3],
-    /// From its return to the end of the injection.
+    /// From the return of `PreStartContainer` to the end of the injection, likewise.
     pub injection_ms: [f64; 3],
-    /// Both together.
+    /// Both together, likewise.
     pub wait_ms: [f64; 3],
-    /// Specs of starts on the node at the end of a burst, in the median, and their size in bytes.
+    /// The number of specs on a node at the end of a burst, and their size in bytes; both are medians.
     pub specs: [u64; 2],
     /// Load average of the machine over a minute, when the bursts began and ended.
     pub load_average: [f64; 2],
@@ -87,7 +88,8 @@ pub struct InjectionResult {
     pub wrong: Vec<String>,
 }
 
-/// Runs it and prints the measurements. Returns true if nothing was stale or wrong with the plugin beside this program.
+/// Measures and prints a table. Returns true if nothing was stale or wrong with the plugin beside this program;
+/// the former one may be wrong.
 pub(super) async fn run(console: &Console, args: &InjectionArgs) -> Result<bool> {
     let measured = injection(console, args).await;
     console.finish();
@@ -121,17 +123,17 @@ pub(super) async fn run(console: &Console, args: &InjectionArgs) -> Result<bool>
 const CURRENT: &str = "current";
 const FORMER: &str = "former";
 
-/// A node, and its observed starts.
+/// A node with one of the plugins, and what was observed there.
 struct WatchedNode {
     node: String,
     plugin: &'static str,
     starts: Arc<Mutex<Vec<ContainerStart>>>,
-    /// The pods that stay, the oldest first.
+    /// The pods on the node between two bursts, the oldest first.
     standing: VecDeque<String>,
     seen: InjectionCounts,
 }
 
-/// Observations in bursts.
+/// What was counted in the bursts of one node.
 #[derive(Clone, Debug, Default)]
 struct InjectionCounts {
     starts: Vec<ContainerStart>,
@@ -171,7 +173,7 @@ impl WatchedNode {
     }
 }
 
-/// Measures.
+/// Starts the testbed, fills its nodes, and starts pods in bursts until there were enough.
 ///
 /// # Errors
 /// A program is not there, ends, or pods do not run in time.
@@ -198,6 +200,7 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
         let names = numbered(&format!("{}-s", watched.node), args.standing);
         start_together(&mut cluster, &watched.node, &names, 0).await?;
         watched.standing = names.into();
+        // The starts of the first filling are not measured.
         watched.take_starts();
     }
     let began = load_average();
@@ -232,6 +235,7 @@ fn numbered(prefix: &str, n: u32) -> Vec<String> {
 
 /// Starts a burst of pods, checks their devices, and removes as many of the oldest.
 async fn burst(cluster: &mut LocalCluster, watched: &mut WatchedNode, n_pods: u32, round: u64) -> Result<()> {
+    // Names are never used twice, so that nothing left over from a former pod passes for the new one's.
     let names = numbered(&format!("{}-r{round}-", watched.node), n_pods);
     start_together(cluster, &watched.node, &names, round).await?;
     look(cluster, watched)?;
@@ -244,7 +248,7 @@ async fn burst(cluster: &mut LocalCluster, watched: &mut WatchedNode, n_pods: u3
 async fn start_together(cluster: &mut LocalCluster, node: &str, names: &[String], seed: u64) -> Result<()> {
     cluster.node(node)?.kubelet().hold();
     let pods = NamespacePods::of(cluster.client(), "default");
-    let one_unit = |name: &String| PodBuilder::new(name, &[(GPU_MEM, "1")]).on(node);
+    let one_unit = |name: &String| PodBuilder::units(name, 1).on(node);
     create_all(&pods, names.iter().map(one_unit).collect()).await?;
     until_all(cluster, names, "to be bound", DEADLINE, is_bound).await?;
     let kubelet = cluster.node(node)?.kubelet();
@@ -257,7 +261,7 @@ async fn start_together(cluster: &mut LocalCluster, node: &str, names: &[String]
     until_all(cluster, names, "to run", DEADLINE, is_settled).await
 }
 
-/// Compares the devices in the containers of a burst with their specs and with the records of their pods.
+/// Compares what the containers of a burst got with their CDI specs and with the records of their pods.
 fn look(cluster: &mut LocalCluster, watched: &mut WatchedNode) -> Result<()> {
     let snapshot = ClusterSnapshot::of(cluster.api().objects());
     let dirs = cluster.node(&watched.node)?.kubelet().config().cdi_dirs.clone();
@@ -278,11 +282,12 @@ fn look(cluster: &mut LocalCluster, watched: &mut WatchedNode) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if a container got the edits of its spec: all of it, and no GPU besides.
+/// Returns true if a container got all edits of its spec, and no other GPU.
 fn is_as_written(dir: &Path, container: &RuntimeContainer) -> Result<bool> {
     let mut is_written = false;
     let mut gpus: Vec<String> = Vec::new();
     for name in &container.cdi_devices {
+        // The driver's libraries are a CDI device of another kind, the same for all pods.
         let Some(("gpushare.dev/gpu", name)) = name.split_once('=') else {
             continue;
         };
@@ -312,11 +317,12 @@ fn is_as_written(dir: &Path, container: &RuntimeContainer) -> Result<bool> {
             container.pod
         );
     }
+    // Control devices (nvidiactl, nvidia-uvm) are in every container; only GPUs tell one pod from another.
     let mut seen = container.device_nodes.iter().filter(|node| is_gpu(node));
     Ok(seen.all(|node| gpus.contains(node)))
 }
 
-/// The fields of a CDI spec of the plugin that a container shows.
+/// The parts of a CDI spec whose effect can be seen in a container.
 #[derive(Deserialize)]
 struct WrittenSpec {
     devices: Vec<WrittenDevice>,
@@ -345,7 +351,7 @@ fn is_gpu(node: &str) -> bool {
         .is_some_and(|rest| rest.parse::<u32>().is_ok())
 }
 
-/// The sizes of the specs of starts.
+/// The sizes in bytes of the specs for single starts in a directory.
 fn own_specs(dir: &Path) -> Result<Vec<u64>> {
     let mut sizes = Vec::new();
     for path in files::with_extension(dir, "json")? {
@@ -373,6 +379,7 @@ fn sum(plugin: &'static str, nodes: &[&InjectionCounts], load_average: [f64; 2])
         let kind = refusal.split([':', ';']).next().unwrap_or_default();
         *kinds.entry(kind).or_default() += 1;
     }
+    // The table has room for the sums only.
     tracing::info!(plugin, ?kinds, "refusals");
     let quantiles_of = |time: fn(&ContainerStart) -> Duration| {
         quantiles(starts.iter().map(|start| time(start)).collect(), [50, 95, 100])

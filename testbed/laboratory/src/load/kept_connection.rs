@@ -1,4 +1,4 @@
-//! One kept connection over which requests go one after the other, as kube-scheduler's go to an extender.
+//! One kept-alive connection over which requests go one after the other, as from kube-scheduler to an extender.
 //!
 //! Blocking and without an HTTP library, so that the client costs next to nothing.
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The deadline of an answer.
+/// The longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A kept connection.
@@ -19,7 +19,7 @@ pub(super) struct KeptConnection {
     body: Vec<u8>,
 }
 
-/// A POST of JSON as it goes over the wire.
+/// The bytes of an HTTP request that posts JSON.
 pub(super) fn wire(path: &str, body: &[u8]) -> Vec<u8> {
     let head = format!(
         "POST {path} HTTP/1.1\r\nHost: gpushare\r\nUser-Agent: testbed\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
@@ -61,6 +61,7 @@ impl KeptConnection {
                 Some(_) => {}
             }
         }
+        // The daemon's answers are never chunked.
         let length: usize = length.context("the answer does not say how long it is")?;
         self.body.resize(length, 0);
         self.stream

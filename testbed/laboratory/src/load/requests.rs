@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use super::kept_connection::wire;
 use testbed::pods::{Limits, PodBuilder};
 
-/// Requests of pods; all of them fit a node of whose GPUs half are half full and one has some small pods more.
+/// Requests of pods. Each of them fits a node on which half of the GPUs are half full and one more has some
+/// small pods.
 pub(super) const SHAPES: [&Limits<'_>; 8] = [
     &[(GPU_MEM, "8")],
     &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "25")],
@@ -32,11 +33,11 @@ pub(super) const MOST_SHAPES: u8 = 8;
 /// Requests about one cluster.
 #[derive(Debug)]
 pub(super) struct PreparedRequests {
-    /// Pods as JSON, in two parts that their UID goes between.
+    /// Each kind of pod as JSON, split where the UID goes.
     pods: Vec<(String, String)>,
     /// kube-scheduler's list of nodes: every name once, in quotes.
     names: Vec<String>,
-    /// The place in the list at which the next request begins.
+    /// The index in the list at which the next request begins.
     start: usize,
     n_asked: usize,
 }
@@ -49,6 +50,7 @@ impl PreparedRequests {
             .take(usize::from(n_shapes))
             .map(|limits| pod(limits, pod_bytes));
         let mut names: Vec<String> = names.map(|name| format!("{name:?}")).collect();
+        // The same order in every run, so that runs can be compared.
         names.shuffle(&mut StdRng::seed_from_u64(42));
         Ok(Self {
             pods: pods.collect::<Result<_>>()?,
@@ -60,6 +62,7 @@ impl PreparedRequests {
 
     /// The next request, by a new pod, about `n` nodes from the end of the last request on.
     pub(super) fn next(&mut self, n_names: usize) -> Result<Vec<u8>> {
+        // A pod with a new UID each time: the scheduler keeps room for one that it has answered before.
         let (before, after) = self
             .pods
             .get(self.n_asked % self.pods.len().max(1))

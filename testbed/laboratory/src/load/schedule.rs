@@ -28,14 +28,15 @@ mod fill;
 mod halt;
 mod objects;
 
-/// Pods that each scheduler places before the first that count.
+/// Pods that each scheduler places before the measurement begins.
 const WARM_UP: u32 = 100;
 
 /// `laboratory load schedule`.
 #[derive(Clone, Debug, Args)]
 pub struct ScheduleArgs {
-    /// A control plane without nodes, and leave to do anything there. Nothing may taint nodes that send no heartbeat: its
-    /// kube-controller-manager, if it has one, runs with --controllers=*,-node-lifecycle-controller.
+    /// The kubeconfig of a control plane without nodes, with leave to do anything there. Nothing may taint
+    /// nodes that send no heartbeat: its kube-controller-manager, if it has one, runs with
+    /// --controllers=*,-node-lifecycle-controller.
     #[arg(long, value_name = "FILE")]
     kubeconfig: PathBuf,
     /// Delete the objects of earlier runs, and do nothing else.
@@ -60,13 +61,13 @@ pub struct ScheduleArgs {
     /// Pods that each scheduler places in a round.
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     waiting: u32,
-    /// The number of shapes of request of these pods, in turn.
+    /// The number of different requests of these pods, which come in turn.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_SHAPES)))]
     shapes: u8,
     /// The number of turns of each scheduler; every other round is in reverse order.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Seconds to let everybody come to rest before a turn.
+    /// Seconds to wait before a turn, so that controllers and schedulers have nothing left to do.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=600))]
     rest: u64,
 }
@@ -75,22 +76,22 @@ pub struct ScheduleArgs {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Turn {
     scheduler: String,
-    /// From 1; none for a median.
+    /// Counted from 1; `None` for a median over rounds.
     round: Option<u32>,
     pods: u32,
-    /// Until the last pod was created.
+    /// The time until the last pod was created.
     created_seconds: f64,
     /// From the creation of the first pod, or from when the scheduler went on, to the last binding.
     seconds: f64,
     per_second: f64,
-    /// From when a tenth was bound to when nine tenths were.
+    /// Pods per second between the binding of the first tenth and that of nine tenths.
     middle_per_second: f64,
-    /// Of pods per second, to the first scheduler's in the same round.
+    /// `per_second` relative to the first scheduler's in the same round.
     ratio: f64,
     middle_ratio: f64,
 }
 
-/// Measures and prints.
+/// Measures all turns and prints a table, or empties the cluster for `--clean`.
 pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<()> {
     for HaltedProcess { scheduler, .. } in &args.halts {
         ensure!(
@@ -168,11 +169,13 @@ async fn schedule(console: &Console, client: &Client, args: &ScheduleArgs) -> Re
     };
     stage.empty().await?;
     for scheduler in &args.schedulers {
+        // The first pods pay for connections and caches.
         stage.turn(scheduler, 0, WARM_UP.min(args.waiting)).await?;
     }
     let mut turns = Vec::new();
     for round in 1..=args.rounds {
         let mut schedulers: Vec<&String> = args.schedulers.iter().collect();
+        // The machine may get slower or the cluster fuller over time: each scheduler is as often first as last.
         if round % 2 == 0 {
             schedulers.reverse();
         }
@@ -184,7 +187,7 @@ async fn schedule(console: &Console, client: &Client, args: &ScheduleArgs) -> Re
     Ok(turns)
 }
 
-/// The parameters of a turn.
+/// What all turns share.
 struct TurnContext<'a> {
     console: &'a Console,
     args: &'a ScheduleArgs,
@@ -193,7 +196,7 @@ struct TurnContext<'a> {
 }
 
 impl TurnContext<'_> {
-    /// Creates pods as fast as it goes, waits until all are bound, and deletes them.
+    /// Creates pods as fast as possible, waits until all are bound, and deletes them.
     async fn turn(&mut self, scheduler: &str, round: u32, n_pods: u32) -> Result<Turn> {
         tokio::time::sleep(Duration::from_secs(self.args.rest)).await;
         self.console
@@ -208,6 +211,7 @@ impl TurnContext<'_> {
             .process(scheduler)
             .map(HaltedProcess::halt)
             .transpose()?;
+        // A scheduler that is not halted places pods while others are created: its time includes the creation.
         let mut began = Instant::now();
         let create = |pod| async move { objects.create(pods, &pod).await };
         each(self.console, "creating pods", waiting, create).await?;
@@ -271,7 +275,7 @@ fn compare(turns: &mut [Turn], first: &str) {
     }
 }
 
-/// The medians of a scheduler's turns, each column for itself.
+/// The medians of a scheduler's turns, each column by itself.
 fn median(turns: &[Turn], scheduler: &str) -> Option<Turn> {
     let turns: Vec<&Turn> = turns.iter().filter(|turn| turn.scheduler == scheduler).collect();
     let middle = |column: fn(&Turn) -> f64| {

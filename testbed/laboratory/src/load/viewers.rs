@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// Views in the background; end when dropped.
+/// Views in the background; they end when this is dropped.
 #[derive(Debug)]
 pub(super) struct Viewers {
     counts: Arc<ViewerCounts>,
@@ -71,6 +71,7 @@ async fn view(scheduler: SocketAddr) -> std::io::Result<u64> {
     stream
         .write_all(b"GET /gpushare-scheduler/inspect HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         .await?;
+    // Only the cost to the scheduler is of interest, and a parsed view would cost this machine as much again.
     let (mut buffer, mut n_bytes) = (vec![0; 1 << 16], 0);
     loop {
         match stream.read(&mut buffer).await? {

@@ -6,17 +6,17 @@ use rand::{RngExt, SeedableRng};
 
 use super::world::{ReplayInput, ReplayPod};
 
-/// A pod that comes.
+/// The arrival of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// The world's pod that it is, or is a copy of.
+    /// The index of the pod that it is, or that it is a copy of.
     pub pod: usize,
     /// Its own name.
     pub name: Box<str>,
 }
 
-/// The world's pods in random order; then random ones are left out, or copies of random ones follow, until all together
-/// ask for no more than `demand` GPU thousandths and the next copy would pass it.
+/// All pods in random order. With a `demand` in GPU thousandths, random pods are left out, or copies of random
+/// pods are appended, until all together come as close to it from below as the next copy allows.
 pub fn shuffled(world: &ReplayInput, seed: u64, demand: Option<i64>) -> Vec<Arrival> {
     let mut dice = StdRng::seed_from_u64(seed);
     let mut order: Vec<usize> = (0..world.pods.len()).collect();
@@ -51,7 +51,7 @@ pub fn shuffled(world: &ReplayInput, seed: u64, demand: Option<i64>) -> Vec<Arri
     arrivals
 }
 
-/// The world's pods as they are, once each.
+/// All pods in the order of the list, once each.
 pub fn recorded(world: &ReplayInput) -> Vec<Arrival> {
     let pods = world.pods.iter().enumerate();
     pods.map(|(pod, of)| Arrival {
@@ -61,7 +61,7 @@ pub fn recorded(world: &ReplayInput) -> Vec<Arrival> {
     .collect()
 }
 
-/// Puts pods into the order of the times at which they came; equal times stay as they are, and so do pods without one.
+/// Sorts arrivals by time; a stable sort, in which pods without a time come first.
 pub fn by_time(world: &ReplayInput, arrivals: &mut [Arrival]) {
     arrivals.sort_by_key(|arrival| world.pods.get(arrival.pod).and_then(|pod| pod.stay.from));
 }

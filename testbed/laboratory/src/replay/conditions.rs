@@ -8,7 +8,7 @@ use clap::ValueEnum;
 
 use super::kube::{SampleSize, Ties};
 
-/// Circumstances that have a name.
+/// The conditions that have a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NamedConditions {
     /// As in the paper: every pod goes through the extender, all nodes are looked at, ties go by an order fixed for the run.
@@ -31,16 +31,7 @@ pub enum PlainPods {
     KubeScheduler,
 }
 
-/// Ties as the command line names them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TieBreak {
-    /// A random one of the best nodes.
-    Random,
-    /// The first of the best nodes in an order that is drawn once per run.
-    Fixed,
-}
-
-/// Everything that one run depends on besides pods, policy and seed.
+/// The conditions of a run: everything that it depends on besides pods, policy and seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunConditions {
     /// The name in the results.
@@ -59,7 +50,7 @@ pub struct Overrides {
     /// The number of nodes that are looked at.
     pub sampling: Option<SampleSize>,
     /// The choice among equal nodes.
-    pub ties: Option<TieBreak>,
+    pub ties: Option<Ties>,
     /// The placement of pods that ask for no device.
     pub plain_pods: Option<PlainPods>,
 }
@@ -83,17 +74,10 @@ impl RunConditions {
         if let Some(plain_pods) = overrides.plain_pods {
             note(format!("cpu-pods={}", name(&plain_pods)));
         }
-        let ties = overrides.ties.map_or(ties, |ties| {
-            if ties == TieBreak::Random {
-                Ties::Random
-            } else {
-                Ties::Fixed
-            }
-        });
         Self {
             label,
             sampling: overrides.sampling.unwrap_or(sampling),
-            ties,
+            ties: overrides.ties.unwrap_or(ties),
             plain_pods: overrides.plain_pods.unwrap_or(plain_pods),
         }
     }
@@ -144,7 +128,7 @@ mod tests {
     fn the_label_of_a_condition_names_its_overrides() {
         let overrides = Overrides {
             sampling: "5%".parse().ok(),
-            ties: Some(TieBreak::Fixed),
+            ties: Some(Ties::Fixed),
             plain_pods: Some(PlainPods::Extender),
         };
         let conditions = RunConditions::of(NamedConditions::S, overrides);

@@ -15,7 +15,7 @@ pub struct Point {
     pub fragment: f64,
 }
 
-/// Sums of measurements, by percent of offered demand.
+/// Measurements summed up by percent of offered demand.
 #[derive(Clone, Debug, Default)]
 pub struct Curve(Vec<Bin>);
 
@@ -27,7 +27,7 @@ struct Bin {
 }
 
 impl Curve {
-    /// Takes in a measurement; all are in percent.
+    /// Adds a measurement; all numbers are percents.
     pub fn add(&mut self, offered: f64, allocated: f64, fragment: f64) {
         let at = usize::try_from(floor(offered + 0.5)).unwrap_or(0);
         if self.0.len() <= at {

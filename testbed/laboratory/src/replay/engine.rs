@@ -1,6 +1,7 @@
 //! gpushare-scheduler in process: the code of its filter, prioritize and bind verbs over its index, without HTTP.
 //!
-//! It stands in for the API server too: it stores the pods, and hands the index the events that watches would bring.
+//! It also stands in for the API server: it keeps the pods, and gives the index the events that watches would
+//! bring.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -28,12 +29,12 @@ use super::refusal::{Misfits, Refused};
 use super::trace::PERCENT;
 use super::world::{ReplayInput, ReplayNode, ReplayPod};
 
-/// The scheduler, and the pod that it is busy with.
+/// The scheduler, and the pod that it is placing.
 pub struct Engine<'w> {
     world: &'w ReplayInput,
     extender: Extender,
     by_name: HashMap<&'w str, usize>,
-    /// Node names as they stand in requests.
+    /// Node names as JSON strings, ready for requests.
     quoted: Vec<Box<[u8]>>,
     pod: proto::pod::Pod,
     /// The pod's JSON up to the phase of its status.
@@ -41,9 +42,10 @@ pub struct Engine<'w> {
     pod_json: Vec<u8>,
     body: Vec<u8>,
     n_bound: u64,
-    /// Invariants that did not hold from the start: facts may be so.
+    /// The number of invariants that did not hold from the start: a real cluster's pods may contradict its
+    /// devices.
     n_broken: usize,
-    /// Time spent in the filter verb, and how often.
+    /// The time spent in the filter verb, and the number of its calls.
     filtered: (Duration, u32),
 }
 
@@ -65,7 +67,7 @@ struct FilterAnswer<'a> {
 pub struct FilterOutcome {
     /// The nodes that the extender lets the pod go to.
     pub nodes: Vec<usize>,
-    /// The texts by which it refuses others.
+    /// The reasons for which it refuses the other nodes.
     pub refused: Refused,
 }
 
@@ -78,8 +80,8 @@ struct Priority<'a> {
 }
 
 impl<'w> Engine<'w> {
-    /// A scheduler that has seen the world's nodes, and the pods that are there from the start. Needs a runtime to be
-    /// entered.
+    /// A scheduler that has seen the world's nodes, and the pods that are there from the start. Call it within
+    /// a tokio runtime.
     pub fn new(world: &'w ReplayInput, policies: Policies, answer_nodes: AnswerNodes) -> Self {
         let nodes = world.nodes.iter().map(|node| node.object.clone());
         let devices = world.nodes.iter().filter_map(|node| node.device.clone());
@@ -145,7 +147,8 @@ impl<'w> Engine<'w> {
         Ok(filtered)
     }
 
-    /// Returns true if any of these nodes fits the pod; the time that this takes is not counted.
+    /// Returns true if the pod fits any of these nodes; not counted in `filter_micros`, since kube-scheduler
+    /// would not ask.
     pub fn fits_any(&mut self, nodes: &[usize]) -> Result<bool> {
         Ok(!self.ask_filter(nodes)?.0.nodes.is_empty())
     }
@@ -195,7 +198,7 @@ impl<'w> Engine<'w> {
         self.body.extend_from_slice(b"]}");
     }
 
-    /// kube-scheduler asks for the pod to be bound to a node; the parts of GPUs that the scheduler decides on.
+    /// kube-scheduler asks the extender to bind the pod to a node; returns the parts of GPUs that it is given.
     pub fn bind(&mut self, node: usize) -> Result<Vec<GpuShare>> {
         let metadata = &self.pod.metadata;
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
@@ -240,6 +243,7 @@ impl<'w> Engine<'w> {
 
     /// The API server stores the binding, and the watch shows the pod with it.
     fn write(&mut self, node: usize, annotations: BTreeMap<String, String>) -> Result<Vec<GpuShare>> {
+        // The record is read back from the annotations, so that what counts is what a plugin would read.
         let name = self.name(node)?.to_owned();
         let minors = &self.node(node)?.minors;
         let record = Record::read(&annotations)?.unwrap_or_default();
@@ -255,6 +259,7 @@ impl<'w> Engine<'w> {
             .get_or_insert_default()
             .extend(annotations);
         self.pod.spec.node_name = Some(name);
+        // The watch's event, which in a cluster comes a little later.
         self.extender.index().write().apply(self.pod.clone());
         Ok(parts)
     }
@@ -272,14 +277,16 @@ impl<'w> Engine<'w> {
         ObjectStore::<proto::pod::Pod>::delete(&mut *self.extender.index().write(), &gone);
     }
 
-    /// Finds every invariant of the engine that does not hold, and every GPU that it counts otherwise than the records say.
+    /// Fails if an invariant of the engine does not hold, or if it counts a GPU otherwise than the records say.
     pub fn check(&self, occupancy: &FreeRoom) -> Result<()> {
         let index = self.extender.index().read();
+        // Violations of a live cluster's own objects are no fault of this run.
         let violations = index.fleet().check();
         if let Some(violation) = violations.last().filter(|_| violations.len() > self.n_broken) {
             let n = violations.len();
             bail!("{n} invariants of the engine do not hold, one of them: {violation:?}");
         }
+        // By bytes or units, the engine rounds otherwise than the thousandths counted here.
         if !self.world.is_exact {
             return Ok(());
         }
@@ -321,12 +328,12 @@ impl<'w> Engine<'w> {
     }
 }
 
-/// Unlike names, UIDs are unique in the cluster.
+/// A UID: names are unique in a namespace only, UIDs in the cluster.
 fn uid(pod: &ReplayPod, arrival: &Arrival) -> String {
     format!("{}_{}", pod.namespace, arrival.name)
 }
 
-/// The record of a part of a GPU.
+/// The entry of a record for a part of a GPU.
 fn allocation(minor: i32, milli: i64) -> DeviceAllocation {
     let percent = Quantity::from_integer(milli / PERCENT);
     let resources = [GPU_CORE, GPU_MEMORY_RATIO].map(|resource| (resource.to_owned(), percent));

@@ -8,10 +8,10 @@ use super::occupancy::NodeUse;
 use super::portion::real;
 use super::world::ReplayInput;
 
-/// The part of all pods that typical ones make up.
+/// The percentage of all pods that typical ones cover.
 const COVER_PERCENT: usize = 95;
 
-/// The request of a typical pod, and its frequency.
+/// A kind of pod that comes often: its request, and its frequency.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TypicalPod {
     cpu: i64,
@@ -30,6 +30,7 @@ pub fn typical_pods(world: &ReplayInput) -> Vec<TypicalPod> {
             .or_default() += 1;
     }
     let mut kinds: Vec<_> = counts.into_iter().collect();
+    // Ties are broken by the request, since a hash map has no order.
     kinds.sort_by(|(one, n_one), (other, n_other)| n_other.cmp(n_one).then(one.cmp(other)));
     let mut covered = 0;
     let mut typical = Vec::new();

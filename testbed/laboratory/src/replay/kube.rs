@@ -1,8 +1,10 @@
 //! A model of kube-scheduler 1.36's node search and scores, without extenders.
 //!
-//! Pure but for its random numbers. It models the fit of resources, the sampling of nodes, the two scores that a plain pod
-//! gets by default, and ties. It leaves out preferences of pods, spreading, images and volumes.
+//! Sample sizes and scores are compared with kube-scheduler's in the tests below. It models the fit of resources, the sampling of nodes, the two default scores that tell nodes apart
+//! for a pod without preferences, and ties. It leaves out preferences of pods, spreading, images and volumes.
+//! Pure, but for its seeded random numbers.
 
+use clap::ValueEnum;
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
@@ -10,44 +12,39 @@ use rand::{RngExt, SeedableRng};
 use super::occupancy::{FreeRoom, NodeUse};
 use super::portion::{floor, portion};
 use super::world::{ReplayInput, ReplayNode, ReplayPod};
+use testbed::kube_scheduler::Sampling;
 
 /// Thousandths of a CPU that a container counts as when nodes are scored, if it asks for none.
 pub const DEFAULT_CPU: i64 = 100;
 /// Bytes that a container counts as when nodes are scored, if it asks for none.
 pub const DEFAULT_MEMORY: i64 = 200 << 20;
-/// The best score of a plugin.
+/// The best score that a plugin gives.
 const BEST: i64 = 100;
-/// All nodes are looked at in clusters below this size.
-const MIN_NODES: usize = 100;
-/// The least percentage of nodes that the stock setting comes to.
-const MIN_PERCENT: usize = 5;
 
 /// The number of fitting nodes that the search wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SampleSize {
-    /// As many as a stock kube-scheduler does: from half of a small cluster to a twentieth of a huge one.
+    /// kube-scheduler's adaptive default: from half of a small cluster to a twentieth of a huge one.
     Stock,
     /// A percentage, as `percentageOfNodesToScore` says.
     Percent(u8),
 }
 
 /// The choice among nodes with equal scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Ties {
-    /// A random node for every pod.
+    /// A random one of the best nodes.
     Random,
-    /// The first in an order that is drawn once per run.
+    /// The first of the best nodes in an order that is drawn once per run.
     Fixed,
 }
 
-/// The state of a kube-scheduler.
+/// The state of the modelled kube-scheduler.
 #[derive(Debug)]
 pub struct SearchModel {
-    n_to_find: usize,
-    /// The place at which the next search begins.
-    start: usize,
+    sampling: Sampling,
     dice: StdRng,
-    /// By node, its place among equals; empty if that is drawn every time.
+    /// Each node's rank among equals; empty if ties are drawn every time.
     ranks: Vec<usize>,
 }
 
@@ -62,20 +59,17 @@ pub struct SearchResult {
     pub n_seen: usize,
 }
 
-/// The number of fitting nodes to look for among `n`.
-pub fn n_to_find(n_nodes: usize, sampling: SampleSize) -> usize {
-    if n_nodes < MIN_NODES {
-        return n_nodes;
+impl SampleSize {
+    fn sampling(self) -> Sampling {
+        Sampling::of(match self {
+            Self::Stock => 0,
+            Self::Percent(percent) => percent.into(),
+        })
     }
-    let percent = match sampling {
-        SampleSize::Percent(percent) => usize::from(percent),
-        SampleSize::Stock => 50_usize.saturating_sub(n_nodes / 125).max(MIN_PERCENT),
-    };
-    (n_nodes * percent / 100).max(MIN_NODES)
 }
 
 impl SearchModel {
-    /// A kube-scheduler that has just started, for `n` nodes.
+    /// A kube-scheduler that has just started, for a cluster of `n_nodes` nodes.
     pub fn new(n_nodes: usize, sampling: SampleSize, ties: Ties, seed: u64) -> Self {
         let mut dice = StdRng::seed_from_u64(seed);
         let mut ranks: Vec<usize> = if ties == Ties::Fixed {
@@ -85,8 +79,7 @@ impl SearchModel {
         };
         ranks.shuffle(&mut dice);
         Self {
-            n_to_find: n_to_find(n_nodes, sampling),
-            start: 0,
+            sampling: sampling.sampling(),
             dice,
             ranks,
         }
@@ -102,11 +95,11 @@ impl SearchModel {
     ) {
         found.nodes.clear();
         found.n_seen = 0;
-        found.first = self.start;
         let n_nodes = world.nodes.len();
-        let from_start = (self.start..n_nodes).chain(0..self.start);
-        for node in from_start {
-            if found.nodes.len() == self.n_to_find {
+        let n_to_find = self.sampling.n_to_find(n_nodes);
+        found.first = self.sampling.search_order(n_nodes).next().unwrap_or(0);
+        for node in self.sampling.search_order(n_nodes) {
+            if found.nodes.len() == n_to_find {
                 break;
             }
             found.n_seen += 1;
@@ -114,10 +107,10 @@ impl SearchModel {
                 found.nodes.push(node);
             }
         }
-        self.start = (self.start + found.n_seen) % n_nodes.max(1);
+        self.sampling.advance(found.n_seen, n_nodes);
     }
 
-    /// The best of scored nodes.
+    /// The node with the best score; among equals, as `Ties` says.
     pub fn choose(&mut self, scored: &[(usize, i64)]) -> Option<usize> {
         let best = scored.iter().map(|(_, score)| *score).max()?;
         let mut tied = scored
@@ -138,7 +131,7 @@ impl SearchModel {
         }))
     }
 
-    /// A number below another, by the dice of this scheduler.
+    /// A random number from 0 to `bound`, exclusive.
     pub fn below(&mut self, bound: i64) -> i64 {
         self.dice.random_range(0..bound.max(1))
     }
@@ -154,6 +147,7 @@ fn least_allocated(node: &ReplayNode, used: &NodeUse, pod: &ReplayPod) -> i64 {
     let [pod_cpu, pod_memory] = pod.scored;
     let resources = [(node.cpu, cpu + pod_cpu), (node.memory, memory + pod_memory)];
     let (mut sum, mut n) = (0, 0);
+    // A node without a resource is scored by the other alone.
     for (total, taken) in resources.into_iter().filter(|(total, _)| *total > 0) {
         sum += if taken > total {
             0
@@ -165,8 +159,10 @@ fn least_allocated(node: &ReplayNode, used: &NodeUse, pod: &ReplayPod) -> i64 {
     if n == 0 { 0 } else { sum / n }
 }
 
-/// Since 1.36 the score is the pod's change of the balance of CPU and memory.
+/// `NodeResourcesBalancedAllocation`: since 1.36 the score is how the pod changes the balance of CPU and
+/// memory.
 fn balanced(node: &ReplayNode, used: &NodeUse, pod: &ReplayPod) -> i64 {
+    // The plugin skips pods that ask for nothing at all.
     if pod.cpu == 0 && pod.memory == 0 {
         return 0;
     }
@@ -231,7 +227,7 @@ mod tests {
         #[case] sampling: SampleSize,
         #[case] n: usize,
     ) {
-        assert_eq!(n_to_find(n_nodes, sampling), n);
+        assert_eq!(sampling.sampling().n_to_find(n_nodes), n);
     }
 
     /// Cases: free before, requested, and the two scores of kube-scheduler 1.36.

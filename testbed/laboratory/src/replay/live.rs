@@ -16,7 +16,7 @@ pub use seen::world;
 /// Objects in one page of a list.
 const PAGE: u32 = 500;
 
-/// Everything of a cluster that a replay looks at, as the API server shows it.
+/// The objects of a cluster that a replay reads, as the API server shows them.
 #[derive(Clone, Debug, Default)]
 pub struct LiveCluster {
     /// Nodes.

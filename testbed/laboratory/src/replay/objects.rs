@@ -1,4 +1,5 @@
-//! The lines of a trace as users, kubelets and plugins would write them: nodes, Device objects and pods.
+//! Translates the rows of a trace to the objects that users, kubelets and plugins would write: nodes, Device
+//! objects and pods.
 
 use proto::device::{GPU_MODEL_LABEL, SERVES_VENDOR_LABEL};
 use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
@@ -10,15 +11,15 @@ use super::world::{Lifetime, NumberTable, ReplayInput, ReplayNode, ReplayPod};
 use testbed::vendor_plugin::NVIDIA_GPU;
 
 const MIB: i64 = 1 << 20;
-/// Memory of every GPU: pods of a trace ask for parts, so that it makes no difference.
+/// Memory of every GPU, in GiB. Pods of a trace ask for parts of a GPU, so that the amount makes no difference.
 const GIB_OF_GPU: usize = 16;
-/// `gpu.shared`, ratio and core of one GPU.
+/// The amount of `gpu.shared`, of memory ratio and of core that one GPU adds to its node.
 const PER_GPU: i64 = 100;
 const NAMESPACE: &str = "default";
-/// The columns of a world that comes from a trace, and the first ones of any other.
+/// The extended resources of a trace; those of a live cluster come after these.
 pub const COLUMNS: [&str; 4] = [GPU_SHARED, GPU_MEMORY_RATIO, GPU_CORE, NVIDIA_GPU];
 
-/// The world of a trace.
+/// The replay's input from a trace.
 pub fn world(nodes: &[NodeRow], pods: &[TracePod]) -> ReplayInput {
     let models: Vec<&str> = nodes.iter().map(|node| node.model.as_str()).collect();
     let serves_vendor = pods.iter().any(|pod| pod.is_vendor);
@@ -34,7 +35,8 @@ pub fn world(nodes: &[NodeRow], pods: &[TracePod]) -> ReplayInput {
     }
 }
 
-/// Pods in the order of their names, and the sets of nodes that they may go to, for nodes of these models.
+/// The pods in the order of their names, and the sets of nodes that they may go to; `models` are the nodes' GPU
+/// models.
 pub fn pods(rows: &[TracePod], models: &[&str]) -> (Vec<ReplayPod>, Vec<Box<[bool]>>) {
     let mut sets = NumberTable::default();
     let mut eligible = Vec::new();

@@ -3,7 +3,7 @@
 use super::trace::WHOLE;
 use super::world::{PlacedPod, ReplayInput, ReplayNode, ReplayPod};
 
-/// Every node's free room.
+/// The free room of every node, and what is allocated in all.
 #[derive(Clone, Debug)]
 pub struct FreeRoom {
     nodes: Vec<NodeUse>,
@@ -19,18 +19,18 @@ pub struct NodeUse {
     pub memory_free: i64,
     /// CPU and memory that kube-scheduler counts as used when it scores.
     pub scored: [i64; 2],
-    /// By column.
+    /// The free amount of each extended resource, by column.
     pub extended_free: Box<[i64]>,
     /// Thousandths of every GPU, in the order of the node's minors.
     pub gpus: Box<[i64]>,
-    /// Changes whenever the rest does.
+    /// Changes whenever anything else here does, so that scores can be cached.
     pub version: u32,
 }
 
-/// Thousandths of one of a node's GPUs, by its place among them.
+/// A part of one of a node's GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuShare {
-    /// The GPU's index.
+    /// The GPU's index on its node, not its minor.
     pub gpu: usize,
     /// The amount, in thousandths of the GPU.
     pub milli: i64,
@@ -49,7 +49,7 @@ impl NodeUse {
         }
     }
 
-    /// GPU thousandths that are free in all.
+    /// The free GPU thousandths of all GPUs together.
     pub fn gpu_free(&self) -> i64 {
         self.gpus.iter().sum()
     }
@@ -74,7 +74,7 @@ impl NodeUse {
         self.gpus.iter().filter(|free| **free >= milli).count()
     }
 
-    /// Takes a pod's request, and these parts of GPUs; gives it back for a `sign` of -1.
+    /// Takes a pod's request and parts of GPUs away; for a `sign` of -1, gives them back.
     pub fn take(&mut self, pod: &ReplayPod, parts: &[GpuShare], sign: i64) {
         self.cpu_free -= sign * pod.cpu;
         self.memory_free -= sign * pod.memory;
@@ -134,12 +134,12 @@ impl FreeRoom {
         &self.nodes
     }
 
-    /// GPU thousandths that are taken in all.
+    /// The allocated GPU thousandths of the cluster.
     pub fn n_allocated(&self) -> i64 {
         self.n_allocated
     }
 
-    /// True if kube-scheduler finds room for a pod: it knows sums only, and no device.
+    /// True if kube-scheduler sees room for a pod; it knows sums, not single devices.
     pub fn has_room(&self, node: usize, pod: &ReplayPod) -> bool {
         let Some(free) = self.nodes.get(node) else {
             return false;

@@ -1,4 +1,4 @@
-//! Many runs at a time, on threads of their own.
+//! Runs jobs in parallel, on threads of their own: they compute for minutes, which would block tokio's.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -6,8 +6,8 @@ use anyhow::Result;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-/// The results of jobs, with their places among the jobs; runs `threads` at a time, by default one per processor. The first
-/// error stops all; a job that returns `None` was stopped.
+/// Runs jobs, `threads` at a time, by default one per processor. Returns their results with their indices. The
+/// first error stops all; a job that was stopped returns `None`.
 ///
 /// # Errors
 /// The error of the first job that has one.

@@ -10,7 +10,7 @@ const FROM: f64 = 0.6;
 /// The horizontal axis of curves.
 const OFFERED: &str = "GPUs asked for, % of all";
 
-/// The vertical axis of a curve.
+/// What the vertical axis of a plot shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlottedValue {
     /// GPUs that are allocated.
@@ -73,6 +73,7 @@ pub fn curves(title: &str, measure: PlottedValue, summaries: &[&Summary]) -> Str
                 lower.push((x, mean - deviation));
                 middle.push((x, mean));
             }
+            // The outline of the shade: along the upper edge, and back along the lower one.
             upper.extend(lower.into_iter().rev());
             drawing.shade(&panel, upper.into_iter(), colour(policy));
             drawing.curve(&panel, middle.into_iter(), colour(policy));
@@ -116,7 +117,7 @@ pub fn bars(title: &str, offered: usize, summaries: &[&Summary]) -> String {
     drawing.end()
 }
 
-/// The conditions and the policies of summaries, each once.
+/// The conditions and the policies of the summaries, without repetition.
 fn heads<'a>(summaries: &[&'a Summary]) -> (Vec<&'a str>, Vec<&'a str>) {
     let (mut conditions, mut policies) = (Vec::new(), Vec::new());
     for summary in summaries {
@@ -132,7 +133,7 @@ fn heads<'a>(summaries: &[&'a Summary]) -> (Vec<&'a str>, Vec<&'a str>) {
     (conditions, policies)
 }
 
-/// The summaries under a condition, with the places of their policies.
+/// The summaries of one condition, with the indices of their policies.
 fn under<'a>(summaries: &[&'a Summary], condition: &str, policies: &[&str]) -> Vec<(usize, &'a Summary)> {
     let mut found = Vec::new();
     for summary in summaries {

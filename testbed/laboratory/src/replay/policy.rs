@@ -5,12 +5,12 @@ use std::str::FromStr;
 
 use placement::{DevicePolicy, NodePolicy, Policies};
 
-/// The chooser of nodes and devices.
+/// A policy: what chooses nodes and devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The engine.
+    /// A policy of the scheduler's own engine.
     Engine(Policies),
-    /// A policy that is here to compare with.
+    /// A policy that the engine is compared with.
     Reference(Reference),
 }
 
@@ -21,7 +21,7 @@ impl Default for Policy {
     }
 }
 
-/// A policy that is not ours. Unless it says otherwise, a pod of one GPU gets the tightest device with room.
+/// A policy from elsewhere. Unless it says otherwise, a pod gets the tightest devices with room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reference {
     /// kube-scheduler's default scores choose the node.

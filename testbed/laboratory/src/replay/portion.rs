@@ -1,6 +1,6 @@
-//! Whole amounts as parts of others.
+//! Conversions between whole amounts and fractions.
 
-/// A part of a whole; nothing of nothing.
+/// A part of a whole, from 0 to 1; 0 if the whole is 0.
 #[expect(
     clippy::cast_precision_loss,
     reason = "amounts of a cluster are far below 2^52"
@@ -18,12 +18,12 @@ pub fn percent(part: i64, whole: i64) -> f64 {
     100.0 * portion(part, whole)
 }
 
-/// An amount, to calculate with.
+/// An amount as a float.
 pub fn real(amount: i64) -> f64 {
     portion(amount, 1)
 }
 
-/// The whole number below or at a number.
+/// The greatest whole number at or below a number.
 #[expect(clippy::cast_possible_truncation, reason = "scores and percents are small")]
 pub fn floor(number: f64) -> i64 {
     number.floor() as i64

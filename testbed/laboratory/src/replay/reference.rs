@@ -1,4 +1,5 @@
-//! Policies from elsewhere, to compare the engine's with. They know every node and device, and ask the engine nothing.
+//! Policies from elsewhere, which the engine's are compared with. They know every node and device, and never
+//! ask the engine.
 //!
 //! Their choices are written into pods as records, so that the engine counts and checks them.
 
@@ -10,22 +11,22 @@ use super::portion::{floor, portion, real};
 use super::trace::WHOLE;
 use super::world::{NumberTable, ReplayInput, ReplayPod};
 
-/// A reference policy, with a cache of nodes that have not changed.
+/// A reference policy, with a cache of the scores of nodes that have not changed.
 #[derive(Debug)]
 pub struct Chooser<'w> {
     world: &'w ReplayInput,
     reference: Reference,
     typical: &'w [TypicalPod],
-    /// The largest node's CPU and GPU thousandths, which scores are measured by.
+    /// The CPU and GPU thousandths of the largest nodes, by which scores are scaled.
     largest: [i64; 2],
-    /// By pod, its kind, on which scores depend.
+    /// Each pod's kind: pods of equal requests have equal scores.
     kinds: Vec<usize>,
     /// By kind and node, the node's version and its score.
     known: Vec<Vec<(u32, Option<i64>)>>,
 }
 
 impl<'w> Chooser<'w> {
-    /// A policy that has seen nothing yet.
+    /// The policy before its first pod.
     pub fn new(world: &'w ReplayInput, reference: Reference, typical: &'w [TypicalPod]) -> Self {
         let mut largest = [0, 0];
         for node in &world.nodes {
@@ -105,7 +106,7 @@ impl<'w> Chooser<'w> {
         })
     }
 
-    /// The parts of a node's GPUs that a pod gets.
+    /// The parts of GPUs that a pod gets on a node.
     pub fn parts(&self, at: usize, free: &NodeUse, pod: &ReplayPod, kube: &mut SearchModel) -> Vec<GpuShare> {
         if self.reference == Reference::Fgd && pod.gpus == 1 {
             // The first of the best: `max_by_key` takes the last.
@@ -120,6 +121,7 @@ impl<'w> Chooser<'w> {
                 *free = kube.below(i64::MAX);
             }
         }
+        // The tightest first; for the random policy, by the numbers drawn above.
         fitting.sort_unstable();
         let taken = fitting.into_iter().take(pod.gpus);
         taken
@@ -130,7 +132,7 @@ impl<'w> Chooser<'w> {
             .collect()
     }
 
-    /// For every choice of devices on a node, how well it does for fragmentation, from 0 to 100.
+    /// Every choice of devices on a node, with a score from 0 to 100; the less fragmentation grows, the higher.
     fn descents(&self, at: usize, free: &NodeUse, pod: &ReplayPod) -> Vec<(i64, Vec<GpuShare>)> {
         let before = fragment(self.world, at, free, self.typical);
         let mut fitting = Vec::new();

@@ -1,7 +1,9 @@
-//! The condition of a pod that found no node, which decides if kube-scheduler tries the pod again by itself.
+//! The text of the condition of a pod that found no node, which decides if kube-scheduler tries the pod again
+//! by itself.
 //!
-//! kube-scheduler writes the condition if its text is not there already, and takes that for an event of the pod, upon which
-//! it tries a pod again that an extender refused. A pod whose text stays the same waits for an event in the cluster.
+//! kube-scheduler writes the condition only if the text differs from the one there. It takes its own write for
+//! an event of the pod, and tries a pod again that an extender refused. A pod whose text stays the same waits
+//! for an event in the cluster.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,25 +15,26 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use super::kube::SearchResult;
 use super::occupancy::{FreeRoom, NodeUse};
 use super::world::{ReplayInput, ReplayPod};
-use testbed::kube_scheduler::sentence;
+use testbed::kube_scheduler::no_fit_message;
 
 const NOT_ELIGIBLE: &str = "node(s) didn't match Pod's node affinity/selector";
 
-/// The number of nodes that an extender refuses, by its text.
+/// The number of nodes that an extender refuses, by reason.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Misfits<'a>(BTreeMap<Cow<'a, str>, usize>);
 
 /// The nodes that an extender refuses.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Refused {
-    /// The number of nodes by text.
+    /// The number of nodes, by reason.
     texts: BTreeMap<String, usize>,
     /// The number of nodes on which evicting pods may help.
     n_resolvable: usize,
 }
 
 impl Refused {
-    /// Nodes that may fit once pods are evicted, and nodes on which that does not help.
+    /// From the two maps of a filter result: nodes that may fit once pods are evicted, and nodes on which that
+    /// does not help.
     pub fn of(failed: Misfits<'_>, unresolvable: Misfits<'_>) -> Self {
         let n_resolvable = failed.0.values().sum();
         let mut texts = BTreeMap::new();
@@ -73,10 +76,11 @@ pub fn message(
         .texts
         .iter()
         .map(|(text, n_nodes)| (text.as_str(), *n_nodes));
-    sentence(n_nodes, own.chain(theirs), n_resolvable)
+    no_fit_message(n_nodes, own.chain(theirs), n_resolvable)
 }
 
-/// The number of nodes by reason of kube-scheduler's own filter of resources: CPU, memory, and other requested ones.
+/// The number of nodes by the reasons of kube-scheduler's own filter `NodeResourcesFit`: CPU, memory, and the
+/// other requested resources.
 struct Shortages(Vec<(String, usize)>);
 
 impl Shortages {

@@ -1,6 +1,7 @@
 //! One run: a policy, a seed, and pods that come one by one, each placed before the next.
 //!
-//! A pod that fits nowhere, or that kube-scheduler does not try again by itself, is deleted; no pod waits, and none is preempted.
+//! A pod that fits nowhere, or that kube-scheduler does not try again by itself, is deleted: no pod waits, and
+//! none is preempted.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -34,15 +35,16 @@ const PER_POINT: i64 = 10;
 pub struct Job<'w> {
     /// Nodes and pods.
     pub world: &'w ReplayInput,
-    /// The pods that fragmentation is measured with.
+    /// The kinds of pods that fragmentation is measured by.
     pub typical: &'w [TypicalPod],
     /// The policy.
     pub policy: &'w Policy,
-    /// Under which circumstances.
+    /// The circumstances.
     pub conditions: &'w RunConditions,
     /// Decides everything that is random.
     pub seed: u64,
-    /// Demand to bring the pods to, as a part of the cluster's GPUs; as they are without it.
+    /// The demand that the list of pods is extended or cut to, as a part of the cluster's GPUs; `None` takes
+    /// the list as it is.
     pub tune: Option<f64>,
     /// The number of nodes in the extender's answer.
     pub answer_nodes: AnswerNodes,
@@ -50,7 +52,7 @@ pub struct Job<'w> {
     pub departures: bool,
     /// The factor on the life of recorded pods.
     pub stretch: f64,
-    /// True if pods come once each, in the order in which they were made.
+    /// True if pods come once each, in the order of their creation.
     pub in_order: bool,
     /// The number of placements between two checks of every invariant.
     pub check_every: u32,
@@ -61,7 +63,7 @@ pub struct Job<'w> {
 pub struct RunResult {
     /// The run's seed.
     pub seed: u64,
-    /// Pods that came.
+    /// Pods that arrived.
     pub pods: usize,
     /// Pods that were not placed.
     pub unplaced: usize,
@@ -69,14 +71,14 @@ pub struct RunResult {
     pub sample_refusals: usize,
     /// Pods that stayed unplaced after such a refusal: kube-scheduler would not have tried them again by itself.
     pub missed: usize,
-    /// Placements that were checked.
+    /// How often all invariants were checked.
     pub checks: u32,
-    /// The use of the GPUs.
+    /// Allocation and fragmentation by offered demand.
     pub curve: Vec<Point>,
-    /// GPUs that are allocated after each pod that came, in percent of all.
+    /// The allocated GPUs after each arrival, in percent of all.
     #[serde(skip)]
     pub allocated: Vec<f64>,
-    /// Microseconds of one filter.
+    /// The mean time of a filter call, in microseconds.
     pub filter_micros: f64,
     /// The duration of the run.
     pub seconds: f64,
@@ -116,7 +118,7 @@ pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<RunResul
         engine,
         ..
     } = run;
-    // Pods are coarse: the last ones may come a little below the demand that they were brought to.
+    // The next pod would have passed the wanted demand, so that the list may end a little below it.
     let last = demand.map(|demand| usize::try_from(floor(percent(demand, capacity))).unwrap_or(0));
     let curve = match last.filter(|_| !job.departures) {
         Some(last) => without_gaps(&curve.points(), last),
@@ -157,12 +159,12 @@ struct ReplayRun<'w> {
     kube: SearchModel,
     found: SearchResult,
     occupancy: FreeRoom,
-    /// Every node's fragmentation, and the sum.
+    /// The fragmentation of every node; `fragment` is the sum.
     fragments: Vec<f64>,
     fragment: f64,
-    /// GPU thousandths that have been asked for, and are still.
+    /// GPU thousandths that the pods so far ask for, without those that have left.
     offered: i64,
-    /// The departures of pods: time, arrival, and node.
+    /// The departures to come, the earliest first: the time, and the arrival's index.
     stays: BinaryHeap<Reverse<(i64, usize)>>,
     places: Vec<Option<(usize, Vec<GpuShare>)>>,
     curve: Curve,
@@ -174,12 +176,12 @@ struct ReplayRun<'w> {
     checks: u32,
 }
 
-/// The end of one attempt to place a pod.
+/// The outcome of one attempt to place a pod.
 enum AttemptResult {
     Placed(usize, Vec<GpuShare>),
-    /// No node was left.
+    /// kube-scheduler itself found no node.
     Refused,
-    /// The extender refused all nodes of the sample, which is the pod's condition then.
+    /// The extender refused all nodes of the sample; the text of the pod's condition.
     RefusedByExtender(String),
 }
 
@@ -249,6 +251,7 @@ impl<'w> ReplayRun<'w> {
             self.occupancy.put(*node, pod, parts);
             self.measure(*node);
             self.placed += 1;
+            // All invariants of a large cluster take longer than hundreds of placements.
             if self.placed.is_multiple_of(self.job.check_every) {
                 self.check()?;
             }
@@ -267,7 +270,7 @@ impl<'w> ReplayRun<'w> {
         Ok(())
     }
 
-    /// Pods go whose time has come.
+    /// Deletes the pods whose end has come.
     fn depart(&mut self, arrivals: &[Arrival], now: i64) {
         while let Some(Reverse((_, at))) = self.stays.peek().copied().filter(|Reverse((to, _))| *to <= now) {
             self.stays.pop();
@@ -286,9 +289,9 @@ impl<'w> ReplayRun<'w> {
 
     /// Finds a place for a pod and binds it there.
     ///
-    /// kube-scheduler begins each attempt where the last search ended, and takes the change of the pod's condition for a reason
-    /// to try again a pod that the extender refused. A pod fits nowhere once all nodes have been looked at in a row, as nothing
-    /// else happens meanwhile.
+    /// kube-scheduler begins each attempt where the last search ended. It tries a pod that the extender refused
+    /// again when the pod's condition changes. A pod fits nowhere once all nodes in a row have refused it, as
+    /// nothing else happens meanwhile.
     fn place(&mut self, pod_at: usize, pod: &ReplayPod) -> Result<Option<(usize, Vec<GpuShare>)>> {
         let (mut n_seen, mut n_refusals) = (0, 0);
         let mut condition = None;
@@ -319,7 +322,7 @@ impl<'w> ReplayRun<'w> {
         }
     }
 
-    /// kube-scheduler does not try a pod again that it has not asked the extender about all nodes for.
+    /// Counts a pod as missed if a node has room that the extender was never asked about.
     fn give_up(&mut self, pod: &ReplayPod, n_refusals: usize) -> Result<()> {
         let world = self.job.world;
         let has_room =
@@ -345,6 +348,7 @@ impl<'w> ReplayRun<'w> {
             let Some(node) = self.kube.choose(&scored) else {
                 return Ok(AttemptResult::Refused);
             };
+            // The extender sees such a pod on the watch only, as any pod of another scheduler.
             self.engine.bind_elsewhere(node, &[])?;
             return Ok(AttemptResult::Placed(node, Vec::new()));
         }
@@ -378,7 +382,8 @@ impl<'w> ReplayRun<'w> {
         Ok(AttemptResult::Placed(node, parts))
     }
 
-    /// As kube-scheduler does: one node that is left needs no scores.
+    /// Chooses a node by the scores of kube-scheduler and extender; like kube-scheduler, it asks for none if
+    /// one node is left.
     fn choose_among(&mut self, pod: &ReplayPod, fitting: &[usize]) -> Result<Option<usize>> {
         if fitting.len() < 2 {
             return Ok(fitting.first().copied());

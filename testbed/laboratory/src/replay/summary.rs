@@ -1,4 +1,4 @@
-//! Results of runs that differ by their seed only, together, as a table and as JSON.
+//! Averages over runs that differ by their seed only, as a table and as JSON.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use testbed::console::table;
 const ALLOCATED_AT: usize = 100;
 /// Percentages of offered demand at which fragmentation is shown.
 const FRAGMENT_AT: [usize; 2] = [80, 100];
-/// The label of a cluster without any new placement.
+/// The name in place of a policy for a cluster whose pods are where they are.
 const AS_IT_IS: &str = "as it is";
 
 /// A policy under some conditions, over all seeds.
@@ -25,7 +25,7 @@ pub struct Summary {
     pub list: String,
     /// The policy.
     pub policy: String,
-    /// Under which conditions.
+    /// The label of the conditions.
     pub conditions: String,
     /// The averages over all runs, by percent of offered demand.
     pub curve: Vec<AllocationSpread>,
@@ -49,7 +49,7 @@ pub struct AllocationSpread {
 }
 
 impl Summary {
-    /// Sums up runs.
+    /// Averages over the given runs.
     pub fn of(list: &str, policy: String, conditions: &str, runs: Vec<RunResult>) -> Self {
         let mut points: BTreeMap<usize, (Vec<f64>, Vec<f64>)> = BTreeMap::new();
         for point in runs.iter().flat_map(|run| &run.curve) {
@@ -142,7 +142,7 @@ fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
     (mean, (squares / (n - 1.0).max(1.0)).sqrt())
 }
 
-/// A line for each; allocation and fragmentation at the end, and on the way there.
+/// A table with a line for each summary: allocation and fragmentation at the end, and on the way there.
 pub fn render(summaries: &[Summary]) -> String {
     const HEADS: &str = "PODS,POLICY,COND,RUNS,OFFERED,ALLOC,FRAG,ALLOC@100,FRAG@80,FRAG@100,UNPLACED,BY SAMPLE,MISSED,\
         FILTER us,RUN s";

@@ -1,7 +1,7 @@
-//! A published trace: nodes and pods, one per line, in comma-separated columns that the first line names.
+//! Reads traces: nodes and pods, one per line, in comma-separated columns that the first line names.
 //!
-//! Reads and checks; does not translate the lines to Kubernetes objects. Cells have no quotes and no commas. Columns that
-//! carry no information may be left out: the models that a pod accepts, and its times.
+//! Cells have neither quotes nor commas. The models that a pod accepts, and its times, may be missing.
+//! `objects` translates the rows to Kubernetes objects.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -11,12 +11,12 @@ use testbed::files;
 
 /// GPU thousandths of a whole device.
 pub const WHOLE: i64 = 1000;
-/// Thousandths in one percent, the grain of requests.
+/// Thousandths of a GPU in one percent: requests are in whole percents.
 pub const PERCENT: i64 = 10;
-/// More GPUs than any node has.
+/// The most GPUs of a node or pod that is not taken for a mistake.
 const MAX_GPUS: usize = 1024;
 
-/// A node of the trace.
+/// A node of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeRow {
     /// Its name.
@@ -31,7 +31,7 @@ pub struct NodeRow {
     pub model: String,
 }
 
-/// A pod of the trace.
+/// A pod of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TracePod {
     /// Its name.
@@ -44,9 +44,9 @@ pub struct TracePod {
     pub gpus: usize,
     /// Thousandths of each of them.
     pub gpu_milli: i64,
-    /// The models that it can do with, as the trace writes them; empty if any will do.
+    /// The GPU models that it accepts, as the trace writes them (`T4|V100`); empty if it accepts any.
     pub models: String,
-    /// True if it asks for whole GPUs in a vendor's name.
+    /// True if it asks for whole GPUs by a vendor's resource.
     pub is_vendor: bool,
     /// Time of its arrival, in seconds, if the trace has it.
     pub created: Option<i64>,
@@ -75,7 +75,7 @@ fn rows<T>(path: &Path, parse: impl Fn(&str) -> Result<Vec<T>>) -> Result<Vec<T>
     parse(&text).with_context(|| path.display().to_string())
 }
 
-/// The nodes that a text lists.
+/// Parses nodes.
 ///
 /// # Errors
 /// The line and the column that cannot be read.
@@ -93,7 +93,7 @@ pub fn nodes_of(text: &str) -> Result<Vec<NodeRow>> {
     })
 }
 
-/// The pods that a text lists.
+/// Parses pods.
 ///
 /// # Errors
 /// The line and the column that cannot be read.
@@ -118,6 +118,7 @@ pub fn pods_of(text: &str) -> Result<Vec<TracePod>> {
             "gpu_milli is {milli}: a pod asks for whole percents of a GPU, 10 to 1000 thousandths in steps of 10"
         );
         Ok(TracePod {
+            // Published traces have leftovers in this column for pods without GPUs.
             gpu_milli: if gpus == 0 { 0 } else { milli },
             ..pod
         })
@@ -132,6 +133,7 @@ fn parse<T>(text: &str, parse: impl Fn(TraceRow<'_>) -> Result<T>) -> Result<Vec
         .split(',')
         .map(str::trim)
         .collect();
+    // Numbered as editors do: the first line names the columns.
     let filled = (2..).zip(lines).filter(|(_, line)| !line.trim().is_empty());
     let rows = filled.map(|(number, line)| {
         let cells = line.split(',').map(str::trim).collect();

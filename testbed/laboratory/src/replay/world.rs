@@ -1,4 +1,4 @@
-//! The nodes and pods of a replay, from any source, as the replay counts them and as Kubernetes objects.
+//! The input of a replay from any source: nodes and pods, as numbers and as Kubernetes objects.
 
 use std::collections::HashMap;
 
@@ -8,20 +8,20 @@ use super::occupancy::GpuShare;
 use super::portion::{floor, real};
 use super::trace::WHOLE;
 
-/// The nodes, the pods, and which of the two may go together.
+/// The nodes, the pods, and which pods may go to which nodes.
 #[derive(Clone, Debug, Default)]
 pub struct ReplayInput {
-    /// In the order in which kube-scheduler has come to know them.
+    /// In the order of kube-scheduler's list.
     pub nodes: Vec<ReplayNode>,
-    /// All that there are to place; a replay may place some twice, and some never.
+    /// The pods to place; a replay may copy some and leave others out.
     pub pods: Vec<ReplayPod>,
     /// Extended resources that nodes offer and pods ask for.
     pub columns: Vec<String>,
-    /// By number, a set of nodes that pods of some kind may go to, with any amount of room.
+    /// Sets of nodes that pods may go to by their constraints; `ReplayPod::eligible` is an index here.
     pub eligible: Vec<Box<[bool]>>,
     /// Pods that are on their nodes from the start, and stay.
     pub present: Vec<PlacedPod>,
-    /// The pods of `pods` that are on nodes today, by their indices.
+    /// Where pods of `pods` are today: index of the pod, index of the node, and parts of GPUs.
     pub as_it_is: Vec<(usize, usize, Vec<GpuShare>)>,
     /// True if records say of every GPU exactly what the engine counts: pods ask for percents, alike of memory and of
     /// computing power.
@@ -31,11 +31,11 @@ pub struct ReplayInput {
 /// A pod that is on its node from the start.
 #[derive(Clone, Debug)]
 pub struct PlacedPod {
-    /// As the API server shows it.
+    /// The object as the API server shows it.
     pub object: Value,
     /// Its request.
     pub pod: ReplayPod,
-    /// Its node.
+    /// The index of its node.
     pub node: usize,
     /// The devices it holds there.
     pub parts: Vec<GpuShare>,
@@ -54,7 +54,7 @@ pub struct ReplayNode {
     pub extended: Box<[i64]>,
     /// The minors of its GPUs.
     pub minors: Box<[i32]>,
-    /// As the API server would show it.
+    /// The object as the API server would show it.
     pub object: Value,
     /// Its Device object, if it has one.
     pub device: Option<Value>,
@@ -140,7 +140,7 @@ impl ReplayInput {
     }
 }
 
-/// Gives numbers to texts, and marks the new ones.
+/// Gives consecutive numbers to texts.
 #[derive(Debug, Default)]
 pub struct NumberTable(HashMap<Box<str>, usize>);
 

@@ -1,4 +1,5 @@
-//! One HTTPS call of a webhook, with its `AdmissionReview`: a connection of its own, verified against `caBundle` alone.
+//! Calls one webhook over HTTPS with an `AdmissionReview`. Each call makes its own connection, and trusts the
+//! authorities of `caBundle` alone.
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,7 +28,7 @@ use crate::apiserver::status::ApiError;
 /// The largest answer that is read.
 const MAX_ANSWER: usize = 3 * 1024 * 1024;
 
-/// Why a webhook has not answered; words as the real server has them.
+/// Why a call failed, in the words of kube-apiserver.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
     #[error("failed to call webhook: {0}")]
@@ -54,7 +55,7 @@ enum Address {
     Named(String, u16),
 }
 
-/// Posts a review; the answer's JSON.
+/// Posts a review to a webhook; returns the JSON of its answer.
 pub(super) async fn post(
     services: &LocalPorts,
     hook: &WebhookConfig,
@@ -158,7 +159,7 @@ fn client_config(hook: &WebhookConfig) -> anyhow::Result<ClientConfig> {
     Ok(config.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// The answer of a webhook.
+/// The verdict in a webhook's answer.
 #[derive(Debug)]
 pub(super) struct WebhookVerdict {
     allowed: bool,
@@ -168,8 +169,8 @@ pub(super) struct WebhookVerdict {
     pub(super) warnings: Vec<String>,
 }
 
-/// The question.
-pub(super) fn request(uid: &str, request: &ReviewedWrite<'_>, objects: &ReviewObjects) -> Value {
+/// Builds the `AdmissionReview` of a request.
+pub(super) fn review_of(uid: &str, request: &ReviewedWrite<'_>, objects: &ReviewObjects) -> Value {
     let resource = &request.target.resource;
     let (group, version, kind) = kind_of(resource, request.subresource, &objects.new);
     let kind = json!({"group": group, "version": version, "kind": kind});
@@ -200,8 +201,12 @@ pub(super) fn request(uid: &str, request: &ReviewedWrite<'_>, objects: &ReviewOb
     json!({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": asked})
 }
 
-/// The answer, if it is one to this question.
-pub(super) fn read(uid: &str, hook: &WebhookConfig, answer: &Value) -> Result<WebhookVerdict, CallError> {
+/// Reads the answer to the review with this UID.
+pub(super) fn read_verdict(
+    uid: &str,
+    hook: &WebhookConfig,
+    answer: &Value,
+) -> Result<WebhookVerdict, CallError> {
     let bad = |why: String| CallError::Response(why);
     let (version, kind) = (object::text(answer, "/apiVersion"), object::text(answer, "/kind"));
     if version != "admission.k8s.io/v1" || kind != "AdmissionReview" {
@@ -250,18 +255,21 @@ fn read_patch(response: &Value) -> Result<Option<Value>, String> {
 }
 
 impl WebhookVerdict {
-    /// The patch of a webhook that allows the request, or the error that its client gets.
+    /// Returns the patch of a webhook that allows the request, or the error for the client of one that denies
+    /// it.
     pub(super) fn decide(self, hook: &str) -> Result<Option<Value>, ApiError> {
         if self.allowed {
             return Ok(self.patch);
         }
         let denied = format!("admission webhook \"{hook}\" denied the request");
         let reason = object::text(&self.status, "/reason");
+        // ToStatusErr: the message is quoted, else the reason.
         let text = match (object::text(&self.status, "/message"), reason) {
             ("", "") => format!("{denied} without explanation"),
             ("", reason) => format!("{denied}: {reason}"),
             (message, _) => format!("{denied}: {message}"),
         };
+        // A webhook may choose the HTTP code of its refusal, but not one that means success.
         let code = match object::integer(&self.status, "/code").map(u16::try_from) {
             Some(Ok(code @ 400..600)) => code,
             _ => 400,

@@ -30,11 +30,12 @@ pub(crate) struct WebhookConfig {
     pub(crate) client: WebhookClientConfig,
     pub(crate) timeout: Duration,
     pub(crate) ignores_failure: bool,
-    /// True if a dry run must not call it.
+    /// True if the webhook must not be called for a dry run.
     pub(crate) has_side_effects: bool,
-    /// True if it is called again after later webhooks changed the object.
+    /// True if the webhook is called again after later webhooks changed the object (`reinvocationPolicy:
+    /// IfNeeded`).
     pub(crate) reinvoke: bool,
-    /// Expressions that must all be true.
+    /// `matchConditions`: expressions that must all be true for the webhook to be called.
     pub(crate) conditions: Vec<MatchCondition>,
     rules: Vec<RuleWithOperations>,
     namespaces: ParsedSelector,
@@ -45,7 +46,7 @@ impl WebhookConfig {
     fn read(value: &Value) -> Option<Self> {
         // A validating webhook has the fields of a mutating one but for `reinvocationPolicy`.
         let hook = MutatingWebhook::deserialize(value).ok()?;
-        let selector = |given: Option<_>| given.as_ref().map(ParsedSelector::of).unwrap_or_default();
+        let selector = |given: Option<_>| given.as_ref().map(ParsedSelector::from_field).unwrap_or_default();
         Some(Self {
             name: hook.name,
             client: hook.client_config,
@@ -113,17 +114,17 @@ pub(super) fn rule_matches(rule: &RuleWithOperations, request: &ReviewedWrite<'_
             .resources
             .iter()
             .flatten()
-            .any(|pattern| names(pattern, resource, request.subresource))
+            .any(|pattern| matches_resource(pattern, resource, request.subresource))
 }
 
 /// `pods`, `pods/binding`, `pods/*`, `*/binding`, `*/*`, or `*` for every resource without its subresources.
-fn names(pattern: &str, resource: &Resource, subresource: &str) -> bool {
+fn matches_resource(pattern: &str, resource: &Resource, subresource: &str) -> bool {
     let (wanted, sub) = pattern.split_once('/').unwrap_or((pattern, ""));
     (wanted == "*" || wanted == resource.plural) && (sub == "*" || sub == subresource)
 }
 
 /// All webhooks of a phase, ordered by the names of their configurations.
-pub(crate) fn all(state: &ApiState, phase: AdmissionPhase) -> Vec<WebhookConfig> {
+pub(crate) fn all_of_phase(state: &ApiState, phase: AdmissionPhase) -> Vec<WebhookConfig> {
     let plural = match phase {
         AdmissionPhase::Mutating => "mutatingwebhookconfigurations",
         AdmissionPhase::Validating => "validatingwebhookconfigurations",

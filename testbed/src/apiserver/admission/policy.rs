@@ -1,4 +1,4 @@
-//! `ValidatingAdmissionPolicy` objects: the choice of those that a request has to pass, and their verdicts.
+//! `ValidatingAdmissionPolicy` objects: those that apply to a request, and their verdicts.
 //!
 //! Expressions are evaluated as CEL with optional fields. Compared with kube-apiserver 1.36: only the action Deny is carried out,
 //! parameters are found by name, expressions are neither type-checked nor limited in cost, and selectors, exceptions from rules
@@ -43,26 +43,26 @@ pub(crate) struct Params(Mutex<Informers>);
 #[derive(Debug, Default)]
 struct Informers {
     running: BTreeSet<GroupKind>,
-    /// Those of built-in kinds that have ended, with the objects that they had seen.
+    /// Ended informers of built-in kinds, with the objects that they had seen by then.
     ended: BTreeMap<GroupKind, SeenParams>,
 }
 
 impl Params {
-    /// Starts and ends informers as the bindings demand that there are now.
+    /// Starts informers of kinds that bindings need now, and ends those of other kinds.
     fn refresh(&self, state: &ApiState, needed: &BTreeSet<GroupKind>) {
         let mut informers = self.0.lock();
         let unneeded: Vec<GroupKind> = informers.running.difference(needed).cloned().collect();
         for kind in unneeded {
             informers.running.remove(&kind);
             if let Some(resource) = resource_of(state, &kind).filter(|resource| !resource.custom) {
-                let seen = all(state, &resource);
+                let seen = current_objects(state, &resource);
                 informers.ended.entry(kind).or_insert(seen);
             }
         }
         informers.running.extend(needed.iter().cloned());
     }
 
-    /// An object as the informer of its kind has it.
+    /// An object as the informer of its kind shows it.
     fn get(
         &self,
         state: &ApiState,
@@ -87,7 +87,7 @@ fn resource_of(state: &ApiState, (api_version, kind): &GroupKind) -> Option<Arc<
         .cloned()
 }
 
-fn all(state: &ApiState, resource: &Resource) -> SeenParams {
+fn current_objects(state: &ApiState, resource: &Resource) -> SeenParams {
     let mut seen = SeenParams::new();
     // A scan of the present never meets compacted revisions.
     let _ = state
@@ -100,7 +100,7 @@ fn all(state: &ApiState, resource: &Resource) -> SeenParams {
     seen
 }
 
-fn objects<T: DeserializeOwned>(state: &ApiState, plural: &str) -> Vec<T> {
+fn list_objects<T: DeserializeOwned>(state: &ApiState, plural: &str) -> Vec<T> {
     let mut found = Vec::new();
     let storage = format!("{ADMISSION}/{plural}");
     let _ = state.store.scan(&storage, Slice::default(), |_, version| {
@@ -119,10 +119,15 @@ pub(super) struct PolicyRule {
     params: Result<Arc<Value>, String>,
 }
 
-/// The policies that a request has to pass.
-pub(super) fn rules(state: &ApiState, params: &Params, request: &ReviewedWrite<'_>) -> Vec<PolicyRule> {
-    let policies: Vec<ValidatingAdmissionPolicy> = objects(state, "validatingadmissionpolicies");
-    let bindings: Vec<ValidatingAdmissionPolicyBinding> = objects(state, "validatingadmissionpolicybindings");
+/// The policies that apply to a request, each with its binding and parameter.
+pub(super) fn matching_rules(
+    state: &ApiState,
+    params: &Params,
+    request: &ReviewedWrite<'_>,
+) -> Vec<PolicyRule> {
+    let policies: Vec<ValidatingAdmissionPolicy> = list_objects(state, "validatingadmissionpolicies");
+    let bindings: Vec<ValidatingAdmissionPolicyBinding> =
+        list_objects(state, "validatingadmissionpolicybindings");
     let (mut bound, mut kinds) = (Vec::new(), BTreeSet::new());
     for binding in &bindings {
         let mut named = policies
@@ -149,11 +154,11 @@ pub(super) fn rules(state: &ApiState, params: &Params, request: &ReviewedWrite<'
             .any(|action| action == "Deny");
         let constraints = spec.match_constraints.iter();
         let mut named = constraints.flat_map(|constraints| constraints.resource_rules.iter().flatten());
-        if !is_denied || !named.any(|rule| rule_matches(&plain(rule), request)) {
+        if !is_denied || !named.any(|rule| rule_matches(&without_names(rule), request)) {
             continue;
         }
         let reference = binding.spec.param_ref.as_ref();
-        if let Some(params) = param(state, params, spec.param_kind.as_ref(), reference) {
+        if let Some(params) = parameter_of(state, params, spec.param_kind.as_ref(), reference) {
             rules.push(PolicyRule {
                 policy: policy.clone(),
                 binding: binding.metadata.name.clone().unwrap_or_default(),
@@ -168,7 +173,7 @@ fn kind_of(kind: &ParamKind) -> Option<GroupKind> {
     Some((kind.api_version.clone()?, kind.kind.clone()?))
 }
 
-fn plain(rule: &NamedRuleWithOperations) -> RuleWithOperations {
+fn without_names(rule: &NamedRuleWithOperations) -> RuleWithOperations {
     let NamedRuleWithOperations {
         api_groups,
         api_versions,
@@ -187,7 +192,7 @@ fn plain(rule: &NamedRuleWithOperations) -> RuleWithOperations {
 }
 
 /// The object that a binding names as the policy's parameter; `None` if there is none and the policy does not apply without it.
-fn param(
+fn parameter_of(
     state: &ApiState,
     params: &Params,
     kind: Option<&ParamKind>,
@@ -216,7 +221,7 @@ fn param(
 }
 
 impl PolicyRule {
-    /// Refuses a request that an expression forbids, or that cannot be compared with one.
+    /// Refuses a request for which an expression is false or cannot be evaluated.
     pub(super) fn validate(
         &self,
         request: &ReviewedWrite<'_>,
@@ -227,7 +232,7 @@ impl PolicyRule {
         };
         // A missing parameter is an error before any match condition is looked at, and so for every request that the rules name.
         let params = self.params.as_deref().map_err(Clone::clone);
-        let judged = params.and_then(|params| judge(spec, request, objects, params));
+        let judged = params.and_then(|params| failed_validation(spec, request, objects, params));
         match judged {
             Ok(None) => Ok(()),
             Ok(Some((reason, message))) => Err(self.denied(request, &reason, &message)),
@@ -266,7 +271,7 @@ impl PolicyRule {
 }
 
 /// The reason and message of the first validation that fails; none if the policy allows the request or does not apply.
-fn judge(
+fn failed_validation(
     spec: &ValidatingAdmissionPolicySpec,
     request: &ReviewedWrite<'_>,
     objects: &ReviewObjects,
@@ -299,7 +304,7 @@ fn message(expressions: &Expressions, validation: &Validation) -> String {
     }
 }
 
-/// The names that expressions can use.
+/// The values that expressions can use by name.
 pub(super) struct Expressions {
     names: Vec<(&'static str, Value)>,
     variables: serde_json::Map<String, Value>,
@@ -312,7 +317,7 @@ impl Expressions {
         objects: &ReviewObjects,
         params: Option<&Value>,
     ) -> Result<Self, String> {
-        let mut review = call::request("", request, objects);
+        let mut review = call::review_of("", request, objects);
         let mut asked = review.get_mut("request").map(Value::take).unwrap_or_default();
         let fields = asked
             .as_object_mut()
@@ -350,6 +355,7 @@ impl Expressions {
     /// The value of an expression, or the reason for which it has none.
     pub(super) fn evaluate(&self, expression: &str) -> Result<cel::Value, String> {
         let failed = |error: String| format!("expression '{}' resulted in error: {error}", expression.trim());
+        // kube-apiserver enables optional fields (`object.?metadata`), and gpushare's policies use them.
         let parsed = Parser::new().enable_optional_syntax(true).parse(expression);
         let parsed = parsed.map_err(|error| failed(error.to_string()))?;
         let mut context = Context::default();
@@ -367,7 +373,7 @@ impl Expressions {
         cel::Value::resolve(&parsed, &context).map_err(|error| failed(error.to_string()))
     }
 
-    /// Returns true if every condition is.
+    /// Returns true if every condition is true.
     pub(super) fn are_met(&self, conditions: &[MatchCondition]) -> Result<bool, String> {
         let mut are_met = true;
         for condition in conditions {

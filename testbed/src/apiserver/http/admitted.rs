@@ -1,7 +1,7 @@
-//! Writes on their way past the admission webhooks to the rules of the API.
+//! Writes with admission: webhooks and policies are called between the draft of an object and its storage.
 //!
-//! A write that no webhook applies to is one step under the lock. Any other is worked out, sent to the webhooks without the
-//! lock, and begun again if the object has changed meanwhile.
+//! A write without admission is one step under the lock. Any other is drafted, shown to webhooks without the
+//! lock, and drafted again if the object has changed meanwhile.
 
 use std::sync::Arc;
 
@@ -22,10 +22,10 @@ use crate::apiserver::verbs::{
     ApiState, RequestTarget, WriteOptions, Written, binding, create, delete, patch, update,
 };
 
-/// Attempts of a write that other writes come in between of.
+/// The number of times that a write is drafted before a conflict is returned, as in `GuaranteedUpdate`.
 const ATTEMPTS: usize = 5;
 
-/// The result of a write, and the warnings of webhooks.
+/// The result of a write, and the warnings of webhooks for the client.
 #[derive(Debug)]
 pub(super) struct AdmittedWrite<T> {
     pub(super) done: T,
@@ -33,25 +33,25 @@ pub(super) struct AdmittedWrite<T> {
 }
 
 impl<T> AdmittedWrite<T> {
-    fn unasked(done: T) -> Self {
+    fn without_admission(done: T) -> Self {
         Self {
             done,
             warnings: Vec::new(),
         }
     }
 
-    fn through(gate: &AdmissionChain, done: T) -> Self {
+    fn with_warnings(chain: &AdmissionChain, done: T) -> Self {
         Self {
             done,
-            warnings: gate.warnings(),
+            warnings: chain.warnings(),
         }
     }
 }
 
 type AdmissionResult<T> = Result<AdmittedWrite<T>, ApiError>;
 
-fn gate(server: &Server, asked: &ReviewedWrite<'_>) -> AdmissionChain {
-    AdmissionChain::of(
+fn admission_chain(server: &Server, asked: &ReviewedWrite<'_>) -> AdmissionChain {
+    AdmissionChain::for_request(
         &server.objects.state(),
         server.objects.services(),
         server.objects.params(),
@@ -79,39 +79,28 @@ async fn create_at(
         name: object::text(&body, "/metadata/name").to_owned(),
         ..target.clone()
     };
-    let asked = asked(request, AdmissionOperation::Create, &named, options);
-    let gate = gate(server, &asked);
-    if gate.is_open() {
+    let asked = reviewed_write(request, AdmissionOperation::Create, &named, options);
+    let chain = admission_chain(server, &asked);
+    if chain.applies_to_nothing() {
         return create::create(&mut server.objects.state_mut(), target, body, options)
-            .map(AdmittedWrite::unasked);
+            .map(AdmittedWrite::without_admission);
     }
     let resource = &target.resource;
     let (mut settled, mut draft) = create::draft_new(&server.objects.state(), target, body, options)?;
-    let mut shown = render::shown(resource, &draft);
+    let mut shown = render::in_version_of(resource, &draft);
     hide_system_fields(&mut shown, named.name.is_empty());
-    let mutated = gate
-        .mutate(
-            &asked,
-            ReviewObjects {
-                old: Arc::default(),
-                new: shown.clone(),
-            },
-        )
+    let mutated = chain
+        .mutate(&asked, ReviewObjects::created(shown.clone()))
         .await?;
+    // A patched object is a new draft: the patch may have removed a default or added a field with one.
     if mutated != shown {
         (settled, draft) = create::draft_new(&server.objects.state(), target, mutated, options)?;
     }
     create::check_new(&settled, &draft)?;
-    gate.validate(
-        &asked,
-        &ReviewObjects {
-            old: Arc::default(),
-            new: render::shown(resource, &draft),
-        },
-    )
-    .await?;
+    let reviewed = ReviewObjects::created(render::in_version_of(resource, &draft));
+    chain.validate(&asked, &reviewed).await?;
     let written = create::store_new(&mut server.objects.state_mut(), &settled, draft, options)?;
-    Ok(AdmittedWrite::through(&gate, written))
+    Ok(AdmittedWrite::with_warnings(&chain, written))
 }
 
 pub(super) async fn update(
@@ -127,7 +116,7 @@ pub(super) async fn update(
             applied: false,
         })
     };
-    change(server, request, &target, options, draft).await
+    change_object(server, request, &target, options, draft).await
 }
 
 pub(super) async fn patch(
@@ -139,27 +128,28 @@ pub(super) async fn patch(
 ) -> AdmissionResult<Written> {
     let target = request.route.target();
     let draft = |state: &ApiState| patch::draft_patch(state, &target, format, body.clone(), options);
-    change(server, request, &target, options, draft).await
+    change_object(server, request, &target, options, draft).await
 }
 
-async fn change(
+async fn change_object(
     server: &Server,
     request: &ApiRequest,
     target: &RequestTarget,
     options: &WriteOptions,
     draft: impl Fn(&ApiState) -> Result<PatchedObject, ApiError>,
 ) -> AdmissionResult<Written> {
-    let asked = asked(request, AdmissionOperation::Update, target, options);
-    let gate = gate(server, &asked);
+    let asked = reviewed_write(request, AdmissionOperation::Update, target, options);
+    let chain = admission_chain(server, &asked);
     let mut attempt = 1;
     loop {
-        let drafted = if gate.is_open() {
+        let drafted = if chain.applies_to_nothing() {
+            // Draft and storage under one lock: without admission nothing can come in between.
             let mut state = server.objects.state_mut();
             match draft(&state)? {
                 PatchedObject::New(body, options) => PatchedObject::New(body, options),
                 PatchedObject::Changed { new, applied } => {
                     return update::commit(&mut state, target, new, options, applied)
-                        .map(AdmittedWrite::unasked);
+                        .map(AdmittedWrite::without_admission);
                 }
             }
         } else {
@@ -171,51 +161,41 @@ async fn change(
             }
             PatchedObject::Changed { new, applied } => (new, applied),
         };
-        match change_once(server, target, &asked, &gate, new, options, applied).await {
+        match try_change(server, target, &asked, &chain, new, options, applied).await {
+            // The client's resourceVersion, if it sent one, is part of the draft, so its own conflict repeats
+            // in each attempt and is returned in the end.
             Err(error) if error.code == 409 && attempt < ATTEMPTS => attempt += 1,
-            outcome => return outcome.map(|written| AdmittedWrite::through(&gate, written)),
+            outcome => return outcome.map(|written| AdmittedWrite::with_warnings(&chain, written)),
         }
     }
 }
 
-async fn change_once(
+async fn try_change(
     server: &Server,
     target: &RequestTarget,
     asked: &ReviewedWrite<'_>,
-    gate: &AdmissionChain,
+    chain: &AdmissionChain,
     new: Value,
     options: &WriteOptions,
     applied: bool,
 ) -> Result<Written, ApiError> {
     let resource = &target.resource;
-    let old = Arc::new(render::shown(
-        resource,
-        &server.objects.state().current(target)?.value,
-    ));
-    let shown = render::shown(resource, &new);
-    let mutated = gate
-        .mutate(
-            asked,
-            ReviewObjects {
-                old: Arc::clone(&old),
-                new: shown.clone(),
-            },
-        )
-        .await?;
+    let current = server.objects.state().current(target)?;
+    let old = Arc::new(render::in_version_of(resource, &current.value));
+    let shown = render::in_version_of(resource, &new);
+    let objects = ReviewObjects {
+        old: Arc::clone(&old),
+        new: shown.clone(),
+    };
+    let mutated = chain.mutate(asked, objects).await?;
     let new = if mutated == shown {
         new
     } else {
         update::draft_update(&server.objects.state(), target, mutated)?
     };
     let settled = update::settle(&server.objects.state(), target, new, options, applied)?;
-    gate.validate(
-        asked,
-        &ReviewObjects {
-            old,
-            new: render::shown(resource, settled.after()),
-        },
-    )
-    .await?;
+    let new = render::in_version_of(resource, settled.after());
+    chain.validate(asked, &ReviewObjects { old, new }).await?;
     update::store_settled(&mut server.objects.state_mut(), target, settled, options)
 }
 
@@ -239,30 +219,30 @@ async fn delete_at(
         force: false,
         now: options.now,
     };
-    let asked = asked(request, AdmissionOperation::Delete, target, &write_options);
-    let gate = gate(server, &asked);
-    if !gate.is_open() {
+    let asked = reviewed_write(request, AdmissionOperation::Delete, target, &write_options);
+    let chain = admission_chain(server, &asked);
+    if !chain.applies_to_nothing() {
         let old = admission::value_of(Some(&server.objects.state().current(target)?));
         let objects = ReviewObjects {
             old,
             new: Value::Null,
         };
-        gate.mutate(&asked, objects.clone()).await?;
-        gate.validate(&asked, &objects).await?;
+        chain.mutate(&asked, objects.clone()).await?;
+        chain.validate(&asked, &objects).await?;
     }
     let deleted = delete::delete(&mut server.objects.state_mut(), target, options)?;
-    Ok(AdmittedWrite::through(&gate, deleted))
+    Ok(AdmittedWrite::with_warnings(&chain, deleted))
 }
 
-/// Deletes the objects that a selector finds, each past the webhooks on its own.
+/// Deletes the objects that selectors select; each deletion passes admission by itself.
 pub(super) async fn delete_all(
     server: &Server,
     request: &ApiRequest,
     selectors: &Selectors,
     options: &DeleteOptions,
 ) -> AdmissionResult<Vec<Arc<ObjectVersion>>> {
-    let found = delete::select(&server.objects.state(), &request.route.target(), selectors);
-    let mut passed = AdmittedWrite::unasked(Vec::new());
+    let found = delete::select_objects(&server.objects.state(), &request.route.target(), selectors);
+    let mut passed = AdmittedWrite::without_admission(Vec::new());
     for target in found {
         match delete_at(server, request, &target, options).await {
             Ok(one) => {
@@ -289,9 +269,9 @@ pub(super) async fn bind(
         name: pod.name.clone(),
         ..request.route.target()
     };
-    let (gate, binding) = admit_action(server, request, &target, body, options).await?;
+    let (chain, binding) = admit_action(server, request, &target, body, options).await?;
     binding::bind(&mut server.objects.state_mut(), pod, &binding, options)?;
-    Ok(AdmittedWrite::through(&gate, ()))
+    Ok(AdmittedWrite::with_warnings(&chain, ()))
 }
 
 pub(super) async fn evict(
@@ -301,12 +281,12 @@ pub(super) async fn evict(
     options: &WriteOptions,
 ) -> AdmissionResult<()> {
     let target = request.route.target();
-    let (gate, eviction) = admit_action(server, request, &target, body, options).await?;
+    let (chain, eviction) = admit_action(server, request, &target, body, options).await?;
     binding::evict(&mut server.objects.state_mut(), &target, &eviction, options)?;
-    Ok(AdmittedWrite::through(&gate, ()))
+    Ok(AdmittedWrite::with_warnings(&chain, ()))
 }
 
-/// Shows the object of a create-only subresource to the webhooks.
+/// Calls admission for the object of a create-only subresource, such as a Binding.
 async fn admit_action(
     server: &Server,
     request: &ApiRequest,
@@ -314,29 +294,18 @@ async fn admit_action(
     body: Value,
     options: &WriteOptions,
 ) -> Result<(AdmissionChain, Value), ApiError> {
-    let asked = asked(request, AdmissionOperation::Create, target, options);
-    let gate = gate(server, &asked);
-    if gate.is_open() {
-        return Ok((gate, body));
+    let asked = reviewed_write(request, AdmissionOperation::Create, target, options);
+    let chain = admission_chain(server, &asked);
+    if chain.applies_to_nothing() {
+        return Ok((chain, body));
     }
-    let body = gate
-        .mutate(
-            &asked,
-            ReviewObjects {
-                old: Arc::default(),
-                new: body,
-            },
-        )
-        .await?;
-    let objects = ReviewObjects {
-        old: Arc::default(),
-        new: body,
-    };
-    gate.validate(&asked, &objects).await?;
-    Ok((gate, objects.new))
+    let body = chain.mutate(&asked, ReviewObjects::created(body)).await?;
+    let objects = ReviewObjects::created(body);
+    chain.validate(&asked, &objects).await?;
+    Ok((chain, objects.new))
 }
 
-fn asked<'a>(
+fn reviewed_write<'a>(
     request: &'a ApiRequest,
     operation: AdmissionOperation,
     target: &'a RequestTarget,
@@ -350,11 +319,10 @@ fn asked<'a>(
     };
     let mut given = json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
     if !options.manager.is_empty() {
-        object::make_object(&mut given)
-            .insert("fieldManager".to_owned(), Value::from(options.manager.clone()));
+        given["fieldManager"] = Value::from(options.manager.clone());
     }
     if options.dry_run {
-        object::make_object(&mut given).insert("dryRun".to_owned(), json!(["All"]));
+        given["dryRun"] = json!(["All"]);
     }
     ReviewedWrite {
         operation,
@@ -366,7 +334,7 @@ fn asked<'a>(
     }
 }
 
-/// A new object gets these only after the mutating webhooks.
+/// Removes the fields that a new object gets only after the mutating webhooks.
 fn hide_system_fields(shown: &mut Value, is_unnamed: bool) {
     let meta = object::meta(shown);
     for field in ["uid", "creationTimestamp", "generation"] {

@@ -19,7 +19,8 @@ use crate::apiserver::render::{self, View};
 use crate::apiserver::status::ApiError;
 use crate::apiserver::watch::{Watch, WatchStart};
 
-/// Bytes of a list that are put together at a time.
+/// The size of the pieces in which a list is sent. A list of a large cluster has tens of megabytes, which would
+/// otherwise be held twice.
 const CHUNK: usize = 256 * 1024;
 
 pub(super) fn list(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
@@ -32,7 +33,7 @@ pub(super) fn list(server: &Arc<Server>, request: &ApiRequest) -> Result<Respons
     let mut items = page
         .items
         .into_iter()
-        .map(move |v| render::item(view, &resource, &v))
+        .map(move |v| render::render_list_item(view, &resource, &v))
         .peekable();
     let mut head = Some(head);
     let chunks = std::iter::from_fn(move || {
@@ -128,7 +129,7 @@ pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result
         if i > 0 {
             body.extend_from_slice(b",");
         }
-        body.extend_from_slice(&render::item(View::Object, &target.resource, version));
+        body.extend_from_slice(&render::render_list_item(View::Object, &target.resource, version));
     }
     body.extend_from_slice(tail.as_bytes());
     Ok(warned(bytes_answer(200, body.freeze()), &warnings))

@@ -1,4 +1,4 @@
-//! Requests for one object: get, create, update, patch, delete, and the pods' own subresources.
+//! Requests for one object: get, create, update, patch, delete, and the subresources of pods.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::rbac::Rbac;
 
 pub(super) fn get(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let version = server.objects.state().current(&request.route.target())?;
-    request.one(200, &request.route.resource, &version)
+    request.object_answer(200, &request.route.resource, &version)
 }
 
 pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
@@ -42,7 +42,7 @@ pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result
     let AdmittedWrite { done, warnings } =
         admitted::create(server, request, request.read_body()?, &options).await?;
     Ok(warned(
-        request.one(201, &request.route.resource, &done.version)?,
+        request.object_answer(201, &request.route.resource, &done.version)?,
         &warnings,
     ))
 }
@@ -63,7 +63,7 @@ pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result
     let AdmittedWrite { done, warnings } =
         admitted::update(server, request, body, &request.write_options()).await?;
     Ok(warned(
-        request.one(200, &request.route.resource, &done.version)?,
+        request.object_answer(200, &request.route.resource, &done.version)?,
         &warnings,
     ))
 }
@@ -88,7 +88,7 @@ pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<
     .await?;
     let code = if done.created { 201 } else { 200 };
     Ok(warned(
-        request.one(code, &request.route.resource, &done.version)?,
+        request.object_answer(code, &request.route.resource, &done.version)?,
         &warnings,
     ))
 }
@@ -100,8 +100,12 @@ pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result
         done: deleted,
         warnings,
     } = admitted::delete(server, request, &options).await?;
+    // Pods answer with the object even when they are gone; other kinds with a Status that has the UID.
     if !deleted.removed || resource.is_pod() {
-        return Ok(warned(request.one(200, resource, &deleted.version)?, &warnings));
+        return Ok(warned(
+            request.object_answer(200, resource, &deleted.version)?,
+            &warnings,
+        ));
     }
     let details = json!({
         "name": request.route.name, "group": resource.group, "kind": resource.plural,
@@ -117,7 +121,7 @@ pub(super) async fn bind(server: &Arc<Server>, request: &ApiRequest) -> Result<R
     Ok(warned(json_answer(201, &success(201, None)), &passed.warnings))
 }
 
-/// The pod of a binding; `POST bindings` names it in the body only.
+/// The pod that a Binding names. The path `bindings`, unlike `pods/{name}/binding`, leaves that to the body.
 fn pod_target(server: &Arc<Server>, request: &ApiRequest, body: &Value) -> Result<RequestTarget, ApiError> {
     let mut target = request.route.target();
     if target.name.is_empty() {
@@ -141,6 +145,7 @@ pub(super) fn log(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
         .map(|c| object::text(c, "/name"))
         .collect();
     let container = choose_container(request, &pod.value, &names)?;
+    // kube-apiserver asks the node's kubelet for the log; a pod without a node has none.
     if object::text(&pod.value, "/spec/nodeName").is_empty() {
         return Ok(text_answer(String::new()));
     }

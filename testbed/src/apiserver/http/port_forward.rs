@@ -56,7 +56,7 @@ pub(super) fn upgrade(
     let stopping = server.stopping.clone();
     tokio::spawn(async move {
         tokio::select! {
-            carried = carry(upgrade, port, address) => {
+            carried = forward_port(upgrade, port, address) => {
                 if let Err(error) = carried {
                     tracing::debug!(%error, "port-forward ended");
                 }
@@ -88,11 +88,12 @@ fn header_text(headers: &HeaderMap, name: header::HeaderName) -> &str {
         .unwrap_or_default()
 }
 
-async fn carry(upgrade: OnUpgrade, port: u16, address: Option<SocketAddr>) -> anyhow::Result<()> {
+async fn forward_port(upgrade: OnUpgrade, port: u16, address: Option<SocketAddr>) -> anyhow::Result<()> {
     let io = TokioIo::new(upgrade.await?);
     let mut socket: Socket = WebSocketStream::from_raw_socket(io, Role::Server, None).await;
+    // The protocol begins with the port number, little-endian, on both channels of each port.
     for channel in [DATA, ERROR] {
-        socket.send(message(channel, &port.to_le_bytes())).await?;
+        socket.send(channel_message(channel, &port.to_le_bytes())).await?;
     }
     let connected = match address {
         Some(address) => TcpStream::connect(address)
@@ -103,15 +104,15 @@ async fn carry(upgrade: OnUpgrade, port: u16, address: Option<SocketAddr>) -> an
     let stream = match connected {
         Ok(stream) => stream,
         Err(reason) => {
-            // The words of containerd.
+            // containerd's error text, which kubectl prints to the user.
             let reason = format!("failed to connect to localhost:{port} inside namespace: {reason}");
-            socket.send(message(ERROR, reason.as_bytes())).await?;
+            socket.send(channel_message(ERROR, reason.as_bytes())).await?;
             return Ok(socket.close(None).await?);
         }
     };
     let (reader, mut writer) = stream.into_split();
     let (sink, mut messages) = socket.split();
-    let sending = tokio::spawn(send(reader, sink));
+    let sending = tokio::spawn(copy_to_socket(reader, sink));
     while let Some(Ok(received)) = messages.next().await {
         match received {
             Message::Binary(bytes) if bytes.first() == Some(&DATA) => {
@@ -121,25 +122,29 @@ async fn carry(upgrade: OnUpgrade, port: u16, address: Option<SocketAddr>) -> an
             _ => {}
         }
     }
+    // The pod sees the end of its input, and the copying task has no reader any more.
     drop(writer);
     sending.abort();
     Ok(())
 }
 
-/// Sends what the pod says until it ends the connection.
-async fn send(mut reader: OwnedReadHalf, mut sink: SplitSink<Socket, Message>) -> Result<(), Error> {
+/// Copies bytes from the pod to the WebSocket until the pod closes its connection.
+async fn copy_to_socket(
+    mut reader: OwnedReadHalf,
+    mut sink: SplitSink<Socket, Message>,
+) -> Result<(), Error> {
     let mut buffer = vec![0; 32 << 10];
     loop {
         let n_read = reader.read(&mut buffer).await.unwrap_or_default();
         if n_read == 0 {
             return sink.send(Message::Close(None)).await;
         }
-        sink.send(message(DATA, buffer.get(..n_read).unwrap_or_default()))
+        sink.send(channel_message(DATA, buffer.get(..n_read).unwrap_or_default()))
             .await?;
     }
 }
 
-fn message(channel: u8, data: &[u8]) -> Message {
+fn channel_message(channel: u8, data: &[u8]) -> Message {
     let mut bytes = BytesMut::with_capacity(data.len() + 1);
     bytes.put_u8(channel);
     bytes.extend_from_slice(data);

@@ -21,7 +21,7 @@ use crate::apiserver::store::ObjectVersion;
 use crate::apiserver::verbs::WriteOptions;
 use crate::apiserver::verbs::delete::DeleteOptions;
 
-/// The largest body that is read, as in etcd-backed servers.
+/// The largest request body, 3 MiB as in kube-apiserver (`MaxRequestBodyBytes`).
 const MAX_BODY: usize = 3 * 1024 * 1024;
 
 /// A request for a resource, with its body read.
@@ -77,7 +77,7 @@ impl ApiRequest {
         })
     }
 
-    /// The name that faults match: that of the path or, for a creation, of the body.
+    /// The name that faults are matched with: the name in the path or, for a creation, in the body.
     pub(super) fn fault_name(&self) -> String {
         if !self.route.name.is_empty() || self.route.verb != "create" {
             return self.route.name.clone();
@@ -95,6 +95,7 @@ impl ApiRequest {
         let text = |key| self.query.get(key).unwrap_or_default();
         let mut selectors = Selectors::parse(text("labelSelector"), text("fieldSelector"))?;
         if !self.route.name.is_empty() {
+            // A watch on the path of one object is a watch on the collection with a field selector.
             selectors.fields = selectors.fields.and(FieldSelector::name(&self.route.name));
         }
         Ok(selectors)
@@ -115,6 +116,8 @@ impl ApiRequest {
             .query
             .number("limit")?
             .map(|l| usize::try_from(l).unwrap_or(usize::MAX));
+        // With a limit and no explicit match a resourceVersion means exactly that one, since only pages of one
+        // revision fit together.
         let exact = matching == Some("Exact") || (limit.is_some_and(|l| l > 0) && matching.is_none());
         Ok(ListQuery {
             namespace: self.route.namespace.clone(),
@@ -126,7 +129,7 @@ impl ApiRequest {
         })
     }
 
-    /// The view the client prefers.
+    /// The representation that the client accepts: object, metadata or table.
     pub(super) fn view(&self) -> Result<View, ApiError> {
         View::negotiate(&self.accept, self.query.get("includeObject")).ok_or_else(|| {
             ApiError::new(
@@ -137,6 +140,8 @@ impl ApiRequest {
     }
 
     pub(super) fn write_options(&self) -> WriteOptions {
+        // Without `fieldManager` the name of the client's program is the manager; an apply patch has to name
+        // one.
         let agent = self.user_agent.split('/').next().unwrap_or_default();
         let default = if self.content_type.starts_with("application/apply-patch") {
             ""
@@ -151,13 +156,16 @@ impl ApiRequest {
         }
     }
 
-    pub(super) fn one(
+    pub(super) fn object_answer(
         &self,
         code: u16,
         resource: &Resource,
         version: &ObjectVersion,
     ) -> Result<Response, ApiError> {
-        Ok(bytes_answer(code, render::one(self.view()?, resource, version)))
+        Ok(bytes_answer(
+            code,
+            render::render_object(self.view()?, resource, version),
+        ))
     }
 
     /// The options of a deletion: from the body, and from the query where the body says nothing.
@@ -172,6 +180,7 @@ impl ApiRequest {
             let parsed = text
                 .parse()
                 .map_err(|_| ApiError::bad_request("gracePeriodSeconds must be an integer"))?;
+            // Options in the body win over those in the query.
             options.grace = options.grace.or(Some(parsed));
         }
         options.dry_run |= self.query.get("dryRun") == Some("All");
@@ -179,7 +188,7 @@ impl ApiRequest {
     }
 }
 
-/// 422 for a query parameter of a list, a watch or a deletion of a collection.
+/// The error 422 for query parameters of a list, a watch or a deletion of a collection that do not go together.
 pub(super) fn invalid(why: &str) -> ApiError {
     ApiError::new(422, format!("ListOptions.meta.k8s.io \"\" is invalid: {why}"))
 }

@@ -1,4 +1,4 @@
-//! Paths and queries: the resource, object and verb of a request.
+//! Paths and queries, parsed to the resource, object and verb of a request.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ impl Query {
     pub(super) fn parse(text: &str) -> Self {
         let pairs = text.split('&').filter(|p| !p.is_empty()).map(|pair| {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (decode(key), decode(value))
+            (percent_decode(key), percent_decode(value))
         });
         Self(pairs.collect())
     }
@@ -33,7 +33,7 @@ impl Query {
         matches!(self.get(key), Some("true" | "1"))
     }
 
-    /// A number, or an error that names the parameter.
+    /// The number in a parameter, or an error that names the parameter.
     pub(super) fn number(&self, key: &str) -> Result<Option<u64>, ApiError> {
         let parse = |text: &str| {
             text.parse().map_err(|_| {
@@ -44,7 +44,7 @@ impl Query {
     }
 }
 
-fn decode(text: &str) -> String {
+fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -85,7 +85,7 @@ impl Route {
         path: &str,
         query: &Query,
     ) -> Result<Self, ApiError> {
-        let decoded: Vec<String> = path.split('/').map(decode).collect();
+        let decoded: Vec<String> = path.split('/').map(percent_decode).collect();
         let parts: Vec<&str> = decoded.iter().map(String::as_str).collect();
         let (group, version, rest) = match parts.as_slice() {
             ["api", version, rest @ ..] => ("", *version, rest),
@@ -93,6 +93,8 @@ impl Route {
             _ => return Err(ApiError::unknown_path()),
         };
         let (namespace, plural, rest) = match rest {
+            // A path below `namespaces/{name}` is usually a collection in that namespace; these two are
+            // subresources of the Namespace itself.
             ["namespaces", name, "status" | "finalize"] => {
                 let rest: &[&str] = rest.get(1..).unwrap_or_default();
                 debug_assert_eq!(rest.first(), Some(name));
@@ -144,7 +146,7 @@ impl Route {
         Ok(self)
     }
 
-    /// The target of this route.
+    /// The object or collection that the route names.
     pub(super) fn target(&self) -> RequestTarget {
         RequestTarget {
             resource: Arc::clone(&self.resource),
@@ -184,8 +186,8 @@ mod tests {
         assert!(query.is_set("watch"));
         assert_eq!(query.get("empty"), None);
         assert_eq!(query.number("limit").unwrap_err().code, 400);
-        assert_eq!(decode("100%"), "100%");
-        assert_eq!(decode("%zz"), "%zz");
+        assert_eq!(percent_decode("100%"), "100%");
+        assert_eq!(percent_decode("%zz"), "%zz");
     }
 
     #[test]

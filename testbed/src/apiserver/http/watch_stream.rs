@@ -1,4 +1,5 @@
-//! The body of a watch: one JSON line per event, with bookmarks, until its time is over or the connection ends.
+//! The body of a watch: one JSON line per event, with bookmarks, until the watch's timeout or the end of the
+//! connection.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::apiserver::status::ApiError;
 use crate::apiserver::store::ChangeKind;
 use crate::apiserver::watch::{EncodedChange, Watch};
 
-/// The life of a watch whose client sets no limit.
+/// The duration of a watch whose client sets no `timeoutSeconds`.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// The parameters of a watch.
@@ -26,7 +27,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 pub(super) struct WatchParams {
     pub(super) view: View,
     pub(super) resource: Arc<Resource>,
-    /// The user of the watch.
+    /// Name of the user who watches; faults may meet the watches of one user.
     pub(super) user: String,
     pub(super) bookmarks: bool,
     pub(super) ends_initial_events: bool,
@@ -46,7 +47,7 @@ pub(super) struct WatchStream {
     ended: bool,
 }
 
-/// The event that wakes a waiting watch.
+/// The reason for which a waiting watch wakes.
 enum WakeReason {
     Changed,
     Bookmark,
@@ -58,6 +59,7 @@ impl WatchStream {
     pub(super) fn new(server: &Server, watch: Result<Watch, ApiError>, plan: WatchParams) -> Self {
         let now = Instant::now();
         let mut bookmark = interval_at(now + server.bookmark_interval, server.bookmark_interval);
+        // A watch that was held back must not send all missed bookmarks in a burst.
         bookmark.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
             deadline: now + plan.timeout.unwrap_or(DEFAULT_TIMEOUT),
@@ -87,8 +89,10 @@ impl WatchStream {
             }
             let held = self.is_held();
             let found = match &mut self.watch {
+                // A held watch does not read the log: its cursor stays, and it gets all events when it is
+                // released.
                 Ok(_) if held => Ok(Vec::new()),
-                Ok(watch) => watch.read(),
+                Ok(watch) => watch.read_changes(),
                 Err(error) => Err(error.clone()),
             };
             match found {
@@ -109,6 +113,7 @@ impl WatchStream {
                 WakeReason::Bookmark => return self.bookmark_line(false),
                 WakeReason::Ended => {
                     self.ended = true;
+                    // kube-apiserver ends a watch with a bookmark, so that the client resumes without a list.
                     let last = self.plan.bookmarks && !held;
                     return if last { self.bookmark_line(false) } else { None };
                 }
@@ -167,7 +172,7 @@ impl WatchStream {
             write_line(
                 &mut lines,
                 kind,
-                &render::one(self.plan.view, &self.plan.resource, &delta.version),
+                &render::render_object(self.plan.view, &self.plan.resource, &delta.version),
             );
         }
         lines.freeze()

@@ -1,4 +1,5 @@
-//! Server-side apply: merges a manager's fields, drops those it no longer declares, refuses those of other managers.
+//! Server-side apply: merges the fields that a manager declares, removes fields that it no longer declares, and
+//! refuses changes of other managers' fields.
 
 use serde_json::{Value, json};
 
@@ -8,7 +9,7 @@ use super::strategic::{ListRule, Schema};
 use crate::apiserver::object;
 use crate::apiserver::status::ApiError;
 
-/// The object after an apply. `live` is none when the apply creates the object.
+/// Returns the object after an apply. `live` is none when the apply creates the object.
 pub(crate) fn apply(
     live: Option<&Value>,
     declared: &Value,
@@ -18,6 +19,7 @@ pub(crate) fn apply(
 ) -> Result<Value, ApiError> {
     let mut wanted = FieldSet::of(&managers::contents(declared), schema);
     if writer.subresource.is_empty() {
+        // An apply to the object itself has no say about status, which it may still contain.
         wanted.remove(&["status"]);
     }
     let mut merged = live.cloned().unwrap_or(Value::Null);
@@ -27,6 +29,7 @@ pub(crate) fn apply(
         .iter()
         .position(|m| m.is(writer, ManagerOperation::Apply))
         .map(|at| others.remove(at));
+    // Only a field whose value changes can conflict: two managers may own a field with the same value.
     if let Some(live) = live {
         settle_conflicts(&mut others, &wanted, live, &merged, force, schema)?;
     }
@@ -42,7 +45,7 @@ pub(crate) fn apply(
         path: Vec::new(),
         names: Vec::new(),
     };
-    pruning.step(&mut merged, &dropped);
+    pruning.prune(&mut merged, &dropped);
     let unchanged = live.is_some_and(|l| managers::contents(l) == managers::contents(&merged));
     let mut entry = Manager::new(writer, ManagerOperation::Apply, wanted);
     let before = live.map(managers::read).unwrap_or_default();
@@ -159,7 +162,8 @@ fn merge_items<'a>(
     }
 }
 
-/// Removes the fields that a manager no longer declares and no other owns, and containers that this leaves empty.
+/// Removes fields that a manager no longer declares and no other manager owns, and the lists and objects that
+/// become empty by that.
 struct Pruning<'a> {
     kept: &'a FieldSet,
     schema: &'a Schema,
@@ -168,7 +172,7 @@ struct Pruning<'a> {
 }
 
 impl Pruning<'_> {
-    fn step(&mut self, value: &mut Value, dropped: &FieldSet) {
+    fn prune(&mut self, value: &mut Value, dropped: &FieldSet) {
         for (element, child) in &dropped.children {
             let field = element.strip_prefix("f:");
             let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
@@ -178,7 +182,7 @@ impl Pruning<'_> {
             if child.member && !self.kept.touches(&self.path) {
                 remove(value, element, &rule);
             } else if let Some(inner) = lookup_mut(value, element, &rule) {
-                self.step(inner, child);
+                self.prune(inner, child);
                 let is_empty = inner == &json!({}) || inner == &json!([]);
                 if is_empty && !self.kept.touches(&self.path) {
                     remove(value, element, &rule);

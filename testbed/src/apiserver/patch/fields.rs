@@ -1,6 +1,7 @@
 //! Sets of field paths in the `FieldsV1` form that `managedFields` uses.
 //!
-//! A set is a trie whose keys are path elements as Kubernetes spells them: `f:name`, `k:{"name":"x"}`, `v:"x"`.
+//! A set is a trie. Its keys are path elements in Kubernetes' spelling: a field `f:name`, a list item by its
+//! keys `k:{"name":"x"}`, and a scalar item `v:"x"`.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +26,7 @@ impl FieldSet {
         }
     }
 
-    /// The fields that a value sets.
+    /// The set of all fields of a value.
     pub(crate) fn of(value: &Value, schema: &Schema) -> Self {
         fields_of(value, schema, &mut Vec::new())
     }
@@ -106,7 +107,7 @@ impl FieldSet {
             paths.push(prefix.to_owned());
         }
         for (element, child) in &self.children {
-            child.collect_paths(&format!("{prefix}{}", readable(element)), paths);
+            child.collect_paths(&format!("{prefix}{}", readable_element(element)), paths);
         }
     }
 
@@ -137,7 +138,7 @@ impl FieldSet {
         set
     }
 
-    /// The same, for the outermost value, which is a set of fields and never itself a member.
+    /// Reads the `FieldsV1` form of a whole object, which is a set of fields and never itself a member.
     pub(crate) fn from_root(value: &Value) -> Self {
         let mut set = Self::from_value(value);
         set.member = false;
@@ -145,7 +146,7 @@ impl FieldSet {
     }
 }
 
-fn readable(element: &str) -> String {
+fn readable_element(element: &str) -> String {
     if let Some(field) = element.strip_prefix("f:") {
         return format!(".{field}");
     }
@@ -187,7 +188,8 @@ fn fields_of<'a>(value: &'a Value, schema: &Schema, path: &mut Vec<&'a str>) -> 
     set
 }
 
-/// The items of a list that merges, by path element; nothing for an atomic list.
+/// The items of a list with their path elements; none for an atomic list, whose items have no owners of their
+/// own.
 pub(crate) fn elements<'a>(items: &'a [Value], rule: &ListRule) -> Vec<(String, &'a Value)> {
     match rule {
         ListRule::Atomic => Vec::new(),
@@ -216,10 +218,10 @@ pub(crate) fn lookup_item<'a>(items: &'a [Value], element: &str, rule: &ListRule
 
 /// The members of `set` whose values differ between two objects; a key-only member never differs.
 pub(crate) fn differing(set: &FieldSet, old: &Value, new: &Value, schema: &Schema) -> FieldSet {
-    changed(set, Some(old), Some(new), schema, &mut Vec::new())
+    differing_at(set, Some(old), Some(new), schema, &mut Vec::new())
 }
 
-fn changed(
+fn differing_at(
     set: &FieldSet,
     old: Option<&Value>,
     new: Option<&Value>,
@@ -227,6 +229,7 @@ fn changed(
     path: &mut Vec<String>,
 ) -> FieldSet {
     if old == new {
+        // Equal values need no walk, which is most of an object.
         return FieldSet::default();
     }
     let mut result = FieldSet {
@@ -239,7 +242,7 @@ fn changed(
         let field = element.strip_prefix("f:");
         path.extend(field.map(str::to_owned));
         let at = |value: Option<&'_ Value>| value.and_then(|v| lookup(v, element, &rule)).cloned();
-        let found = changed(child, at(old).as_ref(), at(new).as_ref(), schema, path);
+        let found = differing_at(child, at(old).as_ref(), at(new).as_ref(), schema, path);
         if field.is_some() {
             path.pop();
         }

@@ -1,7 +1,7 @@
-//! `managedFields`: the owners of an object's fields.
+//! `managedFields`: the managers that own the fields of an object.
 //!
-//! Ownership is recorded from an object's first server-side apply on. Earlier fields belong to
-//! the manager `before-first-apply`, the name Kubernetes uses for objects older than the feature.
+//! Ownership is recorded from an object's first server-side apply on. Fields that are older belong to the
+//! manager `before-first-apply`, as in kube-apiserver.
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ pub(crate) struct Manager {
     pub(crate) fields: FieldSet,
 }
 
-/// The manager of a write, and its time.
+/// The manager of a write, with the API version and the time of the write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FieldWriter<'a> {
     pub(crate) manager: &'a str,
@@ -100,7 +100,7 @@ pub(crate) fn write(object: &mut Value, managers: &[Manager]) {
 /// Updates the record after a write that was not an apply: changed fields go to the writer.
 pub(crate) fn track_update(old: &Value, new: &mut Value, writer: FieldWriter<'_>, schema: &Schema) {
     let mut managers = read(old);
-    // The skip-non-applied manager: ownership is tracked from the first server-side apply on, not before.
+    // skipNonAppliedManager: updates are tracked only once the object has been applied, which keeps managedFields out of most objects.
     if managers.is_empty() {
         object::meta(new).remove("managedFields");
         return;
@@ -119,12 +119,12 @@ pub(crate) fn track_update(old: &Value, new: &mut Value, writer: FieldWriter<'_>
         }
     }
     if !changed.is_empty() {
-        grant(&mut managers, writer, &changed);
+        grant_changed_fields(&mut managers, writer, &changed);
     }
     write(new, &managers);
 }
 
-fn grant(managers: &mut Vec<Manager>, writer: FieldWriter<'_>, changed: &FieldSet) {
+fn grant_changed_fields(managers: &mut Vec<Manager>, writer: FieldWriter<'_>, changed: &FieldSet) {
     let own = managers
         .iter_mut()
         .find(|m| m.is(writer, ManagerOperation::Update));
@@ -137,7 +137,7 @@ fn grant(managers: &mut Vec<Manager>, writer: FieldWriter<'_>, changed: &FieldSe
     }
 }
 
-/// The metadata that only the server writes after an object's creation.
+/// Metadata that only the server changes after an object's creation.
 pub(crate) const SERVER_METADATA: [&str; 9] = [
     "name",
     "namespace",
@@ -155,7 +155,7 @@ pub(crate) fn owned(object: &Value, schema: &Schema) -> FieldSet {
     FieldSet::of(&contents(object), schema)
 }
 
-/// An object without the fields that the server itself maintains.
+/// A copy of an object without the fields that the server itself maintains, which have no owners.
 pub(crate) fn contents(object: &Value) -> Value {
     let mut contents = object.clone();
     let map = object::make_object(&mut contents);
@@ -172,7 +172,7 @@ pub(crate) fn contents(object: &Value) -> Value {
     contents
 }
 
-/// The entry for everything that was there before the first apply.
+/// The manager that owns all fields from before the first apply.
 pub(crate) fn before_first_apply(object: &Value, writer: FieldWriter<'_>, schema: &Schema) -> Manager {
     let whose = FieldWriter {
         manager: "before-first-apply",

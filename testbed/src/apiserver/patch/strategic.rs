@@ -1,7 +1,8 @@
-//! Strategic merge patch: merge patch that knows list keys and obeys `$` directives; and the merge rules of lists and maps.
+//! Strategic merge patch, a merge patch that knows the keys of list items and obeys `$` directives; and the
+//! merge rules of lists and maps.
 //!
-//! For built-in kinds the rules are a short table by field name; for custom resources they come from the schema. Unknown
-//! lists are atomic and unknown maps merge, as in Kubernetes.
+//! For built-in kinds a table by field name stands for the tags of the Go structures; for custom resources the
+//! rules come from the schema. Lists without a rule are atomic and maps without one merge, as in Kubernetes.
 
 use std::sync::Arc;
 
@@ -61,8 +62,9 @@ fn merge_map<'a>(
         merge_field(target, field, change, schema, at)?;
         at.pop();
     }
+    // Directives come after the fields: `$setElementOrder` sorts the list that the patch has just merged.
     for (field, change) in patch {
-        follow_list_directive(target, field, change, schema, at);
+        apply_list_directive(target, field, change, schema, at);
     }
     Ok(())
 }
@@ -158,7 +160,7 @@ fn merge_keyed<'a>(
     Ok(())
 }
 
-fn follow_list_directive<'a>(
+fn apply_list_directive<'a>(
     target: &mut Map<String, Value>,
     field: &'a str,
     change: &Value,
@@ -177,12 +179,12 @@ fn follow_list_directive<'a>(
         at.push(list);
         let rule = schema.list(at);
         at.pop();
-        items.sort_by_key(|item| place(item, listed, &rule));
+        items.sort_by_key(|item| order_in(item, listed, &rule));
     }
 }
 
 /// The place of an item in a `$setElementOrder` list; items that it does not name keep their order after the others.
-fn place(item: &Value, listed: &[Value], rule: &ListRule) -> usize {
+fn order_in(item: &Value, listed: &[Value], rule: &ListRule) -> usize {
     let same = |wanted: &Value| match rule {
         ListRule::Map(keys) => keys.first().is_some_and(|k| wanted.get(k) == item.get(k)),
         _ => wanted == item,
@@ -197,7 +199,7 @@ pub(crate) enum ListRule {
     Atomic,
     /// A set of scalars.
     Set,
-    /// Items are identified by these fields.
+    /// Items are objects that these fields identify.
     Map(Vec<String>),
 }
 
@@ -210,7 +212,7 @@ pub(crate) enum Schema {
     Custom(Option<Arc<Value>>),
 }
 
-/// Parent fields (none for any), field, merge keys.
+/// Lists of objects: names of the parent field (none means any parent), name of the field, merge keys.
 const KEYED: &[(&[&str], &str, &[&str])] = &[
     (&[], "ownerReferences", &["uid"]),
     (&[], "conditions", &["type"]),
@@ -234,7 +236,7 @@ const KEYED: &[(&[&str], &str, &[&str])] = &[
     (&["status"], "addresses", &["type"]),
     (&["resources"], "claims", &["name"]),
 ];
-/// Lists whose items are known by their names.
+/// Lists whose items are identified by their field `name`.
 const NAMED: &str = "containers initContainers ephemeralContainers env volumes volumeClaimTemplates imagePullSecrets \
     secrets schedulingGates resourceClaims webhooks matchConditions";
 
@@ -258,10 +260,10 @@ impl Schema {
     pub(crate) fn list(&self, path: &[&str]) -> ListRule {
         match self {
             Self::Custom(schema) if path.first() != Some(&"metadata") => {
-                let declaration = schema.as_deref().and_then(|s| descend(s, path));
-                declaration.map_or(ListRule::Atomic, declared)
+                let declaration = schema.as_deref().and_then(|s| schema_at(s, path));
+                declaration.map_or(ListRule::Atomic, declared_list_rule)
             }
-            _ => builtin(path),
+            _ => builtin_list_rule(path),
         }
     }
 
@@ -269,7 +271,7 @@ impl Schema {
     pub(crate) fn is_atomic_map(&self, path: &[&str]) -> bool {
         match self {
             Self::Custom(schema) => {
-                let declaration = schema.as_deref().and_then(|s| descend(s, path));
+                let declaration = schema.as_deref().and_then(|s| schema_at(s, path));
                 declaration.is_some_and(|s| object::text(s, "/x-kubernetes-map-type") == "atomic")
             }
             Self::Builtin => {
@@ -280,7 +282,7 @@ impl Schema {
     }
 }
 
-fn builtin(path: &[&str]) -> ListRule {
+fn builtin_list_rule(path: &[&str]) -> ListRule {
     let Some((field, parents)) = path.split_last() else {
         return ListRule::Atomic;
     };
@@ -299,7 +301,7 @@ fn builtin(path: &[&str]) -> ListRule {
     }
 }
 
-fn descend<'a>(schema: &'a Value, path: &[&str]) -> Option<&'a Value> {
+fn schema_at<'a>(schema: &'a Value, path: &[&str]) -> Option<&'a Value> {
     let mut at = schema;
     for field in path {
         at = at.get("items").unwrap_or(at);
@@ -309,7 +311,7 @@ fn descend<'a>(schema: &'a Value, path: &[&str]) -> Option<&'a Value> {
     Some(at)
 }
 
-fn declared(schema: &Value) -> ListRule {
+fn declared_list_rule(schema: &Value) -> ListRule {
     match object::text(schema, "/x-kubernetes-list-type") {
         "set" => ListRule::Set,
         "map" => {
@@ -326,6 +328,7 @@ pub(crate) fn item_key(item: &Value, keys: &[String]) -> Option<String> {
     for key in keys {
         let value = match item.get(key) {
             Some(value) => value.clone(),
+            // Clients often omit `protocol`, and the default has to identify the same port.
             None if key == "protocol" => Value::from("TCP"),
             None => return None,
         };

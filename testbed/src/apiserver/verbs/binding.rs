@@ -38,7 +38,7 @@ pub(crate) fn bind(
         "lastTransitionTime": object::timestamp(options.now),
     });
     pod::set_condition(&mut bound, condition);
-    Ok(state.keep(target, bound, options.dry_run))
+    Ok(state.store_unless_dry_run(target, bound, options.dry_run))
 }
 
 /// Evicts a pod: a deletion with the options that the Eviction carries.
@@ -90,7 +90,7 @@ fn refuse_binding(target: &RequestTarget, errors: &[InvalidField]) -> Result<(),
     })
 }
 
-/// Why the pod cannot be bound as asked.
+/// Returns an error if the pod must not be bound, in the words of kube-apiserver.
 fn check_bindable(pod: &Value, binding: &Value, name: &str) -> Result<(), String> {
     for (what, field) in [("UID", "uid"), ("ResourceVersion", "resourceVersion")] {
         let pointer = format!("/metadata/{field}");

@@ -30,14 +30,14 @@ pub(crate) fn draft_new(
     check_kind(target, &mut body)?;
     to_stored(&target.resource, &mut body);
     object::strip_nulls(&mut body);
-    let target = place(target, &mut body)?;
+    let target = set_name_and_namespace(target, &mut body)?;
     check_namespace(state, &target)?;
     let resource = &target.resource;
     // Only the server's own apply may bring a record of owners; a client's is dropped.
     let managed = object::meta(&mut body).remove("managedFields");
-    stamp(resource, &mut body, options);
+    set_system_fields(resource, &mut body, options);
     settle_types(resource, &mut body)?;
-    prepare(resource, &mut body, options);
+    set_defaults(resource, &mut body, options);
     if let Some(managed) = managed.filter(|_| options.force) {
         object::meta(&mut body).insert("managedFields".to_owned(), managed);
     }
@@ -58,7 +58,7 @@ pub(crate) fn store_new(
     if resource.is(CRD_GROUP, CRD_PLURAL) && !options.dry_run {
         state.registry.define(&body);
     }
-    let version = state.keep(target, body, options.dry_run);
+    let version = state.store_unless_dry_run(target, body, options.dry_run);
     Ok(Written {
         version,
         created: true,
@@ -89,7 +89,11 @@ fn check_namespace(state: &ApiState, target: &RequestTarget) -> Result<(), ApiEr
 
 /// Refuses a new object that breaks a rule.
 pub(crate) fn check_new(target: &RequestTarget, draft: &Value) -> Result<(), ApiError> {
-    refuse(&target.resource, &target.name, &check(&target.resource, draft))
+    refuse(
+        &target.resource,
+        &target.name,
+        &invalid_fields(&target.resource, draft),
+    )
 }
 
 /// Refuses an object with rejected fields.
@@ -101,8 +105,8 @@ pub(super) fn refuse(resource: &Resource, name: &str, errors: &[InvalidField]) -
     }
 }
 
-/// Settles the namespace and name of a new object.
-fn place(target: &RequestTarget, body: &mut Value) -> Result<RequestTarget, ApiError> {
+/// Sets the namespace and name of a new object; returns the target with the name.
+fn set_name_and_namespace(target: &RequestTarget, body: &mut Value) -> Result<RequestTarget, ApiError> {
     let mut target = target.clone();
     let meta = object::meta(body);
     let text = |meta: &Map<String, Value>, field: &str| {
@@ -152,7 +156,7 @@ pub(super) fn name_mismatch(body: &str, path: &str) -> ApiError {
     ))
 }
 
-fn stamp(resource: &Resource, body: &mut Value, options: &WriteOptions) {
+fn set_system_fields(resource: &Resource, body: &mut Value, options: &WriteOptions) {
     let meta = object::meta(body);
     for field in [
         "deletionTimestamp",
@@ -171,8 +175,8 @@ fn stamp(resource: &Resource, body: &mut Value, options: &WriteOptions) {
     }
 }
 
-/// Defaults of each kind, and the fields that its create strategy drops.
-fn prepare(resource: &Resource, body: &mut Value, options: &WriteOptions) {
+/// Sets the defaults of each kind, and drops the fields that its create strategy drops.
+fn set_defaults(resource: &Resource, body: &mut Value, options: &WriteOptions) {
     if resource.is_pod() {
         pod::default_new(body, options.now);
     } else if resource.is("", "namespaces") {
@@ -192,7 +196,7 @@ fn prepare(resource: &Resource, body: &mut Value, options: &WriteOptions) {
     }
 }
 
-/// `stringData` is a write-only convenience of Secrets.
+/// Moves `stringData` of a Secret, which clients may write in plain text, to `data` in base64.
 fn encode_string_data(secret: &mut Value) {
     object::default(object::make_object(secret), "type", "Opaque");
     let Some(Value::Object(plain)) = object::make_object(secret).remove("stringData") else {
@@ -212,7 +216,7 @@ fn base64(bytes: &[u8]) -> String {
         .unwrap_or_default()
 }
 
-fn check(resource: &Resource, body: &Value) -> Vec<InvalidField> {
+fn invalid_fields(resource: &Resource, body: &Value) -> Vec<InvalidField> {
     let mut errors = name::check_metadata(body);
     if resource.is_pod() {
         errors.extend(pod::validate(body));

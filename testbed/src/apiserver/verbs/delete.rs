@@ -1,4 +1,4 @@
-//! Deletion: preconditions, grace, finalizers, and namespaces, which are emptied first and go with their last object.
+//! Deletion: preconditions, grace, finalizers, and namespaces, whose objects are deleted first.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::apiserver::status::ApiError;
 use crate::apiserver::store::{Key, ObjectVersion, Slice};
 use crate::apiserver::{object, pod};
 
-/// `DeleteOptions`, as far as they matter here.
+/// The fields of `DeleteOptions` that the model knows.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeleteOptions {
     pub(crate) grace: Option<i64>,
@@ -70,18 +70,18 @@ pub(crate) fn delete(
         0
     };
     if grace == 0 && !object::has_finalizers(&current.value) {
-        let version = finish(state, target, Value::clone(&current.value));
+        let version = remove_object(state, target, Value::clone(&current.value));
         return Ok(Deleted {
             version,
             removed: true,
         });
     }
     let mut marked = Value::clone(&current.value);
-    mark(&mut marked, grace, options.now);
+    mark_deleting(&mut marked, grace, options.now);
     let version = if marked == *current.value {
         current
     } else {
-        state.keep(target, marked, false)
+        state.store_unless_dry_run(target, marked, false)
     };
     Ok(Deleted {
         version,
@@ -89,11 +89,15 @@ pub(crate) fn delete(
     })
 }
 
-/// The objects of a collection that match.
-pub(crate) fn select(state: &ApiState, target: &RequestTarget, selectors: &Selectors) -> Vec<RequestTarget> {
+/// The objects of a collection that selectors select.
+pub(crate) fn select_objects(
+    state: &ApiState,
+    target: &RequestTarget,
+    selectors: &Selectors,
+) -> Vec<RequestTarget> {
     let namespace = Some(&target.namespace).filter(|n| !n.is_empty());
     let mut matching = Vec::new();
-    for key in keys(state, &target.resource.storage, namespace) {
+    for key in object_keys(state, &target.resource.storage, namespace) {
         let one = RequestTarget {
             namespace: key.namespace,
             name: key.name,
@@ -109,7 +113,7 @@ pub(crate) fn select(state: &ApiState, target: &RequestTarget, selectors: &Selec
     matching
 }
 
-pub(super) fn keys(state: &ApiState, storage: &str, namespace: Option<&String>) -> Vec<Key> {
+pub(super) fn object_keys(state: &ApiState, storage: &str, namespace: Option<&String>) -> Vec<Key> {
     let mut keys = Vec::new();
     let slice = Slice {
         namespace: namespace.map(String::as_str),
@@ -123,8 +127,8 @@ pub(super) fn keys(state: &ApiState, storage: &str, namespace: Option<&String>) 
     keys
 }
 
-/// Removes an object for good, with the objects that depend on it.
-pub(super) fn finish(state: &mut ApiState, target: &RequestTarget, last: Value) -> Arc<ObjectVersion> {
+/// Removes an object, with all objects of a kind if it is the definition of the kind.
+pub(super) fn remove_object(state: &mut ApiState, target: &RequestTarget, last: Value) -> Arc<ObjectVersion> {
     if target.resource.is(CRD_GROUP, CRD_PLURAL) {
         state.registry.undefine(&last);
         let storage = format!(
@@ -132,7 +136,7 @@ pub(super) fn finish(state: &mut ApiState, target: &RequestTarget, last: Value) 
             object::text(&last, "/spec/group"),
             object::text(&last, "/spec/names/plural")
         );
-        for key in keys(state, &storage, None) {
+        for key in object_keys(state, &storage, None) {
             state.store.remove(&storage, &key, None);
         }
     }
@@ -180,7 +184,7 @@ fn check_preconditions(
 }
 
 /// Marks an object as being deleted; a later deletion can only shorten the grace.
-pub(super) fn mark(object: &mut Value, grace: i64, now: DateTime<Utc>) {
+pub(super) fn mark_deleting(object: &mut Value, grace: i64, now: DateTime<Utc>) {
     let marked = object::parse_time(object::text(object, "/metadata/deletionTimestamp"));
     let before = object::integer(object, "/metadata/deletionGracePeriodSeconds").unwrap_or(0);
     // BeforeDelete: a later deletion may shorten the grace, and counts from the first one.
@@ -213,16 +217,16 @@ pub(super) fn delete_namespace(
         ));
     }
     let mut marked = Value::clone(&current.value);
-    mark(&mut marked, 0, options.now);
+    mark_deleting(&mut marked, 0, options.now);
     object::make_object(&mut marked).insert("status".to_owned(), json!({"phase": "Terminating"}));
-    let version = state.keep(target, marked, false);
+    let version = state.store_unless_dry_run(target, marked, false);
     let contents: Vec<_> = state.registry.namespaced().cloned().collect();
     let each = DeleteOptions {
         now: options.now,
         ..DeleteOptions::default()
     };
     for resource in contents {
-        for key in keys(state, &resource.storage, Some(&target.name)) {
+        for key in object_keys(state, &resource.storage, Some(&target.name)) {
             let inner = RequestTarget {
                 resource: Arc::clone(&resource),
                 namespace: key.namespace,
@@ -249,7 +253,7 @@ pub(super) fn end_namespace_if_empty(state: &mut ApiState, name: &str) {
     }
     let owned = name.to_owned();
     let mut resources = state.registry.namespaced();
-    if resources.all(|r| keys(state, &r.storage, Some(&owned)).is_empty()) {
+    if resources.all(|r| object_keys(state, &r.storage, Some(&owned)).is_empty()) {
         state.store.remove(NAMESPACES, &key, None);
     }
 }

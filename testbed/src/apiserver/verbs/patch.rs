@@ -1,4 +1,5 @@
-//! The patch verb: works out the patched object and commits it as an update or, for an apply, perhaps a creation.
+//! The patch verb: computes the patched object and stores it as an update or, for an apply without an object,
+//! as a creation.
 
 use serde_json::Value;
 
@@ -11,7 +12,7 @@ use crate::apiserver::patch::{self, PatchFormat};
 use crate::apiserver::render;
 use crate::apiserver::status::ApiError;
 
-/// The result of a patch.
+/// The object that a patch leads to, before the rules of an update are checked.
 #[derive(Debug)]
 pub(crate) enum PatchedObject {
     /// A creation, with the options for it.
@@ -19,7 +20,7 @@ pub(crate) enum PatchedObject {
     /// A change of an existing object.
     Changed {
         new: Value,
-        /// True if `new` already carries the ownership of its fields.
+        /// True if `new` already has the `managedFields` of this write, as after an apply.
         applied: bool,
     },
 }
@@ -50,7 +51,7 @@ pub(crate) fn draft_patch(
         return draft_apply(state, target, body, options);
     }
     let current = state.current(target)?;
-    let mut new = render::shown(&target.resource, &current.value);
+    let mut new = render::in_version_of(&target.resource, &current.value);
     match format {
         PatchFormat::Json => patch::json_patch(&mut new, body)?,
         PatchFormat::Merge if body.is_object() => patch::merge(&mut new, &body),
@@ -103,7 +104,7 @@ fn draft_apply(
     if live.is_some() {
         return Ok(PatchedObject::Changed { new, applied: true });
     }
-    // Creation keeps the ownership record only when it was made here.
+    // `force` makes the creation keep `managedFields`, which it drops from an object that a client sends.
     let made_here = WriteOptions {
         force: true,
         ..options.clone()

@@ -1,11 +1,11 @@
-//! Replacement of an object: preconditions, isolation of status, immutability, generations, finalizers.
+//! Update of an object: preconditions, separation of status, immutable fields, generations, finalizers.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::create::{name_mismatch, refuse};
-use super::delete::finish;
+use super::delete::remove_object;
 use super::{ApiState, RequestTarget, WriteOptions, Written, check_kind, settle_types, to_stored};
 use crate::apiserver::patch::managers;
 use crate::apiserver::patch::strategic::Schema;
@@ -25,7 +25,7 @@ pub(crate) fn update(
     commit(state, target, new, options, false)
 }
 
-/// Applies an update to the target, before any rule is checked.
+/// Reads the new object from a request body; the rules of an update are checked later, by [`settle`].
 pub(crate) fn draft_update(
     state: &ApiState,
     target: &RequestTarget,
@@ -62,7 +62,7 @@ pub(crate) fn commit(
     store_settled(state, target, settled, options)
 }
 
-/// Works out the stored form of `new` in place of the target, if the rules allow it.
+/// Checks the rules of an update and computes the object that would be stored.
 pub(crate) fn settle(
     state: &ApiState,
     target: &RequestTarget,
@@ -74,8 +74,8 @@ pub(crate) fn settle(
     let old = &*current.value;
     let resource = &target.resource;
     check_preconditions(target, old, &new)?;
-    isolate(target, old, &mut new);
-    keep_metadata(old, &mut new);
+    separate_status(target, old, &mut new);
+    restore_server_metadata(old, &mut new);
     settle_types(resource, &mut new)?;
     if resource.is_pod() {
         pod::default_spec(&mut new);
@@ -91,7 +91,7 @@ pub(crate) fn settle(
             new: None,
         });
     }
-    refuse(resource, &target.name, &check(target, old, &new))?;
+    refuse(resource, &target.name, &invalid_changes(target, old, &new))?;
     count_generation(resource, old, &mut new);
     Ok(Settled {
         before: current,
@@ -121,10 +121,10 @@ pub(crate) fn store_settled(
         state.registry.define(&new);
     }
     // The update that removes the last finalizer of a deleted object removes the object.
-    let version = if finished(&new) && !options.dry_run {
-        finish(state, target, new)
+    let version = if may_be_removed(&new) && !options.dry_run {
+        remove_object(state, target, new)
     } else {
-        state.keep(target, new, options.dry_run)
+        state.store_unless_dry_run(target, new, options.dry_run)
     };
     Ok(Written {
         version,
@@ -132,7 +132,7 @@ pub(crate) fn store_settled(
     })
 }
 
-/// An update that the rules allow.
+/// An update that the rules allow and that is not stored yet.
 #[derive(Debug, Clone)]
 pub(crate) struct Settled {
     pub(crate) before: Arc<ObjectVersion>,
@@ -147,8 +147,8 @@ impl Settled {
     }
 }
 
-/// True if an object that waits for removal may be removed.
-fn finished(object: &Value) -> bool {
+/// Returns true if a deletion has begun and nothing delays the removal any more.
+fn may_be_removed(object: &Value) -> bool {
     let grace = object::integer(object, "/metadata/deletionGracePeriodSeconds").unwrap_or(0);
     let namespace =
         object::text(object, "/kind") == "Namespace" && !object::array(object, "/spec/finalizers").is_empty();
@@ -173,7 +173,7 @@ fn check_preconditions(target: &RequestTarget, old: &Value, new: &Value) -> Resu
 
 /// A write to the object leaves status alone; a write to status leaves everything else alone, but for the labels
 /// and annotations of built-in kinds.
-fn isolate(target: &RequestTarget, old: &Value, new: &mut Value) {
+fn separate_status(target: &RequestTarget, old: &Value, new: &mut Value) {
     let resource = &target.resource;
     let status = |of: &Value| of.get("status").cloned();
     if target.status {
@@ -196,7 +196,7 @@ fn isolate(target: &RequestTarget, old: &Value, new: &mut Value) {
     }
 }
 
-fn keep_metadata(old: &Value, new: &mut Value) {
+fn restore_server_metadata(old: &Value, new: &mut Value) {
     for field in ["apiVersion", "kind"] {
         object::set(object::make_object(new), field, old.get(field).cloned());
     }
@@ -208,7 +208,7 @@ fn keep_metadata(old: &Value, new: &mut Value) {
     meta.remove("selfLink");
 }
 
-fn check(target: &RequestTarget, old: &Value, new: &Value) -> Vec<InvalidField> {
+fn invalid_changes(target: &RequestTarget, old: &Value, new: &Value) -> Vec<InvalidField> {
     let mut errors = name::check_metadata(new);
     let finalizers = object::array(old, "/metadata/finalizers");
     let added = object::array(new, "/metadata/finalizers")

@@ -1,4 +1,5 @@
-//! A batch of equal pods: bound together, held back by kubelet, disturbed, admitted together.
+//! A batch of equal pods: bound together, held back by kubelet while a disruption happens, then admitted
+//! together.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,12 +17,13 @@ use crate::kubelet::Kubelet;
 use crate::observer::ClusterSnapshot;
 use crate::pods::PodBuilder;
 
-/// Longest wait for every pod of a batch to have been tried once: one that kubelet refused is not.
+/// Longest wait for a first attempt to start every pod of a batch. Pods that kubelet has refused get none, so
+/// the wait may be in vain.
 const TRIED: Duration = Duration::from_secs(5);
-/// Requests that a fault of the API server meets.
+/// The number of requests that an injected fault of the API server meets.
 const N_FAULTS: u64 = 3;
 
-/// Faults that last until the pods have been admitted.
+/// Faults that last until the pods of a batch have been admitted.
 #[derive(Debug, Default)]
 struct Disturbance {
     watches: Option<HeldWatches>,
@@ -35,7 +37,7 @@ impl Disturbance {
     }
 }
 
-/// Takes a batch from its creation to its running.
+/// Runs a batch from the creation of its pods until they run or have failed.
 pub(super) async fn batch(runner: &mut Runner, batch: &Batch) -> Result<()> {
     runner.node(batch.node)?.kubelet().hold();
     let mut disturbance = disturb(runner, batch);
@@ -58,13 +60,13 @@ pub(super) async fn batch(runner: &mut Runner, batch: &Batch) -> Result<()> {
         .recorder
         .note_pods(ClusterSnapshot::of(runner.cluster.api().objects()).pods);
     let n_expected = delete_early(runner, batch, &mut disturbance).await?;
-    before_release(runner, batch).await?;
+    disrupt_before_admission(runner, batch).await?;
     let n_calls = runner.node(batch.node)?.kubelet().n_allocate_calls();
     runner
         .node(batch.node)?
         .kubelet()
         .release(batch.order, batch.order_seed);
-    while_admitted(runner, batch, n_calls, n_expected).await?;
+    disrupt_during_admission(runner, batch, n_calls, n_expected).await?;
     disturbance.end();
     runner.until_gone(&batch.deleted).await?;
     runner.until_settled().await
@@ -73,7 +75,7 @@ pub(super) async fn batch(runner: &mut Runner, batch: &Batch) -> Result<()> {
 async fn create(runner: &Runner, batch: &Batch) -> Result<()> {
     let creations = batch.pods.iter().map(|number| {
         let spec = pod_spec(&pod_name(*number), batch.shape).on(&node_name(batch.node));
-        // Its image asks for all GPUs, and it for none.
+        // A container that requests no GPU, from an image whose environment asks for all of them: it must see none.
         let spec = if runner.mode == PluginMode::Kinds {
             spec.idle("idle", "nvidia/cuda:12.4.1-base")
         } else {
@@ -86,7 +88,7 @@ async fn create(runner: &Runner, batch: &Batch) -> Result<()> {
     Ok(())
 }
 
-/// Starts the faults that hold from the beginning.
+/// Starts the disruptions that last from the creation of the pods.
 fn disturb(runner: &Runner, batch: &Batch) -> Disturbance {
     let faults = runner.cluster.api().faults();
     let patches = |resource: &str| {
@@ -165,7 +167,7 @@ async fn delete_early(runner: &mut Runner, batch: &Batch, disturbance: &mut Dist
 }
 
 /// Runs the events that come once the pods are bound and kubelet knows of them.
-async fn before_release(runner: &mut Runner, batch: &Batch) -> Result<()> {
+async fn disrupt_before_admission(runner: &mut Runner, batch: &Batch) -> Result<()> {
     let faults = runner.cluster.api().faults().clone();
     match batch.meanwhile {
         Disruption::PluginRestarts => runner.restart_plugin(batch.node).await?,
@@ -192,7 +194,12 @@ async fn before_release(runner: &mut Runner, batch: &Batch) -> Result<()> {
 }
 
 /// Runs the events that come while kubelet admits.
-async fn while_admitted(runner: &mut Runner, batch: &Batch, n_calls: usize, n_expected: usize) -> Result<()> {
+async fn disrupt_during_admission(
+    runner: &mut Runner,
+    batch: &Batch,
+    n_calls: usize,
+    n_expected: usize,
+) -> Result<()> {
     let begun = |kubelet: &Kubelet| kubelet.n_allocate_calls() > n_calls || n_expected == 0;
     match batch.meanwhile {
         Disruption::PluginWatchLags | Disruption::PluginMissesDeletions => {
@@ -237,7 +244,7 @@ async fn until_tried(runner: &mut Runner, batch: &Batch, n_expected: usize) -> R
         tried.retain(|pod| names.contains(pod));
         tried.len() >= n_expected
     };
-    // It does not matter if all of them were.
+    // The wait only makes sure that the disruption met some starts.
     let _ = runner.node(batch.node)?.kubelet().until(TRIED, tried).await;
     Ok(())
 }
@@ -266,11 +273,13 @@ async fn fill_disk(runner: &mut Runner, node: usize, is_full: bool) -> Result<()
 
 fn pod_spec(name: &str, shape: Shape) -> PodBuilder {
     match shape {
-        Shape::Units(units) => PodBuilder::new(name, &[(GPU_MEM, &units.to_string())]),
-        Shape::UnitsAndInit(units) => PodBuilder::new(name, &[(GPU_MEM, &units.to_string())])
-            .init("init", &[(GPU_MEM, &units.to_string())]),
-        Shape::TwoContainers(units) => PodBuilder::new(name, &[(GPU_MEM, &units.to_string())])
-            .container("second", &[(GPU_MEM, &units.to_string())]),
+        Shape::Units(units) => PodBuilder::units(name, units),
+        Shape::UnitsAndInit(units) => {
+            PodBuilder::units(name, units).init("init", &[(GPU_MEM, &units.to_string())])
+        }
+        Shape::TwoContainers(units) => {
+            PodBuilder::units(name, units).container("second", &[(GPU_MEM, &units.to_string())])
+        }
         Shape::InitOnly(units) => PodBuilder::new(name, &[]).init("init", &[(GPU_MEM, &units.to_string())]),
         Shape::Ratio => PodBuilder::new(
             name,

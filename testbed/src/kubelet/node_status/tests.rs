@@ -3,7 +3,7 @@
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{List, difference};
+use super::{List, status_patch};
 use crate::kubelet::devices::Capacity;
 
 fn list(pairs: &[(&str, &str)]) -> List {
@@ -44,7 +44,7 @@ fn node_status(
     #[case] plugins: &Capacity,
     #[case] expected: Option<Value>,
 ) {
-    let patch = difference(
+    let patch = status_patch(
         &list(capacity),
         &list(allocatable),
         &list(&[("cpu", "2")]),

@@ -1,38 +1,29 @@
 //! GPUs and network adapters that belong together.
 
 use anyhow::{Result, ensure};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use proto::resource::RDMA;
 use serde_json::{Value, json};
 
 use super::machines::{LONE, PAIRED};
-use super::{APART, Body, HINT, JOINT, NO_DEVICE, annotated, ensure_shown, functions, minors};
+use super::{
+    APART, HINT, JOINT, NO_DEVICE, ScenarioEntry, annotated, ensure_shown, minors, virtual_functions_of,
+};
 use crate::pods::PodBuilder;
 use crate::scenario::World;
 use crate::vendor_plugin::NVIDIA_GPU;
 
-/// Name, promise, body.
-pub(super) const SCENARIOS: &[(&str, &str, Body)] = &[
-    (
-        "joint",
-        "four GPUs bring the four adapters of their switches, and where there is one adapter only, that one",
-        joint,
-    ),
-    (
-        "joint-same-switch",
-        "GPUs and adapters share their switches, or the pod waits",
-        same_switch,
-    ),
-    (
-        "joint-exclusive",
-        "an exclusive pod keeps others off its switches, in any order of arrival",
-        exclusive,
-    ),
-];
+/// The scenarios of this file, for the table of all scenarios.
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "joint" => joint_allocation,
+        "four GPUs bring the four adapters of their switches, and where there is one adapter only, that one";
+    "joint-same-switch" => same_switch,
+        "GPUs and adapters share their switches, or the pod waits";
+    "joint-exclusive" => joint_exclusive,
+        "an exclusive pod keeps others off its switches, in any order of arrival";
+};
 
 /// The pod of the proposal's examples.
-fn pod(name: &str, node: &str, scope: Option<&str>, hint: Option<Value>) -> PodBuilder {
+fn four_gpus_and_adapter(name: &str, node: &str, scope: Option<&str>, hint: Option<Value>) -> PodBuilder {
     let mut joint = json!({"deviceTypes": ["gpu", "rdma"]});
     if let (Some(scope), Some(joint)) = (scope, joint.as_object_mut()) {
         joint.insert("requiredScope".to_owned(), json!(scope));
@@ -47,115 +38,124 @@ fn pod(name: &str, node: &str, scope: Option<&str>, hint: Option<Value>) -> PodB
     )
 }
 
-fn joint(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let placed = world.start(pod("four", PAIRED, None, None)).await?;
-        let (gpus, adapters) = (minors(&placed, "gpu")?, minors(&placed, "rdma")?);
-        // A switch has a GPU and an adapter of one minor.
-        ensure!(
-            gpus.len() == 4 && gpus == adapters,
-            "GPUs {gpus:?} and adapters {adapters:?}"
-        );
-        ensure!(
-            gpus == [0, 1, 2, 3] || gpus == [4, 5, 6, 7],
-            "GPUs {gpus:?} are not of one NUMA node"
-        );
-        ensure_shown(world, "four").await?;
-        let lone = world.start(pod("one-adapter", LONE, None, None)).await?;
-        let (gpus, adapters) = (minors(&lone, "gpu")?, minors(&lone, "rdma")?);
-        ensure!(
-            gpus == [4, 5, 6, 7] && adapters == [0],
-            "GPUs {gpus:?} and adapters {adapters:?}"
-        );
-        ensure_shown(world, "one-adapter").await?;
-        // The rest of the machine has no adapter near, and the pod takes the remaining GPUs.
-        let far = world.start(pod("far-adapter", LONE, None, None)).await?;
-        let (gpus, adapters) = (minors(&far, "gpu")?, minors(&far, "rdma")?);
-        ensure!(
-            gpus == [0, 1, 2, 3] && adapters == [0],
-            "GPUs {gpus:?} and adapters {adapters:?}"
-        );
-        for (node, name) in [(PAIRED, "four"), (LONE, "far-adapter")] {
-            world.node(node)?.restart_plugin().await?;
-            world.restart_container(node, name).await?;
-            ensure_shown(world, name).await?;
-        }
-        Ok(())
+async fn joint_allocation(world: &mut World) -> Result<()> {
+    let placed = world
+        .start(four_gpus_and_adapter("four", PAIRED, None, None))
+        .await?;
+    let (gpus, adapters) = (minors(&placed, "gpu")?, minors(&placed, "rdma")?);
+    // On this machine the GPU and the adapter of one switch have the same minor number.
+    ensure!(
+        gpus.len() == 4 && gpus == adapters,
+        "GPUs {gpus:?} and adapters {adapters:?}"
+    );
+    ensure!(
+        gpus == [0, 1, 2, 3] || gpus == [4, 5, 6, 7],
+        "GPUs {gpus:?} are not of one NUMA node"
+    );
+    ensure_shown(world, "four").await?;
+    let lone = world
+        .start(four_gpus_and_adapter("one-adapter", LONE, None, None))
+        .await?;
+    let (gpus, adapters) = (minors(&lone, "gpu")?, minors(&lone, "rdma")?);
+    ensure!(
+        gpus == [4, 5, 6, 7] && adapters == [0],
+        "GPUs {gpus:?} and adapters {adapters:?}"
+    );
+    ensure_shown(world, "one-adapter").await?;
+    // The rest of the machine has no adapter near, and the pod takes the remaining GPUs.
+    let far = world
+        .start(four_gpus_and_adapter("far-adapter", LONE, None, None))
+        .await?;
+    let (gpus, adapters) = (minors(&far, "gpu")?, minors(&far, "rdma")?);
+    ensure!(
+        gpus == [0, 1, 2, 3] && adapters == [0],
+        "GPUs {gpus:?} and adapters {adapters:?}"
+    );
+    for (node, name) in [(PAIRED, "four"), (LONE, "far-adapter")] {
+        world.node(node)?.restart_plugin().await?;
+        world.restart_container(node, name).await?;
+        ensure_shown(world, name).await?;
     }
-    .boxed()
+    Ok(())
 }
 
-fn same_switch(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        world.create(pod("apart", LONE, Some("SamePCIe"), None)).await?;
-        world.until_refused("apart", APART).await?;
-        // Five whole adapters: three switches have one left.
-        let taken = world
-            .start(PodBuilder::new("adapters", &[(RDMA, "500")]).on(PAIRED))
-            .await?;
-        ensure!(
-            minors(&taken, "rdma")?.len() == 5,
-            "{:?}",
-            minors(&taken, "rdma")?
-        );
-        world
-            .create(pod("together", PAIRED, Some("SamePCIe"), None))
-            .await?;
-        world.until_refused("together", APART).await?;
-        world.verify().await?;
-        world.delete("adapters").await?;
-        world.until_running(&["together"]).await?;
-        let placed = world.pod("together")?;
-        let (gpus, adapters) = (minors(&placed, "gpu")?, minors(&placed, "rdma")?);
-        ensure!(
-            gpus.len() == 4 && gpus == adapters,
-            "GPUs {gpus:?} and adapters {adapters:?}"
-        );
-        ensure_shown(world, "together").await
-    }
-    .boxed()
+async fn same_switch(world: &mut World) -> Result<()> {
+    world
+        .create(four_gpus_and_adapter("apart", LONE, Some("SamePCIe"), None))
+        .await?;
+    world.until_refused("apart", APART).await?;
+    // Five whole adapters: three switches have one left.
+    let taken = world
+        .start(PodBuilder::new("adapters", &[(RDMA, "500")]).on(PAIRED))
+        .await?;
+    ensure!(
+        minors(&taken, "rdma")?.len() == 5,
+        "{:?}",
+        minors(&taken, "rdma")?
+    );
+    world
+        .create(four_gpus_and_adapter("together", PAIRED, Some("SamePCIe"), None))
+        .await?;
+    world.until_refused("together", APART).await?;
+    world.verify().await?;
+    world.delete("adapters").await?;
+    world.until_running(&["together"]).await?;
+    let placed = world.pod("together")?;
+    let (gpus, adapters) = (minors(&placed, "gpu")?, minors(&placed, "rdma")?);
+    ensure!(
+        gpus.len() == 4 && gpus == adapters,
+        "GPUs {gpus:?} and adapters {adapters:?}"
+    );
+    ensure_shown(world, "together").await
 }
 
-fn exclusive(world: &mut World) -> BoxFuture<'_, Result<()>> {
-    async {
-        let alone = || json!({"rdma": {"vfSelector": {}, "exclusivePolicy": "PCIeLevel"}});
-        let sharing = || {
-            annotated(
-                PodBuilder::new("sharing", &[(RDMA, "1")]).on(PAIRED),
-                &[(HINT, json!({"rdma": {"vfSelector": {}}}))],
-            )
-        };
-        let first = world
-            .start(pod("alone-0", PAIRED, Some("SamePCIe"), Some(alone())))
-            .await?;
-        let (gpus, adapters) = (minors(&first, "gpu")?, minors(&first, "rdma")?);
-        ensure!(
-            gpus.len() == 4 && gpus == adapters && functions(&first)?.len() == 4,
-            "GPUs {gpus:?} and adapters {adapters:?}"
-        );
-        ensure_shown(world, "alone-0").await?;
-        // One that came first keeps an exclusive one away, too.
-        let other = world.start(sharing()).await?;
-        ensure!(
-            minors(&other, "rdma")?
-                .iter()
-                .all(|minor| !adapters.contains(minor)),
-            "{:?} and {adapters:?}",
-            minors(&other, "rdma")?
-        );
-        ensure_shown(world, "sharing").await?;
-        world
-            .create(pod("alone-1", PAIRED, Some("SamePCIe"), Some(alone())))
-            .await?;
-        world.until_refused("alone-1", APART).await?;
-        world.delete("sharing").await?;
-        world.until_running(&["alone-1"]).await?;
-        ensure_shown(world, "alone-1").await?;
-        world.create(sharing()).await?;
-        world.until_refused("sharing", NO_DEVICE).await?;
-        world.verify().await?;
-        world.delete("alone-0").await?;
-        world.until_running(&["sharing"]).await
-    }
-    .boxed()
+async fn joint_exclusive(world: &mut World) -> Result<()> {
+    let alone = || json!({"rdma": {"vfSelector": {}, "exclusivePolicy": "PCIeLevel"}});
+    let sharing = || {
+        annotated(
+            PodBuilder::new("sharing", &[(RDMA, "1")]).on(PAIRED),
+            &[(HINT, json!({"rdma": {"vfSelector": {}}}))],
+        )
+    };
+    let first = world
+        .start(four_gpus_and_adapter(
+            "alone-0",
+            PAIRED,
+            Some("SamePCIe"),
+            Some(alone()),
+        ))
+        .await?;
+    let (gpus, adapters) = (minors(&first, "gpu")?, minors(&first, "rdma")?);
+    ensure!(
+        gpus.len() == 4 && gpus == adapters && virtual_functions_of(&first)?.len() == 4,
+        "GPUs {gpus:?} and adapters {adapters:?}"
+    );
+    ensure_shown(world, "alone-0").await?;
+    // One that came first keeps an exclusive one away, too.
+    let other = world.start(sharing()).await?;
+    ensure!(
+        minors(&other, "rdma")?
+            .iter()
+            .all(|minor| !adapters.contains(minor)),
+        "{:?} and {adapters:?}",
+        minors(&other, "rdma")?
+    );
+    ensure_shown(world, "sharing").await?;
+    world
+        .create(four_gpus_and_adapter(
+            "alone-1",
+            PAIRED,
+            Some("SamePCIe"),
+            Some(alone()),
+        ))
+        .await?;
+    world.until_refused("alone-1", APART).await?;
+    world.delete("sharing").await?;
+    world.until_running(&["alone-1"]).await?;
+    ensure_shown(world, "alone-1").await?;
+    world.create(sharing()).await?;
+    world.until_refused("sharing", NO_DEVICE).await?;
+    world.verify().await?;
+    world.delete("alone-0").await?;
+    world.until_running(&["sharing"]).await
 }

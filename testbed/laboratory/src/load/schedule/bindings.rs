@@ -14,13 +14,13 @@ use tokio_util::task::AbortOnDropHandle;
 use super::fill::{LABEL, NAMESPACE, WAITING};
 use testbed::pod_fields::{node_of, unscheduled_because};
 
-/// The longest time without any event.
+/// The longest wait without any event of the watch.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The events so far.
+/// What the watch has shown so far.
 #[derive(Debug, Default)]
 pub(super) struct BindingLog {
-    /// True once the watch has begun.
+    /// True once the watch has listed what existed before.
     is_watching: bool,
     there: BTreeSet<String>,
     bound: BTreeMap<String, Instant>,
@@ -37,6 +37,7 @@ impl BindingLog {
     fn apply(&mut self, pod: &Pod) {
         let name = pod.name_any();
         if node_of(pod).is_some() {
+            // Later changes of a bound pod must not move the time of its binding.
             self.bound.entry(name.clone()).or_insert_with(Instant::now);
         }
         if let Some(refusal) = unscheduled_because(pod) {
@@ -46,7 +47,7 @@ impl BindingLog {
     }
 }
 
-/// A watch on the pods that schedulers are to place.
+/// A watch on the pods that the schedulers have to place.
 #[derive(Debug)]
 pub(super) struct BindingWatch {
     shown: watch::Receiver<BindingLog>,
@@ -71,7 +72,7 @@ impl BindingWatch {
         Ok(bindings)
     }
 
-    /// Forgets pods that are gone; those of the next round have other names.
+    /// Forgets the bindings of the last round; the pods of the next one have other names.
     pub(super) fn forget(&self) {
         self.sender.send_modify(|shown| {
             shown.bound.clear();
@@ -79,7 +80,7 @@ impl BindingWatch {
         });
     }
 
-    /// The events so far.
+    /// What the watch has shown so far.
     pub(super) fn shown(&self) -> watch::Ref<'_, BindingLog> {
         self.shown.borrow()
     }
@@ -136,7 +137,7 @@ async fn follow(pods: Api<Pod>, sender: watch::Sender<BindingLog>) {
     }
 }
 
-/// The rate of bindings.
+/// Rates of binding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rates {
     /// From the beginning to the last binding.
@@ -148,7 +149,7 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    /// Of pods that were bound so long after the beginning.
+    /// The rates for pods that were bound at these times after the beginning.
     pub(super) fn of(mut bound: Vec<Duration>) -> Self {
         bound.sort_unstable();
         let n_bound = bound.len();
@@ -164,6 +165,7 @@ impl Rates {
                 0.0
             }
         };
+        // The first pods wait for the scheduler to get going, and the last ones for retries.
         let (begin, end) = (n_bound / 10, n_bound - n_bound / 10);
         let seconds = at(n_bound);
         Self {

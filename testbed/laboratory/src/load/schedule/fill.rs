@@ -1,6 +1,7 @@
 //! Fills a real API server with nodes, Device objects and bound pods that are nothing but objects, and empties it again.
 //!
-//! Everything has a label, so that a second run makes only what is missing, and deletes no other objects.
+//! Every object has a label, so that a second run makes only what is missing and `--clean` deletes nothing
+//! else.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -15,16 +16,16 @@ use testbed::pods::set;
 
 /// The namespace of the pods.
 pub(super) const NAMESPACE: &str = "gpushare-load";
-/// The label of all objects.
+/// The label of every object of this load.
 pub(super) const LABEL: &str = "gpushare/load";
-/// Pods that a scheduler is to place.
+/// The label's value on pods that a scheduler has to place.
 pub(super) const WAITING: &str = "waiting";
-/// The objects of the cluster.
+/// The label's value on all other objects: nodes, devices, bound pods.
 const FLEET: &str = "fleet";
-/// A node whose taints are still there.
+/// The label's value on a node that still has the taint of a new one; a run that broke off makes it again.
 const BEGUN: &str = "begun";
 
-/// The longest time until a new definition is served.
+/// The longest wait until a new CustomResourceDefinition is served.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 const NAMESPACES: &str = "/api/v1/namespaces";
@@ -32,7 +33,7 @@ const NODES: &str = "/api/v1/nodes";
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const DEVICES: &str = "/apis/scheduling.koordinator.sh/v1alpha1/devices";
 
-/// Path of this load's objects of a namespaced kind.
+/// The URL path of a namespaced kind in this load's namespace.
 pub(super) fn path(kind: &str) -> String {
     format!("{NAMESPACES}/{NAMESPACE}/{kind}")
 }
@@ -45,7 +46,7 @@ pub(super) struct ClusterSize {
     pub(super) pod_bytes: usize,
 }
 
-/// Creates the objects that are missing.
+/// Creates the objects that are missing; refuses a cluster that has other nodes.
 pub(super) async fn fill(console: &Console, objects: &Objects, size: ClusterSize) -> Result<()> {
     let others = objects.names(NODES, &format!("!{LABEL}")).await?;
     ensure!(
@@ -64,7 +65,7 @@ pub(super) async fn fill(console: &Console, objects: &Objects, size: ClusterSize
     make_pods(console, objects, size).await
 }
 
-/// A definition is not served at once.
+/// Waits until Device objects can be created: a new definition is not served at once.
 async fn until_there_are_devices(objects: &Objects) -> Result<()> {
     let device = labelled(fleet::device(&fleet::node_name(0)), FLEET);
     let began = Instant::now();
@@ -137,7 +138,8 @@ pub(super) async fn clean(console: &Console, objects: &Objects) -> Result<()> {
     objects.delete(&format!("{NAMESPACES}/{NAMESPACE}")).await
 }
 
-/// A pod of this load, where and as it must be.
+/// The pod with this load's namespace and label, and without a token, which no controller may be there to
+/// issue.
 pub(super) fn of_load(pod: Value, label: &str) -> Value {
     let mut pod = labelled(pod, label);
     if let Some(metadata) = pod.get_mut("metadata") {

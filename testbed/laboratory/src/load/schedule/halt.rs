@@ -13,7 +13,7 @@ pub(super) struct HaltedProcess {
     pid: u32,
 }
 
-/// A process that stands still until it is let go on, or this is dropped.
+/// A stopped process; it goes on at the latest when this is dropped.
 #[derive(Debug)]
 pub(super) struct Halted(HaltedProcess);
 
@@ -29,6 +29,8 @@ impl HaltedProcess {
         let pid = pid
             .parse()
             .ok()
+            // `kill` takes 0 and negative numbers for groups of processes, and stopping init would stop the
+            // machine.
             .filter(|pid| *pid > 1)
             .ok_or_else(|| format!("{pid:?} is not the id of a process"))?;
         Ok(Self {
@@ -37,7 +39,7 @@ impl HaltedProcess {
         })
     }
 
-    /// Lets it stand still (SIGSTOP).
+    /// Stops the process (SIGSTOP).
     ///
     /// # Errors
     /// If it cannot be sent a signal.
@@ -46,7 +48,7 @@ impl HaltedProcess {
         Ok(Halted(self.clone()))
     }
 
-    /// Sending a signal needs unsafe code or a program.
+    /// Sends a signal by way of `kill`: doing so here would need unsafe code.
     fn signal(&self, name: &str) -> Result<()> {
         let Self { scheduler, pid } = self;
         let sent = Command::new("sh")
@@ -64,7 +66,7 @@ impl HaltedProcess {
 }
 
 impl Halted {
-    /// Lets it go on (SIGCONT).
+    /// Resumes the process (SIGCONT).
     ///
     /// # Errors
     /// If it cannot be sent a signal.

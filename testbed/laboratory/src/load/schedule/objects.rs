@@ -1,4 +1,4 @@
-//! Objects of a real API server, by path: made, named, patched and deleted, many at a time.
+//! Objects of a real API server, by URL path: created, listed by name, patched and deleted, many at a time.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +10,11 @@ use serde_json::Value;
 
 use testbed::console::Console;
 
-/// Requests at one time.
+/// Requests under way at one time.
 const CONCURRENCY: usize = 64;
 /// Objects in one page of a list.
 const PAGE: u32 = 2000;
-/// Nothing but names is wanted of a list; who cannot leave out the rest may send it.
+/// `Accept` for a list of names only; a server without metadata-only lists may send whole objects.
 const NAMES: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 
 /// The objects of an API server.
@@ -57,7 +57,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Names of the objects below a path that a selector of labels takes; none, if there is no such kind.
+    /// The names of the objects below a path that a label selector matches; none if the kind does not exist.
     pub(super) async fn names(&self, path: &str, selector: &str) -> Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
         let mut page = String::new();
@@ -101,7 +101,7 @@ impl Objects {
         .await
     }
 
-    /// Sends a request; `None` if the answer is the status that is no error here.
+    /// Sends a request; `None` if the answer has the status that is harmless here.
     async fn send(&self, request: Request<Vec<u8>>, harmless: StatusCode) -> Result<Option<Value>> {
         match self.0.request::<Value>(request).await {
             Err(kube::Error::Api(status)) if status.code == harmless.as_u16() => Ok(None),
@@ -110,7 +110,7 @@ impl Objects {
     }
 }
 
-/// Does something with each item, many at a time, and shows how far it is.
+/// Runs `work` for each item, many at a time, and shows the progress.
 pub(super) async fn each<T, F>(
     console: &Console,
     what: &str,

@@ -1,4 +1,5 @@
-//! A cluster's API objects as a world: pods to place again, pods that stay, and the devices they hold. Pure.
+//! Translates a cluster's API objects to a replay's input: pods to place again, pods that stay, and the devices
+//! they hold. Pure.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -27,7 +28,7 @@ use crate::replay::world::{Lifetime, NumberTable, PlacedPod, ReplayInput, Replay
 use testbed::kube_scheduler::{ResourceAmounts, repels};
 use testbed::pod_fields::{has_ended, node_of};
 
-/// Labels and annotations of a scheduler or node, which a pod that is placed again does not have.
+/// Annotations that a scheduler or plugin writes, which a pod that is placed again does not have yet.
 const WRITTEN: [&str; 9] = [
     DEVICE_ALLOCATED,
     BIND_TIMESTAMP,
@@ -39,11 +40,11 @@ const WRITTEN: [&str; 9] = [
     MEM_ASSUME_TIME,
     MEM_CONTAINER,
 ];
-/// The mark of a pod that kubelet runs from a file.
+/// The annotation of a static pod, which kubelet runs from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 const THOUSAND: i128 = 1000;
 
-/// The world of a cluster.
+/// The replay's input from a cluster.
 ///
 /// Its pods are placed again, but for those that are tied to their nodes; with `arrivals` all of them stay where they
 /// are, and the arrivals are placed.
@@ -103,10 +104,11 @@ pub fn world(seen: &LiveCluster, arrivals: Option<&[TracePod]>) -> Result<Replay
 fn is_tied(pod: &PodObject) -> bool {
     let mut owners = pod.owner_references().iter();
     pod.annotations().contains_key(MIRROR)
+        // Pods of a DaemonSet have an affinity to their node, and static pods belong to it.
         || owners.any(|owner| owner.kind == "DaemonSet" || owner.kind == "Node")
 }
 
-/// A cluster's objects, read.
+/// A cluster's objects, parsed, with what the engine knows of its devices.
 struct Live<'s> {
     seen: &'s LiveCluster,
     nodes: Vec<NodeObject>,
@@ -117,7 +119,7 @@ struct Live<'s> {
     minors: Vec<Box<[i32]>>,
     /// The devices that pods hold, by UID.
     held: HashMap<String, Vec<GpuShare>>,
-    /// Bytes, and memory units, of a GPU on average.
+    /// The memory of an average GPU: bytes, and memory units.
     per_gpu: [i64; 2],
 }
 
@@ -131,6 +133,7 @@ impl<'s> Live<'s> {
                 pods.push((value, pod));
             }
         }
+        // The API server lists by namespace; a replay shuffles from the order of names, as for a trace.
         pods.sort_by_key(|(_, pod)| pod.metadata.name.clone());
         let names = nodes
             .iter()
@@ -158,7 +161,8 @@ impl<'s> Live<'s> {
         Ok(live)
     }
 
-    /// The engine reads devices and records of any writer.
+    /// Fills in `minors`, `held` and `per_gpu` by the scheduler's own index, which reads Device objects and
+    /// records of any writer.
     fn look_into_devices(&mut self) {
         let LiveCluster { nodes, devices, pods } = self.seen;
         let index = offline::index(
@@ -178,6 +182,7 @@ impl<'s> Live<'s> {
                 minors.push(i32::try_from(view.gpu.minor).unwrap_or(-1));
                 n_gpus += 1;
                 bytes += i64::try_from(view.gpu.memory_bytes).unwrap_or(0);
+                // Suspect holders have a record that contradicts another; they hold nothing for certain.
                 for holder in view.holders.iter().filter(|holder| !holder.suspect) {
                     let memory = holder.amounts.memory.percent_of(view.gpu.total().memory);
                     let milli = i64::from(memory.max(holder.amounts.core)) * PERCENT;
@@ -263,13 +268,15 @@ impl<'s> Live<'s> {
         })
     }
 
-    /// The number of a pod's GPUs, and its share of each: as it holds them, else of an average GPU.
+    /// The number of a pod's GPUs, and thousandths of each: those that it holds, else its request measured by
+    /// an average GPU.
     fn gpus(&self, value: &Value, object: &PodObject) -> Result<(usize, i64)> {
         if let Some(parts) = self.held.get(&object.uid().unwrap_or_default()) {
             let milli = parts.iter().map(|part| part.milli).max().unwrap_or(0);
             return Ok(if milli > 0 { (parts.len(), milli) } else { (0, 0) });
         }
         let pod: proto::pod::Pod = read(value)?;
+        // A malformed request counts as none: the extender refuses the pod, as it would in the cluster.
         let Ok(Some(request)) = PodRequest::read(&pod, &ResourceNames::default()) else {
             return Ok((0, 0));
         };
@@ -285,6 +292,7 @@ impl<'s> Live<'s> {
             Memory::Units(units) => (amount(units) / devices).saturating_mul(WHOLE) / units_per_gpu,
         };
         let milli = memory.max(amount(request.core) * PERCENT / devices).min(WHOLE);
+        // Rounded up to whole percents, the grain of the engine.
         let milli = (milli + PERCENT - 1) / PERCENT * PERCENT;
         Ok(if milli > 0 {
             (usize::try_from(devices).unwrap_or(0), milli)
@@ -294,7 +302,7 @@ impl<'s> Live<'s> {
     }
 }
 
-/// True if kube-scheduler, as `deploy/` configures it, calls the extender for a pod.
+/// True if a kube-scheduler with the configuration in `deploy/` calls the extender for a pod.
 fn asks_for_devices(value: &Value) -> Result<bool> {
     let pod: proto::pod::Pod = read(value)?;
     let managed = [
@@ -316,7 +324,7 @@ fn asks_for_devices(value: &Value) -> Result<bool> {
     Ok(false)
 }
 
-/// Sets of nodes by the pods' constraints on nodes.
+/// The sets of nodes that pods may go to; pods with equal constraints share one.
 #[derive(Default)]
 struct NodeSets {
     numbers: NumberTable,
