@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use futures::FutureExt;
 use tracing_subscriber::EnvFilter;
 
@@ -89,6 +89,12 @@ fn exit_code(succeeded: bool) -> ExitCode {
 fn fail(error: &anyhow::Error) -> ExitCode {
     Console::new(false).say(&format!("{error:#}"));
     ExitCode::FAILURE
+}
+
+/// The name of a value on the command line, and in files that use the same names.
+pub fn value_name(value: &impl ValueEnum) -> String {
+    let value = value.to_possible_value();
+    value.map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 /// Waits for Ctrl-C or SIGTERM.

@@ -158,6 +158,7 @@ impl LocalCluster {
             // In this order: the CustomResourceDefinition before anything that watches Device objects.
             manifests::apply_file(&client, &spec.deploy.join("base").join(file)).await?;
         }
+        // The first list of devices would fail without their definition.
         let observer = Observer::start(&client);
         let crashes = Crashes::default();
         let mut nodes = BTreeMap::new();
@@ -189,6 +190,7 @@ impl LocalCluster {
         if let Some(webhooks) = &webhooks {
             invocation = invocation.args(webhooks.args());
         }
+        // The files of its webhooks' certificate are there by now.
         let scheduler = Daemon::start(invocation, &crashes)?;
         let configuration = SchedulerConfiguration::read(&spec.deploy.join(CONFIGURATION))?;
         let mut configuration = match &webhooks {
@@ -221,7 +223,6 @@ impl LocalCluster {
             read_address,
             page_address,
             webhooks,
-
             deploy: spec.deploy,
             dir,
         };
@@ -344,6 +345,7 @@ impl LocalCluster {
     /// A kubeconfig for kubectl, which sends no token over plain HTTP: it leads to a second port of loopback where the
     /// same objects are served to everybody on this machine.
     pub async fn kubeconfig(&mut self) -> Result<PathBuf> {
+        // kubectl refuses to send a token in the clear.
         let door = ApiServer::start_with(ApiServerConfig::loopback(), self.api.objects().clone()).await?;
         let path = kubeconfig_path(self.dir.path(), "kubectl");
         door.kubeconfig(&path, ADMIN)
@@ -481,6 +483,7 @@ impl LocalCluster {
     /// Starts the scheduling loop of a cluster without gpushare, in place of the one that runs.
     pub(crate) async fn start_bare_kube_scheduler(&mut self) -> Result<()> {
         let with = self.configuration.clone();
+        // The usual configuration comes back for the next start.
         self.configuration = with.clone().without_extenders();
         let started = self.start_kube_scheduler().await;
         self.configuration = with;

@@ -20,7 +20,7 @@ use tokio_util::task::AbortOnDropHandle;
 /// Interval at which the threads of a process are looked at until they have stopped.
 const STOP_POLL: Duration = Duration::from_millis(1);
 
-/// The number of lines of a log that an error quotes.
+/// The number of lines that an error quotes from the end of a log.
 const TAIL_LINES: usize = 15;
 
 /// The error of a daemon that cannot be started or signalled, or that has crashed.
@@ -43,18 +43,18 @@ pub enum DaemonError {
     /// The process cannot be started.
     #[error("cannot start {name}")]
     Start {
-        /// Whose process.
+        /// The daemon's name.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
     /// The process cannot be sent a signal.
     #[error("cannot send {name} a signal")]
     Signal {
-        /// Whose process.
+        /// The daemon's name.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -144,7 +144,7 @@ pub struct Binaries {
 }
 
 impl Binaries {
-    /// Takes the directory of this program; under cargo the first call builds the binaries there, in the same cargo_profile.
+    /// Takes the directory of this program; under cargo the first call builds the binaries there, in the same profile.
     ///
     /// cargo prints its progress on standard error, except in tests.
     pub async fn locate() -> Result<Self, DaemonError> {
@@ -154,6 +154,7 @@ impl Binaries {
 
     async fn build_and_find() -> Result<Self, DaemonError> {
         let own = std::env::current_exe().map_err(DaemonError::OwnPath)?;
+        // A program that was started by hand takes the binaries as they are, whoever built them.
         let dir = profile_dir(&own);
         if let (Some(cargo), Some(manifest)) =
             (std::env::var_os("CARGO"), std::env::var_os("CARGO_MANIFEST_DIR"))
@@ -175,7 +176,7 @@ impl Binaries {
         Err(DaemonError::Missing {
             path,
             build: format!(
-                "cargo build --cargo_profile {} --package {}",
+                "cargo build --profile {} --package {}",
                 cargo_profile(&self.dir),
                 program.package()
             ),
@@ -183,7 +184,7 @@ impl Binaries {
     }
 }
 
-/// The cargo cargo_profile whose binaries lie in a directory.
+/// The cargo profile whose binaries lie in a directory.
 fn cargo_profile(dir: &Path) -> &str {
     match dir.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
@@ -191,7 +192,7 @@ fn cargo_profile(dir: &Path) -> &str {
     }
 }
 
-/// `target/<cargo_profile>` of a program or of a test below it.
+/// `target/<profile>` of a program or of a test below it.
 fn profile_dir(executable: &Path) -> PathBuf {
     let dir = executable.parent().unwrap_or(Path::new("."));
     if is_test(executable) {
@@ -219,7 +220,7 @@ async fn build(
         "build",
         "--locked",
         "--bins",
-        "--cargo_profile",
+        "--profile",
         cargo_profile(profile_dir),
     ]);
     for program in Program::ALL {
@@ -231,6 +232,7 @@ async fn build(
         .current_dir(manifest_dir)
         .stdin(Stdio::null())
         .kill_on_drop(true);
+    // Tests would mix cargo's lines into their own output.
     if is_quiet {
         command.arg("--quiet");
     }
@@ -263,7 +265,7 @@ pub struct Invocation {
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<String>,
-    /// Its output is appended to this file.
+    /// The file that its output is appended to.
     pub log: PathBuf,
 }
 
@@ -301,6 +303,7 @@ impl Invocation {
     pub fn set(&mut self, flag: &str, value: &(impl ToString + ?Sized)) -> bool {
         let at = self.args.iter().position(|arg| arg == flag);
         let old = at.and_then(|at| self.args.get_mut(at + 1));
+        // Flags and values are separate arguments, as `flag` writes them.
         let is_there = old.is_some();
         if let Some(old) = old {
             *old = value.to_string();
@@ -339,9 +342,11 @@ impl Daemon {
             .args(&invocation.args)
             .stdin(Stdio::null())
             .kill_on_drop(true);
+        // One file for both, so that the lines are in the order in which they were written.
         command.stdout(output.try_clone().map_err(fail)?).stderr(output);
         let child = command.spawn().map_err(fail)?;
         let pid = child.id();
+        // Only the task that owns the child can kill it; everybody else asks the task.
         let (kill, kill_requested) = mpsc::channel(1);
         let (report, ended) = watch::channel(None);
         let is_ending = Arc::new(AtomicBool::new(false));
@@ -630,7 +635,7 @@ mod tests {
         assert_eq!(
             binaries.path(Program::Scheduler).unwrap_err().to_string(),
             "/t/release/gpushare-scheduler is not there; \
-             build it with `cargo build --cargo_profile release --package scheduler`"
+             build it with `cargo build --profile release --package scheduler`"
         );
     }
 

@@ -253,6 +253,7 @@ impl Demo {
             let applied = manifests::apply_file(self.cluster.client(), &file).await?;
             names.extend(applied.iter().filter_map(|object| object.metadata.name.clone()));
         }
+        // An empty directory must not pass for samples that run.
         if names.is_empty() {
             bail!("there are no samples in {}", self.cluster.deploy().display());
         }
@@ -274,10 +275,7 @@ impl Demo {
     }
 
     async fn until_running(&self, names: &[String]) -> Result<()> {
-        let all = |snapshot: &ClusterSnapshot| {
-            let mut pods = names.iter().map(|name| snapshot.pod(name));
-            pods.all(|pod| pod.is_some_and(is_running)).then_some(())
-        };
+        let all = |snapshot: &ClusterSnapshot| snapshot.has_all(names, is_running).then_some(());
         let what = format!("{} to run", names.join(", "));
         self.cluster.until(&what, DEADLINE, all).await
     }
@@ -292,10 +290,7 @@ impl Demo {
         for name in names {
             self.pods.delete(name).await?;
         }
-        let gone = |snapshot: &ClusterSnapshot| {
-            let mut pods = names.iter().map(|name| snapshot.pod(name));
-            pods.all(|pod| pod.is_none()).then_some(())
-        };
+        let gone = |snapshot: &ClusterSnapshot| snapshot.has_none_of(names).then_some(());
         let what = format!("{} to be gone", names.join(", "));
         self.cluster.until(&what, DEADLINE, gone).await
     }
@@ -322,6 +317,7 @@ impl Demo {
         let key = format!("{NAMESPACE}/{pod}");
         let found = async {
             while let Some(attempt) = self.cluster.next_attempt().await {
+                // Other pods are tried in between.
                 if attempt.pod == key {
                     return Ok(attempt);
                 }
@@ -352,6 +348,7 @@ impl Demo {
         ));
         let views = invariants::container_views(self.cluster.client(), &snapshot).await?;
         let mut problems = invariants::misfits(&views);
+        // No container would make every check of containers hold.
         if views.is_empty() {
             problems.push("no container runs".to_owned());
         }

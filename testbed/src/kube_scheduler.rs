@@ -5,8 +5,8 @@
 //! its back-offs, the sampling of nodes, the fit of resources, the messages of conditions and events, preemption, leader
 //! election, and the scheduling of a `PodGroup` with the feature gates `GenericWorkload` and `GangScheduling`.
 //!
-//! Compared with recordings of the real program: the requests to extenders (`scheduler/tests`, recorded from
-//! 1.36). The rest follows its code, and `testbed/tests/scheduler_loop.rs` states the behaviour; names such as
+//! Requests to extenders have the form of those recorded from 1.36.2 (`scheduler/tests/extender/golden`). The
+//! rest follows the real program's code, and `testbed/tests/scheduler_loop.rs` states the behaviour; names such as
 //! `selectHost` in comments are functions of that code. It leaves out plugins that no extender can notice:
 //! affinity between pods, spreading, images, and most scores. It filters one node after the other, as
 //! kube-scheduler does on one processor.

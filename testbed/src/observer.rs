@@ -167,6 +167,16 @@ impl ClusterSnapshot {
         }
     }
 
+    /// True if each of these pods exists and meets the condition.
+    pub fn has_all(&self, names: &[String], is_so: impl Fn(&Pod) -> bool) -> bool {
+        names.iter().all(|name| self.pod(name).is_some_and(&is_so))
+    }
+
+    /// True if none of these pods exists.
+    pub fn has_none_of(&self, names: &[String]) -> bool {
+        names.iter().all(|name| self.pod(name).is_none())
+    }
+
     /// True if a node has some of a resource that pods may request.
     pub(crate) fn offers(&self, node: &str, resource: &str) -> bool {
         let status = self.nodes.get(node).and_then(|node| node.status.as_ref());

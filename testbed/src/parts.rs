@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use crate::cli::value_name;
 use crate::files;
 
 /// Longest time of one command.
@@ -39,19 +40,12 @@ pub enum ClusterPart {
 
 impl std::fmt::Display for ClusterPart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Plugin => "plugin",
-            Self::Scheduler => "scheduler",
-            Self::KubeScheduler => "kube-scheduler",
-            Self::Kubelet => "kubelet",
-            Self::Containerd => "containerd",
-            Self::Apiserver => "apiserver",
-        })
+        f.write_str(&value_name(self))
     }
 }
 
 /// A file of a node that scenarios remove.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeFile {
     /// The sockets that the plugin serves.
@@ -64,11 +58,7 @@ pub enum NodeFile {
 
 impl std::fmt::Display for NodeFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::PluginSockets => "plugin-sockets",
-            Self::KubeletSocket => "kubelet-socket",
-            Self::KubeletCheckpoint => "kubelet-checkpoint",
-        })
+        f.write_str(&value_name(self))
     }
 }
 

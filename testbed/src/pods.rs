@@ -181,6 +181,13 @@ pub fn set(object: &mut Value, field: &str, value: Value) {
     }
 }
 
+/// Sets a field of an object inside another, such as a label map of `metadata`; does nothing if there is no such object.
+pub fn set_in(object: &mut Value, parent: &str, field: &str, value: Value) {
+    if let Some(parent) = object.get_mut(parent) {
+        set(parent, field, value);
+    }
+}
+
 fn container(name: &str, limits: &Limits<'_>) -> Value {
     let limits: BTreeMap<&str, &str> = limits.iter().copied().collect();
     json!({

@@ -14,9 +14,9 @@ use serde_json::Value;
 
 use crate::apiserver::object;
 
-/// Group of the Device object.
+/// API group of the Device objects.
 const DEVICES_GROUP: &str = "scheduling.koordinator.sh";
-/// Group of the webhook configurations.
+/// API group of the webhook configurations.
 const ADMISSION: &str = "admissionregistration.k8s.io";
 
 /// The kind of access of a request: what it does to which kind of object.
@@ -41,88 +41,62 @@ pub struct RbacTarget<'a> {
     pub name: &'a str,
 }
 
-const fn permission(
-    group: &'static str,
-    resource: &'static str,
-    subresource: &'static str,
-    verb: &'static str,
-) -> Permission<'static> {
-    Permission {
-        group,
-        resource,
-        subresource,
-        verb,
-    }
+/// A table of permissions: for each group, kind and subresource, its verbs.
+macro_rules! permissions {
+    ($($group:expr, $resource:literal, $subresource:literal: $($verb:literal)+;)+) => {
+        &[$($(Permission {
+            group: $group,
+            resource: $resource,
+            subresource: $subresource,
+            verb: $verb,
+        }),+),+]
+    };
 }
 
 /// Every kind of request that the scheduler may make.
-pub const SCHEDULER: &[Permission<'static>] = &[
-    permission("", "nodes", "", "list"),
-    permission("", "nodes", "", "watch"),
-    permission("", "pods", "", "get"),
-    permission("", "pods", "", "list"),
-    permission("", "pods", "", "watch"),
-    permission("", "pods", "binding", "create"),
-    permission(DEVICES_GROUP, "devices", "", "list"),
-    permission(DEVICES_GROUP, "devices", "", "watch"),
-    permission("authentication.k8s.io", "tokenreviews", "", "create"),
-    permission("authorization.k8s.io", "subjectaccessreviews", "", "create"),
-    permission("policy", "poddisruptionbudgets", "", "list"),
-    permission("policy", "poddisruptionbudgets", "", "watch"),
-];
+pub const SCHEDULER: &[Permission<'static>] = permissions! {
+    "", "nodes", "": "list" "watch";
+    "", "pods", "": "get" "list" "watch";
+    "", "pods", "binding": "create";
+    DEVICES_GROUP, "devices", "": "list" "watch";
+    "authentication.k8s.io", "tokenreviews", "": "create";
+    "authorization.k8s.io", "subjectaccessreviews", "": "create";
+    "policy", "poddisruptionbudgets", "": "list" "watch";
+};
 
 /// The scheduler's further requests in its own namespace, where its replicas elect a leader.
-pub const SCHEDULER_LEADER: &[Permission<'static>] = &[
-    permission("coordination.k8s.io", "leases", "", "create"),
-    permission("coordination.k8s.io", "leases", "", "get"),
-    permission("coordination.k8s.io", "leases", "", "update"),
-    permission("gpushare.io", "schedulerleaders", "", "create"),
-    permission("gpushare.io", "schedulerleaders", "", "get"),
-    permission("gpushare.io", "schedulerleaders", "", "update"),
-    permission("", "events", "", "create"),
-    permission("", "events", "", "patch"),
-    permission("", "pods", "", "patch"),
-];
+pub const SCHEDULER_LEADER: &[Permission<'static>] = permissions! {
+    "coordination.k8s.io", "leases", "": "create" "get" "update";
+    "gpushare.io", "schedulerleaders", "": "create" "get" "update";
+    "", "events", "": "create" "patch";
+    "", "pods", "": "patch";
+};
 
 /// Requests that the scheduler may make besides in its own namespace, for the one object by which it announces room.
-pub const SCHEDULER_ROOM: &[Permission<'static>] = &[
-    permission("storage.k8s.io", "csistoragecapacities", "", "create"),
-    permission("storage.k8s.io", "csistoragecapacities", "", "patch"),
-];
+pub const SCHEDULER_ROOM: &[Permission<'static>] = permissions! {
+    "storage.k8s.io", "csistoragecapacities", "": "create" "patch";
+};
 
 /// Requests that the scheduler may make besides in its own namespace, for the Secret of its certificates.
-pub const SCHEDULER_CERTIFICATES: &[Permission<'static>] = &[
-    permission("", "secrets", "", "create"),
-    permission("", "secrets", "", "get"),
-    permission("", "secrets", "", "update"),
-];
+pub const SCHEDULER_CERTIFICATES: &[Permission<'static>] = permissions! {
+    "", "secrets", "": "create" "get" "update";
+};
 
 /// The scheduler's further requests where it writes its authority into its webhook configurations.
-pub const SCHEDULER_WEBHOOKS: &[Permission<'static>] = &[
-    permission(ADMISSION, "mutatingwebhookconfigurations", "", "get"),
-    permission(ADMISSION, "mutatingwebhookconfigurations", "", "patch"),
-    permission(ADMISSION, "validatingwebhookconfigurations", "", "get"),
-    permission(ADMISSION, "validatingwebhookconfigurations", "", "patch"),
-];
+pub const SCHEDULER_WEBHOOKS: &[Permission<'static>] = permissions! {
+    ADMISSION, "mutatingwebhookconfigurations", "": "get" "patch";
+    ADMISSION, "validatingwebhookconfigurations", "": "get" "patch";
+};
 
 /// Every kind of request that a node's device plugin may make.
-pub const DEVICE_PLUGIN: &[Permission<'static>] = &[
-    permission("", "nodes", "", "list"),
-    permission("", "nodes", "", "watch"),
-    permission("", "nodes", "", "patch"),
-    permission("", "nodes", "status", "patch"),
-    permission("", "pods", "", "list"),
-    permission("", "pods", "", "watch"),
-    permission("", "pods", "", "patch"),
-    permission(DEVICES_GROUP, "devices", "", "get"),
-    permission(DEVICES_GROUP, "devices", "", "list"),
-    permission(DEVICES_GROUP, "devices", "", "watch"),
-    permission(DEVICES_GROUP, "devices", "", "create"),
-    permission(DEVICES_GROUP, "devices", "", "patch"),
-    permission("", "events", "", "create"),
-    permission("", "events", "", "patch"),
-    permission("resource.k8s.io", "resourceclaims", "", "get"),
-];
+pub const DEVICE_PLUGIN: &[Permission<'static>] = permissions! {
+    "", "nodes", "": "list" "watch" "patch";
+    "", "nodes", "status": "patch";
+    "", "pods", "": "list" "watch" "patch";
+    DEVICES_GROUP, "devices", "": "get" "list" "watch" "create" "patch";
+    "", "events", "": "create" "patch";
+    "resource.k8s.io", "resourceclaims", "": "get";
+};
 
 /// The roles and bindings of a deployment.
 #[derive(Clone, Debug, Default)]
@@ -182,6 +156,7 @@ impl Rbac {
     /// True if a user, such as `system:serviceaccount:gpushare-system:gpushare-scheduler`, may send this request.
     pub fn allows(&self, user: &str, access: Permission<'_>, target: RbacTarget<'_>) -> bool {
         self.rules_of(user).into_iter().any(|(namespace, rule)| {
+            // A ClusterRole bound by a RoleBinding holds in the binding's namespace only.
             let here = namespace.is_empty() || namespace == target.namespace;
             here && is_named(rule, target.name) && rule_allows(rule, access)
         })
@@ -204,7 +179,7 @@ impl Rbac {
         rules.flat_map(|(_, rule)| permissions_of(rule)).collect()
     }
 
-    /// The rules that a user has, each with the namespace it is confined to, if any.
+    /// The rules of a user, each with the namespace that it is confined to; empty if it holds everywhere.
     fn rules_of(&self, user: &str) -> Vec<(&str, &PolicyRule)> {
         let groups = groups_of(user);
         let mut rules = Vec::new();
@@ -283,6 +258,7 @@ fn is_meant(subject: &Subject, user: &str, groups: &[String]) -> bool {
 
 fn is_named(rule: &PolicyRule, name: &str) -> bool {
     let names = rule.resource_names.as_deref().unwrap_or_default();
+    // A request without a name (list, create) is allowed by no rule that is confined to names.
     names.is_empty() || names.iter().any(|allowed| allowed == name)
 }
 
@@ -292,6 +268,7 @@ fn rule_allows(rule: &PolicyRule, access: Permission<'_>) -> bool {
         "" => access.resource.to_owned(),
         subresource => format!("{}/{subresource}", access.resource),
     };
+    // `*/scale` means the subresource of every kind.
     let any_parent = format!("*/{}", access.subresource);
     has(&rule.api_groups, access.group)
         && (has(&rule.resources, &resource) || has(&rule.resources, &any_parent))

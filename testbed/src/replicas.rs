@@ -81,7 +81,7 @@ const MOST: usize = 16;
 const POD_CLAIM: &str = "authentication.kubernetes.io/pod-name";
 /// The flag with the kubeconfig.
 const KUBECONFIG: &str = "--kubeconfig";
-/// Pause between two looks at `/readyz`, and how long one may take.
+/// The pause between two probes of `/readyz`, and the time that one may take.
 const PROBE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// The time in which a replica must end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(40);
@@ -148,7 +148,7 @@ impl Replicas {
         Ok(replicas)
     }
 
-    /// Starts one more; its name.
+    /// Starts one more replica; returns its name.
     pub fn add(&mut self) -> Result<String> {
         let name = format!("{NAME}-{}", self.n_made);
         self.n_made += 1;
@@ -173,13 +173,14 @@ impl Replicas {
         Ok(name)
     }
 
-    /// The start of the only scheduler with ports of its own, and the flags of the election.
+    /// The command line of the only scheduler, with ports of its own and the flags of the election.
     fn invocation(&self, name: &str) -> Result<(Invocation, Ports)> {
         let mut ports = Ports::new();
         let mut invocation = Invocation::new(name, self.model.program.clone(), &self.dir, name);
         invocation.args.clone_from(&self.model.args);
         for flag in [EXTENDER, WEBHOOKS, HEALTH, READ_API, PAGE] {
             let address = free_address()?;
+            // A scheduler without webhooks has no such flag.
             if invocation.set(flag, &address) {
                 ports.insert(flag, address);
             }
@@ -263,6 +264,7 @@ impl Replicas {
 
     /// Deletes a replica's pod: no new connections go there, and its process gets SIGTERM.
     pub async fn delete(&mut self, name: &str) -> Result<()> {
+        // As kubelet does it: the pod is marked, the process ends, and only then the pod disappears.
         self.api.delete("pods", NAMESPACE, name, Some(30))?;
         let ReplicaProcess { daemon, _probe } = self
             .running
@@ -295,6 +297,7 @@ impl Replicas {
             let _ = front.await;
         }
         let api = self.api.clone();
+        // The processes end here, so that none writes a Lease after `clean`.
         drop(self);
         clean(&api)
     }
@@ -364,7 +367,7 @@ fn selector(manifest: &Path, name: &str) -> Result<Selector> {
     bail!("no Service {name} in {}", manifest.display())
 }
 
-/// Keeps a pod's condition `Ready` as kubelet would.
+/// Keeps a pod's condition `Ready` up to date, as kubelet does.
 async fn probe(api: apiserver::ApiObjects, name: String, url: String) {
     let mut reported = None;
     loop {

@@ -43,7 +43,7 @@ const FLAGS: [&str; 8] = [
     "--bind-timeout",
     "2s",
 ];
-/// Pause between two looks, and longest wait.
+/// The pause between two looks, and the longest wait.
 const LOOK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
 /// The metric of an extender that may bind.
 const IS_LEADER: &str = "gpushare_scheduler_is_leader 1";

@@ -79,6 +79,7 @@ pub async fn run(args: WavesArgs) -> Result<bool> {
         args.kill.clone()
     };
     let waves = run_all(&console, &mut world, &args, &kill).await;
+    // Before the error is returned: a failed run leaves no namespace behind on a real cluster.
     let cluster = world.end().await;
     console.finish();
     let waves = waves?;
@@ -148,6 +149,7 @@ fn show(waves: &[Wave]) -> String {
     ]);
     for (killed, waves) in by_fault {
         let sum = |count: fn(&Wave) -> usize| waves.iter().map(|wave| count(wave)).sum::<usize>().to_string();
+        // The worst case is what an administrator asks for, not the mean.
         let longest = |seconds: fn(&Wave) -> f64| waves.iter().map(|wave| seconds(wave)).fold(0.0, f64::max);
         let mut reasons = BTreeMap::<&str, usize>::new();
         for (reason, n_pods) in waves.iter().flat_map(|wave| &wave.lost) {

@@ -48,7 +48,7 @@ pub use schedule::ScheduleArgs;
 
 /// The percentiles of latency that results show: median, 90th, 99th, and the longest.
 const PERCENTS: [usize; 4] = [50, 90, 99, 100];
-/// Requests to the API server at one time.
+/// Requests to the API server, or binds, under way at one time.
 const CONCURRENCY: usize = 32;
 
 /// `laboratory load`.
@@ -227,10 +227,7 @@ async fn delete_all(cluster: &LocalCluster, names: &[String], deadline: Duration
     let pods = &NamespacePods::of(cluster.client(), "default");
     let deleted = futures::stream::iter(names).map(|name| async move { pods.delete(name).await });
     deleted.buffer_unordered(CONCURRENCY).try_collect::<()>().await?;
-    let are_gone = |snapshot: &ClusterSnapshot| {
-        let is_left = names.iter().any(|name| snapshot.pod(name).is_some());
-        (!is_left).then_some(())
-    };
+    let are_gone = |snapshot: &ClusterSnapshot| snapshot.has_none_of(names).then_some(());
     cluster.until("pods to be gone", deadline, are_gone).await
 }
 
@@ -242,10 +239,7 @@ async fn until_all(
     deadline: Duration,
     is_so: impl Fn(&Pod) -> bool,
 ) -> Result<()> {
-    let all = |snapshot: &ClusterSnapshot| {
-        let is_one = |name: &String| snapshot.pod(name).is_some_and(&is_so);
-        names.iter().all(is_one).then_some(())
-    };
+    let all = |snapshot: &ClusterSnapshot| snapshot.has_all(names, &is_so).then_some(());
     cluster.until(&format!("all pods {what}"), deadline, all).await
 }
 

@@ -6,6 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::resource::{Registry, Resource, group_version};
+use crate::pods::set;
 
 /// The answer to `/version`.
 pub(crate) fn version() -> Value {
@@ -27,7 +28,8 @@ pub(crate) fn answer_discovery(registry: &Registry, path: &str) -> Option<Value>
         }
         ["apis", name] => groups(registry).contains(name).then(|| {
             let mut found = group(registry, name);
-            (found["kind"], found["apiVersion"]) = ("APIGroup".into(), "v1".into());
+            set(&mut found, "kind", "APIGroup".into());
+            set(&mut found, "apiVersion", "v1".into());
             found
         }),
         ["apis", group, version] => resource_list(registry, group, version),
@@ -103,7 +105,7 @@ fn discovery_entries(resource: &Resource) -> Vec<Value> {
         ("categories", &resource.categories),
     ];
     for (field, list) in lists.into_iter().filter(|(_, list)| !list.is_empty()) {
-        main[field] = json!(list);
+        set(&mut main, field, json!(list));
     }
     let mut described = vec![main];
     if resource.status {
@@ -121,7 +123,8 @@ fn discovery_entries(resource: &Resource) -> Vec<Value> {
             "eviction" => {
                 // kubectl drain looks here for the version of the eviction API.
                 let mut eviction = subresource(resource, "eviction", "Eviction", &["create"]);
-                (eviction["group"], eviction["version"]) = ("policy".into(), "v1".into());
+                set(&mut eviction, "group", "policy".into());
+                set(&mut eviction, "version", "v1".into());
                 eviction
             }
             other => subresource(resource, other, &resource.kind, &["update"]),

@@ -19,9 +19,12 @@ const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 /// Fills in the defaults of a new pod, and resets its status.
 pub(crate) fn default_new(pod: &mut Value, now: DateTime<Utc>) {
     default_spec(pod);
+    // From the requests with their defaults, which a limit alone also sets.
     let qos = qos_class(pod);
     let gated = !object::array(pod, "/spec/schedulingGates").is_empty();
     let status = object::child(pod, "status");
+    // A creation that brings a status is none of the user's to decide on: podStrategy.PrepareForCreate drops
+    // it.
     status.clear();
     status.insert("phase".to_owned(), Value::from("Pending"));
     status.insert("qosClass".to_owned(), Value::from(qos));
@@ -91,7 +94,7 @@ fn tolerate_unreachable(spec: &mut Map<String, Value>) {
     }
 }
 
-/// Sets a condition, keeping its transition time unless its status changes.
+/// Sets a condition of a pod, in place of the one of its type.
 pub(crate) fn set_condition(pod: &mut Value, condition: Value) {
     let status = object::child(pod, "status");
     let conditions = object::make_array(status.entry("conditions").or_insert(Value::Null));
@@ -123,6 +126,7 @@ pub(crate) fn grace(pod: &Value, asked: Option<i64>) -> i64 {
 /// The problems of a defaulted pod.
 pub(crate) fn validate(pod: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
+    // Init containers and others share one space of names.
     let mut names = HashSet::new();
     if object::array(pod, "/spec/containers").is_empty() {
         errors.push(InvalidField::required("spec.containers", ""));
@@ -169,6 +173,7 @@ fn check_container<'a>(
 /// The forbidden changes of an update.
 pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
     let (before, after) = (old.get("spec"), new.get("spec"));
+    // Most updates are of metadata or status.
     if before == after {
         return Vec::new();
     }
@@ -185,6 +190,7 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
     }
     let deadline = |pod: &Value| object::integer(pod, "/spec/activeDeadlineSeconds");
     if let Some(was) = deadline(old)
+        // A deadline may be brought forward and not taken back: kubelet may have acted on it.
         && deadline(new).is_none_or(|is| is > was)
     {
         let is = deadline(new).map_or_else(|| "null".to_owned(), |d| d.to_string());
@@ -228,6 +234,7 @@ fn immutable_part(spec: Option<&Value>, gated: bool) -> Value {
         fields.remove(field);
     }
     if gated {
+        // Narrowing them only is allowed by kube-apiserver; this model lets any change pass.
         fields.remove("nodeSelector");
         fields.remove("affinity");
     }
@@ -337,6 +344,7 @@ fn check_amount(list: &str, name: &str, value: &Value, errors: &mut Vec<InvalidF
         Some(found) if text.starts_with('-') && found < Quantity::from_integer(0) => {
             errors.push(InvalidField::invalid(&field, &text, NOT_NEGATIVE));
         }
+        // Devices are whole: half a one cannot be handed out.
         Some(found) if is_extended(name) && found.integer().is_none() => {
             errors.push(InvalidField::invalid(&field, &text, "must be an integer"));
         }

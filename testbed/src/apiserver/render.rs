@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::resource::{Conversion, Resource};
 use super::store::ObjectVersion;
 use super::{object, table};
+use crate::pods::set;
 
 /// The part of an object that a table row carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,9 +100,9 @@ pub(crate) fn render_list_item(view: View, resource: &Resource, version: &Object
 pub(crate) fn list_meta(rv: u64, next: Option<&str>, remaining: Option<usize>) -> Value {
     let mut meta = json!({"resourceVersion": rv.to_string()});
     if let Some(next) = next {
-        meta["continue"] = Value::from(next);
+        set(&mut meta, "continue", Value::from(next));
         if let Some(remaining) = remaining {
-            meta["remainingItemCount"] = Value::from(remaining);
+            set(&mut meta, "remainingItemCount", Value::from(remaining));
         }
     }
     meta
@@ -134,7 +135,11 @@ pub(crate) fn bookmark(resource: &Resource, view: View, rv: u64, ends_initial_ev
     let mut meta = json!({"resourceVersion": rv.to_string(), "creationTimestamp": null});
     if ends_initial_events {
         // A client that streams its list (WatchList) waits for this annotation before it takes the list for complete.
-        meta["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+        set(
+            &mut meta,
+            "annotations",
+            json!({"k8s.io/initial-events-end": "true"}),
+        );
     }
     match view {
         View::Object => {

@@ -5,6 +5,7 @@
 use serde_json::{Value, json};
 
 use super::object;
+use crate::pods::set;
 
 /// A refusal of the API, convertible to a `Status` object.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -198,7 +199,7 @@ impl ApiError {
         let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
         let mut details = json!({"name": name, "kind": plural});
         if !group.is_empty() {
-            details["group"] = Value::from(group);
+            set(&mut details, "group", Value::from(group));
         }
         self.details = Some(Box::new(details));
         self
@@ -211,7 +212,7 @@ impl ApiError {
             "status": "Failure", "message": self.message, "reason": self.reason, "code": self.code,
         });
         if let Some(details) = &self.details {
-            status["details"] = Value::clone(details);
+            set(&mut status, "details", Value::clone(details));
         }
         if let Some(seconds) = self.retry_after {
             // client-go reads the pause from here, other clients from the header.
@@ -226,10 +227,10 @@ impl ApiError {
 pub(crate) fn success(code: u16, details: Option<Value>) -> Value {
     let mut status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
     if code != 200 {
-        status["code"] = Value::from(code);
+        set(&mut status, "code", Value::from(code));
     }
     if let Some(details) = details {
-        status["details"] = details;
+        set(&mut status, "details", details);
     }
     status
 }

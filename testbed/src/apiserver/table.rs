@@ -66,6 +66,7 @@ fn node_cells(node: &Value) -> Vec<Cell> {
         Some(_) => "NotReady".to_owned(),
         None => "Unknown".to_owned(),
     };
+    // printNode appends this to the readiness with a comma.
     if is_true(node, "/spec/unschedulable") {
         status.push_str(",SchedulingDisabled");
     }
@@ -122,6 +123,7 @@ fn event_cells(event: &Value) -> Vec<Cell> {
         (
             "Count",
             true,
+            // An event of the newer API has a series in place of a count.
             event.get("count").cloned().unwrap_or_else(|| Value::from(1)),
         ),
         ("Name", true, Value::from(at("/metadata/name"))),
@@ -156,6 +158,7 @@ pub(crate) fn row(resource: &Resource, value: &Value, include: RowObject) -> Val
 fn custom_cells(resource: &Resource, value: &Value) -> Vec<Value> {
     let mut cells = vec![Value::from(text(value, "/metadata/name"))];
     for column in &resource.columns {
+        // JSONPath of a CustomResourceDefinition: the shipped one uses plain field paths only.
         let mut fields = column.path.trim_start_matches('.').split('.');
         cells.push(match fields.try_fold(value, |v, field| v.get(field)) {
             Some(Value::String(date)) if column.kind == "date" => age_since(date),
@@ -289,6 +292,7 @@ fn stuck_reason(container: &Value) -> Option<String> {
 
 fn init_status(pod: &Value) -> Option<String> {
     let specs = array(pod, "/spec/initContainers");
+    // Statuses do not say which init containers are sidecars; the specification does.
     let is_sidecar = |name: &str| {
         let mut sidecars = specs.iter().filter(|s| text(s, "/restartPolicy") == "Always");
         sidecars.any(|s| text(s, "/name") == name)
@@ -296,6 +300,7 @@ fn init_status(pod: &Value) -> Option<String> {
     for (i, container) in array(pod, "/status/initContainerStatuses").iter().enumerate() {
         let done = integer(container, "/state/terminated/exitCode") == Some(0);
         let started = is_true(container, "/started");
+        // A sidecar never ends: once started, it no longer holds up the pod.
         if done || (is_sidecar(text(container, "/name")) && started) {
             continue;
         }

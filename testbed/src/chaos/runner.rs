@@ -1,4 +1,4 @@
-//! Runs the steps of a schedule on a cluster with the real daemons, and checks every invariant after each step.
+//! Runs the steps of a schedule on a cluster with the real daemons, and checks all invariants after each step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::Pod;
 
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use tokio::time::Instant;
@@ -31,17 +32,17 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// Longest wait for annotations and amounts that follow a change.
 const SETTLING: Duration = Duration::from_secs(10);
 
-/// A run under way.
+/// A run: the cluster, and what the checks have to remember between two steps.
 #[derive(Debug)]
 pub(super) struct Runner {
     cluster: LocalCluster,
     pods: NamespacePods,
     recorder: Arc<RunRecorder>,
-    /// Outcomes that plugins had counted before they were killed.
+    /// The plugins' reactions to differences, by outcome, as counted before they were killed.
     heals: BTreeMap<String, u64>,
     cdi: Vec<CdiDir>,
     n_admissions_seen: Vec<usize>,
-    /// Pods that no step has deleted.
+    /// Pods that should exist: no step has deleted them.
     wanted: BTreeSet<String>,
     mode: PluginMode,
 }
@@ -96,6 +97,7 @@ impl Runner {
             ..ClusterSpec::of(nodes)
         };
         let mut cluster = LocalCluster::start(spec).await?;
+        // Until the run has ended well: the files of a failed one are evidence.
         cluster.keep_files(true);
         recorder.connect(cluster.api().objects().clone());
         let mut cdi = Vec::new();
@@ -115,7 +117,7 @@ impl Runner {
         })
     }
 
-    /// The directory of all files.
+    /// The directory of the cluster's files.
     pub(super) fn dir(&self) -> &std::path::Path {
         self.cluster.dir()
     }
@@ -138,6 +140,8 @@ impl Runner {
                 let kubelet = self.node(*node)?.kubelet();
                 let n_before = kubelet.n_registrations();
                 kubelet.drop_stream(GPU_MEM);
+                // A plugin whose stream breaks registers again, which is how the step knows that it has
+                // noticed.
                 let has_noticed = |kubelet: &Kubelet| kubelet.n_registrations() > n_before;
                 self.until_kubelet(*node, "the plugin to notice", has_noticed)
                     .await?;
@@ -179,6 +183,7 @@ impl Runner {
             let mut crashed = kubelet.containers();
             crashed.retain(|one| {
                 let is_running = matches!(one.state, RunState::Running { .. });
+                // Init containers have ended, and a container that never ran cannot crash.
                 one.kind == ContainerType::App && names.contains(&one.pod) && is_running
             });
             for container in &crashed {
@@ -237,19 +242,14 @@ impl Runner {
 
     async fn until_bound(&self, numbers: &[usize]) -> Result<()> {
         let names = pod_names(numbers);
-        let bound = |snapshot: &ClusterSnapshot| {
-            let mut nodes = names.iter().map(|name| snapshot.pod(name).and_then(node_of));
-            nodes.all(|node| node.is_some()).then_some(())
-        };
+        let is_bound = |pod: &Pod| node_of(pod).is_some();
+        let bound = |snapshot: &ClusterSnapshot| snapshot.has_all(&names, is_bound).then_some(());
         self.cluster.until("all pods to be bound", DEADLINE, bound).await
     }
 
     async fn until_gone(&self, numbers: &[usize]) -> Result<()> {
         let names = pod_names(numbers);
-        let gone = |snapshot: &ClusterSnapshot| {
-            let mut pods = names.iter().map(|name| snapshot.pod(name));
-            pods.all(|pod| pod.is_none()).then_some(())
-        };
+        let gone = |snapshot: &ClusterSnapshot| snapshot.has_none_of(&names).then_some(());
         self.cluster
             .until("deleted pods to be gone", DEADLINE, gone)
             .await
@@ -281,6 +281,7 @@ impl Runner {
             .partition(|name| snapshot.pod(name).is_some());
         self.wanted = there;
         self.recorder.note_evicted(gone);
+        // A pod that kubelet refused keeps its record and holds nothing.
         snapshot.pods.retain(|_, pod| phase(pod) != "Failed");
         let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
         self.recorder.note_violations(accounts.violations);
@@ -329,7 +330,8 @@ impl Runner {
         }
     }
 
-    /// No wait once a start was wrong: records then cannot agree any more, and each step would wait in vain.
+    /// The wait for agreement: none once a start was wrong, since records then cannot agree any more and each
+    /// step would wait in vain.
     fn settling_time(&self) -> Duration {
         if self.recorder.tally().wrong.is_empty() {
             SETTLING
@@ -338,11 +340,12 @@ impl Runner {
         }
     }
 
-    /// Adds the outcomes that a plugin has counted, before it is killed and forgets them.
+    /// Adds what a plugin has counted to the sums, before it is killed and forgets it.
     async fn count_heals(&mut self, node: usize) {
         let Ok(node) = self.cluster.node(&node_name(node)) else {
             return;
         };
+        // A plugin that is down has nothing more to count.
         let Ok(text) = node.plugin_metrics().await else {
             return;
         };

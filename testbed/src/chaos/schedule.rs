@@ -21,11 +21,11 @@ const MOST_UNITS: u64 = N_GPUS * (UNITS_PER_GPU - MOST_OF_ONE);
 /// Units of a node beyond which no pods of two devices come: below it, the last of [`MOST_FOR_TWO`] finds two GPUs.
 const MOST_UNITS_FOR_TWO: u64 =
     (N_GPUS - 1) * (UNITS_PER_GPU - MOST_OF_ONE + 1) - 2 * MOST_OF_ONE * MOST_FOR_TWO;
-/// Pods of two devices that come together.
+/// Most pods of two devices in one batch.
 const MOST_FOR_TWO: u64 = 12;
-/// Pods of one batch.
+/// Most pods of one batch.
 const MOST_PODS: usize = 48;
-/// Pods of one node, of which kubelet takes 250.
+/// Most pods of one node; kubelet takes 250.
 const MOST_PODS_OF_NODE: usize = 200;
 
 /// The request of every pod of a batch.
@@ -33,13 +33,13 @@ const MOST_PODS_OF_NODE: usize = 200;
 pub enum Shape {
     /// Memory units of one GPU.
     Units(u64),
-    /// The same, with an init container that asks for as much.
+    /// Memory units of one GPU, and an init container that asks for as much.
     UnitsAndInit(u64),
     /// Two containers that see the same GPU.
     TwoContainers(u64),
-    /// An init container alone asks.
+    /// Memory units of one GPU, for an init container alone.
     InitOnly(u64),
-    /// 10 % of one GPU, by ratio, and of its computing power.
+    /// 10 % of one GPU: of its memory, by ratio, and of its computing power.
     Ratio,
     /// 10 % of each of two GPUs.
     TwoDevices,
@@ -110,13 +110,13 @@ pub struct Batch {
     /// The order of their admission.
     #[serde(skip)]
     pub order: OrderRule,
-    /// Decides a shuffle.
+    /// The seed of a shuffled order.
     pub order_seed: u64,
-    /// Those that are deleted after they are bound and before they are admitted.
+    /// The pods among them that are deleted after they are bound and before they are admitted.
     pub deleted: Vec<usize>,
-    /// True if they are removed at once, without waiting for kubelet.
+    /// True if the deleted pods vanish at once (grace period 0), without waiting for kubelet.
     pub by_force: bool,
-    /// The other events of the step.
+    /// The disruption that happens meanwhile.
     pub meanwhile: Disruption,
 }
 
@@ -147,7 +147,7 @@ struct Placed {
     shape: Shape,
 }
 
-/// The generator of a schedule, with the pods that exist so far.
+/// The generator of a schedule, with the pods that exist so far and the dice.
 struct RoomCount {
     n_nodes: usize,
     dice: StdRng,
@@ -169,13 +169,16 @@ pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<ChaosStep> {
 impl RoomCount {
     fn step(&mut self) -> ChaosStep {
         let node = self.dice.random_range(0..self.n_nodes);
+        // A node that is nearly full is emptied, so that device IDs change hands and batches stay large.
         if self.used(node) > MOST_UNITS * 2 / 3 || self.pods_on(node).len() > MOST_PODS_OF_NODE - MOST_PODS {
             return ChaosStep::Delete(self.remove_some(node));
         }
+        // The other steps need pods.
         if self.pods_on(node).is_empty() {
             return self.batch(node);
         }
         match self.dice.random_range(0..100) {
+            // Batches are where pods race for devices: most steps are batches.
             0..72 => self.batch(node),
             72..80 => ChaosStep::Crash(self.some_of(node)),
             80..86 => ChaosStep::RestartPlugin(node),
@@ -209,7 +212,7 @@ impl RoomCount {
         numbers
     }
 
-    /// Removes most pods of a node.
+    /// Removes most pods of a node from the count; returns their numbers.
     fn remove_some(&mut self, node: usize) -> Vec<usize> {
         let mut numbers = self.pods_on(node);
         numbers.shuffle(&mut self.dice);
@@ -228,6 +231,7 @@ impl RoomCount {
             MOST_PODS
         }
         .min(room);
+        // At least two, since one pod alone cannot be given another's device.
         let n_pods = self.dice.random_range(most.min(2)..=most);
         let pods: Vec<usize> = (self.n_pods..self.n_pods + n_pods).collect();
         self.n_pods += n_pods;

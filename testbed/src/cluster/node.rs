@@ -96,11 +96,13 @@ impl SimulatedNode {
             config.cdi_injector = Some(socket);
             cdi_injector = Some(Daemon::start(invocation, crashes)?);
         }
+        // `Kubelet::start` takes the configuration.
         let plugin_dir = config.plugin_dir();
         let machine = MachineFiles {
             dir: node_dir.clone(),
             gpus: config.gpus.clone(),
         };
+        // Before kubelet and plugin start, as on a machine that has booted.
         machine.set(&spec)?;
         let kubelet =
             Kubelet::start(config).with_context(|| format!("cannot start the kubelet of {}", spec.name))?;
@@ -205,6 +207,7 @@ impl SimulatedNode {
     async fn kill_plugin(&mut self) -> Result<&mut Daemon> {
         let plugin = self.plugin.as_mut().context("no plugin runs on this node")?;
         plugin.kill().await;
+        // The stand-in for the vendor's plugin goes on running, and its resource stays healthy.
         let vendors = self.vendor.as_ref().map(|_| NVIDIA_GPU);
         let is_missed = |kubelet: &Kubelet| {
             let mut counts = kubelet.capacity().into_iter();
@@ -235,6 +238,7 @@ impl SimulatedNode {
 
     /// Kills its plugin and starts it with a flag that has no value, or without it.
     pub async fn restart_plugin_flagged(&mut self, flag: &str, is_on: bool) -> Result<()> {
+        // Set twice, the flag would be an error of the command line.
         self.invocation.args.retain(|arg| arg != flag);
         self.invocation.args.extend(is_on.then(|| flag.to_owned()));
         let invocation = self.invocation.clone();
@@ -280,6 +284,7 @@ impl SimulatedNode {
     /// The sockets that the plugin serves.
     pub(crate) fn plugin_sockets(&self) -> Result<Vec<PathBuf>> {
         let mut sockets = files::with_extension(&self.kubelet.config().plugin_dir(), "sock")?;
+        // kubelet's own socket lies in the same directory.
         sockets.retain(|path| !path.ends_with("kubelet.sock"));
         Ok(sockets)
     }
@@ -350,6 +355,7 @@ fn plugin_invocation(
     [plugin_dir, inventory, kubeconfig, node_dir]: [&Path; 4],
     metrics: SocketAddr,
 ) -> Invocation {
+    // Each node has its own directories in place of the machine's: many nodes share one machine.
     let below = |name: &str| node_dir.join(name).display().to_string();
     let name = format!("gpushare-device-plugin of {}", spec.name);
     let invocation = match script(spec) {
@@ -461,6 +467,7 @@ impl MachineFiles {
 
     /// Writes all files of the machine as the node is now.
     fn set(&self, spec: &NodeSetup) -> Result<()> {
+        // A lost GPU keeps its device node and is missing from the driver's list.
         let listed = spec.gpus.iter().filter(|gpu| gpu.health != GpuFault::Lost);
         self.gpus
             .set(listed.map(|gpu| (gpu.uuid.clone(), gpu.minor)).collect());
@@ -475,6 +482,7 @@ impl MachineFiles {
         if spec.driver_limits {
             let cgroups = self.dir.join("sys/fs/cgroup");
             files::make_dir(&cgroups)?;
+            // The plugin takes a directory with this file for the root of cgroup v2.
             files::write(&cgroups.join("cgroup.controllers"), "cpu memory\n")?;
             write_whole(&self.dir.join("etc-cdi/limits.json"), &limit_spec(spec))?;
         }
@@ -535,6 +543,7 @@ fn toolkit_spec(spec: &NodeSetup, driver: &Value) -> Value {
         let node = character_device(&format!("/dev/nvidia{}", gpu.minor), gpu.minor);
         let edits = json!({"deviceNodes": [node]});
         by_uuid.push(json!({"name": gpu.uuid, "containerEdits": edits}));
+        // nvidia-ctk names each GPU twice; runtimes ask by UUID, and people by index.
         by_index.push(json!({"name": at.to_string(), "containerEdits": edits}));
     }
     let devices = [by_uuid, by_index, vec![all(spec)]].concat();

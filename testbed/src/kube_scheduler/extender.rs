@@ -39,7 +39,7 @@ pub enum ExtenderError {
     Timeout {
         /// The URL of the call.
         url: String,
-        /// The limit.
+        /// The limit, `httpTimeout`.
         timeout: Duration,
     },
     /// There is no connection, or it broke.
@@ -47,7 +47,7 @@ pub enum ExtenderError {
     Transport {
         /// The URL of the call.
         url: String,
-        /// Why.
+        /// The cause.
         cause: String,
     },
     /// Anything but 200; the body is not looked at.
@@ -65,7 +65,7 @@ pub enum ExtenderError {
     Answer {
         /// The URL of the call.
         url: String,
-        /// Why.
+        /// The cause.
         cause: String,
     },
     /// The extender answered with an error text.
@@ -81,14 +81,14 @@ pub enum ExtenderError {
     },
 }
 
-/// The answer of `filter`.
+/// The nodes in the answer of `filter`, as far as they fit or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FittingNodes {
     /// Nodes that fit.
     pub passed: BTreeSet<String>,
-    /// Nodes that do not, with the reason.
+    /// Nodes that do not fit, with the reason.
     pub failed: BTreeMap<String, String>,
-    /// Nodes that do not and where preemption cannot help, with the reason.
+    /// Nodes that do not fit and where preemption cannot help, with the reason.
     pub unresolvable: BTreeMap<String, String>,
 }
 
@@ -142,7 +142,7 @@ struct BindingArgs<'a> {
 /// The pods to evict on one node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PreemptionVictims {
-    /// By falling importance.
+    /// The victims, the most important first.
     pub(super) pods: Vec<Arc<Pod>>,
     pub(super) n_pdb_violations: i64,
 }
@@ -202,6 +202,7 @@ impl ExtenderClient {
                 }
             }
         }
+        // Without managedResources an extender is asked about every pod.
         managed.is_empty()
     }
 
@@ -217,6 +218,7 @@ impl ExtenderClient {
             return Err(ExtenderError::Refused(result.error));
         }
         let names = match (result.node_names, result.nodes) {
+            // kube-scheduler looks at that field only that it asked for.
             (Some(names), _) if self.configuration.node_cache_capable => names,
             (_, Some(whole)) => {
                 let nodes = whole.items.unwrap_or_default().into_iter();
@@ -274,6 +276,7 @@ impl ExtenderClient {
         } else {
             let mut whole = BTreeMap::new();
             for (node, victims) in candidates {
+                // An extender without a cache of nodes gets whole pods.
                 let pods: Vec<&Pod> = victims.pods.iter().map(AsRef::as_ref).collect();
                 whole.insert(
                     node,
@@ -286,7 +289,7 @@ impl ExtenderClient {
         Ok(result.node_name_to_meta_victims)
     }
 
-    /// Has the extender bind a pod.
+    /// Asks the extender to bind a pod.
     pub async fn bind(
         &self,
         namespace: &str,
@@ -332,6 +335,7 @@ impl ExtenderClient {
                 let answer = serde_json::from_slice(&body).map_err(cause);
                 answer.map_err(|cause| ExtenderError::Answer { url, cause })
             }
+            // The real one drops the body too: what an extender writes there is lost.
             Ok(Ok((status, _))) => Err(ExtenderError::Status {
                 verb: verb.to_owned(),
                 url,

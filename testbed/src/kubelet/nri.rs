@@ -29,13 +29,13 @@ use super::pod::KubeletPod;
 use super::runtime::{RunState, Runtime, RuntimeContainer};
 use super::socket;
 
-/// The deadline of a plugin's answer.
+/// The deadline of a plugin's answer, after which its connection is closed.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// Most containers of one Synchronize message. It is so small that plugins meet lists in several messages.
 const SYNCHRONIZE_CHUNK: usize = 2;
 
-/// Why a container is not made.
+/// The reason for which a container is not created.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CreateError {
     #[error("failed to get NRI adjustment for container: rpc error: code = {} desc = {}", .0.code, .0.message)]
@@ -55,7 +55,7 @@ pub(crate) struct Nri {
 }
 
 impl Nri {
-    /// Listens for plugins, replacing what is there.
+    /// Listens for plugins, on a new socket in place of one that is there.
     pub(crate) fn listen(path: &Path, runtime: Arc<Runtime>, is_required: bool) -> io::Result<Self> {
         socket::remove(path)?;
         let listener = UnixListener::bind(path)?;
@@ -91,13 +91,14 @@ impl Nri {
         let _ = self.n_registered.clone().wait_for(|count| *count >= times).await;
     }
 
-    /// Calls CreateContainer of every plugin and applies the adjustments; returns the adjusted container.
+    /// Calls `CreateContainer` of every plugin and applies the adjustments; returns the adjusted container.
     pub(crate) async fn make(
         &self,
         pod: &KubeletPod,
         mut container: RuntimeContainer,
     ) -> Result<RuntimeContainer, CreateError> {
         let mut plugins = self.plugins.lock().await;
+        // Plugins whose connection has closed are left out of the list that is put together again below.
         let mut left = std::mem::take(&mut *plugins).into_iter();
         let mut made = Ok(());
         while made.is_ok()
@@ -116,6 +117,7 @@ impl Nri {
                     Ok(())
                 }
                 Ok(Err(status)) => Err(CreateError::Refused(status)),
+                // A plugin that is gone is no obstacle: containerd goes on without it.
                 Err(Closed) => continue,
             };
             plugins.push(plugin);
@@ -128,7 +130,7 @@ impl Nri {
     }
 }
 
-/// The plugin's connection is closed, by the plugin or after a late answer.
+/// The plugin's connection is closed: by the plugin, or because it answered too late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Closed;
 
@@ -185,6 +187,7 @@ impl NriPlugin {
                 more: !is_last,
             };
             let answer: SynchronizeResponse = plugin.call("Synchronize", &request).await.ok()?.ok()?;
+            // A plugin that does not repeat `more` has not understood that the list goes on.
             (answer.more == request.more).then_some(())?;
         }
         Some(plugin)
@@ -234,6 +237,7 @@ impl Link {
     }
 
     async fn serve(&mut self, inbox: &mut mpsc::Receiver<(Vec<u8>, AnswerSender)>) -> io::Result<()> {
+        // Longer messages come in pieces, which the decoder puts together.
         let mut buffer = [0; 4096];
         loop {
             tokio::select! {
@@ -249,6 +253,7 @@ impl Link {
                 }
                 Some((payload, answer)) = inbox.recv() => {
                     let call = self.next_call;
+                    // ttrpc: calls of the side that opens the connection have odd numbers.
                     self.next_call += 2;
                     self.waiting.insert(call, answer);
                     self.send(&Message { connection: ConnectionId::Plugin, call, kind: Kind::Request, payload }).await?;
@@ -354,10 +359,12 @@ fn adjust(container: &mut RuntimeContainer, adjustment: ContainerAdjustment) {
     let mut nodes: Vec<String> = Vec::new();
     for device in adjustment.linux.into_iter().flat_map(|linux| linux.devices) {
         match device.path.strip_prefix('-') {
+            // NRI marks a removal by a minus before the path.
             Some(away) => container.device_nodes.retain(|path| path != away),
             None => nodes.push(device.path),
         }
     }
+    // A node that is there already is replaced, not doubled.
     container.device_nodes.retain(|path| !nodes.contains(path));
     container.device_nodes.extend(nodes);
 }

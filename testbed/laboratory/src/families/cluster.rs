@@ -15,7 +15,9 @@ use crate::replay::objects;
 use crate::replay::portion::{floor, real};
 use crate::replay::trace::{NodeRow, TracePod, WHOLE};
 use crate::replay::world::{PlacedPod, ReplayInput};
+use testbed::cli::value_name;
 use testbed::dice::dice;
+use testbed::pods::set;
 
 /// The kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -118,9 +120,7 @@ impl LoadPhase {
 impl Family {
     /// The name on the command line.
     pub fn name(self) -> String {
-        self.to_possible_value()
-            .map(|value| value.get_name().to_owned())
-            .unwrap_or_default()
+        value_name(&self)
     }
 
     /// The cluster of this kind and number, and the pods of this seed.
@@ -366,9 +366,7 @@ fn add_daemons(world: &mut ReplayInput, n: usize, cpu_milli: i64) {
             let name = format!("{}-{}", pod.name, node.name);
             let owner = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": *pod.name, "uid": *pod.name, "controller": true});
             let mut spec: serde_json::Value = serde_json::from_str(&pod.spec).unwrap_or_default();
-            if let Some(spec) = spec.as_object_mut() {
-                spec.insert("nodeName".to_owned(), json!(*node.name));
-            }
+            set(&mut spec, "nodeName", json!(*node.name));
             let metadata =
                 json!({"name": name, "namespace": "kube-system", "uid": name, "ownerReferences": [owner]});
             let object = json!({"metadata": metadata, "spec": spec, "status": {"phase": "Running"}});

@@ -14,7 +14,7 @@ use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{PERCENTS, Rig, fleet, float, quantiles, until_it_binds};
+use super::{CONCURRENCY, PERCENTS, Rig, fleet, float, quantiles, until_it_binds};
 use testbed::console::{Console, table};
 use testbed::http_client::HttpClient;
 
@@ -30,9 +30,6 @@ pub struct BindArgs {
     /// Pods to bind.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pods: u32,
-    /// Requests at one time.
-    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    concurrency: u16,
 }
 
 /// The measurements.
@@ -40,7 +37,6 @@ pub struct BindArgs {
 struct BindMeasurement {
     nodes: u32,
     pods: u32,
-    concurrency: u16,
     /// From the start of the process to `/readyz`.
     ready_seconds: f64,
     /// The scheduler's resident memory in MiB once it knew all pods, and at the end.
@@ -64,22 +60,8 @@ pub(super) async fn run(console: &Console, args: &BindArgs) -> Result<()> {
     let bound = bind(console, args).await;
     console.finish();
     let bound = bound?;
-    let mut results = table([
-        "NODES",
-        "PODS",
-        "AT A TIME",
-        "READY s",
-        "RSS MiB",
-        "P50 ms",
-        "P90 ms",
-        "P99 ms",
-        "MAX ms",
-        "BINDS/s",
-        "SLOWEST/s",
-        "CPU us/bind",
-        "TESTBED us/bind",
-        "FLOOR/s",
-    ]);
+    let heads = "NODES,PODS,READY s,RSS MiB,P50 ms,P90 ms,P99 ms,MAX ms,BINDS/s,SLOWEST/s,CPU us/bind,TESTBED us/bind,FLOOR/s";
+    let mut results = table(heads.split(','));
     results.add_row(bound.row());
     console.result(&results.to_string());
     console.json(&bound);
@@ -93,7 +75,7 @@ impl BindMeasurement {
             .iter()
             .min()
             .map_or_else(|| "-".to_owned(), u32::to_string);
-        let counts = [self.nodes, self.pods, u32::from(self.concurrency)].map(|n| n.to_string());
+        let counts = [self.nodes, self.pods].map(|n| n.to_string());
         let times = [
             format!("{:.2}", self.ready_seconds),
             self.rss_mib.map(|mib| format!("{mib:.0}")).join(" > "),
@@ -131,7 +113,7 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<BindMeasurement> {
     let rss = rig.rss()?;
     // After the start, whose cost is none of the binds'.
     let cpu = [rig.cpu_seconds()?, own_cpu_seconds()?];
-    console.step(&format!("{} bindings, {} at a time", args.pods, args.concurrency));
+    console.step(&format!("{} bindings, {CONCURRENCY} at a time", args.pods));
     let requests = pending.into_iter().map(|bind| {
         let (client, url) = (client.clone(), url.clone());
         async move {
@@ -144,12 +126,11 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<BindMeasurement> {
             Ok(())
         }
     });
-    let done = Done::of(args.concurrency, requests).await?;
+    let done = Done::of(requests).await?;
     let spent = [rig.cpu_seconds()? - cpu[0], own_cpu_seconds()? - cpu[1]];
     let bound = BindMeasurement {
         nodes: args.nodes,
         pods: args.pods,
-        concurrency: args.concurrency,
         ready_seconds: rig.ready.as_secs_f64(),
         rss_mib: [rss, rig.rss()?],
         per_second: done.per_second(),
@@ -188,7 +169,7 @@ async fn floor(args: &BindArgs) -> Result<f64> {
                 Ok(())
             }
         });
-    let done = Done::of(args.concurrency, requests).await?;
+    let done = Done::of(requests).await?;
     api.shutdown().await;
     Ok(done.per_second())
 }
@@ -221,11 +202,8 @@ struct Done {
 }
 
 impl Done {
-    /// Sends the requests, `concurrency` at a time; the first failure ends it.
-    async fn of<F: Future<Output = Result<()>>>(
-        concurrency: u16,
-        requests: impl Iterator<Item = F>,
-    ) -> Result<Self> {
+    /// Sends the requests, [`CONCURRENCY`] at a time; the first failure ends it.
+    async fn of<F: Future<Output = Result<()>>>(requests: impl Iterator<Item = F>) -> Result<Self> {
         let began = Instant::now();
         let timed = requests.map(|request| async move {
             let asked = Instant::now();
@@ -233,7 +211,7 @@ impl Done {
             anyhow::Ok((asked.elapsed(), began.elapsed()))
         });
         let (latencies, at) = stream::iter(timed)
-            .buffer_unordered(usize::from(concurrency))
+            .buffer_unordered(CONCURRENCY)
             .try_collect()
             .await?;
         Ok(Self {
@@ -289,16 +267,9 @@ mod tests {
     /// The measuring itself, small: every answer is checked by the load.
     #[tokio::test(flavor = "multi_thread")]
     async fn bind_throughput_is_measured() {
-        let bound = bind(
-            &Console::new(true),
-            &BindArgs {
-                nodes: 4,
-                pods: 64,
-                concurrency: 8,
-            },
-        )
-        .await
-        .unwrap();
+        let bound = bind(&Console::new(true), &BindArgs { nodes: 4, pods: 64 })
+            .await
+            .unwrap();
         assert!(
             bound.per_second > 0.0 && bound.floor_per_second > 0.0,
             "{bound:?}"

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::baseline::Baseline;
 use super::churn::Churn;
 use super::kept_connection::{KeptConnection, wire};
-use super::requests::{MOST_SHAPES, PreparedRequests};
+use super::requests::PreparedRequests;
 use super::viewers::Viewers;
 use super::{PERCENTS, Rig, fleet, float, growth, quantiles};
 use testbed::console::{Console, table};
@@ -39,9 +39,6 @@ pub struct FilterArgs {
     /// Names in one request; no more than there are nodes.
     #[arg(long, value_delimiter = ',', default_value = "500,5000,15000", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     names: Vec<u32>,
-    /// The number of different pod requests, which come in turn.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_SHAPES)))]
-    shapes: u8,
     /// Binds that go on meanwhile.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=20_000))]
     binds_per_second: u32,
@@ -63,7 +60,6 @@ pub(super) struct FilterMeasurement {
     pub(super) nodes: u32,
     pub(super) pods: u32,
     pub(super) names: u32,
-    pub(super) shapes: u8,
     pub(super) request_bytes: usize,
     pub(super) answer_bytes: usize,
     /// From the start of the process to `/readyz`.
@@ -95,24 +91,8 @@ pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<()> {
         measured.extend(cluster(console, args, *n_nodes).await?);
     }
     console.finish();
-    let mut results = table([
-        "NODES",
-        "PODS",
-        "NAMES",
-        "KiB",
-        "P50 ms",
-        "P90 ms",
-        "P99 ms",
-        "MAX ms",
-        "FLOOR P50",
-        "RATIO",
-        "DAEMON P50",
-        "DAEMON P99",
-        "BINDS/s",
-        "VIEWS/s",
-        "READY s",
-        "RSS MiB",
-    ]);
+    let heads = "NODES,PODS,NAMES,KiB,P50 ms,P90 ms,P99 ms,MAX ms,FLOOR P50,RATIO,DAEMON P50,DAEMON P99,BINDS/s,VIEWS/s,READY s,RSS MiB";
+    let mut results = table(heads.split(','));
     for one in &measured {
         results.add_row(one.row());
     }
@@ -179,7 +159,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     sizes.sort_unstable();
     sizes.dedup();
     let mut measured = Vec::new();
-    let requests = PreparedRequests::new((0..n_nodes).map(fleet::node_name), args.shapes, args.pod_bytes)?;
+    let requests = PreparedRequests::new((0..n_nodes).map(fleet::node_name), args.pod_bytes)?;
     // One client for all sizes: a pod that asks again is answered with all nodes.
     let mut client = Client {
         requests,
@@ -203,7 +183,6 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
             nodes: n_nodes,
             pods: n_pods,
             names: n_names,
-            shapes: args.shapes,
             request_bytes: asked.request_bytes,
             answer_bytes: asked.answer_bytes,
             ready_seconds: rig.ready.as_secs_f64(),
@@ -299,7 +278,7 @@ mod tests {
     /// The measuring itself, small: every answer is checked by the load.
     #[tokio::test(flavor = "multi_thread")]
     async fn filter_latency_is_measured_beside_binds_and_a_floor() {
-        let text = "filter --nodes 20 --pods 80 --pod-bytes 1024 --names 5,500 --shapes 8 --binds-per-second 50 --views 2 --requests 50";
+        let text = "filter --nodes 20 --pods 80 --pod-bytes 1024 --names 5,500 --binds-per-second 50 --views 2 --requests 50";
         let args = Parsed::try_parse_from(text.split(' ')).unwrap().args;
         let measured = cluster(&Console::new(true), &args, 20).await.unwrap();
         assert_eq!(measured.iter().map(|one| one.names).collect::<Vec<_>>(), [5, 20]);

@@ -11,6 +11,7 @@ use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO
 use serde_json::{Value, json};
 
 use testbed::apiserver::ApiObjects;
+use testbed::pods::set_in;
 
 const GPUS: u32 = 8;
 const GIB_OF_GPU: u32 = 16;
@@ -39,7 +40,7 @@ pub(super) fn fill(objects: &ApiObjects, n_nodes: u32, n_pods: u32, pod_bytes: u
     Ok(())
 }
 
-/// The CustomResourceDefinition of Device objects, as it is shipped in `deploy/`.
+/// The `CustomResourceDefinition` of Device objects, as it is shipped in `deploy/`.
 pub(super) fn crd() -> Result<Value> {
     let crd = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/base/crd.yaml"));
     serde_yaml_ng::from_str(crd).context("the CustomResourceDefinition is malformed")
@@ -113,11 +114,7 @@ pub(super) fn bound_pod(idx: u32, n_nodes: u32, bytes: usize) -> Value {
         // Real pods carry environment, volumes and managed fields: the scheduler has to read past them.
         "example.com/padding": "x".repeat(bytes.saturating_sub(size)),
     });
-    if let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.insert("annotations".to_owned(), annotations);
-    }
-    if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) {
-        spec.insert("nodeName".to_owned(), Value::from(node));
-    }
+    set_in(&mut pod, "metadata", "annotations", annotations);
+    set_in(&mut pod, "spec", "nodeName", json!(node));
     pod
 }

@@ -187,7 +187,6 @@ mod tests {
             nodes,
             pods: nodes * 8,
             names,
-            shapes: 4,
             request_bytes: 0,
             answer_bytes: 0,
             ready_seconds: fleet * 6e-4,

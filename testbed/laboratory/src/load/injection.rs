@@ -34,6 +34,10 @@ const N_GPUS: usize = 8;
 /// Memory of each GPU in GiB: a node has little more units than pods, so that device IDs soon belong to other
 /// pods.
 const GIB_OF_GPU: u64 = 20;
+/// Containers on each node between two bursts.
+const STANDING: u32 = 100;
+/// Containers that start together.
+const BURST: u32 = 30;
 /// The beginning of the file names of the CDI specs that a plugin writes for single starts.
 const SPEC_PREFIX: &str = "gpushare.dev-gpu_";
 
@@ -50,12 +54,6 @@ pub struct InjectionArgs {
     /// or two, so that fewer nodes have more specs at a time.
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=50))]
     pub nodes: u32,
-    /// Containers that stay on each node.
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=120))]
-    pub standing: u32,
-    /// Containers that start together.
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=40))]
-    pub burst: u32,
     /// Starts with the plugin beside this program.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub starts: u32,
@@ -193,11 +191,8 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
     })
     .await?;
     for watched in &mut nodes {
-        console.step(&format!(
-            "{}: {} containers that stay",
-            watched.node, args.standing
-        ));
-        let names = numbered(&format!("{}-s", watched.node), args.standing);
+        console.step(&format!("{}: {STANDING} containers that stay", watched.node));
+        let names = numbered(&format!("{}-s", watched.node), STANDING);
         start_together(&mut cluster, &watched.node, &names, 0).await?;
         watched.standing = names.into();
         // The starts of the first filling are not measured.
@@ -211,8 +206,8 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
         }
         for watched in &mut nodes {
             console.step(&format!("{n_starts} of {} starts, {}", args.starts, watched.node));
-            burst(&mut cluster, watched, args.burst, round).await?;
-            n_starts += if watched.plugin == CURRENT { args.burst } else { 0 };
+            burst(&mut cluster, watched, round).await?;
+            n_starts += if watched.plugin == CURRENT { BURST } else { 0 };
         }
     }
     let load_average = [began, load_average()];
@@ -234,13 +229,13 @@ fn numbered(prefix: &str, n: u32) -> Vec<String> {
 }
 
 /// Starts a burst of pods, checks their devices, and removes as many of the oldest.
-async fn burst(cluster: &mut LocalCluster, watched: &mut WatchedNode, n_pods: u32, round: u64) -> Result<()> {
+async fn burst(cluster: &mut LocalCluster, watched: &mut WatchedNode, round: u64) -> Result<()> {
     // Names are never used twice, so that nothing left over from a former pod passes for the new one's.
-    let names = numbered(&format!("{}-r{round}-", watched.node), n_pods);
+    let names = numbered(&format!("{}-r{round}-", watched.node), BURST);
     start_together(cluster, &watched.node, &names, round).await?;
     look(cluster, watched)?;
     watched.standing.extend(names);
-    let leaving: Vec<String> = watched.standing.drain(..usize::try_from(n_pods)?).collect();
+    let leaving: Vec<String> = watched.standing.drain(..usize::try_from(BURST)?).collect();
     delete_all(cluster, &leaving, DEADLINE).await
 }
 

@@ -5,30 +5,23 @@
 //! kube-scheduler ends.
 
 use anyhow::{Context, Result};
-use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
+use proto::resource::{GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use serde_json::{Value, json};
 
 use super::kept_connection::wire;
-use testbed::pods::{Limits, PodBuilder};
+use testbed::pods::{Limits, PodBuilder, set_in};
 
 /// Requests of pods. Each of them fits a node on which half of the GPUs are half full and one more has some
 /// small pods.
-pub(super) const SHAPES: [&Limits<'_>; 8] = [
+pub(super) const SHAPES: [&Limits<'_>; 4] = [
     &[(GPU_MEM, "8")],
     &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "25")],
     &[(GPU_MEM, "1")],
     &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "100")],
-    &[(GPU_SHARED, "1"), (GPU_CORE, "20"), (GPU_MEMORY, "2Gi")],
-    &[(GPU_SHARED, "4"), (GPU_MEMORY_RATIO, "80"), (GPU_CORE, "40")],
-    &[(GPU_MEM, "4")],
-    &[(GPU_SHARED, "8"), (GPU_MEMORY_RATIO, "80")],
 ];
-
-/// Most shapes that requests can have.
-pub(super) const MOST_SHAPES: u8 = 8;
 
 /// Requests about one cluster.
 #[derive(Debug)]
@@ -43,12 +36,9 @@ pub(super) struct PreparedRequests {
 }
 
 impl PreparedRequests {
-    /// Requests about these nodes, by pods of `n_shapes` shapes and of about `bytes`.
-    pub(super) fn new(names: impl Iterator<Item = String>, n_shapes: u8, pod_bytes: usize) -> Result<Self> {
-        let pods = SHAPES
-            .iter()
-            .take(usize::from(n_shapes))
-            .map(|limits| pod(limits, pod_bytes));
+    /// Requests about these nodes, by pods of all shapes in turn, each of about `pod_bytes`.
+    pub(super) fn new(names: impl Iterator<Item = String>, pod_bytes: usize) -> Result<Self> {
+        let pods = SHAPES.iter().map(|limits| pod(limits, pod_bytes));
         let mut names: Vec<String> = names.map(|name| format!("{name:?}")).collect();
         // The same order in every run, so that runs can be compared.
         names.shuffle(&mut StdRng::seed_from_u64(42));
@@ -86,15 +76,14 @@ fn pod(limits: &Limits<'_>, bytes: usize) -> Result<(String, String)> {
     const UID: &str = "UID-OF-THE-POD";
     let mut pod: Value = serde_json::to_value(PodBuilder::new("asked", limits).pod()?)?;
     let size = pod.to_string().len();
-    let metadata = pod
-        .get_mut("metadata")
-        .and_then(Value::as_object_mut)
-        .context("a pod has no metadata")?;
-    metadata.insert("namespace".to_owned(), Value::from("default"));
-    metadata.insert("uid".to_owned(), Value::from(UID));
-    metadata.insert(
-        "annotations".to_owned(),
-        json!({"example.com/padding": "x".repeat(bytes.saturating_sub(size + 100))}),
+    let padding = "x".repeat(bytes.saturating_sub(size + 100));
+    set_in(&mut pod, "metadata", "namespace", json!("default"));
+    set_in(&mut pod, "metadata", "uid", json!(UID));
+    set_in(
+        &mut pod,
+        "metadata",
+        "annotations",
+        json!({"example.com/padding": padding}),
     );
     let text = pod.to_string();
     let (before, after) = text.split_once(UID).context("a pod has no UID")?;
@@ -110,7 +99,7 @@ mod tests {
     #[test]
     fn requests_go_round_the_list_of_nodes_with_a_new_pod_each() {
         let mut requests =
-            PreparedRequests::new(["a", "b", "c"].into_iter().map(str::to_owned), 2, 2048).unwrap();
+            PreparedRequests::new(["a", "b", "c"].into_iter().map(str::to_owned), 2048).unwrap();
         let mut ask = || {
             let wire = String::from_utf8(requests.next(2).unwrap()).unwrap();
             let (head, body) = wire.split_once("\r\n\r\n").unwrap();
@@ -127,7 +116,7 @@ mod tests {
                 body["Pod"]["spec"].to_string(),
             )
         };
-        let (first, second, third) = (ask(), ask(), ask());
+        let (first, second, third, _, fifth) = (ask(), ask(), ask(), ask(), ask());
         let ([one, other], [third_of_list, again]) = (first.1, second.1);
         let mut all = [one.clone(), other.clone(), third_of_list.clone()];
         assert_eq!(
@@ -138,6 +127,6 @@ mod tests {
         all.sort();
         assert_eq!(all, ["a", "b", "c"]);
         assert!(first.0 != second.0 && second.0 != third.0);
-        assert!(first.2 != second.2 && first.2 == third.2, "two shapes in turn");
+        assert!(first.2 != second.2 && first.2 == fifth.2, "four shapes in turn");
     }
 }

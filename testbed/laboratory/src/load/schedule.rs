@@ -14,14 +14,14 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::fleet;
-use super::requests::{MOST_SHAPES, SHAPES};
+use super::requests::SHAPES;
 use bindings::{BindingWatch, Rates};
 use fill::{ClusterSize, LABEL, WAITING, path};
 use halt::HaltedProcess;
 use objects::{Objects, each};
 use testbed::cluster::client_of;
 use testbed::console::{Console, table};
-use testbed::pods::{PodBuilder, set};
+use testbed::pods::{PodBuilder, set_in};
 
 mod bindings;
 mod fill;
@@ -61,9 +61,6 @@ pub struct ScheduleArgs {
     /// Pods that each scheduler places in a round.
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     waiting: u32,
-    /// The number of different requests of these pods, which come in turn.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=i64::from(MOST_SHAPES)))]
-    shapes: u8,
     /// The number of turns of each scheduler; every other round is in reverse order.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
@@ -249,17 +246,19 @@ impl TurnContext<'_> {
 
 /// A pod for a scheduler.
 fn waiting_pod(scheduler: &str, round: u32, idx: u32, args: &ScheduleArgs) -> Result<Value> {
-    let shapes = SHAPES.get(..usize::from(args.shapes)).unwrap_or(&SHAPES);
-    let shape = shapes
-        .get(idx as usize % shapes.len().max(1))
+    let shape = SHAPES
+        .get(idx as usize % SHAPES.len())
         .context("there is no shape")?;
     let name = format!("{scheduler}-{round}-{idx:06}");
     let pod = PodBuilder::new(&name, shape).scheduler(scheduler).pod()?;
     let mut pod = fill::of_load(serde_json::to_value(pod)?, WAITING);
     let padding = "x".repeat(args.pod_bytes.saturating_sub(pod.to_string().len() + 50));
-    if let Some(metadata) = pod.get_mut("metadata") {
-        set(metadata, "annotations", json!({"example.com/padding": padding}));
-    }
+    set_in(
+        &mut pod,
+        "metadata",
+        "annotations",
+        json!({"example.com/padding": padding}),
+    );
     Ok(pod)
 }
 

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 
 use super::kube::{SampleSize, Ties};
+use testbed::cli::value_name;
 
 /// The conditions that have a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -69,10 +70,10 @@ impl RunConditions {
             note(format!("nodes={sampling}"));
         }
         if let Some(ties) = overrides.ties {
-            note(format!("ties={}", name(&ties)));
+            note(format!("ties={}", value_name(&ties)));
         }
         if let Some(plain_pods) = overrides.plain_pods {
-            note(format!("cpu-pods={}", name(&plain_pods)));
+            note(format!("cpu-pods={}", value_name(&plain_pods)));
         }
         Self {
             label,
@@ -81,13 +82,6 @@ impl RunConditions {
             plain_pods: overrides.plain_pods.unwrap_or(plain_pods),
         }
     }
-}
-
-fn name(value: &impl ValueEnum) -> String {
-    value
-        .to_possible_value()
-        .map(|value| value.get_name().to_owned())
-        .unwrap_or_default()
 }
 
 impl fmt::Display for SampleSize {

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::kube::{DEFAULT_CPU, DEFAULT_MEMORY};
 use super::trace::{NodeRow, PERCENT, TracePod};
 use super::world::{Lifetime, NumberTable, ReplayInput, ReplayNode, ReplayPod};
+use testbed::pods::set;
 use testbed::vendor_plugin::NVIDIA_GPU;
 
 const MIB: i64 = 1 << 20;
@@ -75,11 +76,9 @@ fn node(row: &NodeRow, serves_vendor: bool) -> ReplayNode {
         GPU_SHARED: percents, GPU_MEMORY_RATIO: percents, GPU_CORE: percents,
     });
     let mut labels = json!({GPU_MODEL_LABEL: row.model});
-    if let (true, Some(amounts), Some(labels)) =
-        (serves_vendor, amounts.as_object_mut(), labels.as_object_mut())
-    {
-        amounts.insert(NVIDIA_GPU.to_owned(), json!(n_gpus.to_string()));
-        labels.insert(SERVES_VENDOR_LABEL.to_owned(), json!("true"));
+    if serves_vendor {
+        set(&mut amounts, NVIDIA_GPU, json!(n_gpus.to_string()));
+        set(&mut labels, SERVES_VENDOR_LABEL, json!("true"));
     }
     let gpu = |minor: usize| {
         json!({
@@ -150,9 +149,7 @@ fn spec(row: &TracePod, extended: &[(usize, i64)]) -> Value {
         let term =
             json!({"matchExpressions": [{"key": GPU_MODEL_LABEL, "operator": "In", "values": models}]});
         let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}});
-        if let Some(spec) = spec.as_object_mut() {
-            spec.insert("affinity".to_owned(), affinity);
-        }
+        set(&mut spec, "affinity", affinity);
     }
     spec
 }

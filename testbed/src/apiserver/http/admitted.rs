@@ -21,6 +21,7 @@ use crate::apiserver::verbs::patch::PatchedObject;
 use crate::apiserver::verbs::{
     ApiState, RequestTarget, WriteOptions, Written, binding, create, delete, patch, update,
 };
+use crate::pods::set;
 
 /// The number of times that a write is drafted before a conflict is returned, as in `GuaranteedUpdate`.
 const ATTEMPTS: usize = 5;
@@ -319,10 +320,10 @@ fn reviewed_write<'a>(
     };
     let mut given = json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
     if !options.manager.is_empty() {
-        given["fieldManager"] = Value::from(options.manager.clone());
+        set(&mut given, "fieldManager", Value::from(options.manager.clone()));
     }
     if options.dry_run {
-        given["dryRun"] = json!(["All"]);
+        set(&mut given, "dryRun", json!(["All"]));
     }
     ReviewedWrite {
         operation,

@@ -104,12 +104,14 @@ fn merge_list<'a>(
     schema: &Schema,
     at: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
+    // One item with this directive is enough, wherever it stands in the list.
     let replace = patch.iter().any(|item| directive(item) == Some("replace"));
     match schema.list(at) {
         ListRule::Map(keys) if !replace => {
             let key = keys.first().map_or("", String::as_str);
             return merge_keyed(target, patch, key, schema, at);
         }
+        // Removal from a set has a directive of its own, `$deleteFromPrimitiveList`.
         ListRule::Set if !replace => {
             for item in patch {
                 if !target.contains(item) {
@@ -147,6 +149,7 @@ fn merge_keyed<'a>(
             }
             (Some("merge") | None, found) => {
                 let place = found.unwrap_or(target.len());
+                // An unknown key is a new item.
                 if place == target.len() {
                     target.push(Value::Null);
                 }
@@ -259,6 +262,7 @@ impl Schema {
     /// The merge rule of the list at a path.
     pub(crate) fn list(&self, path: &[&str]) -> ListRule {
         match self {
+            // The metadata of every kind has the rules of ObjectMeta, whatever its schema says.
             Self::Custom(schema) if path.first() != Some(&"metadata") => {
                 let declaration = schema.as_deref().and_then(|s| schema_at(s, path));
                 declaration.map_or(ListRule::Atomic, declared_list_rule)
@@ -304,6 +308,7 @@ fn builtin_list_rule(path: &[&str]) -> ListRule {
 fn schema_at<'a>(schema: &'a Value, path: &[&str]) -> Option<&'a Value> {
     let mut at = schema;
     for field in path {
+        // Paths have no list indexes: a list stands for its items.
         at = at.get("items").unwrap_or(at);
         let property = at.get("properties").and_then(|p| p.get(*field));
         at = property.or_else(|| at.get("additionalProperties"))?;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::objects::{Objects, each};
 use crate::load::fleet;
 use testbed::console::Console;
-use testbed::pods::set;
+use testbed::pods::set_in;
 
 /// The namespace of the pods.
 pub(super) const NAMESPACE: &str = "gpushare-load";
@@ -25,7 +25,7 @@ const FLEET: &str = "fleet";
 /// The label's value on a node that still has the taint of a new one; a run that broke off makes it again.
 const BEGUN: &str = "begun";
 
-/// The longest wait until a new CustomResourceDefinition is served.
+/// The longest wait until a new `CustomResourceDefinition` is served.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 const NAMESPACES: &str = "/api/v1/namespaces";
@@ -115,9 +115,7 @@ async fn make_pods(console: &Console, objects: &Objects, size: ClusterSize) -> R
     let (name, pods) = (&name, pods.as_str());
     each(console, "making bound pods", missing, |idx| async move {
         let mut pod = fleet::bound_pod(idx, size.n_nodes, size.pod_bytes);
-        if let Some(metadata) = pod.get_mut("metadata") {
-            set(metadata, "name", Value::from(name(idx)));
-        }
+        set_in(&mut pod, "metadata", "name", json!(name(idx)));
         objects.create(pods, &of_load(pod, FLEET)).await
     })
     .await
@@ -125,16 +123,10 @@ async fn make_pods(console: &Console, objects: &Objects, size: ClusterSize) -> R
 
 /// Deletes everything that was made, but for the definition of Device objects, which others may use.
 pub(super) async fn clean(console: &Console, objects: &Objects) -> Result<()> {
-    let pods = path("pods");
-    objects
-        .delete_all(console, &pods, objects.names(&pods, LABEL).await?)
-        .await?;
-    objects
-        .delete_all(console, NODES, objects.names(NODES, LABEL).await?)
-        .await?;
-    objects
-        .delete_all(console, DEVICES, objects.names(DEVICES, LABEL).await?)
-        .await?;
+    for kind in [path("pods").as_str(), NODES, DEVICES] {
+        let names = objects.names(kind, LABEL).await?;
+        objects.delete_all(console, kind, names).await?;
+    }
     objects.delete(&format!("{NAMESPACES}/{NAMESPACE}")).await
 }
 
@@ -142,18 +134,12 @@ pub(super) async fn clean(console: &Console, objects: &Objects) -> Result<()> {
 /// issue.
 pub(super) fn of_load(pod: Value, label: &str) -> Value {
     let mut pod = labelled(pod, label);
-    if let Some(metadata) = pod.get_mut("metadata") {
-        set(metadata, "namespace", Value::from(NAMESPACE));
-    }
-    if let Some(spec) = pod.get_mut("spec") {
-        set(spec, "automountServiceAccountToken", Value::from(false));
-    }
+    set_in(&mut pod, "metadata", "namespace", json!(NAMESPACE));
+    set_in(&mut pod, "spec", "automountServiceAccountToken", json!(false));
     pod
 }
 
 fn labelled(mut object: Value, label: &str) -> Value {
-    if let Some(metadata) = object.get_mut("metadata") {
-        set(metadata, "labels", json!({LABEL: label}));
-    }
+    set_in(&mut object, "metadata", "labels", json!({LABEL: label}));
     object
 }

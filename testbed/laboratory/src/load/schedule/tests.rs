@@ -15,7 +15,6 @@ fn args(schedulers: &[&str]) -> ScheduleArgs {
         schedulers: schedulers.iter().map(|name| (*name).to_owned()).collect(),
         halts: Vec::new(),
         waiting: 20,
-        shapes: 4,
         rounds: 2,
         rest: 0,
     }
