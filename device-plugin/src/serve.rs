@@ -15,6 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use daemon::api_server::Connection;
 use daemon::events::{EventType, Recorder};
+use daemon::health::MetricsText;
 use daemon::panics::log_panics;
 use daemon::signals::cancel_on_signal;
 use daemon::watchdog::{self, Probe};
@@ -130,7 +131,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let gauges = NodeGauges::register(&mut registry);
     let (known, registered) = (pods.subscribe(), registrations.subscribe());
     let readiness = move || readiness::check(&known, &registered);
-    tasks.serve_health(&config, readiness, Arc::new(registry)).await?;
+    tasks
+        .serve_health(&config, readiness, MetricsText::new(registry))
+        .await?;
     let inventory = tokio::select! {
         () = signal.cancelled() => return Ok(()),
         ended = tasks.watches.ended() => return Err(ended.into()),

@@ -27,11 +27,10 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
-use daemon::health;
+use daemon::health::{self, MetricsText};
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::Client;
-use prometheus_client::registry::Registry;
 use proto::read_api::FilterClient;
 use rustc_hash::FxHashSet;
 use tokio::sync::Semaphore;
@@ -350,7 +349,7 @@ fn now() -> Instant {
 }
 
 /// All routes; the verbs and the views are under the configured prefix.
-pub fn router(extender: Arc<Extender>, registry: Arc<Registry>, serving: &Serving) -> Router {
+pub fn router(extender: Arc<Extender>, metrics: MetricsText, serving: &Serving) -> Router {
     let prefix = &serving.prefix;
     let verbs = Router::new()
         .route(&format!("{prefix}/filter"), post(filter))
@@ -363,14 +362,14 @@ pub fn router(extender: Arc<Extender>, registry: Arc<Registry>, serving: &Servin
         views = views.route(&format!("{prefix}/version"), get(health::version));
     }
     // Probes and metrics have no prefix: kubelet and Prometheus look for them at the usual paths.
-    let health = health_router(Arc::clone(&extender), registry);
+    let health = health_router(Arc::clone(&extender), metrics);
     verbs.merge(views).with_state(extender).merge(health)
 }
 
 /// The routes for probes and metrics alone.
-pub fn health_router(extender: Arc<Extender>, registry: Arc<Registry>) -> Router {
+pub fn health_router(extender: Arc<Extender>, metrics: MetricsText) -> Router {
     let readiness = move || extender.check_ready();
-    health::router(readiness, registry)
+    health::router(readiness, metrics)
 }
 
 async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use daemon::api_server::Connection;
+use daemon::health::MetricsText;
 use daemon::logging;
 use daemon::panics::log_panics;
 use daemon::signals::cancel_on_signal;
@@ -134,16 +135,16 @@ async fn serve_until_stopped(
     );
     tasks.spawn("prewarm", prewarm(index.clone()));
     watch_for_hangs(config.hang_timeout, index)?;
-    let registry = Arc::new(registry);
+    let metrics = MetricsText::new(registry);
     let read_timeout = config.serving.read_timeout;
     let read_api = Arc::new(ReadApi::new(Arc::clone(&extender), stop.clone()).with_certificates(tls.metrics));
     tasks.spawn("history", Arc::clone(&read_api).record_history());
     let serving = &config.serving;
     let reads = serve_reads(read_listeners, &read_api, tls.extender.clone(), stop.clone());
     let reads_of_verbs = read_api::router(&read_api, &serving.prefix, serving.guards_views());
-    let routes = router(Arc::clone(&extender), Arc::clone(&registry), serving).merge(reads_of_verbs);
+    let routes = router(Arc::clone(&extender), metrics.clone(), serving).merge(reads_of_verbs);
     let health = health_listener.map(|listener| {
-        let routes = health_router(extender, registry);
+        let routes = health_router(extender, metrics);
         serve(
             listener,
             routes,

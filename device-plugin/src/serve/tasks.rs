@@ -6,10 +6,9 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use daemon::api_server::Connection;
 use daemon::events::{self, Recorder};
-use daemon::health;
+use daemon::health::{self, MetricsText};
 use daemon::panics::named;
 use daemon::supervise::Tasks;
-use prometheus_client::registry::Registry;
 use proto::kubelet_allocations::KubeletAllocations;
 use proto::node::Node;
 use tokio::net::TcpListener;
@@ -238,7 +237,7 @@ impl PluginTasks {
         &mut self,
         config: &Config,
         readiness: impl Fn() -> Result<(), String> + Clone + Send + Sync + 'static,
-        registry: Arc<Registry>,
+        metrics: MetricsText,
     ) -> anyhow::Result<()> {
         let Some(address) = config.health_listen else {
             return Ok(());
@@ -248,7 +247,7 @@ impl PluginTasks {
             .with_context(|| format!("--health-listen: cannot listen on {address}"))?;
         self.spawn(
             "probes and metrics",
-            answer_probes(listener, health::router(readiness, registry)),
+            answer_probes(listener, health::router(readiness, metrics)),
         );
         Ok(())
     }

@@ -1,9 +1,8 @@
 //! The process that removes everything that the plugin has written on its node, instead of serving devices.
 
-use std::sync::Arc;
-
 use anyhow::Context;
 use daemon::api_server::Connection;
+use daemon::health::MetricsText;
 use daemon::signals::cancel_on_signal;
 use kube::Api;
 use prometheus_client::registry::Registry;
@@ -27,7 +26,7 @@ pub(super) async fn run(config: Config, when: UninstallWhen) -> anyhow::Result<(
     let mut tasks = PluginTasks::default();
     let readiness = move || check(*is_removed.borrow());
     tasks
-        .serve_health(&config, readiness, Arc::new(Registry::default()))
+        .serve_health(&config, readiness, MetricsText::new(Registry::default()))
         .await?;
     let connection = Connection::new(config.kubeconfig.as_deref()).await?;
     let (pods, pods_seen) = watch::channel(NodePods::default());

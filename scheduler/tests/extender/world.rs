@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use daemon::health::MetricsText;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use placement::Policies;
@@ -79,9 +80,9 @@ impl World {
         let extender =
             Extender::new(index.clone(), metrics, binder, serving).with_token_reviews(api.client());
         let extender = Arc::new(configure(extender));
-        let registry = Arc::new(registry);
-        let router = router(Arc::clone(&extender), Arc::clone(&registry), serving);
-        let health = health_router(Arc::clone(&extender), registry);
+        let text = MetricsText::new(registry);
+        let router = router(Arc::clone(&extender), text.clone(), serving);
+        let health = health_router(Arc::clone(&extender), text);
         Self {
             api,
             index,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
+use daemon::health::MetricsText;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
@@ -237,7 +238,7 @@ async fn the_extender_accepts_client_certificates_of_the_same_authority() {
         scheduler::leader::Leadership::alone(),
     );
     let extender = Arc::new(Extender::new(index, metrics, binder, &serving));
-    let routes = extender_router(extender, Arc::new(Registry::default()), &serving);
+    let routes = extender_router(extender, MetricsText::new(Registry::default()), &serving);
     let address = start(keeper.serve(Clients::OwnAuthority).unwrap(), routes).await;
     keeper.reconcile(SystemTime::now()).await.unwrap();
 
