@@ -1,56 +1,46 @@
 //! A process with the daemons' supervision and one fault, for the tests in `daemon/tests`.
 //!
 //! `supervised FAULT`: `returns`, `panics`, `panics-in-thread`, `hangs`, `holds-lock`, or `none`, which succeeds after two
-//! seconds. The watchdog's limit is half a second.
+//! seconds.
 
 use std::process::ExitCode;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use daemon::panics::log_panics;
-use daemon::supervise::Tasks;
-use daemon::watchdog::{Probe, watch};
-use tokio::runtime::{Builder, Handle};
+use clap::Parser;
+use daemon::process::{self, Process, ProcessArgs};
+use tokio::runtime::Builder;
 use tokio::time::sleep;
 
-const LIMIT: Duration = Duration::from_millis(500);
 const LIFE: Duration = Duration::from_secs(2);
 
-fn main() -> ExitCode {
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
-    log_panics();
-    let fault = std::env::args().nth(1).unwrap_or_default();
-    let started = Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map(|runtime| runtime.block_on(run(&fault)));
-    match started {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => {
-            tracing::error!("{error}");
-            ExitCode::FAILURE
-        }
-        Err(_) => ExitCode::from(2),
-    }
+#[derive(Parser)]
+struct Args {
+    fault: String,
+    #[command(flatten)]
+    process: ProcessArgs,
 }
 
-async fn run(fault: &str) -> Result<(), String> {
+fn main() -> ExitCode {
+    let Args { fault, process } = Args::parse();
+    let mut runtime = Builder::new_multi_thread();
+    runtime.worker_threads(2);
+    process::run(process, runtime, |process| run(fault, process))
+}
+
+async fn run(fault: String, mut process: Process) -> anyhow::Result<()> {
     let state = Arc::new(RwLock::new(()));
     let watched = Arc::clone(&state);
-    let lock = Probe::of_lock("state", move || drop(watched.write())).map_err(|error| error.to_string())?;
-    watch(LIMIT, vec![Probe::of_runtime(Handle::current()), lock]).map_err(|error| error.to_string())?;
-    let mut tasks = Tasks::default();
-    tasks.spawn("watch of nodes", std::future::pending());
-    let fault = fault.to_owned();
-    tasks.spawn("watch of pods", async move { inject(&fault, state).await });
-    tokio::select! {
-        ended = tasks.ended() => Err(ended.to_string()),
-        () = sleep(LIFE) => Ok(()),
-    }
+    process.watch_lock("state", move || drop(watched.write()))?;
+    process.tasks.spawn("watch of nodes", std::future::pending());
+    process
+        .tasks
+        .spawn("watch of pods", async move { inject(&fault, state).await });
+    let life = async {
+        sleep(LIFE).await;
+        Ok(())
+    };
+    process.complete(life).await.map(drop)
 }
 
 #[expect(clippy::panic, reason = "a fault to be tested")]

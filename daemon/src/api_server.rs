@@ -1,7 +1,7 @@
 //! The connection to the API server: its client, the pauses after requests that failed, and errors for the log.
 //!
-//! Each task has requests and pauses of its own; pauses grow while the API server is away. The first answer to any task ends
-//! the pauses of all.
+//! Each task has requests and pauses of its own; the pauses grow while the API server does not answer. The first answer to any
+//! task ends the pauses of all tasks.
 
 use std::error::Error;
 use std::hash::{BuildHasher, RandomState};
@@ -23,33 +23,33 @@ use tower::BoxError;
 use tower::timeout::TimeoutLayer;
 use tower::util::MapResultLayer;
 
-/// Longest time until an answer begins.
+/// Longest time from a request to the beginning of its answer.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 /// Longest time that opening a connection to the API server may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// Longest silence of a connection: longer than any watch lasts (295 s).
+/// Longest silence of a connection. kube ends each watch after 295 s, so no healthy watch is cut off.
 const SILENCE_LIMIT: Duration = Duration::from_secs(300);
 
-/// Longest time between the first answer after an absence and the end of the pauses. Each pause draws its own part of it, so
-/// that the plugins of a cluster do not send all their requests in the same moment.
+/// Longest time between the first answer after an absence of the API server and the end of the pauses. Each pause ends at a
+/// random time within it, so that the plugins of a cluster do not send all their requests at once.
 const SPREAD: Duration = Duration::from_secs(1);
 
-/// Largest random extension of a pause, as a fraction of it.
+/// Largest random extension of a pause, as a fraction of the pause.
 const JITTER: f64 = 0.25;
 
-/// A client of the API server, with a record of its contact. Cheap to clone.
+/// A client of the API server, and the record of which of its requests get answers. Cheap to clone.
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 #[derive(Clone)]
 pub struct Connection {
-    /// The client.
+    /// The client of the API server.
     pub client: Client,
-    /// The contact.
+    /// Records whether the requests of `client` get answers.
     pub contact: Contact,
 }
 
-/// A client whose answers end no pauses.
+/// For tests: the answers of such a client end no pauses.
 impl From<Client> for Connection {
     fn from(client: Client) -> Self {
         Self {
@@ -60,11 +60,11 @@ impl From<Client> for Connection {
 }
 
 impl Connection {
-    /// Reads `kubeconfig`, or without one the file of KUBECONFIG, `~/.kube/config`, or the pod's service account. Sends no
-    /// request.
+    /// Connects as `kubeconfig` says; without it as the file of KUBECONFIG, `~/.kube/config`, or the pod's service account says,
+    /// in this order. Sends no request.
     ///
     /// # Errors
-    /// None of them is valid.
+    /// There is no valid configuration.
     pub async fn new(kubeconfig: Option<&Path>) -> anyhow::Result<Self> {
         let mut found = match kubeconfig {
             Some(path) => read(path)
@@ -74,14 +74,14 @@ impl Connection {
                 .await
                 .context("no kubeconfig and no service account to reach the API server with")?,
         };
-        // Each writer has a limit and a retry of its own, and binds must know how often a request was sent.
+        // Each task repeats its own requests, and a bind must know that its request was sent only once.
         found.default_retry = false;
         found.connect_timeout = Some(CONNECT_LIMIT);
         found.read_timeout = Some(SILENCE_LIMIT);
         let builder = ClientBuilder::try_from(found).context("cannot make a client of the API server")?;
         let contact = Contact::default();
         let noted = contact.clone();
-        // Only the beginning of an answer is waited for: a watch may be silent after that.
+        // The limit ends with the head of an answer, since a watch may be silent for long after that.
         let builder = builder.with_layer(&TimeoutLayer::new(ANSWER_LIMIT));
         let builder = builder.with_layer(&MapResultLayer::new(
             move |result: Result<Response<_>, BoxError>| noted.observe(result),
@@ -98,14 +98,14 @@ async fn read(path: &Path) -> anyhow::Result<kube::Config> {
     Ok(kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
 }
 
-/// The contact with the API server: lost while requests get no answer. Clones share their state.
+/// Knows whether the API server answers, from the results of all requests of a client. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct Contact(Arc<ContactState>);
 
 #[derive(Debug)]
 struct ContactState {
     is_lost: AtomicBool,
-    /// Notified by the first answer after an absence.
+    /// Notified by the first answer after a request without one.
     regained: watch::Sender<()>,
 }
 
@@ -120,9 +120,8 @@ impl Default for Contact {
 
 impl Contact {
     /// Records the result of a request.
-    ///
-    /// An error of the API server itself (500) is an answer; errors of a load balancer without an API server behind it are not.
     fn observe<B, E>(&self, result: Result<Response<B>, E>) -> Result<Response<B>, E> {
+        // A load balancer sends these for an API server that does not answer; a 500 is an answer of the API server itself.
         const NO_SERVER: [StatusCode; 3] = [
             StatusCode::BAD_GATEWAY,
             StatusCode::SERVICE_UNAVAILABLE,
@@ -143,12 +142,12 @@ impl Contact {
         }
     }
 
-    /// Notified by the first answer after each absence.
+    /// A receiver that is notified by the first answer after each time without answers.
     pub fn regained(&self) -> watch::Receiver<()> {
         self.0.regained.subscribe()
     }
 
-    /// Pauses that begin with `shortest` and double after each failure, up to `longest`.
+    /// The pauses of a task: the first is `shortest`, and each further one twice as long, up to `longest`.
     pub fn backoff(&self, (shortest, longest): (Duration, Duration)) -> Backoff {
         Backoff {
             shortest,
@@ -169,12 +168,12 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The next pause, without its random extension.
+    /// The length of the next pause, without its random extension.
     pub fn next(&self) -> Duration {
         self.next
     }
 
-    /// Begins with the shortest pause again.
+    /// Makes the next pause the shortest one again.
     pub fn reset(&mut self) {
         self.next = self.shortest;
     }
@@ -186,7 +185,7 @@ impl Backoff {
         self.next = (self.next * 2).min(self.longest);
         let early = async {
             if self.regained.changed().await.is_err() {
-                // Without a contact nothing ends the pause.
+                // All clients are gone, so no answer can end the pause any more.
                 std::future::pending::<()>().await;
             }
             // All tasks of all nodes see at about the same moment that the API server is back.
@@ -201,17 +200,19 @@ impl Backoff {
 
 /// A random number from 0 to 1.
 fn chance() -> f64 {
+    // Each `RandomState` has keys of its own, which is random enough here and needs no further crate.
     let drawn = u32::try_from(RandomState::new().hash_one(()) >> 32).unwrap_or(u32::MAX);
     f64::from(drawn) / f64::from(u32::MAX)
 }
 
-/// An error and its causes in one line, without causes that the text has already.
+/// An error and its causes in one line for the log, without causes that the text names already.
 ///
-/// Shortens a status of the API server to its code, reason and message.
+/// A status of the API server is shortened to its code, reason and message.
 pub fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     for cause in iter::successors(Some(error), |&error| error.source()) {
         if let Some(status) = status(cause) {
+            // kube's errors print the whole status with all its fields, which fills a log with noise.
             let found = text.find(&cause.to_string()).unwrap_or(text.len());
             text.truncate(found);
             let before = text

@@ -1,7 +1,7 @@
-//! Kubernetes events: a recorder for all tasks of a daemon, and the one task that writes them.
+//! Kubernetes events: a recorder for all tasks of a daemon, and the one task that writes the events to the API server.
 //!
-//! No task waits for an event to be written. While the API server is away the writer keeps events for an hour, and merges equal
-//! ones.
+//! No task waits for an event to be written. While the API server does not answer, the writer keeps events for an hour, and
+//! merges equal ones.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,27 +18,27 @@ use tracing::{debug, warn};
 
 use crate::api_server::{Backoff, Connection, one_line};
 
-/// Longest time of one request.
+/// Longest time of one request to the API server.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// Most events in the channel to the writer, and most different events that wait to be written; more are dropped.
 const CAPACITY: usize = 64;
 
-/// Time after which an unwritten event is dropped; the API server keeps events for the same time.
+/// Time after which an unwritten event is dropped: as long as the API server keeps events by default.
 const KEPT: Duration = Duration::from_secs(3600);
 
-/// Shortest and longest pause after a failure.
+/// Shortest and longest pause after a request that failed.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 
-/// The namespace of events about nodes.
+/// The namespace of events about nodes, which are in none: kubelet and `kubectl describe node` use the same.
 const NAMESPACE_OF_NODES: &str = "default";
 
 /// The type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventType {
-    /// For information.
+    /// Something happened as expected.
     Normal,
-    /// For attention.
+    /// An operator or the owner of the object should look at it.
     Warning,
 }
 
@@ -47,14 +47,15 @@ pub enum EventType {
 pub struct Subject {
     /// `Pod` or `Node`.
     pub kind: &'static str,
-    /// Empty for a node.
+    /// The namespace of the object; empty for a node.
     pub namespace: String,
-    /// Its name.
+    /// The name of the object.
     pub name: String,
-    /// Empty if it is unknown.
+    /// The UID of the object; empty if it is unknown.
     pub uid: String,
 }
 
+/// An event as the daemon records it. The times are not part of it, so that a repeated event is equal to the first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Event {
     subject: Subject,
@@ -75,6 +76,7 @@ struct EventSource {
 #[derive(Debug)]
 struct WaitingEvent {
     event: Event,
+    /// The time at which the writer received it first.
     since: Instant,
     first_at: DateTime<Utc>,
     last_at: DateTime<Utc>,
@@ -153,7 +155,7 @@ impl Recorder {
     }
 
     fn send(&self, event: Event) {
-        // No task waits for its events to be written, so a full channel drops them.
+        // Waiting for room in the channel would stop the task that records while the API server does not answer.
         if self.events.try_send(event).is_err() {
             debug!("an event is dropped");
         }
@@ -170,6 +172,7 @@ impl Writer {
             let Some(waiting) = self.waiting.pop_front() else {
                 match self.events.recv().await {
                     Some(event) => add(&mut self.waiting, event),
+                    // Every recorder is gone. A task that returned would end the process.
                     None => std::future::pending().await,
                 }
                 continue;
@@ -194,7 +197,7 @@ impl Writer {
         }
     }
 
-    /// Pauses after a failure, and receives events meanwhile.
+    /// Pauses after a failure, and receives events meanwhile: a full channel would drop them.
     async fn rest(&mut self) {
         let mut rest = std::pin::pin!(self.backoff.pause());
         loop {
@@ -220,8 +223,9 @@ impl Writer {
         let object = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
         match api.create(&PostParams::default(), &object).await {
             Err(kube::Error::Api(status)) if status.code == 409 => {
-                // The admission policy identifies the writer by the source.
-                let patch = json!({"lastTimestamp": text(waiting.last_at), "source": self.source()});
+                // The admission policy in deploy/ compares the node in the source with that of the writer's token, so the patch
+                // repeats the source although it does not change.
+                let patch = json!({"lastTimestamp": rfc3339(waiting.last_at), "source": self.source()});
                 api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
                     .await
                     .map(drop)
@@ -257,8 +261,8 @@ impl Writer {
             "reason": reason,
             "message": message,
             "source": self.source(),
-            "firstTimestamp": text(waiting.first_at),
-            "lastTimestamp": text(waiting.last_at),
+            "firstTimestamp": rfc3339(waiting.first_at),
+            "lastTimestamp": rfc3339(waiting.last_at),
             "count": 1,
         })
     }
@@ -266,12 +270,13 @@ impl Writer {
 
 /// A hash that equal events share, also after a restart of the same build.
 fn hash(event: &Event) -> u64 {
+    // Unlike `RandomState`, this hasher has the same keys in every process.
     let mut hasher = DefaultHasher::new();
     event.hash(&mut hasher);
     hasher.finish()
 }
 
-/// Adds an event to the waiting ones, or updates the time of an equal one.
+/// Adds an event to the waiting ones, or updates the time of an equal waiting one.
 fn add(waiting: &mut VecDeque<WaitingEvent>, event: Event) {
     let now = Utc::now();
     if let Some(known) = waiting.iter_mut().find(|known| known.event == event) {
@@ -292,7 +297,7 @@ fn add(waiting: &mut VecDeque<WaitingEvent>, event: Event) {
     }
 }
 
-fn text(at: DateTime<Utc>) -> String {
+fn rfc3339(at: DateTime<Utc>) -> String {
     at.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
@@ -300,6 +305,7 @@ fn text(at: DateTime<Utc>) -> String {
 fn may_pass(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => status.code == 429 || status.code >= 500,
+        // The object itself is wrong, so a further request would fail too.
         kube::Error::SerdeError(_) => false,
         _ => true,
     }

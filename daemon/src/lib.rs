@@ -1,14 +1,17 @@
-//! The parts that both gpushare daemons share: log, signals, supervision of tasks, health endpoints, and the connection to the
-//! API server with its watches and events.
+//! The parts that both gpushare daemons share: the process with its log, signals, supervised tasks and watchdog; the HTTP server
+//! for probes, metrics and the daemon's own routes; and the connection to the API server with its watches and events.
 //!
 //! Knows nothing of devices or placement, nor of either daemon.
 
 pub mod api_server;
+pub mod duration;
 pub mod events;
 pub mod health;
+pub mod http_server;
 pub mod logging;
 pub mod panics;
-pub mod signals;
+pub mod process;
 pub mod supervise;
 pub mod watch;
 pub mod watchdog;
+pub mod x509;

@@ -24,7 +24,7 @@ impl FromStr for LogFilter {
 
     fn from_str(text: &str) -> Result<Self, String> {
         const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-        // EnvFilter panics at some of these, such as a space before them.
+        // EnvFilter panics at some texts that are not ASCII, such as a space before an emoji.
         if !text.is_ascii() {
             return Err("not ASCII".to_owned());
         }
@@ -47,14 +47,14 @@ impl FromStr for LogFilter {
 
 /// Starts to write the log to standard error. A second call has no effect.
 pub fn start(format: LogFormat, LogFilter(directives): &LogFilter) {
-    // The client logs each request that fails, and so does the component that made it.
+    // kube's client logs each request that fails, and so does the component that made the request.
     let filter = EnvFilter::new(format!("kube_client=off,{directives}"));
     // A line that cannot be written, as on a full disk, is lost: an internal error would end the task that logs.
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .log_internal_errors(false);
-    // An error means that a subscriber is set already.
+    // An error means that a subscriber is set already, as in tests.
     let _ = match format {
         LogFormat::Text => lines
             .with_target(false)

@@ -1,4 +1,4 @@
-//! Logs each panic with the name of its task.
+//! Logs each panic with the name of the task that panicked.
 //!
 //! Release builds abort after that (`panic = "abort"` in the workspace's Cargo.toml), so no daemon goes on without one of its
 //! tasks.
@@ -11,17 +11,17 @@ tokio::task_local! {
     static NAME: &'static str;
 }
 
-/// Runs a task under a name for the log of panics.
+/// Runs a task that has this name in the log if it panics.
 pub async fn named<T>(name: &'static str, task: impl Future<Output = T>) -> T {
     NAME.scope(name, task).await
 }
 
-/// Logs every panic, in addition to the default report on standard error. To be called once, after the start of the log.
+/// Logs every panic from now on, in addition to Rust's report on standard error. Must be called once, after the start of the log.
 pub fn log_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         log(panic);
-        // The hook that was there prints the message and the backtrace.
+        // Rust's own hook prints the message and the backtrace.
         print(panic);
     }));
 }
@@ -30,6 +30,7 @@ fn log(panic: &PanicHookInfo<'_>) {
     let task = NAME.try_with(|name| *name).unwrap_or_default();
     let thread = std::thread::current();
     let payload = panic.payload();
+    // `panic!` with a literal carries a `&str`, one with arguments a `String`.
     let message = payload
         .downcast_ref::<&str>()
         .copied()

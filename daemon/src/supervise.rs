@@ -1,15 +1,16 @@
 //! Tasks that run as long as the process: when one ends, the process ends.
 //!
-//! Without this a daemon whose watch has ended would go on to decide by its last state, and report that it is ready. `main` ends
-//! the process when [`Tasks::ended`] returns.
+//! Without this a daemon whose watch has ended would go on to decide by its last state, and report that it is ready.
+//! [`crate::process`] ends the process when [`Tasks::ended`] returns.
 
 use std::collections::HashMap;
 
+use tokio::sync::watch;
 use tokio::task::{Id, JoinError, JoinSet};
 
 use crate::panics::named;
 
-/// Named tasks, which end when this is dropped.
+/// Tasks with names for the log. All of them are aborted when this is dropped.
 #[derive(Debug, Default)]
 pub struct Tasks {
     running: JoinSet<()>,
@@ -19,16 +20,16 @@ pub struct Tasks {
 /// A task that has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
-    /// It returned.
+    /// The task returned.
     #[error("task {name:?} has ended, and the process with it")]
     Returned {
-        /// Its name.
+        /// The name of the task.
         name: &'static str,
     },
-    /// It panicked, or was aborted.
+    /// The task panicked, or was aborted.
     #[error("task {name:?} has failed, and the process with it")]
     Failed {
-        /// Its name.
+        /// The name of the task.
         name: &'static str,
         /// The panic or the abort.
         #[source]
@@ -43,6 +44,21 @@ impl Tasks {
         self.names.insert(id, name);
     }
 
+    /// Starts a task that keeps a value up to date. Returns the receiver of the value, which is `first` until the task changes it.
+    pub fn spawn_updating<T, F>(
+        &mut self,
+        name: &'static str,
+        first: T,
+        task: impl FnOnce(watch::Sender<T>) -> F,
+    ) -> watch::Receiver<T>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (sender, receiver) = watch::channel(first);
+        self.spawn(name, task(sender));
+        receiver
+    }
+
     /// Returns when a task has ended; never returns without tasks. Dropping the future loses nothing.
     pub async fn ended(&mut self) -> Ended {
         match self.running.join_next_with_id().await {
@@ -55,12 +71,12 @@ impl Tasks {
         }
     }
 
-    /// Asks all tasks to end.
+    /// Aborts all tasks; each ends at its next `.await`.
     pub fn abort_all(&mut self) {
         self.running.abort_all();
     }
 
-    /// Returns when every task has ended.
+    /// Returns when every task has ended, whatever its outcome.
     pub async fn all_ended(&mut self) {
         while self.running.join_next().await.is_some() {}
     }

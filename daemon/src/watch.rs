@@ -1,7 +1,7 @@
 //! Watches of the API server: an endless sequence of updates about the objects of one kind.
 //!
-//! A watch that breaks or hangs begins again after a pause, with a list. [`WatchLag`] measures the age of a watch's last
-//! message.
+//! A watch that breaks or hangs begins again after a pause, with a list of all objects. [`WatchLag`] measures the age of a
+//! watch's last message.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,10 +23,10 @@ use tracing::{debug, warn};
 
 use crate::api_server::{ANSWER_LIMIT, Backoff, Contact, one_line};
 
-/// The pause after the first failure, doubled after each further one.
+/// The pause after the first failure; each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
-/// Time without a failure after which the pauses begin with the shortest again.
+/// Time without a failure after which the next pause is the shortest one again.
 const STABLE: Duration = Duration::from_secs(20);
 
 /// Time without a failure after which a watch counts as restored; longer than a request can hang.
@@ -37,15 +37,15 @@ const RESTORED: Duration = Duration::from_secs(35);
 pub enum Update<K> {
     /// An object, or the progress of a list.
     Event(Event<K>),
-    /// The API server does not know the kind, so there are no such objects.
+    /// The API server does not know the kind: its custom resource definition is not installed.
     UnknownKind,
-    /// The objects seen may be out of date from now on.
+    /// The connection has failed: the objects that were received may be out of date from now on.
     Interrupted,
-    /// The objects seen are up to date again.
+    /// The connection is back: the objects that were received are up to date again.
     Restored,
 }
 
-/// A watch of one kind.
+/// A watch of the objects of one kind.
 #[expect(missing_debug_implementations, reason = "a stream of events has none")]
 pub struct ObjectWatch<K: 'static> {
     name: &'static str,
@@ -54,15 +54,18 @@ pub struct ObjectWatch<K: 'static> {
     events: BoxStream<'static, watcher::Result<Event<K>>>,
     backoff: Backoff,
     failed_at: Option<Instant>,
-    /// True during a list, which must make progress; a watch may be silent for long.
+    /// True during a list, whose objects must arrive without long gaps; a watch may be silent for long.
     is_listing: bool,
     is_interrupted: bool,
-    /// The update that follows the last one, if it is known already.
-    next: Option<Next>,
+    /// The step that follows the last update, if it is decided already.
+    next: Option<NextStep>,
 }
 
-enum Next {
-    Restored,
+/// A step between two messages of the API server.
+enum NextStep {
+    /// Report [`Update::Restored`].
+    ReportRestored,
+    /// Pause after a failure.
     Pause,
 }
 
@@ -91,7 +94,7 @@ where
         }
     }
 
-    /// Begins again with a list.
+    /// Begins again with a list of all objects.
     pub fn restart(&mut self) {
         self.events = watcher::watcher(self.api.clone(), self.config.clone()).boxed();
         self.is_listing = true;
@@ -100,8 +103,8 @@ where
     /// Waits for the next update. Dropping the future loses no update.
     pub async fn next(&mut self) -> Update<K> {
         match self.next.take() {
-            Some(Next::Restored) => return Update::Restored,
-            Some(Next::Pause) => {
+            Some(NextStep::ReportRestored) => return Update::Restored,
+            Some(NextStep::Pause) => {
                 self.backoff.pause().await;
                 self.failed_at = Some(Instant::now());
             }
@@ -114,17 +117,19 @@ where
                     self.is_listing = matches!(event, Event::Init | Event::InitApply(_));
                     // `Init` precedes the request of a list, so it does not show that the API server answers.
                     if !self.is_listing && std::mem::take(&mut self.is_interrupted) {
-                        self.next = Some(Next::Restored);
+                        self.next = Some(NextStep::ReportRestored);
                     }
                     return Update::Event(event);
                 }
                 Ok(Some(Err(error))) => return self.fail(&error),
                 Err(_) if !self.is_listing => {
+                    // No object of this kind has changed for a while, and the watch has not failed either.
                     if std::mem::take(&mut self.is_interrupted) {
                         return Update::Restored;
                     }
                 }
                 Err(_) | Ok(None) => {
+                    // kube's watcher retries a list by itself, but not one that hangs.
                     self.restart();
                     self.interrupt("no answer");
                     return Update::Interrupted;
@@ -133,6 +138,7 @@ where
         }
     }
 
+    /// The update for an error of the watch.
     fn fail(&mut self, error: &watcher::Error) -> Update<K> {
         if is_unknown_kind(error) {
             debug!(watch = self.name, "the API server does not know this kind");
@@ -155,7 +161,7 @@ where
         if self.failed_at.is_none_or(|failed| failed.elapsed() >= STABLE) {
             self.backoff.reset();
         }
-        self.next = Some(Next::Pause);
+        self.next = Some(NextStep::Pause);
     }
 }
 
@@ -166,7 +172,7 @@ fn is_unknown_kind(error: &watcher::Error) -> bool {
 
 /// The age of the last message of a watch; clones share it.
 ///
-/// kube's watcher drops bookmarks, and while no object changes the API server sends nothing else. So a [`WatchLag`] observes the
+/// While no object changes, the API server sends bookmarks only, and kube's watcher drops those. So a [`WatchLag`] observes the
 /// bytes of the answers.
 #[derive(Clone, Debug)]
 pub struct WatchLag {
@@ -175,7 +181,7 @@ pub struct WatchLag {
 }
 
 impl WatchLag {
-    /// Begins with an age of zero.
+    /// The lag of a watch that begins now.
     pub fn new(kind: &'static str) -> Self {
         Self {
             kind,
@@ -183,12 +189,12 @@ impl WatchLag {
         }
     }
 
-    /// The kind of the objects.
+    /// The kind of the watched objects, for metrics.
     pub fn kind(&self) -> &'static str {
         self.kind
     }
 
-    /// The time since the last message.
+    /// The time since the API server sent the last message of the watch.
     pub fn age(&self) -> Duration {
         self.last_message
             .lock()
@@ -216,6 +222,7 @@ impl WatchLag {
         response: Response<Body>,
     ) -> Response<impl HttpBody<Data = Bytes, Error = kube::Error>> {
         let status = response.status();
+        // A refused watch shows nothing of the objects; one of an unknown kind shows that there are none.
         let counts = status.is_success() || status == StatusCode::NOT_FOUND;
         response.map(|body| {
             body.map_frame(move |frame| {

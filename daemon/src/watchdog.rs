@@ -1,4 +1,4 @@
-//! A thread that ends the process when it hangs: when the runtime runs no task, or a lock cannot be taken, for too long.
+//! Ends the process when it hangs: when the runtime runs no task, or a lock cannot be taken, for too long.
 //!
 //! A hung extender delays every pod that kube-scheduler asks it about, and a hung device plugin every pod that kubelet admits on
 //! its node, so a restart is better. The watchdog counts its own checks without an answer, and reads no clock: for a process that
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tracing::error;
 
-/// The number of checks within the limit.
+/// The number of checks within the limit. A probe is asked again only after its answer, so the limit is accurate to two checks.
 const CHECKS: u32 = 20;
 /// Longest time for the last line of the log, after which the process ends in any case: the log itself may hang.
 const LOG_TIMEOUT: Duration = Duration::from_secs(1);
@@ -26,9 +26,23 @@ pub struct Probe {
     /// Sends a request, which is answered when `answered` has its number.
     ask: Box<dyn FnMut(u64) + Send>,
     answered: Arc<AtomicU64>,
+    /// The number of the last request.
+    asked: u64,
+    /// The number of checks without an answer to it.
+    missed: u32,
 }
 
 impl Probe {
+    fn new(name: &'static str, ask: Box<dyn FnMut(u64) + Send>, answered: Arc<AtomicU64>) -> Self {
+        Self {
+            name,
+            ask,
+            answered,
+            asked: 0,
+            missed: 0,
+        }
+    }
+
     /// A probe of the runtime: it answers if a task with a timer runs.
     pub fn of_runtime(runtime: Handle) -> Self {
         let answered = Arc::new(AtomicU64::new(0));
@@ -36,18 +50,15 @@ impl Probe {
         let ask = move |number| {
             let answer = Arc::clone(&answer);
             runtime.spawn(async move {
+                // A runtime whose timers do not fire hangs too, although it runs tasks.
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 answer.store(number, Ordering::Release);
             });
         };
-        Self {
-            name: "runtime",
-            ask: Box::new(ask),
-            answered,
-        }
+        Self::new("runtime", Box::new(ask), answered)
     }
 
-    /// A probe of a lock: it answers if `take`, which takes the lock and releases it, returns. It runs on a thread of its own.
+    /// A probe of a lock: it answers if `take`, which takes the lock and releases it, returns.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -55,40 +66,28 @@ impl Probe {
         let answered = Arc::new(AtomicU64::new(0));
         let answer = Arc::clone(&answered);
         let (send, asked) = mpsc::channel();
-        thread::Builder::new()
-            .name("watchdog-lock".to_owned())
-            .spawn(move || {
-                for number in asked {
-                    take();
-                    answer.store(number, Ordering::Release);
-                }
-            })?;
+        let answer_requests = move || {
+            for number in asked {
+                take();
+                answer.store(number, Ordering::Release);
+            }
+        };
+        // A thread of its own, since the watchdog's must not wait for the lock.
+        let thread = thread::Builder::new().name("watchdog-lock".to_owned());
+        thread.spawn(answer_requests)?;
         let ask = move |number| {
             // The receiving thread lives as long as this sender, so this cannot fail.
             let _ = send.send(number);
         };
-        Ok(Self {
-            name,
-            ask: Box::new(ask),
-            answered,
-        })
+        Ok(Self::new(name, Box::new(ask), answered))
     }
-}
 
-/// A probe with the number of its last request, and the number of checks without an answer to it.
-struct Watched {
-    probe: Probe,
-    asked: u64,
-    missed: u32,
-}
-
-impl Watched {
     /// Checks for the answer, and sends the next request if it is there. Returns true if the probe has hung for the whole limit.
     fn has_hung(&mut self) -> bool {
-        if self.asked == 0 || self.probe.answered.load(Ordering::Acquire) == self.asked {
+        if self.answered.load(Ordering::Acquire) == self.asked {
             self.missed = 0;
             self.asked += 1;
-            (self.probe.ask)(self.asked);
+            (self.ask)(self.asked);
             return false;
         }
         self.missed += 1;
@@ -96,37 +95,25 @@ impl Watched {
     }
 }
 
-/// Ends the process (SIGABRT) when one of the probes does not answer for `limit`, and logs its name. The limit is accurate to a
-/// tenth; zero disables the watchdog.
+/// Ends the process (SIGABRT) when a probe does not answer for `limit`, and logs its name. The limit is accurate to a tenth; zero
+/// disables the watchdog.
 ///
 /// # Errors
 /// If the thread cannot be started.
-pub fn watch(limit: Duration, probes: Vec<Probe>) -> io::Result<()> {
+pub fn watch(limit: Duration, mut probe: Probe) -> io::Result<()> {
     if limit.is_zero() {
         return Ok(());
     }
-    let mut watched: Vec<Watched> = probes
-        .into_iter()
-        .map(|probe| Watched {
-            probe,
-            asked: 0,
-            missed: 0,
-        })
-        .collect();
-    thread::Builder::new()
-        .name("watchdog".to_owned())
-        .spawn(move || {
-            loop {
-                thread::sleep(limit / CHECKS);
-                if let Some(hung) = watched
-                    .iter_mut()
-                    .find_map(|watched| watched.has_hung().then_some(watched.probe.name))
-                {
-                    abort(hung, limit);
-                }
+    let check = move || {
+        loop {
+            thread::sleep(limit / CHECKS);
+            if probe.has_hung() {
+                abort(probe.name, limit);
             }
-        })?;
-    Ok(())
+        }
+    };
+    let thread = thread::Builder::new().name("watchdog".to_owned());
+    thread.spawn(check).map(drop)
 }
 
 fn abort(hung: &'static str, limit: Duration) {
@@ -155,31 +142,22 @@ mod tests {
     use super::*;
 
     /// A probe whose answers the test controls.
-    fn probe() -> (Watched, Arc<AtomicU64>) {
+    fn probe() -> (Probe, Arc<AtomicU64>) {
         let answered = Arc::new(AtomicU64::new(0));
-        let probe = Probe {
-            name: "test",
-            ask: Box::new(drop),
-            answered: Arc::clone(&answered),
-        };
         (
-            Watched {
-                probe,
-                asked: 0,
-                missed: 0,
-            },
+            Probe::new("test", Box::new(drop), Arc::clone(&answered)),
             answered,
         )
     }
 
     #[test]
     fn late_answers_are_counted() {
-        let (mut watched, answered) = probe();
+        let (mut probe, answered) = probe();
         for number in 1..100 {
-            assert!(!watched.has_hung());
-            assert_eq!(watched.asked, number);
+            assert!(!probe.has_hung());
+            assert_eq!(probe.asked, number);
             assert!(
-                (1..CHECKS).all(|_| !watched.has_hung()),
+                (1..CHECKS).all(|_| !probe.has_hung()),
                 "one check less than the limit"
             );
             answered.store(number, Ordering::Release);
@@ -188,22 +166,22 @@ mod tests {
 
     #[test]
     fn no_answer_for_the_whole_limit_is_a_hang() {
-        let (mut watched, answered) = probe();
-        assert!(!watched.has_hung());
+        let (mut probe, answered) = probe();
+        assert!(!probe.has_hung());
         answered.store(1, Ordering::Release);
-        assert!(!watched.has_hung());
-        let checks = (1..=CHECKS).find(|_| watched.has_hung());
+        assert!(!probe.has_hung());
+        let checks = (1..=CHECKS).find(|_| probe.has_hung());
         assert_eq!(checks, Some(CHECKS));
     }
 
     /// During a stop of any length the watchdog itself checks only once.
     #[test]
     fn a_paused_process_misses_one_check_only() {
-        let (mut watched, answered) = probe();
-        assert!(!watched.has_hung());
-        assert!(!watched.has_hung(), "the first check after the stop");
+        let (mut probe, answered) = probe();
+        assert!(!probe.has_hung());
+        assert!(!probe.has_hung(), "the first check after the stop");
         answered.store(1, Ordering::Release);
-        assert!(!watched.has_hung());
-        assert_eq!(watched.missed, 0);
+        assert!(!probe.has_hung());
+        assert_eq!(probe.missed, 0);
     }
 }

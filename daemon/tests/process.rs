@@ -45,7 +45,7 @@ fn program() -> &'static PathBuf {
 
 fn start(fault: &str) -> Child {
     Command::new(program())
-        .arg(fault)
+        .args([fault, "--hang-timeout=500ms", "--log-level=warn"])
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()

@@ -3,13 +3,12 @@
 mod values;
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use daemon::logging::{LogFilter, LogFormat};
+use daemon::process::ProcessArgs;
 use proto::admission::UNRESTRICTED_NAMESPACES;
 use proto::memory_unit::MemoryUnit;
 use proto::resource::{GPU_MEM, ResourceNames};
@@ -27,7 +26,7 @@ use crate::publish::node_overrides::OverrideFiles;
 use crate::settings::{NodeSettings, OnMismatch, OnUnplaced};
 use crate::uninstall::UninstallWhen;
 
-use values::{dra_drivers, duration, gpu_memory, limit, memory_resource, node_name, partition_policy};
+use values::{dra_drivers, duration, gpu_memory, memory_resource, node_name, partition_policy};
 
 pub use values::{
     Inject, InvalidValue, InventoryKind, LookFor, NoGpu, ReservedMemory, VendorResource, VendorServer,
@@ -287,31 +286,9 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_UNINSTALL", value_enum, value_name = "unused|now")]
     pub uninstall: Option<UninstallWhen>,
 
-    /// Kubeconfig for the API server; without it the pod's service account
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-
-    /// Address for /healthz, /readyz and /metrics, such as 0.0.0.0:8081; none if left out
-    #[arg(long, env = "GPUSHARE_HEALTH_LISTEN", value_name = "ADDRESS")]
-    pub health_listen: Option<SocketAddr>,
-
-    /// Time for which the plugin may hang, running none of its tasks, before it ends itself; kubelet then starts it again. The time
-    /// that it is stopped does not count; 0s never ends it
-    #[arg(long, env = "GPUSHARE_HANG_TIMEOUT", default_value = "10s", value_parser = limit, value_name = "DURATION")]
-    pub hang_timeout: Duration,
-
-    /// Form of the log
-    #[arg(long, env = "GPUSHARE_LOG_FORMAT", default_value = "text", value_enum)]
-    pub log_format: LogFormat,
-
-    /// Lines in the log: error, warn, info, debug, trace, or directives such as info,kube=debug
-    #[arg(
-        long,
-        env = "GPUSHARE_LOG_LEVEL",
-        default_value = "info",
-        value_name = "LEVEL"
-    )]
-    pub log_level: LogFilter,
+    /// The flags that every daemon has
+    #[command(flatten)]
+    pub process: ProcessArgs,
 }
 
 impl Config {

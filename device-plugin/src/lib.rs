@@ -25,8 +25,8 @@ pub mod node_gauges;
 pub mod node_state;
 pub mod pods;
 pub mod publish;
+pub mod run;
 pub mod runtime_hook;
-pub mod serve;
 pub mod settings;
 pub mod start;
 #[cfg(test)]

@@ -1,20 +1,16 @@
-//! The binary: reads the flags and runs the daemon; the exit code says whether it ended with an error.
+//! The binary: reads the flags and runs the daemon.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use device_plugin::config::Config;
-use device_plugin::serve;
-use tracing::error;
+use device_plugin::run::run;
+use tokio::runtime::Builder;
 
 fn main() -> ExitCode {
     let config = Config::parse();
-    daemon::logging::start(config.log_format, &config.log_level);
-    match serve::start(config) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(reason) => {
-            error!("{reason:#}");
-            ExitCode::FAILURE
-        }
-    }
+    // One thread is enough for the calls of one kubelet, and leaves the node's memory to pods.
+    daemon::process::run(config.process.clone(), Builder::new_current_thread(), |process| {
+        run(config, process)
+    })
 }

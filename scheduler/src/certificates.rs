@@ -1,17 +1,18 @@
 //! The scheduler's own certificates: created, kept in one Secret, renewed, and published to the API server.
 //!
-//! Every replica runs a [`Keeper`]. They agree because each writes the Secret only over the version that it has read. [`material`]
-//! decides what is due. Certificates in files do not pass through here.
+//! Every replica runs a [`Keeper`]. The replicas agree because each writes the Secret only over the version that it has read.
+//! [`material`] decides what is due. Certificates in files that an operator renews are in [`files`].
 
+pub mod files;
 pub mod issue;
 pub mod material;
 pub mod server_tls;
-pub mod validity;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
+use daemon::http_server::CurrentTls;
 use http::{Method, Request, header};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -22,15 +23,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
-use crate::serve::tls::CurrentTls;
 use material::{Change, Lifetimes, Material, PARTS};
 use server_tls::{CertificateMetrics, Clients, ServerTls};
 
 /// Pause between two reads of the Secret and the webhook configurations.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// Pause after a failure.
+/// Pause after a failed request.
 const PAUSE: Duration = Duration::from_secs(3);
-/// Most attempts to write the Secret against other writers.
+/// Most attempts to write the Secret while other writers change it.
 const ATTEMPTS: usize = 5;
 
 /// The Secret, and the properties of the certificates.
@@ -38,22 +38,23 @@ const ATTEMPTS: usize = 5;
 pub struct CertificateSettings {
     /// Name of the Secret.
     pub secret: String,
-    /// Its namespace.
+    /// Namespace of the Secret.
     pub namespace: String,
     /// DNS names and addresses in the certificates.
     pub hosts: Vec<String>,
-    /// Lifetime of a certificate.
+    /// Lifetime of a server certificate.
     pub lifetime: Duration,
     /// Name of the webhook configurations that get the authorities, if there are webhooks.
     pub configuration: Option<String>,
 }
 
-/// Keeps the certificates of one Secret.
+/// Keeps the certificates of one Secret valid, and gives them to servers.
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 pub struct Keeper {
     client: Client,
     settings: CertificateSettings,
     metrics: CertificateMetrics,
+    /// The content of the Secret that the servers use; `None` before the first read.
     held: Option<Material>,
     servers: Vec<ServerTls>,
 }
@@ -61,12 +62,12 @@ pub struct Keeper {
 /// The outcome of a write.
 enum SecretWrite {
     Done,
-    /// Another writer was faster.
+    /// Another writer has changed the Secret since it was read.
     Overtaken,
 }
 
 impl Keeper {
-    /// Keeps certificates in `settings.secret`, which need not exist yet.
+    /// A keeper of `settings.secret`, which need not exist yet.
     pub fn new(client: Client, settings: CertificateSettings, metrics: CertificateMetrics) -> Self {
         Self {
             client,
@@ -88,10 +89,11 @@ impl Keeper {
         Ok(current)
     }
 
-    /// Reconciles until the task is dropped.
+    /// Renews the certificates whenever it is time, until the task is dropped.
     pub async fn keep(mut self) {
         loop {
             let pause = match self.reconcile(SystemTime::now()).await {
+                // The tests of rotation use lifetimes of seconds.
                 Ok(()) => (self.settings.lifetime / 10).clamp(Duration::from_secs(1), INTERVAL),
                 Err(error) => {
                     warn!(
@@ -106,12 +108,12 @@ impl Keeper {
         }
     }
 
-    /// Renews what is due, gives it to the servers, and publishes the authorities to the API server.
+    /// Renews what is due, gives it to the servers, and writes the authorities into the webhook configurations.
     ///
     /// # Errors
     /// The Secret cannot be read, parsed or written, or a webhook configuration cannot be written.
     pub async fn reconcile(&mut self, now: SystemTime) -> anyhow::Result<()> {
-        let material = self.agree(now).await?;
+        let material = self.read_or_renew(now).await?;
         let is_new = self
             .held
             .as_ref()
@@ -123,7 +125,7 @@ impl Keeper {
             }
             self.metrics.show(&material);
             if self.held.replace(material).is_some() {
-                self.metrics.rotated();
+                self.metrics.count_rotation();
             }
         }
         self.reload_authorities();
@@ -159,8 +161,8 @@ impl Keeper {
         }
     }
 
-    /// Reads the Secret and writes what is due, until no other replica interferes.
-    async fn agree(&self, now: SystemTime) -> anyhow::Result<Material> {
+    /// Reads the Secret and writes what is due, again if another replica has written meanwhile.
+    async fn read_or_renew(&self, now: SystemTime) -> anyhow::Result<Material> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.settings.namespace);
         for _ in 0..ATTEMPTS {
             let there = api
@@ -171,10 +173,10 @@ impl Keeper {
                 .as_ref()
                 .and_then(|secret| secret.data.clone())
                 .unwrap_or_default();
-            // Read anew in each attempt: another replica has just written, most likely what is due.
+            // Read in each attempt, since another replica has just written, most likely what is due.
             let read = Material::read(&data)
                 .with_context(|| format!("Secret {}/{}", self.settings.namespace, self.settings.secret))?;
-            // A Secret that was deleted is written again as it was: clients trust its authority.
+            // A Secret that was deleted is written again with the content that it had, since clients trust its authority.
             let held = read.or_else(|| self.held.clone());
             let (material, changes) = Material::renewed(
                 held,
@@ -183,6 +185,7 @@ impl Keeper {
                 now,
             )?;
             let mut due = data.clone();
+            // Keys of other owners, which a person may have added, stay.
             due.retain(|part, _| !PARTS.contains(&part.as_str()));
             due.extend(material.data());
             if due == data {
@@ -232,6 +235,7 @@ impl Keeper {
         }
     }
 
+    /// Logs the changes of the Secret.
     fn log(&self, material: &Material, changes: &[Change]) {
         let (authority, certificate) = material.ends();
         let date = |time: SystemTime| chrono::DateTime::<chrono::Utc>::from(time).to_rfc3339();
@@ -246,11 +250,12 @@ impl Keeper {
     }
 }
 
-/// Path of both kinds of configurations.
+/// Path of the kinds of webhook configurations.
 const PATH: &str = "/apis/admissionregistration.k8s.io/v1";
-/// Plural names of both kinds.
+/// Names in paths of the two kinds of webhook configurations.
 const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
 
+/// The fields of a webhook configuration that hold the trust bundles.
 #[derive(Debug, Deserialize)]
 struct Configuration {
     #[serde(default)]
@@ -272,7 +277,7 @@ struct ClientConfig {
     ca_bundle: Option<ByteString>,
 }
 
-/// Writes these authorities (PEM) into the webhook configurations of this name, as far as they exist.
+/// Writes these authorities (PEM) into those webhook configurations of this name that exist.
 async fn publish(client: &Client, name: &str, authorities: &str) -> anyhow::Result<()> {
     let bundle = ByteString(authorities.as_bytes().to_vec());
     // The API server trusts old and new authorities together, so the order of the two writes does not matter.
@@ -303,19 +308,16 @@ async fn publish(client: &Client, name: &str, authorities: &str) -> anyhow::Resu
     Ok(())
 }
 
-/// The patch of a configuration. Each change tests the name of its webhook, since the order of the list may change meanwhile.
+/// The JSON patch of a configuration. It tests the name of each webhook, since the order of the list may change meanwhile.
 fn changes(configuration: &Configuration, bundle: &ByteString) -> Vec<Value> {
-    let differs = |webhook: &WebhookEntry| webhook.client_config.ca_bundle.as_ref() != Some(bundle);
-    let differing = configuration
-        .webhooks
-        .iter()
-        .enumerate()
-        .filter(|(_, webhook)| differs(webhook));
-    let changes = differing.flat_map(|(idx, webhook)| {
-        [
-            json!({"op": "test", "path": format!("/webhooks/{idx}/name"), "value": webhook.name}),
-            json!({"op": "add", "path": format!("/webhooks/{idx}/clientConfig/caBundle"), "value": bundle}),
-        ]
-    });
-    changes.collect()
+    let mut changes = Vec::new();
+    for (idx, webhook) in configuration.webhooks.iter().enumerate() {
+        if webhook.client_config.ca_bundle.as_ref() == Some(bundle) {
+            continue;
+        }
+        let path = format!("/webhooks/{idx}");
+        changes.push(json!({"op": "test", "path": format!("{path}/name"), "value": webhook.name}));
+        changes.push(json!({"op": "add", "path": format!("{path}/clientConfig/caBundle"), "value": bundle}));
+    }
+    changes
 }

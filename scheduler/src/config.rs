@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Parser;
-use daemon::logging::{LogFilter, LogFormat};
+use daemon::duration::parse_duration;
+use daemon::http_server::READ_TIMEOUT;
+use daemon::process::ProcessArgs;
 use placement::{Policies, ResourceWeights};
 use proto::request::hints::DemandedEnforcement;
 use proto::resource::ResourceNames;
@@ -25,8 +27,6 @@ pub use webhooks::{Admission, Certificates, Command, Webhooks};
 
 /// Largest request body, in bytes.
 pub const MAX_BODY: usize = 32 << 20;
-/// Time within which a request must have arrived.
-pub const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most requests in work at one time; more wait.
 pub const CONCURRENCY: usize = 512;
 /// The longest time for which room is kept for a pod whose `status.nominatedNodeName` names the node.
@@ -42,9 +42,6 @@ pub struct Args {
     /// Serve without client certificates even where others reach the address: every client may then bind pods.
     #[arg(long, env = "GPUSHARE_INSECURE_LISTEN")]
     insecure_listen: bool,
-    /// Address to serve /healthz, /readyz, /metrics and /version on without TLS, such as 0.0.0.0:8081; nowhere if left out.
-    #[arg(long, env = "GPUSHARE_HEALTH_LISTEN", value_name = "ADDRESS")]
-    health_listen: Option<SocketAddr>,
     /// Address to serve the read API on, such as 127.0.0.1:12346; nowhere but under the extender's prefix if left out. On a
     /// loopback address every client is let in, which is every one that may forward a port to the pod; elsewhere TLS is
     /// served, and clients need a bearer token.
@@ -57,9 +54,6 @@ pub struct Args {
     /// Path that the extender's verbs are under; the `urlPrefix` of kube-scheduler's configuration ends with it.
     #[arg(long, env = "GPUSHARE_PREFIX", default_value = "/gpushare-scheduler", value_parser = prefix)]
     prefix: String,
-    /// Kubeconfig file; without it the file named by KUBECONFIG, ~/.kube/config or the pod's service account.
-    #[arg(long, env = "GPUSHARE_KUBECONFIG", value_name = "FILE", global = true)]
-    kubeconfig: Option<PathBuf>,
     /// Resource that counts GPU memory in units; the node annotation `<resource>-unit` says how much a unit is.
     #[arg(long, env = "GPUSHARE_MEMORY_RESOURCE", default_value = proto::resource::GPU_MEM, value_parser = resource_name)]
     memory_resource: String,
@@ -86,19 +80,15 @@ pub struct Args {
     )]
     misfit_nodes: MisfitNodes,
     /// Longest time that one bind may take; stay below the extender's httpTimeout (3s as shipped).
-    #[arg(long, env = "GPUSHARE_BIND_TIMEOUT", default_value = "2s", value_parser = duration)]
+    #[arg(long, env = "GPUSHARE_BIND_TIMEOUT", default_value = "2s", value_parser = parse_duration)]
     bind_timeout: Duration,
-    /// Time for which the process may hang before it ends itself: its runtime runs no task, or the lock of its state is not released. The
-    /// time that it is stopped or suspended does not count; 0s never ends it.
-    #[arg(long, env = "GPUSHARE_HANG_TIMEOUT", default_value = "10s", value_parser = duration)]
-    hang_timeout: Duration,
     /// Time for which an answer keeps room for its pod on the one node that it leaves, or on the best of several, if the pod is neither
     /// nominated to that node nor waits for volumes or claims.
-    #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = duration)]
+    #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = parse_duration)]
     hint_ttl: Duration,
     /// Time for which room is kept for a pod with volumes or claims that kube-scheduler may wait for before it binds: as long as
     /// `bindTimeoutSeconds` of `VolumeBindingArgs` in kube-scheduler's profile, if not shorter than --hint-ttl.
-    #[arg(long, env = "GPUSHARE_VOLUME_BIND_TIMEOUT", default_value = "600s", value_parser = duration)]
+    #[arg(long, env = "GPUSHARE_VOLUME_BIND_TIMEOUT", default_value = "600s", value_parser = parse_duration)]
     volume_bind_timeout: Duration,
     /// Most bindings on their way to the API server at one time, each on a connection of its own; more wait, and nothing is
     /// written of one that has waited too long. More at once make a busy API server slower, not faster.
@@ -132,12 +122,9 @@ pub struct Args {
     leader: LeaderArgs,
     #[command(flatten)]
     webhooks: WebhookArgs,
-    /// Form of the log on standard error.
-    #[arg(long, env = "GPUSHARE_LOG_FORMAT", value_enum, default_value = "text")]
-    log_format: LogFormat,
-    /// Log filter: error, warn, info, debug, trace or directives such as `info,scheduler=debug`.
-    #[arg(long, env = "GPUSHARE_LOG_LEVEL", default_value = "info")]
-    log_level: LogFilter,
+    /// The flags that every daemon has.
+    #[command(flatten)]
+    pub process: ProcessArgs,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -155,10 +142,6 @@ pub struct Config {
     pub leader: Option<LeaderElection>,
     /// Webhooks, and certificates that are made here.
     pub admission: Admission,
-    /// The log.
-    pub log: Log,
-    /// The time for which the process may hang before it ends itself; zero for no limit.
-    pub hang_timeout: Duration,
     /// A command to execute instead of serving.
     pub command: Option<Command>,
 }
@@ -189,8 +172,6 @@ pub struct Scheduling {
 pub struct Serving {
     /// Address to serve on.
     pub listen: SocketAddr,
-    /// Address to serve probes and metrics on too, never over TLS.
-    pub health_listen: Option<SocketAddr>,
     /// Address to serve the read API on too.
     pub read_listen: Option<SocketAddr>,
     /// Address to serve the page on.
@@ -269,15 +250,6 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
 }
 
-/// The settings of the log.
-#[derive(Clone, Debug)]
-pub struct Log {
-    /// Form of the lines.
-    pub format: LogFormat,
-    /// Selects the lines.
-    pub filter: LogFilter,
-}
-
 impl TryFrom<Args> for Config {
     type Error = anyhow::Error;
 
@@ -300,7 +272,6 @@ impl TryFrom<Args> for Config {
         let admission = args.webhooks.admission(names.clone(), tls.as_ref())?;
         let serving = Serving {
             listen: args.listen,
-            health_listen: args.health_listen,
             read_listen: args.read_listen,
             page_listen: args.page_listen,
             prefix: args.prefix,
@@ -319,7 +290,7 @@ impl TryFrom<Args> for Config {
         // A command does not serve.
         serving.check_address(args.insecure_listen || args.command.is_some())?;
         Ok(Self {
-            kubeconfig: args.kubeconfig,
+            kubeconfig: args.process.kubeconfig,
             scheduling: Scheduling {
                 names,
                 policies: args.policies.policies(),
@@ -337,31 +308,9 @@ impl TryFrom<Args> for Config {
             serving,
             leader,
             admission,
-            hang_timeout: args.hang_timeout,
-            log: Log {
-                format: args.log_format,
-                filter: args.log_level,
-            },
             command: args.command,
         })
     }
-}
-
-/// Durations such as `500ms`, `4s`, `2m`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
-    parse_time(text, &units)
-        .filter(|time| *time <= Duration::from_secs(86_400))
-        .ok_or_else(|| "write a whole number and ms, s, m or h, such as 500ms or 4s; at most 24h".to_owned())
-}
-
-/// A whole number and one of the units, which have their milliseconds beside them.
-fn parse_time(text: &str, units: &[(&str, u64)]) -> Option<Duration> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let (_, millis) = units.iter().find(|(name, _)| *name == unit)?;
-    let number: u64 = number.parse().ok()?;
-    Some(Duration::from_millis(number.checked_mul(*millis)?))
 }
 
 fn concurrency(text: &str) -> Result<usize, String> {

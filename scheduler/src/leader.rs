@@ -1,8 +1,8 @@
 //! Leader election among replicas: only the leader answers filters and binds.
 //!
-//! [`Leadership`] holds the state that requests check: this replica leads, its Lease is valid for long enough, and it has seen
-//! the writes of the previous leader. It compares times itself, so a term ends on time whatever other tasks do. [`election`]
-//! and [`kube_scheduler_lease`] decide who leads; [`elector`] acts on it.
+//! [`Leadership`] is the state that requests check: this replica leads, its Lease is valid for long enough, and it has seen
+//! the writes of the previous leader. It compares times itself, so a term ends on time even if the elector's task is late.
+//! [`election`] and [`kube_scheduler_lease`] decide which replica leads; [`elector`] carries their decisions out.
 
 pub mod election;
 pub mod elector;
@@ -29,7 +29,7 @@ use election::LeaseTimes;
 pub(crate) use fence::is_refusal;
 pub use label::LABEL;
 
-/// Time for which a takeover waits longer than a bind may take.
+/// Added to the bind timeout in [`takeover_grace`]: a binding that was sent at the last moment may still reach the API server.
 const AFTER_BIND: Duration = Duration::from_secs(1);
 
 /// Time for which a takeover waits for the in-flight binds of a leader that did not release its Lease.
@@ -37,17 +37,17 @@ pub fn takeover_grace(bind_timeout: Duration) -> Duration {
     bind_timeout + AFTER_BIND
 }
 
-/// The present, by the clock that tests can pause.
+/// The present time, by a clock that tests can pause.
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// A pod by its names.
+/// The namespace and name of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodName {
-    /// Namespace.
+    /// The namespace of the pod.
     pub namespace: String,
-    /// Name.
+    /// The name of the pod.
     pub name: String,
 }
 
@@ -57,39 +57,40 @@ impl From<&PodName> for Subject {
             kind: "Pod",
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
+            // Events need no UID, and the own pod is known by name alone.
             uid: String::new(),
         }
     }
 }
 
-/// The reason for which a replica decides nothing.
+/// The reason for which a replica neither filters nor binds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotLeading {
-    /// Another replica leads, or none.
+    /// Another replica leads, or no replica does at the moment.
     #[error("not the leader: another replica of gpushare-scheduler decides; ask again")]
     Standby,
-    /// Binds of the previous scheduler may be in flight.
+    /// Bindings of the previous leader may still reach the API server.
     #[error("starting: binds of an earlier scheduler may be under way; they are waited out and looked for")]
     Starting,
-    /// This replica ends.
+    /// This replica is shutting down.
     #[error("not the leader any more: this replica of gpushare-scheduler ends; ask again")]
     Ending,
 }
 
-/// The rights of this replica; clones share them.
+/// The permission of this replica to filter and to bind. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct Leadership(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     state: Mutex<LeadershipState>,
-    /// The number of binds in work.
+    /// The number of binds that have begun and not ended.
     binding: watch::Sender<usize>,
-    /// Changes whenever clients have to connect again.
+    /// A number that changes whenever clients have to connect again.
     connection_resets: watch::Sender<u64>,
-    /// Counts the beginnings and ends of terms.
+    /// Metric: the beginnings and ends of terms.
     transitions: Counter,
-    /// Counts bindings that were answered after the Lease had expired.
+    /// Metric: bindings that were answered after the Lease had expired.
     overdue: Counter,
     /// Notified when the API server has refused a binding.
     bind_refused: Notify,
@@ -98,7 +99,7 @@ struct Inner {
 #[derive(Debug)]
 struct LeadershipState {
     role: Role,
-    /// True if the writes of the previous leader have been seen.
+    /// True once the watch of pods has shown all writes of the previous leader.
     is_taken_over: bool,
     /// True if this replica's pod may have the leader label although it does not lead.
     has_stale_label: bool,
@@ -106,21 +107,22 @@ struct LeadershipState {
     refused: Option<String>,
 }
 
+/// The part of this replica among all replicas.
 #[derive(Clone, Copy, Debug)]
 enum Role {
     /// There is no other replica.
     Alone,
-    /// Another replica leads, or none.
+    /// Another replica leads, or no replica does at the moment.
     Standby,
-    /// Leads until the renewal is too old.
+    /// Leads, until the last renewal of the Lease is older than the renew deadline.
     Leading { times: LeaseTimes, renewed: Instant },
-    /// Led until now; its binds may end.
+    /// Led until the shutdown began. Binds in work may still end; no further one begins.
     Ending { times: LeaseTimes, renewed: Instant },
-    /// Sends nothing any more.
+    /// Is shut down: sends no binding any more.
     Ended,
 }
 
-/// A bind in work, until dropped.
+/// A bind that has begun. Dropping the value ends it.
 #[derive(Debug)]
 pub struct BindInWork(Leadership);
 
@@ -142,20 +144,20 @@ impl Leadership {
         }))
     }
 
-    /// The rights of the only replica, without a previous scheduler.
+    /// The only replica, and no earlier scheduler has run: for tests, benchmarks and offline use.
     pub fn alone() -> Self {
         Self::new(Role::Alone, true)
     }
 
-    /// The rights of the only replica. It binds nothing before [`Self::end_takeover`].
+    /// The only replica. It binds nothing before [`Self::end_takeover`], since an earlier process may still be binding.
     pub fn alone_after_takeover() -> Self {
         Self::new(Role::Alone, false)
     }
 
-    /// The rights of one replica of several.
+    /// One replica of several, which does not lead yet.
     pub fn standby() -> Self {
         let leadership = Self::new(Role::Standby, false);
-        // An earlier process in the same pod may have led.
+        // An earlier process in the same pod may have led, and left the label on the pod.
         leadership.state().has_stale_label = true;
         leadership
     }
@@ -164,31 +166,31 @@ impl Leadership {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks that this replica decides.
+    /// Checks that this replica may filter.
     ///
     /// # Errors
-    /// The reason for which it does not.
+    /// The reason for which it may not.
     pub fn check(&self, now: Instant) -> Result<(), NotLeading> {
         self.state().check(now)
     }
 
-    /// Begins a bind, which is in work until the result is dropped.
+    /// Begins a bind, which lasts until the result is dropped.
     ///
     /// # Errors
-    /// The reason for which this replica must not bind.
+    /// The reason for which this replica may not bind.
     pub fn begin_bind(&self, now: Instant) -> Result<BindInWork, NotLeading> {
         let state = self.state();
         state.check(now)?;
         if !state.is_taken_over {
             return Err(NotLeading::Starting);
         }
-        // Counted under the lock, so that `end_binds` misses none.
+        // Counted under the lock: `end_binds` changes the role under it, and then waits for every bind that began before.
         self.0.binding.send_modify(|n| *n += 1);
         drop(state);
         Ok(BindInWork(self.clone()))
     }
 
-    /// Returns true if a write that ends at `deadline` may be sent now: the Lease is valid for longer.
+    /// Returns true if a write that is given up at `deadline` may be sent now, because the Lease is valid until then.
     pub fn covers(&self, now: Instant, deadline: Instant) -> bool {
         match self.state().role {
             Role::Alone => true,
@@ -200,8 +202,8 @@ impl Leadership {
         }
     }
 
-    /// Counts a write that was answered after the Lease had expired, and returns true if it was: the next leader may not have
-    /// seen it.
+    /// Returns true if a write that is answered now is overdue: the Lease had expired, so the next leader may not have seen the
+    /// write. Counts it in the metrics then.
     pub fn is_overdue(&self, now: Instant) -> bool {
         let is_overdue = match self.state().role {
             Role::Alone => false,
@@ -214,24 +216,24 @@ impl Leadership {
         is_overdue
     }
 
-    /// Returns true if the pod may have the leader label and does not lead, so that the Service must not select it.
+    /// Returns true if this pod may have the leader label although it does not lead. The Service must not select such a pod.
     pub fn has_stale_label(&self, now: Instant) -> bool {
         let state = self.state();
         state.has_stale_label && state.check(now).is_err()
     }
 
-    /// Ends the connections of clients, so that they connect to the leader.
+    /// Ends the connections of clients, so that they connect again, to the leader.
     pub fn reset_connections(&self) {
-        // Receivers only see that the number changes.
+        // Receivers only look for a change, so the number may start at 0 again.
         self.0.connection_resets.send_modify(|n| *n = n.wrapping_add(1));
     }
 
-    /// Changes whenever clients have to connect again.
+    /// A number that changes whenever clients have to connect again.
     pub fn connection_resets(&self) -> watch::Receiver<u64> {
         self.0.connection_resets.subscribe()
     }
 
-    /// Begins a term (`is_new`) or prolongs it, by a renewal that was sent at `renewed`.
+    /// Begins a term if `is_new`, or else prolongs the present one. The Lease was renewed by a request sent at `renewed`.
     pub(crate) fn lead(&self, times: LeaseTimes, renewed: Instant, is_new: bool) {
         let mut state = self.state();
         // A renewal leaves a finished takeover as it is; a new term begins with one of its own.
@@ -251,7 +253,7 @@ impl Leadership {
         self.state().refused = refused;
     }
 
-    /// Notes that the API server has refused a binding.
+    /// Wakes the task that checks that the API server accepts this replica's bindings, because it has refused one.
     pub(crate) fn note_bind_refused(&self) {
         self.0.bind_refused.notify_one();
     }
@@ -261,12 +263,12 @@ impl Leadership {
         self.0.bind_refused.notified().await;
     }
 
-    /// Allows binds: the writes of the previous leader have been seen.
+    /// Allows binds, because the watch of pods has shown all writes of the previous leader.
     pub fn end_takeover(&self) {
         self.state().is_taken_over = true;
     }
 
-    /// Ends the term.
+    /// Ends the term: this replica has lost the Lease.
     fn stand_by(&self) {
         let mut state = self.state();
         state.is_taken_over = false;
@@ -277,7 +279,7 @@ impl Leadership {
         self.reset_connections();
     }
 
-    /// Allows no more binds, and waits until those in work have ended.
+    /// Lets no further bind begin, and waits until all binds have ended.
     async fn end_binds(&self) {
         {
             let mut state = self.state();
@@ -291,11 +293,11 @@ impl Leadership {
         }
         self.reset_connections();
         let mut binding = self.0.binding.subscribe();
-        // An error is impossible: the sender lives as long as `self`.
+        // The sender lives as long as `self`, so this cannot fail.
         let _ = binding.wait_for(|n| *n == 0).await;
     }
 
-    /// Allows no more writes.
+    /// Lets no further binding be sent, also of binds that have begun.
     fn end(&self) {
         self.state().role = Role::Ended;
         self.reset_connections();
@@ -305,7 +307,7 @@ impl Leadership {
         self.state().has_stale_label = has_stale_label;
     }
 
-    /// Registers the metrics of leadership.
+    /// Registers the metrics of leader election.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "leader_transitions",
@@ -336,7 +338,7 @@ impl Drop for BindInWork {
     }
 }
 
-/// Reads the gauges of a replica.
+/// Reads the gauges of leader election at each scrape, so that they cannot differ from what requests see.
 #[derive(Debug)]
 struct Gauges(Leadership);
 

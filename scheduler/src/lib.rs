@@ -19,5 +19,4 @@ pub mod prewarm;
 pub mod read_api;
 pub mod room;
 pub mod run;
-pub mod serve;
 pub mod watch;

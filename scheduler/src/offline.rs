@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use daemon::http_server::READ_TIMEOUT;
 use kube::Client;
 use placement::Policies;
 use prometheus_client::registry::Registry;
@@ -16,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::bind::{Binder, PodBinding, PodId};
-use crate::config::{CONCURRENCY, MAX_BODY, READ_TIMEOUT, Serving};
+use crate::config::{CONCURRENCY, MAX_BODY, Serving};
 use crate::extender::Extender;
 use crate::extender::bind::BindError;
 use crate::index::{Assumed, Index, RawDevice, Shared};
@@ -62,7 +63,6 @@ where
 pub fn serving() -> Serving {
     Serving {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        health_listen: None,
         read_listen: None,
         page_listen: None,
         prefix: "/gpushare-scheduler".to_owned(),

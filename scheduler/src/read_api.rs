@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 use crate::certificates::server_tls::CertificateMetrics;
 use crate::extender::Extender;
 use crate::index::{Index, Shared};
-use crate::serve::ClientCertificate;
+use daemon::http_server::ClientCertificate;
 pub use doctor::node_findings;
 pub use explain::explain;
 pub use fit::{FitError, fit};

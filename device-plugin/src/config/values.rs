@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use daemon::duration::parse_duration;
 use proto::quantity::Quantity;
 use proto::resource::{GPU_SHARED, VENDOR_GPUS};
 use proto::topology::GpuPartitionPolicy;
@@ -170,33 +171,16 @@ impl NoGpu {
     }
 }
 
-/// A duration, or `0s` for no limit.
-pub(super) fn limit(text: &str) -> Result<Duration, InvalidValue> {
-    if text == "0s" {
-        Ok(Duration::ZERO)
-    } else {
-        duration(text)
-    }
-}
-
 /// A duration such as `500ms`, `2s` or `1m`.
 pub(super) fn duration(text: &str) -> Result<Duration, InvalidValue> {
     const LONGEST: Duration = Duration::from_secs(3600);
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let millis: u64 = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        _ => 0,
-    };
-    let number: u64 = number.parse().unwrap_or(0);
-    let duration = Duration::from_millis(number.saturating_mul(millis));
-    if duration.is_zero() || duration > LONGEST {
-        let rule = "not a duration: write a number and ms, s or m, such as 500ms; at most 60m";
-        return Err(InvalidValue(rule.to_owned()));
+    match parse_duration(text) {
+        Ok(duration) if !duration.is_zero() && duration <= LONGEST => Ok(duration),
+        _ => {
+            let rule = "not a duration: write a number and ms, s or m, such as 500ms; at most 60m";
+            Err(InvalidValue(rule.to_owned()))
+        }
     }
-    Ok(duration)
 }
 
 /// Names of DRA drivers, separated by commas; `none` is the empty set.

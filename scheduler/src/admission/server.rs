@@ -24,7 +24,7 @@ use tracing::{debug, warn};
 
 use crate::api_server::shorten;
 use crate::index::{Index, Shared};
-use crate::serve::ClientCertificate;
+use daemon::http_server::ClientCertificate;
 
 use super::{Rules, Unreadable, Verdict};
 

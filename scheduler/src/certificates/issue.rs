@@ -17,11 +17,11 @@ use super::material::Material;
 pub struct Order {
     /// The Secret that holds the authority.
     pub secret: String,
-    /// Its namespace.
+    /// Namespace of the Secret.
     pub namespace: String,
-    /// The client's name.
+    /// The name of the client.
     pub name: String,
-    /// Lifetime of the certificate.
+    /// Lifetime of the certificate; it ends with the authority's at the latest.
     pub lifetime: Duration,
 }
 
@@ -51,7 +51,9 @@ pub async fn issue(client: Client, order: &Order, folder: &Path) -> anyhow::Resu
 
 /// Replaces a file by one that only its owner may read.
 fn write(path: &Path, text: &str) -> std::io::Result<()> {
+    // A program that reads meanwhile finds the old file or the new one, never half a key.
     let new = path.with_extension("new");
+    // Left by an earlier attempt, or not there.
     let _ = fs::remove_file(&new);
     let mut file = OpenOptions::new()
         .write(true)

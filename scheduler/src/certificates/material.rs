@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use daemon::x509::not_after;
 use k8s_openapi::ByteString;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -20,39 +21,37 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::sign::CertifiedKey;
 
-use super::validity::not_after;
-
-/// Authorities to trust (PEM); the first one signs, the second one will where [`NEXT_KEY`] is there.
+/// Certificates of the authorities to trust (PEM). The first one signs; the second one signs next if [`NEXT_KEY`] exists.
 pub const AUTHORITIES: &str = "ca.crt";
-/// Key of the authority that signs.
+/// Private key of the authority that signs.
 pub const KEY: &str = "ca.key";
-/// Key of its successor.
+/// Private key of the authority that signs next.
 pub const NEXT_KEY: &str = "ca-next.key";
 /// The certificate that the servers present.
 pub const CERTIFICATE: &str = "tls.crt";
-/// Its key.
+/// Private key of the certificate that the servers present.
 pub const CERTIFICATE_KEY: &str = "tls.key";
 
 /// All keys of the Secret that the scheduler writes.
 pub const PARTS: [&str; 5] = [AUTHORITIES, KEY, NEXT_KEY, CERTIFICATE, CERTIFICATE_KEY];
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Time by which the clock of a client may be behind.
+/// Time by which the clock of a client may be behind: certificates are valid from that long ago.
 const SKEW: Duration = Duration::from_secs(3600);
 
 /// The lifetimes of authorities and certificates.
 #[derive(Clone, Copy, Debug)]
 pub struct Lifetimes {
-    /// Of an authority.
+    /// Lifetime of an authority.
     pub authority: Duration,
     /// Time between the publication of a successor and the end of the authority.
     pub overlap: Duration,
-    /// Of a certificate; it is renewed when a third of that is left.
+    /// Lifetime of a server certificate, which is renewed when a third of it is left.
     pub certificate: Duration,
 }
 
 impl Lifetimes {
-    /// Ten years for an authority, and this lifetime for a certificate.
+    /// The lifetimes for server certificates of this one: an authority lives for ten years.
     pub fn new(certificate: Duration) -> Self {
         Self {
             authority: 3650 * DAY,
@@ -62,14 +61,14 @@ impl Lifetimes {
     }
 }
 
-/// Certificates and keys that belong together.
+/// The certificates and keys of the Secret.
 #[derive(Clone)]
 pub struct Material {
     /// The authority that signs.
     signer: Authority,
-    /// The authority that will sign next, published early so that clients trust it by then.
+    /// The authority that will sign next. It is published a year early, so that clients trust it when it begins to sign.
     successor: Option<Authority>,
-    /// Authorities that signed before and are still valid.
+    /// Authorities that no longer sign and are still valid, as certificates in use may be signed by them.
     former: Vec<Certificate>,
     /// The server certificate; `None` until it is created.
     leaf: Option<Leaf>,
@@ -94,51 +93,52 @@ struct Leaf {
     key_pem: String,
 }
 
-/// A renewal.
+/// A change of the Secret, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// There was no authority.
+    /// The first authority was created.
     NewAuthority,
-    /// A successor was created, as the authority ends within a year.
+    /// A successor of the authority was created, since the authority ends within a year.
     NewSuccessor,
-    /// The successor signs from now on.
+    /// The successor of the authority signs from now on.
     Succession,
-    /// A new server certificate.
+    /// A server certificate was created.
     NewCertificate,
 }
 
-/// The reason for which there is no material.
+/// The reason for which the Secret's content cannot be used, or renewed.
 #[derive(Debug, thiserror::Error)]
 pub enum MaterialError {
-    /// A part of the Secret is not what it should be.
+    /// A key of the Secret has an invalid value.
     #[error("{part} {rule}")]
     Part {
-        /// Its name in the Secret.
+        /// The key in the Secret.
         part: &'static str,
-        /// The rule that the part breaks.
+        /// The rule that its value breaks.
         rule: String,
     },
     /// A certificate cannot be created.
     #[error("cannot create {what}")]
     Make {
-        /// Which.
+        /// The kind of certificate.
         what: &'static str,
-        /// Why.
+        /// The reason.
         #[source]
         source: rcgen::Error,
     },
     /// The new certificate does not verify.
     #[error("the certificate for {hosts} is not accepted with {AUTHORITIES}: is {KEY} its key?")]
     Unverified {
-        /// The names in it.
+        /// The names in the certificate.
         hosts: String,
-        /// Why.
+        /// The reason.
         #[source]
         source: rustls::Error,
     },
 }
 
-fn making(what: &'static str) -> impl Fn(rcgen::Error) -> MaterialError {
+/// For `map_err`: the error of a certificate of this kind.
+fn cannot_make(what: &'static str) -> impl Fn(rcgen::Error) -> MaterialError {
     move |source| MaterialError::Make { what, source }
 }
 
@@ -151,10 +151,10 @@ impl fmt::Debug for Material {
 }
 
 impl Material {
-    /// Reads the data of a Secret; `None` if it has none of our keys.
+    /// Reads the data of a Secret; `None` if it has none of the keys in [`PARTS`].
     ///
     /// # Errors
-    /// Names the first part that cannot be read. A server certificate that cannot be read is replaced instead.
+    /// The value of a key cannot be read. A server certificate that cannot be read is no error, since the next renewal replaces it.
     pub fn read(data: &BTreeMap<String, ByteString>) -> Result<Option<Self>, MaterialError> {
         if !PARTS.iter().any(|part| data.contains_key(*part)) {
             return Ok(None);
@@ -221,7 +221,7 @@ impl Material {
         data
     }
 
-    /// Renews what is due, which is nothing most of the time.
+    /// Creates what is missing and renews what is due by the time `now`: nothing, most of the time. `held` is the present content.
     ///
     /// # Errors
     /// A certificate cannot be created, or does not verify.
@@ -243,12 +243,12 @@ impl Material {
                 leaf: None,
             }
         };
-        let left = material.signer.certificate.left(now);
+        let left = material.signer.certificate.time_left(now);
         if left < lifetimes.overlap && material.successor.is_none() {
             material.successor = Some(Authority::new(lifetimes.authority, now)?);
             changes.push(Change::NewSuccessor);
         }
-        // The authority must outlive every certificate that it signs from now on.
+        // A certificate ends with its authority at the latest, so the successor signs as soon as the authority would cut one short.
         if left < lifetimes.certificate
             && let Some(successor) = material.successor.take()
         {
@@ -258,11 +258,11 @@ impl Material {
         }
         material
             .former
-            .retain(|certificate| !certificate.left(now).is_zero());
+            .retain(|certificate| !certificate.time_left(now).is_zero());
         if !material
             .leaf
             .as_ref()
-            .is_some_and(|leaf| leaf.is_good(&material.signer, hosts, lifetimes, now))
+            .is_some_and(|leaf| leaf.is_current(&material.signer, hosts, lifetimes, now))
         {
             let leaf = material.signer.issue(
                 hosts,
@@ -274,6 +274,7 @@ impl Material {
                 hosts: hosts.join(", "),
                 source,
             };
+            // A person may have put a key into the Secret that does not belong to the authority.
             leaf.verify(&material.signer, hosts, now).map_err(refused)?;
             material.leaf = Some(leaf);
             changes.push(Change::NewCertificate);
@@ -281,20 +282,21 @@ impl Material {
         Ok((material, changes))
     }
 
-    /// Authorities that clients should trust (PEM).
+    /// The authorities that clients should trust, as PEM.
     pub fn authorities(&self) -> String {
         self.trusted()
             .map(|certificate| certificate.pem.as_str())
             .collect()
     }
 
-    /// The same as roots of rustls.
+    /// The authorities that clients should trust, as roots of rustls.
     pub fn roots(&self) -> RootCertStore {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(self.trusted().map(|certificate| certificate.der.clone()));
         roots
     }
 
+    /// The authorities that clients should trust: the present one, the next one and former ones.
     fn trusted(&self) -> impl Iterator<Item = &Certificate> {
         let successor = self.successor.as_ref().map(|successor| &successor.certificate);
         [&self.signer.certificate]
@@ -306,7 +308,7 @@ impl Material {
     /// The server certificate with its key.
     ///
     /// # Errors
-    /// There is none, or its key does not match.
+    /// There is no certificate, or the key does not match it.
     pub fn certified_key(&self) -> Result<CertifiedKey, MaterialError> {
         let fail = |rule: String| MaterialError::Part {
             part: CERTIFICATE_KEY,
@@ -328,10 +330,10 @@ impl Material {
         )
     }
 
-    /// A certificate for a client, and its key (PEM).
+    /// Issues a certificate for a client of this name. Returns the certificate and its key, as PEM.
     ///
     /// # Errors
-    /// It cannot be created.
+    /// The certificate cannot be created.
     pub fn client_certificate(
         &self,
         name: &str,
@@ -350,7 +352,7 @@ impl Material {
 
 impl Authority {
     fn new(lifetime: Duration, now: SystemTime) -> Result<Self, MaterialError> {
-        let make = making("an authority");
+        let make = cannot_make("an authority");
         let key = KeyPair::generate().map_err(&make)?;
         let mut params = Self::params(&key);
         set_period(&mut params, now, now + lifetime);
@@ -364,7 +366,7 @@ impl Authority {
         })
     }
 
-    /// The parameters of an authority follow from its key, except for its times.
+    /// The parameters of an authority follow from its key, except for its times: the Secret holds no others to sign with.
     fn params(key: &KeyPair) -> CertificateParams {
         let mut params = CertificateParams::default();
         let id = params
@@ -376,7 +378,8 @@ impl Authority {
         params
             .distinguished_name
             .push(DnType::CommonName, format!("gpushare authority {id:012x}"));
-        // It signs certificates of servers and clients, and no further authorities.
+        // The name differs from that of the successor, by which clients find the right one among several authorities.
+        // The authority signs certificates of servers and clients, and no further authorities.
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params
@@ -389,7 +392,7 @@ impl Authority {
         usage: ExtendedKeyUsagePurpose,
         now: SystemTime,
     ) -> Result<Leaf, MaterialError> {
-        let make = making("a certificate");
+        let make = cannot_make("a certificate");
         let key = KeyPair::generate().map_err(&make)?;
         let mut params = CertificateParams::new(names).map_err(&make)?;
         set_period(&mut params, now, (now + lifetime).min(self.certificate.ends));
@@ -421,9 +424,16 @@ impl Leaf {
         Some(Self { certificate, key_pem })
     }
 
-    /// Returns true if it lives long enough, has all these names, and is signed by this authority.
-    fn is_good(&self, signer: &Authority, hosts: &[String], lifetimes: Lifetimes, now: SystemTime) -> bool {
-        self.certificate.left(now) >= lifetimes.certificate / 3 && self.verify(signer, hosts, now).is_ok()
+    /// Returns true if the certificate lives long enough, has all these names, and is signed by this authority.
+    fn is_current(
+        &self,
+        signer: &Authority,
+        hosts: &[String],
+        lifetimes: Lifetimes,
+        now: SystemTime,
+    ) -> bool {
+        self.certificate.time_left(now) >= lifetimes.certificate / 3
+            && self.verify(signer, hosts, now).is_ok()
     }
 
     fn verify(&self, signer: &Authority, hosts: &[String], now: SystemTime) -> Result<(), rustls::Error> {
@@ -453,13 +463,15 @@ impl Certificate {
         Self::new(certificate.pem()).ok_or(rcgen::Error::CouldNotParseCertificate)
     }
 
-    fn left(&self, now: SystemTime) -> Duration {
+    /// The time for which the certificate is still valid.
+    fn time_left(&self, now: SystemTime) -> Duration {
         self.ends.duration_since(now).unwrap_or_default()
     }
 }
 
-/// All certificates of a PEM text; `None` if one cannot be read.
+/// Reads all certificates of a PEM text; `None` if one of them cannot be read.
 fn read_certificates(pem: &[u8]) -> Option<Vec<Certificate>> {
+    // The PEM text of each certificate is kept as it is, so that an unchanged Secret is not written again.
     const END: &str = "-----END CERTIFICATE-----\n";
     let text = std::str::from_utf8(pem).ok()?.replace('\r', "");
     let blocks = text
@@ -473,7 +485,7 @@ fn read_certificates(pem: &[u8]) -> Option<Vec<Certificate>> {
 fn set_period(params: &mut CertificateParams, now: SystemTime, end: SystemTime) {
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     let since_epoch = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    // The clocks of clients may be slow.
+    // A client whose clock is slow would refuse a certificate that begins now.
     params.not_before = epoch + since_epoch(now).saturating_sub(SKEW);
     params.not_after = epoch + since_epoch(end);
 }

@@ -1,11 +1,12 @@
-//! The TLS settings of a server whose certificate comes from the Secret, and the metrics of certificates. Open connections keep
-//! their certificate.
+//! The TLS settings of a server whose certificate comes from the Secret, and the metrics of all certificates.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::Context;
+use daemon::http_server::CurrentTls;
+use daemon::x509::not_after;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -18,14 +19,13 @@ use rustls::server::ResolvesServerCertUsingSni;
 use rustls::sign::SingleCertAndKey;
 use tokio::sync::watch;
 
+use super::files::{Bytes, client_verifier, read, server_settings, verifier_of};
 use super::material::Material;
-use super::validity::not_after;
-use crate::serve::tls::{Bytes, CurrentTls, client_verifier, read, server_settings, verifier_of};
 
 /// The label value for the authorities of the webhooks' clients in metrics.
 pub const WEBHOOK_CLIENT_CA: &str = "webhook-client-ca";
 
-/// The names of all certificates in metrics.
+/// The label values for all certificates in metrics.
 const NAMES: [&str; 6] = [
     "authority",
     "server",
@@ -38,11 +38,12 @@ const NAMES: [&str; 6] = [
 /// The clients that a server lets in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Clients {
-    /// All, without a certificate.
+    /// All clients; none is asked for a certificate.
     Any,
-    /// Those with a certificate of our authority; others get in and are marked as having none.
+    /// All clients. A certificate that the authority in the Secret signed marks a client as authenticated.
     OwnAuthority,
-    /// The same with the authorities in this file (PEM), which is read again when it changes.
+    /// All clients. A certificate that an authority in this file (PEM) signed marks a client as authenticated. The file is read
+    /// again when it changes.
     SignedBy(PathBuf),
 }
 
@@ -59,7 +60,7 @@ struct Labels {
 }
 
 impl CertificateMetrics {
-    /// Registers them.
+    /// Registers the metrics of certificates.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
             ends: Family::default(),
@@ -79,13 +80,14 @@ impl CertificateMetrics {
         metrics
     }
 
+    /// Shows the ends of the certificates in the Secret.
     pub(super) fn show(&self, material: &Material) {
         let (authority, certificate) = material.ends();
         self.show_end("authority", Some(authority));
         self.show_end("server", certificate);
     }
 
-    /// Shows the earliest end of these certificates.
+    /// Shows the earliest end of these certificates under a label value.
     pub fn show_ends(&self, name: &'static str, certificates: &[CertificateDer<'_>]) {
         self.show_end(
             name,
@@ -96,6 +98,7 @@ impl CertificateMetrics {
         );
     }
 
+    /// Shows an end under a label value; no end as 0, so that an alert on certificates that end fires.
     fn show_end(&self, name: &'static str, ends: Option<SystemTime>) {
         let since_epoch = ends
             .and_then(|ends| ends.duration_since(SystemTime::UNIX_EPOCH).ok())
@@ -106,7 +109,7 @@ impl CertificateMetrics {
             .set(seconds);
     }
 
-    /// The ends of certificates in unix seconds, by the certificate's name.
+    /// The end of each certificate in unix seconds, with the certificate's label value.
     pub fn all_ends(&self) -> Vec<(&'static str, i64)> {
         let mut ends = Vec::new();
         for certificate in NAMES {
@@ -117,7 +120,8 @@ impl CertificateMetrics {
         ends
     }
 
-    pub(super) fn rotated(&self) {
+    /// Counts a replacement of the certificates in the Secret.
+    pub(super) fn count_rotation(&self) {
         self.rotations.inc();
     }
 }
@@ -132,8 +136,9 @@ pub(super) struct ServerTls {
 }
 
 impl ServerTls {
-    /// Settings without a certificate: handshakes fail.
+    /// Settings without a certificate, with which handshakes fail until [`Self::use_material`].
     pub(super) fn new(clients: Clients) -> anyhow::Result<Self> {
+        // A file that cannot be used is an error at the start; later on the old authorities stay in use.
         if let Clients::SignedBy(path) = &clients {
             client_verifier(&read(path), path)?;
         }
@@ -145,10 +150,12 @@ impl ServerTls {
         })
     }
 
+    /// A receiver of the settings, for the server.
     pub(super) fn current(&self) -> CurrentTls {
-        CurrentTls::new(self.settings.subscribe())
+        self.settings.subscribe()
     }
 
+    /// Serves new connections with these certificates.
     pub(super) fn use_material(&mut self, material: &Material) -> anyhow::Result<()> {
         let key = Arc::new(SingleCertAndKey::from(material.certified_key()?));
         let authorities = self.read_authorities();
@@ -164,7 +171,7 @@ impl ServerTls {
         Ok(())
     }
 
-    /// Shows the earliest end of the authorities in the file.
+    /// Shows the earliest end of the client authorities in the file, if there is one.
     pub(super) fn publish_ends(&self, metrics: &CertificateMetrics) {
         let authorities = self
             .authorities

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
+use daemon::duration::parse_duration;
 
-use super::duration;
 use crate::leader::election::LeaseTimes;
 
 /// The election of a leader among replicas.
@@ -37,13 +37,13 @@ pub(super) struct LeaderArgs {
     )]
     lease_name: String,
     /// Time for which a Lease that is not renewed is left to its holder; whole seconds.
-    #[arg(long, env = "GPUSHARE_LEASE_DURATION", default_value = "15s", value_parser = duration)]
+    #[arg(long, env = "GPUSHARE_LEASE_DURATION", default_value = "15s", value_parser = parse_duration)]
     lease_duration: Duration,
     /// Time for which a leader goes on whose Lease is not renewed; with the time of a bind, not longer than the Lease.
-    #[arg(long, env = "GPUSHARE_RENEW_DEADLINE", default_value = "10s", value_parser = duration)]
+    #[arg(long, env = "GPUSHARE_RENEW_DEADLINE", default_value = "10s", value_parser = parse_duration)]
     renew_deadline: Duration,
     /// Pause between two renewals, or reads, of the Lease.
-    #[arg(long, env = "GPUSHARE_RETRY_PERIOD", default_value = "2s", value_parser = duration)]
+    #[arg(long, env = "GPUSHARE_RETRY_PERIOD", default_value = "2s", value_parser = parse_duration)]
     retry_period: Duration,
     /// Name of this replica's pod, which bears the label gpushare/leader while it leads.
     #[arg(long, env = "POD_NAME", value_name = "NAME")]

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
+use daemon::duration::parse_time;
 use proto::admission::UNRESTRICTED_NAMESPACES;
 use proto::resource::ResourceNames;
 
-use super::{TlsFiles, parse_time};
+use super::TlsFiles;
 use crate::admission::Rules;
 
 /// The Secret that is looked at where the command line names none.

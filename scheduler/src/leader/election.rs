@@ -8,7 +8,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// The times of a Lease, as in client-go's leader election; each replica uses its own.
+/// The times of a Lease, as in client-go's leader election. Each replica goes by the times of its own flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTimes {
     /// `leaseDuration`: time after which other replicas take a Lease that is not renewed.
@@ -22,7 +22,7 @@ pub struct LeaseTimes {
 /// The fields of a Lease that the election depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseRecord {
-    /// `holderIdentity`; empty if no replica holds it.
+    /// `holderIdentity`; empty if no replica holds the Lease.
     pub holder: String,
     /// `leaseDurationSeconds`.
     pub seconds: u64,
@@ -31,9 +31,10 @@ pub struct LeaseRecord {
 }
 
 impl LeaseRecord {
-    /// Returns true if the holder has released it: no holder, for one second. An operator who removes the holder's name has
-    /// not released it.
+    /// Returns true if the last holder has released the Lease.
     fn is_released(&self) -> bool {
+        // client-go writes a duration of one second with the empty holder. An operator who removes the holder's name leaves the
+        // duration, and the former holder may still be binding.
         self.holder.is_empty() && self.seconds == 1
     }
 }
@@ -41,7 +42,7 @@ impl LeaseRecord {
 /// The next step of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseAction {
-    /// Do nothing until then.
+    /// Do nothing until this time.
     Wait(Instant),
     /// Read the Lease, from the API server itself and not from a cache.
     Read,
@@ -49,49 +50,49 @@ pub enum LeaseAction {
     Create(LeaseRecord),
     /// Replace this version, and no other.
     Write {
-        /// The version.
+        /// The version to replace.
         version: String,
-        /// The new content.
+        /// The new content of the Lease.
         record: LeaseRecord,
     },
-    /// Take no further part.
+    /// Take no further part in the election.
     End,
 }
 
 /// The outcome of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
-    /// Written; the Lease has this version now.
+    /// The Lease is written, and has this version now.
     Done(String),
-    /// Not written: the Lease has another version, or is gone.
+    /// The Lease is not written: it has another version, or was deleted.
     Overtaken,
-    /// It may have been written.
+    /// The Lease may have been written: there was no answer, or an error.
     Unknown,
 }
 
-/// A time for which a replica leads without a gap.
+/// A time during which a replica leads without a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
-    /// Differs from term to term.
+    /// The number of the term, which differs from that of every other term of this process.
     pub number: u64,
-    /// Time at which the last renewal was sent that is known to be written.
+    /// The time at which the last renewal that is known to be written was sent.
     pub renewed: Instant,
     /// True if the previous leader released the Lease, after its last bind.
     pub is_handed_over: bool,
 }
 
-/// The replica's knowledge of the Lease.
+/// The knowledge that a replica has of the Lease.
 #[derive(Clone, Debug)]
 enum Known {
-    /// It has to be read.
+    /// The Lease has to be read.
     Nothing,
-    /// There was none.
+    /// The Lease does not exist.
     Absent,
-    /// It was as `version` and `record` say.
+    /// The Lease is as `version` and `record` of the replica say.
     There,
 }
 
-/// One replica in the election.
+/// The election by a Lease of the replicas' own, from the side of one replica.
 #[derive(Clone, Debug)]
 pub struct Election {
     identity: String,
@@ -99,9 +100,9 @@ pub struct Election {
     known: Known,
     version: String,
     record: LeaseRecord,
-    /// Time at which this replica first saw the version.
+    /// The time at which this replica first saw the version.
     since: Instant,
-    /// Time of the next step.
+    /// The time of the next step.
     due: Instant,
     term: Option<Term>,
     n_terms: u64,
@@ -119,27 +120,27 @@ pub trait TermSource: fmt::Debug + Send {
     /// The holder of the Lease when it was last read or written; empty if it had none.
     fn holder(&self) -> &str;
 
-    /// The reason for which this replica cannot lead although it could by the holder of the Lease.
+    /// The reason for which this replica cannot lead although the holder of the Lease says that it should.
     fn problem(&self) -> Option<String>;
 
-    /// The next step. After each step but [`LeaseAction::Wait`] its outcome comes first.
+    /// The next step. The caller reports the outcome of each request, by `read`, `unread` or `written`, before it asks for another.
     fn next(&mut self, now: Instant) -> LeaseAction;
 
-    /// Takes the answer to a read that was sent at `sent` and answered at `received`: version and record, if there is a Lease.
+    /// Takes the answer to a read that was sent at `sent` and answered at `received`: the Lease's version and record, if it exists.
     fn read(&mut self, sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>);
 
-    /// Takes a read that failed at `received`.
+    /// Takes note of a read that failed at `received`.
     fn unread(&mut self, received: Instant);
 
-    /// Takes the outcome of a write that was sent at `sent`, known at `received`.
+    /// Takes the outcome of a write of `record` that was sent at `sent`; the outcome was known at `received`.
     fn written(&mut self, record: LeaseRecord, sent: Instant, received: Instant, outcome: WriteOutcome);
 
-    /// Takes no further part; a Lease of its own that this replica holds is released. All binds must have ended.
+    /// Ends this replica's part; if it holds a Lease of its own, the next steps release it. All binds must have ended.
     fn resign(&mut self, now: Instant);
 }
 
 impl Election {
-    /// A replica that has read nothing yet. No other process may ever have had its identity.
+    /// A replica that has not read the Lease yet. No other process may ever have had this identity.
     pub fn new(identity: String, times: LeaseTimes, now: Instant) -> Self {
         Self {
             identity,
@@ -155,11 +156,12 @@ impl Election {
         }
     }
 
+    /// Prolongs the term, or begins one, after a write of the Lease that was sent at `sent`.
     fn renew(&mut self, sent: Instant, is_handed_over: bool) {
         if let Some(term) = self.term.as_mut() {
             term.renewed = sent;
         } else if !self.is_resigning {
-            // A renewal after the term has run out begins another: binds in between were refused.
+            // The term may have run out before this renewal. Then another begins, since another replica may have led in between.
             self.n_terms += 1;
             self.term = Some(Term {
                 number: self.n_terms,
@@ -169,7 +171,7 @@ impl Election {
         }
     }
 
-    /// Time from which this replica may take the Lease from its holder.
+    /// The time from which on this replica may take the Lease from its holder.
     fn free_at(&self) -> Instant {
         if self.record.is_released() {
             return self.since;
@@ -202,8 +204,9 @@ impl Election {
         }
     }
 
+    /// The `leaseDurationSeconds` that this replica writes.
     fn seconds(&self) -> u64 {
-        // One second means released.
+        // A duration of one second means that the Lease is released, so two are the least.
         self.times
             .lease
             .as_millis()

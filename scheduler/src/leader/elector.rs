@@ -1,4 +1,4 @@
-//! The elector: reads and writes the Lease until the process ends, and begins and ends the terms of this replica.
+//! The elector reads and writes the Lease until the process ends, and begins and ends the terms of this replica.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
@@ -20,12 +20,12 @@ use super::{Leadership, PodName, now, takeover_grace};
 use crate::config::LeaderElection;
 use crate::index::{Index, Shared};
 
-/// Pause between two checks that all lists are complete.
+/// Pause between two checks that the first lists of all watches are complete.
 const READY_POLL: Duration = Duration::from_millis(100);
-/// Longest time to release the Lease, and to remove the label.
+/// Longest time for each of the two steps at the end: to release the Lease, and to remove the leader label.
 const RESIGN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// This replica, and its part in the election.
+/// The settings of a replica's election.
 #[derive(Clone, Debug)]
 pub struct ElectorSettings {
     /// The objects and times of the election.
@@ -36,7 +36,7 @@ pub struct ElectorSettings {
     pub bind_timeout: Duration,
 }
 
-/// One replica of several.
+/// The election from the side of one replica.
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 pub struct Elector {
     settings: ElectorSettings,
@@ -47,16 +47,18 @@ pub struct Elector {
     label: LabelKeeper,
     fence: Option<Fence>,
     source: Box<dyn TermSource>,
-    /// The problem of the Lease that was logged last.
+    /// The reason that was logged last why this replica cannot lead by the Lease; `None` while it can.
     problem: Option<String>,
-    /// The term that `leadership` has.
+    /// The term that `leadership` was given last.
     term: Option<Term>,
-    /// The task that prepares the term's binds.
+    /// The task that makes this replica ready to bind in its term, and keeps it so.
     takeover: Option<JoinHandle<()>>,
 }
 
-/// Prepares the binds of a replica without others. A previous scheduler may still be binding pods that were pending at the
-/// start.
+/// Makes the only replica ready to bind.
+///
+/// An earlier process may have sent bindings that reach the API server later. They can only be of pods that were pending at the
+/// start, so without such a pod nothing is waited for.
 pub async fn take_over_alone(
     leadership: Leadership,
     index: Shared<Index>,
@@ -71,15 +73,16 @@ pub async fn take_over_alone(
     leadership.end_takeover();
 }
 
+/// Waits until the first lists of all watches are complete.
 async fn until_ready(index: &Shared<Index>) {
-    // The lists end once in the life of the process, which is not worth a channel.
+    // That happens once in the life of the process, which is not worth a channel.
     while index.read().ready().is_err() {
         tokio::time::sleep(READY_POLL).await;
     }
 }
 
 impl Elector {
-    /// A replica that has not read the Lease yet.
+    /// The elector of a replica that has not read the Lease yet.
     pub fn new(
         (client, recorder): (Client, Recorder),
         settings: ElectorSettings,
@@ -87,7 +90,7 @@ impl Elector {
         index: Shared<Index>,
         barrier: WatchBarrier,
     ) -> Self {
-        // The next process in the same pod is another replica.
+        // The random part differs after a restart: the next process in the same pod must not take the Lease for its own.
         let identity = format!(
             "{}_{:016x}",
             settings.pod.name,
@@ -95,11 +98,11 @@ impl Elector {
         );
         let (lease_name, lease_holder, source) = if let Some(lease) = &settings.election.kube_scheduler_lease
         {
-            let found = KubeSchedulerLease::new(&settings.pod.name, settings.election.times, now());
+            let source = KubeSchedulerLease::new(&settings.pod.name, settings.election.times, now());
             (
                 lease,
                 kube_scheduler_lease::holder_prefix(&settings.pod.name),
-                Box::new(found) as Box<dyn TermSource>,
+                Box::new(source) as Box<dyn TermSource>,
             )
         } else {
             let election = Election::new(identity.clone(), settings.election.times, now());
@@ -137,16 +140,16 @@ impl Elector {
         }
     }
 
-    /// Runs until `stop` completes; then ends all binds and releases the Lease.
+    /// Takes part in the election until `stop` completes; then ends all binds and releases the Lease.
     pub async fn run(mut self, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         tokio::select! {
-            // A leader that does not know all pods could bind none.
+            // A leader that does not know all pods could bind none, so it leaves the Lease to a replica that does.
             () = until_ready(&self.index) => {}
             () = &mut stop => return self.leadership.end(),
         }
         loop {
-            self.act();
+            self.follow_term();
             let pause = match self.source.next(now()) {
                 LeaseAction::Wait(until) => until,
                 LeaseAction::End => break,
@@ -156,21 +159,21 @@ impl Elector {
                 }
             };
             tokio::select! {
-                () = sleep_until(self.wake(pause).into()) => {}
+                () = sleep_until(self.next_step_at(pause).into()) => {}
                 () = &mut stop => break,
             }
         }
         self.resign().await;
     }
 
-    /// The time of the next step: at the latest the end of the term.
-    fn wake(&self, pause: Instant) -> Instant {
+    /// The time of the next step: `pause`, or the end of the term if that comes first.
+    fn next_step_at(&self, pause: Instant) -> Instant {
         self.term.map_or(pause, |term| {
             pause.min(term.renewed + self.settings.election.times.renew)
         })
     }
 
-    /// Longest time of a request: at most the rest of the term.
+    /// Longest time of a request: half the renew deadline, so that a second attempt fits into it, and at most the rest of the term.
     fn request_timeout(&self) -> Duration {
         let most = self.settings.election.times.renew / 2;
         let left = self
@@ -179,6 +182,7 @@ impl Elector {
         left.map_or(most, |left| left.min(most))
     }
 
+    /// Sends the request of an action, and reports the outcome to the source of terms.
     async fn carry_out(&mut self, action: LeaseAction) {
         let (sent, timeout) = (now(), self.request_timeout());
         let (record, outcome) = match action {
@@ -213,8 +217,8 @@ impl Elector {
         self.source.written(record, sent, now(), outcome);
     }
 
-    /// Begins, continues or ends a term.
-    fn act(&mut self) {
+    /// Begins, continues or ends the term in `leadership`, as the source of terms says.
+    fn follow_term(&mut self) {
         let problem = self.source.problem();
         if let Some(problem) = problem.as_ref().filter(|_| problem != self.problem) {
             warn!(lease = self.lease.name(), problem, "this replica cannot lead");
@@ -245,6 +249,7 @@ impl Elector {
         self.term = term;
     }
 
+    /// Undoes what the beginning of the term has done.
     fn end_term(&mut self) {
         // A takeover that goes on would allow binds in a term that is over.
         if let Some(takeover) = self.takeover.take() {
@@ -256,8 +261,8 @@ impl Elector {
 
     /// Takes over from the previous leader, then keeps the API server accepting this replica's bindings.
     ///
-    /// Makes the API server refuse new bindings of the previous leader, waits for its in-flight ones, writes the label, and
-    /// waits until the watch of pods has shown the label, and so every earlier write.
+    /// The steps: the API server refuses further bindings of the previous leader; those in flight arrive during the grace; this
+    /// replica annotates its own pod; once the watch of pods shows that annotation, it has shown every earlier write.
     fn take_over(&self, term: Term) -> JoinHandle<()> {
         let since = jiff::Timestamp::now().to_string();
         let (leadership, barrier, wanted) =
@@ -266,8 +271,9 @@ impl Elector {
         let fence = self.fence.clone();
         tokio::spawn(named("takeover", async move {
             if let Some(fence) = &fence {
-                fence.take().await;
+                fence.name_this_replica().await;
             }
+            // A leader that releases the Lease has waited for its last bind.
             if !term.is_handed_over {
                 info!(
                     ?grace,
@@ -292,11 +298,12 @@ impl Elector {
     async fn resign(mut self) {
         let led = self.term.take().is_some();
         self.leadership.end_binds().await;
-        // Its end would allow binds after the last one has been waited for.
+        // Otherwise the end of the takeover would allow binds, after the last one has been waited for.
         if let Some(takeover) = self.takeover.take() {
             takeover.abort();
         }
         if !self.source.is_own() {
+            // kube-scheduler holds the Lease, so there is nothing to release.
             self.source.resign(now());
         } else if led && self.index.read().has_doubts() {
             // The next leader waits for in-flight binds only if the Lease was not released.
@@ -315,6 +322,7 @@ impl Elector {
         }
     }
 
+    /// Releases the Lease, with further attempts while the API server does not answer.
     async fn release(&mut self) {
         self.source.resign(now());
         loop {

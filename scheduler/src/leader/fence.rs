@@ -19,21 +19,23 @@ use crate::api_server::{self, Answer};
 
 /// Group and version of the object.
 const API_VERSION: &str = "gpushare.io/v1alpha1";
-/// Its kind, and its name in paths.
+/// The kind of the object, and the name of that kind in paths.
 const KIND: (&str, &str) = ("SchedulerLeader", "schedulerleaders");
-/// Pause between two probes, while the API server accepts bindings and while it does not.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(200));
-/// The time for which a refusal may last before it is reported: the API server takes a moment to see a new holder.
+/// Pause between two dry-run bindings while the API server accepts them.
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+/// Pause after a request that failed or a binding that was refused: no pod is bound meanwhile.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// The time for which refusals may last before they are reported: the API server takes a moment to see a new holder.
 const TOLERATED: Duration = Duration::from_secs(3);
-/// The node of the binding that is tried and never written.
+/// The node of the dry-run binding. No such node needs to exist.
 const NO_NODE: &str = "gpushare-dry-run";
 
 /// The names of the object and the Lease, and the holders that they are to name.
 #[derive(Clone, Debug)]
 pub(super) struct FenceSettings {
-    /// Namespace of both.
+    /// Namespace of the object and of the Lease.
     pub(super) namespace: String,
-    /// Name of the object.
+    /// Name of the `SchedulerLeader` object.
     pub(super) name: String,
     /// This replica's pod.
     pub(super) pod: PodName,
@@ -41,11 +43,11 @@ pub(super) struct FenceSettings {
     pub(super) holder: String,
     /// Name of the Lease by which this replica leads.
     pub(super) lease: String,
-    /// The beginning of the Lease's `holderIdentity` while this replica leads by it.
+    /// The beginning of the Lease's `holderIdentity` while this replica leads. The Lease of a kube-scheduler names the host alone.
     pub(super) lease_holder: String,
 }
 
-/// Makes the API server accept the bindings of this replica and of no other, for one term.
+/// Makes the API server accept the bindings of this replica and of no other replica, for one term.
 #[derive(Clone)]
 pub(super) struct Fence {
     client: Client,
@@ -57,10 +59,11 @@ pub(super) struct Fence {
 /// The outcome of a dry-run binding.
 #[derive(Debug, PartialEq, Eq)]
 enum BindingProbe {
+    /// The policy lets this replica bind.
     Accepted,
-    /// The API server's message.
+    /// The API server refused the binding with this message.
     Refused(String),
-    /// The reason for which the outcome is not known.
+    /// The API server did not say, for this reason.
     Unknown(String),
 }
 
@@ -78,14 +81,14 @@ impl Fence {
         }
     }
 
-    /// Names this replica in the object; returns when that is written.
+    /// Names this replica in the object, and returns when that is written.
     ///
-    /// From then on the API server refuses what an earlier leader sends, as soon as it has seen the object change.
-    pub(super) async fn take(&self) {
+    /// From then on the API server refuses the bindings of an earlier leader, as soon as it has seen the object change.
+    pub(super) async fn name_this_replica(&self) {
         let mut report = Report::new(self);
         while let Err(error) = self.write().await {
             report.refused(&format!("{error:#}"));
-            sleep(PAUSES.1).await;
+            sleep(RETRY_PAUSE).await;
         }
     }
 
@@ -100,23 +103,23 @@ impl Fence {
             // A person, or a replica that was deposed, may have changed the object meanwhile.
             let written = self.write().await;
             report.refused(&written.map_or_else(|error| format!("{error:#}"), |()| problem));
-            sleep(PAUSES.1).await;
+            sleep(RETRY_PAUSE).await;
         }
     }
 
-    /// Keeps the API server accepting bindings, until the term ends with this future.
+    /// Keeps the API server accepting this replica's bindings, until the future is dropped at the end of the term.
     pub(super) async fn keep(&self) {
         loop {
-            // A refused binding wakes this at once.
-            let _ = timeout(PAUSES.0, self.leadership.bind_refused()).await;
+            // A refused binding ends the pause at once; otherwise the pause ends with the timeout, which is no error.
+            let _ = timeout(PROBE_INTERVAL, self.leadership.bind_refused()).await;
             self.wait_until_accepted().await;
         }
     }
 
-    /// Writes the object over the version that was read, if it names another.
+    /// Writes this replica's name into the object, over the version that was read, if the object names another replica.
     ///
-    /// The check of leadership follows the read: a replica that was deposed since either fails the check, or writes over a
-    /// version that the next leader replaces.
+    /// The check of leadership follows the read: a replica that was deposed since then either fails the check, or fails to write,
+    /// because the next leader has replaced that version.
     async fn write(&self) -> anyhow::Result<()> {
         let FenceSettings {
             namespace,
@@ -141,7 +144,7 @@ impl Fence {
                     .unwrap_or_default(),
             ),
             StatusCode::NOT_FOUND => None,
-            _ => return Err(refusal("read", name, &answer)),
+            _ => return Err(request_error("read", name, &answer)),
         };
         // A replica that was paused since it read the object must not take it from the next leader.
         self.check_lease().await?;
@@ -159,7 +162,7 @@ impl Fence {
         };
         let answer = self.send(method, &path, Some(&object)).await?;
         if !answer.status.is_success() {
-            return Err(refusal("write", name, &answer));
+            return Err(request_error("write", name, &answer));
         }
         info!(
             name,
@@ -169,7 +172,7 @@ impl Fence {
         Ok(())
     }
 
-    /// Checks that the Lease names this replica: a person may have given it to another, which then takes bindings over.
+    /// Checks that the Lease names this replica: a person may have written another replica into it, which then leads.
     async fn check_lease(&self) -> anyhow::Result<()> {
         let FenceSettings {
             namespace,
@@ -189,7 +192,8 @@ impl Fence {
         Ok(())
     }
 
-    /// Tries a binding of this replica's own pod, which is bound: the API server refuses it by policy, or else as a conflict.
+    /// Tries a dry-run binding of this replica's own pod. Since that pod is bound, the API server never carries it out: the policy
+    /// refuses it, or else it is a conflict.
     async fn probe(&self) -> BindingProbe {
         let PodName { namespace, name } = &self.settings.pod;
         let target = json!({"apiVersion": "v1", "kind": "Node", "name": NO_NODE});
@@ -214,9 +218,10 @@ impl Fence {
     }
 }
 
-/// Reports a refusal that lasts, once.
+/// Reports refusals in a row: once, and only if they last.
 struct Report<'a> {
     fence: &'a Fence,
+    /// The time of the first refusal.
     since: Option<Instant>,
     is_reported: bool,
 }
@@ -231,7 +236,6 @@ impl<'a> Report<'a> {
     }
 
     fn refused(&mut self, problem: &str) {
-        // Counts from the first refusal in a row; `accepted` ends the row with this report.
         let since = *self.since.get_or_insert_with(now);
         if now().duration_since(since) < TOLERATED {
             return;
@@ -260,12 +264,12 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Returns true if an answer says that a policy, or RBAC, keeps a request from being carried out.
+/// Returns true if a status means that RBAC (403) or an admission policy (422) has refused a request.
 pub(crate) fn is_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::FORBIDDEN | StatusCode::UNPROCESSABLE_ENTITY)
 }
 
-fn refusal(verb: &str, name: &str, answer: &Answer) -> anyhow::Error {
+fn request_error(verb: &str, name: &str, answer: &Answer) -> anyhow::Error {
     anyhow!(
         "cannot {verb} {} {name} ({}): {}",
         KIND.0,
@@ -274,7 +278,7 @@ fn refusal(verb: &str, name: &str, answer: &Answer) -> anyhow::Error {
     )
 }
 
-/// The object of an answer; null if it is no JSON.
+/// The object in an answer; null if the answer is no JSON.
 fn json_of(answer: &Answer) -> Value {
     serde_json::from_slice(&answer.body).unwrap_or_default()
 }

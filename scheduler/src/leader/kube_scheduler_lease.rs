@@ -11,34 +11,34 @@ use std::time::{Duration, Instant};
 
 use super::election::{LeaseAction, LeaseRecord, LeaseTimes, Term, TermSource, WriteOutcome};
 
-/// Longest host name of a pod.
+/// Longest host name of a pod, to which kubelet cuts longer pod names.
 const MAX_HOST_NAME: usize = 63;
 
-/// One extender, which leads while the kube-scheduler in its pod holds this Lease.
+/// The terms of an extender, which leads while the kube-scheduler in the same pod holds this Lease.
 #[derive(Clone, Debug)]
 pub struct KubeSchedulerLease {
     /// The beginning of the holder identity of a kube-scheduler in this pod.
     prefix: String,
     times: LeaseTimes,
     seen: Option<Seen>,
-    /// Time of the next read.
+    /// The time of the next read.
     due: Instant,
     term: Option<Term>,
     n_terms: u64,
     has_ended: bool,
 }
 
-/// The Lease as it was read last.
+/// The Lease as the last read showed it.
 #[derive(Clone, Debug)]
 struct Seen {
     version: String,
     record: LeaseRecord,
-    /// The time at which the last read was sent that showed this version.
+    /// The time at which the last read that showed this version was sent.
     sent: Instant,
 }
 
 impl KubeSchedulerLease {
-    /// For the extender in the pod of this name.
+    /// The terms of the extender in the pod of this name, which has not read the Lease yet.
     pub fn new(pod: &str, times: LeaseTimes, now: Instant) -> Self {
         Self {
             prefix: holder_prefix(pod),
@@ -51,7 +51,8 @@ impl KubeSchedulerLease {
         }
     }
 
-    /// Half of the period in which kube-scheduler renews by default, so that a term is renewed in time.
+    /// Pause between two reads. kube-scheduler renews once in a retry period, and a term counts from the read before the one that
+    /// shows the renewal, so reads come twice as often.
     fn pause(&self) -> Duration {
         self.times.retry / 2
     }
@@ -116,12 +117,12 @@ impl TermSource for KubeSchedulerLease {
             record: record.clone(),
             sent,
         });
-        // A Lease shorter than ours would let another kube-scheduler take it before this term ends.
+        // Another kube-scheduler could take a shorter Lease before this term ends.
         if !self.is_own(&record) || self.is_short(&record) {
             self.term = None;
             return;
         }
-        // The version that the first read shows may be of any age.
+        // The version that the first read shows may have been written long ago.
         let Some(before) = before.filter(|before| before.version != version) else {
             return;
         };
@@ -131,7 +132,7 @@ impl TermSource for KubeSchedulerLease {
             term.renewed = before.sent;
         } else {
             self.n_terms += 1;
-            // kube-scheduler gives its Lease up without waiting for the binds of its extender.
+            // kube-scheduler releases its Lease without waiting for the binds of its extender, so a release hands nothing over.
             self.term = Some(Term {
                 number: self.n_terms,
                 renewed: before.sent,

@@ -14,31 +14,32 @@ use crate::api_server;
 
 /// Label of the leader's pod: `"true"`.
 pub const LABEL: &str = "gpushare/leader";
-/// Annotation of the leader's pod: the time at which its takeover began. The watch of pods shows it after every earlier write.
+/// Annotation of the leader's pod: the time at which its takeover began. The watch of pods shows this write after every earlier
+/// one.
 pub(super) const SINCE: &str = "gpushare/leader-since";
 
-/// Pause after a write that failed.
+/// Pause after a patch that failed.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The leader label and annotation of a pod.
+/// The leader label and its annotation on this replica's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PodLabel {
-    /// Without both.
+    /// The pod has neither.
     Absent,
-    /// With the label, and this annotation.
+    /// The pod has the label, and this value of the annotation.
     Leader(String),
 }
 
-/// Keeps the label of one pod.
+/// Keeps the label of this replica's pod as it is wanted.
 #[derive(Debug)]
 pub(super) struct LabelKeeper {
     wanted: watch::Sender<PodLabel>,
-    /// The label that was written; `None` while it is not known.
+    /// The label on the pod; `None` while it is not known, as during a write.
     written: watch::Receiver<Option<PodLabel>>,
 }
 
 impl LabelKeeper {
-    /// Removes the label first: an earlier process in this pod may have left it.
+    /// Starts the task that writes the label. It removes the label first: an earlier process in this pod may have left it.
     pub(super) fn start(client: Client, pod: PodName, leadership: Leadership) -> Self {
         let (sender, wanted) = watch::channel(PodLabel::Absent);
         let (report, written) = watch::channel(None);
@@ -52,11 +53,12 @@ impl LabelKeeper {
         }
     }
 
+    /// Sets the wanted label.
     pub(super) fn want(&self, wanted: PodLabel) {
         self.wanted.send_replace(wanted);
     }
 
-    /// A sender of wanted labels.
+    /// A sender of wanted labels, for a task of its own.
     pub(super) fn sender(&self) -> watch::Sender<PodLabel> {
         self.wanted.clone()
     }
@@ -69,11 +71,13 @@ impl LabelKeeper {
             .await
             .is_err()
         {
+            // The task has ended, which it does only with the process.
             std::future::pending::<()>().await;
         }
     }
 }
 
+/// Writes the wanted label whenever it differs from the written one, until all senders are dropped.
 async fn keep(
     client: Client,
     pod: PodName,
@@ -90,7 +94,7 @@ async fn keep(
             continue;
         }
         if label != PodLabel::Absent {
-            // A write without an answer may have been carried out.
+            // Noted before the write, since a write without an answer may have been carried out.
             leadership.set_stale_label(true);
         }
         // Until the patch is answered, the label on the pod is unknown.
@@ -117,6 +121,7 @@ async fn keep(
     }
 }
 
+/// Writes the label and the annotation in one patch.
 async fn patch(client: &Client, pod: &PodName, label: &PodLabel) -> anyhow::Result<()> {
     let metadata = match label {
         PodLabel::Absent => json!({"labels": {LABEL: null}, "annotations": {SINCE: null}}),

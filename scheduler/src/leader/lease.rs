@@ -1,4 +1,4 @@
-//! The Lease object: read from the API server itself, written only over the version that was read.
+//! The Lease object in the API server: read from the API server itself, and written only over the version that was read.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use kube::{Api, Client};
 
 use super::election::{LeaseRecord, WriteOutcome};
 
-/// One Lease.
+/// A Lease, by its name.
 pub(super) struct LeaseObject {
     api: Api<Lease>,
     name: String,
@@ -31,7 +31,8 @@ impl LeaseObject {
         &self.name
     }
 
-    /// Reads version and record, if there is a Lease. Names no resource version, so that no cache answers.
+    /// Reads the Lease's version and record, if it exists. The request names no resource version, so the API server answers from
+    /// etcd and not from its cache.
     pub(super) async fn read(&mut self, timeout: Duration) -> anyhow::Result<Option<(String, LeaseRecord)>> {
         let found = tokio::time::timeout(timeout, self.api.get_opt(&self.name))
             .await
@@ -49,7 +50,7 @@ impl LeaseObject {
         Ok(Some((version, record)))
     }
 
-    /// Creates the Lease, if there is none.
+    /// Creates the Lease, if it does not exist.
     pub(super) async fn create(&mut self, record: &LeaseRecord, timeout: Duration) -> WriteOutcome {
         let metadata = ObjectMeta {
             name: Some(self.name.clone()),
@@ -66,7 +67,8 @@ impl LeaseObject {
         self.outcome(answer.ok())
     }
 
-    /// Replaces this version of this object; a Lease of the same name that was created since stays.
+    /// Replaces this version of the Lease, and no other version. The UID in the object makes the API server keep a Lease that was
+    /// deleted and created again under the same name.
     pub(super) async fn write(
         &mut self,
         version: String,
@@ -93,7 +95,7 @@ impl LeaseObject {
                 }
                 None => WriteOutcome::Unknown,
             },
-            // Another version, or gone.
+            // 409: there is another version. 404: the Lease was deleted.
             Some(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => {
                 WriteOutcome::Overtaken
             }
@@ -112,6 +114,7 @@ impl LeaseObject {
     }
 }
 
+/// The fields of a Lease that the election depends on; those that are missing count as empty or zero.
 fn record(lease: &Lease) -> LeaseRecord {
     let spec = lease.spec.as_ref();
     let number = |field: Option<i32>| {
@@ -128,7 +131,7 @@ fn record(lease: &Lease) -> LeaseRecord {
     }
 }
 
-/// Times are for people: no replica compares them.
+/// The Lease's content for a record. Its times are for people: no replica compares them.
 fn spec(record: &LeaseRecord, before: Option<&LeaseSpec>) -> LeaseSpec {
     let now = MicroTime(jiff::Timestamp::now());
     let number = |number: u64| Some(i32::try_from(number).unwrap_or(i32::MAX));

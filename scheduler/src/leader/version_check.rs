@@ -16,10 +16,12 @@ use tracing::{error, info, warn};
 use super::PodName;
 use crate::api_server;
 
-/// The container of the second kube-scheduler.
+/// The name of the second kube-scheduler's container in the shipped manifests.
 const CONTAINER: &str = "kube-scheduler";
-/// Pauses between comparisons: the API server's version may change while the pod runs. The shorter one follows a failure.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(3600), Duration::from_secs(10));
+/// Pause between two comparisons: the API server may be upgraded while the pod runs.
+const INTERVAL: Duration = Duration::from_secs(3600);
+/// Pause after a comparison that failed.
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
 /// A version of Kubernetes, such as `v1.36.2`. What follows the third number (`-gke.100`, `+k3s1`) is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +46,7 @@ impl Version {
         })
     }
 
-    /// The version in an image's tag.
+    /// The version in an image's tag; `None` if the tag names none, or there is no tag.
     fn of_image(image: &str) -> Option<Self> {
         let (name, _) = image.split_once('@').unwrap_or((image, ""));
         let (_, tag) = name.rsplit_once('/').unwrap_or(("", name)).1.split_once(':')?;
@@ -52,7 +54,7 @@ impl Version {
     }
 
     /// Returns true if Kubernetes supports a kube-scheduler of this version beside this API server.
-    fn goes_with(self, server: Self) -> bool {
+    fn is_supported_by(self, server: Self) -> bool {
         self.major == server.major && (self.minor == server.minor || self.minor + 1 == server.minor)
     }
 }
@@ -72,10 +74,11 @@ fn image(pod: &Value) -> Option<&str> {
     container.get("image")?.as_str()
 }
 
-/// The advice to the operator, if the versions do not go together. An image without a version in its tag is left alone.
+/// The advice to the operator if Kubernetes does not support the two versions together. An image without a version in its tag is
+/// not judged.
 fn advice(image: &str, server: &str) -> Option<String> {
     let (scheduler, server) = (Version::of_image(image)?, Version::parse(server)?);
-    (!scheduler.goes_with(server)).then(|| {
+    (!scheduler.is_supported_by(server)).then(|| {
         format!(
             "kube-scheduler {scheduler} beside the API server {server}: Kubernetes supports the same minor version or the one \
              before. deploy/install.sh sets it; by hand, set newTag of registry.k8s.io/kube-scheduler to {server} in your kustomization"
@@ -98,11 +101,11 @@ pub async fn watch_version(client: Client, recorder: Recorder, pod: PodName) {
                     recorder.warn(&pod, "KubeSchedulerVersion", text.clone());
                 }
                 last_advice = advice;
-                PAUSES.0
+                INTERVAL
             }
             Err(error) => {
                 warn!(error = %format!("{error:#}"), "the version of kube-scheduler is not compared with the API server's yet");
-                PAUSES.1
+                RETRY_PAUSE
             }
         };
         sleep(pause).await;

@@ -1,7 +1,7 @@
-//! Waits until the watch of pods has shown everything that was written up to a certain moment.
+//! Waits until the watch of pods has shown every write up to a certain moment.
 //!
-//! There are two ways. A leader annotates its own pod: once the watch shows that write it has shown every earlier one, since
-//! it shows writes in their order. A replica without a pod of its own lists all pods again.
+//! There are two ways. A leader annotates its own pod: once the watch shows that annotation, it has shown every earlier write,
+//! since a watch shows the writes of one kind in their order. A replica that does not know its own pod lists all pods again.
 
 use std::sync::Arc;
 
@@ -17,20 +17,21 @@ use crate::watch::{ObjectStore, apply};
 /// The progress of the watch of pods; clones share it.
 #[derive(Clone, Debug)]
 pub struct WatchBarrier {
-    /// This replica's pod.
+    /// This replica's pod, if it is known.
     own: Option<PodName>,
-    /// The annotation of that pod as the watch showed it last; empty if it is not there.
+    /// The annotation of that pod as the watch showed it last; empty if the pod has none.
     shown: Arc<watch::Sender<String>>,
-    /// The number of lists that were requested.
+    /// The number of lists that [`Self::wait_for_new_list`] has requested.
     requested: Arc<watch::Sender<u64>>,
     /// The value of `requested` when the last complete list began.
     listed: Arc<watch::Sender<u64>>,
 }
 
-/// A list that is not complete: its objects come in no order, so it shows nothing before its end.
+/// A list that is being received. Its objects come in no order, so they show nothing of earlier writes before its end.
 #[derive(Debug, Default)]
 struct Listing {
     is_open: bool,
+    /// The annotation of this replica's pod, if the list has shown the pod.
     own: Option<String>,
 }
 
@@ -54,6 +55,7 @@ impl WatchBarrier {
 
     /// Lists all pods again, and waits for the end of the list.
     pub async fn wait_for_new_list(&self) {
+        // A list that is under way may have begun before the writes that the caller waits for, so it does not count.
         self.requested.send_modify(|n| *n += 1);
         let requested = *self.requested.borrow();
         let mut listed = self.listed.subscribe();
@@ -68,7 +70,7 @@ impl WatchBarrier {
         loop {
             tokio::select! {
                 update = watch.next() => self.apply(update, (&mut listing, number), &store),
-                // Never an error, as `self` has the sender.
+                // `self` holds the sender, so this is never an error.
                 _ = requested.changed() => {
                     number = *requested.borrow_and_update();
                     watch.restart();
@@ -109,7 +111,7 @@ impl WatchBarrier {
         }
     }
 
-    /// The annotation if this is this replica's pod; empty if the pod has none.
+    /// The annotation of this replica's pod, empty if the pod has none; `None` for any other pod.
     fn annotation_of_own(&self, pod: &Pod) -> Option<String> {
         let own = self.own.as_ref()?;
         let meta = &pod.metadata;

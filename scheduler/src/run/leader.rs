@@ -5,12 +5,11 @@ use std::time::Duration;
 use daemon::api_server::Connection;
 use daemon::events;
 use daemon::panics::named;
+use daemon::process::Process;
 use daemon::supervise::Tasks;
 use daemon::watch::WatchLag;
 use kube::Api;
 use proto::pod::Pod;
-use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::index::{Index, Shared};
@@ -20,13 +19,13 @@ use crate::leader::watch_barrier::WatchBarrier;
 use crate::leader::{Leadership, PodName};
 use crate::watch::{ObjectStore, watch};
 
-/// Time for which a replica of several still serves after the signal to stop: the endpoints of its Services change first.
-const LINGER: Duration = Duration::from_secs(3);
+use super::farewell::Farewell;
 
 /// This replica, alone or one of several.
 pub(super) struct OwnReplica {
     pub(super) leadership: Leadership,
     barrier: WatchBarrier,
+    /// The settings of the election; `None` for a replica without others.
     settings: Option<ElectorSettings>,
     bind_timeout: Duration,
 }
@@ -64,6 +63,7 @@ impl OwnReplica {
             .map(|settings| settings.pod.namespace.as_str())
     }
 
+    /// Watches the pods through the barrier, by which a new leader sees what its predecessor has written.
     pub(super) fn watch_pods(
         &self,
         connection: &Connection,
@@ -78,48 +78,41 @@ impl OwnReplica {
         lag
     }
 
-    /// Begins; returns the token that is cancelled when requests need not be served any more.
+    /// Begins to take part in the election, or to decide alone. Returns the farewell.
     pub(super) fn begin(
         self,
         connection: &Connection,
         index: Shared<Index>,
-        stop: CancellationToken,
-        tasks: &mut Tasks,
-    ) -> CancellationToken {
+        process: &mut Process,
+    ) -> Farewell {
         let Some(settings) = self.settings else {
+            // The takeover ends soon, so it is no task whose end is a fault.
             tokio::spawn(named(
-                "beginning",
+                "takeover",
                 take_over_alone(self.leadership, index, self.barrier, self.bind_timeout),
             ));
-            return stop;
+            return Farewell::of_only_replica();
         };
         let (recorder, writer) = events::recorder(connection, "gpushare-scheduler", None);
-        tasks.spawn("events", writer.run());
+        process.tasks.spawn("events", writer.run());
         let client = connection.client.clone();
         if settings.election.kube_scheduler_lease.is_some() {
-            tasks.spawn(
+            process.tasks.spawn(
                 "version of kube-scheduler",
                 watch_version(client.clone(), recorder.clone(), settings.pod.clone()),
             );
         }
         let elector = Elector::new((client, recorder), settings, self.leadership, index, self.barrier);
-        let end_of_service = CancellationToken::new();
-        let served = end_of_service.clone();
-        tasks.spawn("election of a leader", async move {
-            let lingering = tokio::spawn(named("linger", linger(stop.clone())));
-            elector.run(stop.cancelled()).await;
+        let farewell = Farewell::of_replica();
+        let (signal, resigned) = (process.signal.clone(), farewell.resigned.clone());
+        process.tasks.spawn("election of a leader", async move {
+            elector.run(signal.cancelled()).await;
             // An end without a signal is a fault: as that of any task it ends the process.
-            if stop.is_cancelled() {
-                let _ = lingering.await;
-                served.cancel();
+            if signal.is_cancelled() {
+                resigned.cancel();
                 std::future::pending::<()>().await;
             }
         });
-        end_of_service
+        farewell
     }
-}
-
-async fn linger(stop: CancellationToken) {
-    stop.cancelled().await;
-    sleep(LINGER).await;
 }

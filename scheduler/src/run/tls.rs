@@ -1,13 +1,14 @@
 //! Starts the sources of the servers' certificates: files, or the Secret of the scheduler's own ones.
 
+use daemon::http_server::CurrentTls;
 use daemon::supervise::Tasks;
 use kube::Client;
 use prometheus_client::registry::Registry;
 
+use crate::certificates::files::CertificateFiles;
 use crate::certificates::server_tls::{CertificateMetrics, Clients, WEBHOOK_CLIENT_CA};
 use crate::certificates::{CertificateSettings, Keeper};
 use crate::config::{Config, TlsFiles};
-use crate::serve::tls::{CertificateFiles, CurrentTls};
 
 /// Services in the scheduler's own certificates, unless a flag names hosts.
 const SERVICES: [&str; 2] = ["gpushare-webhook", "gpushare-scheduler"];

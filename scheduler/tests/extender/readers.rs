@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use axum::body::Body;
+use daemon::http_server::ClientCertificate;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use rstest::rstest;
 use scheduler::config::Serving;
 use scheduler::offline;
-use scheduler::serve::ClientCertificate;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

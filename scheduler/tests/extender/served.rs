@@ -4,21 +4,21 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use daemon::http_server::{CurrentTls, HttpServer};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use scheduler::certificates::files::CertificateFiles;
 use scheduler::config::TlsFiles;
 use scheduler::offline;
-use scheduler::serve::serve;
-use scheduler::serve::tls::{CertificateFiles, CurrentTls};
 
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
+use tokio_util::sync::CancellationToken;
 
 use crate::api::Fault;
 use crate::objects::units;
@@ -27,18 +27,20 @@ use crate::world::World;
 /// A server on a port of its own.
 struct Server {
     address: SocketAddr,
-    stop: oneshot::Sender<()>,
+    stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
 async fn start(world: &World, tls: Option<CurrentTls>, read_timeout: Duration) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (stop, stopped) = oneshot::channel();
-    let router = world.router.clone();
-    let task = tokio::spawn(serve(listener, router, tls, read_timeout, async move {
-        drop(stopped.await);
-    }));
+    let stop = CancellationToken::new();
+    let server = HttpServer {
+        tls,
+        read_timeout,
+        ..HttpServer::new(listener, world.router.clone())
+    };
+    let task = tokio::spawn(server.serve(stop.clone()));
     Server { address, stop, task }
 }
 
@@ -84,7 +86,7 @@ async fn http_is_served_until_the_process_stops() {
     while world.api.bindings().is_empty() {
         tokio::task::yield_now().await;
     }
-    server.stop.send(()).unwrap();
+    server.stop.cancel();
     let reply = binding.await.unwrap().unwrap();
     assert!(
         reply.ends_with(r#"{"Error":""}"#),

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use daemon::health::MetricsText;
+use daemon::http_server::{CurrentTls, HttpServer};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
@@ -20,12 +21,11 @@ use scheduler::certificates::issue::{Order, issue};
 use scheduler::certificates::server_tls::Clients;
 use scheduler::extender::{Extender, router as extender_router};
 use scheduler::offline;
-use scheduler::serve::serve;
-use scheduler::serve::tls::CurrentTls;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_util::sync::CancellationToken;
 
 use crate::api::Api;
 use crate::keeping::{DAY, HOST, keeper, part};
@@ -33,13 +33,12 @@ use crate::keeping::{DAY, HOST, keeper, part};
 async fn start(tls: CurrentTls, routes: axum::Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(serve(
-        listener,
-        routes,
-        Some(tls),
-        Duration::from_secs(5),
-        std::future::pending(),
-    ));
+    let server = HttpServer {
+        tls: Some(tls),
+        read_timeout: Duration::from_secs(5),
+        ..HttpServer::new(listener, routes)
+    };
+    tokio::spawn(server.serve(CancellationToken::new()));
     address
 }
 

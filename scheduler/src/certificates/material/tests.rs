@@ -10,7 +10,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
 use super::{AUTHORITIES, CERTIFICATE, CERTIFICATE_KEY, Change, DAY, KEY, Lifetimes, Material, NEXT_KEY};
-use crate::certificates::validity::{common_name, not_after};
+use daemon::x509::{common_name, not_after};
 
 const LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
 

@@ -26,7 +26,7 @@ use tokio::time::Instant;
 
 use crate::extender::Extender;
 use crate::metrics::{Ending, Verb};
-use crate::serve::ClientCertificate;
+use daemon::http_server::ClientCertificate;
 
 /// The time for which an answer is cached; a right that was withdrawn may be used for as long.
 const TTL: Duration = Duration::from_secs(10);

@@ -139,7 +139,7 @@ async fn a_new_leader_writes_its_name_into_the_object(
         object: before.map(|holder| (7, holder.to_owned())),
         ..holding()
     });
-    fence.take().await;
+    fence.name_this_replica().await;
     let server = server.lock().unwrap();
     assert_eq!(server.written, expected);
     assert_eq!(

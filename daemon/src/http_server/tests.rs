@@ -10,8 +10,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
-use super::{AcceptedConnection, ConnectionClient, serve_with_resets};
+use super::{ConnectionClient, ConnectionSettings, HttpServer};
 
 const REQUEST: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 /// A request that is answered after 30 s.
@@ -28,7 +29,7 @@ fn connect() -> DuplexStream {
         .route("/slow", get(slow))
         .route("/large", get(async || vec![b'x'; 1 << 20]));
     let (client, server) = tokio::io::duplex(4096);
-    let connection = AcceptedConnection {
+    let connection = ConnectionSettings {
         router,
         tls: None,
         read_timeout: Duration::from_secs(10),
@@ -37,9 +38,9 @@ fn connect() -> DuplexStream {
         // If it were dropped, the connection would end.
         let graceful = GracefulShutdown::new();
         connection
-            .http1(
+            .serve_http1(
                 server,
-                ConnectionClient::of(([127, 0, 0, 1], 1).into(), None),
+                ConnectionClient::new(([127, 0, 0, 1], 1).into(), None),
                 graceful.watcher(),
             )
             .await;
@@ -163,14 +164,11 @@ async fn a_reset_answers_running_requests_and_closes_idle_connections() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (hang_up, hangups) = watch::channel(0);
-    tokio::spawn(serve_with_resets(
-        listener,
-        router,
-        None,
-        Duration::from_secs(10),
-        hangups,
-        std::future::pending(),
-    ));
+    let server = HttpServer {
+        connection_resets: hangups,
+        ..HttpServer::new(listener, router)
+    };
+    tokio::spawn(server.serve(CancellationToken::new()));
     let (mut idle, mut busy) = (
         TcpStream::connect(address).await.unwrap(),
         TcpStream::connect(address).await.unwrap(),

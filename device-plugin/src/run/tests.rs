@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::task::Poll;
+use std::time::Duration;
 
 use clap::Parser;
 use futures::poll;
@@ -20,12 +21,15 @@ use tokio::time::timeout;
 
 use super::advertise::{keeps_memory_units, unit_published, whole_published};
 use super::devices::publish_no_devices;
-use super::tasks::CLOSE_LIMIT;
 use super::*;
 use crate::device_ids::IdScheme;
 use crate::fleet::NodeFleet;
 use crate::inventory::NodeInventory;
+use crate::publish::own_objects::StoredDevice;
 use crate::settings::NodeSettings;
+
+/// Longest wait for a request of the plugin.
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// A unit that has been changed must not be counted in the one before; once seen, it does not matter who is away.
 #[tokio::test]
@@ -154,7 +158,7 @@ async fn published_objects_are_removed_with_the_devices() {
     let mut written = BTreeMap::new();
     let mut watches = Vec::new();
     while written.len() < 3 {
-        let (request, answer) = timeout(CLOSE_LIMIT, requests.next_request())
+        let (request, answer) = timeout(REQUEST_LIMIT, requests.next_request())
             .await
             .unwrap()
             .unwrap();
@@ -197,27 +201,9 @@ async fn published_objects_are_removed_with_the_devices() {
     );
 }
 
-#[tokio::test]
-async fn a_task_that_ends_is_an_error() {
-    let stop = CancellationToken::new();
-    let mut tasks = PluginTasks::default();
-    tasks.servers.spawn("server", std::future::pending());
-    tasks.watches.spawn("watch", async {});
-    let error = timeout(CLOSE_LIMIT, tasks.run(stop)).await.unwrap().unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "task \"watch\" has ended, and the process with it"
-    );
-    let stop = CancellationToken::new();
-    stop.cancel();
-    let mut tasks = PluginTasks::default();
-    tasks.watches.spawn("watch", async {});
-    assert!(tasks.run(stop).await.is_ok());
-}
-
 /// One plugin knows one vendor's GPUs.
-#[tokio::test]
-async fn whole_gpus_of_two_vendors_are_refused() {
+#[test]
+fn whole_gpus_of_two_vendors_are_refused() {
     let args = [
         "gpushare-device-plugin",
         "--node-name",
@@ -225,7 +211,7 @@ async fn whole_gpus_of_two_vendors_are_refused() {
         "--vendor-resource",
         "nvidia.com/gpu=ours,amd.com/gpu=ours",
     ];
-    let error = run(Config::try_parse_from(args).unwrap()).await.unwrap_err();
+    let error = check(&Config::try_parse_from(args).unwrap()).unwrap_err();
     assert!(
         error.to_string().contains("only one resource can be ours"),
         "{error}"
@@ -237,22 +223,14 @@ async fn whole_gpus_of_two_vendors_are_refused() {
 #[case::auto(&[], false)]
 #[case::envvar(&["--inject", "envvar"], false)]
 #[case::cdi(&["--inject", "cdi"], true)]
-#[tokio::test]
-async fn numa_hints_need_cdi_mode(#[case] flags: &[&str], #[case] is_fine: bool) {
-    // Ends at once in any case: there is no such file.
-    let args = [
-        "gpushare-device-plugin",
-        "--node-name",
-        "n1",
-        "--numa-hints",
-        "--inventory",
-        "file:/nowhere",
-    ];
-    let config = Config::try_parse_from(args.iter().chain(flags)).unwrap();
-    let error = format!("{:#}", run(config).await.unwrap_err());
-    assert_eq!(
-        !error.contains("--numa-hints needs --inject=cdi"),
-        is_fine,
-        "{error}"
-    );
+fn numa_hints_need_cdi_mode(#[case] flags: &[&str], #[case] is_fine: bool) {
+    let args = ["gpushare-device-plugin", "--node-name", "n1", "--numa-hints"];
+    let checked = check(&Config::try_parse_from(args.iter().chain(flags)).unwrap());
+    assert_eq!(checked.is_ok(), is_fine, "{checked:?}");
+    if let Err(error) = checked {
+        assert!(
+            error.to_string().contains("--numa-hints needs --inject=cdi"),
+            "{error}"
+        );
+    }
 }

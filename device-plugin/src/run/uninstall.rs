@@ -1,37 +1,32 @@
 //! The process that removes everything that the plugin has written on its node, instead of serving devices.
 
-use anyhow::Context;
 use daemon::api_server::Connection;
-use daemon::health::MetricsText;
-use daemon::signals::cancel_on_signal;
+use daemon::health::{self, MetricsText};
+use daemon::process::Process;
 use kube::Api;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
-use tracing::info;
 
 use crate::cdi::SpecDir;
 use crate::config::Config;
 use crate::pods::NodePods;
 use crate::uninstall::{Removal, UninstallWhen};
 
-use super::tasks::PluginTasks;
+use super::tasks;
 
 /// Removes everything, is ready once nothing is left, and ends with a signal.
 ///
 /// # Errors
 /// The process cannot start, or a task has ended.
-pub(super) async fn run(config: Config, when: UninstallWhen) -> anyhow::Result<()> {
-    let stop = cancel_on_signal().context("cannot wait for signals")?;
+pub(super) async fn run(config: Config, when: UninstallWhen, mut process: Process) -> anyhow::Result<()> {
     let (removed, is_removed) = watch::channel(false);
-    let mut tasks = PluginTasks::default();
     let readiness = move || check(*is_removed.borrow());
-    tasks
-        .serve_health(&config, readiness, MetricsText::new(Registry::default()))
-        .await?;
-    let connection = Connection::new(config.kubeconfig.as_deref()).await?;
+    let routes = health::router(readiness, MetricsText::new(Registry::default()));
+    process.serve_health(routes).await?;
+    let connection = Connection::new(config.process.kubeconfig.as_deref()).await?;
     let (pods, pods_seen) = watch::channel(NodePods::default());
-    tasks.watch_pods(&config, &connection, pods);
-    let node = tasks.watch_node(&config, &connection);
+    tasks::watch_pods(&mut process.tasks, &config, &connection, pods);
+    let node = tasks::watch_own_node(&mut process.tasks, &config, &connection);
     let removal = Removal {
         when,
         nodes: Api::all(connection.client),
@@ -42,10 +37,9 @@ pub(super) async fn run(config: Config, when: UninstallWhen) -> anyhow::Result<(
         pods: pods_seen,
         node,
     };
-    tasks.spawn("removal", removal.run(removed));
-    tasks.run(stop).await?;
-    info!("ended");
-    Ok(())
+    process.tasks.spawn("removal", removal.run(removed));
+    // kubelet ends the pod whenever the operator deletes it; what is left then is removed by the next one.
+    process.serve_until_signal(std::future::ready(())).await
 }
 
 fn check(is_removed: bool) -> Result<(), String> {

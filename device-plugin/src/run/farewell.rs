@@ -1,13 +1,12 @@
-//! The end of the process: it goes on serving pods that were bound before the scheduler knew of the end.
+//! The plugin's farewell after SIGTERM: it goes on serving the pods that were bound before the scheduler knew of the end.
 //!
-//! kubelet fails a pod for good if it admits it without the plugin. The scheduler binds no more pods once the Node says that the
-//! plugin ends; kubelet admits those that are bound by then within moments.
+//! kubelet fails a pod for good if it admits the pod without the plugin. The scheduler binds no more pods to this node once the
+//! Node says that the plugin ends; kubelet admits the pods that are bound by then within moments.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::extended_resource::Registrations;
@@ -22,9 +21,9 @@ const MIN_SERVING: Duration = Duration::from_secs(2);
 /// Longest time after that for kubelet to admit the pods that are bound to this node.
 const ADMISSION_LIMIT: Duration = Duration::from_secs(5);
 
-/// The conditions of the end.
+/// The facts on which the plugin may end.
 #[derive(Debug)]
-pub(super) struct Shutdown {
+pub(super) struct Farewell {
     /// The registrations with kubelet.
     pub(super) registered: watch::Receiver<Registrations>,
     /// Set when the Node says that this plugin ends.
@@ -33,22 +32,18 @@ pub(super) struct Shutdown {
     pub(super) pods: watch::Receiver<NodePods>,
 }
 
-impl Shutdown {
-    /// Cancels `stop` once the signal has come and no pod needs the plugin. Goes on until the task is dropped.
-    pub(super) async fn run(mut self, signal: CancellationToken, stop: CancellationToken) {
-        signal.cancelled().await;
+impl Farewell {
+    /// Returns once no pod needs the plugin, or after a limit.
+    pub(super) async fn run(mut self) {
         let serves = self
             .registered
             .borrow()
             .values()
             .any(|is_registered| *is_registered);
         if serves {
-            info!("asked to end: serving kubelet until pods that are bound to this node are admitted");
+            info!("serving kubelet until pods that are bound to this node are admitted");
             self.serve_bound_pods().await;
         }
-        stop.cancel();
-        // A task that returns ends the process, which still has to close its servers.
-        std::future::pending::<()>().await;
     }
 
     async fn serve_bound_pods(&mut self) {
@@ -104,16 +99,13 @@ mod tests {
         let (_registered, registered) = watch::channel([(ExtendedResource::Shared, is_registered)].into());
         let (_written, is_written) = watch::channel(is_written);
         let (_pods, pods) = watch::channel(bound(stage));
-        let shutdown = Shutdown {
+        let farewell = Farewell {
             registered,
             is_written,
             pods,
         };
-        let (signal, stop) = (CancellationToken::new(), CancellationToken::new());
-        tokio::spawn(shutdown.run(signal.clone(), stop.clone()));
         let began = Instant::now();
-        signal.cancel();
-        stop.cancelled().await;
+        farewell.run().await;
         let took = began.elapsed();
         assert!(
             took >= expected && took < expected + Duration::from_millis(10),
@@ -126,17 +118,15 @@ mod tests {
         let (_registered, registered) = watch::channel([(ExtendedResource::Shared, true)].into());
         let (_written, is_written) = watch::channel(true);
         let (pods_sender, pods) = watch::channel(bound(PodStage::Bound));
-        let shutdown = Shutdown {
+        let farewell = Farewell {
             registered,
             is_written,
             pods,
         };
-        let (signal, stop) = (CancellationToken::new(), CancellationToken::new());
-        tokio::spawn(shutdown.run(signal.clone(), stop.clone()));
-        signal.cancel();
+        let ended = tokio::spawn(farewell.run());
         sleep(MIN_SERVING + ADMISSION_LIMIT / 2).await;
-        assert!(!stop.is_cancelled());
+        assert!(!ended.is_finished());
         pods_sender.send_replace(bound(PodStage::Admitted));
-        stop.cancelled().await;
+        ended.await.unwrap();
     }
 }

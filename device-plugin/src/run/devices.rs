@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use daemon::api_server::Connection;
 use daemon::events::EventType;
+use daemon::supervise::Tasks;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
@@ -17,14 +18,15 @@ use crate::node_state::NodeState;
 use crate::pods::NodePods;
 use crate::runtime_hook::seen::SeenGpus;
 
-use super::tasks::PluginTasks;
+use super::tasks;
 
 /// Delay before another look at a node without devices.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 
-/// The devices of this node. Waits for some if the operator wants it; until then the plugin publishes that the node has none.
+/// Finds the devices of this node. Where `--no-gpu` waits for some, the plugin publishes meanwhile that the node has none.
 pub(super) async fn find_devices(config: &Config) -> anyhow::Result<NodeInventory> {
-    let mut waiting_tasks = None;
+    // Started by the first search that finds nothing, and aborted when this function returns.
+    let mut absence = None;
     loop {
         let error = match discover_with_warnings(config).await {
             Ok(inventory) => return Ok(inventory),
@@ -37,20 +39,20 @@ pub(super) async fn find_devices(config: &Config) -> anyhow::Result<NodeInventor
         }
         let is_by_choice = cause.is_some_and(InventoryError::is_by_choice);
         warn!(error = %format!("{error:#}"), "no devices to share, looking again in {} s", DISCOVERY_RETRY.as_secs());
-        let tasks = if let Some(tasks) = &mut waiting_tasks {
+        let tasks = if let Some(tasks) = &mut absence {
             tasks
         } else {
-            let connection = Connection::new(config.kubeconfig.as_deref()).await?;
+            let connection = Connection::new(config.process.kubeconfig.as_deref()).await?;
             let mut tasks = publish_no_devices(config, &connection)?;
             if is_by_choice {
-                let recorder = tasks.write_events(config, &connection);
+                let recorder = tasks::write_events(&mut tasks, config, &connection);
                 recorder.node(EventType::Warning, "GPUNotShared", format!("{error:#}"));
             }
-            waiting_tasks.insert(tasks)
+            absence.insert(tasks)
         };
         tokio::select! {
             () = sleep(DISCOVERY_RETRY) => {}
-            ended = tasks.watches.ended() => return Err(ended.into()),
+            ended = tasks.ended() => return Err(ended.into()),
         }
     }
 }
@@ -70,18 +72,25 @@ async fn discover_with_warnings(config: &Config) -> anyhow::Result<NodeInventory
 }
 
 /// Publishes that this node has no devices, so that everything that was published about earlier devices goes away.
-pub(super) fn publish_no_devices(config: &Config, connection: &Connection) -> anyhow::Result<PluginTasks> {
-    let mut tasks = PluginTasks::default();
+pub(super) fn publish_no_devices(config: &Config, connection: &Connection) -> anyhow::Result<Tasks> {
+    let mut tasks = Tasks::default();
     let nothing = NodeInventory::default();
     let ids = config.sharing().id_scheme(&nothing)?;
     let (fleet_sender, fleet) = watch::channel(Arc::new(NodeFleet::new(nothing, ids)));
     let (pods_sender, pods) = watch::channel(NodePods::default());
-    tasks.watch_pods(config, connection, pods_sender);
-    let recorder = tasks.write_events(config, connection);
+    tasks::watch_pods(&mut tasks, config, connection, pods_sender);
+    let recorder = tasks::write_events(&mut tasks, config, connection);
     // Nothing decides the injection mode or the enforcement levels here, so their channels are closed from the start.
     let node = NodeState::new(config.settings(), fleet, pods, &config.device_plugin_dir);
     let seen = watch::channel(SeenGpus::default()).1;
-    tasks.publish(config, connection, &node, seen, Arc::default(), recorder);
+    tasks::publish(
+        &mut tasks,
+        config,
+        connection,
+        &node,
+        (seen, Arc::default()),
+        recorder,
+    );
     // The publisher needs the sender of the fleet as long as it runs.
     let keep_sender = async move { fleet_sender.closed().await };
     tasks.spawn("absent devices", keep_sender);

@@ -9,7 +9,7 @@ use rstest::rstest;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tempfile::TempDir;
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
 
@@ -88,7 +88,7 @@ async fn shows(current: &CurrentTls, expected: &Pair) -> bool {
         builder.with_root_certificates(roots).with_no_client_auth(),
     ));
     let (client, server) = tokio::io::duplex(1 << 16);
-    let accepted = current.acceptor().accept(server);
+    let accepted = TlsAcceptor::from(Arc::clone(&current.borrow())).accept(server);
     let connected = connector.connect(ServerName::try_from("localhost").unwrap(), client);
     tokio::join!(accepted, connected).1.is_ok()
 }
@@ -146,10 +146,10 @@ async fn unchanged_files_do_not_replace_the_certificates_in_use() {
     let key = old.signing_key.serialize_pem();
     mount.put(&old.cert.pem(), Some(&key), &old.cert.pem());
     tokio::time::sleep(INTERVAL * 2).await;
-    assert!(!current.0.has_changed().unwrap(), "the same in a new folder");
+    assert!(!current.has_changed().unwrap(), "the same in a new folder");
     mount.put(&old.cert.pem(), Some(&key), &pair().cert.pem());
     tokio::time::sleep(INTERVAL * 2).await;
-    assert!(current.0.has_changed().unwrap(), "other authorities for clients");
+    assert!(current.has_changed().unwrap(), "other authorities for clients");
 }
 
 /// The listener receives the certificates in use, and none of files that cannot be used.

@@ -1,6 +1,6 @@
-//! Certificates, keys and authorities in files: read at the start, and again whenever they change.
+//! Certificates, keys and authorities in files that an operator renews: read at the start, and again whenever they change.
 //!
-//! Files that cannot be used change nothing: the last good content stays in use. Open connections keep their certificates.
+//! Files that cannot be used change nothing: the last good content stays in use.
 
 use std::io;
 use std::path::Path;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use daemon::http_server::{ALPN_PROTOCOLS, CurrentTls};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::danger::ClientCertVerifier;
@@ -15,27 +16,25 @@ use rustls::server::{ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{RootCertStore, ServerConfig};
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
 
-use super::H2;
 use crate::config::TlsFiles;
 
 /// Pause between two reads of the files.
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// Reads the files again and again. Names and times of mounted Secrets are not reliable, so the contents are compared.
+/// The files of one server.
 #[expect(missing_debug_implementations, reason = "a function has none")]
 pub struct CertificateFiles {
     files: TlsFiles,
-    /// The last content, good or not.
+    /// The content that was read last, good or not.
     seen: Contents,
     current: watch::Sender<Arc<ServerConfig>>,
     /// Called with the certificates in use whenever they change.
     on_change: Option<Listener>,
 }
 
-/// Receives the certificates in use.
+/// A function that receives the certificates in use.
 type Listener = Box<dyn Fn(&InUse) + Send + Sync>;
 
 /// The certificates that are in use.
@@ -43,30 +42,15 @@ type Listener = Box<dyn Fn(&InUse) + Send + Sync>;
 pub struct InUse {
     /// The certificates that the server shows, its own first.
     pub chain: Vec<CertificateDer<'static>>,
-    /// Authorities of clients.
+    /// The authorities that sign the certificates of clients; empty if clients need none.
     pub client_authorities: Vec<CertificateDer<'static>>,
-}
-
-/// The TLS settings of new connections.
-#[derive(Clone, Debug)]
-pub struct CurrentTls(watch::Receiver<Arc<ServerConfig>>);
-
-impl CurrentTls {
-    /// The settings at the time of a connection.
-    pub fn new(settings: watch::Receiver<Arc<ServerConfig>>) -> Self {
-        Self(settings)
-    }
-
-    pub(super) fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(Arc::clone(&self.0.borrow()))
-    }
 }
 
 impl CertificateFiles {
     /// Reads the files.
     ///
     /// # Errors
-    /// Names the file that cannot be read or used.
+    /// A file cannot be read or used; the error names it.
     pub fn load(files: TlsFiles) -> anyhow::Result<Self> {
         let seen = Contents::read(&files);
         let (current, _) = watch::channel(seen.settings(&files)?);
@@ -78,7 +62,7 @@ impl CertificateFiles {
         })
     }
 
-    /// The same, with a listener that receives the certificates in use, now and after every change.
+    /// Adds a listener, which receives the certificates in use now and after every change.
     #[must_use]
     pub fn on_change(self, listener: impl Fn(&InUse) + Send + Sync + 'static) -> Self {
         self.seen.in_use(&self.files).iter().for_each(&listener);
@@ -88,9 +72,9 @@ impl CertificateFiles {
         }
     }
 
-    /// The TLS settings of new connections.
+    /// A receiver of the TLS settings, for the server.
     pub fn current(&self) -> CurrentTls {
-        CurrentTls(self.current.subscribe())
+        self.current.subscribe()
     }
 
     /// Reads the files every half minute, until the task is dropped.
@@ -101,9 +85,10 @@ impl CertificateFiles {
         }
     }
 
-    /// Reads the files, and uses their content if it is new.
+    /// Reads the files, and uses their content if it has changed.
     fn reload(&mut self) {
-        // Small files on a local mount: not worth a thread.
+        // The contents are compared, since kubelet replaces the files of a Secret by links whose times and names say nothing. Small
+        // files on a local mount are not worth a thread.
         let seen = Contents::read(&self.files);
         if seen == self.seen {
             return;
@@ -149,7 +134,7 @@ impl Contents {
         }
     }
 
-    /// The certificates, if they can be read.
+    /// The certificates in this content, if they can be read.
     fn in_use(&self, files: &TlsFiles) -> Option<InUse> {
         let authorities = self.client_ca.as_ref().zip(files.client_ca.as_deref());
         let client_authorities = authorities
@@ -163,6 +148,7 @@ impl Contents {
         })
     }
 
+    /// The TLS settings for this content.
     fn settings(&self, files: &TlsFiles) -> anyhow::Result<Arc<ServerConfig>> {
         let chain = certificates(&self.cert, &files.cert)?;
         let key = private_key(&self.key, &files.key)?;
@@ -195,14 +181,14 @@ pub(crate) fn server_settings(
         Some(verifier) => builder.with_client_cert_verifier(verifier),
     };
     let mut settings = builder.with_cert_resolver(key);
-    settings.alpn_protocols = vec![H2.to_vec(), b"http/1.1".to_vec()];
+    settings.alpn_protocols = ALPN_PROTOCOLS.map(<[u8]>::to_vec).into();
     Ok(Arc::new(settings))
 }
 
-/// Checks the certificates of clients against the authorities that were read from a file; lets in clients without one.
+/// Checks the certificates of clients against the authorities that were read from a file, see [`verifier_of`].
 ///
 /// # Errors
-/// Names the file if it could not be read or holds no authority.
+/// The file could not be read, or holds no authority; the error names it.
 pub(crate) fn client_verifier(
     authorities: &Bytes,
     path: &Path,
@@ -215,7 +201,8 @@ pub(crate) fn client_verifier(
     verifier_of(roots).with_context(at)
 }
 
-/// Checks the certificates of clients against authorities. Clients of the views have none, so the verbs refuse, not the handshake.
+/// Checks the certificates of clients against these authorities, and lets in clients without a certificate. The same server serves
+/// views to clients with bearer tokens, so the verbs refuse clients without a certificate, and not the handshake.
 ///
 /// # Errors
 /// There is no authority.

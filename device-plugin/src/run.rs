@@ -1,30 +1,24 @@
-//! Assembles the daemon: finds the devices, starts every watch and server, and ends them on a signal.
+//! Starts the parts of the plugin in its process: the watches, the tasks between them, and the servers for kubelet.
 //!
-//! No other module knows all parts.
+//! A process with `--uninstall` or `--at-boot` does something else instead of serving devices. No other module knows all parts.
 
 mod advertise;
 mod devices;
+mod farewell;
 mod readiness;
-mod shutdown;
 mod tasks;
 mod uninstall;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use daemon::api_server::Connection;
 use daemon::events::{EventType, Recorder};
-use daemon::health::MetricsText;
-use daemon::panics::log_panics;
-use daemon::signals::cancel_on_signal;
-use daemon::watchdog::{self, Probe};
+use daemon::health::{self, MetricsText};
+use daemon::process::Process;
 use prometheus_client::registry::Registry;
 use proto::record::VISIBLE_DEVICES;
-use tokio::runtime::Handle;
 use tokio::sync::{Mutex, mpsc, watch};
-use tokio_util::sync::CancellationToken;
-use tracing::info;
 
 use crate::assigned::mark_assigned;
 use crate::cdi::readers::Readers;
@@ -48,7 +42,6 @@ use crate::node_gauges::NodeGauges;
 use crate::node_state::NodeState;
 use crate::pods::NodePods;
 use crate::publish::node_overrides::NodeOverrides;
-use crate::publish::own_objects::StoredDevice;
 use crate::publish::plugin_state::PluginStateWriter;
 use crate::runtime_hook::seen::SeenGpus;
 use crate::runtime_hook::{RuntimeHook, serve_runtime};
@@ -59,45 +52,30 @@ use crate::start::{StartChecker, StartContext};
 
 use advertise::{Published, keeps_memory_units};
 use devices::find_devices;
-use shutdown::Shutdown;
-use tasks::{PluginTasks, WatchedDevices, boot_id};
+use farewell::Farewell;
+use tasks::boot_id;
 
-/// Runs the daemon until SIGTERM or SIGINT, on one thread: there is little to do, and memory is for pods.
+/// Runs the daemon in its process.
 ///
 /// # Errors
 /// The daemon cannot start, or a task has ended.
-pub fn start(config: Config) -> anyhow::Result<()> {
-    log_panics();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the runtime")?;
-    watch_for_hangs(config.hang_timeout, runtime.handle().clone())?;
-    let ended = match config.uninstall {
-        Some(when) => runtime.block_on(uninstall::run(config, when)),
-        None if config.at_boot => runtime.block_on(list_after_boot(config)),
-        None => runtime.block_on(run(config)),
-    };
-    // A driver that hangs must not keep the process from ending.
-    runtime.shutdown_background();
-    ended
+pub async fn run(config: Config, process: Process) -> anyhow::Result<()> {
+    match config.uninstall {
+        Some(when) => uninstall::run(config, when, process).await,
+        None if config.at_boot => list_after_boot(&config, process).await,
+        None => serve_devices(config, process).await,
+    }
 }
 
-/// Ends the process if it hangs for `limit`; never for zero.
-///
-/// Calls of the driver run on threads of their own, which may hang. The one thread of the runtime reads and writes small files
-/// of kubelet and of the CDI directory, and waits for nothing else.
-fn watch_for_hangs(limit: Duration, runtime: Handle) -> anyhow::Result<()> {
-    watchdog::watch(limit, vec![Probe::of_runtime(runtime)])
-        .context("cannot start the thread that watches for hangs")
-}
-
-/// Lists to kubelet the devices that it remembers, until the plugin's pod serves.
-async fn list_after_boot(config: Config) -> anyhow::Result<()> {
-    let stop = cancel_on_signal().context("cannot wait for signals")?;
-    boot::run(&config.device_plugin_dir, &config.resource_names(), stop)
-        .await
-        .context("--at-boot: pods that hold devices may fail")
+/// Lists to kubelet the devices that its checkpoint names, until the plugin's pod serves.
+async fn list_after_boot(config: &Config, process: Process) -> anyhow::Result<()> {
+    boot::run(
+        &config.device_plugin_dir,
+        &config.resource_names(),
+        process.signal,
+    )
+    .await
+    .context("--at-boot: pods that hold devices may fail")
 }
 
 /// Refuses flags that contradict each other.
@@ -111,51 +89,46 @@ fn check(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn run(config: Config) -> anyhow::Result<()> {
+async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<()> {
     check(&config)?;
     let overrides =
         Arc::new(NodeOverrides::read(&config.override_files()).context("--device-labels, --gpu-partitions")?);
-    let signal = cancel_on_signal().context("cannot wait for signals")?;
     let settings = config.settings();
-    let resources = ExtendedResource::ALL.into_iter();
-    let resources = resources.filter(|resource| settings.names.of(*resource).is_some());
-    let registrations = watch::Sender::new(
-        resources
-            .map(|resource| (resource, false))
-            .collect::<Registrations>(),
-    );
+    let mut unregistered = Registrations::new();
+    for resource in ExtendedResource::ALL {
+        if settings.names.of(resource).is_some() {
+            unregistered.insert(resource, false);
+        }
+    }
+    let registrations = watch::Sender::new(unregistered);
     let pods = watch::Sender::new(NodePods::default());
-    let mut tasks = PluginTasks::default();
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
     let gauges = NodeGauges::register(&mut registry);
     let (known, registered) = (pods.subscribe(), registrations.subscribe());
     let readiness = move || readiness::check(&known, &registered);
-    tasks
-        .serve_health(&config, readiness, MetricsText::new(registry))
-        .await?;
-    let inventory = tokio::select! {
-        () = signal.cancelled() => return Ok(()),
-        ended = tasks.watches.ended() => return Err(ended.into()),
-        found = find_devices(&config) => found?,
+    let routes = health::router(readiness, MetricsText::new(registry));
+    // Probes are answered before the devices are found, since a driver may need minutes.
+    process.serve_health(routes).await?;
+    let Some(inventory) = process.complete(find_devices(&config)).await? else {
+        return Ok(());
     };
     // From here to the end of this function nothing waits for the API server, and no task waits for another: kubelet gets the
     // resources first, then the pods arrive, and containers start once the Device object and the pods are known.
-    let connection = Connection::new(config.kubeconfig.as_deref()).await?;
+    let connection = Connection::new(config.process.kubeconfig.as_deref()).await?;
     let excluded = inventory.excluded.clone();
-    let WatchedDevices {
-        fleet,
-        faults,
-        corrections,
-    } = tasks.watch_devices(&config, inventory)?;
+    let devices = tasks::watch_devices(&mut process.tasks, &config, inventory)?;
+    let fleet = devices.fleet.clone();
     // kubelet's checkpoint is read before registration, after which it has the answers of this process.
     let keeps_units = keeps_memory_units(&config.device_plugin_dir, &settings, &fleet.borrow());
     let (injection_sender, injection) = watch::channel(None);
     let readers = Readers::default();
     let spec_dir = settings.injection.specs.path().to_owned();
-    tasks.spawn("readers of CDI specs", readers.clone().watch(spec_dir));
-    let node = NodeState::new(settings, fleet, pods.subscribe(), &config.device_plugin_dir);
+    process
+        .tasks
+        .spawn("readers of CDI specs", readers.clone().watch(spec_dir));
     let (levels, enforcements) = watch::channel(Arc::default());
+    let node = NodeState::new(settings, fleet, pods.subscribe(), &config.device_plugin_dir);
     let node = node.with_injection(injection, readers);
     let node = Arc::new(node.with_enforcements(enforcements));
     let blocked = BlockedStarts::default();
@@ -166,7 +139,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         blocked.clone(),
         measured,
     );
-    let recorder = tasks.write_events(&config, &connection);
+    let recorder = tasks::write_events(&mut process.tasks, &config, &connection);
     for gpu in &excluded {
         recorder.node(EventType::Warning, "GPUNotShared", gpu.to_string());
     }
@@ -176,49 +149,51 @@ async fn run(config: Config) -> anyhow::Result<()> {
         node,
         recorder,
         metrics,
-        tasks,
+        process,
     };
     plugin.decide_injection(injection_sender);
     let starts = plugin.check_starts(pods.clone(), blocked);
-    plugin.tasks.watch_pods(&plugin.config, &plugin.connection, pods);
-    let seen = plugin.serve_runtime();
-    let (node, recorder) = (Arc::clone(&plugin.node), plugin.recorder.clone());
-    let published = plugin.tasks.publish(
+    tasks::watch_pods(
+        &mut plugin.process.tasks,
         &plugin.config,
         &plugin.connection,
-        &node,
-        seen,
-        overrides,
-        recorder,
+        pods,
+    );
+    let seen = plugin.serve_runtime();
+    let published = tasks::publish(
+        &mut plugin.process.tasks,
+        &plugin.config,
+        &plugin.connection,
+        &plugin.node,
+        (seen, overrides),
+        plugin.recorder.clone(),
     );
     plugin.decide_enforcement(&published, levels);
     if plugin.config.measure_memory {
         let (node, source) = (Arc::clone(&plugin.node), plugin.config.source());
         let measuring = follow_memory_use(node, source, "/proc".into(), measured_sender);
-        plugin.tasks.watches.spawn("memory in use", measuring);
+        plugin.spawn("memory in use", measuring);
     }
-    plugin.react_to_health(&published, faults, corrections);
+    plugin.react_to_health(&published, devices.faults, devices.corrections);
     plugin.follow_kubelet();
-    let stop = plugin.publish_state(&registrations, signal);
-    plugin.serve_kubelet(&starts, (&published, keeps_units), &stop, &registrations);
-    plugin.tasks.run(stop).await?;
-    info!("ended");
-    Ok(())
+    let farewell = plugin.publish_state(&registrations);
+    plugin.serve_kubelet(&starts, (&published, keeps_units), &registrations);
+    plugin.process.serve_until_signal(farewell.run()).await
 }
 
-/// A node with devices, and the tasks that serve it.
+/// A node with devices, and the process that serves it.
 struct Plugin {
     config: Config,
     connection: Connection,
     node: Arc<NodeState>,
     recorder: Recorder,
     metrics: Metrics,
-    tasks: PluginTasks,
+    process: Process,
 }
 
 impl Plugin {
     fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn(name, task);
+        self.process.tasks.spawn(name, task);
     }
 
     /// Decides on the injection mode, now and whenever the runtime or the driver changes.
@@ -301,12 +276,11 @@ impl Plugin {
         faults: mpsc::Receiver<ApplicationFault>,
         corrections: mpsc::Sender<Correction>,
     ) {
-        let device: watch::Receiver<StoredDevice> = published.device.clone();
         let correct = correct_health(
             self.connection.clone(),
             self.config.node_name.clone(),
             boot_id(),
-            device,
+            published.device.clone(),
             self.node.fleet.clone(),
             corrections,
         );
@@ -335,30 +309,24 @@ impl Plugin {
         );
     }
 
-    /// Publishes whether this plugin serves kubelet. Returns the token that ends everything, cancelled some time after the signal.
-    fn publish_state(
-        &mut self,
-        registrations: &watch::Sender<Registrations>,
-        signal: CancellationToken,
-    ) -> CancellationToken {
-        let stop = CancellationToken::new();
+    /// Publishes whether this plugin serves kubelet. Returns the farewell, which waits for that to be false in the Node.
+    fn publish_state(&mut self, registrations: &watch::Sender<Registrations>) -> Farewell {
         let (sender, is_written) = watch::channel(false);
         let writer = PluginStateWriter::new(
             &self.connection,
             self.config.node_name.clone(),
             self.config.pod_uid.clone().filter(|uid| !uid.is_empty()),
         );
+        let signal = self.process.signal.clone();
         self.spawn(
             "state of the plugin",
-            writer.run(registrations.subscribe(), signal.clone(), sender),
+            writer.run(registrations.subscribe(), signal, sender),
         );
-        let shutdown = Shutdown {
+        Farewell {
             registered: registrations.subscribe(),
             is_written,
             pods: self.node.pods.clone(),
-        };
-        self.spawn("shutdown", shutdown.run(signal, stop.clone()));
-        stop
+        }
     }
 
     /// Registers each resource with kubelet, and serves it.
@@ -366,7 +334,6 @@ impl Plugin {
         &mut self,
         starts: &Arc<StartChecker>,
         (published, keeps_units): (&Published, bool),
-        stop: &CancellationToken,
         registrations: &watch::Sender<Registrations>,
     ) {
         let resources: Vec<ExtendedResource> = registrations.borrow().keys().copied().collect();
@@ -378,8 +345,13 @@ impl Plugin {
                 starts: Arc::clone(starts),
                 registrations: registrations.clone(),
             };
-            let serving = advertise::serve(registration, published.clone(), keeps_units, stop.clone());
-            self.tasks.servers.spawn(resource.socket(), serving);
+            let serving = advertise::serve(
+                registration,
+                published.clone(),
+                keeps_units,
+                self.process.stop.clone(),
+            );
+            self.process.servers.spawn(resource.socket(), serving);
         }
     }
 }

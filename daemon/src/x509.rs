@@ -1,5 +1,5 @@
-//! Reads the end of the validity of an X.509 certificate and the common name of its subject, and nothing else: rustls does not
-//! expose them. Accepts any bytes.
+//! Reads two fields of X.509 certificates that rustls does not expose: the end of the validity, and the common name of the subject.
+//! Any bytes are accepted as input.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,17 +12,17 @@ const SET: u8 = 0x31;
 const COMMON_NAME: &[u8] = &[0x06, 0x03, 0x55, 0x04, 0x03];
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
-/// Tag of the version, which version 1 leaves out.
+/// Tag of the version field, which certificates of version 1 leave out.
 const VERSION: u8 = 0xa0;
 
-/// The end of a certificate (DER); `None` if it is not one.
+/// The end of the validity of a certificate (DER); `None` if the bytes are no certificate.
 pub fn not_after(certificate: &[u8]) -> Option<SystemTime> {
     let (validity, _) = element(validity_and_rest(certificate)?, SEQUENCE)?;
     let (_, rest) = time(validity)?;
     time(rest).map(|(time, _)| time)
 }
 
-/// The common name of a certificate's subject; `None` if it has none.
+/// The common name of the subject of a certificate (DER); `None` if it has none, or the bytes are no certificate.
 pub fn common_name(certificate: &[u8]) -> Option<String> {
     let (_, rest) = element(validity_and_rest(certificate)?, SEQUENCE)?;
     let (mut subject, _) = element(rest, SEQUENCE)?;
@@ -30,7 +30,7 @@ pub fn common_name(certificate: &[u8]) -> Option<String> {
         let (set, rest) = element(subject, SET)?;
         let (attribute, _) = element(set, SEQUENCE)?;
         if let Some(value) = attribute.strip_prefix(COMMON_NAME) {
-            // Any kind of string: its tag, its length and its text.
+            // Several kinds of string are allowed, each with a tag of its own.
             let (text, _) = element(value, *value.first()?)?;
             return String::from_utf8(text.to_vec()).ok();
         }
@@ -39,7 +39,7 @@ pub fn common_name(certificate: &[u8]) -> Option<String> {
     None
 }
 
-/// The fields of a certificate from its validity on.
+/// The fields of a certificate, beginning with its validity.
 fn validity_and_rest(certificate: &[u8]) -> Option<&[u8]> {
     let (certificate, _) = element(certificate, SEQUENCE)?;
     let (mut fields, _) = element(certificate, SEQUENCE)?;
@@ -53,7 +53,7 @@ fn validity_and_rest(certificate: &[u8]) -> Option<&[u8]> {
     Some(fields)
 }
 
-/// The content of an element with this tag, and what follows it.
+/// Splits off an element with this tag: its content, and the bytes after it.
 fn element(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (found, rest) = bytes.split_first()?;
     let (length, rest) = length(rest)?;
@@ -63,12 +63,14 @@ fn element(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(length)
 }
 
+/// Splits off the length of an element.
 fn length(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let (first, rest) = bytes.split_first()?;
     if *first < 0x80 {
         return Some((usize::from(*first), rest));
     }
     let (digits, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
+    // DER forbids an indefinite length, which has no digits, and no certificate needs more than four.
     if digits.is_empty() || digits.len() > 4 {
         return None;
     }
@@ -80,6 +82,7 @@ fn length(bytes: &[u8]) -> Option<(usize, &[u8])> {
     ))
 }
 
+/// Splits off a time.
 fn time(bytes: &[u8]) -> Option<(SystemTime, &[u8])> {
     let (text, rest) = if let Some((text, rest)) = element(bytes, UTC_TIME) {
         let text = std::str::from_utf8(text).ok()?;

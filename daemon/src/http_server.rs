@@ -1,0 +1,288 @@
+//! An HTTP server over TCP or TLS, with limits for slow clients.
+//!
+//! Knows nothing about the routes. It checks the certificates of clients, and marks requests with [`ClientCertificate`] and
+//! [`ClientName`].
+
+mod head_limit;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::Router;
+use axum::body::Body;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use rustls::ServerConfig;
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+use tracing::{debug, info, warn};
+
+use crate::panics::named;
+use crate::x509::common_name;
+use head_limit::{Conversation, HeadLimit};
+
+/// Time within which the head of a request must have arrived.
+pub const READ_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time for which a client may keep an idle connection: longer than the 90 s of Go's HTTP client, which does not repeat a POST on
+/// a connection that was just closed.
+const KEEP_ALIVE: Duration = Duration::from_secs(120);
+
+/// Pause after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The largest HTTP/2 frame, in bytes: a request with thousands of node names takes a few frames.
+const FRAME: u32 = 256 << 10;
+
+/// The ALPN name of HTTP/2.
+const H2: &[u8] = b"h2";
+
+/// The ALPN names that the TLS settings of a server must offer.
+pub const ALPN_PROTOCOLS: [&[u8]; 2] = [H2, b"http/1.1"];
+
+/// The TLS settings of new connections; open connections keep the settings that they began with.
+pub type CurrentTls = watch::Receiver<Arc<ServerConfig>>;
+
+/// Marks a request whose client has a certificate that the configured authorities signed.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientCertificate;
+
+/// The client of a request, for people: the common name of its certificate, or its address.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClientName(pub Arc<str>);
+
+/// Listens on an address, and logs it.
+///
+/// # Errors
+/// The address is in use, or is not one of this machine.
+pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}"))?;
+    // With port 0 the kernel has chosen one.
+    info!(address = %listener.local_addr().unwrap_or(address), "listening");
+    Ok(listener)
+}
+
+/// A server of one router on one address.
+#[derive(Debug)]
+pub struct HttpServer {
+    /// The listener of its address.
+    pub listener: TcpListener,
+    /// The routes that it serves.
+    pub router: Router,
+    /// The TLS settings; `None` for a server in plain text.
+    pub tls: Option<CurrentTls>,
+    /// Time within which a TLS handshake, and the head of a request, must have arrived.
+    pub read_timeout: Duration,
+    /// Changes whenever all clients have to connect again.
+    pub connection_resets: watch::Receiver<u64>,
+}
+
+impl HttpServer {
+    /// A server in plain text that never resets its connections.
+    pub fn new(listener: TcpListener, router: Router) -> Self {
+        // A receiver without a sender never sees a change.
+        let (_, never) = watch::channel(0);
+        Self {
+            listener,
+            router,
+            tls: None,
+            read_timeout: READ_TIMEOUT,
+            connection_resets: never,
+        }
+    }
+
+    /// Serves until `stop` is cancelled, and returns once the requests in work are answered. The caller limits that time.
+    pub async fn serve(mut self, stop: CancellationToken) {
+        let settings = ConnectionSettings {
+            router: self.router,
+            tls: self.tls,
+            read_timeout: self.read_timeout,
+        };
+        let mut open = OpenConnections::default();
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = stop.cancelled() => break,
+                Ok(()) = self.connection_resets.changed() => {
+                    open.close();
+                    continue;
+                }
+            };
+            match accepted {
+                Ok((stream, address)) => {
+                    let served = settings.clone().serve(stream, address, open.current.watcher());
+                    tokio::spawn(named("connection", served));
+                }
+                Err(error) => {
+                    warn!(%error, "cannot accept a connection");
+                    // With all file descriptors in use, accept fails at once: the pause keeps the loop from spinning.
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        // Clients that connect now are refused at once, and try another replica.
+        drop(self.listener);
+        open.close();
+        open.closing.join_all().await;
+    }
+}
+
+/// The open connections of a server.
+#[derive(Default)]
+struct OpenConnections {
+    /// Connections since the last reset.
+    current: GracefulShutdown,
+    /// Connections from before a reset; each closes once its requests in work are answered.
+    closing: JoinSet<()>,
+}
+
+impl OpenConnections {
+    /// Closes all connections that are open now, each once its requests in work are answered.
+    fn close(&mut self) {
+        self.closing.spawn(std::mem::take(&mut self.current).shutdown());
+        // A finished task keeps its memory until it is joined, and a replica may reset its connections for months.
+        while self.closing.try_join_next().is_some() {}
+    }
+}
+
+/// The client of a connection.
+#[derive(Clone, Debug)]
+struct ConnectionClient {
+    has_certificate: bool,
+    name: ClientName,
+}
+
+impl ConnectionClient {
+    /// The client at an address, with the chain of certificates that it has shown.
+    fn new(address: SocketAddr, certificates: Option<&[CertificateDer<'_>]>) -> Self {
+        let common_name = certificates.and_then(|chain| common_name(chain.first()?));
+        Self {
+            has_certificate: certificates.is_some(),
+            name: ClientName(common_name.unwrap_or_else(|| address.ip().to_string()).into()),
+        }
+    }
+}
+
+/// The parts of a server that each connection needs.
+#[derive(Clone)]
+struct ConnectionSettings {
+    router: Router,
+    tls: Option<CurrentTls>,
+    read_timeout: Duration,
+}
+
+impl ConnectionSettings {
+    /// Serves one connection until it ends.
+    async fn serve(self, stream: TcpStream, address: SocketAddr, watcher: Watcher) {
+        // Answers are small and complete, so to wait for more bytes only delays them.
+        if let Err(error) = stream.set_nodelay(true) {
+            debug!(%error, "cannot set TCP_NODELAY");
+        }
+        let Some(acceptor) = self
+            .tls
+            .as_ref()
+            .map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())))
+        else {
+            return self
+                .serve_http1(stream, ConnectionClient::new(address, None), watcher)
+                .await;
+        };
+        match tokio::time::timeout(self.read_timeout, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => {
+                let (_, session) = stream.get_ref();
+                let client = ConnectionClient::new(address, session.peer_certificates());
+                match session.alpn_protocol() {
+                    Some(H2) => self.serve_http2(stream, client, watcher).await,
+                    _ => self.serve_http1(stream, client, watcher).await,
+                }
+            }
+            Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
+            Err(_) => debug!("TLS handshake took too long"),
+        }
+    }
+
+    async fn serve_http1(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        client: ConnectionClient,
+        watcher: Watcher,
+    ) {
+        let conversation = Conversation::new(self.read_timeout);
+        let stream = HeadLimit::new(stream, conversation.clone());
+        let mut builder = http1::Builder::new();
+        // hyper counts from the end of a request to the head of the next, so this limits idle connections. `HeadLimit` ends
+        // slow heads.
+        builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(KEEP_ALIVE + self.read_timeout);
+        let router = self.router;
+        let service = service_fn(move |request| {
+            let answering = conversation.answering();
+            let answer = answer(router.clone(), request, client.clone());
+            async move {
+                let answer = answer.await;
+                drop(answering);
+                answer
+            }
+        });
+        let connection = builder.serve_connection(TokioIo::new(stream), service);
+        log_end(watcher.watch(connection).await);
+    }
+
+    async fn serve_http2(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        client: ConnectionClient,
+        watcher: Watcher,
+    ) {
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        // HTTP/2 has pings of its own, which find clients that are gone, so it needs no `HeadLimit`.
+        builder
+            .timer(TokioTimer::new())
+            .keep_alive_interval(self.read_timeout)
+            .keep_alive_timeout(self.read_timeout)
+            .max_frame_size(FRAME);
+        let router = self.router;
+        let service = service_fn(move |request| answer(router.clone(), request, client.clone()));
+        let connection = builder.serve_connection(TokioIo::new(stream), service);
+        log_end(watcher.watch(connection).await);
+    }
+}
+
+fn log_end(ended: Result<(), hyper::Error>) {
+    // Clients end connections in many ways, so this is no warning.
+    if let Err(error) = ended {
+        debug!(%error, "connection ended");
+    }
+}
+
+async fn answer(
+    router: Router,
+    request: Request<Incoming>,
+    client: ConnectionClient,
+) -> Result<Response<Body>, Infallible> {
+    let mut request = request.map(Body::new);
+    if client.has_certificate {
+        request.extensions_mut().insert(ClientCertificate);
+    }
+    request.extensions_mut().insert(client.name);
+    router.oneshot(request).await
+}
+
+#[cfg(test)]
+mod tests;
