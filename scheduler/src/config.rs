@@ -27,8 +27,13 @@ pub use webhooks::{Admission, Certificates, Command, Webhooks};
 
 /// Largest request body, in bytes.
 pub const MAX_BODY: usize = 32 << 20;
+/// The path of the extender's verbs, as in the old gpushare extender: `urlPrefix` in kube-scheduler's configuration ends with it.
+pub const PREFIX: &str = "/gpushare-scheduler";
 /// Most requests in work at one time; more wait.
 pub const CONCURRENCY: usize = 512;
+/// The longest time for which room is kept for a pod with volumes or claims: kube-scheduler's default for `bindTimeoutSeconds` of
+/// `VolumeBindingArgs`, the time for which it waits for them before it binds.
+const VOLUME_BIND_TIMEOUT: Duration = Duration::from_secs(600);
 /// The longest time for which room is kept for a pod whose `status.nominatedNodeName` names the node.
 const NOMINATED_HINT_TTL: Duration = Duration::from_secs(30 * 60);
 
@@ -39,9 +44,6 @@ pub struct Args {
     /// Address to serve on; one that others reach needs client certificates (`--client-ca-file` or `--tls-from-secret`).
     #[arg(long, env = "GPUSHARE_LISTEN", default_value = "127.0.0.1:12345")]
     listen: SocketAddr,
-    /// Serve without client certificates even where others reach the address: every client may then bind pods.
-    #[arg(long, env = "GPUSHARE_INSECURE_LISTEN")]
-    insecure_listen: bool,
     /// Address to serve the read API on, such as 127.0.0.1:12346; nowhere but under the extender's prefix if left out. On a
     /// loopback address every client is let in, which is every one that may forward a port to the pod; elsewhere TLS is
     /// served, and clients need a bearer token.
@@ -51,9 +53,6 @@ pub struct Args {
     /// out. The same clients are let in as with --read-listen; elsewhere than on a loopback address the page asks for the token.
     #[arg(long, env = "GPUSHARE_PAGE_LISTEN", value_name = "ADDRESS")]
     page_listen: Option<SocketAddr>,
-    /// Path that the extender's verbs are under; the `urlPrefix` of kube-scheduler's configuration ends with it.
-    #[arg(long, env = "GPUSHARE_PREFIX", default_value = "/gpushare-scheduler", value_parser = prefix)]
-    prefix: String,
     /// Resource that counts GPU memory in units; the node annotation `<resource>-unit` says how much a unit is.
     #[arg(long, env = "GPUSHARE_MEMORY_RESOURCE", default_value = proto::resource::GPU_MEM, value_parser = resource_name)]
     memory_resource: String,
@@ -86,10 +85,6 @@ pub struct Args {
     /// nominated to that node nor waits for volumes or claims.
     #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = parse_duration)]
     hint_ttl: Duration,
-    /// Time for which room is kept for a pod with volumes or claims that kube-scheduler may wait for before it binds: as long as
-    /// `bindTimeoutSeconds` of `VolumeBindingArgs` in kube-scheduler's profile, if not shorter than --hint-ttl.
-    #[arg(long, env = "GPUSHARE_VOLUME_BIND_TIMEOUT", default_value = "600s", value_parser = parse_duration)]
-    volume_bind_timeout: Duration,
     /// Most bindings on their way to the API server at one time, each on a connection of its own; more wait, and nothing is
     /// written of one that has waited too long. More at once make a busy API server slower, not faster.
     #[arg(long, env = "GPUSHARE_BIND_CONCURRENCY", default_value_t = 64, value_parser = concurrency)]
@@ -176,8 +171,6 @@ pub struct Serving {
     pub read_listen: Option<SocketAddr>,
     /// Address to serve the page on.
     pub page_listen: Option<SocketAddr>,
-    /// Path that the verbs are under: empty, or with a slash in front and none behind.
-    pub prefix: String,
     /// Largest request body, in bytes.
     pub max_body: usize,
     /// Longest time in which a request must have come in whole.
@@ -198,25 +191,14 @@ impl Serving {
         self.tls_from_secret || self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
     }
 
-    /// Returns true if only clients on the same machine, or in the same pod, reach the address.
-    pub fn is_local(&self) -> bool {
-        self.listen.ip().to_canonical().is_loopback()
-    }
-
-    /// Returns true if the views demand a client certificate or a token.
-    pub fn guards_views(&self) -> bool {
-        self.demands_certificates() || !self.is_local()
-    }
-
-    /// Refuses an address at which any client could bind pods.
-    fn check_address(&self, insists: bool) -> anyhow::Result<()> {
-        if insists || self.is_local() || self.demands_certificates() {
+    /// Refuses an address that other machines reach if clients need no certificate: any client could bind pods there.
+    fn check_address(&self) -> anyhow::Result<()> {
+        if self.listen.ip().to_canonical().is_loopback() || self.demands_certificates() {
             return Ok(());
         }
         bail!(
             "--listen={}: every client that reaches this address could bind pods. Set --tls-cert-file, --tls-key-file and --client-ca-file, \
-             or --certificate-secret and --tls-from-secret, so that clients must show a certificate; or listen on 127.0.0.1; or insist \
-             with --insecure-listen",
+             or --certificate-secret and --tls-from-secret, so that clients must show a certificate; or listen on 127.0.0.1",
             self.listen
         )
     }
@@ -274,7 +256,6 @@ impl TryFrom<Args> for Config {
             listen: args.listen,
             read_listen: args.read_listen,
             page_listen: args.page_listen,
-            prefix: args.prefix,
             max_body: MAX_BODY,
             read_timeout: READ_TIMEOUT,
             concurrency: CONCURRENCY,
@@ -287,8 +268,10 @@ impl TryFrom<Args> for Config {
         };
         serving.check_plain_tokens("--read-listen", serving.read_listen)?;
         serving.check_plain_tokens("--page-listen", serving.page_listen)?;
-        // A command does not serve.
-        serving.check_address(args.insecure_listen || args.command.is_some())?;
+        // A command does not listen.
+        if args.command.is_none() {
+            serving.check_address()?;
+        }
         Ok(Self {
             kubeconfig: args.process.kubeconfig,
             scheduling: Scheduling {
@@ -301,7 +284,7 @@ impl TryFrom<Args> for Config {
                 bind_timeout: args.bind_timeout,
                 hints: HintTimes {
                     plain: args.hint_ttl,
-                    claims: args.volume_bind_timeout.max(args.hint_ttl),
+                    claims: VOLUME_BIND_TIMEOUT.max(args.hint_ttl),
                     nominated: NOMINATED_HINT_TTL.max(args.hint_ttl),
                 },
             },
@@ -319,22 +302,6 @@ fn concurrency(text: &str) -> Result<usize, String> {
         .contains(&most)
         .then_some(most)
         .ok_or_else(|| "must be from 1 to 65536".to_owned())
-}
-
-/// A prefix without a slash at its end; `/` is the empty one.
-fn prefix(text: &str) -> Result<String, String> {
-    let trimmed = text.trim_end_matches('/');
-    let plain = |segment: &str| {
-        !segment.is_empty()
-            && segment
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"-._~".contains(&b))
-    };
-    match trimmed.strip_prefix('/') {
-        None if text == "/" => Ok(String::new()),
-        Some(path) if path.split('/').all(plain) => Ok(trimmed.to_owned()),
-        _ => Err("must be / or a path such as /gpushare-scheduler, of letters, digits and -._~".to_owned()),
-    }
 }
 
 /// An extended resource name: a domain, a slash, a name.

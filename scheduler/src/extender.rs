@@ -39,7 +39,7 @@ use crate::accounting::PodFacts;
 use crate::admission::Rules;
 use crate::api_server::shorten;
 use crate::bind::Binder;
-use crate::config::{AnswerNodes, MisfitNodes, Serving};
+use crate::config::{AnswerNodes, MisfitNodes, PREFIX, Serving};
 use crate::index::{Index, Shared};
 use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
@@ -230,7 +230,7 @@ impl Extender {
             rules: Rules::default(),
             answer_nodes: AnswerNodes::default(),
             misfit_nodes: MisfitNodes::default(),
-            access: Access::new(serving.guards_views(), &serving.prefix),
+            access: Access::new(serving.demands_certificates()),
             view_limits: ViewLimits::default(),
             filter_clients: FilterClients::default(),
         }
@@ -348,19 +348,14 @@ fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// All routes; the verbs and the views are under the configured prefix.
-pub fn router(extender: Arc<Extender>, metrics: MetricsText, serving: &Serving) -> Router {
-    let prefix = &serving.prefix;
+/// All routes; the verbs and the views are under [`PREFIX`].
+pub fn router(extender: Arc<Extender>, metrics: MetricsText) -> Router {
     let verbs = Router::new()
-        .route(&format!("{prefix}/filter"), post(filter))
-        .route(&format!("{prefix}/prioritize"), post(prioritize))
-        .route(&format!("{prefix}/preempt"), post(preempt))
-        .route(&format!("{prefix}/bind"), post(bind));
-    let mut views = inspect::routes(&extender, prefix);
-    // Without a prefix this would be the route of the probes once more.
-    if !prefix.is_empty() {
-        views = views.route(&format!("{prefix}/version"), get(health::version));
-    }
+        .route(&format!("{PREFIX}/filter"), post(filter))
+        .route(&format!("{PREFIX}/prioritize"), post(prioritize))
+        .route(&format!("{PREFIX}/preempt"), post(preempt))
+        .route(&format!("{PREFIX}/bind"), post(bind));
+    let views = inspect::routes(&extender).route(&format!("{PREFIX}/version"), get(health::version));
     // Probes and metrics have no prefix: kubelet and Prometheus look for them at the usual paths.
     let health = health_router(Arc::clone(&extender), metrics);
     verbs.merge(views).with_state(extender).merge(health)

@@ -29,6 +29,9 @@ use election::LeaseTimes;
 pub(crate) use fence::is_refusal;
 pub use label::LABEL;
 
+/// Name of the replicas' Lease, and of the object `SchedulerLeader` that repeats it. RBAC and the admission policy name it too.
+pub const LEASE: &str = "gpushare-scheduler";
+
 /// Added to the bind timeout in [`takeover_grace`]: a binding that was sent at the last moment may still reach the API server.
 const AFTER_BIND: Duration = Duration::from_secs(1);
 

@@ -65,7 +65,6 @@ pub fn serving() -> Serving {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         read_listen: None,
         page_listen: None,
-        prefix: "/gpushare-scheduler".to_owned(),
         max_body: MAX_BODY,
         read_timeout: READ_TIMEOUT,
         concurrency: CONCURRENCY,

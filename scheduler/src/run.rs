@@ -21,7 +21,7 @@ use kube::{Api, Client};
 use prometheus_client::registry::Registry;
 use proto::node::Node;
 use serde::de::DeserializeOwned;
-use tracing::{info, warn};
+use tracing::info;
 
 use leader::OwnReplica;
 
@@ -29,7 +29,7 @@ use crate::admission;
 use crate::admission::server::Webhooks;
 use crate::bind::Binder;
 use crate::certificates::issue::{Order, issue};
-use crate::config::{Args, Command, Config, Serving};
+use crate::config::{Args, Command, Config, PREFIX, Serving};
 use crate::extender::{Extender, bind, health_router, requeue, router};
 use crate::index::{Index, RawDevice, Shared};
 use crate::leader::Leadership;
@@ -80,8 +80,7 @@ async fn serve_requests(
 ) -> anyhow::Result<()> {
     let client = connection.client.clone();
     let replica = OwnReplica::new(&config, &namespace);
-    let home = replica.namespace().unwrap_or(&namespace).to_owned();
-    let index = Shared::new(index(&config).watching_plugins_in(&home).prewarming());
+    let index = Shared::new(index(&config).watching_plugins_in(&namespace).prewarming());
     let locked = index.clone();
     process.watch_lock("lock of the index", move || drop(locked.write()))?;
     let mut registry = Registry::with_prefix("gpushare_scheduler");
@@ -94,7 +93,7 @@ async fn serve_requests(
     ));
     replica.leadership.register(&mut registry);
     let connection_resets = replica.leadership.connection_resets();
-    let tls = tls::begin(&config, &client, namespace, &mut registry, &mut process.tasks)?;
+    let tls = tls::begin(&config, &client, &namespace, &mut registry, &mut process.tasks)?;
     let lags = watch_all(&connection, &index, &replica, &mut process.tasks);
     register_watches(&mut registry, lags);
     serve_webhooks(&config, &index, tls.webhooks, &mut registry, &mut process).await?;
@@ -106,11 +105,8 @@ async fn serve_requests(
     let read_api = Arc::new(read_api.with_certificates(tls.metrics));
     let serving = &config.serving;
     serve_views(serving, &read_api, tls.extender.clone(), &mut process).await?;
-    if !serving.is_local() && !serving.demands_certificates() {
-        warn!(address = %serving.listen, "--insecure-listen: every client that reaches this address may bind pods");
-    }
-    let views = read_api::router(&read_api, &serving.prefix, serving.guards_views());
-    let routes = router(Arc::clone(&extender), metrics, serving).merge(views);
+    let views = read_api::router(&read_api, PREFIX, serving.demands_certificates());
+    let routes = router(Arc::clone(&extender), metrics).merge(views);
     let server = HttpServer {
         tls: tls.extender,
         connection_resets,
@@ -125,7 +121,7 @@ async fn serve_requests(
     );
     tasks.spawn(
         "announcements of room",
-        requeue::announce_room(extender, Room::new(client, home)),
+        requeue::announce_room(extender, Room::new(client, namespace)),
     );
     tasks.spawn("prewarm", prewarm(index.clone()));
     // The election begins last: a process that cannot listen on one of its addresses must not become the leader.
@@ -146,7 +142,7 @@ async fn serve_webhooks(
     };
     let webhooks = Webhooks::new(config.admission.rules.clone(), index.clone(), registry)
         .demanding_certificates(settings.client_ca.is_some());
-    let routes = admission::server::router(Arc::new(webhooks), &config.serving.prefix);
+    let routes = admission::server::router(Arc::new(webhooks), PREFIX);
     let server = HttpServer {
         tls,
         ..HttpServer::new(listen(settings.listen).await?, routes)

@@ -60,15 +60,11 @@ const SERVICES: [Service; 2] = [
     },
 ];
 /// Short times, so that a new leader comes soon; in the same order as the defaults.
-const FLAGS: [&str; 10] = [
+const FLAGS: [&str; 6] = [
     "--leader-elect",
     "--fence-bindings",
     "--lease-duration",
     "4s",
-    "--renew-deadline",
-    "2s",
-    "--retry-period",
-    "400ms",
     "--bind-timeout",
     "2s",
 ];
@@ -186,7 +182,7 @@ impl Replicas {
             }
         }
         invocation.set(KUBECONFIG, &kubeconfig(&self.dir, name).display());
-        let pod = ["--pod-name", name, "--pod-namespace", NAMESPACE];
+        let pod = ["--pod-name", name, "--namespace", NAMESPACE];
         Ok((invocation.args(FLAGS).args(pod), ports))
     }
 

@@ -33,16 +33,7 @@ const LEADER: (&str, &str) = ("schedulerleaders.gpushare.io", "gpushare-schedule
 /// The names of the pods.
 const PODS: [&str; 2] = ["gpushare-scheduler-0", "gpushare-scheduler-1"];
 /// Times of the election, for the extender; shorter than by default, in the same proportions.
-const FLAGS: [&str; 8] = [
-    "--lease-duration",
-    "4s",
-    "--renew-deadline",
-    "2s",
-    "--retry-period",
-    "400ms",
-    "--bind-timeout",
-    "2s",
-];
+const FLAGS: [&str; 4] = ["--lease-duration", "4s", "--bind-timeout", "2s"];
 /// The pause between two looks, and the longest wait.
 const LOOK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
 /// The metric of an extender that may bind.
@@ -108,7 +99,7 @@ impl SecondScheduler {
             .flag("--health-listen", &addresses.health)
             .flag("--kube-scheduler-lease", LEASE)
             .flag("--pod-name", pod)
-            .flag("--pod-namespace", NAMESPACE)
+            .flag("--namespace", NAMESPACE)
             .args(FLAGS);
         let config = write_configuration(cluster, pod, addresses.extender)?;
         let kube_scheduler = start_of(cluster, pod, SchedulerContainer::KubeScheduler)?

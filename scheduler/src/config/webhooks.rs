@@ -1,4 +1,4 @@
-//! Flags about webhooks and about the certificates that the scheduler makes itself.
+//! Flags about webhooks and about the certificates that the scheduler creates itself.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use proto::resource::ResourceNames;
 use super::TlsFiles;
 use crate::admission::Rules;
 
-/// The Secret that is looked at where the command line names none.
+/// The Secret of the command `issue-client-certificate` if the command line names none: that of the shipped manifests.
 const SECRET: &str = "gpushare-scheduler-certificates";
 /// Longest time that a certificate may be valid; its authority's successor is published a year ahead.
 const MAX_LIFETIME: Duration = Duration::from_secs(180 * 86_400);
@@ -53,14 +53,6 @@ pub(super) struct WebhookArgs {
         requires = "webhook_listen"
     )]
     webhook_guard_bindings: Option<Vec<String>>,
-    /// Mutating and validating webhook configuration whose trust bundle is kept up to date, if certificates are made here.
-    #[arg(
-        long,
-        env = "GPUSHARE_WEBHOOK_CONFIGURATION",
-        value_name = "NAME",
-        default_value = "gpushare-scheduler"
-    )]
-    webhook_configuration: String,
     /// Let pods see all devices of their node, and charge them for none (annotation gpushare/all-devices); the plugins need it too.
     #[arg(long, env = "GPUSHARE_ALLOW_ALL_DEVICES")]
     allow_all_devices: bool,
@@ -73,22 +65,15 @@ pub(super) struct WebhookArgs {
         value_name = "NAMESPACES"
     )]
     unrestricted_namespaces: Vec<String>,
-    /// Secret in which certificates are made and renewed; without it certificates come from files, if at all.
+    /// Secret in which the scheduler creates and renews certificates, for the Services gpushare-webhook and gpushare-scheduler; without it
+    /// certificates come from files, if at all.
     #[arg(long, env = "GPUSHARE_CERTIFICATE_SECRET", value_name = "NAME", global = true)]
     certificate_secret: Option<String>,
-    /// DNS names and addresses that these certificates are for [default: the Services gpushare-webhook and gpushare-scheduler].
-    #[arg(
-        long,
-        env = "GPUSHARE_CERTIFICATE_HOSTS",
-        value_name = "HOSTS",
-        value_delimiter = ',',
-        requires = "certificate_secret"
-    )]
-    certificate_hosts: Option<Vec<String>>,
     /// Lifetime of these certificates; they are renewed when a third of it is left.
     #[arg(long, env = "GPUSHARE_CERTIFICATE_LIFETIME", default_value = "90d", value_parser = lifetime)]
     certificate_lifetime: Duration,
-    /// Serve the extender with these certificates too; filter, prioritize and bind then demand one of the same authority.
+    /// Serve the extender with these certificates too; filter, prioritize, preempt and bind then demand a client certificate of the same
+    /// authority.
     #[arg(
         long,
         env = "GPUSHARE_TLS_FROM_SECRET",
@@ -96,23 +81,24 @@ pub(super) struct WebhookArgs {
         conflicts_with = "tls_cert_file"
     )]
     tls_from_secret: bool,
-    /// Namespace of the Secret [default: that of the service account, or of the kubeconfig's context].
+    /// Namespace of this replica's pod, of the Lease and of the Secret [default: that of the service account, or of the kubeconfig's
+    /// context].
     #[arg(long, env = "GPUSHARE_NAMESPACE", value_name = "NAME", global = true)]
     namespace: Option<String>,
 }
 
-/// Something else to do than to serve.
+/// A command that the process executes instead of serving.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
-    /// Write ca.crt, client.crt and client.key for kube-scheduler, by the authority in the Secret, and end.
+    /// Write ca.crt, client.crt and client.key for kube-scheduler, signed by the authority in the Secret, and end.
     IssueClientCertificate {
         /// Folder to write to.
         #[arg(long, value_name = "FOLDER")]
         out: PathBuf,
-        /// The client's name.
+        /// Name of the client.
         #[arg(long, default_value = "kube-scheduler")]
         name: String,
-        /// Lifetime of the certificate, never beyond that of its authority.
+        /// Lifetime of the certificate; it ends with the authority's at the latest.
         #[arg(long, default_value = "365d", value_parser = long_lifetime)]
         lifetime: Duration,
     },
@@ -121,26 +107,22 @@ pub enum Command {
 /// The settings of the webhook server.
 #[derive(Clone, Debug)]
 pub struct Webhooks {
-    /// Address to serve on.
+    /// Address of the webhooks.
     pub listen: SocketAddr,
-    /// Files to serve with; `None` if the certificates are made here.
+    /// Certificate files; `None` if the certificates come from the Secret.
     pub tls: Option<TlsFiles>,
-    /// Authorities of the clients that reviews are answered for; `None` for every client.
+    /// File with the authorities that sign the certificates of clients; `None` if clients need no certificate.
     pub client_ca: Option<PathBuf>,
 }
 
-/// The certificates that are made here.
+/// The certificates that the scheduler creates itself.
 #[derive(Clone, Debug)]
 pub struct Certificates {
-    /// Secret that they are kept in.
+    /// Name of the Secret that holds them.
     pub secret: String,
-    /// The host names in the certificates; `None` for those of our Services.
-    pub hosts: Option<Vec<String>>,
-    /// Lifetime of a certificate.
+    /// Lifetime of a server certificate.
     pub lifetime: Duration,
-    /// Name of the webhook configurations whose trust bundle gets the authorities, if webhooks are served with these certificates.
-    pub configuration: Option<String>,
-    /// True if the extender is served with them too.
+    /// True if the extender is served with these certificates, not only the webhooks.
     pub for_extender: bool,
 }
 
@@ -151,16 +133,16 @@ pub struct Admission {
     pub rules: Rules,
     /// Webhooks, if they are served.
     pub webhooks: Option<Webhooks>,
-    /// Certificates, if they are made here.
+    /// The certificates that the scheduler creates itself, if it does.
     pub certificates: Option<Certificates>,
-    /// Namespace, if it is said.
+    /// The value of --namespace, if it is given.
     pub namespace: Option<String>,
-    /// Secret that a client certificate is issued from.
+    /// Name of the Secret with the authority that issues client certificates.
     pub authority: String,
 }
 
 impl WebhookArgs {
-    /// Puts them together; `tls` is what the extender is served with.
+    /// The checked settings. `tls` are the certificate files of the extender, which the webhooks use too.
     pub(super) fn admission(self, names: ResourceNames, tls: Option<&TlsFiles>) -> anyhow::Result<Admission> {
         let client_ca = self.webhook_client_ca_file;
         let files = tls.map(|files| TlsFiles {
@@ -184,12 +166,9 @@ impl WebhookArgs {
                 client_ca,
             }
         });
-        let configuration = webhooks.as_ref().map(|_| self.webhook_configuration);
         let certificates = self.certificate_secret.map(|secret| Certificates {
             secret,
-            hosts: self.certificate_hosts,
             lifetime: self.certificate_lifetime,
-            configuration,
             for_extender: self.tls_from_secret,
         });
         let rules = Rules {
@@ -211,18 +190,18 @@ impl WebhookArgs {
 }
 
 fn lifetime(text: &str) -> Result<Duration, String> {
-    within(text, MAX_LIFETIME)
+    lifetime_up_to(text, MAX_LIFETIME)
         .ok_or_else(|| "write a whole number and s, m, h or d, such as 90d; from 10s to 180d".to_owned())
 }
 
 fn long_lifetime(text: &str) -> Result<Duration, String> {
     let most = Duration::from_secs(3650 * 86_400);
-    within(text, most)
+    lifetime_up_to(text, most)
         .ok_or_else(|| "write a whole number and s, m, h or d, such as 365d; from 10s to 3650d".to_owned())
 }
 
-/// A time from ten seconds to the longest.
-fn within(text: &str, most: Duration) -> Option<Duration> {
+/// Parses a lifetime from ten seconds to `most`.
+fn lifetime_up_to(text: &str, most: Duration) -> Option<Duration> {
     let units = [("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
     let time = parse_time(text, &units)?;
     (Duration::from_secs(10)..=most).contains(&time).then_some(time)

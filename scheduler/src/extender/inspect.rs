@@ -53,10 +53,10 @@ impl Default for ViewLimits {
 }
 
 /// The routes of the views, for clients with access.
-pub(super) fn routes(extender: &Arc<Extender>, prefix: &str) -> Router<Arc<Extender>> {
+pub(super) fn routes(extender: &Arc<Extender>) -> Router<Arc<Extender>> {
     Router::new()
-        .route(&format!("{prefix}/inspect"), get(inspect_all))
-        .route(&format!("{prefix}/inspect/{{node}}"), get(inspect_node))
+        .route(&format!("{PREFIX}/inspect"), get(inspect_all))
+        .route(&format!("{PREFIX}/inspect/{{node}}"), get(inspect_node))
         .route_layer(from_fn_with_state(Arc::clone(extender), access::admit))
 }
 

@@ -19,6 +19,20 @@ pub struct LeaseTimes {
     pub retry: Duration,
 }
 
+impl LeaseTimes {
+    /// The times for a Lease of this duration: by default (15 s, and binds of 2 s) those of client-go.
+    pub fn new(lease: Duration, bind_timeout: Duration) -> Self {
+        // The last bind of a leader that cannot renew must end before another replica may take the Lease.
+        let renew = (lease * 2 / 3).min(lease.saturating_sub(bind_timeout));
+        Self {
+            lease,
+            renew,
+            // Four renewals in a row may fail before the leader gives up.
+            retry: renew / 5,
+        }
+    }
+}
+
 /// The fields of a Lease that the election depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaseRecord {

@@ -16,7 +16,7 @@ use super::kube_scheduler_lease::{self, KubeSchedulerLease};
 use super::label::{LabelKeeper, PodLabel};
 use super::lease::LeaseObject;
 use super::watch_barrier::WatchBarrier;
-use super::{Leadership, PodName, now, takeover_grace};
+use super::{LEASE, Leadership, PodName, now, takeover_grace};
 use crate::config::LeaderElection;
 use crate::index::{Index, Shared};
 
@@ -100,27 +100,23 @@ impl Elector {
         {
             let source = KubeSchedulerLease::new(&settings.pod.name, settings.election.times, now());
             (
-                lease,
+                lease.as_str(),
                 kube_scheduler_lease::holder_prefix(&settings.pod.name),
                 Box::new(source) as Box<dyn TermSource>,
             )
         } else {
             let election = Election::new(identity.clone(), settings.election.times, now());
-            (
-                &settings.election.lease,
-                identity.clone(),
-                Box::new(election) as Box<dyn TermSource>,
-            )
+            (LEASE, identity.clone(), Box::new(election) as Box<dyn TermSource>)
         };
         let lease = LeaseObject::new(client.clone(), &settings.pod.namespace, lease_name);
         let label = LabelKeeper::start(client.clone(), settings.pod.clone(), leadership.clone());
         let fence = settings.election.fences_bindings.then(|| {
             let fence = fence::FenceSettings {
                 namespace: settings.pod.namespace.clone(),
-                name: settings.election.lease.clone(),
+                name: LEASE.to_owned(),
                 pod: settings.pod.clone(),
                 holder: identity,
-                lease: lease_name.clone(),
+                lease: lease_name.to_owned(),
                 lease_holder,
             };
             Fence::new((client, recorder), fence, leadership.clone())

@@ -34,11 +34,13 @@ impl OwnReplica {
     pub(super) fn new(config: &Config, namespace: &str) -> Self {
         let bind_timeout = config.scheduling.bind_timeout;
         let settings = config.leader.clone().map(|election| {
-            let namespace = election.namespace.clone().unwrap_or_else(|| namespace.to_owned());
-            let name = election.pod.clone();
+            let pod = PodName {
+                namespace: namespace.to_owned(),
+                name: election.pod.clone(),
+            };
             ElectorSettings {
                 election,
-                pod: PodName { namespace, name },
+                pod,
                 bind_timeout,
             }
         });
@@ -54,13 +56,6 @@ impl OwnReplica {
             settings,
             bind_timeout,
         }
-    }
-
-    /// The namespace of the Lease, if there is one.
-    pub(super) fn namespace(&self) -> Option<&str> {
-        self.settings
-            .as_ref()
-            .map(|settings| settings.pod.namespace.as_str())
     }
 
     /// Watches the pods through the barrier, by which a new leader sees what its predecessor has written.

@@ -10,28 +10,32 @@ use crate::certificates::server_tls::{CertificateMetrics, Clients, WEBHOOK_CLIEN
 use crate::certificates::{CertificateSettings, Keeper};
 use crate::config::{Config, TlsFiles};
 
-/// Services in the scheduler's own certificates, unless a flag names hosts.
+/// The Services that the scheduler's own certificates are for. kube-scheduler outside of the cluster's network reaches the extender by
+/// another address, and names the Service in `tlsConfig.serverName`.
 const SERVICES: [&str; 2] = ["gpushare-webhook", "gpushare-scheduler"];
+
+/// Name of the mutating and validating webhook configurations of the shipped manifests, which get the authority's certificate.
+const WEBHOOK_CONFIGURATION: &str = "gpushare-scheduler";
 
 /// The TLS settings of the servers.
 pub(super) struct Tls {
     pub(super) extender: Option<CurrentTls>,
     pub(super) webhooks: Option<CurrentTls>,
-    /// The ends of their certificates.
+    /// The metrics that show when the certificates end.
     pub(super) metrics: CertificateMetrics,
 }
 
-/// The names in metrics of one server's certificate and of the authorities of its clients.
+/// The label values in metrics for the certificate of one server, and for the authorities of its clients.
 type Names = [&'static str; 2];
 
 const EXTENDER: Names = ["extender", "extender-client-ca"];
 const WEBHOOK: Names = ["webhook", WEBHOOK_CLIENT_CA];
 
-/// Reads certificates from files, or keeps them in the Secret, and renews them until the tasks are dropped.
+/// Starts the tasks that read certificates from files or keep them in the Secret, and that renew them.
 pub(super) fn begin(
     config: &Config,
     client: &Client,
-    namespace: String,
+    namespace: &str,
     registry: &mut Registry,
     tasks: &mut Tasks,
 ) -> anyhow::Result<Tls> {
@@ -48,22 +52,12 @@ pub(super) fn begin(
         metrics: metrics.clone(),
     };
     if let Some(wanted) = &config.admission.certificates {
-        let service = |name: &str| format!("{name}.{namespace}.svc");
-        let hosts = wanted
-            .hosts
-            .clone()
-            .unwrap_or_else(|| SERVICES.map(service).into());
-        let (secret, lifetime, configuration) = (
-            wanted.secret.clone(),
-            wanted.lifetime,
-            wanted.configuration.clone(),
-        );
         let settings = CertificateSettings {
-            secret,
-            namespace,
-            hosts,
-            lifetime,
-            configuration,
+            secret: wanted.secret.clone(),
+            hosts: SERVICES.map(|name| format!("{name}.{namespace}.svc")).into(),
+            namespace: namespace.to_owned(),
+            lifetime: wanted.lifetime,
+            configuration: webhooks.map(|_| WEBHOOK_CONFIGURATION.to_owned()),
         };
         let mut keeper = Keeper::new(client.clone(), settings, metrics);
         if let Some(webhooks) = webhooks {

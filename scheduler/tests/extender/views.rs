@@ -112,15 +112,6 @@ async fn other_methods_and_paths_are_refused() {
 }
 
 #[tokio::test]
-async fn the_prefix_of_paths_is_configurable() {
-    let mut serving = offline::serving();
-    serving.prefix = String::new();
-    let world = World::unsynced(&serving);
-    assert_eq!(world.send("GET", "/inspect", "").await.0, StatusCode::OK);
-    assert_eq!(world.send("GET", "/version", "").await.0, StatusCode::OK);
-}
-
-#[tokio::test]
 async fn metrics_count_requests_and_their_outcomes() {
     let world = World::new().with_node("n1", &[100]);
     world.place(&units("p", 60), "n1").await;

@@ -81,7 +81,7 @@ impl World {
             Extender::new(index.clone(), metrics, binder, serving).with_token_reviews(api.client());
         let extender = Arc::new(configure(extender));
         let text = MetricsText::new(registry);
-        let router = router(Arc::clone(&extender), text.clone(), serving);
+        let router = router(Arc::clone(&extender), text.clone());
         let health = health_router(Arc::clone(&extender), text);
         Self {
             api,

@@ -237,7 +237,7 @@ async fn the_extender_accepts_client_certificates_of_the_same_authority() {
         scheduler::leader::Leadership::alone(),
     );
     let extender = Arc::new(Extender::new(index, metrics, binder, &serving));
-    let routes = extender_router(extender, MetricsText::new(Registry::default()), &serving);
+    let routes = extender_router(extender, MetricsText::new(Registry::default()));
     let address = start(keeper.serve(Clients::OwnAuthority).unwrap(), routes).await;
     keeper.reconcile(SystemTime::now()).await.unwrap();
 

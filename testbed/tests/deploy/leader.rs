@@ -53,10 +53,7 @@ fn two_replicas_elect_a_leader_and_a_rollout_keeps_both() {
             .unwrap();
         entry["valueFrom"]["fieldRef"]["fieldPath"].clone()
     };
-    assert_eq!(
-        ["POD_NAME", "POD_NAMESPACE"].map(field),
-        ["metadata.name", "metadata.namespace"]
-    );
+    assert_eq!(field("POD_NAME"), "metadata.name");
     let tolerations = pod(&objects)["spec"]["tolerations"].clone();
     for taint in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
         let toleration = tolerations
@@ -119,11 +116,9 @@ fn rights_cover_the_used_lease_and_the_own_pod_only() {
         .iter()
         .flat_map(|rule| texts(&rule["resourceNames"]))
         .collect();
-    let (container, help) = (container(&objects), SCHEDULER.help());
-    let lease = flag(&container, &help, "--lease-name");
     assert_eq!(
         named,
-        [lease, lease],
+        [SCHEDULER.name, SCHEDULER.name],
         "the Lease, and the object of the same name that repeats it"
     );
     assert!(
@@ -236,7 +231,7 @@ fn only_the_named_scheduler_binds() {
     )["spec"];
     let lease = json!({
         "namespace": "gpushare-system",
-        "name": flag(&container(&objects), &SCHEDULER.help(), "--lease-name"),
+        "name": SCHEDULER.name,
         "parameterNotFoundAction": "Allow",
     });
     assert_eq!(
@@ -298,11 +293,12 @@ fn the_termination_grace_covers_the_release_of_the_lease() {
         .trim_end_matches('s')
         .parse()
         .unwrap();
-    let requests: u64 = flag(&container, &help, "--renew-deadline")
+    // A request of the elector takes half of the renew deadline at most, which is two thirds of the Lease.
+    let lease: u64 = flag(&container, &help, "--lease-duration")
         .trim_end_matches('s')
-        .parse::<u64>()
-        .unwrap()
-        / 2;
+        .parse()
+        .unwrap();
+    let requests = lease / 3;
     let (goodbyes, drain) = (2 * 5, 10);
     assert!(grace > bind + requests + goodbyes + drain, "{grace}");
 }
@@ -361,15 +357,13 @@ fn beside_a_kube_scheduler_its_lease_elects_the_extender(#[case] folder: &str) {
             .keys()
             .all(|key| !key.ends_with("Duration") && !key.ends_with("Deadline"))
     );
-    let named = ["--lease-duration", "--renew-deadline", "--retry-period"]
-        .map(|name| flag(&container, &SCHEDULER.help(), name).to_owned());
-    assert_eq!(named, ["15s", "10s", "2s"]);
+    assert_eq!(flag(&container, &SCHEDULER.help(), "--lease-duration"), "15s");
     let variables = container["env"]
         .as_array()
         .unwrap()
         .iter()
         .map(|entry| entry["name"].as_str().unwrap());
-    assert_eq!(variables.collect::<Vec<_>>(), ["POD_NAME", "POD_NAMESPACE"]);
+    assert_eq!(variables.collect::<Vec<_>>(), ["POD_NAME"]);
     find(
         &objects,
         "ValidatingAdmissionPolicyBinding",

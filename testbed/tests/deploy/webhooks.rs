@@ -247,15 +247,6 @@ fn the_scheduler_may_write_its_secret_and_its_configurations(#[case] folder: &st
         assert!(allows(SCHEDULER.name), "{access}");
         assert!(!allows("other"), "{access} of another name");
     }
-    let help = SCHEDULER.help();
-    assert!(
-        help.contains(&format!("[default: {}]", SCHEDULER.name)),
-        "--webhook-configuration is the configurations' name"
-    );
-    assert!(
-        help.contains("the Services gpushare-webhook and gpushare-scheduler"),
-        "--certificate-hosts"
-    );
 }
 
 /// cert-manager fills the Secret that the component mounts; the scheduler may write no Secret then.

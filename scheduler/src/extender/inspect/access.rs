@@ -140,11 +140,11 @@ impl IntoResponse for Denied {
 }
 
 impl Access {
-    /// Access to the views under this prefix, for all clients or for those with a certificate.
-    pub(in crate::extender) fn new(is_required: bool, prefix: &str) -> Self {
+    /// Access to the views, for all clients or for those with a certificate.
+    pub(in crate::extender) fn new(is_required: bool) -> Self {
         Self {
             is_required,
-            path: format!("{prefix}/inspect"),
+            path: format!("{PREFIX}/inspect"),
             client: None,
             cache: Mutex::default(),
             reviews: Semaphore::new(MAX_REVIEWS),
