@@ -72,6 +72,7 @@ pub fn run<F>(args: ProcessArgs, runtime: Builder, daemon: impl FnOnce(Process) 
 where
     F: Future<Output = anyhow::Result<()>>,
 {
+    // Before anything that can fail, so that every failure is in the log.
     logging::start(args.log_format, &args.log_level);
     log_panics();
     match run_to_end(args, runtime, daemon) {
@@ -150,6 +151,7 @@ impl Process {
         work: impl Future<Output = anyhow::Result<T>>,
     ) -> anyhow::Result<Option<T>> {
         tokio::select! {
+            // Nothing is served yet, so there is nothing to take leave of.
             () = self.signal.cancelled() => Ok(None),
             ended = self.tasks.ended() => Err(ended.into()),
             done = work => done.map(Some),
@@ -189,6 +191,7 @@ impl Process {
 
 /// Returns a token that the first SIGTERM or SIGINT cancels.
 fn cancelled_by_signal() -> std::io::Result<CancellationToken> {
+    // Registered before the task runs, so that no signal is missed.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let token = CancellationToken::new();

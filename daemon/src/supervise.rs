@@ -40,6 +40,7 @@ pub enum Ended {
 impl Tasks {
     /// Starts a task.
     pub fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        // `named` puts the name into the log of a panic, and the map into the error of a task that returns.
         let id = self.running.spawn(named(name, task)).id();
         self.names.insert(id, name);
     }
@@ -67,6 +68,7 @@ impl Tasks {
                 name: self.name(source.id()),
                 source,
             },
+            // A process may have no servers, and must not end for that.
             None => std::future::pending().await,
         }
     }

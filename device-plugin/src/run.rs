@@ -94,6 +94,7 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
     let overrides =
         Arc::new(NodeOverrides::read(&config.override_files()).context("--device-labels, --gpu-partitions")?);
     let settings = config.settings();
+    // Each resource that this node has a name for is registered with kubelet sooner or later; the plugin is ready once all are.
     let mut unregistered = Registrations::new();
     for resource in ExtendedResource::ALL {
         if settings.names.of(resource).is_some() {
@@ -127,6 +128,7 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
     process
         .tasks
         .spawn("readers of CDI specs", readers.clone().watch(spec_dir));
+    // `NodeState` holds the receivers of two decisions whose tasks read `NodeState`, so the channels come before the tasks.
     let (levels, enforcements) = watch::channel(Arc::default());
     let node = NodeState::new(settings, fleet, pods.subscribe(), &config.device_plugin_dir);
     let node = node.with_injection(injection, readers);
@@ -181,7 +183,7 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
     plugin.process.serve_until_signal(farewell.run()).await
 }
 
-/// A node with devices, and the process that serves it.
+/// The plugin of a node with devices, while its tasks are being started.
 struct Plugin {
     config: Config,
     connection: Connection,
@@ -196,7 +198,7 @@ impl Plugin {
         self.process.tasks.spawn(name, task);
     }
 
-    /// Decides on the injection mode, now and whenever the runtime or the driver changes.
+    /// Starts the task that decides on the injection mode, now and whenever the runtime or the driver changes.
     fn decide_injection(&mut self, injection: watch::Sender<Option<Injection>>) {
         let listeners = Listeners {
             injection,
@@ -210,7 +212,7 @@ impl Plugin {
         );
     }
 
-    /// Keeps running pods and their records in step. Returns the check before each start.
+    /// Starts the tasks that compare running pods with their records. Returns the check before each start of a container.
     fn check_starts(&mut self, pods: watch::Sender<NodePods>, blocked: BlockedStarts) -> Arc<StartChecker> {
         let node_name = self.config.node_name.clone();
         let swaps = RecordSwaps::new(&self.connection, node_name, pods, self.metrics.clone());
@@ -240,7 +242,8 @@ impl Plugin {
         Arc::new(StartChecker::new(context, blocked))
     }
 
-    /// Serves the runtime hook, if the operator wants it. Returns the GPUs that containers see.
+    /// Starts the NRI hook of the container runtime, if `--nri-socket` names a socket. Returns the GPUs that the hook has seen
+    /// containers get.
     fn serve_runtime(&mut self) -> watch::Receiver<SeenGpus> {
         let (sender, seen) = watch::channel(SeenGpus::default());
         if let Some(socket) = self.config.nri_socket.clone() {
@@ -255,7 +258,8 @@ impl Plugin {
         seen
     }
 
-    /// Decides on the enforcement level of each GPU, now and whenever driver, runtime or the vendor's specs change.
+    /// Starts the task that decides on the enforcement level of memory limits on each GPU, now and whenever the driver, the runtime or
+    /// the vendor's CDI specs change.
     fn decide_enforcement(&mut self, published: &Published, levels: watch::Sender<Arc<Enforcements>>) {
         let PluginFacts { own, has_hook } = node_facts(&self.config);
         let settings = EnforcementSettings {
@@ -269,7 +273,8 @@ impl Plugin {
         self.spawn("enforcement of limits", following);
     }
 
-    /// Corrects health by the Device object, and writes events and evicts pods when health changes.
+    /// Starts the tasks that correct the health of devices by what operators write into the Device object, and that write events and
+    /// evict pods when health changes.
     fn react_to_health(
         &mut self,
         published: &Published,
@@ -296,7 +301,7 @@ impl Plugin {
         self.spawn("pods on unhealthy devices", reaction.run());
     }
 
-    /// Keeps this process and kubelet's checkpoint in step, and marks pods as assigned.
+    /// Starts the tasks that follow kubelet's decisions about pods.
     fn follow_kubelet(&mut self) {
         self.spawn(
             "pods of an earlier process",
@@ -309,7 +314,8 @@ impl Plugin {
         );
     }
 
-    /// Publishes whether this plugin serves kubelet. Returns the farewell, which waits for that to be false in the Node.
+    /// Starts the task that writes into the Node whether this plugin serves kubelet. Returns the farewell, which waits until the Node
+    /// says that it does not.
     fn publish_state(&mut self, registrations: &watch::Sender<Registrations>) -> Farewell {
         let (sender, is_written) = watch::channel(false);
         let writer = PluginStateWriter::new(
@@ -329,7 +335,7 @@ impl Plugin {
         }
     }
 
-    /// Registers each resource with kubelet, and serves it.
+    /// Starts a server for each resource, which registers the resource with kubelet and answers kubelet's calls.
     fn serve_kubelet(
         &mut self,
         starts: &Arc<StartChecker>,
@@ -356,7 +362,8 @@ impl Plugin {
     }
 }
 
-/// The facts that show how this process got NVML, and so if the container runtime acts on the vendor's variable.
+/// The facts about this process that show if the container runtime acts on the vendor's variable: by that variable, or in another
+/// way, this container got its driver library.
 fn node_facts(config: &Config) -> PluginFacts {
     let own = OwnContainer {
         has_driver_root: !config.driver_roots.is_empty(),
@@ -378,7 +385,7 @@ fn own_visible_devices() -> Option<String> {
             values.extend(value.into_string());
         }
     }
-    // NVIDIA's runtime appends its own value and leaves the first one there.
+    // NVIDIA's runtime appends a value of its own, such as `void`, and leaves the pod's value in front of it.
     let void = values.iter().position(|value| value == VOID);
     values.into_iter().nth(void.unwrap_or(0))
 }
@@ -394,12 +401,13 @@ fn is_privileged() -> bool {
     effective.is_some_and(|mask| mask.is_ok_and(|mask| mask >> CAP_SYS_ADMIN & 1 == 1))
 }
 
-/// Records the pods that an earlier process may have answered Allocate for.
+/// Records the pods for which an earlier process of the plugin may have answered Allocate: those of the first list.
 async fn note_existing_pods(node: Arc<NodeState>) {
     let mut pods = node.pods.clone();
     if let Ok(pods) = pods.wait_for(NodePods::is_synced).await {
         node.note_existing_pods(&pods);
     }
+    // A task that returns would end the process.
     std::future::pending::<()>().await;
 }
 

@@ -19,11 +19,10 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
-use material::{Change, Lifetimes, Material, PARTS};
+use material::{Change, Material, PARTS};
 use server_tls::{CertificateMetrics, Clients, ServerTls};
 
 /// Pause between two reads of the Secret and the webhook configurations.
@@ -57,13 +56,6 @@ pub struct Keeper {
     /// The content of the Secret that the servers use; `None` before the first read.
     held: Option<Material>,
     servers: Vec<ServerTls>,
-}
-
-/// The outcome of a write.
-enum SecretWrite {
-    Done,
-    /// Another writer has changed the Secret since it was read.
-    Overtaken,
 }
 
 impl Keeper {
@@ -114,6 +106,7 @@ impl Keeper {
     /// The Secret cannot be read, parsed or written, or a webhook configuration cannot be written.
     pub async fn reconcile(&mut self, now: SystemTime) -> anyhow::Result<()> {
         let material = self.read_or_renew(now).await?;
+        // Another replica may have renewed the certificates since the last reconciliation.
         let is_new = self
             .held
             .as_ref()
@@ -124,11 +117,13 @@ impl Keeper {
                 server.publish_ends(&self.metrics);
             }
             self.metrics.show(&material);
+            // The first content after the start is no rotation.
             if self.held.replace(material).is_some() {
                 self.metrics.count_rotation();
             }
         }
         self.reload_authorities();
+        // Also if nothing has changed: an operator who applies the manifests again empties the trust bundle.
         let (Some(name), Some(held)) = (&self.settings.configuration, &self.held) else {
             return Ok(());
         };
@@ -178,20 +173,17 @@ impl Keeper {
                 .with_context(|| format!("Secret {}/{}", self.settings.namespace, self.settings.secret))?;
             // A Secret that was deleted is written again with the content that it had, since clients trust its authority.
             let held = read.or_else(|| self.held.clone());
-            let (material, changes) = Material::renewed(
-                held,
-                &self.settings.hosts,
-                Lifetimes::new(self.settings.lifetime),
-                now,
-            )?;
+            let (material, changes) =
+                Material::renewed(held, &self.settings.hosts, self.settings.lifetime, now)?;
             let mut due = data.clone();
             // Keys of other owners, which a person may have added, stay.
             due.retain(|part, _| !PARTS.contains(&part.as_str()));
             due.extend(material.data());
+            // Nothing is due, as in almost every reconciliation.
             if due == data {
                 return Ok(material);
             }
-            if let SecretWrite::Done = self.write(&api, there, due).await? {
+            if self.write(&api, there, due).await? {
                 self.log(&material, &changes);
                 return Ok(material);
             }
@@ -199,12 +191,13 @@ impl Keeper {
         anyhow::bail!("other writers changed the Secret before each write")
     }
 
+    /// Writes the Secret over the one that was read, `there`. Returns false if another writer has changed it meanwhile.
     async fn write(
         &self,
         api: &Api<Secret>,
         there: Option<Secret>,
         data: BTreeMap<String, ByteString>,
-    ) -> anyhow::Result<SecretWrite> {
+    ) -> anyhow::Result<bool> {
         let written = if let Some(mut secret) = there {
             secret.data = Some(data);
             // With the resource version that was read, so the API server refuses a write over a newer one.
@@ -228,9 +221,9 @@ impl Keeper {
             .await
         };
         match written {
-            Ok(_) => Ok(SecretWrite::Done),
-            // Not found: it was deleted since it was read.
-            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(SecretWrite::Overtaken),
+            Ok(_) => Ok(true),
+            // 404: the Secret was deleted since it was read.
+            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(false),
             Err(error) => Err(error).context("cannot write the Secret"),
         }
     }
@@ -255,37 +248,16 @@ const PATH: &str = "/apis/admissionregistration.k8s.io/v1";
 /// Names in paths of the two kinds of webhook configurations.
 const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
 
-/// The fields of a webhook configuration that hold the trust bundles.
-#[derive(Debug, Deserialize)]
-struct Configuration {
-    #[serde(default)]
-    webhooks: Vec<WebhookEntry>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct WebhookEntry {
-    name: String,
-    #[serde(default)]
-    client_config: ClientConfig,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ClientConfig {
-    #[serde(default)]
-    ca_bundle: Option<ByteString>,
-}
-
 /// Writes these authorities (PEM) into those webhook configurations of this name that exist.
 async fn publish(client: &Client, name: &str, authorities: &str) -> anyhow::Result<()> {
-    let bundle = ByteString(authorities.as_bytes().to_vec());
+    let bundle = json!(ByteString(authorities.as_bytes().to_vec()));
     // The API server trusts old and new authorities together, so the order of the two writes does not matter.
     for kind in KINDS {
         let path = format!("{PATH}/{kind}/{name}");
         let failed = || format!("{kind} {name}");
-        let configuration: Configuration = match client.request(Request::get(&path).body(Vec::new())?).await {
+        let configuration: Value = match client.request(Request::get(&path).body(Vec::new())?).await {
             Ok(configuration) => configuration,
+            // The operator may have installed one of the two only.
             Err(kube::Error::Api(status)) if status.code == 404 => {
                 debug!(kind, name, "there is no such configuration");
                 continue;
@@ -309,14 +281,15 @@ async fn publish(client: &Client, name: &str, authorities: &str) -> anyhow::Resu
 }
 
 /// The JSON patch of a configuration. It tests the name of each webhook, since the order of the list may change meanwhile.
-fn changes(configuration: &Configuration, bundle: &ByteString) -> Vec<Value> {
+fn changes(configuration: &Value, bundle: &Value) -> Vec<Value> {
     let mut changes = Vec::new();
-    for (idx, webhook) in configuration.webhooks.iter().enumerate() {
-        if webhook.client_config.ca_bundle.as_ref() == Some(bundle) {
+    let webhooks = configuration.get("webhooks").and_then(Value::as_array);
+    for (idx, webhook) in webhooks.into_iter().flatten().enumerate() {
+        if webhook.pointer("/clientConfig/caBundle") == Some(bundle) {
             continue;
         }
         let path = format!("/webhooks/{idx}");
-        changes.push(json!({"op": "test", "path": format!("{path}/name"), "value": webhook.name}));
+        changes.push(json!({"op": "test", "path": format!("{path}/name"), "value": webhook.get("name")}));
         changes.push(json!({"op": "add", "path": format!("{path}/clientConfig/caBundle"), "value": bundle}));
     }
     changes

@@ -1,4 +1,4 @@
-//! Flags and environment variables, parsed and checked once. Nothing else of the daemon reads either.
+//! The flags of the scheduler and their environment variables, parsed and checked once at the start.
 
 mod filter;
 mod leader;
@@ -29,7 +29,7 @@ pub use webhooks::{Admission, Certificates, Command, Webhooks};
 pub const MAX_BODY: usize = 32 << 20;
 /// The path of the extender's verbs, as in the old gpushare extender: `urlPrefix` in kube-scheduler's configuration ends with it.
 pub const PREFIX: &str = "/gpushare-scheduler";
-/// Most requests in work at one time; more wait.
+/// Most requests that are answered at one time; more wait. A request that only reads memory takes a fraction of a millisecond.
 pub const CONCURRENCY: usize = 512;
 /// The longest time for which room is kept for a pod with volumes or claims: kube-scheduler's default for `bindTimeoutSeconds` of
 /// `VolumeBindingArgs`, the time for which it waits for them before it binds.
@@ -41,7 +41,7 @@ const NOMINATED_HINT_TTL: Duration = Duration::from_secs(30 * 60);
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpushare-scheduler", version, max_term_width = 100)]
 pub struct Args {
-    /// Address to serve on; one that others reach needs client certificates (`--client-ca-file` or `--tls-from-secret`).
+    /// Address of the extender; one that other machines reach needs client certificates (`--client-ca-file` or `--tls-from-secret`).
     #[arg(long, env = "GPUSHARE_LISTEN", default_value = "127.0.0.1:12345")]
     listen: SocketAddr,
     /// Address to serve the read API on, such as 127.0.0.1:12346; nowhere but under the extender's prefix if left out. On a
@@ -53,13 +53,13 @@ pub struct Args {
     /// out. The same clients are let in as with --read-listen; elsewhere than on a loopback address the page asks for the token.
     #[arg(long, env = "GPUSHARE_PAGE_LISTEN", value_name = "ADDRESS")]
     page_listen: Option<SocketAddr>,
-    /// Resource that counts GPU memory in units; the node annotation `<resource>-unit` says how much a unit is.
+    /// Name of the resource that counts GPU memory in units; the node annotation `<resource>-unit` has the size of a unit.
     #[arg(long, env = "GPUSHARE_MEMORY_RESOURCE", default_value = proto::resource::GPU_MEM, value_parser = resource_name)]
     memory_resource: String,
     #[command(flatten)]
     policies: PolicyArgs,
-    /// Number of fitting nodes in the answer of filter, the best first; kube-scheduler's own scores count only among these. A
-    /// pod with preferences among nodes is answered with all.
+    /// Number of fitting nodes in the answer of filter, the best first; kube-scheduler's own scores count only among these. For a
+    /// pod with preferences among nodes the answer has all fitting nodes.
     #[arg(
         long,
         env = "GPUSHARE_ANSWER_NODES",
@@ -67,8 +67,8 @@ pub struct Args {
         value_name = "1-11|all"
     )]
     answer_nodes: AnswerNodes,
-    /// The report of filter on nodes whose devices have no room, while evicting pods might make some: `resolvable` from kube-scheduler
-    /// 1.37 on, which then asks `preempt` about them.
+    /// Form in which filter reports nodes whose devices have no room, while evicting pods might make some: set `resolvable` from
+    /// kube-scheduler 1.37 on, which then asks `preempt` about such nodes.
     #[arg(
         long,
         env = "GPUSHARE_MISFIT_NODES",
@@ -78,18 +78,18 @@ pub struct Args {
         value_name = "unresolvable|resolvable"
     )]
     misfit_nodes: MisfitNodes,
-    /// Longest time that one bind may take; stay below the extender's httpTimeout (3s as shipped).
+    /// Longest time of one bind; must be below the extender's httpTimeout in kube-scheduler's configuration (3s as shipped).
     #[arg(long, env = "GPUSHARE_BIND_TIMEOUT", default_value = "2s", value_parser = parse_duration)]
     bind_timeout: Duration,
-    /// Time for which an answer keeps room for its pod on the one node that it leaves, or on the best of several, if the pod is neither
-    /// nominated to that node nor waits for volumes or claims.
+    /// Time for which filter keeps room for a pod on the node of its answer, or on the best of several, until the pod is bound. Longer for
+    /// a pod that is nominated to that node (30m), or that waits for volumes or claims (10m).
     #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = parse_duration)]
     hint_ttl: Duration,
-    /// Most bindings on their way to the API server at one time, each on a connection of its own; more wait, and nothing is
-    /// written of one that has waited too long. More at once make a busy API server slower, not faster.
+    /// Most bindings that are on their way to the API server at one time, each on a connection of its own; more wait, and one that waits
+    /// longer than --bind-timeout is given up. More at once make a busy API server slower, not faster.
     #[arg(long, env = "GPUSHARE_BIND_CONCURRENCY", default_value_t = 64, value_parser = concurrency)]
     bind_concurrency: usize,
-    /// Certificate chain to serve TLS with (PEM).
+    /// File with the certificate chain of the extender (PEM)
     #[arg(
         long,
         env = "GPUSHARE_TLS_CERT_FILE",
@@ -97,7 +97,7 @@ pub struct Args {
         value_name = "FILE"
     )]
     tls_cert_file: Option<PathBuf>,
-    /// Private key of that certificate (PEM).
+    /// File with the private key of that certificate (PEM)
     #[arg(
         long,
         env = "GPUSHARE_TLS_KEY_FILE",
@@ -105,7 +105,7 @@ pub struct Args {
         value_name = "FILE"
     )]
     tls_key_file: Option<PathBuf>,
-    /// Authorities (PEM); with it filter, prioritize, preempt and bind demand a client certificate that one of them signed.
+    /// File with authorities (PEM); filter, prioritize, preempt and bind then demand a client certificate that one of them signed.
     #[arg(
         long,
         env = "GPUSHARE_CLIENT_CA_FILE",
@@ -124,29 +124,29 @@ pub struct Args {
     command: Option<Command>,
 }
 
-/// The checked configuration.
+/// The settings of the scheduler, checked against each other.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Kubeconfig file, if one is given.
+    /// Path of the kubeconfig file, if --kubeconfig is given.
     pub kubeconfig: Option<PathBuf>,
-    /// Scheduling.
+    /// The settings of filter, prioritize and bind.
     pub scheduling: Scheduling,
-    /// HTTP.
+    /// The settings of the HTTP servers.
     pub serving: Serving,
     /// Election of a leader, if there are several replicas.
     pub leader: Option<LeaderElection>,
-    /// Webhooks, and certificates that are made here.
+    /// The settings of webhooks, and of certificates that the scheduler creates itself.
     pub admission: Admission,
     /// A command to execute instead of serving.
     pub command: Option<Command>,
 }
 
-/// The settings of scheduling.
+/// The settings of filter, prioritize and bind.
 #[derive(Clone, Debug)]
 pub struct Scheduling {
-    /// Resource names that the cluster chooses.
+    /// The names of resources that a cluster can choose.
     pub names: ResourceNames,
-    /// Order of nodes, and of a node's devices.
+    /// The policies that order nodes, and the devices of a node.
     pub policies: Policies,
     /// The enforcement of memory limits for pods that do not say which they demand.
     pub enforcement: DemandedEnforcement,
@@ -156,7 +156,7 @@ pub struct Scheduling {
     pub answer_nodes: AnswerNodes,
     /// The form in which filter reports nodes whose devices have no room.
     pub misfit_nodes: MisfitNodes,
-    /// Longest time that one bind may take.
+    /// Longest time of one bind.
     pub bind_timeout: Duration,
     /// The times for which room is kept for pods that are not bound yet.
     pub hints: HintTimes,
@@ -165,23 +165,23 @@ pub struct Scheduling {
 /// The settings of the HTTP servers.
 #[derive(Clone, Debug)]
 pub struct Serving {
-    /// Address to serve on.
+    /// Address of the extender.
     pub listen: SocketAddr,
-    /// Address to serve the read API on too.
+    /// Address of the read API, if it has one of its own.
     pub read_listen: Option<SocketAddr>,
-    /// Address to serve the page on.
+    /// Address of the page, if it is served.
     pub page_listen: Option<SocketAddr>,
     /// Largest request body, in bytes.
     pub max_body: usize,
-    /// Longest time in which a request must have come in whole.
+    /// Longest time from the head of a request to the end of its body.
     pub read_timeout: Duration,
-    /// Most requests in work at one time.
+    /// Most requests that are answered at one time; more wait.
     pub concurrency: usize,
-    /// Most bindings on their way to the API server at one time.
+    /// Most bindings that are on their way to the API server at one time; more wait.
     pub bind_concurrency: usize,
-    /// Certificates in files, if TLS is served with such.
+    /// The certificate files of the extender, if it has some.
     pub tls: Option<TlsFiles>,
-    /// True if TLS is served with the scheduler's own certificates, and the verbs demand one of the same authority.
+    /// True if the extender shows a certificate from the Secret, and its verbs demand a client certificate of the same authority.
     pub tls_from_secret: bool,
 }
 
@@ -193,6 +193,7 @@ impl Serving {
 
     /// Refuses an address that other machines reach if clients need no certificate: any client could bind pods there.
     fn check_address(&self) -> anyhow::Result<()> {
+        // `::ffff:127.0.0.1` is the loopback address as well.
         if self.listen.ip().to_canonical().is_loopback() || self.demands_certificates() {
             return Ok(());
         }
@@ -206,6 +207,7 @@ impl Serving {
     /// Refuses an address at which clients would send bearer tokens without TLS.
     fn check_plain_tokens(&self, flag: &str, address: Option<SocketAddr>) -> anyhow::Result<()> {
         match address {
+            // A port-forward ends on the loopback address, so there is no network between the client and this process.
             Some(address)
                 if !address.ip().to_canonical().is_loopback()
                     && self.tls.is_none()
@@ -224,11 +226,11 @@ impl Serving {
 /// Files of certificates and keys (PEM).
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
-    /// Certificate chain.
+    /// File with the certificate chain of the server.
     pub cert: PathBuf,
-    /// Private key.
+    /// File with the private key of the certificate.
     pub key: PathBuf,
-    /// Authorities that sign the certificates of clients, if the verbs demand one.
+    /// File with the authorities that sign the certificates of clients, if clients need one.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -239,6 +241,7 @@ impl TryFrom<Args> for Config {
         if args.bind_timeout.is_zero() {
             bail!("--bind-timeout must be longer than 0s");
         }
+        // clap has checked that both are given, or neither.
         let tls = match (args.tls_cert_file, args.tls_key_file) {
             (Some(cert), Some(key)) => Some(TlsFiles {
                 cert,
@@ -250,6 +253,7 @@ impl TryFrom<Args> for Config {
         let names = ResourceNames {
             memory: args.memory_resource,
         };
+        // The scheduler's own rules come after clap's, and before anything is started.
         let leader = args.leader.leader(args.bind_timeout)?;
         let admission = args.webhooks.admission(names.clone(), tls.as_ref())?;
         let serving = Serving {
@@ -284,7 +288,9 @@ impl TryFrom<Args> for Config {
                 bind_timeout: args.bind_timeout,
                 hints: HintTimes {
                     plain: args.hint_ttl,
+                    // A pod that waits for something keeps its room at least as long as one that does not.
                     claims: VOLUME_BIND_TIMEOUT.max(args.hint_ttl),
+                    // The nomination ends by itself; the limit is for one that is never removed.
                     nominated: NOMINATED_HINT_TTL.max(args.hint_ttl),
                 },
             },
@@ -296,6 +302,7 @@ impl TryFrom<Args> for Config {
     }
 }
 
+/// Parses a number of requests at one time.
 fn concurrency(text: &str) -> Result<usize, String> {
     let most: usize = text.parse().map_err(|_| "not a whole number".to_owned())?;
     (1..=65_536)
@@ -304,7 +311,7 @@ fn concurrency(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "must be from 1 to 65536".to_owned())
 }
 
-/// An extended resource name: a domain, a slash, a name.
+/// Parses the name of an extended resource: a domain, a slash and a name.
 fn resource_name(text: &str) -> Result<String, String> {
     let word = |word: &str| {
         !word.is_empty()

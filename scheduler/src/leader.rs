@@ -184,6 +184,7 @@ impl Leadership {
     pub fn begin_bind(&self, now: Instant) -> Result<BindInWork, NotLeading> {
         let state = self.state();
         state.check(now)?;
+        // A filter may be answered before the takeover is complete, since it allocates nothing.
         if !state.is_taken_over {
             return Err(NotLeading::Starting);
         }
@@ -200,6 +201,7 @@ impl Leadership {
             Role::Leading { times, renewed } => {
                 now < renewed + times.renew && deadline <= renewed + times.lease
             }
+            // The last binds of a replica that ends may take until the end of the Lease, which it releases after them.
             Role::Ending { times, renewed } => now <= deadline && deadline <= renewed + times.lease,
             Role::Standby | Role::Ended => false,
         }
@@ -222,6 +224,7 @@ impl Leadership {
     /// Returns true if this pod may have the leader label although it does not lead. The Service must not select such a pod.
     pub fn has_stale_label(&self, now: Instant) -> bool {
         let state = self.state();
+        // On the leader's pod the label is right.
         state.has_stale_label && state.check(now).is_err()
     }
 
@@ -275,6 +278,7 @@ impl Leadership {
     fn stand_by(&self) {
         let mut state = self.state();
         state.is_taken_over = false;
+        // Only a leader's bindings are expected to pass.
         state.refused = None;
         state.role = Role::Standby;
         drop(state);
@@ -291,6 +295,7 @@ impl Leadership {
                     self.0.transitions.inc();
                     Role::Ending { times, renewed }
                 }
+                // A replica that does not lead has no binds to end.
                 _ => Role::Ended,
             };
         }

@@ -81,6 +81,7 @@ async fn serve_requests(
     let client = connection.client.clone();
     let replica = OwnReplica::new(&config, &namespace);
     let index = Shared::new(index(&config).watching_plugins_in(&namespace).prewarming());
+    // Every request takes this lock, so a process in which it is never released answers nothing and must end.
     let locked = index.clone();
     process.watch_lock("lock of the index", move || drop(locked.write()))?;
     let mut registry = Registry::with_prefix("gpushare_scheduler");
@@ -94,6 +95,7 @@ async fn serve_requests(
     replica.leadership.register(&mut registry);
     let connection_resets = replica.leadership.connection_resets();
     let tls = tls::begin(&config, &client, &namespace, &mut registry, &mut process.tasks)?;
+    // The registry must be complete before it is served.
     let lags = watch_all(&connection, &index, &replica, &mut process.tasks);
     register_watches(&mut registry, lags);
     serve_webhooks(&config, &index, tls.webhooks, &mut registry, &mut process).await?;
@@ -113,6 +115,7 @@ async fn serve_requests(
         ..HttpServer::new(listen(serving.listen).await?, routes)
     };
     process.serve("extender", server);
+    // Each of these keeps promises of earlier answers, or prepares later ones; none of them decides where a pod goes.
     let tasks = &mut process.tasks;
     tasks.spawn("history", read_api.record_history());
     tasks.spawn(

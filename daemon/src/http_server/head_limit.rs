@@ -1,8 +1,9 @@
-//! Ends connections of clients that do not send the head of a request in time, or read nothing of an answer; idle connections stay.
+//! Ends HTTP/1.1 connections of clients that do not send the head of a request in time, or read nothing of an answer. Idle
+//! connections stay.
 //!
-//! The timer of `hyper` runs from the end of one request to the head of the next, so it cannot distinguish an idle connection from
-//! a client that stopped in the middle of a head. [`HeadLimit`] sees the bytes as they come, and [`Conversation`] knows when a
-//! request is being answered. Neither knows HTTP.
+//! hyper's timer runs from the end of one request to the head of the next, so it cannot distinguish an idle connection from a
+//! client that stopped in the middle of a head. [`HeadLimit`] sees the bytes as they arrive, and [`Conversation`] knows when a
+//! request is being answered. Neither parses HTTP.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -13,13 +14,13 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Time for which a client may read nothing of its answer: an unread answer keeps its resources.
+/// Time for which a client may read nothing of its answer. The server keeps the memory of an answer until it is read.
 const STALL: Duration = Duration::from_secs(30);
 
-/// The state of a connection.
+/// The stage of a connection between two requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConversationStage {
-    /// The client has connected, or has begun a head, which must be complete by then.
+    /// The client has connected, or has begun the head of a request. The head must be complete at `until`.
     Head { until: Instant },
     /// A request is being answered; the handler limits the time of its body.
     Answering,
@@ -27,11 +28,11 @@ enum ConversationStage {
     Idle,
 }
 
-/// The state of a connection, shared by its stream and its service.
+/// The stage of a connection, shared by its stream, which sees the bytes, and its service, which sees the requests.
 #[derive(Clone, Debug)]
 pub(super) struct Conversation {
     stage: Arc<Mutex<ConversationStage>>,
-    /// Longest time of a head.
+    /// Longest time from the first byte of a head to its end.
     limit: Duration,
 }
 
@@ -40,7 +41,9 @@ pub(super) struct Conversation {
 pub(super) struct Answering(Conversation);
 
 impl Conversation {
+    /// The stage of a connection that was just accepted.
     pub(super) fn new(limit: Duration) -> Self {
+        // A client that connects and sends nothing holds a connection as well.
         let until = Instant::now() + limit;
         Self {
             stage: Arc::new(Mutex::new(ConversationStage::Head { until })),
@@ -48,7 +51,7 @@ impl Conversation {
         }
     }
 
-    /// Notes a complete head.
+    /// Notes that the head of a request is complete.
     pub(super) fn answering(&self) -> Answering {
         *self.stage() = ConversationStage::Answering;
         Answering(self.clone())
@@ -57,6 +60,7 @@ impl Conversation {
     /// Notes that bytes have arrived.
     fn note_bytes(&self) {
         let mut stage = self.stage();
+        // Bytes of a body, and those of a pipelined request, change nothing while a request is being answered.
         if *stage == ConversationStage::Idle {
             *stage = ConversationStage::Head {
                 until: Instant::now() + self.limit,
@@ -75,13 +79,14 @@ impl Drop for Answering {
     }
 }
 
-/// A stream that ends when a head is overdue, as if the client had closed it, and fails when nothing can be written for long.
+/// A stream that ends when a head is overdue, as if the client had closed it, and fails when the client reads nothing for long.
 #[derive(Debug)]
 pub(super) struct HeadLimit<S> {
     stream: S,
     conversation: Conversation,
+    /// The timer of the present head.
     overdue: Pin<Box<Sleep>>,
-    /// The time at which a write that waits fails; `None` if none waits.
+    /// The timer of the present write; `None` while no write waits for the client.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
@@ -95,21 +100,20 @@ impl<S> HeadLimit<S> {
         }
     }
 
-    /// Ready when a head is overdue.
+    /// Is ready when a head is overdue.
     fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let ConversationStage::Head { until } = *self.conversation.stage() else {
             return Poll::Pending;
         };
+        // The stage may have changed since the timer was set, and one timer serves all heads of a connection.
         if self.overdue.deadline() != until {
             self.overdue.as_mut().reset(until);
         }
         self.overdue.as_mut().poll(cx)
     }
-}
 
-impl<S> HeadLimit<S> {
-    /// Passes on the result of a write, or a failure if writes have been waiting for too long.
-    fn written<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    /// Passes on the result of a write, or an error if the write has been waiting for too long.
+    fn limit_write<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.stalled = None;
             return written;
@@ -134,7 +138,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for HeadLimit<S> {
         let n_before = buf.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buf);
         if read.is_pending() {
-            // Nothing read without an error means the end of a stream.
+            // To hyper, a read that is ready without bytes is the end of the stream.
             return self.poll_overdue(cx).map(Ok);
         }
         if buf.filled().len() > n_before {
@@ -147,7 +151,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for HeadLimit<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for HeadLimit<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.written(cx, written)
+        self.limit_write(cx, written)
     }
 
     fn poll_write_vectored(
@@ -156,7 +160,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for HeadLimit<S> {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.written(cx, written)
+        self.limit_write(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {

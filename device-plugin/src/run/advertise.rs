@@ -20,7 +20,7 @@ use crate::publish::node_patches;
 use crate::publish::own_objects::StoredDevice;
 use crate::settings::NodeSettings;
 
-/// The published objects of this node.
+/// The objects of this node in the API server, and the devices of other schedulers' pods in them.
 #[derive(Clone, Debug)]
 pub(super) struct Published {
     /// The Node object.
@@ -31,7 +31,7 @@ pub(super) struct Published {
     pub(super) checkpoints: watch::Receiver<Option<KubeletAllocations>>,
 }
 
-/// Advertises and serves a resource until the end is requested.
+/// Advertises a resource to kubelet once its condition is met, and serves it until `stop` is cancelled.
 pub(super) async fn serve(
     registration: Registration,
     published: Published,
@@ -40,12 +40,18 @@ pub(super) async fn serve(
 ) {
     tokio::select! {
         () = stop.cancelled() => return,
-        () = prepare(registration.resource, &registration.node, published, keeps_units) => {}
+        () = wait_until_advertisable(registration.resource, &registration.node, published, keeps_units) => {}
     }
     registration.keep_offered(stop).await;
 }
 
-async fn prepare(resource: ExtendedResource, node: &NodeState, published: Published, keeps_units: bool) {
+/// Waits until a resource may be advertised.
+async fn wait_until_advertisable(
+    resource: ExtendedResource,
+    node: &NodeState,
+    published: Published,
+    keeps_units: bool,
+) {
     // kubelet fails every pod that it admits while a resource is not registered, so a resource waits for the API server only where
     // the scheduler would count it wrongly.
     match resource {
@@ -56,10 +62,11 @@ async fn prepare(resource: ExtendedResource, node: &NodeState, published: Publis
     }
 }
 
-/// Returns true if kubelet has memory units from an earlier process, which published their size, and these devices have the same.
+/// Returns true if kubelet's checkpoint has exactly the memory units of these devices, from an earlier process. That process has
+/// published their size, so they need not wait for the API server.
 ///
-/// A unit of another size passes for the same if every GPU has the same number of units; the difference is less than one unit for each
-/// GPU, and the size is published as soon as the API server answers.
+/// A unit of another size is not noticed if every GPU has the same number of units with it. The difference is less than one unit for
+/// each GPU, and the size is published as soon as the API server answers.
 pub(super) fn keeps_memory_units(dir: &Path, settings: &NodeSettings, fleet: &NodeFleet) -> bool {
     let Ok(mut registered) = kubelet_checkpoint::registered(dir) else {
         return false;
@@ -80,8 +87,8 @@ pub(super) fn keeps_memory_units(dir: &Path, settings: &NodeSettings, fleet: &No
     n_registered > 0 && registered.is_empty()
 }
 
-/// Returns once the watched Device object says that this plugin serves whole GPUs, and which of them pods of the vendor's plugin still
-/// hold: the scheduler would place an earlier pod without a record.
+/// Waits until the Device object in the API server says that this plugin serves whole GPUs, and which GPUs are still held by pods of
+/// the vendor's plugin: before that, the scheduler would send pods here without choosing a GPU for them.
 pub(super) async fn whole_published(
     mut device: watch::Receiver<StoredDevice>,
     mut checkpoints: watch::Receiver<Option<KubeletAllocations>>,
@@ -111,7 +118,7 @@ pub(super) async fn whole_published(
     }
 }
 
-/// Returns once the watched node has the size of the memory unit. From then on the publisher keeps it there.
+/// Waits until the Node in the API server has the size of the memory unit. From then on the publisher keeps it there.
 pub(super) async fn unit_published(mut node: watch::Receiver<Option<Node>>, settings: &NodeSettings) {
     let is_published = |node: &Option<Node>| {
         node.as_ref().is_some_and(|node| {

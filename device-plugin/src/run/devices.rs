@@ -1,4 +1,4 @@
-//! Finds the devices of this node at the start.
+//! Finds the devices of this node at the start of the plugin.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::runtime_hook::seen::SeenGpus;
 
 use super::tasks;
 
-/// Delay before another look at a node without devices.
+/// Delay before another search on a node without devices, and between two warnings while the driver does not answer.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 
 /// Finds the devices of this node. Where `--no-gpu` waits for some, the plugin publishes meanwhile that the node has none.
@@ -57,7 +57,7 @@ pub(super) async fn find_devices(config: &Config) -> anyhow::Result<NodeInventor
     }
 }
 
-/// Lists the devices, and logs again and again while the driver does not answer.
+/// Searches for devices, and logs a warning every 30 s while the driver does not answer.
 async fn discover_with_warnings(config: &Config) -> anyhow::Result<NodeInventory> {
     let source = config.source();
     let mut found = std::pin::pin!(discover(&source));
@@ -71,7 +71,7 @@ async fn discover_with_warnings(config: &Config) -> anyhow::Result<NodeInventory
     }
 }
 
-/// Publishes that this node has no devices, so that everything that was published about earlier devices goes away.
+/// Starts the tasks that publish that this node has no devices, so that what was published about earlier devices is removed.
 pub(super) fn publish_no_devices(config: &Config, connection: &Connection) -> anyhow::Result<Tasks> {
     let mut tasks = Tasks::default();
     let nothing = NodeInventory::default();
@@ -82,6 +82,7 @@ pub(super) fn publish_no_devices(config: &Config, connection: &Connection) -> an
     let recorder = tasks::write_events(&mut tasks, config, connection);
     // Nothing decides the injection mode or the enforcement levels here, so their channels are closed from the start.
     let node = NodeState::new(config.settings(), fleet, pods, &config.device_plugin_dir);
+    // No runtime hook runs, as there is no device that it could add.
     let seen = watch::channel(SeenGpus::default()).1;
     tasks::publish(
         &mut tasks,

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use crate::extended_resource::Registrations;
 use crate::pods::{NodePod, NodePods, PodStage};
 
-/// Longest wait for the Node to say that the plugin ends.
+/// Longest wait for the write of the Node: without an API server the plugin must end as well.
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Time for which the plugin goes on serving in any case: the scheduler's last bindings may be under way, and the watch may lag.
@@ -35,6 +35,7 @@ pub(super) struct Farewell {
 impl Farewell {
     /// Returns once no pod needs the plugin, or after a limit.
     pub(super) async fn run(mut self) {
+        // A plugin that has registered nothing has no pods to wait for.
         let serves = self
             .registered
             .borrow()
@@ -55,6 +56,7 @@ impl Farewell {
                 "the Node does not say in time that this plugin ends: pods that are bound to it later will fail"
             );
         }
+        // Bindings that the scheduler sent before it saw the Node change arrive in this time.
         sleep(MIN_SERVING).await;
         let admitted = self.pods.wait_for(|pods| !pods.iter().any(is_awaiting_admission));
         if timeout(ADMISSION_LIMIT, admitted).await.is_err() {
@@ -65,6 +67,7 @@ impl Farewell {
 
 /// Returns true if kubelet may ask for devices for the pod at any moment.
 fn is_awaiting_admission(pod: &NodePod) -> bool {
+    // kubelet does not admit a pod that is being deleted, and asks nothing for one without our resources.
     pod.stage == PodStage::Bound && !pod.deleting && !pod.containers.is_empty()
 }
 

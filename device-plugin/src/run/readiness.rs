@@ -1,15 +1,16 @@
-//! The conditions under which this daemon is ready.
+//! The conditions under which the plugin is ready.
 
 use tokio::sync::watch;
 
 use crate::extended_resource::Registrations;
 use crate::pods::NodePods;
 
-/// The reason that the daemon is not ready, if it is not.
+/// Returns an error with the reason if the plugin is not ready.
 pub(super) fn check(
     pods: &watch::Receiver<NodePods>,
     registered: &watch::Receiver<Registrations>,
 ) -> Result<(), String> {
+    // Until the first list of pods is complete, the plugin cannot match a call of Allocate with its pod.
     if !pods.borrow().is_synced() {
         return Err("the pods of this node are not known yet".to_owned());
     }

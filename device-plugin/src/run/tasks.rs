@@ -121,6 +121,7 @@ pub(super) fn publish(
         watch_node_overrides(config.override_files(), config.probe_interval, sender)
     });
     let checkpoints = watch_vendor(tasks, config, connection, node, seen, recorder);
+    // What is published decides when resources are registered, see `advertise`.
     let published = Published {
         node: own_node.clone(),
         device: device.clone(),
@@ -143,6 +144,7 @@ pub(super) fn publish(
         names: config.resource_names().cluster,
         memory_unit: config.memory_unit,
         partition_policy: config.gpu_partition_policy,
+        // Health that a reboot resets is kept only for the boot in which it was published.
         boot_id: boot_id(),
     };
     tasks.spawn(
@@ -211,6 +213,7 @@ fn log_devices(config: &Config, fleet: &NodeFleet) {
         }
         let units = unit.units_in(gpu.memory_bytes);
         info!(node, gpu = %gpu.uuid, minor = gpu.minor, model = gpu.model, memory_units = units, %unit, slots = config.slots, "sharing a GPU");
+        // Such a GPU would be published and never get a pod, so the operator should know.
         if units == 0 {
             warn!(gpu = %gpu.uuid, memory = gpu.memory_bytes, %unit, "this GPU has less memory than one unit; choose a smaller --memory-unit");
         }

@@ -18,58 +18,49 @@ use rustls::{RootCertStore, ServerConfig};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use super::server_tls::CertificateMetrics;
 use crate::config::TlsFiles;
 
 /// Pause between two reads of the files.
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// The files of one server.
-#[expect(missing_debug_implementations, reason = "a function has none")]
+/// The files of one server, and the certificates in them that it uses.
+#[expect(missing_debug_implementations, reason = "it holds a private key")]
 pub struct CertificateFiles {
     files: TlsFiles,
     /// The content that was read last, good or not.
     seen: Contents,
     current: watch::Sender<Arc<ServerConfig>>,
-    /// Called with the certificates in use whenever they change.
-    on_change: Option<Listener>,
+    metrics: CertificateMetrics,
+    /// The label values in metrics.
+    labels: ServerLabels,
 }
 
-/// A function that receives the certificates in use.
-type Listener = Box<dyn Fn(&InUse) + Send + Sync>;
-
-/// The certificates that are in use.
-#[derive(Debug)]
-pub struct InUse {
-    /// The certificates that the server shows, its own first.
-    pub chain: Vec<CertificateDer<'static>>,
-    /// The authorities that sign the certificates of clients; empty if clients need none.
-    pub client_authorities: Vec<CertificateDer<'static>>,
+/// The label values in metrics for the certificates of one server.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerLabels {
+    /// The certificate that the server shows.
+    pub server: &'static str,
+    /// The authorities of its clients.
+    pub clients: &'static str,
 }
 
 impl CertificateFiles {
-    /// Reads the files.
+    /// Reads the files, and shows in `metrics` when their certificates end.
     ///
     /// # Errors
     /// A file cannot be read or used; the error names it.
-    pub fn load(files: TlsFiles) -> anyhow::Result<Self> {
+    pub fn load(files: TlsFiles, metrics: CertificateMetrics, labels: ServerLabels) -> anyhow::Result<Self> {
         let seen = Contents::read(&files);
-        let (current, _) = watch::channel(seen.settings(&files)?);
-        Ok(Self {
+        let loaded = Self {
+            current: watch::Sender::new(seen.settings(&files)?),
             files,
             seen,
-            current,
-            on_change: None,
-        })
-    }
-
-    /// Adds a listener, which receives the certificates in use now and after every change.
-    #[must_use]
-    pub fn on_change(self, listener: impl Fn(&InUse) + Send + Sync + 'static) -> Self {
-        self.seen.in_use(&self.files).iter().for_each(&listener);
-        Self {
-            on_change: Some(Box::new(listener)),
-            ..self
-        }
+            metrics,
+            labels,
+        };
+        loaded.show_ends();
+        Ok(loaded)
     }
 
     /// A receiver of the TLS settings, for the server.
@@ -93,12 +84,12 @@ impl CertificateFiles {
         if seen == self.seen {
             return;
         }
-        match seen.settings(&self.files) {
+        // Also if it cannot be used, so that the warning comes once.
+        self.seen = seen;
+        match self.seen.settings(&self.files) {
             Ok(settings) => {
                 self.current.send_replace(settings);
-                if let Some((listener, in_use)) = self.on_change.as_ref().zip(seen.in_use(&self.files)) {
-                    listener(&in_use);
-                }
+                self.show_ends();
                 info!(certificate = %self.files.cert.display(), "certificates have changed; new connections get the new ones");
             }
             Err(error) => warn!(
@@ -106,7 +97,19 @@ impl CertificateFiles {
                 "changed certificates cannot be used; the old ones stay in use"
             ),
         }
-        self.seen = seen;
+    }
+
+    /// Shows in the metrics when the certificates in use end.
+    fn show_ends(&self) {
+        let TlsFiles { cert, client_ca, .. } = &self.files;
+        if let Ok(chain) = certificates(&self.seen.cert, cert) {
+            self.metrics.show_ends(self.labels.server, &chain);
+        }
+        if let Some((pem, path)) = self.seen.client_ca.as_ref().zip(client_ca.as_ref())
+            && let Ok(authorities) = certificates(pem, path)
+        {
+            self.metrics.show_ends(self.labels.clients, &authorities);
+        }
     }
 }
 
@@ -122,6 +125,7 @@ struct Contents {
 pub(crate) type Bytes = Result<Vec<u8>, io::ErrorKind>;
 
 pub(crate) fn read(path: &Path) -> Bytes {
+    // The kind can be compared with that of the next read, the error cannot.
     std::fs::read(path).map_err(|error| error.kind())
 }
 
@@ -132,20 +136,6 @@ impl Contents {
             key: read(&files.key),
             client_ca: files.client_ca.as_deref().map(read),
         }
-    }
-
-    /// The certificates in this content, if they can be read.
-    fn in_use(&self, files: &TlsFiles) -> Option<InUse> {
-        let authorities = self.client_ca.as_ref().zip(files.client_ca.as_deref());
-        let client_authorities = authorities
-            .map(|(pem, path)| certificates(pem, path))
-            .transpose()
-            .ok()?
-            .unwrap_or_default();
-        Some(InUse {
-            chain: certificates(&self.cert, &files.cert).ok()?,
-            client_authorities,
-        })
     }
 
     /// The TLS settings for this content.
@@ -160,6 +150,7 @@ impl Contents {
             )
         };
         let provider = rustls::crypto::ring::default_provider();
+        // Fails if the key does not belong to the certificate, as between two writes of a tool that renews both.
         let key = CertifiedKey::from_der(chain, key, &provider).with_context(at)?;
         let clients = match self.client_ca.as_ref().zip(files.client_ca.as_deref()) {
             None => None,
@@ -180,6 +171,7 @@ pub(crate) fn server_settings(
         None => builder.with_no_client_auth(),
         Some(verifier) => builder.with_client_cert_verifier(verifier),
     };
+    // A resolver, since the certificates of the Secret come after the start.
     let mut settings = builder.with_cert_resolver(key);
     settings.alpn_protocols = ALPN_PROTOCOLS.map(<[u8]>::to_vec).into();
     Ok(Arc::new(settings))

@@ -35,31 +35,13 @@ pub const CERTIFICATE_KEY: &str = "tls.key";
 /// All keys of the Secret that the scheduler writes.
 pub const PARTS: [&str; 5] = [AUTHORITIES, KEY, NEXT_KEY, CERTIFICATE, CERTIFICATE_KEY];
 
+/// Lifetime of an authority: clients such as kube-scheduler read it only at their start.
+const AUTHORITY_LIFETIME: Duration = DAY.saturating_mul(3650);
+/// Time between the publication of an authority's successor and the end of the authority.
+const OVERLAP: Duration = DAY.saturating_mul(365);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Time by which the clock of a client may be behind: certificates are valid from that long ago.
 const SKEW: Duration = Duration::from_secs(3600);
-
-/// The lifetimes of authorities and certificates.
-#[derive(Clone, Copy, Debug)]
-pub struct Lifetimes {
-    /// Lifetime of an authority.
-    pub authority: Duration,
-    /// Time between the publication of a successor and the end of the authority.
-    pub overlap: Duration,
-    /// Lifetime of a server certificate, which is renewed when a third of it is left.
-    pub certificate: Duration,
-}
-
-impl Lifetimes {
-    /// The lifetimes for server certificates of this one: an authority lives for ten years.
-    pub fn new(certificate: Duration) -> Self {
-        Self {
-            authority: 3650 * DAY,
-            overlap: 365 * DAY,
-            certificate,
-        }
-    }
-}
 
 /// The certificates and keys of the Secret.
 #[derive(Clone)]
@@ -145,6 +127,7 @@ fn cannot_make(what: &'static str) -> impl Fn(rcgen::Error) -> MaterialError {
 impl fmt::Debug for Material {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Material")
+            // Never the keys, which would end up in a log.
             .field("signer_ends", &self.signer.certificate.ends)
             .finish_non_exhaustive()
     }
@@ -164,6 +147,7 @@ impl Material {
             rule: rule.to_owned(),
         };
         let bytes = |part: &'static str| data.get(part).map(|bytes| bytes.0.as_slice());
+        // The order of the certificates says which key belongs to which: first the signer's, then its successor's if there is one.
         let mut certificates = read_certificates(bytes(AUTHORITIES).unwrap_or_default())
             .ok_or_else(|| fail(AUTHORITIES, "holds something that is no certificate"))?
             .into_iter();
@@ -192,6 +176,7 @@ impl Material {
                 })
             }
         };
+        // Unlike an authority, a damaged server certificate is simply replaced: no client has to trust it.
         let leaf = bytes(CERTIFICATE)
             .zip(bytes(CERTIFICATE_KEY))
             .and_then(|(certificate, key)| Leaf::read(certificate, key));
@@ -221,14 +206,15 @@ impl Material {
         data
     }
 
-    /// Creates what is missing and renews what is due by the time `now`: nothing, most of the time. `held` is the present content.
+    /// Creates what is missing and renews what is due by the time `now`: nothing, most of the time. `held` is the present
+    /// content, `lifetime` that of a server certificate, which is renewed when a third of it is left.
     ///
     /// # Errors
     /// A certificate cannot be created, or does not verify.
     pub fn renewed(
         held: Option<Self>,
         hosts: &[String],
-        lifetimes: Lifetimes,
+        lifetime: Duration,
         now: SystemTime,
     ) -> Result<(Self, Vec<Change>), MaterialError> {
         let mut changes = Vec::new();
@@ -237,22 +223,24 @@ impl Material {
         } else {
             changes.push(Change::NewAuthority);
             Self {
-                signer: Authority::new(lifetimes.authority, now)?,
+                signer: Authority::new(AUTHORITY_LIFETIME, now)?,
                 successor: None,
                 former: Vec::new(),
                 leaf: None,
             }
         };
         let left = material.signer.certificate.time_left(now);
-        if left < lifetimes.overlap && material.successor.is_none() {
-            material.successor = Some(Authority::new(lifetimes.authority, now)?);
+        // Published long before it signs, so that clients that read the authorities at their start trust it in time.
+        if left < OVERLAP && material.successor.is_none() {
+            material.successor = Some(Authority::new(AUTHORITY_LIFETIME, now)?);
             changes.push(Change::NewSuccessor);
         }
         // A certificate ends with its authority at the latest, so the successor signs as soon as the authority would cut one short.
-        if left < lifetimes.certificate
+        if left < lifetime
             && let Some(successor) = material.successor.take()
         {
             let former = std::mem::replace(&mut material.signer, successor);
+            // Servers of other replicas may show a certificate of the former authority until they read the Secret.
             material.former.insert(0, former.certificate);
             changes.push(Change::Succession);
         }
@@ -262,14 +250,11 @@ impl Material {
         if !material
             .leaf
             .as_ref()
-            .is_some_and(|leaf| leaf.is_current(&material.signer, hosts, lifetimes, now))
+            .is_some_and(|leaf| leaf.is_current(&material.signer, hosts, lifetime, now))
         {
-            let leaf = material.signer.issue(
-                hosts,
-                lifetimes.certificate,
-                ExtendedKeyUsagePurpose::ServerAuth,
-                now,
-            )?;
+            let leaf = material
+                .signer
+                .issue(hosts, lifetime, ExtendedKeyUsagePurpose::ServerAuth, now)?;
             let refused = |source| MaterialError::Unverified {
                 hosts: hosts.join(", "),
                 source,
@@ -292,6 +277,7 @@ impl Material {
     /// The authorities that clients should trust, as roots of rustls.
     pub fn roots(&self) -> RootCertStore {
         let mut roots = RootCertStore::empty();
+        // rustls has parsed each of them before, when the Secret was read or the certificate was created.
         roots.add_parsable_certificates(self.trusted().map(|certificate| certificate.der.clone()));
         roots
     }
@@ -395,6 +381,7 @@ impl Authority {
         let make = cannot_make("a certificate");
         let key = KeyPair::generate().map_err(&make)?;
         let mut params = CertificateParams::new(names).map_err(&make)?;
+        // Clients refuse a certificate that is valid for longer than its authority.
         set_period(&mut params, now, (now + lifetime).min(self.certificate.ends));
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(
@@ -403,6 +390,7 @@ impl Authority {
         );
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![usage];
+        // Several authorities are trusted at one time; the identifier says which of them signed.
         params.use_authority_key_identifier_extension = true;
         let issuer = Issuer::new(Self::params(&self.key), &*self.key);
         let certificate = params
@@ -420,23 +408,18 @@ impl Leaf {
     fn read(certificate: &[u8], key: &[u8]) -> Option<Self> {
         let certificate = read_certificates(certificate)?.into_iter().next()?;
         let key_pem = String::from_utf8(key.to_vec()).ok()?;
+        // Only to see that it is a key.
         KeyPair::from_pem(&key_pem).ok()?;
         Some(Self { certificate, key_pem })
     }
 
     /// Returns true if the certificate lives long enough, has all these names, and is signed by this authority.
-    fn is_current(
-        &self,
-        signer: &Authority,
-        hosts: &[String],
-        lifetimes: Lifetimes,
-        now: SystemTime,
-    ) -> bool {
-        self.certificate.time_left(now) >= lifetimes.certificate / 3
-            && self.verify(signer, hosts, now).is_ok()
+    fn is_current(&self, signer: &Authority, hosts: &[String], lifetime: Duration, now: SystemTime) -> bool {
+        self.certificate.time_left(now) >= lifetime / 3 && self.verify(signer, hosts, now).is_ok()
     }
 
     fn verify(&self, signer: &Authority, hosts: &[String], now: SystemTime) -> Result<(), rustls::Error> {
+        // The same checks as in a client: without them a wrong key would be noticed by kube-scheduler only.
         let certificate = ParsedCertificate::try_from(&self.certificate.der)?;
         let mut roots = RootCertStore::empty();
         roots.add(signer.certificate.der.clone())?;
@@ -473,6 +456,7 @@ impl Certificate {
 fn read_certificates(pem: &[u8]) -> Option<Vec<Certificate>> {
     // The PEM text of each certificate is kept as it is, so that an unchanged Secret is not written again.
     const END: &str = "-----END CERTIFICATE-----\n";
+    // Editors on Windows write carriage returns.
     let text = std::str::from_utf8(pem).ok()?.replace('\r', "");
     let blocks = text
         .split_inclusive(END)

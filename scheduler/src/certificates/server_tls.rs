@@ -101,6 +101,7 @@ impl CertificateMetrics {
     /// Shows an end under a label value; no end as 0, so that an alert on certificates that end fires.
     fn show_end(&self, name: &'static str, ends: Option<SystemTime>) {
         let since_epoch = ends
+            // A certificate that ended before 1970 is shown as 0 too.
             .and_then(|ends| ends.duration_since(SystemTime::UNIX_EPOCH).ok())
             .unwrap_or_default();
         let seconds = i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX);
@@ -112,6 +113,7 @@ impl CertificateMetrics {
     /// The end of each certificate in unix seconds, with the certificate's label value.
     pub fn all_ends(&self) -> Vec<(&'static str, i64)> {
         let mut ends = Vec::new();
+        // The family cannot list its own labels.
         for certificate in NAMES {
             if let Some(end) = self.ends.get(&Labels { certificate }) {
                 ends.push((certificate, end.get()));
@@ -142,6 +144,7 @@ impl ServerTls {
         if let Clients::SignedBy(path) = &clients {
             client_verifier(&read(path), path)?;
         }
+        // A resolver without certificates: the server can listen before the Secret has been read.
         let settings = server_settings(Arc::new(ResolvesServerCertUsingSni::new()), None)?;
         Ok(Self {
             clients,
@@ -167,6 +170,7 @@ impl ServerTls {
             _ => None,
         };
         self.settings.send_replace(server_settings(key, verifier)?);
+        // Only now, so that a file that cannot be used is read again.
         self.authorities = authorities;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Flags of filter: the order of nodes and devices, the number of nodes in an answer, and the report of nodes without room.
+//! Flags of filter: the policies that order nodes and devices, the number of nodes in an answer, and the report of nodes without room.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
@@ -12,13 +12,13 @@ use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 
 use super::resource_name;
 
-/// Most nodes that scores from 0 to 10 can put in a strict order.
-const MOST: u8 = 11;
+/// Most nodes in an answer: kube-scheduler takes scores from 0 to 10 from an extender, which put 11 nodes into a strict order.
+const MAX_ANSWER_NODES: u8 = 11;
 
 /// The default weights: those of Koordinator's scheduler.
 const WEIGHTS: &str = "koordinator.sh/gpu-memory-ratio=1,koordinator.sh/gpu-memory=1,koordinator.sh/rdma=1,koordinator.sh/fpga=1";
 
-/// Preferences among nodes and devices.
+/// The flags of the policies.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct PolicyArgs {
     /// Policy that scores the nodes that fit.
@@ -38,52 +38,53 @@ pub(super) struct PolicyArgs {
     score_weights: Vec<(String, u32)>,
 }
 
+/// The values of --enforcement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum EnforcementName {
-    /// Any, also none.
+    /// Any enforcement, also none.
     Any,
-    /// By the GPU driver.
+    /// Enforcement by the GPU driver.
     Driver,
 }
 
-/// The policies for nodes, as `--help` describes them.
+/// The values of --node-policy, as `--help` describes them.
 fn node_policies() -> [PossibleValue; 5] {
     [
         (
             "fill",
-            "The one of which the pods to come still fill most, by what pods have asked for so far",
+            "Prefer the node that loses least room for future pods, which are expected to be like the pods so far",
         ),
-        ("binpack", "The one whose GPU memory is fullest"),
-        ("spread", "The one whose GPU memory is emptiest"),
+        ("binpack", "Prefer the node with the least free share of GPU memory"),
+        ("spread", "Prefer the node with the largest free share of GPU memory"),
         (
             "least-allocated",
-            "The one with most left of weighted resources, scored as Koordinator does",
+            "Prefer the node with most left of weighted resources, scored as Koordinator does",
         ),
         (
             "most-allocated",
-            "The one with most used of weighted resources, scored as Koordinator does",
+            "Prefer the node with most used of weighted resources, scored as Koordinator does",
         ),
     ]
     .map(|(name, help)| PossibleValue::new(name).help(help))
 }
 
-/// The policies for the devices of a node.
+/// The values of --device-policy, as `--help` describes them.
 fn device_policies() -> [PossibleValue; 6] {
     [
         (
             "fill",
-            "The one without which the pods to come still fill most of the node",
+            "Prefer the device whose choice costs the node least room for future pods",
         ),
-        ("binpack", "The one with least room left"),
-        ("spread", "The one with most room left"),
-        ("in-order", "The one with the lowest minor"),
+        ("binpack", "Prefer the device with least room left"),
+        ("spread", "Prefer the device with most room left"),
+        ("in-order", "Prefer the device with the lowest minor number"),
         (
             "least-allocated",
-            "The one with most left of weighted resources, scored as Koordinator does",
+            "Prefer the device with most left of weighted resources, scored as Koordinator does",
         ),
         (
             "most-allocated",
-            "The one with most used of weighted resources, scored as Koordinator does",
+            "Prefer the device with most used of weighted resources, scored as Koordinator does",
         ),
     ]
     .map(|(name, help)| PossibleValue::new(name).help(help))
@@ -109,11 +110,12 @@ impl PolicyArgs {
     }
 }
 
-/// The weights of resources by their names; of a resource that is named twice, the last counts.
+/// The weights of resources by their names. If a resource is named twice, the last weight counts.
 pub fn weights(named: impl IntoIterator<Item = (String, u32)>) -> ResourceWeights {
+    // GPU resources are dimensions of one device in the engine, and all other resources are devices of their own.
     let mut weights: BTreeMap<String, u32> = named.into_iter().collect();
-    let mut take = |name: &str| weights.remove(name).unwrap_or(0);
-    let (memory_ratio, memory, core) = (take(GPU_MEMORY_RATIO), take(GPU_MEMORY), take(GPU_CORE));
+    let mut remove = |name: &str| weights.remove(name).unwrap_or(0);
+    let (memory_ratio, memory, core) = (remove(GPU_MEMORY_RATIO), remove(GPU_MEMORY), remove(GPU_CORE));
     let others = weights
         .into_iter()
         .map(|(name, weight)| (ResourceName::from(name), weight))
@@ -126,7 +128,7 @@ pub fn weights(named: impl IntoIterator<Item = (String, u32)>) -> ResourceWeight
     }
 }
 
-/// A resource and its weight, such as `koordinator.sh/rdma=1`.
+/// Parses a resource and its weight, such as `koordinator.sh/rdma=1`.
 fn weight(text: &str) -> Result<(String, u32), String> {
     let (name, weight) = text
         .rsplit_once('=')
@@ -142,9 +144,9 @@ fn weight(text: &str) -> Result<(String, u32), String> {
 /// The number of fitting nodes in an answer about a pod that has no preferences of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerNodes {
-    /// The best ones.
+    /// The best nodes, this many.
     Best(NonZeroU8),
-    /// All.
+    /// All fitting nodes.
     All,
 }
 
@@ -155,7 +157,7 @@ impl Default for AnswerNodes {
 }
 
 impl AnswerNodes {
-    /// The greatest number, if there is one.
+    /// The largest number of nodes in an answer; `None` for all.
     pub fn most(self) -> Option<usize> {
         match self {
             Self::Best(n) => Some(n.get().into()),
@@ -169,23 +171,23 @@ impl FromStr for AnswerNodes {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let n: Option<NonZeroU8> = text.parse().ok();
-        match n.filter(|n| n.get() <= MOST) {
+        match n.filter(|n| n.get() <= MAX_ANSWER_NODES) {
             Some(n) => Ok(Self::Best(n)),
             None if text == "all" => Ok(Self::All),
-            None => Err(format!("must be from 1 to {MOST}, or all")),
+            None => Err(format!("must be from 1 to {MAX_ANSWER_NODES}, or all")),
         }
     }
 }
 
 /// The form in which filter reports nodes whose devices have no room for a pod, while evicting pods might make some.
 ///
-/// Until 1.36 kube-scheduler looks for victims on a node that is reported resolvable, finds none where the node's sums have
-/// room, and takes that for an error. Later versions ask the extender about such nodes, with no victims named.
+/// Until 1.36 kube-scheduler looks for victims on a node that is reported resolvable, finds none if the node's sums have
+/// room, and treats that as an error. Later versions ask the extender about such nodes, without victims.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum MisfitNodes {
-    /// As nodes that eviction cannot help.
+    /// As nodes on which evictions make no room.
     #[default]
     Unresolvable,
-    /// As nodes that eviction may help.
+    /// As nodes on which evictions may make room.
     Resolvable,
 }

@@ -53,10 +53,12 @@ pub struct LeaderElection {
 impl LeaderArgs {
     /// The election that this replica takes part in; `None` if it is the only replica.
     pub(super) fn leader(self, bind_timeout: Duration) -> anyhow::Result<Option<LeaderElection>> {
+        // The pod's name may be set by the manifest for a single replica as well.
         let is_one_of_several = self.leader_elect || self.kube_scheduler_lease.is_some();
         let Some(pod) = self.pod_name.filter(|_| is_one_of_several) else {
             return Ok(None);
         };
+        // An environment variable that is set to nothing counts as given.
         if pod.is_empty() {
             bail!("--pod-name is empty");
         }
@@ -66,6 +68,7 @@ impl LeaderArgs {
             );
         }
         let lease = self.lease_duration;
+        // The Lease object has whole seconds, and one second would mean that it is released.
         if lease.subsec_nanos() != 0 || lease < Duration::from_secs(2) {
             bail!("--lease-duration must be whole seconds, at least 2s");
         }

@@ -145,6 +145,7 @@ impl WebhookArgs {
     /// The checked settings. `tls` are the certificate files of the extender, which the webhooks use too.
     pub(super) fn admission(self, names: ResourceNames, tls: Option<&TlsFiles>) -> anyhow::Result<Admission> {
         let client_ca = self.webhook_client_ca_file;
+        // The clients of webhooks are API servers, whose authority need not be that of kube-scheduler.
         let files = tls.map(|files| TlsFiles {
             client_ca: client_ca.clone(),
             ..files.clone()
@@ -159,6 +160,7 @@ impl WebhookArgs {
             .clone()
             .unwrap_or_else(|| SECRET.to_owned());
         let webhooks = self.webhook_listen.map(|listen| {
+            // The Service of the webhooks is among the names in the Secret's certificate, and perhaps not in that of the files.
             let tls = files.filter(|_| self.certificate_secret.is_none());
             Webhooks {
                 listen,
@@ -189,11 +191,13 @@ impl WebhookArgs {
     }
 }
 
+/// Parses the lifetime of a server certificate.
 fn lifetime(text: &str) -> Result<Duration, String> {
     lifetime_up_to(text, MAX_LIFETIME)
         .ok_or_else(|| "write a whole number and s, m, h or d, such as 90d; from 10s to 180d".to_owned())
 }
 
+/// Parses the lifetime of a client certificate, which an operator has to renew by hand.
 fn long_lifetime(text: &str) -> Result<Duration, String> {
     let most = Duration::from_secs(3650 * 86_400);
     lifetime_up_to(text, most)

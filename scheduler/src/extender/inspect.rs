@@ -25,6 +25,7 @@ use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Extender, respond};
+use crate::config::PREFIX;
 use crate::metrics::{Ending, Verb};
 pub(crate) use access::Access;
 use nodes::{NodeListing, Page};

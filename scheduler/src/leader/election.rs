@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 /// The times of a Lease, as in client-go's leader election. Each replica goes by the times of its own flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTimes {
-    /// `leaseDuration`: time after which other replicas take a Lease that is not renewed.
+    /// `leaseDuration`: time after which other replicas take a Lease that is not renewed. Whole seconds, at least two, since one
+    /// second means that the Lease is released.
     pub lease: Duration,
     /// `renewDeadline`: time for which a leader that cannot renew goes on; shorter than the lease.
     pub renew: Duration,
@@ -206,7 +207,7 @@ impl Election {
         let transitions = self.record.transitions + u64::from(!self.is_holder());
         LeaseRecord {
             holder: self.identity.clone(),
-            seconds: self.seconds(),
+            seconds: self.times.lease.as_secs(),
             transitions,
         }
     }
@@ -216,18 +217,6 @@ impl Election {
             version: self.version.clone(),
             record,
         }
-    }
-
-    /// The `leaseDurationSeconds` that this replica writes.
-    fn seconds(&self) -> u64 {
-        // A duration of one second means that the Lease is released, so two are the least.
-        self.times
-            .lease
-            .as_millis()
-            .div_ceil(1000)
-            .try_into()
-            .unwrap_or(u64::MAX)
-            .max(2)
     }
 }
 
@@ -258,7 +247,7 @@ impl TermSource for Election {
             // Without a holder, every replica waits for the Lease's duration, as for one that is held. A replica that led by a
             // Lease that was deleted stops within that time.
             Known::Absent => LeaseAction::Create(LeaseRecord {
-                seconds: self.seconds(),
+                seconds: self.times.lease.as_secs(),
                 ..LeaseRecord::default()
             }),
             Known::There if self.is_resigning && self.is_holder() => self.write(LeaseRecord {
@@ -292,9 +281,11 @@ impl TermSource for Election {
         }
         (self.version, self.record, self.known) = (version, record, Known::There);
         if self.is_holder() || self.is_resigning {
+            // The replica reads its own Lease only after a write without an answer, and must renew it at once.
             self.due = received;
         } else {
             self.term = None;
+            // The read at that time shows if the holder has renewed the Lease meanwhile.
             self.due = self.free_at().min(received + self.times.retry).max(received);
         }
     }
@@ -310,6 +301,7 @@ impl TermSource for Election {
         self.term = self.term(received);
         match outcome {
             WriteOutcome::Done(version) => {
+                // Of the record before this write: the former holder had released it.
                 let is_handed_over = self.record.is_released();
                 (self.version, self.record, self.since, self.known) =
                     (version, record, received, Known::There);
@@ -321,12 +313,14 @@ impl TermSource for Election {
                 }
             }
             WriteOutcome::Overtaken => {
+                // Another replica has written, so the next step is to read what.
                 self.known = Known::Nothing;
                 self.due = received;
             }
             WriteOutcome::Unknown => self.unread(received),
         }
         if self.is_resigning {
+            // The process waits for this, so a further attempt must not wait as long as a renewal.
             self.due = self.due.min(received + self.times.retry / 2);
         }
     }

@@ -215,6 +215,7 @@ impl Elector {
 
     /// Begins, continues or ends the term in `leadership`, as the source of terms says.
     fn follow_term(&mut self) {
+        // A problem is logged when it begins, not at each of the reads that show it.
         let problem = self.source.problem();
         if let Some(problem) = problem.as_ref().filter(|_| problem != self.problem) {
             warn!(lease = self.lease.name(), problem, "this replica cannot lead");
@@ -233,6 +234,7 @@ impl Elector {
         if let Some(term) = term {
             self.leadership
                 .lead(self.settings.election.times, term.renewed, is_new);
+            // A renewal prolongs the term, and its takeover goes on or has ended.
             if is_new {
                 info!(
                     lease = self.lease.name(),
@@ -292,6 +294,7 @@ impl Elector {
 
     /// Ends binds, releases the Lease and removes the label.
     async fn resign(mut self) {
+        // The Lease is released only by a replica that held it until now: after a lost term another one holds it.
         let led = self.term.take().is_some();
         self.leadership.end_binds().await;
         // Otherwise the end of the takeover would allow binds, after the last one has been waited for.
@@ -309,6 +312,7 @@ impl Elector {
             info!(in_time = released.is_ok(), "the Lease is released");
         }
         self.leadership.end();
+        // The Service must not send clients to a pod that ends.
         self.label.want(PodLabel::Absent);
         if tokio::time::timeout(RESIGN_TIMEOUT, self.label.wait_for(&PodLabel::Absent))
             .await

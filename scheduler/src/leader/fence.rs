@@ -102,6 +102,7 @@ impl Fence {
             };
             // A person, or a replica that was deposed, may have changed the object meanwhile.
             let written = self.write().await;
+            // A failed write explains the refusal better than the API server's message.
             report.refused(&written.map_or_else(|error| format!("{error:#}"), |()| problem));
             sleep(RETRY_PAUSE).await;
         }
@@ -132,6 +133,7 @@ impl Fence {
         let answer = self.send(Method::GET, &path, None).await?;
         let found = json_of(&answer);
         let version = match answer.status {
+            // Named already, as after a restart of kube-apiserver or a refusal for another reason.
             StatusCode::OK
                 if found.pointer("/spec/holderIdentity").and_then(Value::as_str) == Some(holder) =>
             {
@@ -151,6 +153,7 @@ impl Fence {
         self.leadership.check(now())?;
         let mut metadata = json!({"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "gpushare"}});
         if let Some((version, metadata)) = version.clone().zip(metadata.as_object_mut()) {
+            // The API server refuses the write if another replica has written since.
             metadata.insert("resourceVersion".to_owned(), version);
         }
         let spec = json!({"holderIdentity": holder, "acquireTime": jiff::Timestamp::now().to_string()});
@@ -203,6 +206,7 @@ impl Fence {
         match self.send(Method::POST, &path, Some(&binding)).await {
             Ok(answer) if is_refusal(answer.status) => BindingProbe::Refused(answer.text()),
             Ok(Answer { status, .. })
+                // A conflict shows that the policy has let the binding pass, since admission comes before the check of the pod.
                 if status.is_success() || [StatusCode::CONFLICT, StatusCode::NOT_FOUND].contains(&status) =>
             {
                 BindingProbe::Accepted
@@ -240,7 +244,9 @@ impl<'a> Report<'a> {
         if now().duration_since(since) < TOLERATED {
             return;
         }
+        // The replica is not ready from now on.
         self.fence.leadership.set_refused(Some(problem.to_owned()));
+        // One event for each row of refusals, not five a second.
         if !self.is_reported {
             self.is_reported = true;
             warn!(

@@ -109,6 +109,7 @@ impl TermSource for KubeSchedulerLease {
         self.term = self.term(received);
         self.due = received + self.pause();
         let Some((version, record)) = found else {
+            // A Lease that is created later may have been held and renewed before this replica reads it.
             (self.seen, self.term) = (None, None);
             return;
         };
@@ -126,6 +127,7 @@ impl TermSource for KubeSchedulerLease {
         let Some(before) = before.filter(|before| before.version != version) else {
             return;
         };
+        // The number of transitions shows another holder in between, which no read has shown.
         let is_same_holder =
             before.record.holder == record.holder && before.record.transitions == record.transitions;
         if let Some(term) = self.term.as_mut().filter(|_| is_same_holder) {

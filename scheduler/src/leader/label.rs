@@ -87,6 +87,7 @@ async fn keep(
 ) {
     loop {
         let label = wanted.borrow_and_update().clone();
+        // The wanted label may have changed during the last write.
         if report.borrow().as_ref() == Some(&label) {
             if wanted.changed().await.is_err() {
                 return;

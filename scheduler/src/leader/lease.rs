@@ -75,9 +75,11 @@ impl LeaseObject {
         record: &LeaseRecord,
         timeout: Duration,
     ) -> WriteOutcome {
+        // Other fields and labels of the object, which a person may have set, stay.
         let mut lease = self.last.clone();
         lease.metadata.name = Some(self.name.clone());
         lease.metadata.resource_version = Some(version);
+        // The API server takes an absent list for no change, and refuses one of another time.
         lease.metadata.managed_fields = None;
         lease.spec = Some(spec(record, self.last.spec.as_ref()));
         let params = PostParams::default();
@@ -93,6 +95,7 @@ impl LeaseObject {
                     self.last = lease;
                     WriteOutcome::Done(version)
                 }
+                // No API server answers so.
                 None => WriteOutcome::Unknown,
             },
             // 409: there is another version. 404: the Lease was deleted.

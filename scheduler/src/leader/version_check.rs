@@ -36,6 +36,7 @@ impl Version {
         let mut numbers = text.strip_prefix('v')?.splitn(3, '.');
         let (major, minor) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
         let rest = numbers.next()?;
+        // Vendors append their own version, such as `-gke.100` or `+k3s1`.
         let patch = rest
             .split_once(|character: char| !character.is_ascii_digit())
             .map_or(rest, |(patch, _)| patch);
@@ -48,6 +49,7 @@ impl Version {
 
     /// The version in an image's tag; `None` if the tag names none, or there is no tag.
     fn of_image(image: &str) -> Option<Self> {
+        // A digest may follow the tag, and the registry's name may have a port with a colon too.
         let (name, _) = image.split_once('@').unwrap_or((image, ""));
         let (_, tag) = name.rsplit_once('/').unwrap_or(("", name)).1.split_once(':')?;
         Self::parse(tag)
@@ -96,6 +98,7 @@ pub async fn watch_version(client: Client, recorder: Recorder, pod: PodName) {
                 if advice.is_none() {
                     info!(image, server, "the second kube-scheduler");
                 }
+                // Logged once for each pair of versions, not every hour.
                 if let Some(text) = advice.as_ref().filter(|_| advice != last_advice) {
                     error!("{text}");
                     recorder.warn(&pod, "KubeSchedulerVersion", text.clone());

@@ -73,6 +73,7 @@ impl WatchBarrier {
                 // `self` holds the sender, so this is never an error.
                 _ = requested.changed() => {
                     number = *requested.borrow_and_update();
+                    // A list that begins now shows every write so far.
                     watch.restart();
                 }
             }
@@ -88,6 +89,7 @@ impl WatchBarrier {
     ) {
         let is_begin = matches!(update, Update::Event(Event::Init));
         let is_end = matches!(update, Update::Event(Event::InitDone));
+        // Looked at before `apply`, which consumes the update, and reported after it: a waiter reads the store next.
         let own = match &update {
             Update::Event(Event::Apply(pod) | Event::InitApply(pod)) => self.annotation_of_own(pod),
             _ => None,

@@ -5,7 +5,7 @@ use daemon::supervise::Tasks;
 use kube::Client;
 use prometheus_client::registry::Registry;
 
-use crate::certificates::files::CertificateFiles;
+use crate::certificates::files::{CertificateFiles, ServerLabels};
 use crate::certificates::server_tls::{CertificateMetrics, Clients, WEBHOOK_CLIENT_CA};
 use crate::certificates::{CertificateSettings, Keeper};
 use crate::config::{Config, TlsFiles};
@@ -25,11 +25,14 @@ pub(super) struct Tls {
     pub(super) metrics: CertificateMetrics,
 }
 
-/// The label values in metrics for the certificate of one server, and for the authorities of its clients.
-type Names = [&'static str; 2];
-
-const EXTENDER: Names = ["extender", "extender-client-ca"];
-const WEBHOOK: Names = ["webhook", WEBHOOK_CLIENT_CA];
+const EXTENDER: ServerLabels = ServerLabels {
+    server: "extender",
+    clients: "extender-client-ca",
+};
+const WEBHOOK: ServerLabels = ServerLabels {
+    server: "webhook",
+    clients: WEBHOOK_CLIENT_CA,
+};
 
 /// Starts the tasks that read certificates from files or keep them in the Secret, and that renew them.
 pub(super) fn begin(
@@ -59,12 +62,14 @@ pub(super) fn begin(
             lifetime: wanted.lifetime,
             configuration: webhooks.map(|_| WEBHOOK_CONFIGURATION.to_owned()),
         };
+        // One certificate for both servers; they differ in the clients that they let in.
         let mut keeper = Keeper::new(client.clone(), settings, metrics);
         if let Some(webhooks) = webhooks {
             tls.webhooks =
                 Some(keeper.serve(webhooks.client_ca.clone().map_or(Clients::Any, Clients::SignedBy))?);
         }
         if wanted.for_extender {
+            // The command `issue-client-certificate` issues the certificates of such clients.
             tls.extender = Some(keeper.serve(Clients::OwnAuthority)?);
         }
         tasks.spawn("renewal of certificates in the Secret", keeper.keep());
@@ -74,18 +79,12 @@ pub(super) fn begin(
 
 fn from_files(
     files: Option<TlsFiles>,
-    [shown, clients]: Names,
+    labels: ServerLabels,
     metrics: &CertificateMetrics,
     tasks: &mut Tasks,
 ) -> anyhow::Result<Option<CurrentTls>> {
     let Some(files) = files else { return Ok(None) };
-    let metrics = metrics.clone();
-    let certificates = CertificateFiles::load(files)?.on_change(move |in_use| {
-        metrics.show_ends(shown, &in_use.chain);
-        if !in_use.client_authorities.is_empty() {
-            metrics.show_ends(clients, &in_use.client_authorities);
-        }
-    });
+    let certificates = CertificateFiles::load(files, metrics.clone(), labels)?;
     let current = certificates.current();
     tasks.spawn("renewal of certificates from files", certificates.follow());
     Ok(Some(current))

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::http_server::{CurrentTls, HttpServer};
+use prometheus_client::registry::Registry;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use scheduler::certificates::files::CertificateFiles;
+use scheduler::certificates::files::{CertificateFiles, ServerLabels};
+use scheduler::certificates::server_tls::CertificateMetrics;
 use scheduler::config::TlsFiles;
 use scheduler::offline;
 
@@ -124,6 +126,16 @@ async fn connections_that_send_no_complete_request_are_closed() {
     }
 }
 
+/// Loads files for a server without metrics.
+fn load(files: TlsFiles) -> anyhow::Result<CertificateFiles> {
+    let labels = ServerLabels {
+        server: "extender",
+        clients: "extender-client-ca",
+    };
+    let metrics = CertificateMetrics::register(&mut Registry::default());
+    CertificateFiles::load(files, metrics, labels)
+}
+
 /// Certificates of a test, in files.
 struct Certificates {
     dir: tempfile::TempDir,
@@ -208,7 +220,7 @@ async fn verbs_need_a_client_certificate_and_probes_do_not() {
     let mut serving = offline::serving();
     serving.tls = Some(certificates.files());
     let world = World::unsynced(&serving);
-    let tls = CertificateFiles::load(certificates.files()).unwrap().current();
+    let tls = load(certificates.files()).unwrap().current();
     let server = start(&world, Some(tls), Duration::from_secs(5)).await;
     let request = async |client: Option<&Certificates>, method, path: &str| {
         let stream = certificates
@@ -242,12 +254,7 @@ async fn verbs_need_a_client_certificate_and_probes_do_not() {
 #[test]
 fn the_error_names_an_unusable_certificate_file() {
     let certificates = Certificates::new();
-    let error = |files: &TlsFiles| {
-        format!(
-            "{:#}",
-            CertificateFiles::load(files.clone()).map(drop).unwrap_err()
-        )
-    };
+    let error = |files: &TlsFiles| format!("{:#}", load(files.clone()).map(drop).unwrap_err());
     let mut files = certificates.files();
     files.key = certificates.dir.path().join("client-key.pem");
     assert!(error(&files).contains("server.pem with key"), "{}", error(&files));

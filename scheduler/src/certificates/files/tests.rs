@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use rcgen::{CertifiedKey, KeyPair, generate_simple_self_signed};
+use prometheus_client::registry::Registry;
+use rcgen::{CertificateParams, CertifiedKey, KeyPair, date_time_ymd, generate_simple_self_signed};
 use rstest::rstest;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -13,11 +14,25 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
 
+const LABELS: ServerLabels = ServerLabels {
+    server: "extender",
+    clients: "extender-client-ca",
+};
+
 /// A certificate and its key.
 type Pair = CertifiedKey<KeyPair>;
 
 fn pair() -> Pair {
     generate_simple_self_signed(["localhost".to_owned()]).unwrap()
+}
+
+/// A certificate that ends at the beginning of a year.
+fn pair_until(year: i32) -> Pair {
+    let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+    params.not_after = date_time_ymd(year, 1, 1);
+    let signing_key = KeyPair::generate().unwrap();
+    let cert = params.self_signed(&signing_key).unwrap();
+    Pair { cert, signing_key }
 }
 
 /// A Secret as kubelet mounts it: files link into a folder of one version, which a link names.
@@ -67,9 +82,14 @@ impl Mount {
         }
     }
 
+    fn load(&self) -> CertificateFiles {
+        let metrics = CertificateMetrics::register(&mut Registry::default());
+        CertificateFiles::load(self.files(), metrics, LABELS).unwrap()
+    }
+
     /// Begins to follow the files.
     fn follow(&self) -> CurrentTls {
-        let certificates = CertificateFiles::load(self.files()).unwrap();
+        let certificates = self.load();
         let current = certificates.current();
         tokio::spawn(certificates.follow());
         current
@@ -152,31 +172,26 @@ async fn unchanged_files_do_not_replace_the_certificates_in_use() {
     assert!(current.has_changed().unwrap(), "other authorities for clients");
 }
 
-/// The listener receives the certificates in use, and none of files that cannot be used.
+/// Metrics show the certificates in use, and none of files that cannot be used.
 #[tokio::test(start_paused = true)]
-async fn the_listener_receives_the_certificates_in_use() {
-    let (old, new, authority) = (pair(), pair(), pair());
+async fn metrics_show_the_ends_of_the_certificates_in_use() {
+    // Ends at the beginning of 2030, 2031 and 2032.
+    let [end_of_old, end_of_new, end_of_authority] = [1_893_456_000, 1_924_992_000, 1_956_528_000];
+    let (old, new, authority) = (pair_until(2030), pair_until(2031), pair_until(2032));
     let mut mount = Mount::new(&old);
-    let received = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let listener = Arc::clone(&received);
-    let certificates = CertificateFiles::load(mount.files())
-        .unwrap()
-        .on_change(move |in_use| {
-            let (shown, clients) = (in_use.chain[0].clone(), in_use.client_authorities[0].clone());
-            listener.lock().unwrap().push([shown, clients]);
-        });
+    let certificates = mount.load();
+    let metrics = certificates.metrics.clone();
     tokio::spawn(certificates.follow());
+    let ends = |server, clients| vec![(LABELS.server, server), (LABELS.clients, clients)];
+    assert_eq!(metrics.all_ends(), ends(end_of_old, end_of_old));
     mount.put(&new.cert.pem(), Some("nonsense"), &authority.cert.pem());
     tokio::time::sleep(INTERVAL * 2).await;
+    assert_eq!(metrics.all_ends(), ends(end_of_old, end_of_old));
     mount.put(
         &new.cert.pem(),
         Some(&new.signing_key.serialize_pem()),
         &authority.cert.pem(),
     );
     tokio::time::sleep(INTERVAL * 2).await;
-    let der = |pair: &Pair| pair.cert.der().clone();
-    assert_eq!(
-        *received.lock().unwrap(),
-        [[der(&old), der(&old)], [der(&new), der(&authority)]]
-    );
+    assert_eq!(metrics.all_ends(), ends(end_of_new, end_of_authority));
 }

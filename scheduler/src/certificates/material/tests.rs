@@ -9,14 +9,10 @@ use rstest::rstest;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-use super::{AUTHORITIES, CERTIFICATE, CERTIFICATE_KEY, Change, DAY, KEY, Lifetimes, Material, NEXT_KEY};
+use super::{AUTHORITIES, CERTIFICATE, CERTIFICATE_KEY, Change, DAY, KEY, Material, NEXT_KEY};
 use daemon::x509::{common_name, not_after};
 
 const LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
-
-fn lifetimes() -> Lifetimes {
-    Lifetimes::new(LIFETIME)
-}
 
 fn hosts() -> Vec<String> {
     ["gpushare-webhook.gpushare-system.svc", "127.0.0.1"]
@@ -29,7 +25,7 @@ fn start() -> SystemTime {
 }
 
 fn keep(held: Option<Material>, now: SystemTime) -> (Material, Vec<Change>) {
-    Material::renewed(held, &hosts(), lifetimes(), now).unwrap()
+    Material::renewed(held, &hosts(), LIFETIME, now).unwrap()
 }
 
 fn read(material: &Material) -> Material {
@@ -76,18 +72,13 @@ fn a_certificate_is_renewed_when_a_third_is_left_and_the_authority_stays() {
 #[test]
 fn other_names_need_another_certificate() {
     let (material, _) = keep(None, start());
-    let (more, changes) = Material::renewed(
-        Some(material),
-        &["other.example".to_owned()],
-        lifetimes(),
-        start(),
-    )
-    .unwrap();
+    let (more, changes) =
+        Material::renewed(Some(material), &["other.example".to_owned()], LIFETIME, start()).unwrap();
     assert_eq!(changes, [Change::NewCertificate]);
     let (_, changes) = Material::renewed(
         Some(read(&more)),
         &["other.example".to_owned()],
-        lifetimes(),
+        LIFETIME,
         start(),
     )
     .unwrap();
@@ -167,8 +158,7 @@ fn a_key_that_does_not_match_the_authority_is_refused() {
     let (mut data, other) = (keep(None, start()).0.data(), keep(None, start()).0.data());
     data.insert(KEY.to_owned(), other[KEY].clone());
     data.remove(CERTIFICATE);
-    let error =
-        Material::renewed(Material::read(&data).unwrap(), &hosts(), lifetimes(), start()).unwrap_err();
+    let error = Material::renewed(Material::read(&data).unwrap(), &hosts(), LIFETIME, start()).unwrap_err();
     assert!(
         error
             .to_string()

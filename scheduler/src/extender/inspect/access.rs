@@ -24,6 +24,7 @@ use kube::{Api, Client};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use crate::config::PREFIX;
 use crate::extender::Extender;
 use crate::metrics::{Ending, Verb};
 use daemon::http_server::ClientCertificate;
