@@ -50,20 +50,11 @@ enum EnforcementName {
 /// The values of --node-policy, as `--help` describes them.
 fn node_policies() -> [PossibleValue; 5] {
     [
-        (
-            "fill",
-            "Prefer the node that loses least room for future pods, which are expected to be like the pods so far",
-        ),
-        ("binpack", "Prefer the node with the least free share of GPU memory"),
-        ("spread", "Prefer the node with the largest free share of GPU memory"),
-        (
-            "least-allocated",
-            "Prefer the node with most left of weighted resources, scored as Koordinator does",
-        ),
-        (
-            "most-allocated",
-            "Prefer the node with most used of weighted resources, scored as Koordinator does",
-        ),
+        ("fill", "Keep most room for future pods"),
+        ("binpack", "Least free GPU memory first"),
+        ("spread", "Most free GPU memory first"),
+        ("least-allocated", "As LeastAllocated of Koordinator"),
+        ("most-allocated", "As MostAllocated of Koordinator"),
     ]
     .map(|(name, help)| PossibleValue::new(name).help(help))
 }
@@ -71,21 +62,12 @@ fn node_policies() -> [PossibleValue; 5] {
 /// The values of --device-policy, as `--help` describes them.
 fn device_policies() -> [PossibleValue; 6] {
     [
-        (
-            "fill",
-            "Prefer the device whose choice costs the node least room for future pods",
-        ),
-        ("binpack", "Prefer the device with least room left"),
-        ("spread", "Prefer the device with most room left"),
-        ("in-order", "Prefer the device with the lowest minor number"),
-        (
-            "least-allocated",
-            "Prefer the device with most left of weighted resources, scored as Koordinator does",
-        ),
-        (
-            "most-allocated",
-            "Prefer the device with most used of weighted resources, scored as Koordinator does",
-        ),
+        ("fill", "Keep most room for future pods"),
+        ("binpack", "Least room left first"),
+        ("spread", "Most room left first"),
+        ("in-order", "Lowest minor number first"),
+        ("least-allocated", "As LeastAllocated of Koordinator"),
+        ("most-allocated", "As MostAllocated of Koordinator"),
     ]
     .map(|(name, help)| PossibleValue::new(name).help(help))
 }

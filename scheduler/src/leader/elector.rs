@@ -112,8 +112,6 @@ impl Elector {
         let label = LabelKeeper::start(client.clone(), settings.pod.clone(), leadership.clone());
         let fence = settings.election.fences_bindings.then(|| {
             let fence = fence::FenceSettings {
-                namespace: settings.pod.namespace.clone(),
-                name: LEASE.to_owned(),
                 pod: settings.pod.clone(),
                 holder: identity,
                 lease: lease_name.to_owned(),

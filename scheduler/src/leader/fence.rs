@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::{Leadership, PodName, now};
+use super::{LEASE, Leadership, PodName, now};
 use crate::api_server::{self, Answer};
 
 /// Group and version of the object.
@@ -33,11 +33,7 @@ const NO_NODE: &str = "gpushare-dry-run";
 /// The names of the object and the Lease, and the holders that they are to name.
 #[derive(Clone, Debug)]
 pub(super) struct FenceSettings {
-    /// Namespace of the object and of the Lease.
-    pub(super) namespace: String,
-    /// Name of the `SchedulerLeader` object.
-    pub(super) name: String,
-    /// This replica's pod.
+    /// This replica's pod, in the namespace of the object and of the Lease.
     pub(super) pod: PodName,
     /// The object's `holderIdentity` while this replica leads.
     pub(super) holder: String,
@@ -122,14 +118,10 @@ impl Fence {
     /// The check of leadership follows the read: a replica that was deposed since then either fails the check, or fails to write,
     /// because the next leader has replaced that version.
     async fn write(&self) -> anyhow::Result<()> {
-        let FenceSettings {
-            namespace,
-            name,
-            holder,
-            ..
-        } = &self.settings;
+        let FenceSettings { pod, holder, .. } = &self.settings;
+        let namespace = &pod.namespace;
         let collection = format!("/apis/{API_VERSION}/namespaces/{namespace}/{}", KIND.1);
-        let path = format!("{collection}/{name}");
+        let path = format!("{collection}/{LEASE}");
         let answer = self.send(Method::GET, &path, None).await?;
         let found = json_of(&answer);
         let version = match answer.status {
@@ -146,12 +138,12 @@ impl Fence {
                     .unwrap_or_default(),
             ),
             StatusCode::NOT_FOUND => None,
-            _ => return Err(request_error("read", name, &answer)),
+            _ => return Err(request_error("read", &answer)),
         };
         // A replica that was paused since it read the object must not take it from the next leader.
         self.check_lease().await?;
         self.leadership.check(now())?;
-        let mut metadata = json!({"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "gpushare"}});
+        let mut metadata = json!({"name": LEASE, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "gpushare"}});
         if let Some((version, metadata)) = version.clone().zip(metadata.as_object_mut()) {
             // The API server refuses the write if another replica has written since.
             metadata.insert("resourceVersion".to_owned(), version);
@@ -165,10 +157,10 @@ impl Fence {
         };
         let answer = self.send(method, &path, Some(&object)).await?;
         if !answer.status.is_success() {
-            return Err(request_error("write", name, &answer));
+            return Err(request_error("write", &answer));
         }
         info!(
-            name,
+            name = LEASE,
             holder,
             "the SchedulerLeader object names this replica: the API server refuses the bindings of others"
         );
@@ -177,21 +169,19 @@ impl Fence {
 
     /// Checks that the Lease names this replica: a person may have written another replica into it, which then leads.
     async fn check_lease(&self) -> anyhow::Result<()> {
-        let FenceSettings {
-            namespace,
-            lease: name,
-            lease_holder: holder,
-            ..
-        } = &self.settings;
-        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}");
+        let FenceSettings { pod, lease, .. } = &self.settings;
+        let path = format!(
+            "/apis/coordination.k8s.io/v1/namespaces/{}/leases/{lease}",
+            pod.namespace
+        );
         let answer = self.send(Method::GET, &path, None).await?;
-        let lease = json_of(&answer);
-        let held_by = lease
+        let object = json_of(&answer);
+        let held_by = object
             .pointer("/spec/holderIdentity")
             .and_then(Value::as_str)
             .unwrap_or_default();
-        let is_held = answer.status == StatusCode::OK && held_by.starts_with(holder.as_str());
-        anyhow::ensure!(is_held, "the Lease {name} does not name this replica any more");
+        let is_held = answer.status == StatusCode::OK && held_by.starts_with(&self.settings.lease_holder);
+        anyhow::ensure!(is_held, "the Lease {lease} does not name this replica any more");
         Ok(())
     }
 
@@ -275,9 +265,9 @@ pub(crate) fn is_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::FORBIDDEN | StatusCode::UNPROCESSABLE_ENTITY)
 }
 
-fn request_error(verb: &str, name: &str, answer: &Answer) -> anyhow::Error {
+fn request_error(verb: &str, answer: &Answer) -> anyhow::Error {
     anyhow!(
-        "cannot {verb} {} {name} ({}): {}",
+        "cannot {verb} {} {LEASE} ({}): {}",
         KIND.0,
         answer.status,
         answer.text()

@@ -98,8 +98,6 @@ fn fence(server: Server) -> (Fence, Shared) {
         name: "pod-1".to_owned(),
     };
     let settings = FenceSettings {
-        namespace: "ns".to_owned(),
-        name: "gpushare-scheduler".to_owned(),
         pod,
         holder: "pod-1_a".to_owned(),
         lease: "gpushare-scheduler".to_owned(),
