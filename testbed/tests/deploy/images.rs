@@ -1,4 +1,4 @@
-//! The Dockerfiles build the binaries that the manifests run.
+//! The Dockerfile builds the binaries that the manifests run.
 
 use rstest::rstest;
 
@@ -6,55 +6,65 @@ use crate::daemons::{DEVICE_PLUGIN, Daemon, SCHEDULER};
 use crate::render::render;
 use crate::{find, read, repository};
 
-/// The lines that begin with this instruction, of the last stage.
-fn last_stage(text: &str, instruction: &str) -> Vec<String> {
-    let last = text.rsplit("\nFROM ").next().unwrap();
-    let lines = last.lines().filter_map(|line| line.strip_prefix(instruction));
+/// The arguments of this instruction in the Dockerfile's stage of this name.
+fn instructions(stage: &str, instruction: &str) -> Vec<String> {
+    let text = read("docker/Dockerfile");
+    let stages = text.split("\nFROM ").skip(1);
+    let is_named = |text: &&str| text.lines().next().unwrap().ends_with(&format!(" AS {stage}"));
+    let stage = stages.into_iter().find(is_named).expect(stage);
+    let lines = stage.lines().filter_map(|line| line.strip_prefix(instruction));
     lines.map(|line| line.trim().to_owned()).collect()
 }
 
 #[rstest]
 #[case::scheduler(SCHEDULER, "scheduler", "65532:65532")]
 #[case::device_plugin(DEVICE_PLUGIN, "device-plugin", "0:0")]
-fn each_image_contains_its_binary(#[case] daemon: Daemon, #[case] recipe: &str, #[case] user: &str) {
-    let text = read(&format!("docker/{recipe}.Dockerfile"));
+fn each_image_contains_its_binary(#[case] daemon: Daemon, #[case] stage: &str, #[case] user: &str) {
     let build = format!(
         "cargo build --profile dist --locked -p {} --bin {}",
         daemon.package, daemon.name
     );
-    assert!(text.contains(&build), "{build}");
-    assert_eq!(last_stage(&text, "USER"), [user]);
+    assert!(read("docker/Dockerfile").contains(&build), "{build}");
+    let binary = format!("/usr/local/bin/{}", daemon.name);
     assert_eq!(
-        last_stage(&text, "ENTRYPOINT"),
-        [format!("[\"/usr/local/bin/{}\"]", daemon.name)]
+        instructions(stage, "COPY"),
+        [format!("--from=daemons /out/{} {binary}", daemon.name)]
     );
+    assert_eq!(instructions(stage, "USER"), [user]);
+    assert_eq!(instructions(stage, "ENTRYPOINT"), [format!("[\"{binary}\"]")]);
 }
 
 #[test]
 fn users_of_images_are_those_of_the_manifests() {
     let objects = render("base");
-    for (kind, name, recipe) in [
+    for (kind, name, stage) in [
         ("Deployment", SCHEDULER.name, "scheduler"),
         ("DaemonSet", DEVICE_PLUGIN.name, "device-plugin"),
     ] {
         let context = &find(&objects, kind, name)["spec"]["template"]["spec"]["securityContext"];
         let user = format!("{}:{}", context["runAsUser"], context["runAsGroup"]);
-        assert_eq!(
-            last_stage(&read(&format!("docker/{recipe}.Dockerfile")), "USER"),
-            [user]
-        );
+        assert_eq!(instructions(stage, "USER"), [user]);
     }
 }
 
 /// The compiler in the images is the one that the repository asks for.
-#[rstest]
-fn images_are_built_with_the_pinned_compiler(
-    #[values("scheduler", "device-plugin", "testbed")] recipe: &str,
-) {
+#[test]
+fn images_are_built_with_the_pinned_compiler() {
     let toolchain = std::fs::read_to_string(repository().join("rust-toolchain.toml")).unwrap();
-    let version = toolchain.split('"').nth(1).unwrap().trim_end_matches(".0");
-    let text = read(&format!("docker/{recipe}.Dockerfile"));
-    assert!(text.contains(&format!("FROM rust:{version}-")), "{version}");
+    let version = toolchain.split('"').nth(1).unwrap();
+    let image = format!("ARG BUILD_IMAGE=rust:{version}-");
+    assert!(read("docker/Dockerfile").contains(&image), "{image}");
+}
+
+/// A test that only compares two builds of one Dockerfile misses a base image that its registry has changed in between.
+#[test]
+fn base_images_can_be_named_by_digest() {
+    let text = read("docker/Dockerfile");
+    let bases = text.lines().filter_map(|line| line.strip_prefix("FROM "));
+    let ours = ["daemons", "${BUILD_IMAGE}", "${RUNTIME_IMAGE}"];
+    for base in bases.map(|line| line.split(' ').next().unwrap()) {
+        assert!(ours.contains(&base), "{base}");
+    }
 }
 
 /// cargo builds no package of a workspace whose members are not all there.
