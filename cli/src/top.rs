@@ -146,9 +146,17 @@ fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
     } else {
         allocated.into()
     };
-    let stranded = match gpu.stranded {
-        0 => Cell::from("-"),
-        stranded => Cell::coloured(memory(stranded), Colour::Yellow),
+    // No new pod gets the free memory of other GPUs.
+    let takes_pods = gpu.healthy && node.plugin.is_none();
+    let free = if takes_pods {
+        memory(gpu.memory.free()).into()
+    } else {
+        Cell::from("-")
+    };
+    let stranded = if takes_pods && gpu.stranded > 0 {
+        Cell::coloured(memory(gpu.stranded), Colour::Yellow)
+    } else {
+        Cell::from("-")
     };
     let health = match (gpu.healthy, &node.plugin) {
         // A sick GPU takes no pods whatever its plugin does.
@@ -161,7 +169,7 @@ fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
         gpu.minor.to_string().into(),
         bar(gpu, screen),
         allocated,
-        memory(gpu.memory.free()).into(),
+        free,
         stranded,
         format!("{} %", percent(gpu.core.allocated, gpu.core.total)).into(),
         gpu.holders.len().to_string().into(),

@@ -94,8 +94,11 @@ pub struct Totals {
     pub unhealthy: u32,
     /// Memory.
     pub memory: Amount,
-    /// Free memory of GPUs on which no typical pod fits.
+    /// Free memory of GPUs on which no typical pod fits, although they take pods.
     pub stranded: u64,
+    /// Free memory that no new pod gets: of unhealthy GPUs, and of nodes that are offered to no pods, or to few, on account of their
+    /// device plugin.
+    pub unusable: u64,
     /// Computing power in percent of one GPU.
     pub core: Amount,
     /// Memory in use on the GPUs that a device plugin measures; only in the history, and only if some plugin measures.
@@ -445,7 +448,11 @@ impl Totals {
             totals.unhealthy += u32::from(!gpu.healthy);
             totals.memory.add(gpu.memory);
             totals.core.add(gpu.core);
-            totals.stranded = totals.stranded.saturating_add(gpu.stranded);
+            if !gpu.healthy || node.plugin.is_some() {
+                totals.unusable = totals.unusable.saturating_add(gpu.memory.free());
+            } else {
+                totals.stranded = totals.stranded.saturating_add(gpu.stranded);
+            }
         }
         totals.nodes = u32::from(totals.gpus > 0);
         totals
@@ -459,6 +466,7 @@ impl Totals {
         self.memory.add(other.memory);
         self.core.add(other.core);
         self.stranded = self.stranded.saturating_add(other.stranded);
+        self.unusable = self.unusable.saturating_add(other.unusable);
         if let Some(used) = other.used {
             self.add_used(used);
         }
@@ -519,4 +527,37 @@ fn is_false(value: &bool) -> bool {
 )]
 fn is_zero(value: &u64) -> bool {
     *value == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(healthy: bool, stranded: u64) -> Gpu {
+        Gpu {
+            healthy,
+            stranded,
+            memory: Amount {
+                total: 16,
+                allocated: 10,
+            },
+            ..Gpu::default()
+        }
+    }
+
+    fn totals(plugin: Option<&str>) -> Totals {
+        Totals::of_node(&Node {
+            plugin: plugin.map(str::to_owned),
+            gpus: vec![gpu(true, 0), gpu(true, 6), gpu(false, 0)],
+            ..Node::default()
+        })
+    }
+
+    #[test]
+    fn memory_of_gpus_that_take_no_pods_is_unusable() {
+        let served = totals(None);
+        assert_eq!((served.stranded, served.unusable), (6, 6));
+        let away = totals(Some("its device plugin has not served kubelet for 4 minutes"));
+        assert_eq!((away.stranded, away.unusable), (0, 18));
+    }
 }

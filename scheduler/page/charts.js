@@ -9,25 +9,26 @@ const [LEFT, BOTTOM, PENDING] = [74, 24, 56];
 /** The sums of one model, or of all, at each minute. */
 export function sums(history, model) {
   return history.points.map(({time, pending, models}) => {
-    const point = {time: time * 1000, pending, total: 0, allocated: 0, stranded: 0, unhealthy: 0, used: undefined};
+    const point = {time: time * 1000, pending, total: 0, allocated: 0, stranded: 0, unusable: 0, free: 0, used: undefined};
     for (const [name, totals] of Object.entries(models)) {
       if (model && name !== model) continue;
       point.total += totals.memory.total;
       point.allocated += totals.memory.allocated;
       point.stranded += totals.stranded;
-      point.unhealthy += totals.unhealthy;
+      point.unusable += totals.unusable;
       if (totals.used !== undefined) point.used = (point.used ?? 0) + totals.used;
     }
+    point.free = Math.max(0, point.total - point.allocated - point.unusable);
     return point;
   });
 }
 
 /** A point in words, for the details and the table. */
 export function describe(point) {
-  const free = point.total - point.allocated;
   const used = point.used === undefined ? '' : `, ${memory(point.used)} in use`;
   return `${minute(point.time)}: ${memory(point.allocated)} of ${memory(point.total)} allocated (${percent(point.allocated, point.total)})${used}, `
-    + `${memory(point.stranded)} of ${memory(free)} free is stranded, ${count(point.pending, 'pod')} waiting`;
+    + `${memory(point.stranded)} of ${memory(point.free)} free is stranded, ${memory(point.unusable)} on GPUs that take no pods, `
+    + `${count(point.pending, 'pod')} waiting`;
 }
 
 export class HistoryChart {
@@ -53,6 +54,7 @@ export class HistoryChart {
       [palette.colour('--pod-a'), 'allocated'],
       [palette.colour('--used'), 'in use, if known'],
       [palette.stranded(), 'stranded: free, but no typical pod fits'],
+      [palette.unhealthy(), 'unhealthy, or its node takes no pods'],
       [palette.colour('--free'), 'free, a typical pod fits'],
       [palette.pattern('level', '--ink', '--free'), 'pods that wait'],
     ];
@@ -78,6 +80,7 @@ export class HistoryChart {
     const most = Math.max(...points.map((point) => Math.max(point.total, point.allocated)), 1);
     const y = (bytes) => 8 + areaHeight * (1 - bytes / most);
     this.area(y, (point) => point.total, palette.colour('--free'));
+    this.area(y, (point) => point.allocated + point.stranded + point.unusable, palette.unhealthy());
     this.area(y, (point) => point.allocated + point.stranded, palette.stranded());
     this.area(y, (point) => point.allocated, palette.colour('--pod-a'));
     this.line(points.filter((point) => point.used !== undefined), (point) => y(point.used));

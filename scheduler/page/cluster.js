@@ -1,5 +1,7 @@
 // The state of the cluster as the read API gives it: the whole first, then changes.
 
+import {memory} from './format.js';
+
 const byName = new Intl.Collator('en', {numeric: true}).compare;
 
 export class Cluster {
@@ -181,26 +183,37 @@ export function freeMemory(gpu) {
   return Math.max(0, gpu.memory.total - gpu.memory.allocated);
 }
 
-/** Free memory of a healthy GPU on which a typical pod fits. */
-function usableMemory(gpu) {
-  return gpu.healthy && !gpu.stranded ? freeMemory(gpu) : 0;
+/** No new pod gets this GPU, however much of its memory is free. */
+export function isUnusable(node, gpu) {
+  return !gpu.healthy || Boolean(node.plugin);
 }
 
-function sumOver(node, amount) {
-  return node.gpus.reduce((sum, gpu) => sum + amount(gpu), 0);
+/** Free memory of a GPU on which a typical pod fits. */
+function usableMemory(node, gpu) {
+  return isUnusable(node, gpu) || gpu.stranded ? 0 : freeMemory(gpu);
+}
+
+/** The GPUs of a node in at most so many letters, such as "NVIDIA-A10, 4 × 24 GiB", "4 × 24 GiB" or "24 GiB". */
+export function hardware({model, gpus}, letters) {
+  if (!gpus.length) return '';
+  const sizes = gpus.map((gpu) => gpu.memory.total);
+  const [least, most] = [Math.min(...sizes), Math.max(...sizes)].map(memory);
+  const size = least === most ? most : `${least.replace(most.slice(most.indexOf(' ')), '')} to ${most}`;
+  const texts = [`${model}, ${gpus.length} × ${size}`, `${gpus.length} × ${size}`, size];
+  return texts.slice(model ? 0 : 1).find((text) => text.length <= letters) ?? '';
 }
 
 const SHOWN = {
   all: () => true,
   trouble: (node) => nodeTroubles(node).length > 0 || node.gpus.some((gpu) => gpuTroubles(gpu).length > 0),
   stranded: (node) => node.gpus.some((gpu) => gpu.stranded > 0),
-  free: (node) => node.gpus.some((gpu) => usableMemory(gpu) > 0),
+  free: (node) => node.gpus.some((gpu) => usableMemory(node, gpu) > 0),
 };
 
 const AMOUNTS = {
   trouble: (node) => nodeTroubles(node).length ? 2 : node.gpus.some((gpu) => gpuTroubles(gpu).length) ? 1 : 0,
-  free: (node) => sumOver(node, usableMemory),
-  stranded: (node) => sumOver(node, (gpu) => gpu.stranded ?? 0),
+  free: (node) => node.gpus.reduce((sum, gpu) => sum + usableMemory(node, gpu), 0),
+  stranded: (node) => node.gpus.reduce((sum, gpu) => sum + (gpu.stranded ?? 0), 0),
 };
 
 /** Sentences about a node that needs somebody's attention. */

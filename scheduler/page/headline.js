@@ -43,8 +43,9 @@ export function statements(cluster, findings, why) {
   if (records) say('bad', `${count(records, 'GPU')} with pods that hold too much, or whose devices are not known for sure.`, 'trouble');
   if (cluster.pendingTotal) say('warning', waiting(cluster.pendingTotal, why), 'waiting');
   const {total, allocated} = totals.memory;
-  const free = Math.max(0, total - allocated);
-  if (allocated >= total * FULL && total) {
+  const usable = total - totals.unusable;
+  const free = Math.max(0, usable - allocated);
+  if (allocated >= usable * FULL && usable) {
     say('warning', `${percent(allocated, total)} of memory is allocated: the GPUs are full.`);
   } else if (totals.stranded >= free * STRANDED.ofFree && totals.stranded > total * STRANDED.ofAll) {
     say('warning', `${percent(totals.stranded, free)} of free memory is stranded: ${memory(totals.stranded)} on which no typical pod fits.`, 'stranded');

@@ -1,5 +1,6 @@
 // The card map: nodes in a grid, each GPU a bar. Only what is in the window is drawn, and of that only what has changed.
 
+import {hardware} from './cluster.js';
 import {measure} from './format.js';
 
 /** Heights of a bar in pixels, from thousands of nodes in one window to bars with names of pods in them. */
@@ -186,6 +187,11 @@ export class CardMap {
       const most = Math.floor(barWidth / (size * 0.56));
       const text = isTrouble ? `! ${node.name}` : node.name;
       context.fillText(text.length > most ? `${text.slice(0, most - 1)}…` : text, x, y + size / 2 + 1);
+      // Bars of all GPUs are equally long: the size of a GPU is in the text behind the name.
+      const end = x + context.measureText(`${text}  `).width;
+      context.font = `${size}px ${FONT}`;
+      context.fillStyle = palette.colour('--quiet');
+      context.fillText(hardware(node, most - text.length - 2), end, y + size / 2 + 1);
     }
     const font = bar >= 12 ? Math.min(13, bar - 4) : 0;
     if (font) context.font = `${font}px ${FONT}`;

@@ -1,7 +1,7 @@
 // Puts the page together: one state of the cluster, shown as four pictures with a table each.
 
 import {HistoryChart, describe, sums} from './charts.js';
-import {Cluster, freeMemory, gpuTroubles, nodeTroubles} from './cluster.js';
+import {Cluster, freeMemory, gpuTroubles, isUnusable, nodeTroubles} from './cluster.js';
 import {Connection} from './connection.js';
 import {clock, count, element, measure, memory, minute, part, percent, podName, thousands} from './format.js';
 import {statements} from './headline.js';
@@ -243,12 +243,13 @@ function statement({weight, text, goTo}) {
   return line;
 }
 
-/** One bar for all memory: allocated, stranded, free. */
+/** One bar for all memory: allocated, stranded, free, unusable. */
 function showSums(totals) {
   const {total, allocated} = totals.memory;
-  const free = Math.max(0, total - allocated);
+  const {stranded, unusable} = totals;
+  const free = Math.max(0, total - allocated - unusable);
   const whole = Math.max(total, allocated, 1);
-  const parts = [['allocated', allocated], ['stranded', totals.stranded], ['free', Math.max(0, free - totals.stranded)]];
+  const parts = [['allocated', allocated], ['stranded', stranded], ['free', Math.max(0, free - stranded)], ['unusable', unusable]];
   const bar = element('div', 'sum');
   bar.setAttribute('aria-hidden', 'true');
   for (const [kind, bytes] of parts) {
@@ -257,7 +258,8 @@ function showSums(totals) {
     bar.append(part);
   }
   const text = `${count(totals.gpus, 'GPU')} on ${count(totals.nodes, 'node')}. Memory: ${memory(allocated)} of ${memory(total)} allocated `
-    + `(${percent(allocated, total)}), ${memory(free)} free, ${totals.stranded ? memory(totals.stranded) : 'nothing'} of it stranded. `
+    + `(${percent(allocated, total)}), ${memory(free)} free, ${stranded ? memory(stranded) : 'nothing'} of it stranded`
+    + `${unusable ? `, ${memory(unusable)} on GPUs that take no pods` : ''}. `
     + `Compute: ${percent(totals.core.allocated, totals.core.total)} allocated.`;
   const host = $('sums');
   if (host.dataset.key === text) return;
@@ -305,11 +307,9 @@ function renderCards() {
   table ??= new Table($('table'), 'GPUs and their pods', [
     ['Node', ({node}) => node.name],
     ['GPU', ({gpu}) => gpu ? String(gpu.minor) : '', 'number'],
-    ['Allocated', ({gpu}) => gpu ? part(gpu.memory.allocated, gpu.memory.total) : '', 'number'],
-    ['Free', ({gpu}) => gpu ? memory(freeMemory(gpu)) : '', 'number'],
-    ['Stranded', ({gpu}) => gpu?.stranded ? memory(gpu.stranded) : '', 'number'],
-    ['Pods', ({gpu}) => (gpu?.holders ?? []).map(podName).join(', ')],
-    ['Problems', ({node, gpu}) => [...nodeTroubles(node), ...gpu ? gpuTroubles(gpu) : []].join('; ')],
+    ['Allocated', ({gpu}) => gpu ? part(gpu.memory.allocated, gpu.memory.total) : '', 'number wide'],
+    ['Free', freeText, 'number'],
+    ['Problems, pods', problemsAndPods, 'rest'],
   ], pickGpu);
   showCardTable(nodes);
 }
@@ -317,6 +317,20 @@ function renderCards() {
 function showCardTable(nodes) {
   rows = new GpuRows(nodes);
   table?.show(rows, isSelected);
+}
+
+/** The memory of a row's GPU that pods can get. */
+function freeText({node, gpu}) {
+  if (!gpu) return '';
+  if (isUnusable(node, gpu) || !freeMemory(gpu)) return 'none';
+  return `${memory(freeMemory(gpu))}${gpu.stranded ? ', stranded' : ''}`;
+}
+
+function problemsAndPods({node, gpu}) {
+  const problems = [...nodeTroubles(node), ...gpu ? gpuTroubles(gpu) : []].join('; ');
+  const pods = (gpu?.holders ?? []).map(podName).join(', ');
+  if (!problems) return pods;
+  return element('span', '', element('span', 'bad', problems), pods && ` · ${pods}`);
 }
 
 function hiddenNames() {
@@ -357,9 +371,9 @@ function renderWaiting() {
   table ??= new Table($('table'), 'Verdicts of nodes and GPUs', [
     ['Node', ({node}) => node.name],
     ['GPU', ({gpu}) => gpu ? String(gpu.minor) : '', 'number'],
+    ['Free', freeText, 'number wide'],
     ['Verdict', (row) => verdictOf(row).fits ? 'has room' : verdictOf(row).lacks],
-    ['Reason', (row) => verdictOf(row).reason],
-    ['Free', ({gpu}) => gpu ? memory(freeMemory(gpu)) : '', 'number'],
+    ['Reason', (row) => verdictOf(row).reason, 'rest'],
   ], pickGpu);
   rows = new GpuRows(nodes);
   table.show(rows, isSelected);
@@ -406,7 +420,7 @@ function renderHistory() {
     ['Time', (point) => minute(point.time)],
     ['Allocated', (point) => memory(point.allocated), 'number'],
     ['In use', (point) => point.used === undefined ? 'unknown' : memory(point.used), 'number'],
-    ['Free', (point) => memory(point.total - point.allocated), 'number'],
+    ['Free', (point) => memory(point.free), 'number'],
     ['Stranded', (point) => memory(point.stranded), 'number'],
     ['Waiting', (point) => String(point.pending), 'number'],
   ], (point) => chart.select(points.indexOf(point)));
@@ -477,7 +491,8 @@ function showDetails(found) {
     const verdict = view.tab === 'waiting' && known.verdicts?.of(node, gpu);
     if (verdict) say(verdict.fits ? 'The pod has room here.' : `${verdict.lacks}: ${verdict.reason}`);
     const stranded = gpu.stranded ? ', stranded: no typical pod fits' : '';
-    say(`${[node.model, `${memory(gpu.memory.allocated)} of ${memory(gpu.memory.total)} allocated`, `${memory(freeMemory(gpu))} free${stranded}`,
+    const free = isUnusable(node, gpu) ? 'takes no pods' : `${memory(freeMemory(gpu))} free${stranded}`;
+    say(`${[node.model, `${memory(gpu.memory.allocated)} of ${memory(gpu.memory.total)} allocated`, free,
       `${percent(gpu.core.allocated, gpu.core.total)} of compute`, gpu.used === undefined ? '' : `${memory(gpu.used)} in use`].filter(Boolean).join(' · ')}`);
     const list = element('ul');
     for (const holder of gpu.holders ?? []) {

@@ -1,6 +1,6 @@
 // Colours and patterns of the pictures. Every colour that means something has a pattern too, for people who do not tell them apart.
 
-import {freeMemory} from './cluster.js';
+import {freeMemory, isUnusable} from './cluster.js';
 import {memory, podName, thousands} from './format.js';
 
 /** Reasons for which a GPU has no room: a colour of page.css and a pattern for each; more reasons share the last. */
@@ -105,7 +105,7 @@ export class PodPaint {
   gpu(context, node, gpu, box) {
     const {palette} = this;
     const {x, y, width, height, font} = box;
-    const isOut = !gpu.healthy || node.plugin;
+    const isOut = isUnusable(node, gpu);
     const scale = width / Math.max(gpu.memory.total, gpu.memory.allocated, 1);
     const taken = Math.round(gpu.memory.allocated * scale);
     const isSmall = height < 6;
@@ -167,8 +167,9 @@ export class PodPaint {
     const free = freeMemory(gpu);
     const amount = gpu.stranded ? `${memory(free)} stranded` : `${memory(free)} free`;
     let text = !gpu.healthy ? 'unhealthy' : isOut ? 'takes no pods' : free ? amount : '';
-    // The colour says free or stranded, so that the amount alone will do.
-    if (text === amount && text.length > lettersIn(box)) text = memory(free);
+    // The colour says free or stranded, so that the amount alone will do; a part of it would mislead.
+    if (text === amount && !fits(context, text, box)) text = memory(free);
+    if (text.startsWith(memory(free)) && !fits(context, text, box)) text = '';
     if (text) write(context, text, this.palette.colour('--ink'), box, isOut || gpu.stranded ? this.palette.colour('--paper') : '');
   }
 }
@@ -221,11 +222,17 @@ function lettersIn({width, font}) {
   return Math.floor((width - 8) / (font * 0.56));
 }
 
+/** Texts that may be too long by a few letters are measured. */
+function fits(context, text, box) {
+  const spare = lettersIn(box) - text.length;
+  return spare >= 0 || spare >= -2 && context.measureText(text).width <= box.width - 8;
+}
+
 /** Writes as much of a text as fits into a box, on a plate if the box has a pattern; nothing if only a few letters fit. */
 function write(context, text, colour, {x, y, width, height, font}, plate = '') {
   const most = lettersIn({width, font});
   if (most < Math.min(4, text.length)) return;
-  const shown = text.length > most ? `${text.slice(0, most - 1)}…` : text;
+  const shown = !fits(context, text, {width, font}) ? `${text.slice(0, most - 1)}…` : text;
   if (plate) {
     context.fillStyle = plate;
     context.fillRect(x + 3, y + 2, Math.min(width - 6, shown.length * font * 0.56 + 6), height - 4);

@@ -80,7 +80,7 @@ export class Table {
       const content = show(row);
       const cell = element('td', kind ?? '', content);
       // A narrow column cuts long texts off.
-      if (typeof content === 'string' && content.length > 16) cell.title = content;
+      if (kind !== 'picture' && cell.textContent.length > 16) cell.title = cell.textContent;
       line.append(cell);
     }
     return line;

@@ -79,7 +79,7 @@ test('the table of the cards is the state, and pods come and go', async () => {
   const expected = state.nodes.flatMap((node) => node.gpus.map((gpu) => [
     node.name, String(gpu.minor), (gpu.holders ?? []).map((holder) => `${holder.namespace}/${holder.name}`).join(', '),
   ]));
-  assert.deepEqual((await rows(page, '#table')).map((cells) => [cells[0], cells[1], cells[5]]), expected);
+  assert.deepEqual((await rows(page, '#table')).map((cells) => [cells[0], cells[1], cells[4]]), expected);
   assert.deepEqual(await breaches(page), []);
   if (SCREENSHOTS) await page.screenshot({path: `${SCREENSHOTS}/demo.png`});
   await call('DELETE', `${PODS}/page-comes`);
@@ -118,7 +118,7 @@ test('the colours of a waiting pod are the reasons of explain and of filter', as
     }
     const explained = JSON.parse(text);
     const expected = explained.verdicts.flatMap(reasons);
-    assert.deepEqual(new Set(shown.map(([node, minor, , reason]) => [node, minor, reason].join())), new Set(expected.map((cells) => cells.join())));
+    assert.deepEqual(new Set(shown.map(([node, minor, , , reason]) => [node, minor, reason].join())), new Set(expected.map((cells) => cells.join())));
 
     const filter = `http://${scheduler('--listen').value}/gpushare-scheduler/filter`;
     const nodes = explained.verdicts.map(({node}) => node);
@@ -129,10 +129,10 @@ test('the colours of a waiting pod are the reasons of explain and of filter', as
       const {reason} = explained.verdicts.find((verdict) => verdict.node === node);
       assert.ok(refused[node]?.startsWith(reason), `${node}: filter says ${refused[node]}, explain ${reason}`);
       // A GPU of a node may have another reason than the node; at least one has its reason.
-      assert.ok(shown.some((cells) => cells[0] === node && cells[3] === reason), `${node}: ${reason} is in no row`);
+      assert.ok(shown.some((cells) => cells[0] === node && cells[4] === reason), `${node}: ${reason} is in no row`);
     }
     const legend = await page.locator('#legend').innerText();
-    for (const [reason, n] of Object.entries(Object.groupBy?.(shown, (cells) => cells[3]) ?? {})) {
+    for (const [reason, n] of Object.entries(Object.groupBy?.(shown, (cells) => cells[4]) ?? {})) {
       if (reason) assert.ok(legend.includes(`${reason} (${n.length})`), legend);
     }
     assert.deepEqual(page.problems, []);

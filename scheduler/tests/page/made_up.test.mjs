@@ -64,11 +64,42 @@ test('the headline says what is wrong', async () => {
     assert.match(text, /\d+ % of free memory is stranded: .* on which no typical pod fits/);
     await page.click('text=are unhealthy');
     assert.equal(await page.inputValue('#show'), 'trouble');
-    const problems = (await rows(page, '#table')).filter((cells) => cells[6]);
+    const problems = (await rows(page, '#table')).filter((cells) => cells[4].includes('unhealthy, takes no new pods'));
     assert.equal(`${problems.length} of 480 GPUs are unhealthy.`, text.split('\n').find((line) => line.includes('unhealthy')));
   });
   await withPage({...FULL, pending: 0, fill: 0.5}, {}, async (page) => assert.match(await headline(page), /Nothing is wrong: 320 GPUs healthy, no pod waits/));
   await withPage({nodes: 0}, {}, async (page) => assert.match(await headline(page), /No node shares GPUs yet\. Label a node/));
+});
+
+test('memory of GPUs that take no pods is not free', async () => {
+  await withPage({nodes: 3, gpus: 2, fill: 0, trouble: 0}, {}, async (page, server) => {
+    const [sick, away] = [...server.cluster.nodes.values()];
+    sick.gpus[0].healthy = false;
+    away.plugin = 'its device plugin has not served kubelet for 4 minutes';
+    server.send({nodes: [sick, away]});
+    await until(page, 'the sums', () => document.getElementById('sums').textContent.includes('on GPUs that take no pods'));
+    const {memory, unusable} = server.cluster.totals();
+    const gib = (bytes) => bytes / 2 ** 30;
+    assert.match(await page.locator('#sums').innerText(), new RegExp(`, ${gib(memory.total - unusable)} GiB free, nothing of it stranded, ${gib(unusable)} GiB on GPUs`));
+    const free = (await rows(page, '#table')).map((cells) => [cells[0], cells[3] === 'none']);
+    assert.deepEqual(free, [[away.name, true], [away.name, true], [sick.name, true], [sick.name, false], ['gpu-3', false], ['gpu-3', false]]);
+    await page.selectOption('#show', 'free');
+    await until(page, 'two nodes', () => document.getElementById('sentence').textContent.startsWith('2 nodes of 3'));
+  });
+});
+
+for (const [viewport, tabs] of [[LAPTOP, ['cards', 'waiting', 'history', 'pods']], [PHONE, ['cards', 'waiting']]]) test(`no table is wider than its place: ${viewport.width} pixels`, async () => {
+  await withPage(FRAGMENTED, {viewport}, async (page) => {
+    for (const tab of tabs) {
+      await page.click(`#tab-${tab}`);
+      await page.waitForTimeout(600);
+      const cut = await page.evaluate(() => {
+        const {scrollWidth, clientWidth} = document.querySelector('#table .scroller');
+        return scrollWidth - clientWidth;
+      });
+      assert.ok(cut <= 0, `${tab}: ${cut} pixels of the table are cut off`);
+    }
+  });
 });
 
 test('names that are markup stay text', async () => {
@@ -161,7 +192,7 @@ test('the verdicts of the page are those of explain', async () => {
     await until(page, 'verdicts', () => document.querySelector('#table tbody tr'));
     const explained = cluster.explain('ml', 'train-waits-1');
     const expected = explained.verdicts.flatMap(reasons);
-    const shown = (await rows(page, '#table')).map(([node, minor, , reason]) => [node, minor, reason]);
+    const shown = (await rows(page, '#table')).map(([node, minor, , , reason]) => [node, minor, reason]);
     assert.deepEqual(shown, expected);
   });
 });

@@ -93,13 +93,15 @@ export class MadeUp {
   }
 
   totals(nodes = this.nodes.values()) {
-    const sums = {nodes: 0, gpus: 0, unhealthy: 0, memory: {total: 0, allocated: 0}, stranded: 0, core: {total: 0, allocated: 0}};
+    const sums = {nodes: 0, gpus: 0, unhealthy: 0, memory: {total: 0, allocated: 0}, stranded: 0, unusable: 0, core: {total: 0, allocated: 0}};
     for (const node of nodes) {
       sums.nodes += node.gpus.length ? 1 : 0;
       for (const gpu of node.gpus) {
         sums.gpus += 1;
         sums.unhealthy += gpu.healthy ? 0 : 1;
-        sums.stranded += gpu.stranded ?? 0;
+        const isUnusable = !gpu.healthy || node.plugin;
+        sums.stranded += isUnusable ? 0 : gpu.stranded ?? 0;
+        sums.unusable += isUnusable ? Math.max(0, gpu.memory.total - gpu.memory.allocated) : 0;
         for (const kind of ['memory', 'core']) {
           sums[kind].total += gpu[kind].total;
           sums[kind].allocated += gpu[kind].allocated;
@@ -144,7 +146,7 @@ export class MadeUp {
       const past = {};
       for (const [model, totals] of Object.entries(models)) {
         const allocated = Math.round(totals.memory.total * load);
-        past[model] = {...totals, memory: {total: totals.memory.total, allocated}, stranded: Math.round((totals.memory.total - allocated) * 0.4 * load)};
+        past[model] = {...totals, memory: {total: totals.memory.total, allocated}, stranded: Math.round((totals.memory.total - totals.unusable - allocated) * 0.4 * load)};
       }
       points.push({time, pending: Math.max(0, Math.round(60 * (load - 0.72))), models: past});
     }
