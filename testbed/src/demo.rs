@@ -156,16 +156,16 @@ struct Demo {
 impl Demo {
     async fn play(&mut self) -> Result<()> {
         self.filter_figure().await?;
-        self.check_everything("after the filter figure").await?;
+        self.check_everything("after the filter").await?;
         self.bind_figure().await?;
-        self.check_everything("after the bind figure").await?;
+        self.check_everything("after the bind").await?;
         self.samples().await?;
         self.check_everything("with the sample pods").await
     }
 
     /// 4069 MiB left on n1, 4069 on each GPU of n2, 8138 on one GPU of n3: a pod of 8138 fits n3 only.
     async fn filter_figure(&mut self) -> Result<()> {
-        self.console.step("filter figure: filling n1, n2 and n3");
+        self.console.step("filter: filling n1, n2 and n3");
         for (node, sizes) in [
             ("n1", &[GPU, GPU, GPU, 12207][..]),
             ("n2", &[12207, 12207]),
@@ -182,17 +182,17 @@ impl Demo {
             ("n3", vec![8138, 0]),
         ];
         for (node, wanted) in free {
-            self.check_free(&format!("filter figure: what is left on {node}"), node, &wanted);
+            self.check_free(&format!("filter: what is left on {node}"), node, &wanted);
         }
-        self.console.step("filter figure: where does a pod of 8138 fit?");
+        self.console.step("filter: where does a pod of 8138 MiB fit?");
         let (passed, _) = self.ask_extender(8138, &["n1", "n2", "n3"]).await?;
         self.checks.push(Check::equal(
-            "filter figure: the extender passes n3 only",
+            "filter: the extender passes n3 only",
             &passed,
             &vec!["n3".to_owned()],
         ));
         let (passed, reasons) = self.ask_extender(8138, &["n2"]).await?;
-        let name = format!("filter figure: the extender refuses n2: {}", reasons.join(", "));
+        let name = format!("filter: the extender refuses n2: {}", reasons.join(", "));
         self.checks
             .push(Check::equal(name, &(passed.len(), reasons.len()), &(0, 1)));
         // Earlier attempts of other pods are dropped, so that the next one to be read is this pod's.
@@ -200,7 +200,7 @@ impl Demo {
         self.run_pod("figure-filter", 8138, None).await?;
         let attempt = self.next_attempt_of("figure-filter").await?;
         self.checks.push(Check::equal(
-            "filter figure: the pod is bound to n3",
+            "filter: the pod is bound to n3",
             &attempt.outcome,
             &SchedulingOutcome::Bound("n3".to_owned()),
         ));
@@ -208,7 +208,7 @@ impl Demo {
             let refusal = attempt.diagnosis.refusals.get(node);
             refusal.is_some_and(|refusal| refusal.reasons == [format!("Insufficient {GPU_MEM}")])
         };
-        let name = "filter figure: the aggregate fit refuses n1, but neither n2 nor n3";
+        let name = "filter: the aggregate fit refuses n1, but neither n2 nor n3";
         self.checks.push(Check::equal(
             name,
             &["n1", "n2", "n3"].map(in_tree),
@@ -219,7 +219,7 @@ impl Demo {
 
     /// 12207, 8138, 4069 and 16276 MiB left on the GPUs of n1: a pod of 8138 goes to GPU 1.
     async fn bind_figure(&mut self) -> Result<()> {
-        self.console.step("bind figure: clearing n1 and filling it again");
+        self.console.step("bind: clearing n1 and filling it again");
         self.clear().await?;
         for (name, size) in [
             ("bind-0", 4069),
@@ -230,17 +230,13 @@ impl Demo {
             self.run_pod(name, size, Some("n1")).await?;
         }
         self.delete(&["bind-aside".to_owned()]).await?;
-        self.check_free(
-            "bind figure: what is left on n1",
-            "n1",
-            &[12207, 8138, 4069, 16276],
-        );
+        self.check_free("bind: what is left on n1", "n1", &[12207, 8138, 4069, 16276]);
         self.run_pod("figure-bind", 8138, Some("n1")).await?;
         let snapshot = self.cluster.observer().now();
         let record = snapshot.pod("figure-bind").map(invariants::record).transpose();
         let wanted = Ok(Some(vec![(1, "GPU-n1-1".to_owned())]));
         self.checks
-            .push(Check::equal("bind figure: the pod is on GPU 1", &record, &wanted));
+            .push(Check::equal("bind: the pod is on GPU 1", &record, &wanted));
         Ok(())
     }
 

@@ -131,9 +131,13 @@ fn clients(replica: &Replica) -> String {
         } else {
             "requests"
         };
+        let agent = match client.user_agent.as_str() {
+            "" => "no user agent",
+            agent => agent,
+        };
         names.push(format!(
-            "{} ({}, {} {requests})",
-            client.name, client.user_agent, client.requests
+            "{} ({agent}, {} {requests})",
+            client.name, client.requests
         ));
     }
     names.join(" and ")
