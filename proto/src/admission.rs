@@ -1,4 +1,4 @@
-//! `AdmissionReview` v1, the API server's request to a webhook and the response; and the default of unrestricted namespaces.
+//! `AdmissionReview` of `admission.k8s.io/v1`: the API server's request to a webhook, and the webhook's response.
 //!
 //! Objects stay JSON, since a patch names places in them. `kube`'s own types refuse reviews with unknown or missing fields.
 
@@ -11,8 +11,8 @@ pub const API_VERSION: &str = "admission.k8s.io/v1";
 /// `kind` of request and response.
 pub const KIND: &str = "AdmissionReview";
 
-/// Default namespaces, separated by commas, whose pods may choose the GPUs that they see. The scheduler's webhook and the
-/// plugin's runtime hook must agree on them.
+/// Default of `--unrestricted-namespaces`: namespaces, separated by commas, whose pods may choose the GPUs that they see. The
+/// scheduler's webhook and the plugin's runtime hook must agree on them.
 pub const UNRESTRICTED_NAMESPACES: &str = "kube-system,gpu-operator,gpushare-system";
 
 /// A review with a request.
@@ -31,7 +31,7 @@ pub struct AdmissionReview {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdmissionRequest {
-    /// Repeated in the response.
+    /// Identifies the request; the response repeats it.
     pub uid: String,
     /// The resource of the object.
     #[serde(default)]
@@ -50,25 +50,23 @@ pub struct AdmissionRequest {
     /// The user of the request.
     #[serde(default)]
     pub user_info: UserInfo,
-    /// The object after the operation.
+    /// The object after the operation; absent for a deletion.
     #[serde(default)]
     pub object: Option<Value>,
-    /// The object before the operation.
+    /// The object before the operation; absent for a creation.
     #[serde(default)]
     pub old_object: Option<Value>,
 }
 
 /// A resource of the API.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct GroupVersionResource {
     /// Empty for the core group.
-    #[serde(default)]
     pub group: String,
     /// Such as `v1`.
-    #[serde(default)]
     pub version: String,
-    /// Plural name.
-    #[serde(default)]
+    /// Plural name, such as `pods`.
     pub resource: String,
 }
 
@@ -83,6 +81,7 @@ pub enum Operation {
     /// Deletion.
     Delete,
     /// Connection, or any other operation.
+    // An operation that a later Kubernetes adds must not make the review unreadable.
     #[default]
     #[serde(other)]
     Connect,
@@ -119,7 +118,7 @@ pub struct AdmissionResponse {
     /// The reason of a refusal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<AdmissionStatus>,
-    /// A list of [`PatchOperation`]s in JSON.
+    /// A list of [`PatchOperation`]s as JSON, which the review carries in base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub patch: Option<ByteString>,
     /// `JSONPatch` where there is a patch.
@@ -133,19 +132,19 @@ pub struct AdmissionResponse {
 /// The reason of a refusal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AdmissionStatus {
-    /// For the user.
+    /// The sentence that kubectl and controllers show.
     pub message: String,
     /// Machine-readable, such as `Invalid`.
     pub reason: &'static str,
-    /// HTTP status that the user gets.
+    /// HTTP status of the API server's answer to the user, such as 422.
     pub code: u16,
 }
 
-/// A change of an object (RFC 6902).
+/// A change of an object, as JSON Patch (RFC 6902) has it. The webhook needs no other operations: `add` replaces what is there.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
 pub enum PatchOperation {
-    /// Adds a field, or replaces it.
+    /// Adds a field, or replaces its value.
     Add {
         /// JSON pointer.
         path: String,

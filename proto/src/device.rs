@@ -1,7 +1,8 @@
 //! Koordinator's Device custom resource, in which a node's plugin publishes its devices; koordlet writes the same resource.
 //!
-//! The types are the schema that Koordinator ships, field by field; the `CustomResourceDefinition` is generated from them. They
-//! read more than the schema allows, since a cluster may have another definition, or had one when an object was written.
+//! The types are the schema that Koordinator ships, field by field (`apis/scheduling/v1alpha1/device_types.go`); the
+//! `CustomResourceDefinition` is generated from them. They read more than the schema allows, since a cluster may have another
+//! definition, or had one when an object was written.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::pod::null_as_default;
+use crate::pod::{is_default, null_as_default};
 use crate::quantity::Quantity;
 
 /// The device type of GPUs.
@@ -21,23 +22,25 @@ pub const TYPE_RDMA: &str = "rdma";
 /// The device type of FPGA cards.
 pub const TYPE_FPGA: &str = "fpga";
 
-/// Vendor of the GPUs; a label of the Device object and of the node, like the next two.
+/// Label of the Device object and of the node, as the next two: the vendor of the GPUs, such as `nvidia`.
 pub const GPU_VENDOR_LABEL: &str = "node.koordinator.sh/gpu-vendor";
-/// Model of the GPUs; absent if they differ.
+/// Model of the GPUs, such as `A100-SXM4-80GB`; absent if the node has several models (as Koordinator's koordlet writes it).
 pub const GPU_MODEL_LABEL: &str = "node.koordinator.sh/gpu-model";
-/// Version of the GPU driver.
+/// Version of the GPU driver, such as `570.133.20`.
 pub const GPU_DRIVER_LABEL: &str = "node.koordinator.sh/gpu-driver-version";
-/// The labels that a Device object and its node have in common.
+/// The labels that the plugin writes to the Device object and to its node.
+// On both: users select nodes by them, and a scheduler reads the Device object alone.
 pub const NODE_LABELS: [&str; 3] = [GPU_VENDOR_LABEL, GPU_MODEL_LABEL, GPU_DRIVER_LABEL];
 
 /// Label of the Device object of a node whose plugin serves the vendor's resource (`nvidia.com/gpu`) too: `true`.
 pub const SERVES_VENDOR_LABEL: &str = "gpushare/serves-vendor";
-/// Label of a device that is left to the vendor's plugin: [`SHARING_DISABLED`].
+/// Label of a device in the Device object: [`SHARING_DISABLED`] if the device is left to the vendor's plugin.
 pub const SHARING_LABEL: &str = "gpushare/sharing";
-/// The value of [`SHARING_LABEL`].
+/// The only value of [`SHARING_LABEL`].
 pub const SHARING_DISABLED: &str = "disabled";
 
-/// Annotation of the node that changes with its Device object: kube-scheduler watches nodes, and retries pending pods then.
+/// Annotation of the node that the plugin changes after its Device object: kube-scheduler watches nodes, but no Device objects, and
+/// retries pending pods when a node changes.
 pub const DEVICES_REVISION: &str = "gpushare/devices-revision";
 
 /// Annotation of the Device object with the kernel's boot ID of the node when the plugin wrote the object.
@@ -47,8 +50,9 @@ pub const BOOT_ID: &str = "gpushare/boot-id";
 /// or `all`.
 pub const CLEAR_UNHEALTHY: &str = "gpushare/clear-unhealthy";
 
-/// Label of a GPU, and of a Device object, with the enforcement level of memory limits there: `none`, `hami-core` or
-/// [`ENFORCED_BY_DRIVER`]. The object has the lowest level of its GPUs. As an annotation of a pod, the level that the pod demands.
+/// Label of a GPU in the Device object, and of the object itself, with the level at which memory limits are enforced: `none`,
+/// `hami-core` or [`ENFORCED_BY_DRIVER`]. The object has the lowest level of its GPUs. The same key is an annotation of pods: the level
+/// that the pod demands.
 pub const ENFORCEMENT: &str = "gpushare/enforcement";
 /// The value of [`ENFORCEMENT`] for limits that the GPU driver enforces.
 pub const ENFORCED_BY_DRIVER: &str = "driver";
@@ -69,6 +73,7 @@ pub const CONDITION_ISOLATED: &str = "Isolated";
     version = "v1alpha1",
     kind = "Device",
     plural = "devices",
+    // No program writes a status, but Koordinator's definition has one, and the two must be able to replace each other.
     status = "DeviceStatus",
     derive = "PartialEq",
     doc = "The devices of the node of the same name: their amounts, places and health. The node's plugin writes it, and schedulers read it.",
@@ -112,25 +117,25 @@ impl RawDevice {
 #[serde(default)]
 #[schemars(transform = without_defaults)]
 pub struct DeviceStatus {
-    /// The holders of devices, by device type.
+    /// The pods that hold devices, by device type.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub allocations: Vec<StatusAllocation>,
 }
 
-/// The holders of one type of device.
+/// The pods that hold devices of one type.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 #[schemars(transform = without_defaults)]
 pub struct StatusAllocation {
-    /// Device type.
+    /// Device type, such as `gpu`.
     #[serde(rename = "type")]
     pub device_type: String,
-    /// One entry per pod.
+    /// One entry for each pod.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<StatusEntry>,
 }
 
-/// One holder.
+/// A pod that holds devices.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 #[schemars(transform = without_defaults)]
@@ -141,7 +146,7 @@ pub struct StatusEntry {
     pub namespace: String,
     /// Pod UID.
     pub uuid: String,
-    /// The devices it holds.
+    /// Minor numbers of the devices that the pod holds.
     #[serde(deserialize_with = "null_as_default")]
     pub minors: Vec<i32>,
 }
@@ -154,38 +159,34 @@ pub struct DeviceInfo {
     /// `gpu`, `rdma`, `fpga`, or any other type.
     #[serde(rename = "type")]
     pub device_type: String,
-    /// Labels, which hints of pods select.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    /// Labels of the device, which the `selector` of a pod's hint selects.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_default")]
     pub labels: BTreeMap<String, String>,
     /// UUID of a GPU, PCI address of another device.
     pub id: String,
-    /// Number of the device node, for display and for annotations that demand it.
+    /// Number of the device file from 0, for display and for annotations that demand it; `id` identifies the device.
+    // `with`: the schema of an `Option` would allow `null`, which Koordinator's does not.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "i32")]
     pub minor: Option<i32>,
-    /// Physical position in the machine.
+    /// Physical position in the machine, as NVML's module ID.
+    // `with`, as for `minor`.
     #[serde(rename = "moduleID", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "i32")]
     pub module_id: Option<i32>,
-    /// An unhealthy device takes no new pods.
+    /// True if the device works. An unhealthy device takes no new pods.
     pub health: bool,
-    /// Amounts of the device, by resource name.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    /// All amounts of the device by resource name, in bytes for `koordinator.sh/gpu-memory` and in percent for the others.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_default")]
     pub resources: BTreeMap<String, Quantity>,
-    /// Its place in the machine.
+    /// The device's place in the machine; absent if it is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "DeviceTopology")]
     pub topology: Option<DeviceTopology>,
-    /// Virtual functions of a NIC.
+    /// Virtual functions (SR-IOV) of a network adapter.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub vf_groups: Vec<VirtualFunctionGroup>,
-    /// Conditions, such as the reason and time of a failure.
+    /// Conditions of the device, such as `Healthy` with the reason and time of a failure.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<DeviceCondition>,
 }
@@ -195,16 +196,16 @@ pub struct DeviceInfo {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(transform = without_defaults, extend("required" = ["nodeID", "pcieID", "socketID"]))]
 pub struct DeviceTopology {
-    /// CPU socket, -1 if unknown.
+    /// Number of the CPU socket, -1 if it is not known.
     #[serde(rename = "socketID")]
     pub socket_id: i32,
-    /// NUMA node.
+    /// Number of the NUMA node; 0 on a machine whose kernel reports none (-1 in sysfs).
     #[serde(rename = "nodeID")]
     pub node_id: i32,
-    /// PCIe switch or root complex.
+    /// The PCIe switch above the device, or its root complex.
     #[serde(rename = "pcieID")]
     pub pcie_id: String,
-    /// PCI address.
+    /// PCI address, such as `0000:3b:00.0`; empty if it is not known.
     #[serde(rename = "busID", skip_serializing_if = "String::is_empty")]
     pub bus_id: String,
 }
@@ -215,12 +216,9 @@ pub struct DeviceTopology {
 #[schemars(transform = without_defaults)]
 pub struct VirtualFunctionGroup {
     /// Labels, which the `vfSelector` of a hint selects.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_default")]
     pub labels: BTreeMap<String, String>,
-    /// The functions.
+    /// The virtual functions of the group.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub vfs: Vec<VirtualFunction>,
 }
@@ -230,9 +228,9 @@ pub struct VirtualFunctionGroup {
 #[serde(default)]
 #[schemars(transform = without_defaults, extend("required" = ["minor"]))]
 pub struct VirtualFunction {
-    /// Its number, -1 if unknown.
+    /// Number of the function, -1 if it is not known.
     pub minor: i32,
-    /// Its PCI address.
+    /// PCI address of the function.
     #[serde(rename = "busID")]
     pub bus_id: String,
 }
@@ -242,7 +240,7 @@ pub struct VirtualFunction {
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = without_defaults)]
 pub struct DeviceCondition {
-    /// `Healthy`; `Injectable`, true if containers of the node can get the device; `Isolated`, true if only containers that request GPUs see it.
+    /// Type of the condition, such as `Healthy`, `Injectable`, `Limited` or `Isolated`.
     #[serde(rename = "type")]
     #[schemars(
         length(max = 316),
@@ -258,31 +256,31 @@ pub struct DeviceCondition {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "i64", range(min = 0))]
     pub observed_generation: Option<i64>,
-    /// RFC 3339, whole seconds.
+    /// Time at which the status changed last, RFC 3339 in whole seconds.
+    // A text: another program's time that does not parse must not make the whole object unreadable.
     #[schemars(extend("format" = "date-time"))]
     pub last_transition_time: String,
-    /// CamelCase reason, such as `Xid79`.
+    /// The reason in CamelCase, such as `Xid79`.
     #[schemars(
         length(min = 1, max = 1024),
         regex(pattern = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
     )]
     pub reason: String,
-    /// Sentence for people.
+    /// The reason in a sentence.
     #[schemars(length(max = 32768))]
     pub message: String,
 }
 
-/// Removes the defaults of decoding from the schema, except that of `health`: the API server would write them into objects.
+/// Removes the defaults of decoding from the schema: the API server would write them into objects.
 fn without_defaults(schema: &mut Schema) {
     let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
     for field in properties
         .into_iter()
         .flat_map(|properties| properties.values_mut())
     {
-        if let Some(field) = field.as_object_mut()
-            && field.get("default").is_some_and(|default| !default.is_boolean())
-        {
-            field.remove("default");
+        // The default of `health` stays, as Koordinator's schema has it: a boolean that is left out is false there too.
+        if field.get("default").is_some_and(|default| !default.is_boolean()) {
+            field.as_object_mut().and_then(|field| field.remove("default"));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! kube-scheduler's extender JSON, v1. Its Go types have no JSON names, so keys are capitalised and an absent map is `null`;
-//! pods and nodes inside keep their usual spelling.
+//! The JSON of kube-scheduler's extender API, `k8s.io/kube-scheduler/extender/v1`. Its Go types have no JSON names, so keys are
+//! capitalised and an absent map is `null`; pods and nodes inside keep their usual spelling.
 //!
 //! Names are borrowed from the request's bytes: a request may carry thousands of them.
 
@@ -9,6 +9,7 @@ use std::fmt;
 
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
 
 use crate::node::Node;
 use crate::pod::{Pod, null_as_default};
@@ -19,10 +20,10 @@ use crate::pod::{Pod, null_as_default};
 pub struct ExtenderArgs<'a> {
     /// The pod to place.
     pub pod: Pod,
-    /// Whole nodes: the extender is not `nodeCacheCapable`, or an autoscaler asks about nodes that do not exist yet.
+    /// Whole nodes, if the extender is not `nodeCacheCapable`; also from an autoscaler that asks about nodes which do not exist yet.
     #[serde(default)]
     pub nodes: Option<NodeList>,
-    /// Names only: the extender is `nodeCacheCapable`.
+    /// Names of nodes, if the extender is `nodeCacheCapable`.
     #[serde(default, borrow)]
     pub node_names: Option<Vec<Name<'a>>>,
 }
@@ -39,7 +40,7 @@ pub struct NodeList {
 #[derive(Debug)]
 pub struct WholeNode {
     /// All fields of the request.
-    pub raw: serde_json::Value,
+    pub raw: Value,
     /// The fields that gpushare reads.
     pub node: Node,
 }
@@ -53,7 +54,9 @@ impl WholeNode {
 
 impl<'de> Deserialize<'de> for WholeNode {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let raw = serde_json::Value::deserialize(deserializer)?;
+        // All fields are kept: kube-scheduler takes the nodes of the answer in place of its own.
+        let raw = Value::deserialize(deserializer)?;
+        // From the parsed value, which is there already: the bytes are not read twice.
         let node = Node::deserialize(&raw).map_err(de::Error::custom)?;
         Ok(Self { raw, node })
     }
@@ -98,17 +101,18 @@ impl<'de> Visitor<'de> for NameVisitor {
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderFilterResult<'a> {
-    /// Fitting nodes, if the request has whole nodes.
+    /// The nodes that fit, if the request has whole nodes.
     pub nodes: Option<NodeList>,
-    /// Fitting nodes, if the request has names.
+    /// The names of the nodes that fit, if the request has names. A name that the request lacks is an error to kube-scheduler.
     pub node_names: Option<Vec<&'a str>>,
-    /// Reasons of nodes that do not fit, where preemption may help.
+    /// The reasons of nodes that do not fit and where preemption may help, by name.
+    // A list, because a map of thousands of names would be built only to be written.
     #[serde(serialize_with = "as_map")]
     pub failed_nodes: Vec<(&'a str, Cow<'a, str>)>,
-    /// Reasons of nodes that do not fit, where preemption cannot help.
+    /// The reasons of nodes that do not fit and where preemption cannot help, by name.
     #[serde(serialize_with = "as_map")]
     pub failed_and_unresolvable_nodes: Vec<(&'a str, Cow<'a, str>)>,
-    /// Fails the whole scheduling cycle; empty without an error.
+    /// An error that fails the whole scheduling cycle of the pod, unless the extender is `ignorable`; empty without one.
     pub error: String,
 }
 
@@ -116,13 +120,13 @@ fn as_map<S: Serializer>(entries: &[(&str, Cow<'_, str>)], serializer: S) -> Res
     serializer.collect_map(entries.iter().map(|(name, reason)| (name, reason)))
 }
 
-/// One entry of the answer of `prioritize`, which is a bare array.
+/// One node's score in the answer of `prioritize`, which is a bare array of them.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct HostPriority<'a> {
     /// Node name.
     pub host: &'a str,
-    /// 0 to 10.
+    /// 0 to 10, higher is better; kube-scheduler multiplies it by the extender's weight, and by 10.
     pub score: i64,
 }
 
@@ -141,11 +145,11 @@ pub struct ExtenderBindingArgs {
     pub node: String,
 }
 
-/// The answer of `bind`: an empty error means bound. Sent with HTTP 200 also on failure, or kube-scheduler drops the text.
+/// The answer of `bind`. Sent with HTTP 200 also on failure, since kube-scheduler drops the text of any other status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderBindingResult {
-    /// Why the pod was not bound.
+    /// The reason that the pod was not bound; empty if it was.
     pub error: String,
 }
 
@@ -208,64 +212,34 @@ pub struct ExtenderPreemptionResult {
 impl ExtenderPreemptionArgs {
     /// The pod, and the proposed victims of each node by UID, from either form of the request.
     pub fn into_proposals(self) -> (Pod, BTreeMap<String, MetaVictims>) {
-        let proposals = match (self.node_name_to_meta_victims, self.node_name_to_victims) {
-            (Some(by_uid), _) => by_uid,
-            (None, whole) => whole
-                .into_iter()
-                .flatten()
-                .map(|(node, victims)| (node, victims.into()))
-                .collect(),
-        };
+        // kube-scheduler sends one of the two forms, and null for the other.
+        let mut proposals = self.node_name_to_meta_victims.unwrap_or_default();
+        for (node, victims) in self.node_name_to_victims.into_iter().flatten() {
+            proposals.entry(node).or_insert_with(|| victims.into());
+        }
         (self.pod, proposals)
     }
 }
 
 impl MetaVictims {
-    /// Returns true if both name the same pods, in any order.
+    /// Returns true if both list the same pods, in any order.
     pub fn are_same_pods(&self, other: &Self) -> bool {
         self.pods.len() == other.pods.len() && self.pods.iter().all(|pod| other.pods.contains(pod))
     }
 }
 
+// The answer names victims by UID in either case.
 impl From<Victims> for MetaVictims {
     fn from(victims: Victims) -> Self {
-        let pods = victims.pods.into_iter().map(|pod| MetaPod {
-            uid: pod.metadata.uid.unwrap_or_default(),
-        });
+        let mut pods = Vec::with_capacity(victims.pods.len());
+        for pod in victims.pods {
+            let uid = pod.metadata.uid.unwrap_or_default();
+            pods.push(MetaPod { uid });
+        }
         Self {
-            pods: pods.collect(),
+            pods,
             n_pdb_violations: victims.n_pdb_violations,
         }
-    }
-}
-
-/// The fields of a pod's spec for which it competes with other pods of its node: host ports, and volumes that one pod or one
-/// node may use at a time.
-#[derive(Debug, Default, Deserialize)]
-struct SharedResources {
-    #[serde(default, deserialize_with = "null_as_default")]
-    containers: Vec<ContainerPorts>,
-    #[serde(default, rename = "initContainers", deserialize_with = "null_as_default")]
-    init_containers: Vec<ContainerPorts>,
-    #[serde(default, deserialize_with = "null_as_default")]
-    volumes: Vec<serde_json::Map<String, serde_json::Value>>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct ContainerPorts {
-    #[serde(default, deserialize_with = "null_as_default")]
-    ports: Vec<Port>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct Port {
-    #[serde(default, rename = "hostPort")]
-    host_port: Option<i32>,
-}
-
-impl Port {
-    fn is_of_host(&self) -> bool {
-        self.host_port.is_some_and(|port| port > 0)
     }
 }
 
@@ -279,8 +253,8 @@ const OWN_VOLUMES: [&str; 6] = [
     "secret",
 ];
 
-/// Returns true if other pods may keep the pod off a node by more than the resources that they use: by host ports, volumes, or
-/// rules about pods near by. Every victim that kube-scheduler proposes may then be needed.
+/// Returns true if other pods may keep the pod off a node by more than the resources that they use: by host ports, by volumes that
+/// one pod or one node may use at a time, or by rules about pods near by. Every victim that kube-scheduler proposes may then be needed.
 ///
 /// # Errors
 /// The request cannot be read.
@@ -288,20 +262,33 @@ pub fn depends_on_other_pods(request: &[u8], pod: &Pod) -> Result<bool, serde_js
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
     struct Request {
-        pod: Spec,
-    }
-    #[derive(Deserialize)]
-    struct Spec {
-        #[serde(default)]
-        spec: SharedResources,
+        pod: Value,
     }
     // A second pass over the request: pods in memory do without these fields, which no other code reads.
-    let Request { pod: Spec { spec } } = serde_json::from_slice(request)?;
-    let mut containers = spec.containers.iter().chain(&spec.init_containers);
-    let has_host_port = containers.any(|container| container.ports.iter().any(Port::is_of_host));
-    let mut volume_fields = spec.volumes.iter().flat_map(serde_json::Map::keys);
-    let has_shared_volume = volume_fields.any(|field| !OWN_VOLUMES.contains(&field.as_str()));
-    Ok(has_host_port || has_shared_volume || pod.spec.has_required_pod_rules())
+    let Request { pod: object } = serde_json::from_slice(request)?;
+    let spec = object.get("spec").unwrap_or(&Value::Null);
+    for container in list(spec, "containers").chain(list(spec, "initContainers")) {
+        // A port of 0 is one that a template leaves open.
+        let mut ports = list(container, "ports").filter_map(|port| port.get("hostPort")?.as_u64());
+        if ports.any(|port| port > 0) {
+            return Ok(true);
+        }
+    }
+    let volumes = list(spec, "volumes").filter_map(Value::as_object);
+    // A kind of volume that this code does not know may be shared.
+    if volumes
+        .flat_map(Map::keys)
+        .any(|field| !OWN_VOLUMES.contains(&field.as_str()))
+    {
+        return Ok(true);
+    }
+    Ok(pod.spec.has_required_pod_rules())
+}
+
+/// The entries of a list in a JSON object; none if it is absent.
+fn list<'a>(object: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> + use<'a> {
+    let entries = object.get(field).and_then(Value::as_array);
+    entries.into_iter().flatten()
 }
 
 #[cfg(test)]

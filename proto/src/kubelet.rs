@@ -1,9 +1,7 @@
-//! gRPC of kubelet's sockets, generated from `proto/kubelet/*.proto`.
-//!
-//! Holds no behaviour: who serves and who calls is decided by the daemons.
+//! gRPC of kubelet's sockets, generated from `proto/kubelet/*.proto`. The device plugin and the testbed's kubelet implement servers
+//! and clients.
 
-/// kubelet's device plugin contract, v1beta1.
-pub mod deviceplugin {
+mod generated {
     #![expect(
         missing_docs,
         unused_qualifications,
@@ -12,32 +10,30 @@ pub mod deviceplugin {
         clippy::allow_attributes_without_reason,
         reason = "generated code"
     )]
-    tonic::include_proto!("v1beta1");
+
+    /// kubelet's device plugin API, v1beta1 (`k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1`).
+    pub mod deviceplugin {
+        tonic::include_proto!("v1beta1");
+    }
+
+    /// kubelet's pod-resources API, v1 (`k8s.io/kubelet/pkg/apis/podresources/v1`).
+    pub mod podresources {
+        tonic::include_proto!("v1");
+    }
 }
 
-/// kubelet's pod-resources contract, v1.
-pub mod podresources {
-    #![expect(
-        missing_docs,
-        unused_qualifications,
-        clippy::pedantic,
-        clippy::allow_attributes,
-        clippy::allow_attributes_without_reason,
-        reason = "generated code"
-    )]
-    tonic::include_proto!("v1");
-}
+pub use generated::{deviceplugin, podresources};
 
-/// The version that [`deviceplugin::RegisterRequest`] must name.
+/// The version that a [`deviceplugin::RegisterRequest`] has to name; kubelet refuses any other.
 pub const DEVICE_PLUGIN_VERSION: &str = "v1beta1";
 
-/// Health of a device that kubelet may hand out.
+/// Health of a device that kubelet may allocate.
 pub const HEALTHY: &str = "Healthy";
 
-/// Health of a device that kubelet counts in capacity but not in allocatable.
+/// Health of a device that kubelet counts in the node's capacity but not in its allocatable amount.
 pub const UNHEALTHY: &str = "Unhealthy";
 
-/// Default of grpc-go, which kubelet does not raise: longer messages end the stream.
+/// Longest message that kubelet reads, in bytes: the default of grpc-go, which kubelet does not raise. A longer one ends the stream.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
 #[cfg(test)]

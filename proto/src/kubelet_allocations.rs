@@ -1,4 +1,5 @@
-//! Devices that kubelet allocated to pods which this project's scheduler did not place: an annotation of the Device object.
+//! Devices that kubelet allocated to pods which gpushare's scheduler did not place: an annotation of the Device object, by the
+//! proposal "Fine-grained device scheduling" (section on compatibility).
 //!
 //! A node's plugin writes it where the vendor's plugin serves the vendor's resource; the scheduler counts those devices as
 //! used. The annotation's readers look up the pods and the devices.
@@ -8,14 +9,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::pod::null_as_default;
+use crate::annotation::{self, AnnotationError};
+use crate::pod::{is_default, null_as_default};
 
-/// The annotation that is written (proposal "Fine-grained device scheduling").
+/// The annotation's key in the text of the proposal; the only key that the plugin writes.
 pub const DEVICES_CHECKPOINTS: &str = "node.koordinator.sh/devices-checkpoints";
-/// The name of the same annotation in the proposal's example; read where the other one is absent.
+/// The annotation's key in the example of the proposal; read where [`DEVICES_CHECKPOINTS`] is absent.
 const GPU_CHECKPOINTS: &str = "node.koordinator.sh/gpu-checkpoints";
 
-/// Longest annotation that is read or written, in bytes; the API server allows 256 KiB of annotations in all.
+/// Longest annotation that is read or written, in bytes; the API server allows 256 KiB for all annotations of an object.
 pub const MAX_BYTES: usize = 128 * 1024;
 
 /// Separates a device's ID from the number of its replica where the vendor's plugin shares devices by time-slicing.
@@ -23,71 +25,55 @@ const REPLICA: &str = "::";
 
 /// The devices of one resource that kubelet allocated to one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct KubeletAllocation {
     /// UID of the pod; empty if the writer does not know it.
-    #[serde(rename = "podUID", default, skip_serializing_if = "String::is_empty")]
+    #[serde(rename = "podUID", skip_serializing_if = "String::is_empty")]
     pub pod_uid: String,
-    /// The container.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    /// Name of the container; empty if the writer does not know it.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub container_name: String,
-    /// The resource that kubelet counts, such as `nvidia.com/gpu`.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    /// Name of the extended resource, such as `nvidia.com/gpu`.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub resource_name: String,
     /// kubelet's IDs of the devices; see [`physical_id`].
-    #[serde(
-        rename = "deviceIDs",
-        default,
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(rename = "deviceIDs")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_default")]
     pub device_ids: Vec<String>,
-    /// kubelet's copy of the plugin's answer, base64; passed through, never decoded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The answer to Allocate that kubelet's checkpoint holds, in base64; passed through, never decoded.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub alloc_resp: Option<String>,
 }
 
-/// All containers with devices that this project's scheduler did not choose.
+/// The devices of all containers whose devices gpushare's scheduler did not choose.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KubeletAllocations {
-    /// In the writer's order.
+    /// One entry for each container and resource, in the writer's order.
     pub entries: Vec<KubeletAllocation>,
-}
-
-/// The annotation cannot be read. The devices of its last valid value stay in use.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("annotation {key} {rule}")]
-pub struct KubeletAllocationsError {
-    key: &'static str,
-    rule: String,
 }
 
 impl KubeletAllocations {
     /// Reads the annotations of a Device object; `None` if it has no such annotation.
     ///
     /// # Errors
-    /// It is not a list of entries, an entry has another form, or it is too long.
-    pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, KubeletAllocationsError> {
-        let found = [DEVICES_CHECKPOINTS, GPU_CHECKPOINTS]
-            .into_iter()
-            .find_map(|key| Some((key, annotations.get(key)?)));
-        found
-            .map(|(key, text)| Self::parse(text).map_err(|rule| KubeletAllocationsError { key, rule }))
-            .transpose()
+    /// It is not a list of entries, an entry has another form, or it is longer than [`MAX_BYTES`]. The devices of its last valid value
+    /// then stay in use.
+    pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, AnnotationError> {
+        for key in [DEVICES_CHECKPOINTS, GPU_CHECKPOINTS] {
+            if let Some(text) = annotations.get(key) {
+                return Self::parse(key, text).map(Some);
+            }
+        }
+        Ok(None)
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
-        if text.len() > MAX_BYTES {
-            return Err(format!("is {} bytes long, more than {MAX_BYTES}", text.len()));
-        }
+    fn parse(key: &'static str, text: &str) -> Result<Self, AnnotationError> {
         // Entry by entry, so that an error names the entry.
-        let list = serde_json::from_str::<Option<Vec<Value>>>(text)
-            .map_err(|cause| format!("is no list: {cause}"))?;
+        let list: Option<Vec<Value>> = annotation::parse(key, text, MAX_BYTES)?;
         let mut entries = Vec::new();
         for (i, value) in list.iter().flatten().enumerate() {
-            let entry =
-                KubeletAllocation::deserialize(value).map_err(|cause| format!("entry {i}: {cause}"))?;
-            entries.push(entry);
+            let entry = KubeletAllocation::deserialize(value);
+            entries.push(entry.map_err(|cause| AnnotationError::new(key, format!("entry {i}: {cause}")))?);
         }
         Ok(Self { entries })
     }
@@ -97,6 +83,7 @@ impl KubeletAllocations {
     /// An annotation that would be too long is shortened: first without kubelet's copies of answers, then to one list of
     /// devices per resource, without pods. `None` if even that is too long.
     pub fn annotation(&self) -> Option<String> {
+        // An empty list would stay behind on every node without such pods.
         if self.entries.is_empty() {
             return None;
         }
@@ -124,7 +111,7 @@ impl KubeletAllocations {
         entries
     }
 
-    /// Every device once, by resource.
+    /// One entry for each resource, with every device once.
     fn without_pods(&self) -> Vec<KubeletAllocation> {
         let mut by_resource = BTreeMap::<&str, BTreeSet<&String>>::new();
         for entry in &self.entries {
@@ -149,6 +136,7 @@ impl KubeletAllocations {
 /// GPU. Any other ID, such as an index or an instance's own UUID, is returned unchanged.
 pub fn physical_id(id: &str) -> &str {
     let device = id.split_once(REPLICA).map_or(id, |(device, _)| device);
+    // Drivers before R470 name an instance by its GPU; later ones by a UUID of its own, which shows no GPU.
     match device
         .strip_prefix("MIG-")
         .and_then(|instance| instance.split_once('/'))

@@ -4,6 +4,7 @@
 //! here: neither depends on the other.
 
 pub mod admission;
+pub mod annotation;
 pub mod device;
 pub mod extender;
 #[cfg(feature = "kubelet")]

@@ -1,4 +1,5 @@
-//! The size of one unit of `aliyun.com/gpu-mem`; each node publishes its own.
+//! The size of one unit of `aliyun.com/gpu-mem`. Each node publishes its own in an annotation
+//! ([`crate::resource::ResourceNames::memory_unit_annotation`]).
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +9,7 @@ use crate::quantity::Quantity;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Bytes of one memory unit: at least 1 MiB, a multiple of 1 MiB, at most 1 TiB.
+/// The size of one memory unit: a multiple of 1 MiB up to 1 TiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemoryUnit {
     bytes: u64,
@@ -29,23 +30,23 @@ impl MemoryUnit {
     /// One gibibyte, the default of the old gpushare plugin.
     pub const GIB: Self = Self { bytes: GIB };
 
-    /// The unit of this size, if it is valid.
+    /// The unit of this size; `None` if it is no multiple of 1 MiB, is 0 or more than 1 TiB.
     pub fn from_bytes(bytes: u64) -> Option<Self> {
-        // Smaller units would need more device IDs than a message to kubelet holds.
+        // Smaller units would need more device IDs than a message to kubelet holds; larger ones are larger than any GPU.
         (bytes >= MIB && bytes.is_multiple_of(MIB) && bytes <= 1024 * GIB).then_some(Self { bytes })
     }
 
-    /// Bytes of one unit.
+    /// The bytes of one unit.
     pub fn bytes(self) -> u64 {
         self.bytes
     }
 
-    /// Whole units in an amount of bytes; the rest cannot be requested in this unit.
+    /// The number of whole units in an amount of bytes; the rest cannot be requested in this unit.
     pub fn units_in(self, bytes: u64) -> u64 {
         bytes / self.bytes
     }
 
-    /// Bytes of a number of units; `None` if that overflows.
+    /// The bytes of a number of units; `None` if 64 bits do not hold them.
     pub fn bytes_of(self, units: u64) -> Option<u64> {
         self.bytes.checked_mul(units)
     }
@@ -74,6 +75,7 @@ impl FromStr for MemoryUnit {
 impl fmt::Display for MemoryUnit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.bytes {
+            // The words of the old plugin's flag, which its users know.
             MIB => f.write_str("MiB"),
             GIB => f.write_str("GiB"),
             bytes => Quantity::from_unsigned(bytes).fmt(f),

@@ -1,4 +1,4 @@
-//! The parts of a Node that gpushare reads.
+//! The fields of a Node that gpushare reads, decoded from watches and from the extender's requests.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +8,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::pod::{QuantityText, Taint, null_as_default};
 
-/// A node as gpushare sees it.
+/// The fields of a Node that gpushare reads.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Resource)]
 #[resource(inherit = k8s_openapi::api::core::v1::Node)]
+// Absent fields are empty: an extender request may carry the template of a node that has no status yet.
 #[serde(default)]
 pub struct Node {
     /// Name, labels and annotations.
     pub metadata: ObjectMeta,
-    /// Its taints.
+    /// The desired state.
     pub spec: NodeSpec,
-    /// Its resources.
+    /// The observed state.
     pub status: NodeStatus,
 }
 
@@ -34,10 +35,10 @@ pub struct NodeSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
-    /// All resources, healthy or not.
+    /// All amounts by resource, those of unhealthy devices included.
     #[serde(deserialize_with = "null_as_default")]
     pub capacity: BTreeMap<String, QuantityText>,
-    /// Resources for pods.
+    /// The amounts that pods may request together, by resource.
     #[serde(deserialize_with = "null_as_default")]
     pub allocatable: BTreeMap<String, QuantityText>,
     /// Versions of the node's software.
@@ -54,7 +55,7 @@ pub struct NodeInfo {
 }
 
 impl Node {
-    /// The node's capacity of a resource; `None` if it is absent, negative or not a whole number.
+    /// The node's capacity of a resource, in whole units; `None` if it is absent, negative or not a whole number.
     pub fn capacity(&self, resource: &str) -> Option<u64> {
         self.status.capacity.get(resource)?.quantity().ok()?.unsigned()
     }

@@ -1,7 +1,7 @@
-//! The Node Resource Interface (NRI), by which plugins change containers that a container runtime creates.
+//! The Node Resource Interface (NRI) of containerd and CRI-O, by which plugins change containers that the runtime creates.
 //!
-//! The messages are generated from `proto/nri/*.proto`; [`wire`] has their framing on the runtime's socket. The device plugin
-//! and the testbed implement the two sides.
+//! The messages are generated from `proto/nri/*.proto`; [`wire`] has their framing on the runtime's socket. The device plugin is an
+//! NRI plugin, and the testbed's runtime its other side.
 
 pub mod wire;
 
@@ -17,16 +17,17 @@ pub mod ttrpc {
     include!(concat!(env!("OUT_DIR"), "/ttrpc.rs"));
 }
 
-/// Default path of the runtime's socket.
+/// Default path of the socket on which containerd and CRI-O serve NRI.
 pub const SOCKET: &str = "/var/run/nri/nri.sock";
 
-/// The service that the runtime serves.
+/// The ttrpc service that the runtime serves to plugins.
 pub const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 
-/// The service that a plugin serves.
+/// The ttrpc service that a plugin serves to the runtime.
 pub const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 
-/// The bit of [`api::ConfigureResponse::events`] for the creation of a container.
+/// The bit of [`api::ConfigureResponse::events`] for the creation of a container: bit `n - 1` stands for the event `n`, and
+/// `CREATE_CONTAINER` is event 4.
 pub const CREATE_CONTAINER_EVENT: i32 = 1 << 3;
 
 /// Status codes of gRPC that the plugin or the testbed uses.

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::annotation::{self, AnnotationError};
 use crate::record::DeviceAllocations;
 
 /// Annotation of the Device object: JSON of [`SwappedRecords`].
@@ -30,15 +31,15 @@ pub const PODS_WITHOUT_DEVICES: &str = "gpushare/pods-without-devices";
 /// that is killed writes nothing, so the annotation alone does not prove that the plugin lives.
 const PLUGIN_STATE: &str = "gpushare/device-plugin";
 
-/// Longest [`EXCHANGED_RECORDS`], in bytes; the API server allows 256 KiB of annotations in all.
+/// Longest [`EXCHANGED_RECORDS`], in bytes; the API server allows 256 KiB for all annotations of an object.
 const MAX_SWAPPED_BYTES: usize = 96 * 1024;
 /// Longest [`PODS_WITHOUT_DEVICES`], in bytes.
 const MAX_PODS_BYTES: usize = 16 * 1024;
 /// Longest [`PLUGIN_STATE`], in bytes.
 const MAX_STATE_BYTES: usize = 512;
-/// Most pods with swapped records; kubelet runs a few hundred.
+/// Most pods with swapped records; kubelet runs 110 pods by default, and a few hundred at most.
 const MAX_SWAPPED_PODS: usize = 1024;
-/// Longest UID of a pod, in bytes.
+/// Longest UID of a pod, in bytes; the API server's have 36, those of static pods 32.
 const MAX_UID_BYTES: usize = 128;
 
 /// The effective records of pods whose records were swapped, by UID.
@@ -49,19 +50,12 @@ pub type PodUids = BTreeSet<Box<str>>;
 
 type Annotations = BTreeMap<String, String>;
 
-/// An annotation of a plugin that cannot be read, or cannot be written. Its last valid value stays in force.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("annotation {key} {rule}")]
-pub struct ReportError {
-    key: &'static str,
-    rule: String,
-}
-
-/// The records that the plugin has swapped, from the annotation [`EXCHANGED_RECORDS`]; empty without the annotation.
+/// Reads [`EXCHANGED_RECORDS`]; empty without the annotation.
 ///
 /// # Errors
-/// It does not parse, is too long, or names no devices for a pod.
-pub fn read_swapped_records(annotations: Option<&Annotations>) -> Result<SwappedRecords, ReportError> {
+/// It does not parse, is longer than 96 KiB, names more than 1,024 pods, or names no device for a pod. Readers keep the last valid
+/// value.
+pub fn read_swapped_records(annotations: Option<&Annotations>) -> Result<SwappedRecords, AnnotationError> {
     let swapped = read(annotations, EXCHANGED_RECORDS, MAX_SWAPPED_BYTES)?.unwrap_or_default();
     check_swapped_records(&swapped)?;
     Ok(swapped)
@@ -70,52 +64,46 @@ pub fn read_swapped_records(annotations: Option<&Annotations>) -> Result<Swapped
 /// The value of [`EXCHANGED_RECORDS`].
 ///
 /// # Errors
-/// [`read_swapped_records`] would refuse it.
-pub fn write_swapped_records(swapped: &SwappedRecords) -> Result<String, ReportError> {
+/// [`read_swapped_records`] would refuse the value.
+pub fn write_swapped_records(swapped: &SwappedRecords) -> Result<String, AnnotationError> {
     check_swapped_records(swapped)?;
-    let text = serde_json::to_string(swapped)
-        .map_err(|cause| swapped_error(format!("cannot be written: {cause}")))?;
-    if text.len() > MAX_SWAPPED_BYTES {
-        return Err(swapped_error(format!(
+    match serde_json::to_string(swapped) {
+        Ok(text) if text.len() <= MAX_SWAPPED_BYTES => Ok(text),
+        Ok(_) => Err(swapped_error(format!(
             "would be longer than {MAX_SWAPPED_BYTES} bytes"
-        )));
+        ))),
+        Err(cause) => Err(swapped_error(format!("cannot be written: {cause}"))),
     }
-    Ok(text)
 }
 
-fn check_swapped_records(swapped: &SwappedRecords) -> Result<(), ReportError> {
+fn check_swapped_records(swapped: &SwappedRecords) -> Result<(), AnnotationError> {
     if swapped.len() > MAX_SWAPPED_PODS {
-        return Err(swapped_error(format!("names more than {MAX_SWAPPED_PODS} pods")));
+        return Err(swapped_error(format!("more than {MAX_SWAPPED_PODS} pods")));
     }
     for (uid, record) in swapped {
         // Such an entry would never match a pod, and hide that its writer is broken.
         if uid.is_empty() || uid.len() > MAX_UID_BYTES {
-            return Err(swapped_error(
-                "has an entry whose name is not the UID of a pod".to_owned(),
-            ));
+            return Err(swapped_error("an entry whose name is not the UID of a pod"));
         }
         // A record without devices would free those of a running pod.
         if record.values().all(Vec::is_empty) {
-            return Err(swapped_error(format!(
-                "names no device for the pod with UID {uid}"
-            )));
+            return Err(swapped_error(format!("no device for the pod with UID {uid}")));
         }
     }
     Ok(())
 }
 
-fn swapped_error(rule: String) -> ReportError {
-    ReportError {
-        key: EXCHANGED_RECORDS,
-        rule,
-    }
+fn swapped_error(rule: impl Into<String>) -> AnnotationError {
+    AnnotationError::new(EXCHANGED_RECORDS, rule)
 }
 
 /// Reads [`PODS_WITHOUT_DEVICES`]; `None` if the plugin does not report such pods.
 ///
 /// # Errors
-/// It is not a JSON list of strings, or is too long.
-pub fn read_pods_without_devices(annotations: Option<&Annotations>) -> Result<Option<PodUids>, ReportError> {
+/// It is not a JSON list of strings, or is longer than 16 KiB.
+pub fn read_pods_without_devices(
+    annotations: Option<&Annotations>,
+) -> Result<Option<PodUids>, AnnotationError> {
     read(annotations, PODS_WITHOUT_DEVICES, MAX_PODS_BYTES)
 }
 
@@ -123,6 +111,7 @@ pub fn read_pods_without_devices(annotations: Option<&Annotations>) -> Result<Op
 pub fn write_pods_without_devices<'a>(uids: impl IntoIterator<Item = &'a str>) -> String {
     let mut n_bytes = 2;
     let mut written = BTreeSet::new();
+    // In the order of UIDs: an annotation that changes with an iteration order would be written again and again.
     for uid in uids.into_iter().collect::<BTreeSet<_>>() {
         // Two quotes and a comma. UIDs have no characters that JSON escapes, so others are left out.
         n_bytes += uid.len() + 3;
@@ -140,11 +129,12 @@ pub fn write_pods_without_devices<'a>(uids: impl IntoIterator<Item = &'a str>) -
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PluginState {
     /// True if kubelet has the plugin's device lists, so that pods can be admitted.
+    // kubelet fails a pod for good whose device plugin is away at admission.
     pub serving: bool,
-    /// The time of the report, by the clock of the node.
-    #[serde(with = "rfc3339")]
+    /// The time of the report by the clock of the node, RFC 3339.
+    // No `Time` of Kubernetes, which drops fractions of a second: two reports may be of one second.
     pub since: Timestamp,
-    /// UID of the plugin's pod; `None` for a plugin outside of pods.
+    /// UID of the plugin's pod; `None` for a plugin that runs in no pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
 }
@@ -153,13 +143,14 @@ impl PluginState {
     /// Reads the annotation of the plugin's state; `None` if the plugin has never reported.
     ///
     /// # Errors
-    /// It does not parse, or is too long.
-    pub fn read(annotations: Option<&Annotations>) -> Result<Option<Self>, ReportError> {
+    /// It does not parse, or is longer than 512 bytes.
+    pub fn read(annotations: Option<&Annotations>) -> Result<Option<Self>, AnnotationError> {
         read(annotations, PLUGIN_STATE, MAX_STATE_BYTES)
     }
 
     /// The merge patch of the Node that writes the annotation of the plugin's state.
     pub fn patch(&self) -> Value {
+        // A struct of a flag and two texts always serializes.
         let text = serde_json::to_string(self).unwrap_or_default();
         json!({"metadata": {"annotations": {PLUGIN_STATE: text}}})
     }
@@ -169,33 +160,10 @@ fn read<T: DeserializeOwned>(
     annotations: Option<&Annotations>,
     key: &'static str,
     max_bytes: usize,
-) -> Result<Option<T>, ReportError> {
-    let Some(text) = annotations.and_then(|annotations| annotations.get(key)) else {
-        return Ok(None);
-    };
-    let fail = |rule: String| ReportError { key, rule };
-    // Before parsing, so that a long annotation costs nothing.
-    if text.len() > max_bytes {
-        return Err(fail(format!("is longer than {max_bytes} bytes")));
-    }
-    let value = serde_json::from_str(text).map_err(|cause| fail(format!("does not parse: {cause}")))?;
-    Ok(Some(value))
-}
-
-/// Serialises a time as RFC 3339 with its full precision; `Time` of Kubernetes drops fractions of a second.
-mod rfc3339 {
-    use k8s_openapi::jiff::Timestamp;
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(time)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse()
-            .map_err(|error| D::Error::custom(format!("{text:?} is no time: {error}")))
+) -> Result<Option<T>, AnnotationError> {
+    match annotations.and_then(|annotations| annotations.get(key)) {
+        None => Ok(None),
+        Some(text) => annotation::parse(key, text, max_bytes).map(Some),
     }
 }
 

@@ -1,6 +1,7 @@
-//! The parts of a Pod that gpushare reads, decoded from watches and from the extender's requests.
+//! The fields of a Pod that gpushare reads, decoded from watches and from the extender's requests.
 //!
-//! Decoding skips everything else of the pod, so that 40,000 pods take little time and memory.
+//! Decoding skips all other fields, so that 40,000 pods take little time and memory. `kubectl gpushare fits` and tests encode pods;
+//! fields that only kube-scheduler or kubelet evaluates are left out there (`skip_serializing`).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,13 +21,13 @@ pub use scheduling::{
 /// Annotation of a pod that requests no amounts and wants to see all GPUs of its node: `"true"`.
 pub const ALL_DEVICES: &str = "gpushare/all-devices";
 
-/// The type of the condition that kube-scheduler writes.
+/// The type of the pod condition in which kube-scheduler reports its last attempt.
 const POD_SCHEDULED: &str = "PodScheduled";
 
-/// Reason of that condition if no node fits.
+/// The reason of the condition [`POD_SCHEDULED`] if no node fits.
 const UNSCHEDULABLE: &str = "Unschedulable";
 
-/// Labels of the pods of a group that a coscheduling plugin places together, newest first.
+/// Labels of pods that a coscheduling plugin of kube-scheduler (scheduler-plugins) places together, the newest name first.
 const GROUP_LABELS: [&str; 2] = [
     "scheduling.x-k8s.io/pod-group",
     "pod-group.scheduling.sigs.k8s.io",
@@ -35,7 +36,7 @@ const GROUP_LABELS: [&str; 2] = [
 /// Annotation of the pods of a gang that Koordinator's coscheduling plugin places together.
 const GANG_ANNOTATION: &str = "gang.scheduling.koordinator.sh/name";
 
-/// A pod as gpushare sees it.
+/// The fields of a Pod that gpushare reads.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Resource)]
 #[resource(inherit = k8s_openapi::api::core::v1::Pod)]
 #[serde(default)]
@@ -52,10 +53,11 @@ pub struct Pod {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
-    /// `None` until the pod is bound.
+    // Watches and requests have a null for every list that Go left nil.
+    /// The pod's node; `None` until the pod is bound.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
-    /// Ordinary init containers and sidecars, in order.
+    /// Ordinary init containers and sidecars, in the order in which kubelet starts them.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub init_containers: Vec<Container>,
     /// App containers, in order.
@@ -67,25 +69,22 @@ pub struct PodSpec {
     /// Rules for spreading pods over nodes and zones.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub topology_spread_constraints: Vec<SpreadConstraint>,
-    /// Taints that the pod tolerates.
+    /// Tolerations of nodes' taints.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub tolerations: Vec<Toleration>,
-    /// Pods of higher priority may preempt this one.
+    /// The priority; kube-scheduler may preempt the pod for one of higher priority.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
-    /// Pod-level resources, which replace the sum over the containers.
+    /// Pod-level resources, which replace the sum over the containers for CPU and memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
-    /// Amounts of the pod's runtime class, on top of the containers'.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    /// Amounts that the pod's `RuntimeClass` adds to those of the containers.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_default")]
     pub overhead: BTreeMap<String, QuantityText>,
-    /// Claims of devices of DRA drivers.
+    /// Claims of devices by Dynamic Resource Allocation (DRA).
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub resource_claims: Vec<PodResourceClaim>,
-    /// Volumes, of which only the kind is read.
+    /// Volumes; only their kinds are read.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub volumes: Vec<Volume>,
     /// The `PodGroup` that kube-scheduler places as a whole, with the feature gate `GenericWorkload`.
@@ -105,12 +104,12 @@ pub struct PodResourceClaim {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Container {
-    /// Unique in the pod.
+    /// The container's name; unique in the pod.
     pub name: String,
-    /// `Always` on an init container makes it a sidecar.
+    /// Restart policy of the container itself; `Always` on an init container makes it a sidecar.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart_policy: Option<String>,
-    /// Variables of the manifest, which win over those of device plugins.
+    /// Variables of the manifest. kubelet puts them after those of device plugins, and the last value counts.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<Variable>,
     /// The ports that the manifest names.
@@ -125,9 +124,9 @@ pub struct Container {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerPort {
-    /// Empty if it has none.
+    /// The port's name; empty if it has none.
     pub name: String,
-    /// The number, at the pod's address.
+    /// The port number at the pod's address.
     pub container_port: i32,
 }
 
@@ -135,9 +134,9 @@ pub struct ContainerPort {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Variable {
-    /// Its name.
+    /// The variable's name.
     pub name: String,
-    /// `None` if the value comes from a field, a `ConfigMap` or a `Secret`.
+    /// The value; `None` if the value comes from a field, a `ConfigMap` or a `Secret`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
 }
@@ -146,17 +145,11 @@ pub struct Variable {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ResourceRequirements {
-    /// Upper bounds; kubelet asks device plugins for these.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    /// Upper bounds by resource. kubelet allocates device IDs for the limits of extended resources.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_default")]
     pub limits: BTreeMap<String, QuantityText>,
-    /// Amounts that kube-scheduler counts; for extended resources the API server keeps them equal to the limits.
-    #[serde(
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "BTreeMap::is_empty"
-    )]
+    /// Amounts that kube-scheduler counts, by resource; the API server demands that those of extended resources equal the limits.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_default")]
     pub requests: BTreeMap<String, QuantityText>,
 }
 
@@ -164,11 +157,11 @@ pub struct ResourceRequirements {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum QuantityText {
-    /// The usual form.
+    /// A text, as the API server writes every quantity.
     Text(String),
-    /// A bare number.
+    /// A bare number of units, as a manifest may have it.
     Number(i64),
-    /// Any other JSON, which has no value.
+    /// Any other JSON, which is no quantity.
     Other(serde_json::Value),
 }
 
@@ -176,7 +169,7 @@ pub enum QuantityText {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
-    /// Pending, Running, Succeeded, Failed or Unknown.
+    /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
     /// The address of the pod, once it has one.
@@ -191,10 +184,10 @@ pub struct PodStatus {
     /// The claim that kube-scheduler created for extended resources which a DRA driver serves.
     #[serde(skip_serializing)]
     pub extended_resource_claim_status: Option<ExtendedResourceClaim>,
-    /// CamelCase reason of the phase; kubelet's, where kubelet refused the pod.
+    /// The reason of the phase in CamelCase, such as `UnexpectedAdmissionError` if kubelet refused the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Sentence for the phase; kubelet's, where kubelet refused the pod.
+    /// The reason of the phase in a sentence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// The conditions that components have written.
@@ -212,14 +205,14 @@ pub struct PodStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ContainerStatus {
-    /// Its name.
+    /// The container's name.
     pub name: String,
     /// The container runtime's name and the container's ID there, such as `containerd://0123…`; empty before it was created.
     #[serde(rename = "containerID", deserialize_with = "null_as_default")]
     pub container_id: String,
     /// True if it runs and its readiness probe succeeds.
     pub ready: bool,
-    /// Empty until kubelet has reported a state.
+    /// The state; empty until kubelet has reported one.
     #[serde(deserialize_with = "null_as_default")]
     pub state: ContainerState,
 }
@@ -228,7 +221,7 @@ pub struct ContainerStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ContainerState {
-    /// Set while its process runs.
+    /// Present while the container's process runs.
     pub running: Option<ContainerRunning>,
 }
 
@@ -236,7 +229,7 @@ pub struct ContainerState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerRunning {
-    /// The time of the start, in whole seconds of the node's clock.
+    /// The time of the start, RFC 3339 in whole seconds of the node's clock.
     pub started_at: Option<String>,
 }
 
@@ -244,19 +237,18 @@ pub struct ContainerRunning {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ExtendedResourceClaim {
-    /// Its name, in the namespace of the pod.
+    /// Name of the `ResourceClaim`, in the namespace of the pod.
     pub resource_claim_name: String,
 }
 
 impl Pod {
-    /// Returns true if its processes have ended for good, so that its devices are free.
-    ///
-    /// A deletion timestamp does not mean that: the processes may still run.
+    /// Returns true if the pod's processes have ended for good, so that its devices are free.
     pub fn is_terminal(&self) -> bool {
+        // A deletion timestamp does not mean that: the processes run until their grace period ends.
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
 
-    /// Returns true if it runs on its node because of that node and would be placed on no other: a pod of a `DaemonSet`, or
+    /// Returns true if the pod runs on its node because of that node and would be placed on no other: a pod of a `DaemonSet`, or
     /// the mirror of a static pod.
     pub fn is_tied_to_node(&self) -> bool {
         let mut owners = self.metadata.owner_references.iter().flatten();
@@ -266,38 +258,39 @@ impl Pod {
         })
     }
 
-    /// Returns true if it may hold devices of DRA drivers, which kubelet prepares before its containers start.
+    /// Returns true if the pod may hold devices of DRA drivers, which kubelet prepares before its containers start.
     pub fn uses_claims(&self) -> bool {
+        // With `DRAExtendedResource` a pod has a claim that its spec does not show.
         !self.spec.resource_claims.is_empty() || self.status.extended_resource_claim_status.is_some()
     }
 
     /// Returns true if kube-scheduler may wait before it binds the pod: for its volumes, or for the devices of its claims.
-    ///
-    /// The pod alone does not show which of its claims are bound already.
     pub fn may_wait_for_claims(&self) -> bool {
+        // The pod alone does not show which of its claims are bound already.
         let mut volumes = self.spec.volumes.iter();
         self.uses_claims() || volumes.any(|volume| volume.is_claimed || volume.is_ephemeral)
     }
 
-    /// Returns true if it has a deletion timestamp.
+    /// Returns true if the pod has a deletion timestamp.
     pub fn is_deleting(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
 
-    /// Its priority; 0 if it has none.
+    /// The pod's priority; 0 if it has none, as for kube-scheduler.
     pub fn priority(&self) -> i32 {
         self.spec.priority.unwrap_or(0)
     }
 
-    /// The node that kube-scheduler reserves for it.
+    /// The node that kube-scheduler reserves for the pod.
     pub fn nominated_node(&self) -> Option<&str> {
         let node = self.status.nominated_node_name.as_deref();
         // An empty text is no nomination.
         node.filter(|node| !node.is_empty())
     }
 
-    /// The condition of the last attempt to schedule it, if that attempt failed.
+    /// The condition of the last attempt to schedule the pod, if that attempt failed.
     pub fn failed_attempt(&self) -> Option<&PodCondition> {
+        // Other reasons mean no attempt: a pod with scheduling gates has the condition too.
         self.status.conditions.iter().find(|condition| {
             condition.kind == POD_SCHEDULED
                 && condition.status == "False"
@@ -309,28 +302,33 @@ impl Pod {
     /// coscheduling plugin.
     pub fn is_in_gang(&self) -> bool {
         let labels = self.metadata.labels.as_ref();
-        let annotations = self.metadata.annotations.as_ref();
         self.spec.scheduling_group.is_some()
             || labels.is_some_and(|labels| GROUP_LABELS.iter().any(|key| labels.contains_key(*key)))
-            || annotations.is_some_and(|annotations| annotations.contains_key(GANG_ANNOTATION))
+            || self.annotation(GANG_ANNOTATION).is_some()
     }
 
-    /// The name of its `PodGroup`, in its namespace.
+    /// The name of the pod's `PodGroup`, in the pod's namespace.
     pub fn pod_group(&self) -> Option<&str> {
         self.spec.scheduling_group.as_ref()?.pod_group_name.as_deref()
     }
 
     /// The object's resource version, which grows with every write; `None` if it has none.
     pub fn version(&self) -> Option<u64> {
+        // Comparable as numbers from Kubernetes 1.35 on, and in every API server on etcd before.
         self.metadata.resource_version.as_deref()?.parse().ok()
     }
 
-    /// UID, or the empty text for an object that was never stored.
+    /// The value of an annotation.
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// The pod's UID; empty for an object that the API server has not stored.
     pub fn uid(&self) -> &str {
         self.metadata.uid.as_deref().unwrap_or_default()
     }
 
-    /// `namespace/name`, for people.
+    /// `namespace/name`, for messages.
     pub fn display_name(&self) -> String {
         let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
         let name = self.metadata.name.as_deref().unwrap_or("(unnamed)");
@@ -339,13 +337,14 @@ impl Pod {
 }
 
 impl PodSpec {
-    /// Init containers and sidecars, then app containers: kubelet's order.
+    /// Init containers and sidecars, then app containers: the order in which kubelet allocates their devices.
     pub fn all_containers(&self) -> impl Iterator<Item = &Container> {
         self.init_containers.iter().chain(&self.containers)
     }
 
     /// Returns true if the pod prefers some of the nodes that it may run on.
     pub fn has_preferences(&self) -> bool {
+        // Only their number is known: kube-scheduler evaluates them.
         let Affinity {
             node_affinity,
             pod_affinity,
@@ -382,11 +381,12 @@ impl Container {
 
     /// The amount of a resource that kubelet allocates: the limit, or the request if there is no limit.
     pub fn quantity(&self, resource: &str) -> Option<&QuantityText> {
+        // A stored pod has equal limits and requests of extended resources; a manifest may have either.
         let ResourceRequirements { limits, requests } = &self.resources;
         limits.get(resource).or_else(|| requests.get(resource))
     }
 
-    /// Returns true if it requests more than zero of a resource.
+    /// Returns true if the container requests more than zero of a resource. A quantity that does not parse counts as more.
     pub fn asks_for(&self, resource: &str) -> bool {
         self.quantity(resource).is_some_and(|amount| !amount.is_zero())
     }
@@ -398,21 +398,21 @@ impl QuantityText {
         self.quantity().ok() == Some(Quantity::default())
     }
 
-    /// Whole units, rounded up; 0 for a quantity that does not parse or is negative.
+    /// The value in whole units, rounded up as Kubernetes does; 0 for a quantity that does not parse or is negative.
     pub fn units(&self) -> u64 {
         self.thousandths().div_ceil(1000)
     }
 
-    /// Thousandths; 0 for a quantity that does not parse or is negative.
+    /// The value in thousandths of a unit, rounded up; 0 for a quantity that does not parse or is negative.
     pub(crate) fn thousandths(&self) -> u64 {
         let thousandths = self.quantity().map(Quantity::thousandths).unwrap_or_default();
         u64::try_from(thousandths).unwrap_or(0)
     }
 
-    /// The value.
+    /// The parsed value.
     ///
     /// # Errors
-    /// The text, if it is not a quantity.
+    /// The text or JSON, if it is not a quantity.
     pub fn quantity(&self) -> Result<Quantity, Cow<'_, str>> {
         match self {
             Self::Text(text) => text.parse().map_err(|_| Cow::Borrowed(text.as_str())),
@@ -429,6 +429,11 @@ where
     T: Default + Deserialize<'de>,
 {
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+/// Returns true for a value that JSON leaves out, as Go does with `omitempty`.
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 #[cfg(test)]

@@ -27,31 +27,33 @@ pub struct QuantityError {
 }
 
 impl Quantity {
-    /// A whole number of units.
+    /// The quantity of a whole number of units.
     pub fn from_integer(units: i64) -> Self {
         Self {
             nanos: i128::from(units) * NANOS,
         }
     }
 
-    /// A whole, unsigned number of units; saturates at 2^63 - 1.
+    /// The quantity of a whole, unsigned number of units; 2^63 - 1 for larger numbers.
     pub fn from_unsigned(units: u64) -> Self {
         Self::from_integer(i64::try_from(units).unwrap_or(i64::MAX))
     }
 
-    /// The value in units; `None` if it is not a whole number.
+    /// The value in units; `None` if the value is not a whole number.
     pub fn integer(self) -> Option<i64> {
-        (self.nanos % NANOS == 0)
-            .then(|| i64::try_from(self.nanos / NANOS).ok())
-            .flatten()
+        if self.nanos % NANOS != 0 {
+            return None;
+        }
+        i64::try_from(self.nanos / NANOS).ok()
     }
 
     /// The value in thousandths of a unit, rounded up as Kubernetes does.
     pub fn thousandths(self) -> i128 {
+        // Euclidean division rounds down for negative values too.
         self.nanos.div_euclid(NANOS / 1000) + i128::from(self.nanos.rem_euclid(NANOS / 1000) != 0)
     }
 
-    /// The value in units; `None` if it is negative or not a whole number.
+    /// The value in units; `None` if the value is negative or not a whole number.
     pub fn unsigned(self) -> Option<u64> {
         self.integer().and_then(|units| u64::try_from(units).ok())
     }
@@ -62,6 +64,7 @@ impl FromStr for Quantity {
 
     fn from_str(text: &str) -> Result<Self, QuantityError> {
         let fail = |rule| QuantityError {
+            // Only the beginning: the text may be a whole file.
             text: text.chars().take(64).collect(),
             rule,
         };
@@ -101,6 +104,7 @@ impl Scale {
             "n" => Self::Decimal(-9),
             "u" => Self::Decimal(-6),
             "m" => Self::Decimal(-3),
+            // No `K`: Kubernetes has no such suffix.
             "" => Self::Decimal(0),
             "k" => Self::Decimal(3),
             "M" => Self::Decimal(6),
@@ -115,13 +119,9 @@ impl Scale {
             "Pi" => Self::Binary(5),
             "Ei" => Self::Binary(6),
             exponent => {
-                let digits = exponent.strip_prefix(['e', 'E'])?;
-                Self::Decimal(
-                    digits
-                        .parse::<i32>()
-                        .ok()
-                        .filter(|power| (-40..=40).contains(power))?,
-                )
+                let power: i32 = exponent.strip_prefix(['e', 'E'])?.parse().ok()?;
+                // Any other power is out of range for every number but 0.
+                return (-40..=40).contains(&power).then_some(Self::Decimal(power));
             }
         })
     }
@@ -139,6 +139,7 @@ impl Scale {
         }
         // Trailing zeros carry no value, and must not make a quantity too fine.
         let fraction = fraction.trim_end_matches('0');
+        // The zero in front stands for a whole part that is left out, as in `.5`.
         let digits: i128 = format!("0{whole}{fraction}").parse().map_err(|_| RANGE)?;
         // The digits count units of 10^-(number of digits after the point), the result nano-units.
         let mut power = 9 - i32::try_from(fraction.len()).map_err(|_| FINE)?;
@@ -147,9 +148,11 @@ impl Scale {
             Self::Decimal(ten) => power += ten,
             Self::Binary(times) => value = value.checked_mul(1024_i128.pow(times)).ok_or(RANGE)?,
         }
+        // A zero has no digits to lose, whatever its exponent.
         if value == 0 {
             return Ok(0);
         }
+        // More digits after the point than 128 bits hold are finer than a billionth, too.
         let factor = 10_i128
             .checked_pow(power.unsigned_abs())
             .ok_or(if power < 0 { FINE } else { RANGE })?;
@@ -168,6 +171,7 @@ impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.nanos % NANOS == 0 {
             let units = self.nanos / NANOS;
+            // Binary suffixes: memory is what people read here, and 100 has no shorter decimal form.
             let binary = [
                 (60, "Ei"),
                 (50, "Pi"),
@@ -228,6 +232,7 @@ impl Visitor<'_> for QuantityVisitor {
     }
 
     fn visit_f64<E: de::Error>(self, units: f64) -> Result<Quantity, E> {
+        // The shortest text that reads back as the number is the one that the manifest had.
         units.to_string().parse().map_err(E::custom)
     }
 }
@@ -239,6 +244,7 @@ impl schemars::JsonSchema for Quantity {
 
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
+            // The pattern that Kubernetes publishes for `resource.Quantity`.
             "x-kubernetes-int-or-string": true,
             "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
         })

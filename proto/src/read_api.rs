@@ -1,49 +1,51 @@
 //! The read API of the scheduler: versioned JSON about nodes, GPUs and pods, for `kubectl gpushare`, live pages and other tools.
 //!
-//! Amounts of memory are bytes, computing power is percent of one GPU. Fields may be added; within one version none changes its
-//! meaning or goes.
+//! Every amount of memory is in bytes, every amount of computing power (`core`) in percent of one GPU. Within one version, fields
+//! may be added, and no field is removed or changes its meaning. `docs/cli.md` lists the paths.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the JSON, and the first part of every path.
+use crate::pod::is_default;
+
+/// The version of the JSON; the first part of every path, as in `/v1/state`.
 pub const VERSION: &str = "v1";
 
-/// The port of the listener that only clients on the loopback address reach, such as port-forwards.
+/// The TCP port that serves this API without credentials on the pod's loopback address, which port-forwards reach.
 pub const PORT: u16 = 12346;
 
-/// The port of the listener of the live page, on the loopback address too.
+/// The TCP port that serves the live page and this API on the pod's loopback address, as shipped.
 pub const PAGE_PORT: u16 = 12347;
 
-/// The state of the cluster in one snapshot.
+/// The answer of `GET state`: the cluster in one snapshot, at most a second old.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct State {
     /// [`VERSION`].
     pub api_version: String,
-    /// Identifies the snapshot; also its `ETag` and the ID of an event.
+    /// Identifies the snapshot among those of all replicas; also its `ETag`, and the ID of the event that leads to it.
     pub revision: String,
-    /// The time of the snapshot, RFC 3339.
+    /// The time of the answer, RFC 3339 in whole seconds.
     pub time: String,
     /// The replica that answers.
     pub replica: Replica,
-    /// Sums over all nodes.
+    /// Sums over the GPUs of all nodes.
     pub totals: Totals,
-    /// Sums by GPU model.
+    /// Sums by GPU model; the empty name stands for nodes that report no model.
     pub models: BTreeMap<String, Totals>,
     /// Nodes that share GPUs or have a problem, by name.
     pub nodes: Vec<Node>,
-    /// Pods that ask for devices and have no node, a thousand at most.
+    /// Pods that ask for devices and have no node, at most a thousand.
     pub pending: Vec<PendingPod>,
-    /// The number of all such pods.
+    /// The number of all pods that ask for devices and have no node.
     pub pending_total: usize,
-    /// Nodes of which the memory in use is not known, by the reason, if the client has asked for it.
+    /// With `?use=true`: the names of nodes whose memory in use is not known, by the reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub use_unknown: BTreeMap<String, Vec<String>>,
-    /// True if names of pods are left out, because the client may not list the pods of all namespaces. Those of namespaces whose
-    /// pods it may list are there.
-    #[serde(skip_serializing_if = "is_false")]
+    /// True if the client may not list the pods of all namespaces. Names of pods are then left out, except in namespaces whose
+    /// pods the client may list.
+    #[serde(skip_serializing_if = "is_default")]
     pub names_hidden: bool,
 }
 
@@ -51,19 +53,19 @@ pub struct State {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Replica {
-    /// Its version.
+    /// The version of its program, such as `0.1.0`.
     pub version: String,
     /// True if it holds the Lease, or is the only replica.
     pub leading: bool,
-    /// The reason for which it is not ready.
+    /// The reason that it is not ready; absent if it is ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_ready: Option<String>,
-    /// The number of filter requests from kube-scheduler since its start.
+    /// The number of filter requests that kube-scheduler has sent since the replica started.
     pub filter_requests: u64,
-    /// Seconds since the last of them.
+    /// Seconds since the last filter request; absent before the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_filter_seconds: Option<u64>,
-    /// The clients that have sent them, eight at most.
+    /// The clients that have sent filter requests, at most eight.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub filter_clients: Vec<FilterClient>,
 }
@@ -74,34 +76,35 @@ pub struct Replica {
 pub struct FilterClient {
     /// The common name of its certificate, or its address.
     pub name: String,
-    /// The program that it says it is.
+    /// Its `User-Agent` header.
     pub user_agent: String,
-    /// The number of its requests.
+    /// The number of filter requests that it has sent.
     pub requests: u64,
-    /// The time of the last of them in unix seconds.
+    /// The time of its last filter request, in unix seconds.
     pub last: u64,
 }
 
-/// Sums over GPUs.
+/// Sums over the GPUs of some nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Totals {
-    /// Nodes with GPUs.
+    /// The number of nodes with GPUs.
     pub nodes: u32,
-    /// GPUs.
+    /// The number of GPUs, unhealthy ones included.
     pub gpus: u32,
-    /// Unhealthy ones among them.
+    /// The number of unhealthy GPUs.
     pub unhealthy: u32,
-    /// Memory.
+    /// Bytes of memory.
     pub memory: Amount,
-    /// Free memory of GPUs on which no typical pod fits, although they take pods.
+    /// Bytes of memory that are free on GPUs which take pods, but where no typical pod fits; see [`Gpu::stranded`].
     pub stranded: u64,
-    /// Free memory that no new pod gets: of unhealthy GPUs, and of nodes that are offered to no pods, or to few, on account of their
-    /// device plugin.
+    /// Bytes of free memory that no new pod gets: on unhealthy GPUs, and on nodes whose device plugin keeps the scheduler from placing
+    /// pods there.
     pub unusable: u64,
-    /// Computing power in percent of one GPU.
+    /// Computing power in percent of one GPU: eight whole GPUs have 800.
     pub core: Amount,
-    /// Memory in use on the GPUs that a device plugin measures; only in the history, and only if some plugin measures.
+    /// Bytes of memory in use by any process, on the GPUs that device plugins measure; only in the history, and only if some plugin
+    /// measures.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
 }
@@ -110,31 +113,31 @@ pub struct Totals {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Amount {
-    /// Everything.
+    /// The total, in the unit of the field that has the amount.
     pub total: u64,
-    /// The part that pods hold, or may hold; more than `total` on an overcommitted device.
+    /// The part that the scheduler counts for pods, in the same unit; more than `total` on an overcommitted device.
     pub allocated: u64,
 }
 
-/// One node.
+/// A node that shares GPUs, or whose report has a problem.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Node {
-    /// Its name.
+    /// The node's name.
     pub name: String,
-    /// The model of its GPUs, if it reports one.
+    /// The model of its GPUs; absent if the node reports none, or several.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub model: String,
-    /// Bytes of one memory unit, if it serves units.
+    /// Bytes of one memory unit (`aliyun.com/gpu-mem`); absent if the node serves none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit: Option<u64>,
-    /// Problems of its report.
+    /// The parts of its Device object and annotations that the scheduler cannot use, in sentences.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-    /// The reason for which it is offered to no pods, or to few, on account of its device plugin.
+    /// The reason that its device plugin keeps the scheduler from placing pods here; absent if the plugin serves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plugin: Option<String>,
-    /// Its GPUs, by minor.
+    /// Its GPUs, in the order of their minor numbers.
     pub gpus: Vec<Gpu>,
 }
 
@@ -142,63 +145,64 @@ pub struct Node {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Gpu {
-    /// Minor number.
+    /// The number of its device file: 0 for `/dev/nvidia0`.
     pub minor: u32,
-    /// UUID, empty if it is not known.
+    /// The driver's UUID; absent if the node does not report it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub uuid: String,
-    /// False if it takes no new pods.
+    /// False if the device plugin has found it unhealthy: it takes no new pods, and its pods stay.
     pub healthy: bool,
-    /// Memory.
+    /// Bytes of memory.
     pub memory: Amount,
-    /// Its free memory, if no typical pod fits on it.
-    #[serde(skip_serializing_if = "is_zero")]
+    /// Bytes of free memory, if no typical pod fits on it: of the requests of running pods, none that makes up 2 % or more of them
+    /// fits into what is free. Absent for 0.
+    #[serde(skip_serializing_if = "is_default")]
     pub stranded: u64,
-    /// Computing power, of which a whole GPU usually has 100 percent.
+    /// Computing power in percent; a whole GPU has 100 unless its Device object says otherwise.
     pub core: Amount,
-    /// Pods that may share it.
+    /// Slots for pods that share it; a GPU has 100 by default.
     pub sharers: Amount,
-    /// NUMA node.
+    /// The number of its NUMA node; absent if the node does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa: Option<u32>,
-    /// The level at which limits of memory are enforced, if its node reports one.
+    /// The level at which memory limits are enforced: `none`, `hami-core` or `driver`; absent if its node reports none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enforcement: Option<String>,
-    /// Memory in use by any process, if the client has asked for it and the plugin of the node measures it.
+    /// Bytes of memory in use by any process; only with `?use=true`, and if the node's device plugin measures it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
-    /// The pods that hold a part of it, by namespace and name.
+    /// The pods that hold a part of it, in the order of namespace and name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<Holder>,
 }
 
-/// The part of one pod in one GPU.
+/// A pod that holds a part of one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Holder {
-    /// Namespace; empty if names are hidden.
+    /// The pod's namespace; absent if the client may not see it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub namespace: String,
-    /// Name; empty if names are hidden.
+    /// The pod's name; absent if the client may not see it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// UID.
+    /// The pod's UID.
     pub uid: String,
-    /// The request of the pod, for people.
+    /// The pod's request in words, such as `8.0 GiB`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub asked: String,
-    /// The memory that it holds on this GPU, and may use at most.
+    /// Bytes of memory that the scheduler counts for it on this GPU; its containers may use no more.
     pub memory: u64,
-    /// The computing power that it holds on this GPU.
-    #[serde(skip_serializing_if = "is_zero")]
+    /// Percent of this GPU's computing power that the scheduler counts for it; absent for 0.
+    #[serde(skip_serializing_if = "is_default")]
     pub core: u64,
-    /// Memory in use by its containers, if the client has asked for it and the plugin of the node measures it.
+    /// Bytes of memory of this GPU in use by its containers; only with `?use=true`, and if the node's device plugin measures it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
-    /// True if the scheduler has decided it, and no watch has shown the binding yet.
-    #[serde(skip_serializing_if = "is_false")]
+    /// True if the scheduler has chosen this GPU, and the API server has not shown the binding yet.
+    #[serde(skip_serializing_if = "is_default")]
     pub assumed: bool,
-    /// The reason for which it is counted conservatively.
+    /// The reason that the scheduler cannot read its record, and counts as much as it may hold at most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -207,29 +211,29 @@ pub struct Holder {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PendingPod {
-    /// Namespace; empty if names are hidden.
+    /// The pod's namespace.
     pub namespace: String,
-    /// Name; empty if names are hidden.
+    /// The pod's name.
     pub name: String,
-    /// UID.
+    /// The pod's UID.
     pub uid: String,
-    /// Its request, for people.
+    /// The pod's request in words, such as `8.0 GiB`.
     pub asked: String,
 }
 
-/// Sums over one minute.
+/// The sums at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HistoryPoint {
     /// Unix seconds.
     pub time: u64,
-    /// Pods that waited.
+    /// The number of pods that asked for devices and had no node.
     pub pending: usize,
-    /// By GPU model.
+    /// Sums by GPU model; models after the 32nd are summed up under the name `others`.
     pub models: BTreeMap<String, Totals>,
 }
 
-/// The last 24 hours, as far as this replica has seen them.
+/// The answer of `GET history`: the last 24 hours, as far back as this replica's process runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct History {
@@ -239,37 +243,37 @@ pub struct History {
     pub points: Vec<HistoryPoint>,
 }
 
-/// The state of one pod: its place, or the reasons for which it has none.
+/// The answer of `GET pods/NAMESPACE/NAME/explain`: the pod's node, or the reasons that it has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Explanation {
     /// [`VERSION`].
     pub api_version: String,
-    /// Namespace.
+    /// The pod's namespace.
     pub namespace: String,
-    /// Name.
+    /// The pod's name.
     pub name: String,
-    /// UID.
+    /// The pod's UID.
     pub uid: String,
-    /// Its request, for people.
+    /// The pod's request in words, such as `8.0 GiB`.
     pub asked: String,
-    /// The rule that the request breaks on every node.
+    /// The rule that the pod's request breaks whatever node it is tried on; absent if it breaks none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub invalid: Option<String>,
-    /// Its node, if it has one.
+    /// The pod's node; absent while it waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// True if the binding to that node is not confirmed yet.
-    #[serde(skip_serializing_if = "is_false")]
+    /// True if the scheduler has chosen `node`, and the API server has not shown the binding yet.
+    #[serde(skip_serializing_if = "is_default")]
     pub assumed: bool,
-    /// Nodes with devices.
+    /// The number of nodes with devices; 0 for a pod that has a node.
     pub nodes: u32,
-    /// Those that have room now.
+    /// The number of nodes that have room for the pod now.
     pub fitting: u32,
-    /// The number of nodes that refuse the pod, by reason.
+    /// The number of nodes that refuse the pod, by the reason that filter gives to kube-scheduler.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub reasons: BTreeMap<String, u32>,
-    /// Verdicts of single nodes: those that fit, then the nearest misses.
+    /// Verdicts of single nodes: up to 3 that have room, then the 5 nearest of those that refuse; with `?all=true` of all nodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub verdicts: Vec<NodeVerdict>,
 }
@@ -278,20 +282,20 @@ pub struct Explanation {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeVerdict {
-    /// The node.
+    /// The node's name.
     pub node: String,
-    /// True if it has room.
+    /// True if the node has room for the pod.
     pub fits: bool,
-    /// The reason that filter gives to kube-scheduler; empty if it fits.
+    /// The reason that filter gives to kube-scheduler; absent if the node has room.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The rule, and how near the node comes, where that says more.
+    /// The rule that the node breaks and the amounts that it lacks, where `reason` does not say them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
-    /// Pods whose end makes room, a smallest choice of them; empty if no such choice was found.
+    /// A smallest set of pods whose end makes room; absent if none was found. Searched for the three nearest nodes alone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub would_fit_without: Vec<PodName>,
-    /// The verdicts of its GPUs, the nearest first, if the pod asks for GPUs.
+    /// The verdicts of its GPUs, the nearest first; absent if the pod asks for no GPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuVerdict>,
 }
@@ -300,23 +304,23 @@ pub struct NodeVerdict {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GpuVerdict {
-    /// Minor number.
+    /// The number of its device file: 0 for `/dev/nvidia0`.
     pub minor: u32,
-    /// True if it has room.
+    /// True if the GPU has room for the pod's part.
     pub fits: bool,
-    /// The reason if it has none.
+    /// The reason that it has no room; absent if it has.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// Memory that the pod needs of it.
+    /// Bytes of memory that the pod needs of it.
     pub needed: u64,
-    /// Memory that is free for new pods.
+    /// Bytes of memory that are free for the pod.
     pub free: u64,
-    /// Computing power that the pod needs of it.
+    /// Percent of computing power that the pod needs of it.
     pub needed_core: u32,
-    /// Computing power that is free for new pods.
+    /// Percent of computing power that is free for the pod.
     pub free_core: u32,
-    /// True if it has no place for one more sharer.
-    #[serde(skip_serializing_if = "is_false")]
+    /// True if all of its slots for pods are taken.
+    #[serde(skip_serializing_if = "is_default")]
     pub no_sharer: bool,
 }
 
@@ -324,21 +328,21 @@ pub struct GpuVerdict {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodName {
-    /// Namespace.
+    /// The pod's namespace; empty if the client may not see it.
     pub namespace: String,
-    /// Name.
+    /// The pod's name; empty if the client may not see it.
     pub name: String,
 }
 
-/// The question how many equal pods fit.
+/// The body of `POST fit`, which asks how many equal pods fit.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FitRequest {
-    /// The pod, as in a manifest.
+    /// The pod, as a manifest has it; a node name in it is ignored.
     pub pod: crate::pod::Pod,
-    /// The number of pods.
+    /// The number of pods, up to [`MAX_REPLICAS`].
     pub replicas: u32,
-    /// Nodes that the cluster does not have yet.
+    /// Nodes to try that the cluster does not have, together up to [`MAX_ADDED_NODES`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub add_nodes: Vec<AddedNodes>,
 }
@@ -347,37 +351,39 @@ pub struct FitRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AddedNodes {
-    /// An existing node, of which they are empty copies.
+    /// The name of an existing node; the added nodes are copies of it without pods.
     pub like: String,
-    /// Their number.
+    /// The number of added nodes.
     pub count: u32,
 }
 
-/// The most pods of one [`FitRequest`].
+/// Largest number of pods in one [`FitRequest`]; more are refused with HTTP 400.
 pub const MAX_REPLICAS: u32 = 10_000;
-/// The most added nodes of one [`FitRequest`].
+/// Largest number of added nodes in one [`FitRequest`]; more are refused with HTTP 400.
 pub const MAX_ADDED_NODES: u32 = 1_000;
 
-/// The number of equal pods that fit now, by the devices that they ask for, and by CPU and memory where those of the node are known.
-/// Taints, affinity and other resources are kube-scheduler's.
+/// The answer of `POST fit`: the number of equal pods that fit now.
+///
+/// Counts devices, and the node's CPU and memory where the node reports them. kube-scheduler alone evaluates taints, affinity and
+/// other resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FitAnswer {
     /// [`VERSION`].
     pub api_version: String,
-    /// The request of the pod, for people.
+    /// The pod's request in words, such as `8.0 GiB`.
     pub asked: String,
-    /// The number of pods that was asked about.
+    /// The number of pods in the request.
     pub replicas: u32,
-    /// The number of them that fit.
+    /// The number of pods that fit, at most `replicas`.
     pub fitting: u32,
-    /// The rule that the request breaks on every node.
+    /// The rule that the pod's request breaks whatever node it is tried on; absent if it breaks none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub invalid: Option<String>,
-    /// The nodes that the pods would be placed on, in the order of placement.
+    /// The nodes of the pods that fit, in the order in which each would get its first pod.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub placements: Vec<FitPlacement>,
-    /// The number of nodes that refuse the next pod, by reason, if not all pods fit.
+    /// The number of nodes that refuse the next pod, by reason; absent if all pods fit.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub blocked: BTreeMap<String, u32>,
 }
@@ -386,11 +392,11 @@ pub struct FitAnswer {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FitPlacement {
-    /// The node; an added one has the name of the node that it copies, and `+` with a number.
+    /// The node's name; that of an added node is the copied node's name with `+1`, `+2` and so on.
     pub node: String,
-    /// The number of pods.
+    /// The number of pods that fit there.
     pub pods: u32,
-    /// Pods by minor number of the GPU.
+    /// The number of those pods on each GPU, by its minor number.
     pub gpus: BTreeMap<u32, u32>,
 }
 
@@ -398,14 +404,14 @@ pub struct FitPlacement {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Severity {
-    /// As it should be.
+    /// The check has found no fault.
     #[default]
     Ok,
-    /// Could not be checked.
+    /// The check could not be made.
     Unknown,
-    /// Works, and will not always.
+    /// The checked object works now, and may fail.
     Warning,
-    /// Does not work.
+    /// The checked object does not work.
     Error,
 }
 
@@ -413,29 +419,29 @@ pub enum Severity {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Finding {
-    /// The check, a word with hyphens.
+    /// The name of the check, words with hyphens such as `gpu-health`.
     pub check: String,
-    /// Its weight.
+    /// The weight of the finding.
     pub severity: Severity,
-    /// The object that was checked, such as `node n1`; empty for the cluster.
+    /// The checked object, such as `node n1`; absent if the check is about the whole cluster.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub object: String,
-    /// The result.
+    /// The result of the check, in a sentence.
     pub message: String,
-    /// The action that mends it.
+    /// The action that mends a fault, in a sentence; absent where there is none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remedy: String,
 }
 
-/// The findings of one replica about itself.
+/// The answer of `GET doctor`: the findings of one replica about itself and about the nodes that it sees.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Diagnosis {
     /// [`VERSION`].
     pub api_version: String,
-    /// The replica.
+    /// The replica that answers.
     pub replica: Replica,
-    /// The findings.
+    /// The findings, those without a fault included.
     pub findings: Vec<Finding>,
 }
 
@@ -458,7 +464,7 @@ impl Totals {
         totals
     }
 
-    /// Adds other sums.
+    /// Adds the sums over other nodes.
     pub fn add(&mut self, other: &Self) {
         self.nodes = self.nodes.saturating_add(other.nodes);
         self.gpus = self.gpus.saturating_add(other.gpus);
@@ -472,7 +478,7 @@ impl Totals {
         }
     }
 
-    /// Adds memory in use.
+    /// Adds bytes of memory in use.
     pub fn add_used(&mut self, bytes: u64) {
         self.used = Some(self.used.unwrap_or_default().saturating_add(bytes));
     }
@@ -502,7 +508,7 @@ impl Holder {
 }
 
 impl Node {
-    /// Removes the names of pods, but for those of the namespaces that a client sees.
+    /// Removes names and namespaces of pods, except in namespaces that `sees` names as visible.
     pub fn hide_names(&mut self, sees: impl Fn(&str) -> bool) {
         for holder in self.gpus.iter_mut().flat_map(|gpu| &mut gpu.holders) {
             if !sees(&holder.namespace) {
@@ -511,22 +517,6 @@ impl Node {
             }
         }
     }
-}
-
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes fields by reference"
-)]
-fn is_false(value: &bool) -> bool {
-    !*value
-}
-
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes fields by reference"
-)]
-fn is_zero(value: &u64) -> bool {
-    *value == 0
 }
 
 #[cfg(test)]

@@ -12,50 +12,54 @@ use crate::pod::null_as_default;
 use crate::quantity::Quantity;
 use crate::resource::canonical;
 
-/// Koordinator's record, JSON of [`DeviceAllocations`]; on every pod that the scheduler places.
+/// Pod annotation, on every pod that the scheduler places: JSON of [`DeviceAllocations`], as Koordinator writes it.
 pub const DEVICE_ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
-/// The pod's assume time, unix nanoseconds; on every pod that the scheduler places.
+/// Pod annotation, on every pod that the scheduler places: the assume time in unix nanoseconds (Koordinator).
 pub const BIND_TIMESTAMP: &str = "scheduling.koordinator.sh/bind-timestamp";
-/// Minors of the GPUs in [`DEVICE_ALLOCATED`], such as `0,1`, for other projects' device plugins (Koordinator).
+/// Pod annotation: the minor numbers of the GPUs in [`DEVICE_ALLOCATED`], such as `0,1`, for other projects' device plugins
+/// (Koordinator).
 pub const GPU_MINORS: &str = "scheduling.koordinator.sh/gpu-minors";
-/// Minor of the chosen GPU (gpushare).
+/// Pod annotation: the minor number of the chosen GPU (gpushare). Also a variable of the pod's containers, as the next two.
 pub const MEM_IDX: &str = "ALIYUN_COM_GPU_MEM_IDX";
-/// Memory units of the pod (gpushare).
+/// Pod annotation: the memory units that the pod requests (gpushare).
 pub const MEM_POD: &str = "ALIYUN_COM_GPU_MEM_POD";
-/// All memory units of the chosen GPU (gpushare).
+/// Pod annotation: all memory units of the chosen GPU (gpushare).
 pub const MEM_DEV: &str = "ALIYUN_COM_GPU_MEM_DEV";
-/// `false` at bind, `true` once the containers have their device (gpushare).
+/// Pod annotation: `false` from bind on, `true` once kubelet has allocated the device (gpushare).
 pub const MEM_ASSIGNED: &str = "ALIYUN_COM_GPU_MEM_ASSIGNED";
-/// The pod's assume time, unix nanoseconds (gpushare).
+/// Pod annotation: the assume time in unix nanoseconds (gpushare). The old gpushare plugin writes the time of Allocate over it.
 pub const MEM_ASSUME_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
-/// Memory units of one container; in its environment only (gpushare).
+/// Variable of a container: the memory units that the container requests (gpushare).
 pub const MEM_CONTAINER: &str = "ALIYUN_COM_GPU_MEM_CONTAINER";
 
-/// The variable that selects the GPUs which NVIDIA's container runtime shows; a pod's own value wins over the plugin's.
+/// Variable of a container that selects the GPUs which NVIDIA's container runtime shows. A value in the pod's manifest wins over that
+/// of a device plugin, and a CDI spec wins over both.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// UUIDs of a container's GPUs, separated by commas; in its environment only.
-///
-/// The variable for the vendor's runtime may have another value: with CDI it is `void`.
+/// Variable of a container: the UUIDs of its GPUs, separated by commas. [`VISIBLE_DEVICES`] does not show them with CDI, where it is
+/// `void`.
 pub const GPU_DEVICES: &str = "GPUSHARE_GPU_DEVICES";
-/// IDs of a container's network adapters, separated by commas; in its environment only.
+/// Variable of a container: the PCI addresses of its RDMA network adapters, separated by commas.
 pub const RDMA_DEVICES: &str = "GPUSHARE_RDMA_DEVICES";
-/// PCI addresses of the container's virtual functions of adapters, if it has no adapters themselves.
+/// Variable of a container: the PCI addresses of its virtual functions of network adapters, separated by commas, if it has functions
+/// instead of whole adapters.
 pub const RDMA_FUNCTIONS: &str = "GPUSHARE_RDMA_FUNCTIONS";
-/// IDs of a container's programmable cards, separated by commas; in its environment only.
+/// Variable of a container: the PCI addresses of its FPGA cards, separated by commas.
 pub const FPGA_DEVICES: &str = "GPUSHARE_FPGA_DEVICES";
-/// PCI addresses of the container's virtual functions of cards, if it has no cards themselves.
+/// Variable of a container: the PCI addresses of its virtual functions of FPGA cards, separated by commas, if it has functions instead
+/// of whole cards.
 pub const FPGA_FUNCTIONS: &str = "GPUSHARE_FPGA_FUNCTIONS";
 
-/// Memory that NVIDIA's hook has the driver reserve for a container on each of its GPUs, MiB; in its environment only.
+/// Variable of a container: the memory in whole MiB that the driver reserves for it on each of its GPUs. NVIDIA's CDI hook
+/// `apply-cuda-memory-limits` reads it.
 pub const DRIVER_MEMORY_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
-/// Memory that NVIDIA's hook has the driver limit a container to on each of its GPUs, MiB; in its environment only. The hook does
-/// nothing without both variables.
+/// Variable of a container: the memory in whole MiB to which the driver limits it on each of its GPUs. The hook does nothing unless
+/// both variables are there.
 pub const DRIVER_MEMORY_LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 
-/// Longest record that is read, in bytes; the API server allows 256 KiB of annotations in all.
+/// Longest record that is read, in bytes; the API server allows 256 KiB for all annotations of an object.
 const MAX_RECORD_BYTES: usize = 256 * 1024;
 
-/// Allocations by device type, e.g. `gpu`.
+/// The devices of a pod by device type, such as `gpu`. Several entries for one device add up.
 pub type DeviceAllocations = BTreeMap<String, Vec<DeviceAllocation>>;
 
 /// The part of one device that a pod holds.
@@ -63,13 +67,14 @@ pub type DeviceAllocations = BTreeMap<String, Vec<DeviceAllocation>>;
 pub struct DeviceAllocation {
     /// Minor number of the device.
     pub minor: i32,
-    /// Amounts by resource name; none on the devices of a pod that sees all GPUs of its node.
+    /// The amounts of the device that the pod holds, by resource name; none for a pod that sees all GPUs of its node.
+    // The misspelt name is that of the example in the proposal "Fine-grained device scheduling".
     #[serde(default, alias = "resouurces", deserialize_with = "canonical_names")]
     pub resources: BTreeMap<String, Quantity>,
     /// UUID of a GPU, PCI address of another device; empty in records of old writers.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub id: String,
-    /// Virtual functions and vendors' templates, passed through.
+    /// Virtual functions (`vfs`), and templates of vendors, which are passed through.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extension: Option<Value>,
 }
@@ -81,6 +86,7 @@ impl DeviceAllocation {
     /// The virtual functions that the pod holds instead of the device itself. A function that cannot be read has an unknown
     /// number and address, and still counts.
     pub fn functions(&self) -> Vec<VirtualFunction> {
+        // The extension is of any form: vendors' plugins put templates of their own there.
         let functions = self
             .extension
             .as_ref()
@@ -104,7 +110,7 @@ impl DeviceAllocation {
     }
 }
 
-/// Reads what there is of a virtual function; -1 and an empty address for the rest.
+/// Reads a virtual function; the number is -1 and the address empty if the entry has none that can be read.
 fn read_function(entry: &Value) -> VirtualFunction {
     let minor = entry.get("minor").and_then(Value::as_i64);
     let bus_id = entry.get("busID").and_then(Value::as_str);
@@ -114,16 +120,16 @@ fn read_function(entry: &Value) -> VirtualFunction {
     }
 }
 
-/// The annotations of the gpushare dialect.
+/// The annotations that the old gpushare extender writes, and the scheduler for pods of the gpushare dialect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpushareRecord {
-    /// Minor of the chosen GPU.
+    /// Minor number of the chosen GPU.
     pub idx: u32,
-    /// Memory units of the pod.
+    /// The memory units that the pod requests.
     pub pod_units: u64,
-    /// All memory units of that GPU; 0 if the writer left them out.
+    /// All memory units of the chosen GPU; 0 if the writer left them out.
     pub device_units: u64,
-    /// True once the containers have their device.
+    /// True once kubelet has allocated the device.
     pub assigned: bool,
 }
 
@@ -132,13 +138,13 @@ pub struct GpushareRecord {
 pub struct Record {
     /// Koordinator's record; empty on pods that the old gpushare extender placed.
     pub allocations: DeviceAllocations,
-    /// The assume time, unix nanoseconds; Koordinator itself writes it only on request.
+    /// The assume time in unix nanoseconds; koord-scheduler writes it only with the feature gate `DevicePluginAdaption`.
     pub assumed_at: Option<u64>,
-    /// The annotations of the gpushare dialect, on its pods.
+    /// The annotations of the gpushare dialect; `None` on pods of other dialects.
     pub gpushare: Option<GpushareRecord>,
 }
 
-/// An annotation that does not parse.
+/// An annotation of a record that does not parse, with the beginning of its value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("annotation {key} is {value:?}: {rule}")]
 pub struct RecordError {
@@ -148,10 +154,7 @@ pub struct RecordError {
 }
 
 impl Record {
-    /// Reads a pod's annotations; `None` if none of them is a record.
-    ///
-    /// If Koordinator's record names devices, annotations of the gpushare dialect that do not parse are ignored: a copied
-    /// manifest may have left them there.
+    /// Reads the record in a pod's annotations; `None` if none of them is a record.
     ///
     /// # Errors
     /// The first annotation that does not parse. The pod must then be counted conservatively, not ignored.
@@ -161,9 +164,11 @@ impl Record {
             .as_ref()
             .is_some_and(|by_type| by_type.values().any(|devices| !devices.is_empty()));
         let gpushare = match read_gpushare(annotations) {
+            // A copied manifest may have left them there; Koordinator's record alone decides.
             Err(_) if is_decided => None,
             read => read?,
         };
+        // An assume time alone is no record: a pod may have kept it from a copied manifest.
         if gpushare.is_none() && allocations.is_none() {
             return Ok(None);
         }
@@ -191,13 +196,16 @@ impl Record {
         {
             put(DEVICE_ALLOCATED, json);
         }
-        if let Some(gpus) = self.allocations.get(TYPE_GPU).filter(|gpus| !gpus.is_empty()) {
-            let minors: Vec<String> = gpus.iter().map(|gpu| gpu.minor.to_string()).collect();
+        let gpus = self.allocations.get(TYPE_GPU).into_iter().flatten();
+        let minors: Vec<String> = gpus.map(|gpu| gpu.minor.to_string()).collect();
+        // An empty text would be a GPU without a number to other projects' plugins.
+        if !minors.is_empty() {
             put(GPU_MINORS, minors.join(","));
         }
         if let Some(nanos) = self.assumed_at {
             put(BIND_TIMESTAMP, nanos.to_string());
         }
+        // Pods of other dialects do without: the old gpushare plugin would take them for its own.
         if let Some(gpushare) = self.gpushare {
             put(MEM_IDX, gpushare.idx.to_string());
             put(MEM_POD, gpushare.pod_units.to_string());
@@ -213,19 +221,16 @@ impl Record {
 fn read_allocations(
     annotations: &BTreeMap<String, String>,
 ) -> Result<Option<DeviceAllocations>, RecordError> {
-    let Some(text) = annotations.get(DEVICE_ALLOCATED) else {
-        return Ok(None);
-    };
-    if text.len() > MAX_RECORD_BYTES {
-        return Err(error(
-            DEVICE_ALLOCATED,
-            text,
-            format!("longer than {MAX_RECORD_BYTES} bytes"),
-        ));
+    match annotations.get(DEVICE_ALLOCATED) {
+        None => Ok(None),
+        Some(text) if text.len() > MAX_RECORD_BYTES => {
+            let rule = format!("longer than {MAX_RECORD_BYTES} bytes");
+            Err(error(DEVICE_ALLOCATED, text, rule))
+        }
+        Some(text) => serde_json::from_str(text)
+            .map(Some)
+            .map_err(|cause| error(DEVICE_ALLOCATED, text, cause.to_string())),
     }
-    let allocations =
-        serde_json::from_str(text).map_err(|cause| error(DEVICE_ALLOCATED, text, cause.to_string()))?;
-    Ok(Some(allocations))
 }
 
 /// Reads resources under their current names; `null`, as Go writes an empty map, is empty.

@@ -1,7 +1,8 @@
 //! A pod's request for devices, read from its containers in every dialect.
 //!
-//! Applies the rules of the proposals. Reads no node, so memory units and ratios stay as they are, and so do amounts of
-//! resources that are a device's only if some Device object lists them.
+//! Applies the rules of the proposals "Enhance the GPU Share API" and "GPU Sharing in Kubernetes", per container, and sums up the pod's
+//! containers as kube-scheduler does. Reads no node, so memory units and ratios stay as they are, and so do amounts of resources that
+//! are a device's only if some Device object lists them.
 
 use std::fmt;
 
@@ -17,104 +18,106 @@ pub mod hints;
 
 pub use amounts::refuse_old_names;
 
-/// Most devices that one pod may share.
+/// Most devices that one pod may request; more is taken for a mistake.
 const MAX_DEVICES: u64 = 1024;
-/// Largest amount of any kind; more is taken for a mistake. 1 PiB of memory, in bytes.
+/// Largest amount of any resource, 2^50: 1 PiB of memory. More is taken for a mistake, and sums of a pod's containers stay far from the
+/// end of 64 bits.
 const MAX_AMOUNT: u64 = 1 << 50;
-/// Most characters of a value that an error repeats.
+/// Most characters of a value that an error repeats: a pod's author may have written a file there.
 const EXCERPT: usize = 64;
 
 /// The family of resource names with which a pod requests GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
-    /// `aliyun.com/gpu-mem`: memory units on one device.
+    /// `aliyun.com/gpu-mem`: memory units on one GPU (proposal "GPU Sharing in Kubernetes").
     Gpushare,
-    /// `koordinator.sh/*`: amounts divided over `gpu.shared` devices.
+    /// `koordinator.sh/*`: amounts divided over `gpu.shared` GPUs (proposal "Enhance the GPU Share API").
     Koordinator,
-    /// `nvidia.com/gpu` and the like: whole devices.
+    /// `nvidia.com/gpu`, `dcu.com/gpu` or `amd.com/gpu`: whole GPUs.
     Vendor,
-    /// The annotation [`ALL_DEVICES`]: all devices of the node, and no amounts of any.
+    /// The annotation [`ALL_DEVICES`]: sight of all GPUs of the node, and no amounts of any.
     AllDevices,
 }
 
-/// Memory in the terms that the pod used.
+/// GPU memory, in the terms of the pod's dialect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Memory {
-    /// Units of the node that the pod will run on.
+    /// Memory units, whose size the node decides.
     Units(u64),
-    /// Bytes.
+    /// Bytes, on all GPUs of the pod together.
     Bytes(u64),
-    /// Percent of the device that is chosen.
+    /// Percent of the memory of the GPUs that are chosen, 100 for each.
     Ratio(u64),
 }
 
-/// A request for GPUs: `devices` distinct devices with an equal share of each amount.
+/// A request for GPUs: `devices` distinct GPUs, each with an equal share of every amount.
 ///
 /// Amounts are those of the pod: app containers and sidecars summed, or the largest init container if that is more. Whole
 /// devices of a vendor's resource are 100 percent of memory and core each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GpuRequest {
-    /// The names that the pod uses.
+    /// The dialect of the pod's resource names.
     pub dialect: Dialect,
-    /// Number of distinct devices, at least 1; for [`Dialect::AllDevices`] the number of `gpu.shared` that kubelet allocates.
+    /// Number of distinct GPUs, from 1 to 1,024; for [`Dialect::AllDevices`] the number of `gpu.shared` that kubelet allocates.
     pub devices: u32,
-    /// Memory of all devices together; zero bytes for [`Dialect::AllDevices`].
+    /// Memory on all GPUs together; zero bytes for [`Dialect::AllDevices`].
     pub memory: Memory,
-    /// Percent of computing power of all devices together; 0 if none was requested.
+    /// Percent of computing power on all GPUs together, 100 for each whole GPU; 0 if the pod requests none.
     pub core: u64,
 }
 
 /// A pod's request for devices of every type.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PodRequest {
-    /// GPUs, if any.
+    /// The request for GPUs; `None` if the pod requests none.
     pub gpus: Option<GpuRequest>,
-    /// Amounts of every other extended resource, by name. Only Device objects show which of them are devices'.
+    /// Names and amounts of every other extended resource, in the order of names. Device objects alone show which are of devices.
     pub others: Vec<(String, u64)>,
 }
 
-/// The part that a container plays in the pod's life.
+/// The kind of a container, by the part of the pod's life in which it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ContainerKind {
-    /// Ends before the next container starts; kubelet then reuses its device IDs.
+    /// An ordinary init container: it ends before the next container starts, and kubelet reuses its device IDs.
     Init,
-    /// An init container that keeps running and keeps its device IDs.
+    /// An init container with `restartPolicy: Always`: it keeps running, and keeps its device IDs.
     Sidecar,
-    /// An app container.
+    /// An ordinary container, which runs after all init containers.
     App,
 }
 
 /// One container's request: the number of device IDs that kubelet will allocate for it, by resource, and its amounts of GPUs.
 ///
-/// 0 device IDs mean no Allocate call.
+/// For a resource with 0 device IDs kubelet calls no Allocate.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ContainerRequest {
     /// The container's name.
     pub name: String,
-    /// Its kind.
+    /// The container's kind.
     pub kind: ContainerKind,
-    /// Memory units.
+    /// Number of device IDs for memory units.
     pub memory_units: u64,
-    /// `gpu.shared`.
+    /// Number of device IDs for `gpu.shared`.
     pub shared: u64,
-    /// Whole GPUs of a vendor's resource ([`VENDOR_GPUS`]).
+    /// Number of device IDs for whole GPUs of a vendor's resource ([`VENDOR_GPUS`]).
     pub whole: u64,
-    /// `rdma`, percent.
+    /// Number of device IDs for `rdma`, one for each percent of an adapter.
     pub rdma: u64,
-    /// `fpga`, percent.
+    /// Number of device IDs for `fpga`, one for each percent of a card.
     pub fpga: u64,
-    /// Bytes of GPU memory, on all of the pod's devices together.
+    /// Bytes of GPU memory, on all GPUs of the pod together.
     pub memory_bytes: u64,
-    /// Percent of GPU memory, on all of the pod's devices together; whole GPUs not included.
+    /// Percent of GPU memory, on all GPUs of the pod together; `whole` is not included.
     pub memory_ratio: u64,
-    /// Percent of computing power, on all of the pod's devices together; whole GPUs not included.
+    /// Percent of computing power, on all GPUs of the pod together; `whole` is not included.
     pub core: u64,
 }
 
-/// A request that can never be placed, with the rule that it breaks.
+/// A request that no node can satisfy, with the rule that it breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// A container requests amounts, but no resource for which kubelet calls the plugin.
+    /// A container requests amounts, but no resource for which kubelet calls the plugin: rule 4 of the validating webhook in the
+    /// proposal "Enhance the GPU Share API".
     #[error(
         "container {container:?} asks for {resource} ({value}) but not for {GPU_SHARED}; without it kubelet does not ask for a device"
     )]
@@ -126,7 +129,7 @@ pub enum RequestError {
         /// Its amount.
         value: String,
     },
-    /// A pod uses the names of two dialects.
+    /// The pod uses the names of two dialects: rule 1 of the same webhook for vendors' names, and the project's own rule for memory units.
     #[error("the pod asks for both {one} and {other}; use the resources of one dialect only")]
     MixedDialects {
         /// A resource of one dialect, with its amount.
@@ -134,7 +137,7 @@ pub enum RequestError {
         /// A resource of the other, with its amount.
         other: String,
     },
-    /// A quantity that does not parse, or is out of range.
+    /// A quantity that is no whole number, or is out of range.
     #[error(
         "container {container:?}: {resource} is {value:?}, which is not a whole number up to {MAX_AMOUNT}"
     )]
@@ -143,10 +146,10 @@ pub enum RequestError {
         container: String,
         /// The resource.
         resource: String,
-        /// The value in the manifest.
+        /// The beginning of the value in the manifest.
         value: String,
     },
-    /// A combination that the proposals forbid.
+    /// A combination of amounts that the proposals forbid.
     #[error("{place}: {rule}")]
     Rule {
         /// The container, or the pod.
@@ -154,7 +157,7 @@ pub enum RequestError {
         /// The rule, with names and values.
         rule: String,
     },
-    /// A deprecated resource name, which Kubernetes reserves for itself.
+    /// A resource name of the first proposal, whose domain Kubernetes reserves for itself.
     #[error("container {container:?} asks for {old}, an old name of {new}; write {new} alone")]
     OldName {
         /// The container.
@@ -163,12 +166,6 @@ pub enum RequestError {
         old: &'static str,
         /// The current name.
         new: &'static str,
-    },
-    /// The annotation [`ALL_DEVICES`] is not a boolean.
-    #[error("annotation {ALL_DEVICES} is {value:?}, neither true nor false")]
-    AllDevicesValue {
-        /// The annotation's value.
-        value: String,
     },
     /// An annotation about the choice of nodes or devices cannot be read.
     #[error("annotation {key} is {value:?}: {rule}")]
@@ -180,7 +177,7 @@ pub enum RequestError {
         /// The rule that it breaks.
         rule: String,
     },
-    /// The annotation [`ALL_DEVICES`] where the operator does not allow it.
+    /// The annotation [`ALL_DEVICES`], which the operator does not allow.
     #[error(
         "annotation {ALL_DEVICES} is not allowed in this cluster: a pod sees all devices of its node and is charged for none only where \
          gpushare-scheduler and its device plugins run with --allow-all-devices; take the annotation out and ask for amounts"
@@ -189,28 +186,32 @@ pub enum RequestError {
 }
 
 impl PodRequest {
-    /// Reads a pod that may be running; `None` if it requests nothing that a device might have.
+    /// Reads a pod that may run already; `None` if the pod requests nothing that a device might have.
     ///
-    /// Amounts without `gpu.shared` mean what they mean to Koordinator: 100 percent are one device. [`Self::read_new`] applies
+    /// Amounts without `gpu.shared` mean what they mean to Koordinator: 100 percent are one GPU. [`Self::read_new`] applies
     /// more rules.
     ///
     /// # Errors
-    /// The first rule that a container, or the pod as a whole, breaks.
+    /// The first rule that a container breaks, or the pod as a whole.
     pub fn read(pod: &Pod, names: &ResourceNames) -> Result<Option<Self>, RequestError> {
         let sees_all = sees_all_devices(pod)?;
         amounts::refuse_mixed_dialects(&pod.spec, names)?;
         let request = amounts::GpuAmounts::of_pod(&pod.spec, names, sees_all)?.request(names, sees_all)?;
+        // A pod that requests nothing is not the scheduler's, and costs it no memory.
         Ok(Some(request).filter(|request| *request != Self::default()))
     }
 
-    /// Reads a pod that is to be placed; `None` if it requests nothing that a device might have.
+    /// Reads a pod that waits for a node, by the rules of the filter and of the validating webhook; `None` if the pod requests nothing
+    /// that a device might have.
     ///
     /// # Errors
     /// The first rule that the pod breaks: those of [`Self::read`], and those that only a new pod can still obey.
     pub fn read_new(pod: &Pod, names: &ResourceNames) -> Result<Option<Self>, RequestError> {
+        // An old name alone is no request for devices: kube-scheduler leaves such a pod to its own resources.
         if amounts::asks_for_known_devices(&pod.spec, names) {
             refuse_old_names(&pod.spec)?;
         }
+        // The order of the checks decides which of several faults the author is shown.
         sees_all_devices(pod)?;
         amounts::refuse_mixed_dialects(&pod.spec, names)?;
         amounts::refuse_unserved(pod, names)?;
@@ -223,19 +224,11 @@ impl PodRequest {
         Ok(request)
     }
 
-    /// Returns true if it names a resource that belongs to a device in every cluster.
+    /// Returns true if the pod requests a resource that belongs to a device in every cluster.
     fn is_for_known_devices(&self) -> bool {
         let mut names = self.others.iter().map(|(resource, _)| resource);
         self.gpus.is_some() || names.any(|resource| resource == RDMA || resource == FPGA)
     }
-}
-
-/// Checks a new pod by the rules of the filter and of the validating webhook.
-///
-/// # Errors
-/// The first rule that the pod breaks, with the container, the resource, the value and the rule.
-pub fn validate(pod: &Pod, names: &ResourceNames) -> Result<(), RequestError> {
-    PodRequest::read_new(pod, names).map(drop)
 }
 
 /// Returns true if the pod has the annotation [`ALL_DEVICES`] with the value `true`.
@@ -243,18 +236,20 @@ pub fn validate(pod: &Pod, names: &ResourceNames) -> Result<(), RequestError> {
 /// # Errors
 /// The value is neither `true` nor `false`.
 pub fn sees_all_devices(pod: &Pod) -> Result<bool, RequestError> {
-    match hints::annotation(pod, ALL_DEVICES) {
+    match pod.annotation(ALL_DEVICES) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
-        Some(other) => Err(RequestError::AllDevicesValue {
-            value: excerpt(other),
-        }),
+        Some(other) => Err(hints::refusal(
+            ALL_DEVICES,
+            other,
+            "neither true nor false".to_owned(),
+        )),
     }
 }
 
-/// The device IDs that kubelet will allocate for each container, in kubelet's order; empty if none.
+/// The requests of the containers for which kubelet will allocate device IDs, in the order of kubelet's Allocate calls.
 ///
-/// Quantities that do not parse count as nothing: kubelet never admits such a container.
+/// Quantities that do not parse count as nothing: the API server stores no such pod.
 pub fn containers(spec: &PodSpec, names: &ResourceNames) -> Vec<ContainerRequest> {
     let mut requests = Vec::new();
     for container in &spec.init_containers {
@@ -272,7 +267,7 @@ pub fn containers(spec: &PodSpec, names: &ResourceNames) -> Vec<ContainerRequest
 }
 
 impl ContainerRequest {
-    /// `None` if kubelet allocates no device ID for the container.
+    /// Reads one container; `None` if kubelet allocates no device ID for it.
     fn read(container: &Container, kind: ContainerKind, names: &ResourceNames) -> Option<Self> {
         let count = |resource: &str| amounts::amount(container, resource).ok().flatten().unwrap_or(0);
         let request = Self {
@@ -284,6 +279,7 @@ impl ContainerRequest {
             rdma: count(RDMA),
             fpga: count(FPGA),
             memory_bytes: count(GPU_MEMORY),
+            // `gpu` stands for as much ratio and core.
             memory_ratio: count(GPU_MEMORY_RATIO).saturating_add(count(GPU)),
             core: count(GPU_CORE).saturating_add(count(GPU)),
         };
@@ -297,7 +293,7 @@ impl ContainerRequest {
         (counts != [0; 5]).then_some(request)
     }
 
-    /// True if the container requests GPU memory, in whatever terms.
+    /// Returns true if the container requests GPU memory in any dialect.
     pub fn requests_memory(&self) -> bool {
         [
             self.memory_units,
@@ -307,11 +303,12 @@ impl ContainerRequest {
         ] != [0; 4]
     }
 
-    /// The container's own part of the memory of one device, of which the pod has `n_devices`, in bytes, rounded down; `None` if the
-    /// container requests no memory.
+    /// The container's own part of the memory of one GPU with `device_bytes`, in bytes, rounded down; `None` if the container requests
+    /// no memory. `n_devices` is the pod's number of GPUs, `unit` the node's memory unit.
     ///
     /// The parts of containers that run together never sum up to more than the pod's part, since the pod's request is their sum.
     pub fn memory_share(&self, n_devices: u64, device_bytes: u64, unit: MemoryUnit) -> Option<u64> {
+        // 128 bits, because percent times the bytes of a GPU may pass 64.
         let ratio = u128::from(self.memory_ratio) + u128::from(WHOLE_PERCENT) * u128::from(self.whole);
         let bytes = if self.memory_units > 0 {
             u128::from(self.memory_units) * u128::from(unit.bytes())
@@ -320,13 +317,14 @@ impl ContainerRequest {
         } else {
             ratio * u128::from(device_bytes) / u128::from(WHOLE_PERCENT)
         };
+        // A record without devices has none to divide by.
         let share = bytes / u128::from(n_devices.max(1));
         self.requests_memory()
             .then(|| u64::try_from(share).unwrap_or(u64::MAX))
     }
 
-    /// The container's own part of the computing power of one device, of which the pod has `n_devices`, in percent, rounded down; 0
-    /// if the container requests none.
+    /// The container's own part of the computing power of one GPU, in percent, rounded down; 0 if the container requests none.
+    /// `n_devices` is the pod's number of GPUs.
     pub fn core_share(&self, n_devices: u64) -> u64 {
         let whole = WHOLE_PERCENT.saturating_mul(self.whole);
         self.core.saturating_add(whole) / n_devices.max(1)
@@ -334,7 +332,7 @@ impl ContainerRequest {
 }
 
 impl GpuRequest {
-    /// Returns true if the pod may share its devices with others: it requests bytes, units, or less than whole devices.
+    /// Returns true if other pods may share the pod's GPUs: the pod requests bytes, units, or less than whole GPUs.
     pub fn is_shared(&self) -> bool {
         match self.memory {
             Memory::Units(_) | Memory::Bytes(_) => true,

@@ -1,28 +1,32 @@
 //! Names of extended resources, and the labels that go with them.
+//!
+//! "Koordinator" marks names of the proposals "Enhance the GPU Share API" and "Fine-grained device scheduling", and "gpushare" those of
+//! "GPU Sharing in Kubernetes".
 
-/// gpushare's memory units; the default of [`ResourceNames::memory`].
+/// GPU memory in units of a size that each node chooses (gpushare); the default of [`ResourceNames::memory`].
 pub const GPU_MEM: &str = "aliyun.com/gpu-mem";
-/// Number of GPUs of a node; in node status only, not for pods.
+/// Number of GPUs of a node (gpushare); only in node status, no pod requests it.
 pub const GPU_COUNT: &str = "aliyun.com/gpu-count";
-/// Number of devices to share (Koordinator); served by the plugin.
+/// In a pod, the number of GPUs over which its amounts are divided; in node status, [`DEFAULT_SLOTS`] for each GPU (Koordinator). The
+/// device plugin serves it.
 pub const GPU_SHARED: &str = "koordinator.sh/gpu.shared";
-/// GPU memory in bytes (Koordinator).
+/// GPU memory in bytes, on all GPUs of the pod together (Koordinator).
 pub const GPU_MEMORY: &str = "koordinator.sh/gpu-memory";
-/// GPU memory in percent of a device (Koordinator).
+/// GPU memory in percent, 100 for each GPU (Koordinator).
 pub const GPU_MEMORY_RATIO: &str = "koordinator.sh/gpu-memory-ratio";
-/// Computing power in percent of a device (Koordinator).
+/// Computing power in percent, 100 for each GPU (Koordinator).
 pub const GPU_CORE: &str = "koordinator.sh/gpu-core";
-/// Percent of a device, core and memory alike (Koordinator; deprecated).
+/// Short for equal percentages of [`GPU_CORE`] and [`GPU_MEMORY_RATIO`] (Koordinator, deprecated there).
 pub const GPU: &str = "koordinator.sh/gpu";
-/// Percent of network adapters, 100 = one adapter (Koordinator).
+/// RDMA network adapters in percent, 100 for each adapter (Koordinator).
 pub const RDMA: &str = "koordinator.sh/rdma";
-/// Percent of programmable cards, 100 = one card (Koordinator).
+/// FPGA cards in percent, 100 for each card (Koordinator).
 pub const FPGA: &str = "koordinator.sh/fpga";
-/// Whole devices under the vendors' own names.
+/// Numbers of whole GPUs under the names of the vendors' own plugins: NVIDIA, Hygon, AMD.
 pub const VENDOR_GPUS: [&str; 3] = ["nvidia.com/gpu", "dcu.com/gpu", "amd.com/gpu"];
 
-/// Names of the proposals' first version with their current names. Only pods that pass the webhook may use them: Kubernetes
-/// does not accept them as extended resources.
+/// Names of "Fine-grained device scheduling", each with its current name. Only pods that pass the webhook may use them: Kubernetes
+/// reserves the domain for itself and accepts no extended resource there.
 pub const OLD_NAMES: [(&str, &str); 6] = [
     ("kubernetes.io/gpu", GPU),
     ("kubernetes.io/gpu-core", GPU_CORE),
@@ -32,35 +36,36 @@ pub const OLD_NAMES: [(&str, &str); 6] = [
     ("kubernetes.io/fpga", FPGA),
 ];
 
-/// Pod and node label: the software that enforces a container's share of a GPU, such as `HAMi-core` (Koordinator).
+/// Label of pods and nodes: the software that enforces containers' shares of GPUs, such as `HAMi-core` (Koordinator).
 pub const ISOLATION_PROVIDER: &str = "koordinator.sh/gpu-isolation-provider";
-/// The isolation provider whose tools look for pods by [`HAMI_NODE`].
+/// The value of [`ISOLATION_PROVIDER`] whose tools look for pods by [`HAMI_NODE`].
 pub const HAMI_CORE: &str = "HAMi-core";
-/// Pod label with the node's name: the provider's monitor of a node selects its pods by it (Koordinator).
+/// Label of pods with the name of their node, by which HAMi's monitor of a node selects its pods (Koordinator).
 pub const HAMI_NODE: &str = "hami.io/vgpu-node";
 
-/// The amount of [`RDMA`] or [`FPGA`] that is one device.
+/// The percentage that is one whole device.
 pub const WHOLE_PERCENT: u64 = 100;
 
 /// Default number of slots for sharers on one device (proposal "Enhance the GPU Share API").
 pub const DEFAULT_SLOTS: u32 = 100;
 
-/// Two more spellings, from the first proposal's example of an allocation record.
+/// Two more spellings of "Fine-grained device scheduling", in its example of an allocation record.
 const SHORT_NAMES: [(&str, &str); 2] = [
     ("kubernetes.io/gpu-mem", GPU_MEMORY),
     ("kubernetes.io/gpu-mem-ratio", GPU_MEMORY_RATIO),
 ];
 
-/// The current name of a resource of a Device object or an allocation record, which may use a deprecated name.
+/// The current name of a resource, for names in Device objects and allocation records, which may be deprecated ones.
 pub fn canonical(name: &str) -> &str {
-    OLD_NAMES
-        .iter()
-        .chain(&SHORT_NAMES)
-        .find(|(old, _)| *old == name)
-        .map_or(name, |(_, now)| now)
+    for (old, current) in OLD_NAMES.iter().chain(&SHORT_NAMES) {
+        if *old == name {
+            return current;
+        }
+    }
+    name
 }
 
-/// Returns true if the resource belongs to GPUs in every cluster.
+/// Returns true if the resource is one of GPUs in every cluster, whatever its Device objects list.
 pub fn is_gpu_resource(name: &str, names: &ResourceNames) -> bool {
     let fixed = [
         GPU,
@@ -74,17 +79,19 @@ pub fn is_gpu_resource(name: &str, names: &ResourceNames) -> bool {
     fixed.contains(&name) || VENDOR_GPUS.contains(&name) || name == names.memory
 }
 
-/// Returns true if the name may be a device's resource; names of Kubernetes itself, and names without a domain, are not.
+/// Returns true if the name is that of an extended resource: one with a domain that is not Kubernetes' own.
 pub fn is_extended(name: &str) -> bool {
-    let domain = name.split_once('/').map(|(domain, _)| domain);
     // A name without a domain belongs to Kubernetes, as `cpu` and `hugepages-2Mi` do.
-    domain.is_some_and(|domain| domain != "kubernetes.io" && !domain.ends_with(".kubernetes.io"))
+    let Some((domain, _)) = name.split_once('/') else {
+        return false;
+    };
+    domain != "kubernetes.io" && !domain.ends_with(".kubernetes.io")
 }
 
 /// The resource names that the operator of a cluster chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourceNames {
-    /// Memory units, [`GPU_MEM`] by default.
+    /// The name of memory units, [`GPU_MEM`] by default.
     pub memory: String,
 }
 
@@ -97,7 +104,7 @@ impl Default for ResourceNames {
 }
 
 impl ResourceNames {
-    /// The node annotation with the size of a memory unit, such as `aliyun.com/gpu-mem-unit: 256Mi`.
+    /// The annotation of nodes with the size of a memory unit, as in `aliyun.com/gpu-mem-unit: 256Mi`.
     pub fn memory_unit_annotation(&self) -> String {
         format!("{}-unit", self.memory)
     }

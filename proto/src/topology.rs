@@ -7,23 +7,25 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::annotation::{self, AnnotationError};
+use crate::pod::is_default;
 use crate::quantity::Quantity;
 
-/// JSON of a [`GpuPartitionTable`]; an annotation of the Device object.
+/// Annotation of the Device object: JSON of a [`GpuPartitionTable`] (proposal "GPU Partitioning APIs").
 pub const GPU_PARTITIONS: &str = "scheduling.koordinator.sh/gpu-partitions";
-/// A [`GpuPartitionPolicy`]; a label of the Device object.
+/// Label of the Device object: a [`GpuPartitionPolicy`] (proposal "GPU Partitioning APIs").
 pub const GPU_PARTITION_POLICY: &str = "node.koordinator.sh/gpu-partition-policy";
-/// JSON list of [`GpuLinks`]; an annotation of the Device object.
+/// Annotation of the Device object: JSON list of [`GpuLinks`].
 pub const GPU_LINKS: &str = "gpushare/gpu-links";
-/// The PCIe root complex above a device, such as `pci0000-3a` for `pci0000:3a` in sysfs; a label of the device. Its topology
-/// names the switch, if there is one.
+/// Label of a device: the PCIe root complex above it, such as `pci0000-3a` for `pci0000:3a` in sysfs. The device's topology names
+/// the switch, if there is one.
 pub const PCIE_ROOT: &str = "gpushare/pcie-root";
-/// [`NUMA_UNKNOWN`] if the NUMA node 0 of a device's topology is an assumption; a label of the device.
+/// Label of a device: [`NUMA_UNKNOWN`] if the kernel reports no NUMA node, so that the 0 of the device's topology is an assumption.
 pub const NUMA_NODE: &str = "gpushare/numa-node";
-/// The value of [`NUMA_NODE`].
+/// The only value of [`NUMA_NODE`].
 pub const NUMA_UNKNOWN: &str = "unknown";
 
-/// Longest annotation that is read, in bytes; the API server allows 256 KiB of annotations in all.
+/// Longest annotation that is read, in bytes; the API server allows 256 KiB for all annotations of an object.
 const MAX_BYTES: usize = 256 * 1024;
 /// Most partitions, and most groups of linked GPUs, that are read: the scheduler compares each partition with all others.
 /// Eight GPUs have 255 subsets.
@@ -31,35 +33,35 @@ const MAX_SETS: usize = 512;
 /// Largest bandwidth, in bytes per second; more is taken for a mistake.
 const MAX_BANDWIDTH: u64 = 1 << 50;
 
-/// Number of GPUs on a board with built-in partitions.
+/// Number of GPUs on a board whose partitions are built in; see [`partitions_of_board`].
 pub const BOARD_GPUS: u32 = 8;
 
 /// The partitions of a node, by the number of GPUs in them.
 pub type GpuPartitionTable = BTreeMap<u32, Vec<GpuPartition>>;
 
-/// A set of GPUs that may be allocated together.
+/// A set of GPUs that FabricManager lets one virtual machine or pod use together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuPartition {
-    /// Minors of the GPUs.
+    /// Minor numbers of the GPUs.
     pub minors: Vec<u32>,
-    /// Type of the links, such as `NVLink`.
+    /// Type of the links between them, such as `NVLink`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub gpu_link_type: String,
-    /// Bandwidth of a ring through them, in bytes per second.
+    /// Bandwidth of a ring through the GPUs, in bytes per second; a whole number up to 2^50.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring_bus_bandwidth: Option<Quantity>,
-    /// Rank among partitions of its size; higher is better.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    /// Rank among partitions of one size; the scheduler takes the highest first, as the proposal says (Koordinator's code the lowest).
+    #[serde(default, skip_serializing_if = "is_default")]
     pub allocation_score: i64,
 }
 
-/// The use of the partition table.
+/// The effect of the partition table on pods of whole GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum GpuPartitionPolicy {
     /// Pods of whole GPUs get partitions of the table or nothing.
     Honor,
-    /// Partitions of the table are preferred; also the meaning of any unknown value.
+    /// Pods of whole GPUs get a partition if one is free, and other GPUs else; also the meaning of any unknown value.
     #[default]
     Prefer,
 }
@@ -67,18 +69,10 @@ pub enum GpuPartitionPolicy {
 /// A group of GPUs, any two of which have this number of links, directly or through switches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuLinks {
-    /// Minors of the GPUs.
+    /// Minor numbers of the GPUs.
     pub minors: Vec<u32>,
-    /// Number of links between any two of them.
+    /// The number of links between any two of them.
     pub links: u32,
-}
-
-/// An annotation of a Device object that cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("annotation {key}: {rule}")]
-pub struct TopologyError {
-    key: &'static str,
-    rule: String,
 }
 
 impl GpuPartition {
@@ -86,6 +80,7 @@ impl GpuPartition {
         let bandwidth_is_valid = self
             .ring_bus_bandwidth
             .is_none_or(|value| bandwidth(value).is_some());
+        // A GPU that is listed twice would let a pod have fewer GPUs than it requests.
         if !are_distinct(&self.minors) {
             Some("names a GPU twice")
         } else if u32::try_from(self.minors.len()) != Ok(size) {
@@ -99,7 +94,7 @@ impl GpuPartition {
 }
 
 impl GpuPartitionPolicy {
-    /// Reads a label's value; without a label [`Self::Prefer`].
+    /// Reads the value of [`GPU_PARTITION_POLICY`]; [`Self::Prefer`] without the label.
     pub fn read(label: Option<&str>) -> Self {
         if label == Some("Honor") {
             Self::Honor
@@ -108,7 +103,7 @@ impl GpuPartitionPolicy {
         }
     }
 
-    /// The label's value.
+    /// The value of [`GPU_PARTITION_POLICY`].
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Honor => "Honor",
@@ -117,8 +112,8 @@ impl GpuPartitionPolicy {
     }
 }
 
-/// The table of a board of [`BOARD_GPUS`] GPUs on NVLink switches (H100, H800, H20), as Koordinator has it built in: each GPU,
-/// and aligned groups of two, four and eight, with equal scores and without bandwidth.
+/// The partition table of a board of [`BOARD_GPUS`] GPUs on NVLink switches (H100, H800, H20), as Koordinator has it built in: each
+/// GPU alone, and aligned groups of two, four and eight, with equal scores and without bandwidth.
 pub fn partitions_of_board() -> GpuPartitionTable {
     let mut table = GpuPartitionTable::new();
     for size in [1, 2, 4, BOARD_GPUS] {
@@ -128,6 +123,7 @@ pub fn partitions_of_board() -> GpuPartitionTable {
                 minors: (first..first + size).collect(),
                 gpu_link_type: "NVLink".to_owned(),
                 ring_bus_bandwidth: None,
+                // Equal scores leave the choice to the scheduler, which keeps large groups free.
                 allocation_score: 1,
             });
         }
@@ -142,22 +138,25 @@ pub(crate) fn bandwidth(quantity: Quantity) -> Option<u64> {
         .filter(|bandwidth| *bandwidth <= MAX_BANDWIDTH)
 }
 
-/// Reads a partition table.
+/// Reads [`GPU_PARTITIONS`].
 ///
 /// # Errors
-/// It does not parse, has more than 512 partitions, or a partition has another size than its key, names a GPU twice, or has a
-/// bandwidth that is not a whole number up to 2^50.
-pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, TopologyError> {
-    let table: GpuPartitionTable = read(GPU_PARTITIONS, text)?;
+/// It is longer than 256 KiB, does not parse, has more than 512 partitions, or a partition has another size than its key, names a GPU
+/// twice, or has a bandwidth that is not a whole number up to 2^50.
+pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, AnnotationError> {
+    let table: GpuPartitionTable = annotation::parse(GPU_PARTITIONS, text, MAX_BYTES)?;
     // The scheduler compares each partition with all others for each filter.
     if table.values().map(Vec::len).sum::<usize>() > MAX_SETS {
-        return Err(error(GPU_PARTITIONS, format!("more than {MAX_SETS} sets")));
+        return Err(AnnotationError::new(
+            GPU_PARTITIONS,
+            format!("more than {MAX_SETS} sets"),
+        ));
     }
     for (&size, partitions) in &table {
         for partition in partitions {
             if let Some(rule) = partition.broken_rule(size) {
                 let minors = &partition.minors;
-                return Err(error(
+                return Err(AnnotationError::new(
                     GPU_PARTITIONS,
                     format!("the set {minors:?} under {size:?} {rule}"),
                 ));
@@ -167,17 +166,20 @@ pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, TopologyError> {
     Ok(table)
 }
 
-/// Reads the groups of linked GPUs.
+/// Reads [`GPU_LINKS`].
 ///
 /// # Errors
-/// It does not parse, has more than 512 groups, or a group names a GPU twice.
-pub fn read_links(text: &str) -> Result<Vec<GpuLinks>, TopologyError> {
-    let groups: Vec<GpuLinks> = read(GPU_LINKS, text)?;
+/// It is longer than 256 KiB, does not parse, has more than 512 groups, or a group names a GPU twice.
+pub fn read_links(text: &str) -> Result<Vec<GpuLinks>, AnnotationError> {
+    let groups: Vec<GpuLinks> = annotation::parse(GPU_LINKS, text, MAX_BYTES)?;
     if groups.len() > MAX_SETS {
-        return Err(error(GPU_LINKS, format!("more than {MAX_SETS} groups")));
+        return Err(AnnotationError::new(
+            GPU_LINKS,
+            format!("more than {MAX_SETS} groups"),
+        ));
     }
     match groups.iter().find(|group| !are_distinct(&group.minors)) {
-        Some(group) => Err(error(
+        Some(group) => Err(AnnotationError::new(
             GPU_LINKS,
             format!("the group {:?} names a GPU twice", group.minors),
         )),
@@ -185,25 +187,8 @@ pub fn read_links(text: &str) -> Result<Vec<GpuLinks>, TopologyError> {
     }
 }
 
-fn read<T: for<'de> Deserialize<'de>>(key: &'static str, text: &str) -> Result<T, TopologyError> {
-    // Before parsing, so that a long text costs nothing.
-    if text.len() > MAX_BYTES {
-        return Err(error(key, format!("longer than {MAX_BYTES} bytes")));
-    }
-    serde_json::from_str(text).map_err(|cause| error(key, cause.to_string()))
-}
-
 fn are_distinct(minors: &[u32]) -> bool {
     minors.iter().collect::<BTreeSet<_>>().len() == minors.len()
-}
-
-fn error(key: &'static str, rule: String) -> TopologyError {
-    TopologyError { key, rule }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(score: &i64) -> bool {
-    *score == 0
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! A pod's requests, totalled over its containers as kube-scheduler does (`resourcehelper.PodRequests`).
+//! A pod's requests, totalled over its containers as kube-scheduler does (`PodRequests` in
+//! `k8s.io/component-helpers/resource`).
 //!
 //! App containers and sidecars are summed. An ordinary init container runs before them, beside the sidecars that were started
-//! before it; if it needs more then, that counts. A quantity that does not parse counts as nothing: kube-scheduler refuses it.
+//! before it; the larger of the two sums counts. A quantity that does not parse counts as nothing: the API server refuses it.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -12,9 +13,9 @@ use crate::pod::{Container, Pod, PodSpec, QuantityText, ResourceRequirements};
 const CPU: &str = "cpu";
 const MEMORY: &str = "memory";
 
-/// Amounts of several resources.
+/// Amounts of several resources, which can be added and compared resource by resource.
 pub(crate) trait Amounts: Default {
-    /// The sum.
+    /// The sum of each resource.
     fn plus(&self, other: &Self) -> Self;
     /// The larger amount of each resource.
     fn max(&self, other: &Self) -> Self;
@@ -50,7 +51,7 @@ pub(crate) fn peak<T: Amounts, E>(
 pub struct HostResources {
     /// Thousandths of a CPU.
     pub cpu_milli: u64,
-    /// Bytes.
+    /// Bytes of memory.
     pub memory: u64,
 }
 
@@ -69,6 +70,7 @@ impl HostResources {
                 requests.memory = memory.units();
             }
         }
+        // On top of either, as kube-scheduler counts it.
         requests.plus(&Self::of_amounts(&pod.spec.overhead))
     }
 

@@ -266,8 +266,10 @@ impl Preference {
     fn of(pod: &Pod) -> Self {
         let parsed = |name: &str| name.parse().ok();
         Self {
-            node: hints::node_policy(pod).and_then(parsed),
-            device: hints::device_policy(pod).and_then(|name| name.parse().ok()),
+            node: pod.annotation(hints::NODE_POLICY).and_then(parsed),
+            device: pod
+                .annotation(hints::DEVICE_POLICY)
+                .and_then(|name| name.parse().ok()),
             enforcement: hints::enforcement(pod),
         }
     }

@@ -1,48 +1,50 @@
 //! The admission webhooks: [`Rules`] decides about pods and bindings, [`server`] speaks HTTP.
 //!
-//! Decisions are functions of the request alone. [`proto::request`] validates device requests, for the webhooks and the filter
-//! alike, so both refuse with the same texts.
+//! Decisions about pods are functions of the request alone; one about a binding also needs to know whether the pod requests devices
+//! ([`Bindings`]). [`proto::request`] validates device requests for the webhooks and the filter alike, so both refuse with the same
+//! texts.
 
-mod asks;
 mod binding;
 mod mutate;
+mod requested_kinds;
 pub mod server;
 mod validate;
 mod visible_devices;
 
 use proto::admission::{AdmissionRequest, AdmissionResponse, AdmissionStatus, PatchOperation};
 use proto::pod::Pod;
+use proto::request::RequestError;
 use proto::resource::ResourceNames;
 use serde::Deserialize;
 use serde_json::Value;
 
 pub use binding::Bindings;
 
-/// The rules, as the administrator configured them.
+/// The rules of both webhooks, as the administrator configured them.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// Resource names that are the cluster's choice.
+    /// The resource names that the operator of the cluster chooses.
     pub names: ResourceNames,
-    /// Scheduler name for pods that request devices and name no scheduler.
+    /// The scheduler name that pods get which request devices and name no scheduler; `None` to leave them.
     pub scheduler_name: Option<String>,
     /// True if pods may see all devices of their node without holding any.
     pub allow_all_devices: bool,
-    /// Namespaces whose containers may select devices themselves.
+    /// Namespaces whose containers may select the devices that they see.
     pub unrestricted_namespaces: Vec<String>,
-    /// True if pods that share devices are refused if they select devices themselves.
+    /// True to refuse pods that share devices and select the devices that they see, or are privileged.
     pub deny_overrides: bool,
-    /// Users that may bind pods that request devices; `None` for every user that may bind.
+    /// The users that may bind pods which request devices; `None` for every user whom RBAC lets bind.
     pub binders: Option<Vec<String>>,
 }
 
-/// The answer to a review.
+/// The decision about a request to the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// The request is allowed, with changes.
     Allowed {
-        /// Changes, in order.
+        /// The changes, in the order in which they are made.
         patch: Vec<PatchOperation>,
-        /// Shown to the user.
+        /// Warnings that kubectl shows to the user.
         warnings: Vec<String>,
     },
     /// The request is refused.
@@ -52,31 +54,30 @@ pub enum Verdict {
 /// The reason for which a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The object breaks a rule.
+    /// The object breaks a rule for every user: HTTP 422.
     Invalid(String),
-    /// The administrator does not allow it.
+    /// The administrator's rules do not allow the request: HTTP 403.
     Forbidden(String),
 }
 
-/// A request with an object of another kind than it names.
+/// A request whose object is not of the kind that the request names.
 #[derive(Debug, thiserror::Error)]
-#[error("the {field} of request {uid} is no {kind}")]
+#[error("the {field} of request {uid} is not of the kind that the request names")]
 pub struct Unreadable {
     uid: String,
     field: &'static str,
-    kind: &'static str,
     #[source]
     source: serde_json::Error,
 }
 
 impl Verdict {
-    /// Allowed without changes.
+    /// The request is allowed, without changes and warnings.
     pub const ALLOWED: Self = Self::Allowed {
         patch: Vec::new(),
         warnings: Vec::new(),
     };
 
-    /// The response to the request of this UID.
+    /// The response with this verdict to the request of a UID.
     pub fn response(self, uid: String) -> AdmissionResponse {
         match self {
             Self::Refused(refusal) => AdmissionResponse {
@@ -105,8 +106,18 @@ impl Verdict {
 }
 
 impl From<Result<(), Refusal>> for Verdict {
-    fn from(judged: Result<(), Refusal>) -> Self {
-        judged.map_or_else(Self::Refused, |()| Self::ALLOWED)
+    fn from(checked: Result<(), Refusal>) -> Self {
+        match checked {
+            Ok(()) => Self::ALLOWED,
+            Err(refusal) => Self::Refused(refusal),
+        }
+    }
+}
+
+/// A request for devices that breaks a rule makes its pod invalid.
+impl From<RequestError> for Refusal {
+    fn from(error: RequestError) -> Self {
+        Self::Invalid(error.to_string())
     }
 }
 
@@ -128,7 +139,7 @@ impl From<Refusal> for AdmissionStatus {
 }
 
 impl Rules {
-    /// Reviews a request of the mutating webhook.
+    /// Decides about a request of the mutating webhook.
     ///
     /// # Errors
     /// The object is not of the kind that the request names.
@@ -136,7 +147,7 @@ impl Rules {
         mutate::review(self, request)
     }
 
-    /// Reviews a request of the validating webhook.
+    /// Decides about a request of the validating webhook.
     ///
     /// # Errors
     /// An object is not of the kind that the request names.
@@ -150,7 +161,7 @@ impl Rules {
             request.resource.resource.as_str(),
             request.sub_resource.as_str(),
         );
-        // The second is an older way to bind a pod, which the API server still serves.
+        // `bindings` without a pod's name in the path is an older way to bind, which the API server still serves.
         if matches!(about, ("", "pods", "binding") | ("", "bindings", "")) {
             return binding::review(self, request, bindings);
         }
@@ -164,25 +175,31 @@ impl Rules {
     }
 
     fn is_unrestricted(&self, namespace: &str) -> bool {
-        self.unrestricted_namespaces
-            .iter()
-            .any(|unrestricted| unrestricted == namespace)
+        let mut namespaces = self.unrestricted_namespaces.iter();
+        namespaces.any(|unrestricted| unrestricted == namespace)
     }
 }
 
-fn read<'a, T: Deserialize<'a>>(
+/// Reads the object after the operation.
+fn read<'a, T: Deserialize<'a>>(request: &'a AdmissionRequest) -> Result<T, Unreadable> {
+    read_field(request, "object", request.object.as_ref())
+}
+
+/// Reads the object before the operation.
+fn read_old<'a, T: Deserialize<'a>>(request: &'a AdmissionRequest) -> Result<T, Unreadable> {
+    read_field(request, "oldObject", request.old_object.as_ref())
+}
+
+fn read_field<'a, T: Deserialize<'a>>(
     request: &'a AdmissionRequest,
     field: &'static str,
-    kind: &'static str,
     object: Option<&'a Value>,
 ) -> Result<T, Unreadable> {
-    let unreadable = |source| Unreadable {
+    T::deserialize(object.unwrap_or(&Value::Null)).map_err(|source| Unreadable {
         uid: request.uid.clone(),
         field,
-        kind,
         source,
-    };
-    T::deserialize(object.unwrap_or(&Value::Null)).map_err(unreadable)
+    })
 }
 
 #[cfg(test)]

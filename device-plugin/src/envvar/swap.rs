@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
+use proto::annotation::AnnotationError;
 use proto::device::Device;
 use proto::memory_unit::MemoryUnit;
-use proto::plugin_reports::{self, EXCHANGED_RECORDS, ReportError, SwappedRecords};
+use proto::plugin_reports::{self, EXCHANGED_RECORDS, SwappedRecords};
 use proto::record::{DeviceAllocations, GpushareRecord, MEM_ASSIGNED, Record};
 use serde_json::json;
 use tokio::sync::watch;
@@ -67,7 +68,7 @@ pub enum SwapError {
     Contended(String),
     /// The annotation of the Device object has no room for more records.
     #[error(transparent)]
-    Unwritable(#[from] ReportError),
+    Unwritable(#[from] AnnotationError),
 }
 
 /// The swapped records in an annotation of this node's Device object. One task at a time uses them.
@@ -332,7 +333,7 @@ fn swapped(pods: &NodePods, one: &PodUid, other: &PodUid, unit: MemoryUnit) -> O
 }
 
 /// The records as text of the annotation.
-fn text_of(records: &Records) -> Result<String, ReportError> {
+fn text_of(records: &Records) -> Result<String, AnnotationError> {
     let mut entries = SwappedRecords::new();
     for (uid, record) in records {
         entries.insert(uid.as_str().to_owned(), record.clone());

@@ -55,8 +55,11 @@ fn json_of_go_is_read(#[case] text: &str, #[case] n_entries: usize) {
 }
 
 #[rstest]
-#[case::empty("", "is no list: EOF while parsing a value at line 1 column 0")]
-#[case::object("{}", "is no list: invalid type: map, expected a sequence at line 1 column 0")]
+#[case::empty("", "does not parse: EOF while parsing a value at line 1 column 0")]
+#[case::object(
+    "{}",
+    "does not parse: invalid type: map, expected a sequence at line 1 column 0"
+)]
 #[case::word(
     "[{}, 7]",
     "entry 1: invalid type: integer `7`, expected struct KubeletAllocation"
@@ -69,7 +72,7 @@ fn json_of_go_is_read(#[case] text: &str, #[case] n_entries: usize) {
 fn unreadable_annotations_are_refused_by_name(#[case] text: &str, #[case] rule: &str) {
     assert_eq!(
         read(GPU_CHECKPOINTS, text),
-        Err(format!("annotation {GPU_CHECKPOINTS} {rule}"))
+        Err(format!("annotation {GPU_CHECKPOINTS}: {rule}"))
     );
 }
 
@@ -79,7 +82,7 @@ fn a_list_beyond_the_length_limit_is_refused() {
     assert_eq!(
         read(DEVICES_CHECKPOINTS, &long),
         Err(format!(
-            "annotation {DEVICES_CHECKPOINTS} is 131074 bytes long, more than 131072"
+            "annotation {DEVICES_CHECKPOINTS}: longer than 131072 bytes"
         ))
     );
 }

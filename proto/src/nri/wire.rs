@@ -1,5 +1,5 @@
-//! The framing of calls on a runtime's socket: two connections multiplexed over one stream of bytes, each carrying messages of
-//! ttrpc. No I/O.
+//! The framing of calls on a runtime's NRI socket: two connections multiplexed over one stream of bytes (containerd's
+//! `nri/pkg/net/multiplex`), each carrying messages of ttrpc. No I/O.
 //!
 //! A frame is the number of its connection, the length of its data (32 bits each, big endian), and the data; a message may
 //! span frames. A message is the length of its payload, the number of the call (32 bits each, big endian), its kind and flags
@@ -7,14 +7,14 @@
 
 use std::collections::BTreeMap;
 
-/// Longest payload of a message, in bytes.
+/// Longest payload of a message, in bytes: ttrpc's own limit.
 pub const MAX_PAYLOAD: usize = 4 << 20;
 
 /// Longest data of a frame that is read, in bytes: the other side writes each message in one frame at most.
 pub const MAX_FRAME: usize = MAX_PAYLOAD + MESSAGE_HEADER;
 
-/// Longest data of a frame that is written, in bytes. The other side reads a frame into a buffer of this size, and closes the
-/// socket on a longer one.
+/// Longest data of a frame that is written, in bytes. containerd reads a frame into a buffer of this size, and closes the socket on
+/// a longer one.
 const MAX_WRITTEN_FRAME: usize = 4096;
 
 const FRAME_HEADER: usize = 8;
@@ -37,10 +37,12 @@ impl ConnectionId {
         }
     }
 
-    fn of(number: u32) -> Option<Self> {
-        [Self::Plugin, Self::Runtime]
-            .into_iter()
-            .find(|connection| connection.number() == number)
+    fn from_number(number: u32) -> Option<Self> {
+        match number {
+            1 => Some(Self::Plugin),
+            2 => Some(Self::Runtime),
+            _ => None,
+        }
     }
 }
 
@@ -84,7 +86,7 @@ pub struct Message {
     pub call: u32,
     /// A call, or the answer to one.
     pub kind: Kind,
-    /// A message of [`super::ttrpc`].
+    /// An encoded [`super::ttrpc`] message.
     pub payload: Vec<u8>,
 }
 
@@ -107,15 +109,17 @@ impl Message {
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
         // Checked here, because the other side closes the socket on a longer message.
         let too_long = WireError::LongMessage(self.payload.len());
-        let length = u32::try_from(self.payload.len())
-            .ok()
-            .filter(|_| self.payload.len() <= MAX_PAYLOAD)
-            .ok_or(too_long)?;
+        if self.payload.len() > MAX_PAYLOAD {
+            return Err(too_long);
+        }
+        let length = u32::try_from(self.payload.len()).map_err(|_| too_long)?;
         let mut message = Vec::with_capacity(MESSAGE_HEADER + self.payload.len());
         message.extend(length.to_be_bytes());
         message.extend(self.call.to_be_bytes());
+        // No flags: they belong to streaming calls.
         message.extend([self.kind.number(), 0]);
         message.extend(&self.payload);
+        // The chunks are as small as containerd's buffer, whatever this side would accept.
         let mut framed =
             Vec::with_capacity(message.len() + FRAME_HEADER * (message.len() / MAX_WRITTEN_FRAME + 1));
         for data in message.chunks(MAX_WRITTEN_FRAME) {
@@ -138,7 +142,7 @@ pub struct Decoder {
     partial: BTreeMap<ConnectionId, Partial>,
 }
 
-/// The beginning of a message.
+/// The part of a message that has arrived.
 #[derive(Debug, Default)]
 struct Partial {
     header: Vec<u8>,
@@ -153,11 +157,13 @@ impl Decoder {
     pub fn feed(&mut self, mut bytes: &[u8]) -> Result<Vec<Message>, WireError> {
         let mut messages = Vec::new();
         while !bytes.is_empty() {
+            // Headers and data may be cut anywhere, so that each step takes what is there and returns.
             let Some((connection, left)) = self.frame else {
                 self.begin_frame(&mut bytes)?;
                 continue;
             };
-            let mut data = take(&mut bytes, left);
+            let mut data = split_front(&mut bytes, left);
+            // A frame without data left is over; the next bytes are a header.
             self.frame = Some((connection, left - data.len())).filter(|(_, left)| *left > 0);
             // Frames of other connections are skipped, as the socket may carry more than these two.
             let Some(connection) = connection else {
@@ -172,16 +178,17 @@ impl Decoder {
     }
 
     fn begin_frame(&mut self, bytes: &mut &[u8]) -> Result<(), WireError> {
-        self.header.extend(take(bytes, FRAME_HEADER - self.header.len()));
+        self.header
+            .extend(split_front(bytes, FRAME_HEADER - self.header.len()));
         let (Some(number), Some(length)) = (number_at(&self.header, 0), number_at(&self.header, 4)) else {
             return Ok(());
         };
-        let left = usize::try_from(length)
-            .ok()
-            .filter(|length| *length <= MAX_FRAME)
-            .ok_or(WireError::LongFrame(length))?;
+        let left = usize::try_from(length).unwrap_or(usize::MAX);
+        if left > MAX_FRAME {
+            return Err(WireError::LongFrame(length));
+        }
         self.header.clear();
-        self.frame = Some((ConnectionId::of(number), left)).filter(|(_, left)| *left > 0);
+        self.frame = Some((ConnectionId::from_number(number), left)).filter(|(_, left)| *left > 0);
         Ok(())
     }
 }
@@ -189,7 +196,8 @@ impl Decoder {
 impl Partial {
     /// Reads the message's part of the data; returns the message if that completes it.
     fn feed(&mut self, connection: ConnectionId, data: &mut &[u8]) -> Result<Option<Message>, WireError> {
-        self.header.extend(take(data, MESSAGE_HEADER - self.header.len()));
+        self.header
+            .extend(split_front(data, MESSAGE_HEADER - self.header.len()));
         let (Some(length), Some(call), Some(kind)) = (
             number_at(&self.header, 0),
             number_at(&self.header, 4),
@@ -206,10 +214,12 @@ impl Partial {
             return Err(WireError::LongMessage(length));
         }
         let kind = Kind::from(*kind);
-        self.payload.extend(take(data, length - self.payload.len()));
+        self.payload
+            .extend(split_front(data, length - self.payload.len()));
         if self.payload.len() < length {
             return Ok(None);
         }
+        // The header goes too, so that the next message of the connection begins afresh.
         let payload = std::mem::take(self).payload;
         Ok(Some(Message {
             connection,
@@ -220,8 +230,8 @@ impl Partial {
     }
 }
 
-/// Removes up to `most` bytes from the front.
-fn take<'a>(bytes: &mut &'a [u8], most: usize) -> &'a [u8] {
+/// Removes up to `most` bytes from the front of `bytes`, and returns them.
+fn split_front<'a>(bytes: &mut &'a [u8], most: usize) -> &'a [u8] {
     let (taken, rest) = bytes.split_at_checked(most).unwrap_or((*bytes, &[]));
     *bytes = rest;
     taken

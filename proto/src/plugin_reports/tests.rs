@@ -10,15 +10,15 @@ fn annotated(key: &str, text: &str) -> Annotations {
     [(key.to_owned(), text.to_owned())].into()
 }
 
-fn read_swapped(text: &str) -> Result<SwappedRecords, ReportError> {
+fn read_swapped(text: &str) -> Result<SwappedRecords, AnnotationError> {
     read_swapped_records(Some(&annotated(EXCHANGED_RECORDS, text)))
 }
 
-fn read_pods(text: &str) -> Result<Option<PodUids>, ReportError> {
+fn read_pods(text: &str) -> Result<Option<PodUids>, AnnotationError> {
     read_pods_without_devices(Some(&annotated(PODS_WITHOUT_DEVICES, text)))
 }
 
-fn read_state(text: &str) -> Result<Option<PluginState>, ReportError> {
+fn read_state(text: &str) -> Result<Option<PluginState>, AnnotationError> {
     PluginState::read(Some(&annotated(PLUGIN_STATE, text)))
 }
 
@@ -51,14 +51,14 @@ fn written_records_are_read() {
 #[rstest]
 #[case::no_json("{", "does not parse")]
 #[case::another_form(r#"["u1"]"#, "does not parse")]
-#[case::no_devices(r#"{"u1": {"gpu": []}}"#, "names no device for the pod with UID u1")]
-#[case::no_record(r#"{"u1": {}}"#, "names no device for the pod with UID u1")]
+#[case::no_devices(r#"{"u1": {"gpu": []}}"#, "no device for the pod with UID u1")]
+#[case::no_record(r#"{"u1": {}}"#, "no device for the pod with UID u1")]
 #[case::no_uid(r#"{"": {"gpu": [{"minor": 0}]}}"#, "whose name is not the UID")]
-#[case::too_long(&" ".repeat(MAX_SWAPPED_BYTES + 1), "is longer than")]
+#[case::too_long(&" ".repeat(MAX_SWAPPED_BYTES + 1), "longer than")]
 fn bad_records_are_refused(#[case] text: &str, #[case] problem: &str) {
     let error = read_swapped(text).unwrap_err().to_string();
     assert!(
-        error.starts_with("annotation gpushare/exchanged-records ") && error.contains(problem),
+        error.starts_with("annotation gpushare/exchanged-records: ") && error.contains(problem),
         "{error}"
     );
 }

@@ -11,22 +11,22 @@ use super::null_as_default;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Affinity {
-    /// For nodes with certain labels.
+    /// Terms about the labels of nodes.
     #[serde(deserialize_with = "null_as_default")]
     pub node_affinity: AffinityTerms,
-    /// For nodes near certain pods.
+    /// Terms that ask for nodes near certain pods.
     #[serde(deserialize_with = "null_as_default")]
     pub pod_affinity: AffinityTerms,
-    /// For nodes far from certain pods.
+    /// Terms that ask for nodes away from certain pods.
     #[serde(deserialize_with = "null_as_default")]
     pub pod_anti_affinity: AffinityTerms,
 }
 
-/// The terms of one kind of affinity, counted.
+/// The number of terms of one kind of affinity.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct AffinityTerms {
-    /// Number of preferred terms.
+    /// The number of preferred terms.
     #[serde(
         rename = "preferredDuringSchedulingIgnoredDuringExecution",
         deserialize_with = "length"
@@ -52,9 +52,9 @@ pub struct SpreadConstraint {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Taint {
-    /// Its key.
+    /// The taint's key.
     pub key: String,
-    /// Its value.
+    /// The taint's value; empty if it has none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub value: String,
     /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
@@ -99,15 +99,15 @@ pub struct SchedulingGroup {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PodCondition {
-    /// Its type, such as `PodScheduled`.
+    /// The condition's type, such as `PodScheduled`.
     #[serde(rename = "type")]
     pub kind: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,
-    /// CamelCase reason.
+    /// The reason of the status in CamelCase.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// Sentence for people.
+    /// The reason of the status in a sentence.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
@@ -134,6 +134,7 @@ impl Toleration {
         let same_value = match self.operator.as_str() {
             "Exists" => true,
             "" | "Equal" => self.value == taint.value,
+            // `Lt` and `Gt`, which newer versions may have, are taken for no match: the node then ranks lower.
             _ => false,
         };
         // An empty key stands for all keys, but only with `Exists`.
@@ -153,10 +154,12 @@ impl PodCondition {
     }
 }
 
+/// The length of a list, whose entries are skipped.
 fn length<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
     null_as_default(deserializer).map(|entries: Vec<IgnoredAny>| entries.len())
 }
 
+/// Returns true if a field is there and not null, whatever it holds.
 fn is_set<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     Option::<IgnoredAny>::deserialize(deserializer).map(|value| value.is_some())
 }

@@ -12,10 +12,10 @@ use crate::resource::{
 };
 use crate::totals::{self, Amounts};
 
-/// Names of GPU amounts, for which kubelet calls no plugin.
+/// Names of GPU amounts that the plugin patches into node status: kubelet calls no plugin for them.
 const PATCHED_AMOUNTS: [&str; 4] = [GPU, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE];
 
-/// Amounts of one container, or of a pod; 0 for a resource that it does not request.
+/// The amounts that one container requests, or a pod; 0 for a resource that is not requested.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GpuAmounts {
     units: u64,
@@ -23,10 +23,10 @@ pub(super) struct GpuAmounts {
     bytes: u64,
     ratio: u64,
     core: u64,
-    /// Percent of both core and memory; not in `ratio` and `core`.
+    /// Percent of both core and memory (`koordinator.sh/gpu`); not in `ratio` and `core`.
     both: u64,
     whole: u64,
-    /// The resource name of `whole`.
+    /// The resource name of `whole`; `None` if `whole` is 0.
     vendor: Option<&'static str>,
     others: BTreeMap<String, u64>,
 }
@@ -42,17 +42,21 @@ impl Amounts for GpuAmounts {
 }
 
 impl GpuAmounts {
-    /// The amounts of a pod.
+    /// Reads the amounts of a pod: the sum over its containers, as kube-scheduler builds it.
     pub(super) fn of_pod(
         spec: &PodSpec,
         names: &ResourceNames,
         sees_all: bool,
     ) -> Result<Self, RequestError> {
-        totals::peak(spec, |container| Self::of(container, names, sees_all))
+        totals::peak(spec, |container| Self::of_container(container, names, sees_all))
     }
 
     /// Reads one container and applies the rules that hold per container.
-    fn of(container: &Container, names: &ResourceNames, sees_all: bool) -> Result<Self, RequestError> {
+    fn of_container(
+        container: &Container,
+        names: &ResourceNames,
+        sees_all: bool,
+    ) -> Result<Self, RequestError> {
         let read = |resource| amount(container, resource);
         let (both, bytes, ratio, core) = (
             read(GPU)?,
@@ -62,19 +66,19 @@ impl GpuAmounts {
         );
         let (shared, units) = (read(GPU_SHARED)?, read(&names.memory)?);
         let rule = |rule: String| container_rule(container, rule);
-        // `gpu` is short for core and ratio, so another amount beside it would count twice.
+        // `gpu` is short for core and ratio ("Enhance the GPU Share API"), so another amount beside it would count twice.
         if let (Some(both), Some(_)) = (both, bytes.or(ratio).or(core)) {
             return Err(rule(format!(
                 "{GPU} ({both}) already says {GPU_CORE} and {GPU_MEMORY_RATIO}; do not ask for it together with them or {GPU_MEMORY}"
             )));
         }
-        // Two limits on the memory of one device; its size decides which is smaller, and no node is known here.
+        // Rule 2 of the validating webhook in the proposal. Two limits on the memory of one GPU: its size would decide which is smaller.
         if let (Some(bytes), Some(ratio)) = (bytes, ratio) {
             return Err(rule(format!(
                 "{GPU_MEMORY} ({bytes}) and {GPU_MEMORY_RATIO} ({ratio}) exclude each other; ask for one of them"
             )));
         }
-        // A share without memory would count as nothing, and any number of such pods would fit.
+        // Rule 3. A share without memory would count as nothing, and any number of such pods would fit.
         let has_memory = [units, bytes, ratio, both].iter().any(Option::is_some);
         if let (Some(core), false) = (core, has_memory) {
             return Err(rule(format!(
@@ -166,7 +170,9 @@ impl GpuAmounts {
         Ok((self.shared > 0).then_some(request))
     }
 
+    /// The request of a pod for amounts of GPUs; `None` if the pod requests none.
     fn gpus(&self) -> Result<Option<GpuRequest>, RequestError> {
+        // A vendor's GPU is 100 percent of both ("Fine-grained device scheduling", compatibility with `nvidia.com/gpu`).
         if let Some(name) = self.vendor.filter(|_| self.whole > 0) {
             let devices = devices(name, self.whole)?;
             let percent = self.whole * WHOLE_PERCENT;
@@ -213,11 +219,12 @@ impl GpuAmounts {
         }))
     }
 
-    /// The number of devices that the percentages come to, without `gpu.shared`.
+    /// The number of GPUs that the percentages of a pod without `gpu.shared` stand for.
     fn devices_of_percent(&self, ratio: u64, core: u64) -> Result<u32, RequestError> {
         for (name, percent) in [(GPU, self.both), (GPU_MEMORY_RATIO, ratio), (GPU_CORE, core)] {
             refuse_uneven_percent(name, percent)?;
         }
+        // The ratio decides, as in Koordinator. Without one it is the core, of which Koordinator would put 200 % on one GPU and fail.
         let (name, percent) = match (self.both, ratio) {
             (0, 0) => (GPU_CORE, core),
             (0, ratio) => (GPU_MEMORY_RATIO, ratio),
@@ -231,14 +238,20 @@ impl GpuAmounts {
     }
 }
 
+/// The number of devices as 32 bits.
+///
+/// # Errors
+/// It is larger than [`MAX_DEVICES`].
 fn devices(name: &str, n: u64) -> Result<u32, RequestError> {
     let devices = u32::try_from(n).ok().filter(|_| n <= MAX_DEVICES);
     devices.ok_or_else(|| pod_rule(format!("{name} ({n}) is more than {MAX_DEVICES}")))
 }
 
+/// The number of GPUs of a pod with `gpu.shared`, over which the percentages have to divide evenly.
 fn devices_of_shares(shared: u64, ratio: u64, core: u64) -> Result<u32, RequestError> {
     let devices = devices(GPU_SHARED, shared)?;
     for (name, value) in [(GPU_CORE, core), (GPU_MEMORY_RATIO, ratio)] {
+        // The proposal divides each amount by the number of GPUs, and kubelet knows whole numbers alone.
         if !value.is_multiple_of(shared) {
             return Err(pod_rule(format!(
                 "{name} ({value}) does not divide evenly over {GPU_SHARED} ({devices})"
@@ -253,6 +266,7 @@ fn devices_of_shares(shared: u64, ratio: u64, core: u64) -> Result<u32, RequestE
     Ok(devices)
 }
 
+/// Refuses percentages that are more than one device and no whole number of devices ("Fine-grained device scheduling").
 fn refuse_uneven_percent(name: &str, percent: u64) -> Result<(), RequestError> {
     if percent <= WHOLE_PERCENT || percent.is_multiple_of(WHOLE_PERCENT) {
         return Ok(());
@@ -262,16 +276,14 @@ fn refuse_uneven_percent(name: &str, percent: u64) -> Result<(), RequestError> {
     )))
 }
 
-/// Amounts of extended resources that are not GPUs'.
-///
-/// Only `rdma` and `fpga` are devices' in every cluster. Other names may belong to other projects, whose quantities need not
-/// be whole numbers: those are passed over.
+/// The amounts of extended resources that are not of GPUs, by name.
 fn others(container: &Container, names: &ResourceNames) -> Result<BTreeMap<String, u64>, RequestError> {
     let resources = &container.resources;
     let keys = resources.limits.keys().chain(resources.requests.keys());
     let mut others = BTreeMap::new();
     for name in keys.filter(|name| is_extended(name) && !is_gpu_resource(name, names)) {
         let is_known = name == RDMA || name == FPGA;
+        // Other names may belong to other projects, whose quantities need not be whole numbers.
         match amount(container, name) {
             Ok(Some(amount)) => drop(others.insert(name.clone(), amount)),
             Err(error) if is_known => return Err(error),
@@ -281,7 +293,7 @@ fn others(container: &Container, names: &ResourceNames) -> Result<BTreeMap<Strin
     Ok(others)
 }
 
-/// The amount that a container requests; `None` if it does not name the resource, or writes a zero, as Helm charts do.
+/// The amount of a resource that a container requests; `None` if the container does not name the resource, or requests 0.
 pub(super) fn amount(container: &Container, resource: &str) -> Result<Option<u64>, RequestError> {
     let Some(text) = container.quantity(resource) else {
         return Ok(None);
@@ -293,6 +305,7 @@ pub(super) fn amount(container: &Container, resource: &str) -> Result<Option<u64
     };
     let quantity = text.quantity().map_err(|text| fail(&text))?;
     match quantity.unsigned() {
+        // Helm charts write a zero for a resource that is switched off.
         Some(0) => Ok(None),
         Some(amount) if amount <= MAX_AMOUNT => Ok(Some(amount)),
         _ => Err(fail(&quantity.to_string())),
@@ -313,7 +326,7 @@ fn container_rule(container: &Container, rule: String) -> RequestError {
     }
 }
 
-/// Refuses pods that use two of these: memory units, Koordinator's names, and the name of each vendor.
+/// Refuses pods that use two dialects of these: memory units, Koordinator's names, and the name of each vendor.
 pub(super) fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Result<(), RequestError> {
     let amount_of = |resource: &str| {
         let quantity = spec
@@ -321,6 +334,7 @@ pub(super) fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Re
             .find_map(|container| text(container, resource))?;
         Some(format!("{resource} ({})", shown(quantity)))
     };
+    // Koordinator's names belong together, however many of them a pod uses.
     let koordinator = [GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU]
         .into_iter()
         .find_map(amount_of);
@@ -366,6 +380,7 @@ pub(super) fn refuse_unserved(pod: &Pod, names: &ResourceNames) -> Result<(), Re
         let asked = PATCHED_AMOUNTS
             .into_iter()
             .find_map(|name| Some((name, text(container, name)?)));
+        // Memory units have kubelet ask the plugin as well, though mixing them with amounts is refused elsewhere.
         let is_served = [GPU_SHARED, &names.memory]
             .into_iter()
             .any(|name| container.asks_for(name));
@@ -378,6 +393,7 @@ pub(super) fn refuse_unserved(pod: &Pod, names: &ResourceNames) -> Result<(), Re
             });
         }
     }
+    // Without a device ID kubelet asks no plugin, and the container would see what its image asks for.
     let mut containers = pod.spec.all_containers();
     if sees_all_devices(pod)? && !containers.any(|container| container.asks_for(GPU_SHARED)) {
         return Err(pod_rule(format!(
@@ -387,10 +403,12 @@ pub(super) fn refuse_unserved(pod: &Pod, names: &ResourceNames) -> Result<(), Re
     Ok(())
 }
 
+/// The quantity of a resource as the manifest has it, unless it is zero.
 fn text<'a>(container: &'a Container, resource: &str) -> Option<&'a QuantityText> {
     container.quantity(resource).filter(|text| !text.is_zero())
 }
 
+/// The beginning of a quantity, for an error.
 fn shown(text: &QuantityText) -> String {
     match text {
         QuantityText::Text(text) => excerpt(text),

@@ -1,5 +1,5 @@
-//! Annotations with which a pod influences the choice of its node and devices: Koordinator's hints, joint allocation and
-//! partitions, and gpushare's policies.
+//! Annotations with which a pod influences the choice of its node and devices: hints and joint allocation (proposal "Device Allocate
+//! Hint APIs"), partitions (proposal "GPU Partitioning APIs"), and gpushare's own policies.
 //!
 //! Reads and refuses the annotations; the scheduler turns them into constraints.
 
@@ -15,15 +15,15 @@ use crate::pod::Pod;
 use crate::quantity::Quantity;
 use crate::topology;
 
-/// JSON object of hints by device type.
+/// Pod annotation: a JSON object with one [`DeviceHint`] for each device type.
 pub const ALLOCATE_HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
-/// JSON object with the device types that are allocated together.
+/// Pod annotation: a JSON object with the device types that are allocated together, see [`JointAllocate`].
 pub const JOINT_ALLOCATE: &str = "scheduling.koordinator.sh/device-joint-allocate";
-/// JSON object with constraints on partitions of GPUs.
+/// Pod annotation: a JSON object with constraints on partitions of GPUs, see [`PartitionSpec`].
 pub const PARTITION_SPEC: &str = "scheduling.koordinator.sh/gpu-partition-spec";
-/// The policy by which the scheduler ranks the fitting nodes for this pod.
+/// Pod annotation: the policy by which the scheduler ranks the fitting nodes for the pod, one of [`NODE_POLICIES`].
 pub const NODE_POLICY: &str = "gpushare/node-policy";
-/// The policy by which the scheduler ranks the fitting devices of a node for this pod.
+/// Pod annotation: the policy by which the scheduler ranks the fitting devices of a node for the pod, one of [`DEVICE_POLICIES`].
 pub const DEVICE_POLICY: &str = "gpushare/device-policy";
 
 /// Values of [`NODE_POLICY`].
@@ -38,42 +38,43 @@ pub const DEVICE_POLICIES: [&str; 6] = [
     "most-allocated",
 ];
 
-/// Values of [`ENFORCEMENT`] on a pod.
+/// Values of the annotation [`ENFORCEMENT`] of a pod.
 pub const DEMANDED_ENFORCEMENTS: [&str; 2] = [ENFORCED_BY_DRIVER, "any"];
 
-/// Longest annotation that is read, in bytes: the scheduler evaluates its contents for every node.
+/// Longest annotation that is read, in bytes. The scheduler evaluates its contents for every node.
 const MAX_BYTES: usize = 8 * 1024;
 
-/// All hints of a pod.
+/// The annotations [`ALLOCATE_HINT`], [`JOINT_ALLOCATE`] and [`PARTITION_SPEC`] of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
-    /// Hints by type of device, such as `rdma`.
+    /// Constraints by device type, such as `rdma`.
     pub by_type: BTreeMap<String, DeviceHint>,
-    /// The types that are allocated together.
+    /// The device types that are allocated together; `None` without the annotation, or if it names none.
     pub joint: Option<JointAllocate>,
     /// Constraints on partitions; `None` without the annotation.
     pub partition: Option<PartitionSpec>,
 }
 
-/// Constraints on the devices of one type.
+/// Constraints on the devices of one type, which the pod may be given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceHint {
-    /// Labels that each device must have.
+    /// `selector`: labels that each device must have.
     pub selector: Option<LabelSelector>,
-    /// Labels of a virtual function that each device must have free; the pod gets the function instead of the device.
+    /// `vfSelector`: labels of virtual functions. The pod gets one free function of each device, instead of the device. An empty
+    /// selector takes functions with any labels.
     pub vf_selector: Option<LabelSelector>,
-    /// The conversion of the requested amount to a number of devices.
+    /// `allocateStrategy`: the conversion of the requested amount to a number of devices.
     pub strategy: Option<AllocateStrategy>,
-    /// The devices that no other pod may use.
+    /// `exclusivePolicy`: the devices that no other pod may use.
     pub exclusive: Option<ExclusivePolicy>,
-    /// The part of the machine in which all devices must lie.
+    /// `requiredTopologyScope`: the part of the machine in which all devices must lie. Koordinator's code has it, its proposal not.
     pub scope: Option<TopologyScope>,
 }
 
 /// A label selector; all of its requirements must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LabelSelector {
-    /// The requirements.
+    /// The requirements, on one label each.
     pub requirements: Vec<LabelRequirement>,
 }
 
@@ -82,42 +83,42 @@ pub struct LabelSelector {
 pub struct LabelRequirement {
     /// The label's key.
     pub key: String,
-    /// The condition on its value.
+    /// The condition on the label's value.
     pub test: LabelTest,
 }
 
-/// The condition on a label's value, by the operators of Kubernetes' label selectors.
+/// The condition on a label's value, with the operators of `metav1.LabelSelector`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LabelTest {
-    /// One of these values.
+    /// The label has one of these values.
     In(Vec<String>),
-    /// None of these values; the label may be missing.
+    /// The label has none of these values, or is missing.
     NotIn(Vec<String>),
-    /// Any value.
+    /// The label is there, with any value.
     Exists,
-    /// No such label.
+    /// The label is missing.
     DoesNotExist,
 }
 
 /// The conversion of a requested amount to a number of devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocateStrategy {
-    /// Every selected device gives the amount.
+    /// Every device that the selector selects gives the requested amount.
     ApplyForAll,
-    /// The amount is a number of devices.
+    /// The requested amount is the number of devices.
     RequestsAsCount,
 }
 
 /// The devices that no other pod may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExclusivePolicy {
-    /// The pod's devices.
+    /// The pod's devices themselves.
     DeviceLevel,
-    /// All devices of the type on their PCIe switches.
+    /// All devices of the type on the PCIe switches of the pod's devices. Koordinator's code reads it, and does nothing.
     PcieLevel,
 }
 
-/// A part of a machine.
+/// A part of a machine, from the smallest to the largest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopologyScope {
     /// One device.
@@ -133,30 +134,31 @@ pub enum TopologyScope {
 /// Types of devices that are allocated together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JointAllocate {
-    /// The types, the leading one first.
+    /// The device types. The scheduler chooses devices of the first type, and those of the others near them.
     pub device_types: Vec<String>,
-    /// True if they must share their PCIe switches.
+    /// True if all devices must share their PCIe switches (`requiredScope: SamePCIe`); else the scheduler prefers the same switch, then
+    /// the same NUMA node.
     pub same_pcie: bool,
 }
 
 /// Constraints on the partition from which GPUs are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartitionSpec {
-    /// True if only partitions of the best score may be used.
+    /// True if only partitions of the highest score may be used (`allocatePolicy: Restricted`); else they are preferred.
     pub restricted: bool,
-    /// Least bandwidth of a ring through the GPUs, in bytes per second.
+    /// Least bandwidth of a ring through the GPUs, in bytes per second; `None` for any.
     pub ring_bus_bandwidth: Option<u64>,
 }
 
-/// An annotation with hints.
+/// One of the annotations that [`Hints`] has.
 #[derive(Clone, Copy, Debug)]
 pub struct Hint {
-    /// Its key.
+    /// The annotation's key.
     pub key: &'static str,
     parse: fn(&str, &mut Hints) -> Result<(), String>,
 }
 
-/// Every annotation with hints.
+/// Every annotation that [`Hints`] has.
 pub const HINTS: [Hint; 3] = [
     Hint {
         key: ALLOCATE_HINT,
@@ -173,16 +175,16 @@ pub const HINTS: [Hint; 3] = [
 ];
 
 impl Hint {
-    /// Checks a pod's annotation, if the pod has it.
+    /// Checks the pod's annotation, if the pod has it.
     ///
     /// # Errors
-    /// It has another form than the proposals demand, or a value that they do not know.
+    /// It is longer than 8 KiB, has another form than the proposals demand, or a value that they do not know.
     pub fn check(self, pod: &Pod) -> Result<(), RequestError> {
         self.read(pod, &mut Hints::default())
     }
 
     fn read(self, pod: &Pod, hints: &mut Hints) -> Result<(), RequestError> {
-        let Some(text) = annotation(pod, self.key) else {
+        let Some(text) = pod.annotation(self.key) else {
             return Ok(());
         };
         if text.len() > MAX_BYTES {
@@ -193,10 +195,10 @@ impl Hint {
 }
 
 impl Hints {
-    /// Reads a pod's annotations.
+    /// Reads the annotations of a pod that waits for a node.
     ///
     /// # Errors
-    /// The first that [`Hint::check`] refuses.
+    /// The first annotation that [`Hint::check`] refuses.
     pub fn read(pod: &Pod) -> Result<Self, RequestError> {
         let mut hints = Self::default();
         for hint in HINTS {
@@ -209,6 +211,7 @@ impl Hints {
     pub fn read_placed(pod: &Pod) -> Self {
         let mut hints = Self::default();
         for hint in HINTS {
+            // A rule that cannot be read did not hold when the devices were chosen.
             hint.read(pod, &mut hints).unwrap_or_default();
         }
         hints
@@ -219,6 +222,7 @@ impl Hints {
         let Some((gpus, hint)) = request.gpus.as_ref().zip(self.by_type.get(TYPE_GPU)) else {
             return Ok(());
         };
+        // GPUs alone: adapters without virtual functions are a matter of the nodes.
         let rule = if hint.vf_selector.is_some() {
             "gpu.vfSelector: GPUs are not given by virtual functions".to_owned()
         } else if hint.scope == Some(TopologyScope::Device) && gpus.devices > 1 {
@@ -227,40 +231,30 @@ impl Hints {
         } else {
             return Ok(());
         };
-        let text = annotation(pod, ALLOCATE_HINT).unwrap_or_default();
+        let text = pod.annotation(ALLOCATE_HINT).unwrap_or_default();
         Err(refusal(ALLOCATE_HINT, text, rule))
     }
-}
-
-/// The value of [`NODE_POLICY`], known or not.
-pub fn node_policy(pod: &Pod) -> Option<&str> {
-    annotation(pod, NODE_POLICY)
-}
-
-/// The value of [`DEVICE_POLICY`], known or not.
-pub fn device_policy(pod: &Pod) -> Option<&str> {
-    annotation(pod, DEVICE_POLICY)
 }
 
 /// The enforcement of memory limits that a pod demands on the GPUs that it shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DemandedEnforcement {
-    /// None: any level will do.
+    /// `any`: no level is demanded, also where the operator demands one of all pods.
     Any,
-    /// That of the driver.
+    /// `driver`: the GPU driver enforces the limits.
     Driver,
 }
 
 /// The value of the annotation [`ENFORCEMENT`]; `None` without it, or if it is not one of [`DEMANDED_ENFORCEMENTS`].
 pub fn enforcement(pod: &Pod) -> Option<DemandedEnforcement> {
-    match annotation(pod, ENFORCEMENT)? {
+    match pod.annotation(ENFORCEMENT)? {
         "any" => Some(DemandedEnforcement::Any),
         ENFORCED_BY_DRIVER => Some(DemandedEnforcement::Driver),
         _ => None,
     }
 }
 
-/// Refuses policies and enforcement levels that do not exist.
+/// Refuses values of the policies and of the demanded enforcement that do not exist.
 pub(super) fn refuse_unknown_policies(pod: &Pod) -> Result<(), RequestError> {
     let known = [
         (NODE_POLICY, &NODE_POLICIES[..]),
@@ -268,7 +262,7 @@ pub(super) fn refuse_unknown_policies(pod: &Pod) -> Result<(), RequestError> {
         (ENFORCEMENT, &DEMANDED_ENFORCEMENTS[..]),
     ];
     for (key, choice) in known {
-        if let Some(value) = annotation(pod, key).filter(|value| !choice.contains(value)) {
+        if let Some(value) = pod.annotation(key).filter(|value| !choice.contains(value)) {
             return Err(refusal(
                 key,
                 value,
@@ -279,11 +273,7 @@ pub(super) fn refuse_unknown_policies(pod: &Pod) -> Result<(), RequestError> {
     Ok(())
 }
 
-pub(super) fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
-    pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
-}
-
-fn refusal(key: &'static str, text: &str, rule: String) -> RequestError {
+pub(super) fn refusal(key: &'static str, text: &str, rule: String) -> RequestError {
     RequestError::Annotation {
         key,
         value: excerpt(text),
@@ -291,7 +281,7 @@ fn refusal(key: &'static str, text: &str, rule: String) -> RequestError {
     }
 }
 
-/// [`DeviceHint`] as the annotation has it.
+/// The JSON of a [`DeviceHint`]. Absent and empty fields mean the same, as Go leaves empty ones out.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a JSON object")]
 struct HintJson {
@@ -332,6 +322,7 @@ struct PartitionJson {
     ring_bus_bandwidth: Option<Quantity>,
 }
 
+/// Parses [`ALLOCATE_HINT`].
 fn parse_by_type(text: &str) -> Result<BTreeMap<String, DeviceHint>, String> {
     let by_type: BTreeMap<String, Option<HintJson>> = parse_object(text)?;
     let mut hints = BTreeMap::new();
@@ -345,7 +336,7 @@ fn parse_by_type(text: &str) -> Result<BTreeMap<String, DeviceHint>, String> {
     Ok(hints)
 }
 
-/// `None` if the annotation names no types.
+/// Parses [`JOINT_ALLOCATE`]; `None` if the annotation names no types.
 fn parse_joint(text: &str) -> Result<Option<JointAllocate>, String> {
     let JointJson {
         device_types,
@@ -362,12 +353,14 @@ fn parse_joint(text: &str) -> Result<Option<JointAllocate>, String> {
             return Err(format!("deviceTypes names {device_type:?} twice"));
         }
     }
+    // Without types there is nothing to join, as for Koordinator.
     Ok((!device_types.is_empty()).then_some(JointAllocate {
         device_types,
         same_pcie,
     }))
 }
 
+/// Parses [`PARTITION_SPEC`].
 fn parse_partition(text: &str) -> Result<PartitionSpec, String> {
     let PartitionJson {
         allocate_policy,
@@ -444,6 +437,7 @@ impl ExpressionJson {
         let values = self.values.unwrap_or_default();
         let (operator, n_values) = (self.operator.as_str(), values.len());
         let test = match operator {
+            // The rules of the API server for label selectors, which checks none in annotations.
             "In" | "NotIn" if values.is_empty() => {
                 return Err(format!("values is empty, and {operator} needs one"));
             }
@@ -464,7 +458,7 @@ impl ExpressionJson {
     }
 }
 
-/// Looks up a value by its name; `None` if the text is empty.
+/// Looks up the value of a field by its name; `None` if the text is empty.
 fn parse_enum<T, const N: usize>(
     field: &str,
     text: &str,
@@ -481,8 +475,9 @@ fn parse_enum<T, const N: usize>(
         .ok_or_else(|| format!("{field} is {shown:?}, none of {names}"))
 }
 
-/// Parses a JSON object; serde alone would accept a list of the fields' values too.
+/// Parses a JSON object.
 fn parse_object<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    // serde alone would accept a list of the fields' values too.
     let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     if !value.is_object() {
         return Err("not a JSON object".to_owned());

@@ -6,7 +6,6 @@ use serde_json::json;
 
 use super::{
     ContainerKind, ContainerRequest, Dialect, GpuRequest, Memory, PodRequest, RequestError, containers,
-    validate,
 };
 use crate::memory_unit::MemoryUnit;
 use crate::pod::{ALL_DEVICES, Pod, PodSpec};
@@ -137,7 +136,7 @@ fn a_broken_rule_is_an_error_for_bound_pods_too(#[case] limits: serde_json::Valu
     let spec = pod(&[limits]);
     let message = read_bound(&spec).unwrap_err().to_string();
     assert!(message.contains(words), "{message}");
-    assert!(validate(&whole(&spec), &ResourceNames::default()).is_err());
+    assert!(PodRequest::read_new(&whole(&spec), &ResourceNames::default()).is_err());
 }
 
 /// Helm charts write a zero for a pod without GPUs; it counts as no request, as in Kubernetes.
@@ -191,10 +190,10 @@ fn a_marked_pod_sees_all_devices_and_names_no_amounts() {
         PodRequest::read_new(&marked(&shared(1), "true"), &names),
         Ok(Some(expected))
     );
-    let refused = |pod: &Pod| validate(pod, &names).unwrap_err().to_string();
+    let refused = |pod: &Pod| PodRequest::read_new(pod, &names).unwrap_err().to_string();
     assert_eq!(
         refused(&marked(&shared(1), "yes")),
-        "annotation gpushare/all-devices is \"yes\", neither true nor false"
+        "annotation gpushare/all-devices is \"yes\": neither true nor false"
     );
     assert!(
         refused(&marked(&shared(1), "false"))
@@ -367,7 +366,6 @@ proptest! {
         let pod = mark.map_or_else(|| whole(&spec), |mark| marked(&spec, &mark));
         let names = ResourceNames::default();
         let read = PodRequest::read_new(&pod, &names);
-        prop_assert_eq!(validate(&pod, &names), read.clone().map(drop));
         if let Ok(Some(request)) = read {
             prop_assert!(PodRequest::read(&pod, &names).is_ok());
             prop_assert!(request.others.iter().all(|(_, amount)| *amount > 0));

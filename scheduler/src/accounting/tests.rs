@@ -515,7 +515,7 @@ fn an_enforcement_level_that_no_pod_may_demand_is_refused() {
     let pod = json!({"metadata": {"annotations": {"gpushare/enforcement": "hami-core"}},
         "spec": {"containers": [{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "1"}}}]}});
     let pod: Pod = serde_json::from_value(pod).unwrap();
-    let error = proto::request::validate(&pod, &ResourceNames::default()).unwrap_err();
+    let error = proto::request::PodRequest::read_new(&pod, &ResourceNames::default()).unwrap_err();
     assert_eq!(
         error.to_string(),
         r#"annotation gpushare/enforcement is "hami-core": choose one of driver, any"#

@@ -14,9 +14,10 @@ use super::{Refusal, Rules, Unreadable, Verdict, read};
 use crate::accounting::{ParsedRequest, PodFacts};
 use crate::index::{Index, Shared};
 
-/// Knowledge of the pods that request device resources.
+/// The pods that request device resources, as far as a watch has shown them.
 pub trait Bindings {
-    /// Returns true if the pod requests device resources that this scheduler counts on the node; false for an unknown pod.
+    /// Returns true if the pod of this name requests device resources that this scheduler counts on the node; false for an unknown
+    /// pod.
     fn asks(&self, namespace: &str, name: &str, node: &str) -> bool;
 }
 
@@ -25,6 +26,7 @@ impl Bindings for Shared<Index> {
         let index = self.read();
         let is_counted = index.fleet().node_id(node).is_some();
         let mut pods = index.pods_named(namespace, name);
+        // A pod and its successor may have one name for a moment.
         pods.any(|(_, facts)| index.concerns(facts) && (is_counted || !asks_vendor(facts)))
     }
 }
@@ -33,72 +35,63 @@ impl Bindings for Shared<Index> {
 /// plugin serves.
 fn asks_vendor(facts: &PodFacts) -> bool {
     match &facts.request {
-        ParsedRequest::Valid(request) => request
-            .gpus
-            .as_ref()
-            .is_some_and(|gpus| gpus.dialect == Dialect::Vendor),
+        ParsedRequest::Valid(request) => request.gpus.is_some_and(|gpus| gpus.dialect == Dialect::Vendor),
         ParsedRequest::Invalid(..) => false,
     }
 }
 
+/// The fields of a `Binding` that the rules need.
 #[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct BindingObject {
-    #[serde(default)]
     metadata: BindingMetadata,
-    #[serde(default)]
     target: Target,
 }
 
 #[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct Target {
-    #[serde(default)]
     name: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct BindingMetadata {
-    #[serde(default)]
     name: String,
-    #[serde(default)]
     namespace: String,
-    #[serde(default)]
     annotations: Option<BTreeMap<String, String>>,
 }
 
+/// Decides about the creation of a binding.
 pub(super) fn review(
     rules: &Rules,
     request: &AdmissionRequest,
     bindings: &impl Bindings,
 ) -> Result<Verdict, Unreadable> {
-    let Some(binders) = rules
-        .binders
-        .as_ref()
-        .filter(|_| request.operation == Operation::Create)
-    else {
+    let (Some(binders), Operation::Create) = (&rules.binders, request.operation) else {
         return Ok(Verdict::ALLOWED);
     };
     let user = &request.user_info.username;
     if binders.contains(user) {
         return Ok(Verdict::ALLOWED);
     }
-    let binding: BindingObject = read(request, "object", "Binding", request.object.as_ref())?;
-    let meta = &binding.metadata;
-    let first = |one: &str, other: &str| {
-        if one.is_empty() {
-            other.to_owned()
-        } else {
-            one.to_owned()
-        }
+    let BindingObject { metadata, target } = read(request)?;
+    // The request of the older path names the pod in the object alone.
+    let namespace = if request.namespace.is_empty() {
+        &metadata.namespace
+    } else {
+        &request.namespace
     };
-    let (namespace, name) = (
-        first(&request.namespace, &meta.namespace),
-        first(&request.name, &meta.name),
-    );
-    let brings_devices = meta
+    let name = if request.name.is_empty() {
+        &metadata.name
+    } else {
+        &request.name
+    };
+    // The API server writes the annotations of a binding into the pod.
+    let brings_devices = metadata
         .annotations
-        .as_ref()
         .is_some_and(|annotations| annotations.contains_key(DEVICE_ALLOCATED));
-    if !brings_devices && !bindings.asks(&namespace, &name, &binding.target.name) {
+    if !brings_devices && !bindings.asks(namespace, name, &target.name) {
         return Ok(Verdict::ALLOWED);
     }
     let message = format!(

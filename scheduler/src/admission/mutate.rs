@@ -4,26 +4,26 @@
 //! filter refuse them with a reason.
 
 use proto::admission::{AdmissionRequest, Operation, PatchOperation};
-use proto::pod::Pod;
+use proto::pod::{ALL_DEVICES, Pod};
 use proto::quantity::Quantity;
-use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES};
+use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, WHOLE_PERCENT};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::asks::{Asks, RECORD, all_devices, is_mirror};
+use super::requested_kinds::{RECORD, RequestedKinds, is_mirror};
 use super::{Refusal, Rules, Unreadable, Verdict, read, validate};
 
-/// The scheduler name that the API server writes into pods without one.
+/// The scheduler name that the API server has written into pods without one, before it calls webhooks.
 const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
-/// Changes pods at their creation alone.
+/// Decides about a request: only pods at their creation are changed.
 pub(super) fn review(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
     let resource = &request.resource;
     let is_pod = resource.group.is_empty() && resource.resource == "pods" && request.sub_resource.is_empty();
     if !is_pod || request.operation != Operation::Create {
         return Ok(Verdict::ALLOWED);
     }
-    let pod: Pod = read(request, "object", "Pod", request.object.as_ref())?;
+    let pod: Pod = read(request)?;
     let object = request.object.clone().unwrap_or_default();
     Ok(match mutate(rules, &pod, object) {
         Ok((draft, warnings)) => Verdict::Allowed {
@@ -40,27 +40,25 @@ fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>
         object,
         patch: Vec::new(),
     };
-    let asks = Asks::of(pod, &rules.names);
-    let all = all_devices(pod) == Some("true");
-    if is_mirror(pod) || (asks.is_empty() && !all) {
+    let kinds = RequestedKinds::of_pod(pod, &rules.names);
+    let sees_all = pod.annotation(ALL_DEVICES) == Some("true");
+    if is_mirror(pod) || (kinds.is_empty() && !sees_all) {
         return Ok((draft, Vec::new()));
     }
     validate::refuse_all_devices(rules, pod)?;
-    for container in containers(&draft) {
-        rename(&mut draft, &container);
-        if !asks.mixes() {
-            split_gpu(&mut draft, &container);
-            add_shared(&mut draft, &container);
-        }
-    }
-    if asks.is_empty() {
-        for idx in 0..draft.len("/spec/containers") {
-            put(
-                &mut draft,
-                &format!("/spec/containers/{idx}"),
-                GPU_SHARED,
-                &Value::from("1"),
-            );
+    for list in ["/spec/initContainers", "/spec/containers"] {
+        for idx in 0..draft.len(list) {
+            let container = format!("{list}/{idx}");
+            rename(&mut draft, &container);
+            // Such a pod is refused whatever is added to it; unchanged, its author recognises it in the refusal.
+            if !kinds.mixes() {
+                split_gpu(&mut draft, &container);
+                add_shared(&mut draft, &container);
+            }
+            // kubelet calls the device plugin only for a resource that the container requests.
+            if kinds.is_empty() && list == "/spec/containers" {
+                put(&mut draft, &container, GPU_SHARED, &Value::from("1"));
+            }
         }
     }
     name_scheduler(&mut draft, rules.scheduler_name.as_deref());
@@ -68,26 +66,20 @@ fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>
     Ok((draft, warnings))
 }
 
-/// JSON pointers to all containers.
-fn containers(draft: &Draft) -> Vec<String> {
-    let lists = ["/spec/initContainers", "/spec/containers"];
-    lists
-        .iter()
-        .flat_map(|list| (0..draft.len(list)).map(move |idx| format!("{list}/{idx}")))
-        .collect()
-}
-
 /// JSON pointers to a container's limits and requests.
 fn amounts(container: &str) -> [String; 2] {
     ["limits", "requests"].map(|amounts| format!("{container}/resources/{amounts}"))
 }
 
+/// The limit of a resource, or the request if there is no limit.
 fn get<'a>(draft: &'a Draft, container: &str, resource: &str) -> Option<&'a Value> {
-    amounts(container)
-        .iter()
-        .find_map(|amounts| draft.get(amounts, resource))
+    let [limits, requests] = amounts(container);
+    draft
+        .get(&limits, resource)
+        .or_else(|| draft.get(&requests, resource))
 }
 
+/// Sets limit and request of a resource: Kubernetes demands extended resources in both.
 fn put(draft: &mut Draft, container: &str, resource: &str, value: &Value) {
     for amounts in amounts(container) {
         draft.put(&amounts, resource, value.clone());
@@ -97,6 +89,7 @@ fn put(draft: &mut Draft, container: &str, resource: &str, value: &Value) {
 /// Renames resources of the proposals' first version.
 fn rename(draft: &mut Draft, container: &str) {
     for (old, new) in OLD_NAMES {
+        // With both names the author's intent is not known; the validating webhook refuses the pod.
         if get(draft, container, new).is_none() {
             replace(draft, container, old, &[new]);
         }
@@ -105,96 +98,91 @@ fn rename(draft: &mut Draft, container: &str) {
 
 /// Replaces `koordinator.sh/gpu` by the two amounts that it stands for, unless the container requests other amounts too.
 fn split_gpu(draft: &mut Draft, container: &str) {
-    let others = [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO]
-        .into_iter()
-        .chain(OLD_NAMES.map(|(old, _)| old));
-    if others
-        .into_iter()
-        .all(|amount| get(draft, container, amount).is_none())
-    {
-        replace(draft, container, GPU, &[GPU_CORE, GPU_MEMORY_RATIO]);
+    let old = OLD_NAMES.iter().map(|(old, _)| old);
+    for amount in [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].iter().chain(old) {
+        if get(draft, container, amount).is_some() {
+            return;
+        }
     }
+    replace(draft, container, GPU, &[GPU_CORE, GPU_MEMORY_RATIO]);
 }
 
-/// Replaces a resource by others of the same amount, in limits and requests: Kubernetes demands extended resources in both.
+/// Replaces a resource by others of the same amount, in limits and requests.
 fn replace(draft: &mut Draft, container: &str, old: &str, new: &[&str]) {
     let Some(any) = get(draft, container, old).cloned() else {
         return;
     };
     for amounts in amounts(container) {
-        let value = draft
-            .remove(&amounts, old)
-            .filter(|value| !value.is_null())
-            .unwrap_or_else(|| any.clone());
+        let value = draft.remove(&amounts, old).unwrap_or_default();
+        // A pod with the limit alone gets the request from the API server; a copy of the limit is the same.
+        let value = if value.is_null() { any.clone() } else { value };
         for name in new {
             draft.put(&amounts, name, value.clone());
         }
     }
 }
 
-/// Adds the number of devices that a container's amounts are for, if it is missing.
+/// Adds the number of devices that a container's amounts are for, if it is missing: the rule of the proposal "Enhance the GPU Share
+/// API", applied to `gpu-core` too where there is no ratio, as Koordinator does.
 fn add_shared(draft: &mut Draft, container: &str) {
-    let is_zero =
-        |value: &Value| Quantity::deserialize(value).is_ok_and(|quantity| quantity == Quantity::default());
-    let has = |resource| get(draft, container, resource).is_some_and(|value| !is_zero(value));
-    if get(draft, container, GPU_SHARED).is_some()
-        || ![GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].into_iter().any(has)
-    {
+    if get(draft, container, GPU_SHARED).is_some() {
         return;
     }
-    let number = |resource| {
-        get(draft, container, resource).and_then(|value| Quantity::deserialize(value).ok()?.unsigned())
-    };
-    let percent = if has(GPU_MEMORY_RATIO) {
-        number(GPU_MEMORY_RATIO)
+    let percent = if has_amount(draft, container, GPU_MEMORY_RATIO) {
+        get(draft, container, GPU_MEMORY_RATIO)
     } else {
-        number(GPU_CORE)
+        get(draft, container, GPU_CORE)
     };
-    put(
-        draft,
-        container,
-        GPU_SHARED,
-        &Value::from(devices(percent.unwrap_or_default()).to_string()),
-    );
-}
-
-/// The number of devices that a percentage stands for.
-fn devices(percent: u64) -> u64 {
-    if percent > 0 && percent.is_multiple_of(100) {
-        percent / 100
-    } else {
-        1
+    let percent = percent.and_then(|value| Quantity::deserialize(value).ok()?.unsigned());
+    let n_devices = match percent {
+        Some(percent) if percent > 0 && percent.is_multiple_of(WHOLE_PERCENT) => percent / WHOLE_PERCENT,
+        // A part of one device; the validating webhook refuses 150 %.
+        _ => 1,
+    };
+    for resource in [GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO] {
+        if has_amount(draft, container, resource) {
+            put(draft, container, GPU_SHARED, &Value::from(n_devices.to_string()));
+            return;
+        }
     }
 }
 
-/// Sets the scheduler of an unbound pod that names none. The API server has written the default name by then.
+/// Returns true if a container has an amount of a resource that is not zero. An amount that cannot be read counts: the validating
+/// webhook then refuses the amount, and not the lack of `gpu.shared`.
+fn has_amount(draft: &Draft, container: &str, resource: &str) -> bool {
+    let amount = get(draft, container, resource).map(Quantity::deserialize);
+    amount.is_some_and(|amount| amount.ok() != Some(Quantity::default()))
+}
+
+/// Sets the scheduler of an unbound pod that names none.
 fn name_scheduler(draft: &mut Draft, name: Option<&str>) {
-    let is = |field, values: &[&str]| {
-        draft
-            .get("/spec", field)
-            .is_none_or(|value| value.as_str().is_some_and(|text| values.contains(&text)))
-    };
+    // The API server has written the default name by then.
     if let Some(name) = name
-        && is("schedulerName", &["", DEFAULT_SCHEDULER])
-        && is("nodeName", &[""])
+        && is_one_of(draft.get("/spec", "schedulerName"), &["", DEFAULT_SCHEDULER])
+        && is_one_of(draft.get("/spec", "nodeName"), &[""])
     {
         draft.put("/spec", "schedulerName", Value::from(name));
     }
 }
 
-/// Removes annotations that only a scheduler writes: they come with pods that were copied from others.
+/// Returns true if a field is absent, or has one of these texts.
+fn is_one_of(field: Option<&Value>, texts: &[&str]) -> bool {
+    field.is_none_or(|value| value.as_str().is_some_and(|text| texts.contains(&text)))
+}
+
+/// Removes annotations that only a scheduler writes, and returns a warning for each.
 fn remove_record(draft: &mut Draft) -> Vec<String> {
-    let present = RECORD
-        .into_iter()
-        .filter(|key| draft.get("/metadata/annotations", key).is_some())
-        .collect::<Vec<_>>();
-    for key in &present {
-        draft.remove("/metadata/annotations", key);
+    let mut warnings = Vec::new();
+    for key in RECORD {
+        // They come with manifests that were copied from running pods, so that a refusal would annoy.
+        if draft.get("/metadata/annotations", key).is_some() {
+            draft.remove("/metadata/annotations", key);
+            warnings.push(format!(
+                "annotation {key} was removed: only the scheduler writes it"
+            ));
+        }
     }
-    present
-        .iter()
-        .map(|key| format!("annotation {key} was removed: only the scheduler writes it"))
-        .collect()
+    warnings
 }
 
 /// A JSON object that is being changed, and the patch that makes the same changes.
@@ -205,7 +193,7 @@ struct Draft {
 }
 
 impl Draft {
-    /// A field, by the JSON pointer of its parent and its name.
+    /// A field by the JSON pointer of its parent and its name; `None` if it is absent or null.
     fn get(&self, parent: &str, key: &str) -> Option<&Value> {
         self.object
             .pointer(parent)?
@@ -213,7 +201,7 @@ impl Draft {
             .filter(|value| !value.is_null())
     }
 
-    /// The length of a list.
+    /// The length of the list at a JSON pointer; 0 if there is none.
     fn len(&self, list: &str) -> usize {
         self.object
             .pointer(list)
@@ -221,9 +209,10 @@ impl Draft {
             .map_or(0, Vec::len)
     }
 
-    /// Sets a field, and creates its parents.
+    /// Sets a field, and creates its parents where they are missing.
     fn put(&mut self, parent: &str, key: &str, value: Value) {
         self.make_object(parent);
+        // The API server may run the webhook again after others (`reinvocationPolicy`): then nothing is left to add.
         if let Some(Value::Object(fields)) = self.object.pointer_mut(parent)
             && fields.get(key) != Some(&value)
         {
@@ -244,6 +233,7 @@ impl Draft {
         Some(removed)
     }
 
+    /// Creates the object at a JSON pointer, and its parents, where they are missing.
     fn make_object(&mut self, pointer: &str) {
         if self.object.pointer(pointer).is_some_and(Value::is_object) {
             return;

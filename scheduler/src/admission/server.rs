@@ -1,8 +1,7 @@
-//! The webhooks' HTTP routes: reads `AdmissionReview`s, asks [`Rules`], answers.
+//! The webhooks' HTTP routes: reads `AdmissionReview`s, has [`Rules`] decide, answers.
 //!
-//! They have an address of their own: the API server shows webhooks no certificate unless it is configured to, while filter,
-//! prioritize and bind demand one of kube-scheduler's authority. This address serves no verb of the extender, so its clients bind
-//! no pod.
+//! The webhooks have an address of their own, which serves no verb of the extender: the API server shows webhooks no certificate
+//! unless it is configured to, while filter, prioritize and bind demand one of kube-scheduler's authority.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,11 +39,12 @@ const LARGE_BODIES: usize = 8;
 /// Longest time for a review to arrive: the API server does not wait longer for the answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The state of the webhooks.
+/// The two webhooks, and the limits of their requests.
 #[derive(Debug)]
 pub struct Webhooks {
     rules: Rules,
     index: Shared<Index>,
+    /// Metric: the number of reviews.
     reviews: Family<ReviewLabels, Counter>,
     deciding: Semaphore,
     large_bodies: Semaphore,
@@ -64,7 +64,7 @@ struct ReviewLabels {
     verdict: &'static str,
 }
 
-/// A review that is not answered; the failure policy of the webhook then decides.
+/// A review that is not answered. The `failurePolicy` of the webhook's configuration then decides.
 #[derive(Debug, thiserror::Error)]
 enum ReviewFailure {
     #[error("not an {KIND} of {API_VERSION}: {0}")]
@@ -112,7 +112,7 @@ impl From<Unreadable> for ReviewFailure {
 }
 
 impl Webhooks {
-    /// Webhooks that answer by `rules`; `index` knows the pods that request devices.
+    /// Webhooks that answer by `rules`, with the pods of `index`; registers their metric.
     pub fn new(rules: Rules, index: Shared<Index>, registry: &mut Registry) -> Self {
         let reviews = Family::default();
         registry.register(
@@ -131,7 +131,7 @@ impl Webhooks {
         }
     }
 
-    /// The same webhooks, which answer only clients with a certificate of the configured authorities.
+    /// The same webhooks; with `demands_certificate` they answer only clients with a certificate of the configured authorities.
     #[must_use]
     pub fn demanding_certificates(self, demands_certificate: bool) -> Self {
         Self {
@@ -140,8 +140,10 @@ impl Webhooks {
         }
     }
 
+    /// Answers one request.
     async fn review(&self, webhook: Webhook, request: Request<Body>) -> Response {
         let decided = match self.receive(request).await {
+            // The permit of a large body lives until the review is decided.
             Ok((body, _large)) => {
                 let _permit = self.deciding.acquire().await;
                 self.decide(webhook, &body)
@@ -149,7 +151,7 @@ impl Webhooks {
             Err(failure) => Err(failure),
         };
         let (verdict, response) = match decided {
-            Ok((verdict, answer)) => (verdict, answer_with(&answer)),
+            Ok((verdict, answer)) => (verdict, json_response(&answer)),
             Err(failure) => ("malformed", failure.into_response()),
         };
         self.reviews
@@ -161,11 +163,12 @@ impl Webhooks {
         response
     }
 
-    /// Reads the body. A long one comes with the permit that it needs while it is in memory.
+    /// Reads the body of a request in time. A large body comes with the permit that it needs while it is in memory.
     async fn receive(
         &self,
         request: Request<Body>,
     ) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), ReviewFailure> {
+        // Checked before the body is read: a stranger's body costs nothing.
         if self.demands_certificate && request.extensions().get::<ClientCertificate>().is_none() {
             return Err(ReviewFailure::NoCertificate);
         }
@@ -182,6 +185,7 @@ impl Webhooks {
         let (mut bytes, mut permit) = (Vec::new(), None);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| ReviewFailure::of_body(&*error))?;
+            // Anything else is a trailer.
             let Ok(data) = frame.into_data() else { continue };
             if permit.is_none() && bytes.len() + data.len() > SMALL_BODY {
                 permit = self.large_bodies.acquire().await.ok();
@@ -191,26 +195,27 @@ impl Webhooks {
         Ok((bytes, permit))
     }
 
+    /// Decides a review; returns the verdict's label for the metric, and the answer.
     fn decide(
         &self,
         webhook: Webhook,
         body: &[u8],
     ) -> Result<(&'static str, AdmissionReviewReply), ReviewFailure> {
         let malformed = |error: &str| ReviewFailure::Malformed(shorten(error));
-        let question: AdmissionReview =
-            serde_json::from_slice(body).map_err(|error| malformed(&error.to_string()))?;
-        if (question.api_version.as_str(), question.kind.as_str()) != (API_VERSION, KIND) {
-            return Err(malformed(&format!(
-                "it is a {} of {}",
-                question.kind, question.api_version
-            )));
+        let AdmissionReview {
+            api_version,
+            kind,
+            request,
+        } = serde_json::from_slice(body).map_err(|error| malformed(&error.to_string()))?;
+        // v1beta1 had other fields; no API server that is supported sends it.
+        if (api_version.as_str(), kind.as_str()) != (API_VERSION, KIND) {
+            return Err(malformed(&format!("it is a {kind} of {api_version}")));
         }
-        let request = question.request;
         let verdict = match webhook {
             Webhook::Mutate => self.rules.mutate(&request)?,
             Webhook::Validate => self.rules.validate(&request, &self.index)?,
         };
-        let label = label(&verdict);
+        let label = verdict_label(&verdict);
         let (namespace, name) = (&request.namespace, &request.name);
         debug!(
             webhook = webhook.label(),
@@ -233,7 +238,8 @@ impl Webhook {
     }
 }
 
-fn label(verdict: &Verdict) -> &'static str {
+/// The label of a verdict in the metric of reviews.
+fn verdict_label(verdict: &Verdict) -> &'static str {
     match verdict {
         Verdict::Refused(_) => "refused",
         Verdict::Allowed { patch, .. } if patch.is_empty() => "allowed",
@@ -241,7 +247,7 @@ fn label(verdict: &Verdict) -> &'static str {
     }
 }
 
-fn answer_with(answer: &AdmissionReviewReply) -> Response {
+fn json_response(answer: &AdmissionReviewReply) -> Response {
     match serde_json::to_vec(answer) {
         Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),

@@ -4,34 +4,36 @@
 
 use proto::admission::{AdmissionRequest, Operation};
 use proto::pod::{ALL_DEVICES, Pod};
-use proto::record::Record;
+use proto::record::{Record, RecordError};
 use proto::request::hints::HINTS;
-use proto::request::{self, RequestError};
+use proto::request::{self, PodRequest, RequestError};
 use serde::Deserialize;
 
-use super::asks::{Asks, RECORD, all_devices, annotation, is_mirror};
+use super::requested_kinds::{RECORD, RequestedKinds, is_mirror};
 use super::visible_devices::{self, DeviceFields};
-use super::{Refusal, Rules, Unreadable, Verdict, read};
+use super::{Refusal, Rules, Unreadable, Verdict, read, read_old};
 
+/// Decides about a request for a pod or its ephemeral containers.
 pub(super) fn review(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
     if !request.resource.group.is_empty() || request.resource.resource != "pods" {
         return Ok(Verdict::ALLOWED);
     }
     match (request.operation, request.sub_resource.as_str()) {
         (Operation::Create, "") => check_new(rules, request),
-        (Operation::Update, "") => check_change(rules, request),
+        (Operation::Update, "") => check_update(rules, request),
         (Operation::Update, "ephemeralcontainers") => check_ephemeral(rules, request),
         _ => Ok(Verdict::ALLOWED),
     }
 }
 
+/// Decides about a new pod.
 fn check_new(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
-    let pod = new_pod(request)?;
+    let pod: Pod = read(request)?;
     if is_mirror(&pod) {
         return Ok(Verdict::ALLOWED);
     }
-    let asks = Asks::of(&pod, &rules.names);
-    if !(asks.is_empty() && all_devices(&pod).is_none())
+    let kinds = RequestedKinds::of_pod(&pod, &rules.names);
+    if !(kinds.is_empty() && pod.annotation(ALL_DEVICES).is_none())
         && let Err(refusal) = check_request(rules, &pod)
     {
         return Ok(Verdict::Refused(refusal));
@@ -39,27 +41,34 @@ fn check_new(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unrea
     if rules.is_unrestricted(&request.namespace) {
         return Ok(Verdict::ALLOWED);
     }
-    let fields: DeviceFields = read(request, "object", "Pod", request.object.as_ref())?;
-    Ok(check_device_fields(rules, asks, &fields, &request.namespace).into())
+    let fields: DeviceFields = read(request)?;
+    Ok(check_device_fields(rules, kinds, &fields, &request.namespace).into())
 }
 
 /// Checks the device requests and annotations of a new pod.
 fn check_request(rules: &Rules, pod: &Pod) -> Result<(), Refusal> {
-    request::refuse_old_names(&pod.spec)
-        .and_then(|()| request::validate(pod, &rules.names))
-        .map_err(|error| Refusal::Invalid(error.to_string()))
-        .and_then(|()| refuse_all_devices(rules, pod))
-        .and_then(|()| check_new_annotations(pod))
+    // Before the general rules, which pass over an old name that stands alone: to Kubernetes it is no extended resource.
+    request::refuse_old_names(&pod.spec)?;
+    PodRequest::read_new(pod, &rules.names)?;
+    refuse_all_devices(rules, pod)?;
+    for key in RECORD {
+        if pod.annotation(key).is_some() {
+            return Err(Refusal::Invalid(format!(
+                "annotation {key} is for the scheduler to write; make the pod without it"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Checks the fields of a pod that select devices.
 fn check_device_fields(
     rules: &Rules,
-    asks: Asks,
+    kinds: RequestedKinds,
     fields: &DeviceFields,
     namespace: &str,
 ) -> Result<(), Refusal> {
-    if rules.deny_overrides && asks.shares_devices() {
+    if rules.deny_overrides && kinds.shares_devices() {
         visible_devices::check_overrides(fields, &rules.names)?;
     }
     visible_devices::check(fields, &rules.names, namespace)
@@ -76,29 +85,31 @@ struct FilterBody {
 /// refuse.
 pub(super) fn refusal_of_filter(rules: &Rules, body: &[u8], pod: &Pod) -> Option<String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
-    let asks = if rules.deny_overrides {
-        Asks::of(pod, &rules.names)
+    let kinds = if rules.deny_overrides {
+        RequestedKinds::of_pod(pod, &rules.names)
     } else {
-        Asks::default()
+        RequestedKinds::default()
     };
     if rules.is_unrestricted(namespace)
-        || !(asks.shares_devices() || visible_devices::may_select_devices(pod))
+        || !(kinds.shares_devices() || visible_devices::may_select_devices(pod))
     {
         return None;
     }
     let FilterBody { pod: fields } = serde_json::from_slice(body).ok()?;
-    match check_device_fields(rules, asks, &fields, namespace) {
+    match check_device_fields(rules, kinds, &fields, namespace) {
         Ok(()) => None,
         Err(Refusal::Invalid(message) | Refusal::Forbidden(message)) => Some(message),
     }
 }
 
-fn check_change(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
-    let (new, old) = (new_pod(request)?, old_pod(request)?);
+/// Decides about an update of a pod.
+fn check_update(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
+    let (new, old): (Pod, Pod) = (read(request)?, read_old(request)?);
+    // Its finalizers must always be removable.
     if new.is_deleting() || is_mirror(&new) {
         return Ok(Verdict::ALLOWED);
     }
-    if !Asks::of(&new, &rules.names).is_empty()
+    if !RequestedKinds::of_pod(&new, &rules.names).is_empty()
         && let Err(refusal) = check_changed_annotations(&old, &new)
     {
         return Ok(Verdict::Refused(refusal));
@@ -106,18 +117,19 @@ fn check_change(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Un
     if rules.is_unrestricted(&request.namespace) {
         return Ok(Verdict::ALLOWED);
     }
-    let (old, new) = device_fields(request)?;
+    let (old, new): (DeviceFields, DeviceFields) = (read_old(request)?, read(request)?);
     Ok(visible_devices::check_changed_annotations(&old, &new, &request.namespace).into())
 }
 
+/// Decides about an update that adds ephemeral containers.
 fn check_ephemeral(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
-    let pod = new_pod(request)?;
+    let pod: Pod = read(request)?;
     if pod.is_deleting() || rules.is_unrestricted(&request.namespace) {
         return Ok(Verdict::ALLOWED);
     }
-    let (old, new) = device_fields(request)?;
+    let (old, new): (DeviceFields, DeviceFields) = (read_old(request)?, read(request)?);
     if rules.deny_overrides
-        && Asks::of(&pod, &rules.names).shares_devices()
+        && RequestedKinds::of_pod(&pod, &rules.names).shares_devices()
         && let Err(refusal) = visible_devices::check_added_overrides(&old, &new)
     {
         return Ok(Verdict::Refused(refusal));
@@ -125,70 +137,47 @@ fn check_ephemeral(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict,
     Ok(visible_devices::check_added(&old, &new, &rules.names, &request.namespace).into())
 }
 
-fn device_fields(request: &AdmissionRequest) -> Result<(DeviceFields, DeviceFields), Unreadable> {
-    let old = read(request, "oldObject", "Pod", request.old_object.as_ref())?;
-    Ok((old, read(request, "object", "Pod", request.object.as_ref())?))
-}
-
-fn new_pod(request: &AdmissionRequest) -> Result<Pod, Unreadable> {
-    read(request, "object", "Pod", request.object.as_ref())
-}
-
-fn old_pod(request: &AdmissionRequest) -> Result<Pod, Unreadable> {
-    read(request, "oldObject", "Pod", request.old_object.as_ref())
-}
-
 /// Refuses a request to see all devices that cannot be read or is not allowed in this cluster.
 pub(super) fn refuse_all_devices(rules: &Rules, pod: &Pod) -> Result<(), Refusal> {
-    match request::sees_all_devices(pod) {
-        Ok(true) if !rules.allow_all_devices => {
-            Err(Refusal::Forbidden(RequestError::AllDevicesForbidden.to_string()))
-        }
-        Ok(_) => Ok(()),
-        Err(error) => Err(Refusal::Invalid(error.to_string())),
+    if request::sees_all_devices(pod)? && !rules.allow_all_devices {
+        return Err(Refusal::Forbidden(RequestError::AllDevicesForbidden.to_string()));
     }
-}
-
-/// Refuses a new pod with annotations that only a scheduler writes.
-fn check_new_annotations(pod: &Pod) -> Result<(), Refusal> {
-    let key = RECORD.into_iter().find(|key| annotation(pod, key).is_some());
-    let refusal = |key| {
-        Refusal::Invalid(format!(
-            "annotation {key} is for the scheduler to write; make the pod without it"
-        ))
-    };
-    key.map_or(Ok(()), |key| Err(refusal(key)))
+    Ok(())
 }
 
 /// Refuses an update that changes the request for all devices, that makes a record or a rule for the choice of devices
 /// unreadable, or that changes such a rule of a pod that is placed already.
 fn check_changed_annotations(old: &Pod, new: &Pod) -> Result<(), Refusal> {
-    let changed = |key: &str| annotation(old, key) != annotation(new, key);
-    if changed(ALL_DEVICES) {
+    let is_changed = |key: &str| old.annotation(key) != new.annotation(key);
+    if is_changed(ALL_DEVICES) {
         return Err(Refusal::Invalid(format!(
             "annotation {ALL_DEVICES} counts when a pod is made; it cannot be changed afterwards"
         )));
     }
-    if RECORD.into_iter().any(changed)
-        && let Err(error) = record(new)
-        && record(old).is_ok()
+    // A record that was unreadable before may be on its way to be mended.
+    if RECORD.into_iter().any(is_changed)
+        && let Err(error) = read_record(new)
+        && read_record(old).is_ok()
     {
-        return Err(Refusal::Invalid(error));
+        return Err(Refusal::Invalid(error.to_string()));
     }
-    let mut changed = HINTS.into_iter().filter(|hint| changed(hint.key)).peekable();
     let is_placed = old.spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
-    if let Some(hint) = changed.peek().filter(|_| is_placed) {
-        return Err(Refusal::Invalid(format!(
-            "annotation {} counts when a pod is placed; it cannot be changed afterwards",
-            hint.key
-        )));
+    for hint in HINTS.into_iter().filter(|hint| is_changed(hint.key)) {
+        // The scheduler chose the devices by the old rule, and counts by the rules of placed pods too, such as exclusiveness.
+        if is_placed {
+            return Err(Refusal::Invalid(format!(
+                "annotation {} counts when a pod is placed; it cannot be changed afterwards",
+                hint.key
+            )));
+        }
+        hint.check(new)?;
     }
-    changed
-        .try_for_each(|hint| hint.check(new))
-        .map_err(|error| Refusal::Invalid(error.to_string()))
+    Ok(())
 }
 
-fn record(pod: &Pod) -> Result<(), String> {
-    let read = pod.metadata.annotations.as_ref().map(Record::read).transpose();
-    read.map(drop).map_err(|error| error.to_string())
+fn read_record(pod: &Pod) -> Result<(), RecordError> {
+    match &pod.metadata.annotations {
+        None => Ok(()),
+        Some(annotations) => Record::read(annotations).map(drop),
+    }
 }

@@ -10,14 +10,13 @@
 use std::collections::BTreeMap;
 
 use proto::pod::Pod;
-use proto::record::VISIBLE_DEVICES;
-use proto::record::{DRIVER_MEMORY_LIMIT, DRIVER_MEMORY_REQUEST};
+use proto::record::{DRIVER_MEMORY_LIMIT, DRIVER_MEMORY_REQUEST, VISIBLE_DEVICES};
 use proto::resource::{GPU_MEMORY, GPU_SHARED, ResourceNames, VENDOR_GPUS};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::Refusal;
-use super::asks::Asks;
+use super::requested_kinds::RequestedKinds;
 
 /// Annotations that NVIDIA's NRI plugin reads: this key, and `/pod` and `/container.NAME` below it.
 const NRI_DOMAIN: &str = "nvidia.cdi.k8s.io";
@@ -31,65 +30,54 @@ const MPS_PREFIX: &str = "CUDA_MPS_";
 /// Variables that NVIDIA's hook reads the driver's limits from.
 const LIMIT_VARIABLES: [&str; 2] = [DRIVER_MEMORY_REQUEST, DRIVER_MEMORY_LIMIT];
 
-/// Values that select no device; an empty one counts as set.
+/// Values that select no device. NVIDIA's runtime acts on an empty one as on `void`.
 const NONE: [&str; 3] = ["", "none", "void"];
 
 /// The fields of a pod that select the devices that its containers see.
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub(super) struct DeviceFields {
-    #[serde(default)]
     metadata: MetadataFields,
-    #[serde(default)]
     spec: SpecFields,
 }
 
 #[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 struct MetadataFields {
-    #[serde(default)]
     annotations: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 struct SpecFields {
-    #[serde(default)]
     init_containers: Option<Vec<ContainerFields>>,
-    #[serde(default)]
     containers: Option<Vec<ContainerFields>>,
-    #[serde(default)]
     ephemeral_containers: Option<Vec<ContainerFields>>,
 }
 
 /// The fields of a container that select the devices that it sees.
 #[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 struct ContainerFields {
-    #[serde(default)]
     name: String,
-    #[serde(default)]
     env: Option<Vec<VariableFields>>,
-    #[serde(default)]
     security_context: Option<SecurityContext>,
-    #[serde(default)]
     resources: Value,
 }
 
 /// A variable that a container sets itself.
 #[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct VariableFields {
-    #[serde(default)]
     name: String,
     /// The value, if the pod itself has it; the API server leaves an empty one out.
-    #[serde(default)]
     value: Option<String>,
-    #[serde(default, rename = "valueFrom")]
     value_from: Option<Value>,
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
 struct SecurityContext {
-    #[serde(default)]
     privileged: Option<bool>,
 }
 
@@ -97,41 +85,25 @@ impl DeviceFields {
     /// All containers, ephemeral ones last.
     fn containers(&self) -> impl Iterator<Item = &ContainerFields> {
         let spec = &self.spec;
-        [
+        let lists = [
             &spec.init_containers,
             &spec.containers,
             &spec.ephemeral_containers,
-        ]
-        .into_iter()
-        .flatten()
-        .flatten()
+        ];
+        lists.into_iter().flatten().flatten()
     }
 
-    /// The ephemeral containers that were not there before.
-    fn added<'a>(&'a self, old: &'a Self) -> impl Iterator<Item = &'a ContainerFields> {
-        let is_new = |container: &&ContainerFields| {
-            !old.spec
-                .ephemeral_containers
-                .iter()
-                .flatten()
-                .any(|there| there.name == container.name)
-        };
-        self.spec.ephemeral_containers.iter().flatten().filter(is_new)
+    /// The ephemeral containers that were not there before. An existing container cannot be changed.
+    fn added<'a>(&'a self, old: &'a Self) -> Vec<&'a ContainerFields> {
+        let [before, now] = [old, self].map(|pod| pod.spec.ephemeral_containers.iter().flatten());
+        let names: Vec<&str> = before.map(|container| container.name.as_str()).collect();
+        now.filter(|container| !names.contains(&container.name.as_str()))
+            .collect()
     }
 
     /// The annotations, in order of their keys.
-    fn annotations(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.metadata
-            .annotations
-            .iter()
-            .flatten()
-            .map(|(key, value)| (key.as_str(), value.as_str()))
-    }
-
-    /// The annotations that are new or have another value than before.
-    fn changed_annotations<'a>(&'a self, old: &'a Self) -> impl Iterator<Item = (&'a str, &'a str)> {
-        self.annotations()
-            .filter(|(key, value)| !old.annotations().any(|there| there == (*key, *value)))
+    fn annotations(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.metadata.annotations.iter().flatten()
     }
 }
 
@@ -141,18 +113,13 @@ impl ContainerFields {
     }
 
     fn is_privileged(&self) -> bool {
-        self.security_context
-            .as_ref()
-            .and_then(|context| context.privileged)
-            == Some(true)
-    }
-
-    fn asks(&self, names: &ResourceNames) -> Asks {
-        Asks::of_container(&self.request(), names)
+        let context = self.security_context.as_ref();
+        context.is_some_and(|context| context.privileged == Some(true))
     }
 
     /// The resources that it requests; none if they cannot be read.
     fn request(&self) -> proto::pod::Container {
+        // An ephemeral container has none; of others the API server has checked the form.
         let resources = Deserialize::deserialize(&self.resources).unwrap_or_default();
         proto::pod::Container {
             resources,
@@ -170,21 +137,28 @@ impl VariableFields {
 
 /// Returns true if a rule may refuse the pod, by the fields that are read of every pod.
 pub(super) fn may_select_devices(pod: &Pod) -> bool {
-    let mut containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
-    let mut annotations = pod.metadata.annotations.iter().flatten();
-    containers.any(|container| {
-        container
+    for container in pod.spec.all_containers() {
+        if container
             .env
             .iter()
             .any(|variable| variable.name == VISIBLE_DEVICES)
-    }) || annotations.any(|(key, _)| names_devices(key))
+        {
+            return true;
+        }
+    }
+    let mut annotations = pod.metadata.annotations.iter().flatten();
+    annotations.any(|(key, _)| names_devices(key))
 }
 
 /// Refuses a pod in this namespace that selects devices itself.
 pub(super) fn check(pod: &DeviceFields, names: &ResourceNames, namespace: &str) -> Result<(), Refusal> {
-    pod.containers()
-        .try_for_each(|container| check_container(container, names, namespace))?;
-    check_annotations(pod.annotations(), namespace)
+    for container in pod.containers() {
+        check_container(container, names, namespace)?;
+    }
+    for (key, value) in pod.annotations() {
+        check_annotation(key, value, namespace)?;
+    }
+    Ok(())
 }
 
 /// [`check`] for the ephemeral containers that an update adds.
@@ -194,8 +168,10 @@ pub(super) fn check_added(
     names: &ResourceNames,
     namespace: &str,
 ) -> Result<(), Refusal> {
-    new.added(old)
-        .try_for_each(|container| check_container(container, names, namespace))
+    for container in new.added(old) {
+        check_container(container, names, namespace)?;
+    }
+    Ok(())
 }
 
 /// [`check`] for the annotations that an update changes: the runtime reads them when it creates the pod's sandbox, which comes
@@ -205,7 +181,14 @@ pub(super) fn check_changed_annotations(
     new: &DeviceFields,
     namespace: &str,
 ) -> Result<(), Refusal> {
-    check_annotations(new.changed_annotations(old), namespace)
+    let before = old.metadata.annotations.as_ref();
+    for (key, value) in new.annotations() {
+        // A pod from before the webhook may have kept such an annotation, and must stay updatable.
+        if before.and_then(|before| before.get(key)) != Some(value) {
+            check_annotation(key, value, namespace)?;
+        }
+    }
+    Ok(())
 }
 
 fn check_container(
@@ -215,30 +198,22 @@ fn check_container(
 ) -> Result<(), Refusal> {
     let request = container.request();
     // The node's device plugin checks those: with CDI the variable has no effect, and in `envvar` mode the same value does no harm.
-    if [GPU_SHARED, &names.memory]
-        .into_iter()
-        .any(|name| request.asks_for(name))
-    {
+    if request.asks_for(GPU_SHARED) || request.asks_for(&names.memory) {
         return Ok(());
     }
-    let Some(variable) = container
-        .variables()
-        .find(|variable| variable.name == VISIBLE_DEVICES && !variable.selects_none())
+    let mut variables = container.variables();
+    let Some(variable) =
+        variables.find(|variable| variable.name == VISIBLE_DEVICES && !variable.selects_none())
     else {
         return Ok(());
     };
-    let sets = format!(
-        "container {:?} sets {VISIBLE_DEVICES} {}",
-        container.name,
-        describe_value(variable)
-    );
+    let (name, value) = (&container.name, describe_value(variable));
+    let sets = format!("container {name:?} sets {VISIBLE_DEVICES} {value}");
     // kubelet puts the pod's own variables after those of a plugin's answer, and the last of two values counts. The vendor's plugin
     // names the container's GPUs in this variable, or by CDI, so the pod's own value replaces them or adds to them. The container
     // needs no value of its own.
-    let refusal = match VENDOR_GPUS
-        .into_iter()
-        .find(|resource| request.asks_for(resource))
-    {
+    let mut vendors = VENDOR_GPUS.into_iter();
+    let refusal = match vendors.find(|resource| request.asks_for(resource)) {
         Some(resource) => format!(
             "{sets}, which wins over the GPUs that it is given for {resource} and could show it GPUs that are counted for other pods; take the \
              variable out"
@@ -260,19 +235,17 @@ fn describe_value(variable: &VariableFields) -> String {
     }
 }
 
-fn check_annotations<'a>(
-    mut annotations: impl Iterator<Item = (&'a str, &'a str)>,
-    namespace: &str,
-) -> Result<(), Refusal> {
-    let found = annotations.find(|(key, value)| names_devices(key) && !value.trim().is_empty());
-    found.map_or(Ok(()), |(key, value)| {
-        Err(Refusal::Forbidden(format!(
-            "annotation {key} is {:?}: the container runtime could give the pod devices that are not counted for it; take it out and ask for \
-             devices in the limits of containers; {}",
-            truncate(value),
-            exemption(namespace)
-        )))
-    })
+fn check_annotation(key: &str, value: &str, namespace: &str) -> Result<(), Refusal> {
+    // An empty value names no device, and a template may leave one.
+    if !names_devices(key) || value.trim().is_empty() {
+        return Ok(());
+    }
+    Err(Refusal::Forbidden(format!(
+        "annotation {key} is {:?}: the container runtime could give the pod devices that are not counted for it; take it out and ask for \
+         devices in the limits of containers; {}",
+        truncate(value),
+        exemption(namespace)
+    )))
 }
 
 fn names_devices(key: &str) -> bool {
@@ -296,32 +269,44 @@ fn truncate(value: &str) -> String {
 ///
 /// Holds for containers that request no device too: they run on the same node.
 pub(super) fn check_overrides(pod: &DeviceFields, names: &ResourceNames) -> Result<(), Refusal> {
-    pod.containers()
-        .try_for_each(|container| check_container_overrides(container, !container.asks(names).is_empty()))
+    for container in pod.containers() {
+        let kinds = RequestedKinds::of_container(&container.request(), names);
+        check_container_overrides(container, !kinds.is_empty())?;
+    }
+    Ok(())
 }
 
 /// [`check_overrides`] for the ephemeral containers that an update adds.
 pub(super) fn check_added_overrides(old: &DeviceFields, new: &DeviceFields) -> Result<(), Refusal> {
-    new.added(old)
-        .try_for_each(|container| check_container_overrides(container, false))
+    for container in new.added(old) {
+        // Kubernetes allows an ephemeral container no resources.
+        check_container_overrides(container, false)?;
+    }
+    Ok(())
 }
 
-fn check_container_overrides(container: &ContainerFields, asks: bool) -> Result<(), Refusal> {
-    let refuse = |what: String| {
-        Err(Refusal::Forbidden(format!(
-            "container {:?} {what}, which is not allowed in a pod that shares devices",
-            container.name
-        )))
-    };
+fn check_container_overrides(container: &ContainerFields, requests_devices: bool) -> Result<(), Refusal> {
     if container.is_privileged() {
-        return refuse("is privileged and would see every device of the node".to_owned());
+        return Err(override_refusal(
+            container,
+            "is privileged and would see every device of the node",
+        ));
     }
-    // A container that requests no device may select none.
-    let shows =
-        |variable: &VariableFields| variable.name == VISIBLE_DEVICES && (!variable.selects_none() || asks);
-    let limits = |name: &str| name.starts_with(MPS_PREFIX) || LIMIT_VARIABLES.contains(&name);
-    let variable = container
-        .variables()
-        .find(|variable| limits(&variable.name) || shows(variable));
-    variable.map_or(Ok(()), |variable| refuse(format!("sets {}", variable.name)))
+    for variable in container.variables() {
+        let name = variable.name.as_str();
+        let is_limit = name.starts_with(MPS_PREFIX) || LIMIT_VARIABLES.contains(&name);
+        // A container that requests no device may select none; one that does would hide its own.
+        let is_selection = name == VISIBLE_DEVICES && (requests_devices || !variable.selects_none());
+        if is_limit || is_selection {
+            return Err(override_refusal(container, &format!("sets {name}")));
+        }
+    }
+    Ok(())
+}
+
+fn override_refusal(container: &ContainerFields, fault: &str) -> Refusal {
+    let name = &container.name;
+    Refusal::Forbidden(format!(
+        "container {name:?} {fault}, which is not allowed in a pod that shares devices"
+    ))
 }

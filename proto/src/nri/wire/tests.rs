@@ -156,7 +156,7 @@ proptest! {
             if rest.is_empty() {
                 break;
             }
-            found.extend(decoder.feed(take(&mut rest, *cut)).unwrap());
+            found.extend(decoder.feed(split_front(&mut rest, *cut)).unwrap());
         }
         prop_assert_eq!(found, messages);
     }

@@ -109,7 +109,7 @@ async fn a_body_that_is_no_review_is_refused_with_400() {
         ),
         (
             wrong.to_string(),
-            "the object of request u is no Pod: invalid type: string \"none\"",
+            "the object of request u is not of the kind that the request names: invalid type: string \"none\"",
         ),
     ] {
         let (status, text) = send(&routes, "/base/webhook/validate", body).await;

@@ -1,7 +1,7 @@
 //! Pods and changes of pods that the validating webhook refuses, and the reasons.
 
 use proto::pod::Pod;
-use proto::request;
+use proto::request::PodRequest;
 use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ use crate::admission::{Rules, Verdict};
 fn invalid_requests_are_refused_with_the_text_of_the_filter(#[case] asked: Value) {
     let pod = pod(&asked);
     let parsed: Pod = serde_json::from_value(pod.clone()).unwrap();
-    let filter = request::validate(&parsed, &ResourceNames::default())
+    let filter = PodRequest::read_new(&parsed, &ResourceNames::default())
         .unwrap_err()
         .to_string();
     assert_eq!(refusal(validated(&Rules::default(), &creation(&pod))), filter);
@@ -61,7 +61,7 @@ fn share() -> Value {
 )]
 #[case::all_devices(
     annotated(share(), "gpushare/all-devices", "yes"),
-    "annotation gpushare/all-devices is \"yes\", neither true nor false"
+    "annotation gpushare/all-devices is \"yes\": neither true nor false"
 )]
 #[case::hint(
     annotated(share(), "scheduling.koordinator.sh/device-allocate-hint", r#"{"gpu": 1}"#),

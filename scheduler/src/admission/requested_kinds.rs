@@ -1,6 +1,6 @@
 //! The kinds of device resources that a pod requests. A request of zero is none.
 
-use proto::pod::{ALL_DEVICES, Container, Pod};
+use proto::pod::{Container, Pod};
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
 };
@@ -31,7 +31,7 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
     clippy::struct_excessive_bools,
     reason = "one for each kind of resource, independent of the others"
 )]
-pub(super) struct Asks {
+pub(super) struct RequestedKinds {
     /// GPU memory units.
     pub(super) units: bool,
     /// Koordinator's shares of GPUs, also by their old names.
@@ -42,35 +42,25 @@ pub(super) struct Asks {
     pub(super) vendor: bool,
 }
 
-impl Asks {
-    pub(super) fn of(pod: &Pod, names: &ResourceNames) -> Self {
-        let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
-        containers
-            .map(|container| Self::of_container(container, names))
-            .fold(Self::default(), Self::or)
+impl RequestedKinds {
+    pub(super) fn of_pod(pod: &Pod, names: &ResourceNames) -> Self {
+        let mut kinds = Self::default();
+        for container in pod.spec.all_containers() {
+            let own = Self::of_container(container, names);
+            kinds.units |= own.units;
+            kinds.shares |= own.shares;
+            kinds.others |= own.others;
+            kinds.vendor |= own.vendor;
+        }
+        kinds
     }
 
     pub(super) fn of_container(container: &Container, names: &ResourceNames) -> Self {
-        let is_old = |wanted: &[&str]| {
-            OLD_NAMES
-                .iter()
-                .any(|(old, new)| wanted.contains(new) && container.asks_for(old))
-        };
-        let names_one = |wanted: &[&str]| wanted.iter().any(|name| container.asks_for(name));
         Self {
             units: container.asks_for(&names.memory),
-            shares: names_one(&SHARES) || is_old(&SHARES),
-            others: names_one(&[RDMA, FPGA]) || is_old(&[RDMA, FPGA]),
-            vendor: VENDOR_GPUS.iter().any(|name| container.asks_for(name)),
-        }
-    }
-
-    fn or(self, other: Self) -> Self {
-        Self {
-            units: self.units || other.units,
-            shares: self.shares || other.shares,
-            others: self.others || other.others,
-            vendor: self.vendor || other.vendor,
+            shares: requests_any(container, &SHARES),
+            others: requests_any(container, &[RDMA, FPGA]),
+            vendor: requests_any(container, &VENDOR_GPUS),
         }
     }
 
@@ -80,11 +70,7 @@ impl Asks {
 
     /// Returns true if GPUs are requested in more than one way, which the filter refuses.
     pub(super) fn mixes(self) -> bool {
-        [self.units, self.shares, self.vendor]
-            .into_iter()
-            .filter(|named| *named)
-            .count()
-            > 1
+        u8::from(self.units) + u8::from(self.shares) + u8::from(self.vendor) > 1
     }
 
     /// Returns true if a part of a GPU is requested.
@@ -93,15 +79,17 @@ impl Asks {
     }
 }
 
-/// The annotation by which a pod requests to see all devices of its node.
-pub(super) fn all_devices(pod: &Pod) -> Option<&str> {
-    annotation(pod, ALL_DEVICES)
+/// Returns true if a container requests one of these resources, by its current or its old name.
+fn requests_any(container: &Container, resources: &[&str]) -> bool {
+    for (old, new) in OLD_NAMES {
+        // The mutating webhook renames them, but the validating one may run without it.
+        if resources.contains(&new) && container.asks_for(old) {
+            return true;
+        }
+    }
+    resources.iter().any(|resource| container.asks_for(resource))
 }
 
 pub(super) fn is_mirror(pod: &Pod) -> bool {
-    annotation(pod, MIRROR).is_some()
-}
-
-pub(super) fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
-    pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    pod.annotation(MIRROR).is_some()
 }

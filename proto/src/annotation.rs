@@ -1,0 +1,39 @@
+//! Annotations whose value is JSON: a limit of their length, and errors that name the annotation.
+
+use serde::de::DeserializeOwned;
+
+/// An annotation that cannot be read, or whose value would be refused by its readers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("annotation {key}: {rule}")]
+pub struct AnnotationError {
+    key: &'static str,
+    rule: String,
+}
+
+impl AnnotationError {
+    pub(crate) fn new(key: &'static str, rule: impl Into<String>) -> Self {
+        Self {
+            key,
+            rule: rule.into(),
+        }
+    }
+}
+
+/// Parses the value of an annotation.
+///
+/// # Errors
+/// It is longer than `max_bytes`, or is not the JSON of a `T`.
+pub(crate) fn parse<T: DeserializeOwned>(
+    key: &'static str,
+    text: &str,
+    max_bytes: usize,
+) -> Result<T, AnnotationError> {
+    // Before parsing, so that a long annotation costs nothing: any user who may write the object may write one.
+    if text.len() > max_bytes {
+        return Err(AnnotationError::new(
+            key,
+            format!("longer than {max_bytes} bytes"),
+        ));
+    }
+    serde_json::from_str(text).map_err(|cause| AnnotationError::new(key, format!("does not parse: {cause}")))
+}
