@@ -1,7 +1,7 @@
-//! The live page: a few files for browsers, beside the read API that their scripts read.
+//! The live page: a few files for browsers, on one listener with the read API that their scripts read.
 //!
 //! The files hold no data, so that a browser loads them without a token; the routes of the read API demand one where the address
-//! is no loopback address. A browser runs nothing here but these files, and sends nothing elsewhere.
+//! is no loopback address. The headers let the browser run no other scripts, and send nothing to other sites.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use http::header::{self, HeaderName};
 
 use crate::read_api::{self, ReadApi, refuse_foreign_host};
 
-/// A path, the type of its content, and the content.
+/// The path of a file, its content type, and its content.
 type File = (&'static str, &'static str, &'static [u8]);
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -63,12 +63,13 @@ const HEADERS: [(HeaderName, HeaderValue); 5] = [
     ),
 ];
 
-/// The page and the read API, for all clients or for those with credentials.
+/// The routes of the page and of the read API. With `demands_credentials` the read API demands a certificate or a bearer token.
 pub fn router(api: &Arc<ReadApi>, demands_credentials: bool) -> Router {
     let mut files = Router::new();
     for file in FILES {
-        files = files.route(file.0, get(move || async move { answer(file) }));
+        files = files.route(file.0, get(move || async move { file_response(file) }));
     }
+    // With credentials, another site's page would have to know a token.
     if !demands_credentials {
         files = files.layer(from_fn(demand_local_host));
     }
@@ -77,15 +78,17 @@ pub fn router(api: &Arc<ReadApi>, demands_credentials: bool) -> Router {
         .layer(from_fn(add_headers))
 }
 
-/// The answer to a request for a file. A browser asks again each time: after an upgrade the files of two versions must not mix.
-fn answer((_, content_type, content): File) -> ([(HeaderName, &'static str); 2], &'static [u8]) {
+/// The response with a file.
+fn file_response((_, content_type, content): File) -> ([(HeaderName, &'static str); 2], &'static [u8]) {
     let headers = [
         (header::CONTENT_TYPE, content_type),
+        // A browser asks again each time: after an upgrade the files of two versions must not mix.
         (header::CACHE_CONTROL, "no-store"),
     ];
     (headers, content)
 }
 
+/// Middleware that refuses requests to the names of other hosts.
 async fn demand_local_host(request: Request, next: Next) -> Response {
     match refuse_foreign_host(request.headers()) {
         Some(refusal) => refusal,
@@ -93,6 +96,7 @@ async fn demand_local_host(request: Request, next: Next) -> Response {
     }
 }
 
+/// Middleware that adds the security headers to every response.
 async fn add_headers(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     response.headers_mut().extend(HEADERS);

@@ -1,8 +1,8 @@
-//! The read API: versioned JSON about nodes, GPUs and pods for `kubectl gpushare` and live pages. Every replica serves it; it
-//! changes nothing.
+//! The read API: versioned JSON about nodes, GPUs and pods for `kubectl gpushare` and live pages. Every replica serves it, and no
+//! request changes anything.
 //!
-//! It is served twice. The routes under the extender's prefix have the same access as the views of `inspect`. A listener of its
-//! own (`--read-listen`) lets in every client of the loopback address, which is every client that may forward a port to the pod.
+//! The routes under the extender's prefix have the same access as the views of `inspect`. A second listener (`--read-listen`) lets in
+//! every client of the loopback address, which is every client that may forward a port to the pod.
 
 mod changes;
 mod doctor;
@@ -15,7 +15,6 @@ mod snapshot;
 mod state;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -35,7 +34,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::certificates::server_tls::CertificateMetrics;
-use crate::extender::Extender;
+use crate::extender::{Denied, Extender};
 use crate::index::{Index, Shared};
 use daemon::http_server::ClientCertificate;
 pub use doctor::node_findings;
@@ -46,18 +45,19 @@ use memory_use::PluginMeasurements;
 use names::{SeenNames, Viewer};
 use snapshot::{StatePublisher, StateSnapshot};
 
-/// The most clients that follow changes at one time.
+/// Most clients that follow changes at one time.
 const MAX_FOLLOWERS: usize = 64;
-/// The most explanations and fits in work at one time: they take at most one core from filters.
+/// Most explanations and fits in work at one time: they take at most one core from filters.
 const MAX_COMPUTING: usize = 1;
-/// Largest body of a request, in bytes.
+/// Largest body of a request, in bytes. A fit request has one pod.
 const MAX_BODY: usize = 1 << 20;
-/// The time between two points of the history.
+/// Time between two points of the history.
 const HISTORY_STEP: Duration = Duration::from_secs(60);
-/// Minutes after which device plugins are asked again for the history, if none of them measures the memory in use.
+/// Minutes after which the history asks device plugins for the memory in use again, if none of them measured it.
 const PROBE_MINUTES: u64 = 10;
 
-/// State and limits of the read API.
+/// The state behind all routes of the read API, and their limits.
+#[expect(missing_debug_implementations, reason = "the extender has none")]
 pub struct ReadApi {
     extender: Arc<Extender>,
     publisher: Arc<AsyncMutex<StatePublisher>>,
@@ -70,23 +70,19 @@ pub struct ReadApi {
     stop: CancellationToken,
 }
 
-/// The clients that a listener lets in.
-#[derive(Clone, Debug)]
+/// The access rule of one listener.
+#[derive(Clone)]
 struct Gate {
     api: Arc<ReadApi>,
+    /// True if clients need a certificate or a bearer token.
     demands_credentials: bool,
-}
-
-impl fmt::Debug for ReadApi {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadApi").finish_non_exhaustive()
-    }
 }
 
 impl ReadApi {
     /// The read API over the state of an extender, until `stop`.
     pub fn new(extender: Arc<Extender>, stop: CancellationToken) -> Self {
         let started = unix_time();
+        // Revisions of two replicas, or of two processes in turn, must never be taken for each other.
         let epoch = format!("{:x}.{:x}", started.as_micros(), std::process::id());
         Self {
             publisher: Arc::new(AsyncMutex::new(StatePublisher::new(
@@ -103,7 +99,7 @@ impl ReadApi {
         }
     }
 
-    /// The same, with findings about the ends of these certificates.
+    /// The same read API, whose `doctor` also checks the ends of these certificates.
     #[must_use]
     pub fn with_certificates(self, certificates: CertificateMetrics) -> Self {
         Self {
@@ -127,17 +123,18 @@ impl ReadApi {
         }
     }
 
-    /// Records the history for as long as the process runs.
+    /// Records the history until the process ends.
     pub async fn record_history(self: Arc<Self>) {
         let mut is_measured = true;
         for minute in 0_u64.. {
             sleep(HISTORY_STEP).await;
+            // A point of half a cluster would look like an outage.
             if self.index().read().ready().is_err() {
                 continue;
             }
             let snapshot = self.snapshot().await;
             let mut models = snapshot.models.clone();
-            // If no device plugin measures, they are asked again only now and then: some may have got the flag.
+            // Where no plugin measures, asking each of thousands every minute would be in vain; one may have got the flag since.
             if is_measured || minute % PROBE_MINUTES == 0 {
                 is_measured = self.add_use(&snapshot, &mut models).await;
             }
@@ -146,7 +143,7 @@ impl ReadApi {
         }
     }
 
-    /// Adds the memory in use to the totals of each model; false if no device plugin measures it.
+    /// Adds the memory in use to the totals of each model; returns false if no device plugin measures it.
     async fn add_use(&self, snapshot: &StateSnapshot, models: &mut BTreeMap<String, Totals>) -> bool {
         let nodes = snapshot.nodes.keys().cloned().collect();
         let measured = self.memory_use.measure(self.index(), nodes).await;
@@ -160,6 +157,26 @@ impl ReadApi {
             }
         }
         is_measured
+    }
+
+    /// The client of a request with a bearer token.
+    ///
+    /// # Errors
+    /// The user of the token may not read the views, or the API server does not answer.
+    async fn viewer_with_token(&self, headers: &HeaderMap) -> Result<Viewer, Denied> {
+        let access = self.extender.access();
+        access.authorize(headers).await?;
+        let names = if access.may_list_pods(headers, None).await {
+            SeenNames::All
+        } else {
+            let namespaces = names::largest_namespaces(&*self.snapshot().await);
+            SeenNames::Of(access.listable(headers, namespaces).await)
+        };
+        let token = headers.get(header::AUTHORIZATION).cloned();
+        Ok(Viewer {
+            names,
+            credentials: token.map(|token| HeaderMap::from_iter([(header::AUTHORIZATION, token)])),
+        })
     }
 
     fn replica(&self) -> Replica {
@@ -176,7 +193,7 @@ impl ReadApi {
     }
 }
 
-/// The routes under a prefix, for all clients or for those with credentials.
+/// The routes under a prefix. With `demands_credentials` only clients with a certificate or a bearer token are answered.
 pub fn router(api: &Arc<ReadApi>, prefix: &str, demands_credentials: bool) -> Router {
     let gate = Gate {
         api: Arc::clone(api),
@@ -195,38 +212,38 @@ pub fn router(api: &Arc<ReadApi>, prefix: &str, demands_credentials: bool) -> Ro
         .with_state(Arc::clone(api))
 }
 
-/// Passes requests of clients with access.
+/// Middleware that passes requests of clients with access, and notes the names that each client may see.
 async fn admit(State(gate): State<Gate>, mut request: Request<Body>, next: Next) -> Response {
     let has_certificate = request.extensions().get::<ClientCertificate>().is_some();
-    let access = gate.api.extender.access();
-    let names = if !gate.demands_credentials {
-        if let Some(refusal) = refuse_foreign_host(request.headers()) {
+    let viewer = if gate.demands_credentials && !has_certificate {
+        match gate.api.viewer_with_token(request.headers()).await {
+            Ok(viewer) => viewer,
+            Err(denied) => return denied.into_response(),
+        }
+    } else {
+        // A page of another site has no client certificate of the cluster, but it reaches an address without credentials.
+        if !gate.demands_credentials
+            && let Some(refusal) = refuse_foreign_host(request.headers())
+        {
             return refusal;
         }
-        SeenNames::All
-    } else if has_certificate {
-        SeenNames::All
-    } else if let Err(denied) = access.authorize(request.headers()).await {
-        return denied.into_response();
-    } else if access.may_list_pods(request.headers(), None).await {
-        SeenNames::All
-    } else {
-        let snapshot = gate.api.snapshot().await;
-        let namespaces = names::largest_namespaces(&snapshot);
-        SeenNames::Of(access.listable(request.headers(), namespaces).await)
+        Viewer {
+            names: SeenNames::All,
+            credentials: None,
+        }
     };
-    request.extensions_mut().insert(Viewer { names });
+    request.extensions_mut().insert(viewer);
     request.extensions_mut().insert(Arc::clone(&gate.api));
     next.run(request).await
 }
 
-/// Refuses requests until every watch has listed its objects: half a cluster would be shown as all of it.
+/// Middleware that refuses requests until every watch has listed its objects: half a cluster would be shown as all of it.
 async fn demand_sync(
     Extension(api): Extension<Arc<ReadApi>>,
     request: Request<Body>,
     next: Next,
 ) -> Response {
-    // `doctor` says what the replica waits for.
+    // `doctor` itself reports which watch the replica waits for.
     let is_exempt = request.uri().path().ends_with("/doctor");
     let ready = api.index().read().ready();
     match ready {
@@ -246,6 +263,7 @@ pub(crate) fn refuse_foreign_host(headers: &HeaderMap) -> Option<Response> {
 }
 
 fn is_local_host(headers: &HeaderMap) -> bool {
+    // Every browser sends the header; a client without one is no browser.
     let Some(host) = headers.get(header::HOST).and_then(|host| host.to_str().ok()) else {
         return true;
     };
@@ -262,11 +280,13 @@ async fn follow_changes(
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Response {
+    // Refused at once: a client that waits in a queue would show an old state without knowing.
     let Ok(permit) = Arc::clone(&api.followers).try_acquire_owned() else {
         let text =
             format!("{MAX_FOLLOWERS} clients follow changes, as many as may at one time; try again later\n");
         return (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "10")], text).into_response();
     };
+    // Browsers send the header by themselves when they connect again.
     let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
     let since = last
         .or_else(|| parameter(query.as_deref(), "since"))
@@ -288,7 +308,7 @@ async fn doctor(State(api): State<Arc<ReadApi>>, Extension(viewer): Extension<Vi
     let replica = api.replica();
     let mut findings = doctor::findings(&replica, &snapshot, &viewer);
     if let Some(certificates) = &api.certificates {
-        findings.push(doctor::certificates(&certificates.all_ends(), unix_time()));
+        findings.push(doctor::check_certificates(&certificates.all_ends(), unix_time()));
     }
     respond(&Diagnosis {
         api_version: VERSION.to_owned(),
@@ -303,22 +323,23 @@ async fn explain_pod(
     Path((namespace, name)): Path<(String, String)>,
     RawQuery(query): RawQuery,
 ) -> Response {
+    // Before the pod is looked up, so that the answer does not show whether it exists.
     if !viewer.names.include(&namespace) {
         let text = format!("explain takes the right to list the pods of namespace {namespace}\n");
         return (StatusCode::FORBIDDEN, text).into_response();
     }
     let all = parameter(query.as_deref(), "all") == Some("true");
     let index = api.index().clone();
+    let pod = format!("{namespace}/{name}");
     let _permit = api.computing.acquire().await;
-    let (for_search, of) = (index, format!("{namespace}/{name}"));
-    let explained = tokio::task::spawn_blocking(move || explain(&for_search, &namespace, &name, all)).await;
-    match explained {
+    // On a thread of its own: an evaluation of all nodes would hold up the filters that wait for this one.
+    match tokio::task::spawn_blocking(move || explain(&index, &namespace, &name, all)).await {
         Ok(Some(mut explanation)) => {
             viewer.names.hide_others_of_explanation(&mut explanation);
             respond(&explanation)
         }
         Ok(None) => {
-            let text = format!("there is no pod {of:?} that asks for devices\n");
+            let text = format!("there is no pod {pod:?} that asks for devices\n");
             (StatusCode::NOT_FOUND, text).into_response()
         }
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
@@ -345,7 +366,7 @@ async fn fit_pods(State(api): State<Arc<ReadApi>>, request: Request<Body>) -> Re
     }
 }
 
-/// The state of an index outside a scheduler, such as one that the CLI has filled itself.
+/// The state that an index shows, for programs that fill an index themselves, such as `kubectl gpushare` without a scheduler.
 pub async fn state_of(index: Shared<Index>) -> ClusterState {
     let snapshot = StatePublisher::new(index, "offline").current().await;
     let mut nodes = Vec::with_capacity(snapshot.nodes.len());
@@ -364,12 +385,13 @@ pub async fn state_of(index: Shared<Index>) -> ClusterState {
     }
 }
 
-/// The value of a parameter without escapes.
+/// The value of a query parameter. Escapes are not decoded: no parameter of the API needs one.
 fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
     let mut pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
     pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
+/// The response with an answer as JSON.
 fn respond(answer: &impl Serialize) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], json(answer)).into_response()
 }

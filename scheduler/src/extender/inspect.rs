@@ -27,7 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::{Extender, respond};
 use crate::config::PREFIX;
 use crate::metrics::{Ending, Verb};
-pub(crate) use access::Access;
+pub(crate) use access::{Access, Denied};
 use nodes::{NodeListing, Page};
 
 /// The most views that are answered at one time; more wait as long as a request may take to arrive.

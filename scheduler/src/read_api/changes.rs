@@ -1,4 +1,4 @@
-//! Changes as server-sent events, which a client can resume after a break.
+//! `GET changes`: the changes of the state as server-sent events, which a client can resume after a break.
 //!
 //! Each revision is one batch of events, whose last bears the revision as its ID. A client that breaks off within a batch gets
 //! the batch again, which changes nothing: every event carries the whole state of its node.
@@ -17,7 +17,11 @@ use tokio::time::{Duration, Instant, sleep};
 use super::names::Viewer;
 use super::snapshot::{Delta, MAX_AGE, StateSnapshot};
 use super::{ReadApi, json};
+use crate::extender::Denied;
 
+/// Time after which a client's token is reviewed again: a token that has ended, or lost its rights, is followed no longer than this
+/// and the time for which reviews are cached.
+const REVIEW_INTERVAL: Duration = Duration::from_secs(60);
 /// Time without an event after which a comment is sent, so that proxies keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
@@ -25,11 +29,13 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 struct ChangeFollower {
     api: Arc<ReadApi>,
     viewer: Viewer,
-    /// The ID of the last event that the client has, until the first batch.
+    /// The ID of the last event that the client has; `None` after the first batch.
     since: Option<String>,
-    /// The revision of the last batch.
+    /// The revision that the last batch led to.
     revision: u64,
     last_sent: Instant,
+    /// The time of the last review of the client's token.
+    last_review: Instant,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -46,8 +52,10 @@ pub(super) fn stream(
         since: Some(since),
         revision: 0,
         last_sent: Instant::now(),
+        last_review: Instant::now(),
         _permit: permit,
     };
+    // The next batch is made when the client has taken the last one, so that a slow client costs no memory.
     let batches = stream::unfold(follower, async |mut follower| {
         let batch = follower.next_batch().await?;
         Some((Ok::<_, Infallible>(batch), follower))
@@ -60,9 +68,10 @@ pub(super) fn stream(
 }
 
 impl ChangeFollower {
+    /// Waits for the next batch of events; `None` ends the stream.
     async fn next_batch(&mut self) -> Option<Bytes> {
         loop {
-            if self.api.stop.is_cancelled() {
+            if self.api.stop.is_cancelled() || !self.still_has_access().await {
                 return None;
             }
             let snapshot = self.api.snapshot().await;
@@ -81,6 +90,25 @@ impl ChangeFollower {
         }
     }
 
+    /// Returns true unless the API server has just refused the client's token.
+    async fn still_has_access(&mut self) -> bool {
+        let Some(credentials) = &self.viewer.credentials else {
+            return true;
+        };
+        if self.last_review.elapsed() < REVIEW_INTERVAL {
+            return true;
+        }
+        self.last_review = Instant::now();
+        match self.api.viewer_with_token(credentials).await {
+            // The user may see the pods of other namespaces by now.
+            Ok(viewer) => self.viewer = viewer,
+            // While the API server is away, rights are as they were: clients would all have to connect again.
+            Err(Denied::Unreviewed { .. }) => {}
+            Err(_) => return false,
+        }
+        true
+    }
+
     /// The events between the last batch and a snapshot; `None` if nothing has changed.
     fn batch(&mut self, snapshot: &StateSnapshot) -> Option<Bytes> {
         let is_first = self.since.is_some();
@@ -95,7 +123,7 @@ impl ChangeFollower {
             // Another process issued the ID, or it is too old: the client has to read the state again.
             None => write_event(&mut text, "reset", b"{}"),
             Some(delta) if !delta.is_empty() => self.write_delta(&mut text, &delta, snapshot),
-            // The first event says that the client is up to date, and gives it an ID.
+            // The first batch is sent without changes too: it shows that the client is up to date, and gives it an ID.
             Some(_) if is_first => {}
             Some(_) => return None,
         }
@@ -107,6 +135,7 @@ impl ChangeFollower {
         Some(text.into())
     }
 
+    /// Writes an event for each changed or removed node, and for the pods that wait.
     fn write_delta(&self, text: &mut Vec<u8>, delta: &Delta, snapshot: &StateSnapshot) {
         for node in &delta.changed {
             write_event(text, "node", &node.json_for(&self.viewer.names));
@@ -121,6 +150,7 @@ impl ChangeFollower {
     }
 }
 
+/// Writes one event; its ID, if it has one, stands in front.
 fn write_event(text: &mut Vec<u8>, name: &str, data: &[u8]) {
     text.extend_from_slice(b"event: ");
     text.extend_from_slice(name.as_bytes());

@@ -1,4 +1,4 @@
-//! The findings of one replica about itself and about the nodes that it sees.
+//! `GET doctor`: the findings of one replica about itself, and about the nodes that its watches show.
 
 use std::time::Duration;
 
@@ -7,17 +7,23 @@ use proto::read_api::{Finding, Node, Replica, Severity};
 use super::names::{SeenNames, Viewer};
 use super::snapshot::{RenderedNode, StateSnapshot};
 
-/// Seconds without a filter request after which waiting pods show that kube-scheduler does not ask.
+/// Seconds without a filter request after which pods that wait are a sign that kube-scheduler does not ask. kube-scheduler tries each
+/// pending pod again after at most five minutes.
 const SILENCE: u64 = 600;
-/// Seconds.
+/// Seconds of a day.
 const DAY: i64 = 24 * 60 * 60;
-/// Seconds before the end of a certificate from which on it is a finding: the scheduler renews its own 30 days before.
+/// Seconds before the end of a certificate from which on the end is a finding. The scheduler renews its own 30 days before, so that
+/// renewal has failed for two weeks by then.
 const ENDS_SOON: i64 = 14 * DAY;
 
-/// All findings that a viewer may see.
+/// All findings, without the names of pods that the viewer may not see.
 pub(super) fn findings(replica: &Replica, snapshot: &StateSnapshot, viewer: &Viewer) -> Vec<Finding> {
-    let mut findings = vec![sync(replica), filter_requests(replica, snapshot.pending.total)];
+    let mut findings = vec![
+        check_sync(replica),
+        check_filter_requests(replica, snapshot.pending.total),
+    ];
     for node in snapshot.nodes.values() {
+        // Findings are made once for each change of a node, with all names.
         if viewer.names.are_all() {
             findings.extend_from_slice(&node.findings);
         } else if !node.findings.is_empty() {
@@ -27,30 +33,35 @@ pub(super) fn findings(replica: &Replica, snapshot: &StateSnapshot, viewer: &Vie
     findings
 }
 
+/// The findings about a node, made again without the names that a viewer may not see.
 fn findings_of_seen_names(rendered: &RenderedNode, names: &SeenNames) -> Vec<Finding> {
     let node: Node = serde_json::from_slice(&rendered.json_for(names)).unwrap_or_default();
     node_findings(&node)
 }
 
-fn sync(replica: &Replica) -> Finding {
+/// A finding about this replica. The remedy is left out where all is well: it would be read as a fault.
+fn finding_of_replica(check: &str, severity: Severity, message: String, remedy: &str) -> Finding {
+    let remedy = if severity == Severity::Ok { "" } else { remedy };
+    Finding {
+        check: check.to_owned(),
+        severity,
+        object: String::new(),
+        message,
+        remedy: remedy.to_owned(),
+    }
+}
+
+fn check_sync(replica: &Replica) -> Finding {
     let (severity, message) = match &replica.not_ready {
         None => (Severity::Ok, "every watch has listed its objects".to_owned()),
         Some(reason) => (Severity::Error, reason.clone()),
     };
-    Finding {
-        check: "scheduler-sync".to_owned(),
-        severity,
-        message,
-        remedy: match severity {
-            Severity::Ok => String::new(),
-            _ => "look for refused requests in the scheduler's log; its ClusterRole has to list nodes, pods and devices".to_owned(),
-        },
-        ..Finding::default()
-    }
+    let remedy = "look for refused requests in the scheduler's log; its ClusterRole has to list nodes, pods and devices";
+    finding_of_replica("scheduler-sync", severity, message, remedy)
 }
 
-/// The ends of the certificates that this replica serves with and trusts, in unix seconds.
-pub(super) fn certificates(ends: &[(&str, i64)], now: Duration) -> Finding {
+/// Checks the certificates that this replica serves with and trusts, by name and end in unix seconds.
+pub(super) fn check_certificates(ends: &[(&str, i64)], now: Duration) -> Finding {
     let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
     let (mut severity, mut ending) = (Severity::Ok, Vec::new());
     for (name, end) in ends {
@@ -68,22 +79,13 @@ pub(super) fn certificates(ends: &[(&str, i64)], now: Duration) -> Finding {
         (_, true) => "no certificate ends within two weeks".to_owned(),
         _ => format!("certificates: {}", ending.join(", ")),
     };
-    Finding {
-        check: "certificates".to_owned(),
-        severity,
-        message,
-        remedy: match severity {
-            Severity::Ok => String::new(),
-            _ => "authority and server are the scheduler's own: its log says why it could not renew them; the others come from files: renew them".to_owned(),
-        },
-        ..Finding::default()
-    }
+    let remedy = "authority and server are the scheduler's own: its log says why it could not renew them; the others come from files: renew them";
+    finding_of_replica("certificates", severity, message, remedy)
 }
 
-/// kube-scheduler asks the leader alone, and only about pods that request resources which its configuration names.
-fn filter_requests(replica: &Replica, n_pending: usize) -> Finding {
-    let remedy = "check the extender in kube-scheduler's configuration: urlPrefix, managedResources, certificates; and that \
-                  the pods' schedulerName is that of a kube-scheduler with the extender";
+/// Checks that kube-scheduler asks this replica. It asks the leader alone, and only about pods that request resources which its
+/// configuration names.
+fn check_filter_requests(replica: &Replica, n_pending: usize) -> Finding {
     let (severity, message) = match replica.last_filter_seconds {
         _ if !replica.leading => (
             Severity::Ok,
@@ -93,6 +95,7 @@ fn filter_requests(replica: &Replica, n_pending: usize) -> Finding {
             Severity::Error,
             format!("kube-scheduler has sent no filter request since the start, and {n_pending} pods wait"),
         ),
+        // Without a pod to place kube-scheduler has nothing to ask, however it is configured.
         None => (
             Severity::Unknown,
             "kube-scheduler has sent no filter request since the start; no pod waits".to_owned(),
@@ -101,49 +104,33 @@ fn filter_requests(replica: &Replica, n_pending: usize) -> Finding {
             Severity::Error,
             format!("the last filter request came {seconds} s ago, and {n_pending} pods wait"),
         ),
-        Some(seconds) => (
-            Severity::Ok,
-            format!(
-                "{} filter requests, the last {seconds} s ago, from {}",
-                replica.filter_requests,
-                clients(replica)
-            ),
-        ),
+        Some(seconds) => {
+            let (n, clients) = (replica.filter_requests, describe_clients(replica));
+            let message = format!("{n} filter requests, the last {seconds} s ago, from {clients}");
+            (Severity::Ok, message)
+        }
     };
-    Finding {
-        check: "extender-asked".to_owned(),
-        severity,
-        message,
-        remedy: match severity {
-            Severity::Ok => String::new(),
-            _ => remedy.to_owned(),
-        },
-        ..Finding::default()
-    }
+    let remedy = "check the extender in kube-scheduler's configuration: urlPrefix, managedResources, certificates; and that \
+                  the pods' schedulerName is that of a kube-scheduler with the extender";
+    finding_of_replica("extender-asked", severity, message, remedy)
 }
 
-/// The clients of filter, for people.
-fn clients(replica: &Replica) -> String {
+/// The clients that have sent filter requests, in words.
+fn describe_clients(replica: &Replica) -> String {
     let mut names = Vec::new();
     for client in &replica.filter_clients {
-        let requests = if client.requests == 1 {
-            "request"
-        } else {
-            "requests"
-        };
+        let (name, requests) = (&client.name, client.requests);
+        let plural = if requests == 1 { "" } else { "s" };
         let agent = match client.user_agent.as_str() {
             "" => "no user agent",
             agent => agent,
         };
-        names.push(format!(
-            "{} ({agent}, {} {requests})",
-            client.name, client.requests
-        ));
+        names.push(format!("{name} ({agent}, {requests} request{plural})"));
     }
     names.join(" and ")
 }
 
-/// The findings about one node.
+/// The findings about one node of the state.
 pub fn node_findings(node: &Node) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut add = |check: &str, severity, message: String, remedy: &str| {
@@ -216,7 +203,7 @@ mod tests {
         let now = Duration::from_secs(1_800_000_000);
         let in_days = |days: i64| 1_800_000_000 + days * DAY;
         let found = |ends: &[(&str, i64)]| {
-            let finding = certificates(ends, now);
+            let finding = check_certificates(ends, now);
             (finding.severity, finding.message)
         };
         assert_eq!(found(&[("server", in_days(15))]).0, Severity::Ok);

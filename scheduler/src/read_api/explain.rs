@@ -1,4 +1,4 @@
-//! The explanation of one pod: its place, or the verdicts of the nodes, the nearest misses first.
+//! `GET explain`: the node of one pod, or the verdicts of the nodes on the pod, the nearest misses first.
 //!
 //! Every verdict is the filter's own, from the same evaluation.
 
@@ -10,26 +10,23 @@ use proto::read_api::{Explanation, GpuVerdict, NodeVerdict, VERSION};
 use crate::accounting::PodFacts;
 use crate::index::{Index, ResourceDemand, Shared, asked};
 
-/// Nodes that are evaluated under one lock.
+/// Nodes that are evaluated under one read lock: a watch that waits to write holds up filters, too.
 const NODES: usize = 64;
-/// The most fitting nodes that are listed, unless all are asked for.
+/// Most fitting nodes that are listed, unless the client asks for all.
 const MAX_FITTING: usize = 3;
-/// The most refusing nodes that are listed, unless all are asked for.
+/// Most refusing nodes that are listed, unless the client asks for all.
 const MAX_NEAREST: usize = 5;
-/// The most refusing nodes for which pods in the way are searched: a search may take thousands of comparisons.
+/// Most refusing nodes for which pods in the way are searched: a search may take thousands of comparisons.
 const MAX_SEARCHES: usize = 3;
 
-/// The distance of a node from fitting, in thousandths of the GPUs that lack something; nodes that cannot be measured come last.
+/// The sum of the parts of a GPU's memory, computing power and slots that the GPU lacks, in thousandths.
 type Distance = u64;
 
 /// Explains the pod of this name; `None` if no such pod asks for devices.
 pub fn explain(index: &Shared<Index>, namespace: &str, name: &str, all: bool) -> Option<Explanation> {
-    let (uid, facts) = find(&index.read(), namespace, name)?;
-    let (assumed_on, request) = {
-        let index = index.read();
-        let node = index.assumed_node(uid.as_str()).map(str::to_owned);
-        (node, index.demand(uid.as_str(), &facts))
-    };
+    let (uid, facts) = find_pod(&index.read(), namespace, name)?;
+    let assumed_on = index.read().assumed_node(uid.as_str()).map(str::to_owned);
+    let demand = index.read().demand(uid.as_str(), &facts);
     let bound = facts.bound.as_ref().map(|bound| bound.node.to_string());
     let mut explanation = Explanation {
         api_version: VERSION.to_owned(),
@@ -41,7 +38,7 @@ pub fn explain(index: &Shared<Index>, namespace: &str, name: &str, all: bool) ->
         node: bound.or(assumed_on),
         ..Explanation::default()
     };
-    match request {
+    match demand {
         Err(rule) => explanation.invalid = Some(rule.to_string()),
         Ok(Some(demand)) if explanation.node.is_none() => add_verdicts(&mut explanation, index, &demand, all),
         Ok(_) => {}
@@ -49,8 +46,8 @@ pub fn explain(index: &Shared<Index>, namespace: &str, name: &str, all: bool) ->
     Some(explanation)
 }
 
-/// The pod of a name; while a pod and its successor overlap, the one that waits.
-fn find(index: &Index, namespace: &str, name: &str) -> Option<(OwnerId, PodFacts)> {
+/// The pod of this name that asks for devices. While a pod and its successor overlap, as in a `StatefulSet`, the one that waits.
+fn find_pod(index: &Index, namespace: &str, name: &str) -> Option<(OwnerId, PodFacts)> {
     let mut found: Option<(&OwnerId, &PodFacts)> = None;
     for (uid, facts) in index.pods_named(namespace, name) {
         if index.concerns(facts) && (found.is_none() || facts.bound.is_none()) {
@@ -60,6 +57,7 @@ fn find(index: &Index, namespace: &str, name: &str) -> Option<(OwnerId, PodFacts
     found.map(|(uid, facts)| (uid.clone(), facts.clone()))
 }
 
+/// Evaluates the pod on every node with devices, and adds the counts, the reasons and the verdicts that are listed.
 fn add_verdicts(
     explanation: &mut Explanation,
     index: &Shared<Index>,
@@ -67,7 +65,6 @@ fn add_verdicts(
     all: bool,
 ) {
     let mut names = index.read().device_nodes();
-    // Of equally near nodes the same ones are listed each time.
     names.sort_unstable();
     let (mut fitting, mut refusing) = (Vec::new(), Vec::new());
     for chunk in names.chunks(NODES) {
@@ -76,6 +73,7 @@ fn add_verdicts(
         for name in chunk {
             match index.filter().evaluate(name, demand, &mut batch) {
                 Ok(_) => fitting.push(name),
+                // The name after the distance: of equally near nodes the same ones are listed each time.
                 Err(reason) => refusing.push((distance(&index, name, demand, reason), name, reason)),
             }
         }
@@ -94,9 +92,10 @@ fn add_verdicts(
     }
     let n_refusing = if all { refusing.len() } else { MAX_NEAREST };
     for (at, (_, name, reason)) in refusing.into_iter().take(n_refusing).enumerate() {
-        // One lock for each node: details are worked out device by device.
+        // One lock for each node, since details are worked out device by device.
         let index = index.read();
         let mut verdict = verdict(&index, name, demand, Some(reason));
+        // While a node has room, no pod is in the way.
         if at < MAX_SEARCHES && explanation.fitting == 0 && reason.is_lack_of_room() {
             let node = index.fleet().node_id(name);
             verdict.would_fit_without = node
@@ -107,6 +106,7 @@ fn add_verdicts(
     }
 }
 
+/// The verdict of one node, with its GPUs in the order in which they come near.
 fn verdict(index: &Index, name: &str, demand: &ResourceDemand<'_>, refusal: Option<Reason>) -> NodeVerdict {
     let mut fits = device_fits(index, name, demand);
     fits.sort_by_key(|fit| (lack(fit), fit.gpu.minor));
@@ -133,6 +133,7 @@ fn verdict(index: &Index, name: &str, demand: &ResourceDemand<'_>, refusal: Opti
     }
 }
 
+/// The fit of each GPU of a node, hints of other pods counted; none if the pod asks for no GPU.
 fn device_fits<'a>(index: &'a Index, name: &str, demand: &ResourceDemand<'_>) -> Vec<DeviceFit<'a>> {
     let fleet = index.fleet();
     let fits = fleet.node_id(name).and_then(|node| {
@@ -143,7 +144,8 @@ fn device_fits<'a>(index: &'a Index, name: &str, demand: &ResourceDemand<'_>) ->
     fits.unwrap_or_default()
 }
 
-/// The distance of a node: that of the last of the GPUs that the request needs, nearest first.
+/// The distance of a node from fitting: whether no more than room is missing, and then what the last of the GPUs lacks that the
+/// request needs, if the nearest are taken.
 fn distance(
     index: &Index,
     name: &str,
@@ -157,16 +159,19 @@ fn distance(
     };
     let mut lacks: Vec<Distance> = device_fits(index, name, demand).iter().map(lack).collect();
     lacks.sort_unstable();
+    // A node with too few GPUs is farthest.
     let last = usize::try_from(n_gpus).unwrap_or(usize::MAX).saturating_sub(1);
     let distance = lacks.get(last).copied().unwrap_or(Distance::MAX);
+    // True sorts first: a node that only lacks room comes nearer than one that breaks a rule.
     (Reverse(reason.is_lack_of_room()), distance)
 }
 
-/// The sum of the parts that a GPU lacks, in thousandths.
+/// The sum of the parts of its memory, computing power and slots that a GPU lacks; 0 if the GPU fits.
 fn lack(fit: &DeviceFit<'_>) -> Distance {
     if fit.fit.is_ok() {
         return 0;
     }
+    // A share of the total makes bytes, percent and slots comparable.
     let part = |needed: u64, free: u64, total: u64| match total {
         0 => 0,
         total => {

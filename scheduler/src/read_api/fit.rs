@@ -1,7 +1,7 @@
-//! The number of equal pods that fit now, tried on copies of nodes.
+//! `POST fit`: the number of equal pods that fit now, tried on copies of nodes.
 //!
-//! The copies are taken one by one under short read locks, each when the first pod is placed on it. CPU and memory count where
-//! the node's are known; taints, affinity and other resources are kube-scheduler's.
+//! Each copy is made under a short read lock when the first pod is tried on the node. CPU and memory count where the node reports
+//! them; kube-scheduler alone evaluates taints, affinity and other resources.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -13,32 +13,33 @@ use proto::read_api::{FitAnswer, FitPlacement, FitRequest, MAX_ADDED_NODES, MAX_
 use crate::accounting::PodFacts;
 use crate::index::{Index, ResourceDemand, Shared, asked};
 
-/// Nodes that are evaluated under one lock.
+/// Nodes that are evaluated under one read lock: a watch that waits to write holds up filters, too.
 const NODES: usize = 64;
-/// The refusal of a node that lacks CPU or memory of its own.
+/// The reason of nodes that lack CPU or memory.
 const NO_HOST_ROOM: &str = "not enough CPU or memory on the node";
 
 /// A node that may take pods.
 struct FitCandidate {
     name: String,
-    /// The node to copy.
+    /// The node of which it is, or will be, a copy.
     node: NodeId,
-    /// The copy, once there is one.
+    /// The number of the copy in the trial, once there is one.
     copy: Option<usize>,
+    /// The pods that were placed on it.
     placed: FitPlacement,
 }
 
-/// A question that cannot be answered.
+/// A fit request that cannot be answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FitError {
-    /// Too many pods or nodes.
+    /// The request has too many pods or nodes.
     #[error("{field}: {asked} is more than {most}, the most of one question")]
     TooMany {
-        /// The field.
+        /// The field of the request.
         field: &'static str,
-        /// Its value.
+        /// The field's value.
         asked: u32,
-        /// The largest value.
+        /// The largest value of the field.
         most: u32,
     },
     /// The node to copy does not exist or has no devices.
@@ -46,10 +47,10 @@ pub enum FitError {
     NoSuchNode(String),
 }
 
-/// Answers how many equal pods fit.
+/// The number of equal pods that fit, and their places.
 ///
 /// # Errors
-/// The field that cannot be used.
+/// A field of the request has too large a value, or names a node that does not exist.
 pub fn fit(index: &Shared<Index>, request: &FitRequest) -> Result<FitAnswer, FitError> {
     check_limits(request)?;
     let mut answer = FitAnswer {
@@ -96,13 +97,13 @@ fn check_limits(request: &FitRequest) -> Result<(), FitError> {
     Ok(())
 }
 
-/// The search for places, one pod after the other, each on the best node.
+/// The search for places: one pod after the other, each on the node that the scheduler's policy ranks first.
 struct Search<'a> {
     index: &'a Shared<Index>,
     demand: &'a ResourceDemand<'a>,
     trial: Trial,
     candidates: Vec<FitCandidate>,
-    /// Candidates with room, the best first; of equal ones the first.
+    /// The candidates with room by score, each under its number; of equal scores the lowest number first.
     by_score: BinaryHeap<(Score, Reverse<usize>)>,
     refusals: BTreeMap<&'static str, u32>,
     /// Candidates in the order in which they got their first pod.
@@ -122,6 +123,7 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// Places pods until all are placed, or no candidate has room.
     fn run(mut self, request: &FitRequest, mut answer: FitAnswer) -> Result<FitAnswer, FitError> {
         self.add_existing();
         for nodes in &request.add_nodes {
@@ -130,7 +132,14 @@ impl<'a> Search<'a> {
         while answer.fitting < request.replicas
             && let Some((_, Reverse(at))) = self.by_score.pop()
         {
-            answer.fitting += u32::from(self.place(at));
+            match self.try_place(at) {
+                Ok(placement) => {
+                    self.record(at, &placement);
+                    answer.fitting += 1;
+                }
+                // It ranked by devices alone, or has changed since it was ranked.
+                Err(reason) => self.refuse(reason),
+            }
         }
         if answer.fitting < request.replicas {
             let refusals = self.refusals.into_iter();
@@ -144,8 +153,10 @@ impl<'a> Search<'a> {
         Ok(answer)
     }
 
+    /// Evaluates the nodes of the cluster.
     fn add_existing(&mut self) {
         let mut names = self.index.read().device_nodes();
+        // The same question has the same answer: of equal scores the first name wins.
         names.sort_unstable();
         let shared = self.index;
         for chunk in names.chunks(NODES) {
@@ -162,9 +173,11 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// Adds empty copies of a node.
     fn add_copies(&mut self, like: &str, count: u32) -> Result<(), FitError> {
         let shared = self.index;
         for number in 1..=count {
+            // The lock is taken for each copy: a thousand copies would hold it too long.
             let index = shared.read();
             let no_such_node = || FitError::NoSuchNode(like.to_owned());
             let node = index.fleet().node_id(like).ok_or_else(no_such_node)?;
@@ -180,6 +193,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
+    /// Adds a node that was evaluated to the candidates, or its refusal to the reasons.
     fn add_candidate(
         &mut self,
         name: String,
@@ -205,20 +219,7 @@ impl<'a> Search<'a> {
         *self.refusals.entry(reason).or_default() += 1;
     }
 
-    /// Places one pod on a candidate; returns false if the candidate has no room after all.
-    fn place(&mut self, at: usize) -> bool {
-        match self.try_place(at) {
-            Ok(placement) => {
-                self.note(at, &placement);
-                true
-            }
-            Err(reason) => {
-                self.refuse(reason);
-                false
-            }
-        }
-    }
-
+    /// Places one pod on a candidate's copy, and ranks the candidate again if it has more room.
     fn try_place(&mut self, at: usize) -> Result<Placement, &'static str> {
         let (request, policies) = (self.demand.devices(), self.demand.policies);
         let index = self.index.read();
@@ -231,6 +232,7 @@ impl<'a> Search<'a> {
                 .ok_or(Reason::NoDevice.as_str())?,
         };
         candidate.copy = Some(copy);
+        // Filter leaves CPU and memory to kube-scheduler, which is not asked here.
         if !self.trial.has_host_room(copy, request.host) {
             return Err(NO_HOST_ROOM);
         }
@@ -243,7 +245,8 @@ impl<'a> Search<'a> {
         Ok(placement)
     }
 
-    fn note(&mut self, at: usize, placement: &Placement) {
+    /// Records a placed pod in the answer of its candidate.
+    fn record(&mut self, at: usize, placement: &Placement) {
         let Some(candidate) = self.candidates.get_mut(at) else {
             return;
         };

@@ -6,12 +6,12 @@ use proto::read_api::{History, HistoryPoint, Totals, VERSION};
 
 /// Points of 24 hours.
 const MAX_POINTS: usize = 24 * 60;
-/// The most models of a point, so that a day takes at most 10 MB; the rest of the models is summed up.
+/// Most models of a point, so that a day takes at most 10 MB; all further models are summed up.
 const MAX_MODELS: usize = 32;
-/// The name of that sum.
+/// The name of the sum of all further models.
 const OTHERS: &str = "others";
 
-/// The points, the oldest first.
+/// The points of the last 24 hours, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct HistoryRecorder(VecDeque<HistoryPoint>);
 
@@ -19,6 +19,7 @@ impl HistoryRecorder {
     /// Adds a point at a time in unix seconds.
     pub(super) fn record(&mut self, time: u64, pending: usize, models: &BTreeMap<String, Totals>) {
         let mut kept: BTreeMap<String, Totals> = BTreeMap::new();
+        // In the order of names, so that a model does not come and go among the others.
         for (model, totals) in models {
             let name = if kept.len() < MAX_MODELS { model } else { OTHERS };
             match kept.get_mut(name) {
@@ -26,6 +27,7 @@ impl HistoryRecorder {
                 None => drop(kept.insert(name.to_owned(), *totals)),
             }
         }
+        // The oldest point makes room, so that the memory is bounded.
         if self.0.len() == MAX_POINTS {
             self.0.pop_front();
         }

@@ -1,7 +1,7 @@
 //! The memory that is in use on GPUs, as the device plugins measure it for their metrics.
 //!
-//! The plugins are asked when a client wants to know, a limited number at one time, and their answers are kept for some seconds.
-//! A client waits only for a moment: plugins that take longer are asked to the end, and the next client gets their answers.
+//! A request with `?use=true` makes the replica read the metrics of the plugins, a limited number at one time; the answers are kept for
+//! some seconds. The client waits only for a moment: requests to slower plugins go on, and the next client gets their answers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,25 +22,25 @@ use tokio::time::{Instant, timeout};
 
 use crate::index::{Index, Shared};
 
-/// The time for which an answer is kept. Plugins measure every 15 s.
+/// The time for which a plugin's answer is kept. Plugins measure every 15 s.
 const TTL: Duration = Duration::from_secs(10);
-/// The time for which it is remembered that a plugin does not measure, or does not answer.
+/// The time for which a plugin that does not measure, or does not answer, is not asked again.
 const FAILURE_TTL: Duration = Duration::from_secs(60);
-/// The longest time that a client waits.
+/// The longest time that a client waits for plugins.
 const WAIT: Duration = Duration::from_millis(800);
-/// The longest time that one plugin may take.
+/// The longest time that one plugin may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// The most plugins that are asked at one time.
+/// Most plugins that are asked at one time.
 const MAX_CONNECTIONS: usize = 64;
-/// The largest answer of a plugin, in bytes: a node with a thousand containers has less.
+/// Largest answer of a plugin, in bytes: a node with a thousand containers has less.
 const MAX_ANSWER: usize = 1 << 20;
 
-/// Metric of the plugin: the use of one GPU by one container.
+/// The plugin's metric of the memory of one GPU that one container uses, up to the labels.
 const OF_CONTAINER: &str = "gpushare_device_plugin_container_memory_used_bytes{";
-/// Metric of the plugin: the use of one GPU by other processes.
+/// The plugin's metric of the memory of one GPU that processes outside of containers use, up to the labels.
 const OF_OTHERS: &str = "gpushare_device_plugin_unattributed_memory_used_bytes{";
 
-/// The reason that the use is not known.
+/// The reason that the memory in use on a node is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum UnknownUse {
     NoPlugin,
@@ -49,7 +49,7 @@ pub(super) enum UnknownUse {
 }
 
 impl UnknownUse {
-    /// The reason, for people.
+    /// The reason in words.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::NoPlugin => "no running pod of the device plugin serves metrics there",
@@ -59,19 +59,19 @@ impl UnknownUse {
     }
 }
 
-/// The bytes in use on one node.
+/// The bytes of GPU memory in use on one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NodeMemoryUse {
-    /// By UUID of the GPU.
+    /// The bytes in use by any process, by UUID of the GPU.
     gpus: BTreeMap<String, u64>,
-    /// By UUID of the GPU, then namespace and name of the pod.
+    /// The bytes in use by pods, by UUID of the GPU, namespace and name of the pod.
     pods: BTreeMap<(String, String, String), u64>,
 }
 
-/// The result of asking one plugin.
+/// The answer of one node's plugin, or the reason that there is none.
 pub(super) type Measured = Result<Arc<NodeMemoryUse>, UnknownUse>;
 
-/// A plugin's last answer.
+/// The last answer of one node's plugin.
 #[derive(Debug)]
 struct PluginAnswer {
     /// UID of the plugin's pod: another pod may have other flags.
@@ -87,7 +87,7 @@ impl PluginAnswer {
     }
 }
 
-/// A plugin to ask.
+/// The pod of a device plugin that serves metrics.
 #[derive(Clone, Debug)]
 struct PluginTarget {
     node: Arc<str>,
@@ -95,16 +95,16 @@ struct PluginTarget {
     address: SocketAddr,
 }
 
-/// The plugins' answers.
+/// The last answers of all plugins, by node.
 #[derive(Debug, Default)]
 pub(super) struct PluginMeasurements {
     answers: Mutex<FxHashMap<Arc<str>, PluginAnswer>>,
-    /// Held while plugins are asked, so that no two clients ask the same one.
+    /// Held while plugins are asked, so that two clients do not ask the same plugin twice.
     asking: AsyncMutex<()>,
 }
 
 impl PluginMeasurements {
-    /// The use on these nodes, as far as it is known in a moment.
+    /// The memory in use on these nodes, as far as the plugins have answered within [`WAIT`].
     pub(super) async fn measure(
         self: &Arc<Self>,
         index: &Shared<Index>,
@@ -132,10 +132,11 @@ impl PluginMeasurements {
         }
         let answers = self.answers();
         for target in targets {
-            let answer = answers
-                .get(&target.node)
-                .filter(|answer| answer.pod == target.pod);
-            let known = answer.map_or(Err(UnknownUse::NoAnswer), |answer| answer.measured.clone());
+            let known = match answers.get(&target.node) {
+                // The answer of the plugin's previous pod may be that of another version, or of other flags.
+                Some(answer) if answer.pod == target.pod => answer.measured.clone(),
+                _ => Err(UnknownUse::NoAnswer),
+            };
             measured.insert(target.node, known);
         }
         measured
@@ -150,7 +151,7 @@ impl PluginMeasurements {
                 self.keep(asked.join_next().await);
             }
             asked.spawn(async move {
-                let measured = match timeout(TIMEOUT, ask(target.address)).await {
+                let measured = match timeout(TIMEOUT, read_metrics(target.address)).await {
                     Ok(Some(text)) => parse(&text).map(Arc::new).ok_or(UnknownUse::NotMeasured),
                     Ok(None) | Err(_) => Err(UnknownUse::NoAnswer),
                 };
@@ -162,18 +163,25 @@ impl PluginMeasurements {
         }
     }
 
-    /// The plugins to ask, those that have failed before last: they take the longest.
-    fn outdated(&self, mut targets: Vec<PluginTarget>) -> Vec<PluginTarget> {
+    /// The plugins to ask: those whose last answer is too old.
+    fn outdated(&self, targets: Vec<PluginTarget>) -> Vec<PluginTarget> {
         let mut answers = self.answers();
         // Nodes that are gone leave no answer behind.
-        let is_kept = |answer: &PluginAnswer| answer.at.elapsed() < FAILURE_TTL;
-        answers.retain(|_, answer| is_kept(answer));
-        let of = |target: &PluginTarget| answers.get(&target.node);
-        targets.retain(|target| !of(target).is_some_and(|answer| answer.is_fresh(&target.pod)));
-        targets.sort_by_key(|target| of(target).is_some_and(|answer| answer.measured.is_err()));
-        targets
+        answers.retain(|_, answer| answer.at.elapsed() < FAILURE_TTL);
+        let (mut outdated, mut failed) = (Vec::new(), Vec::new());
+        for target in targets {
+            match answers.get(&target.node) {
+                Some(answer) if answer.is_fresh(&target.pod) => {}
+                Some(answer) if answer.measured.is_err() => failed.push(target),
+                _ => outdated.push(target),
+            }
+        }
+        // Those that failed come last, because they take the longest.
+        outdated.append(&mut failed);
+        outdated
     }
 
+    /// Keeps the answer of a request that has ended.
     fn keep(&self, asked: Option<Result<(PluginTarget, Measured), tokio::task::JoinError>>) {
         let Some(Ok((target, measured))) = asked else {
             return;
@@ -191,8 +199,8 @@ impl PluginMeasurements {
     }
 }
 
-/// The metrics at an address; `None` if they cannot be read.
-async fn ask(address: SocketAddr) -> Option<String> {
+/// Reads the metrics at an address; `None` if they cannot be read.
+async fn read_metrics(address: SocketAddr) -> Option<String> {
     let stream = TcpStream::connect(address).await.ok()?;
     let (mut sender, connection) = handshake(TokioIo::new(stream)).await.ok()?;
     // The connection ends when the sender is dropped.
@@ -212,21 +220,23 @@ async fn ask(address: SocketAddr) -> Option<String> {
     String::from_utf8(body.to_bytes().to_vec()).ok()
 }
 
-/// The use in the text of a plugin's metrics; `None` if the plugin does not measure.
+/// The memory in use by the text of a plugin's metrics; `None` if the plugin does not measure.
 fn parse(text: &str) -> Option<NodeMemoryUse> {
     let mut parsed = NodeMemoryUse::default();
     for line in text.lines() {
-        if let Some((labels, bytes)) = line.strip_prefix(OF_CONTAINER).and_then(labels_and_value) {
-            let label = |name| label(labels, name).unwrap_or_default().to_owned();
-            let of_gpu = parsed.gpus.entry(label("device")).or_default();
-            *of_gpu = of_gpu.saturating_add(bytes);
-            let pod = (label("device"), label("namespace"), label("pod"));
-            let of_pod = parsed.pods.entry(pod).or_default();
+        let of_container = line.strip_prefix(OF_CONTAINER);
+        // The other metrics of the plugin are passed over, and so is a line that does not parse.
+        let series = of_container.or_else(|| line.strip_prefix(OF_OTHERS));
+        let Some((labels, bytes)) = series.and_then(labels_and_value) else {
+            continue;
+        };
+        let [gpu, namespace, pod] =
+            ["device", "namespace", "pod"].map(|name| label(labels, name).unwrap_or_default().to_owned());
+        let of_gpu = parsed.gpus.entry(gpu.clone()).or_default();
+        *of_gpu = of_gpu.saturating_add(bytes);
+        if of_container.is_some() {
+            let of_pod = parsed.pods.entry((gpu, namespace, pod)).or_default();
             *of_pod = of_pod.saturating_add(bytes);
-        } else if let Some((labels, bytes)) = line.strip_prefix(OF_OTHERS).and_then(labels_and_value) {
-            let gpu = label(labels, "device").unwrap_or_default().to_owned();
-            let of_gpu = parsed.gpus.entry(gpu).or_default();
-            *of_gpu = of_gpu.saturating_add(bytes);
         }
     }
     // A plugin that measures shows every GPU, those without processes too.
@@ -247,13 +257,13 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
 }
 
 impl NodeMemoryUse {
-    /// The bytes on all GPUs.
+    /// The bytes in use on all GPUs of the node.
     pub(super) fn total(&self) -> u64 {
         self.gpus.values().sum()
     }
 
-    /// Writes the use into the GPUs of the node and the pods on them.
-    pub(super) fn fill(&self, node: &mut Node) {
+    /// Adds the memory in use to the GPUs of a node and the pods on them.
+    pub(super) fn add_to(&self, node: &mut Node) {
         for gpu in &mut node.gpus {
             gpu.used = self.gpus.get(&gpu.uuid).copied();
             if gpu.used.is_none() {
@@ -300,7 +310,7 @@ mod tests {
             gpus: vec![gpu("GPU-1"), gpu("GPU-2"), gpu("GPU-3")],
             ..Node::default()
         };
-        parse(METRICS).unwrap().fill(&mut node);
+        parse(METRICS).unwrap().add_to(&mut node);
         assert_eq!(parse(METRICS).unwrap().total(), 123);
         let mut used = Vec::new();
         for gpu in &node.gpus {

@@ -1,32 +1,36 @@
-//! The names of pods that a client sees: all of them, or those of the namespaces whose pods it may list.
+//! The names of pods that a client sees: those of all namespaces, or of the namespaces whose pods the client may list.
 
 use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use http::HeaderMap;
 use proto::read_api::{Explanation, Node, PendingPod};
 use rustc_hash::FxHasher;
 
 use super::json;
 use super::snapshot::StateSnapshot;
 
-/// The most namespaces that are reviewed for one client, those on the most nodes first; names of others are hidden.
+/// Most namespaces that are reviewed for one client, those on the most nodes first; names in other namespaces are hidden.
 const MAX_REVIEWED: usize = 32;
-/// The most forms of one node that are kept.
+/// Most forms of one node that are kept: clients with equal rights share one.
 const MAX_FORMS: usize = 4;
 
-/// A client that was let in.
+/// A client with access to the read API.
 #[derive(Clone, Debug)]
 pub(super) struct Viewer {
     pub(super) names: SeenNames,
+    /// The header with the client's bearer token; `None` if it needs none, or has shown a certificate.
+    pub(super) credentials: Option<HeaderMap>,
 }
 
-/// The names that a client sees.
+/// The names of pods that a client sees.
 #[derive(Clone, Debug)]
 pub(super) enum SeenNames {
+    /// The names in all namespaces.
     All,
-    /// Those of these namespaces.
+    /// The names in these namespaces.
     Of(Arc<BTreeSet<Arc<str>>>),
 }
 
@@ -51,7 +55,7 @@ impl SeenNames {
         }
     }
 
-    /// The end of the `ETag` for clients that see these names, so that a cache between keeps the variants apart.
+    /// The end of the `ETag` for clients that see these names. A cache between must keep their answers apart from those of others.
     pub(super) fn tag(&self) -> String {
         let Self::Of(namespaces) = self else {
             return String::new();
@@ -66,18 +70,13 @@ impl SeenNames {
         node.hide_names(|namespace| self.include(namespace));
     }
 
-    /// The waiting pods that the client sees.
+    /// The pods without a node that the client sees.
     pub(super) fn pending(&self, pods: &[PendingPod]) -> Vec<PendingPod> {
-        let mut seen = Vec::new();
-        for pod in pods {
-            if self.include(&pod.namespace) {
-                seen.push(pod.clone());
-            }
-        }
-        seen
+        let seen = pods.iter().filter(|pod| self.include(&pod.namespace));
+        seen.cloned().collect()
     }
 
-    /// Removes the names of pods in the way that the client does not see.
+    /// Removes the names that the client does not see from the pods that an explanation names as in the way.
     pub(super) fn hide_others_of_explanation(&self, explanation: &mut Explanation) {
         for verdict in &mut explanation.verdicts {
             for pod in &mut verdict.would_fit_without {
@@ -90,7 +89,7 @@ impl SeenNames {
     }
 }
 
-/// The forms of one node's JSON in which some names are hidden, by the namespaces whose names are left.
+/// The forms of one node's JSON in which some names are hidden, each with the namespaces whose names are left.
 #[derive(Debug, Default)]
 pub(super) struct HiddenForms(Mutex<Vec<(Vec<Arc<str>>, Bytes)>>);
 
@@ -105,6 +104,7 @@ impl HiddenForms {
         if left.len() == namespaces.len() {
             return whole.clone();
         }
+        // Hiding parses and writes the node again, so that each form is made once for all clients that need it.
         let mut forms = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, form)) = forms.iter().find(|(namespaces, _)| *namespaces == left) {
             return form.clone();

@@ -1,7 +1,7 @@
-//! The snapshot that all reads of the state are answered from, and its renewal.
+//! The snapshot that answers all reads of the state, and its renewal.
 //!
-//! A renewal renders only the nodes that have changed, a few at a time under a short read lock, so that it holds up no filter.
-//! Nothing is renewed while no client asks, except once a minute for the history.
+//! A renewal renders only the nodes that have changed, a few at a time under a short read lock, so that no filter waits for it.
+//! While no client asks, the snapshot is renewed only once a minute, for the history.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -20,11 +20,11 @@ use crate::index::{Index, Shared};
 
 /// The age at which a snapshot is renewed: clients see changes at most this much later.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
-/// Nodes that are copied under one lock.
+/// Nodes that are copied under one read lock.
 const NODES: usize = 16;
-/// The most pending pods of a snapshot.
+/// Most pending pods of a snapshot.
 const MAX_PENDING: usize = 1000;
-/// The most removed nodes that are remembered for clients that resume.
+/// Most removed nodes that are remembered for clients that resume.
 const MAX_REMOVED: usize = 4096;
 
 /// The state at one revision.
@@ -32,11 +32,12 @@ const MAX_REMOVED: usize = 4096;
 pub(super) struct StateSnapshot {
     /// Identifies this process among all replicas and restarts.
     epoch: Arc<str>,
+    /// Grows with every change.
     revision: u64,
     pub(super) nodes: BTreeMap<Arc<str>, Arc<RenderedNode>>,
     /// Removed nodes with the revision that first lacks each, the oldest first.
     removed: VecDeque<(u64, Arc<str>)>,
-    /// Clients at an older revision cannot resume.
+    /// The oldest revision from which a client can resume: all nodes that were removed since are remembered.
     oldest: u64,
     pub(super) pending: Pending,
     pub(super) totals: Totals,
@@ -45,21 +46,23 @@ pub(super) struct StateSnapshot {
     pub(super) namespaces: BTreeMap<Arc<str>, usize>,
 }
 
-/// The pods that wait for a node.
+/// The pods that ask for devices and have no node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pending {
+    /// The first revision with these pods.
     pub(super) revision: u64,
+    /// The number of all such pods, of which `pods` has at most [`MAX_PENDING`].
     pub(super) total: usize,
     pub(super) pods: Vec<PendingPod>,
 }
 
-/// A node as JSON.
+/// A node of the state as JSON, with the values that sums and findings need.
 #[derive(Debug)]
 pub(super) struct RenderedNode {
-    /// The snapshot that first has it so.
+    /// The first revision with this JSON.
     pub(super) revision: u64,
     pub(super) json: Bytes,
-    /// The findings of `doctor` about the node, with the names of pods.
+    /// The findings of `doctor` about the node, with the names of all pods.
     pub(super) findings: Vec<Finding>,
     /// The namespaces of its pods.
     namespaces: Vec<Arc<str>>,
@@ -86,7 +89,7 @@ impl Delta {
 }
 
 impl StateSnapshot {
-    /// The text that identifies the revision.
+    /// The text that identifies the snapshot's revision among those of all processes.
     pub(super) fn id(&self) -> String {
         format!("{}-{}", self.epoch, self.revision)
     }
@@ -95,14 +98,14 @@ impl StateSnapshot {
         self.revision
     }
 
-    /// The revision with this text, if this process has issued it and a client can resume there.
+    /// The revision with this text; `None` if another process has issued it, or if a client cannot resume from it any more.
     pub(super) fn parse_id(&self, id: &str) -> Option<u64> {
         let (epoch, revision) = id.rsplit_once('-')?;
         let revision: u64 = revision.parse().ok()?;
         (epoch == &*self.epoch && (self.oldest..=self.revision).contains(&revision)).then_some(revision)
     }
 
-    /// The nodes behind one in the order of names, or all.
+    /// The nodes after the one of this name, in the order of names; all nodes without a name.
     pub(super) fn nodes_after(
         &self,
         name: Option<&Arc<str>>,
@@ -135,10 +138,12 @@ impl StateSnapshot {
         Some(delta)
     }
 
+    /// Removes a node; returns true if the snapshot had it.
     fn remove(&mut self, name: &Arc<str>) -> bool {
         if self.nodes.remove(name).is_none() {
             return false;
         }
+        // Clients that resume have to learn that it is gone.
         self.removed.push_back((self.revision, Arc::clone(name)));
         if self.removed.len() > MAX_REMOVED
             && let Some((revision, _)) = self.removed.pop_front()
@@ -148,7 +153,9 @@ impl StateSnapshot {
         true
     }
 
+    /// Computes the sums over nodes and pods again.
     fn sum_up(&mut self) {
+        // All again: subtracting a node's old sums would have to undo saturation.
         self.totals = Totals::default();
         self.models.clear();
         self.namespaces.clear();
@@ -179,6 +186,7 @@ pub(super) struct StatePublisher {
     renewed: Option<Instant>,
     /// The version at which each node was rendered last, and its name if it is shown.
     rendered: FxHashMap<NodeId, (u64, Option<Arc<str>>)>,
+    /// The requests that were typical at the last renewal: they decide which memory is stranded.
     typical: Vec<RequestedGpus>,
     /// False if some device plugin was away at the last renewal.
     all_plugins_served: bool,
@@ -187,7 +195,7 @@ pub(super) struct StatePublisher {
 /// A node, its version, and its name and JSON if it is shown.
 type Rendering = (NodeId, u64, Option<(String, RenderedNode)>);
 
-/// Nodes to render again.
+/// The differences between the last snapshot and the index.
 struct Changes {
     nodes: Vec<(NodeId, u64)>,
     gone: Vec<NodeId>,
@@ -228,6 +236,7 @@ impl StatePublisher {
         Arc::clone(&self.snapshot)
     }
 
+    /// Renders the nodes that have changed, and makes a new snapshot if anything has.
     async fn renew(&mut self) {
         // The age counts from here: the nodes are as they are now, however long their rendering takes.
         let began = Instant::now();
@@ -252,6 +261,7 @@ impl StatePublisher {
         self.renewed = Some(began);
     }
 
+    /// Finds the nodes that may have changed since the last renewal, by their versions.
     fn changes(&self) -> Changes {
         let index = self.index.read();
         let typical = index.typical_requests();
@@ -296,6 +306,7 @@ impl StatePublisher {
         }
     }
 
+    /// Makes the next snapshot from the rendered nodes.
     fn commit(&mut self, changes: Changes, nodes: Vec<Rendering>) {
         let mut next = StateSnapshot::clone(&self.snapshot);
         next.revision += 1;

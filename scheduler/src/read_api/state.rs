@@ -1,4 +1,4 @@
-//! `GET state`: the nodes of a snapshot as one client sees them.
+//! `GET state`: the nodes of a snapshot, with the names that one client may see.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -9,7 +9,7 @@ use axum::extract::{Extension, RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::stream;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use proto::read_api::{Node, State as ClusterState, VERSION};
 use rustc_hash::FxHashMap;
 
@@ -18,27 +18,30 @@ use super::names::{SeenNames, Viewer};
 use super::snapshot::{RenderedNode, StateSnapshot};
 use super::{ReadApi, json, parameter};
 
-/// Nodes of one piece of the body: between two pieces, filters that wait for a thread come first.
+/// Nodes in one piece of the body. Between two pieces, filters that wait for a thread come first.
 const PIECE: usize = 16;
 /// An empty list of nodes in the JSON of a state.
 const NO_NODES: &[u8] = b"\"nodes\":[]";
 
-/// The memory in use, by node.
+/// The memory in use by node, as far as the client has asked for it.
 type UseByNode = FxHashMap<Arc<str>, Measured>;
 
-/// A state that is rendered as it is sent.
+/// The body of one answer, which is made piece by piece as the client takes it: the JSON of 15,000 nodes has 40 MB.
 struct StateBody {
     snapshot: Arc<StateSnapshot>,
     names: SeenNames,
     in_use: UseByNode,
-    /// The state without nodes, in front of them and behind them.
+    /// The JSON of the state in front of the nodes, until it is sent.
     head: Option<Bytes>,
+    /// The JSON of the state behind the nodes, until it is sent.
     tail: Option<Bytes>,
+    /// True once a node was sent, so that a comma comes before the next.
     has_nodes: bool,
     /// The name of the last node that was rendered.
     last: Option<Arc<str>>,
 }
 
+/// Answers a request for the state.
 pub(super) async fn state(
     State(api): State<Arc<ReadApi>>,
     Extension(viewer): Extension<Viewer>,
@@ -46,10 +49,11 @@ pub(super) async fn state(
     headers: HeaderMap,
 ) -> Response {
     let snapshot = api.snapshot().await;
-    let mut response_headers = vec![
-        (header::CONTENT_TYPE, "application/json".to_owned()),
-        (header::CACHE_CONTROL, "no-cache".to_owned()),
-    ];
+    let mut response_headers = HeaderMap::from_iter([
+        (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
+        // A cache may keep an answer, but has to ask whether its tag is still the newest.
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    ]);
     let mut in_use = UseByNode::default();
     if parameter(query.as_deref(), "use") == Some("true") {
         // The use changes without a revision, so that no tag identifies this answer.
@@ -63,20 +67,14 @@ pub(super) async fn state(
         if known.is_some_and(|known| known.split(',').any(|known| known.trim() == tag)) {
             return (StatusCode::NOT_MODIFIED, [(header::ETAG, tag)]).into_response();
         }
-        response_headers.push((header::ETAG, tag));
+        response_headers.extend(tag.parse().map(|tag| (header::ETAG, tag)));
     }
     let body = StateBody::new(&api, snapshot, viewer.names, in_use);
     let pieces = stream::unfold(body, async |mut body| {
         tokio::task::yield_now().await;
         body.next().map(|piece| (Ok::<_, Infallible>(piece), body))
     });
-    let mut response = Body::from_stream(pieces).into_response();
-    for (name, value) in response_headers {
-        if let Ok(value) = value.parse() {
-            response.headers_mut().insert(name, value);
-        }
-    }
-    response
+    (response_headers, Body::from_stream(pieces)).into_response()
 }
 
 impl StateBody {
@@ -91,7 +89,7 @@ impl StateBody {
             nodes: Vec::new(),
             pending: names.pending(&snapshot.pending.pods),
             pending_total: snapshot.pending.total,
-            use_unknown: unknown(&in_use),
+            use_unknown: unknown_use(&in_use),
             names_hidden: !names.are_all(),
         });
         // The empty list of nodes is where the nodes go.
@@ -109,7 +107,7 @@ impl StateBody {
         }
     }
 
-    /// The next piece of the body.
+    /// The next piece of the body; `None` at its end.
     fn next(&mut self) -> Option<Bytes> {
         if let Some(head) = self.head.take() {
             return Some(head);
@@ -131,20 +129,21 @@ impl StateBody {
         Some(piece.into())
     }
 
+    /// The JSON of one node.
     fn node(&self, name: &Arc<str>, rendered: &RenderedNode) -> Bytes {
         let Some(Ok(in_use)) = self.in_use.get(name) else {
             return rendered.json_for(&self.names);
         };
         let mut node: Node = serde_json::from_slice(&rendered.json).unwrap_or_default();
-        // By name of the pod, so that names are hidden afterwards.
-        in_use.fill(&mut node);
+        // Plugins report pods by name, so that names are hidden afterwards.
+        in_use.add_to(&mut node);
         self.names.hide_others(&mut node);
         json(&node).into()
     }
 }
 
-/// The nodes whose use is not known, by the reason.
-fn unknown(in_use: &UseByNode) -> BTreeMap<String, Vec<String>> {
+/// The names of the nodes whose memory in use is not known, by the reason.
+fn unknown_use(in_use: &UseByNode) -> BTreeMap<String, Vec<String>> {
     let mut unknown: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (node, measured) in in_use {
         if let Err(reason) = measured {

@@ -137,6 +137,11 @@ impl Api {
             .extend(path.map(|path| (name.to_owned(), path.to_owned())));
     }
 
+    /// Forgets a token, as when it has ended.
+    pub(crate) fn remove_token(&self, token: &str) {
+        self.state().users.remove(token);
+    }
+
     /// Every review of a token or of a right that was asked for.
     pub(crate) fn reviews(&self) -> Vec<Value> {
         self.state().reviews.clone()

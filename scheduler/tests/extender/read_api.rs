@@ -20,6 +20,7 @@ use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
+use crate::api::Fault;
 use crate::model_based::{N_NODES, Run, node_name, steps};
 use crate::objects::{on, pod, shared, units};
 use crate::world::World;
@@ -176,6 +177,46 @@ async fn a_client_resumes_where_it_broke_off() {
     );
     let mut stream = follow("other-7").await.unwrap().into_body().into_data_stream();
     assert!(batch(&mut stream).await.starts_with("event: reset\n"));
+}
+
+/// The token of a stream ends while the stream is open; the API server had been away before.
+#[tokio::test(start_paused = true)]
+async fn a_stream_ends_soon_after_its_token() {
+    let world = small_world().await;
+    let path = "/gpushare-scheduler/inspect";
+    world.api.add_user("of-reader", "reader", Some(path));
+    world.api.add_user("renewed", "reader", Some(path));
+    let router = api_of(&world, true);
+    let follow = |token: &str| {
+        let request = Request::get("/v1/changes").header("authorization", format!("Bearer {token}"));
+        router.clone().oneshot(request.body(Body::empty()).unwrap())
+    };
+    let mut stream = follow("of-reader").await.unwrap().into_body().into_data_stream();
+    assert!(batch(&mut stream).await.contains("event: reset\n"));
+    let n_reviews = world.api.reviews().len();
+    world.api.fail_posts([Fault::Status(500)]);
+    for _ in 0..8 {
+        assert_eq!(batch(&mut stream).await, ":\n\n", "15 seconds without a change");
+    }
+    assert!(
+        world.api.reviews().len() > n_reviews,
+        "the token is reviewed again"
+    );
+    world.api.remove_token("of-reader");
+    let since = tokio::time::Instant::now();
+    while let Some(piece) = stream.next().await {
+        assert_eq!(piece.unwrap(), ":\n\n");
+    }
+    assert!(
+        since.elapsed() <= Duration::from_secs(71),
+        "{:?}",
+        since.elapsed()
+    );
+    assert_eq!(
+        follow("of-reader").await.unwrap().status(),
+        StatusCode::UNAUTHORIZED
+    );
+    assert_eq!(follow("renewed").await.unwrap().status(), StatusCode::OK);
 }
 
 fn paused() -> Runtime {
