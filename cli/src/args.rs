@@ -81,7 +81,7 @@ pub(crate) enum Format {
     Name,
 }
 
-/// A command.
+/// The command, with its own flags.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// GPUs with the pods on them: allocated, free and stranded memory, compute, sharers and health.
@@ -144,7 +144,7 @@ pub(crate) struct WhichPods {
     pub(crate) selector: Option<String>,
 }
 
-/// `ui`.
+/// The flags of `ui`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Ui {
     /// Port on this machine; without it a free one.
@@ -155,7 +155,7 @@ pub(crate) struct Ui {
     pub(crate) no_browser: bool,
 }
 
-/// `fits`.
+/// The flags of `fits`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Question {
     /// Manifest of a pod or of a workload that makes pods; `-` reads standard input.
@@ -169,13 +169,14 @@ pub(crate) struct Question {
     pub(crate) add_nodes: Vec<(String, u32)>,
 }
 
-/// `migrate`.
+/// The subcommands of `migrate`.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Migrate {
     /// The place of each node on the way, and the next step.
     Status,
 }
 
+/// Parses a value of `--add-nodes`.
 fn added_nodes(text: &str) -> Result<(String, u32), String> {
     let wrong = || "write a node, or an instance type, and a number, such as g5.xlarge=3".to_owned();
     let (name, number) = text.split_once('=').ok_or_else(wrong)?;

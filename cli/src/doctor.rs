@@ -11,97 +11,82 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 use proto::read_api::{Diagnosis, Finding, PORT, Severity};
 
-use crate::args::{Format, OutputArgs};
+use crate::args::OutputArgs;
 use crate::connection::ClusterConnection;
-use crate::failure::{CommandFailure, CommandVerdict};
+use crate::failure::{CommandFailure, CommandResult, code_of_answer};
 use crate::format::count;
 use crate::offline;
 use crate::output::{Colour, Screen};
 use crate::read_api::{ReadApiClient, SCHEDULER, is_ready};
-use checks::{AskedReplica, InstallationFacts, Objects};
+use checks::{AskedReplica, InstallationFacts};
+
+/// The kinds whose objects are listed in the whole cluster, each after the path of its API group.
+const CLUSTER_LISTS: [(&str, &str); 10] = [
+    ("/api/v1", "nodes"),
+    ("/api/v1", "pods"),
+    ("/apis/scheduling.koordinator.sh/v1alpha1", "devices"),
+    ("/apis/apps/v1", "daemonsets"),
+    ("/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings"),
+    ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
+    (ADMISSION, "validatingadmissionpolicies"),
+    (ADMISSION, "validatingadmissionpolicybindings"),
+    (ADMISSION, "mutatingwebhookconfigurations"),
+    (ADMISSION, "validatingwebhookconfigurations"),
+];
+/// The kinds whose objects are listed in the namespace of the installation.
+const NAMESPACE_LISTS: [(&str, &str); 3] = [
+    ("/apis/apps/v1", "deployments"),
+    ("/api/v1", "services"),
+    ("/apis/coordination.k8s.io/v1", "leases"),
+];
+/// The path of the API group of webhooks and admission policies.
+const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
 
 /// Checks the installation; the answer is no if something is wrong.
 pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
     output: &OutputArgs,
-) -> Result<CommandVerdict, CommandFailure> {
+) -> CommandResult {
     let facts = collect(connection).await?;
     let mut findings = checks::findings(&facts);
     // The worst first; of one weight in the order of the checks.
     findings.sort_by_key(|finding| Reverse(finding.severity));
-    let mut bad = Vec::new();
-    for finding in &findings {
-        if finding.severity >= Severity::Warning {
-            bad.push(finding);
-        }
-    }
-    match output.output {
-        format @ (Format::Json | Format::Yaml) => screen.print_as(format, &findings)?,
-        Format::Name => {
-            let mut names = String::new();
-            for finding in &bad {
-                names += &format!("{}\n", finding.check);
-            }
-            screen.print(&names)?;
-        }
-        format => screen.print(&render(&findings, screen, format == Format::Wide))?,
-    }
+    let bad: Vec<&Finding> = findings
+        .iter()
+        .filter(|finding| finding.severity >= Severity::Warning)
+        .collect();
+    let names = bad.iter().map(|finding| finding.check.clone());
+    screen.show(output.output, &findings, names, |is_wide| {
+        render(&findings, screen, is_wide)
+    })?;
     // A check whose right is missing is no fault of the installation.
-    Ok(CommandVerdict::of(bad.is_empty()))
+    Ok(code_of_answer(bad.is_empty()))
 }
 
 async fn collect(connection: &ClusterConnection) -> Result<InstallationFacts, CommandFailure> {
     let namespace = &connection.args.gpushare_namespace;
-    let in_namespace = |path: &str| path.replace("NS", namespace);
     // The first request shows whether there is an API server at all.
     let version = connection
         .get("read the version of the API server", "/version")
         .await?;
-    let path = |kind: &str| format!("/apis/admissionregistration.k8s.io/v1/{kind}");
-    let facts = InstallationFacts {
+    let mut objects = BTreeMap::new();
+    for (group, kind) in CLUSTER_LISTS {
+        let listed = connection.list_json(&format!("{group}/{kind}")).await;
+        objects.insert(kind, listed.map_err(|failure| failure.to_string()));
+    }
+    for (group, kind) in NAMESPACE_LISTS {
+        let path = format!("{group}/namespaces/{namespace}/{kind}");
+        let listed = connection.list_json(&path).await;
+        objects.insert(kind, listed.map_err(|failure| failure.to_string()));
+    }
+    Ok(InstallationFacts {
         namespace: namespace.clone(),
         version: version.unwrap_or_default(),
-        nodes: objects(connection, "/api/v1/nodes").await,
-        pods: objects(connection, "/api/v1/pods").await,
-        devices: objects(connection, "/apis/scheduling.koordinator.sh/v1alpha1/devices").await,
-        daemon_sets: objects(connection, "/apis/apps/v1/daemonsets").await,
-        deployments: objects(
-            connection,
-            &in_namespace("/apis/apps/v1/namespaces/NS/deployments"),
-        )
-        .await,
-        services: objects(connection, &in_namespace("/api/v1/namespaces/NS/services")).await,
-        leases: objects(
-            connection,
-            &in_namespace("/apis/coordination.k8s.io/v1/namespaces/NS/leases"),
-        )
-        .await,
-        cluster_roles: objects(
-            connection,
-            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-        )
-        .await,
-        definitions: objects(
-            connection,
-            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-        )
-        .await,
-        policies: objects(connection, &path("validatingadmissionpolicies")).await,
-        policy_bindings: objects(connection, &path("validatingadmissionpolicybindings")).await,
-        mutating: objects(connection, &path("mutatingwebhookconfigurations")).await,
-        validating: objects(connection, &path("validatingwebhookconfigurations")).await,
+        objects,
         replicas: replicas(connection).await,
         state: nodes_of_state(connection).await,
-    };
-    Ok(facts)
-}
-
-async fn objects(connection: &ClusterConnection, path: &str) -> Objects {
-    connection
-        .list_json(path)
-        .await
-        .map_err(|failure| failure.to_string())
+    })
 }
 
 async fn replicas(connection: &ClusterConnection) -> Result<Vec<AskedReplica>, String> {
@@ -110,9 +95,7 @@ async fn replicas(connection: &ClusterConnection) -> Result<Vec<AskedReplica>, S
         return Ok(vec![replica]);
     }
     let namespace = &connection.args.gpushare_namespace;
-    let pods = connection
-        .list_in::<Pod>(namespace, "pods", Some(SCHEDULER))
-        .await;
+    let pods = connection.list::<Pod>(Some(namespace), Some(SCHEDULER)).await;
     let pods = pods.map_err(|failure| failure.to_string())?;
     let mut replicas = Vec::new();
     // Each replica is asked itself: only its own process knows whether it leads and what it has seen.

@@ -4,41 +4,40 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use proto::read_api::{Explanation, GpuVerdict, NodeVerdict};
 
-use crate::args::{Format, OutputArgs};
+use crate::args::OutputArgs;
 use crate::connection::ClusterConnection;
-use crate::failure::{CommandFailure, CommandVerdict};
+use crate::failure::{CommandFailure, CommandResult, code_of_answer};
 use crate::format::{count, memory};
 use crate::output::{Cell, Colour, Screen, TextTable, number, text};
 use crate::source::AnswerSource;
 
-/// GPUs of one node in the table, unless all are asked for.
+/// Most GPUs of one node in the table, unless `--all` asks for every GPU.
 const MAX_GPUS: usize = 2;
-/// Pods in the way that the sentence names.
+/// Most pods in the way that the sentence names.
 const MAX_NAMES: usize = 3;
 
-/// Explains a pod.
+/// Explains a pod; the answer is no if the pod waits and no node has room.
 pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
     output: &OutputArgs,
     pod: &[String],
     all: bool,
-) -> Result<CommandVerdict, CommandFailure> {
+) -> CommandResult {
     let (namespace, name) = pod_name(pod, &connection.namespace)?;
     let mut source = AnswerSource::open(connection, screen).await?;
     let explanation = match source.explain(&namespace, &name, all).await {
         // The scheduler knows only pods that ask for devices: the API server says whether there is another one.
         Err(CommandFailure::Refused(reason)) => {
-            return Err(missing(connection, &namespace, &name, reason).await);
+            return Err(missing_pod(connection, &namespace, &name, reason).await);
         }
         explanation => explanation?,
     };
-    match output.output {
-        format @ (Format::Json | Format::Yaml) => screen.print_as(format, &explanation)?,
-        Format::Name => screen.print(&format!("pod/{}\n", explanation.name))?,
-        _ => screen.print(&render(&explanation, screen, all))?,
-    }
-    Ok(CommandVerdict::of(
+    let name = format!("pod/{}", explanation.name);
+    screen.show(output.output, &explanation, [name], |_| {
+        render(&explanation, screen, all)
+    })?;
+    Ok(code_of_answer(
         // A pod that has room and waits is a matter of kube-scheduler, not of devices.
         explanation.node.is_some() || explanation.fitting > 0,
     ))
@@ -79,8 +78,8 @@ fn is_pod(kind: &str) -> bool {
     ["pod", "pods", "po"].contains(&kind)
 }
 
-/// The failure if the scheduler knows no such pod: it does not exist, or asks for no devices.
-async fn missing(
+/// The failure if the scheduler knows no such pod: the pod does not exist, or asks for no devices.
+async fn missing_pod(
     connection: &ClusterConnection,
     namespace: &str,
     name: &str,
@@ -88,7 +87,7 @@ async fn missing(
 ) -> CommandFailure {
     // With --read-api alone there is no API server to ask.
     let Ok(client) = connection.client() else {
-        return CommandFailure::Refused(reason);
+        return CommandFailure::Refused(format!("{reason}; name another namespace with -n"));
     };
     match Api::<Pod>::namespaced(client, namespace).get_opt(name).await {
         Ok(Some(_)) => CommandFailure::Refused(format!(
@@ -168,10 +167,10 @@ fn nearest_miss(verdict: &NodeVerdict) -> String {
         None => text += &format!(" ({})", verdict.detail.as_deref().unwrap_or(&verdict.reason)),
     }
     let pods = &verdict.would_fit_without;
-    let mut names: Vec<String> = Vec::new();
-    for pod in pods.iter().take(MAX_NAMES) {
-        names.push(format!("{}/{}", pod.namespace, pod.name));
-    }
+    let named = pods.iter().take(MAX_NAMES);
+    let names: Vec<String> = named
+        .map(|pod| format!("{}/{}", pod.namespace, pod.name))
+        .collect();
     // Of a long list the number says more than the names.
     let n_more = pods.len().saturating_sub(names.len());
     match pods.len() {

@@ -1,28 +1,15 @@
-//! The ends of a command: yes, no, or a failure with a sentence that says what to do.
+//! The ends of a command: an exit code for yes or no, or a failure with a sentence that says what to do.
 
 use std::fmt;
+use std::process::ExitCode;
 
-/// The answer of a command that did not fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CommandVerdict {
-    /// The exit code 0.
-    Yes,
-    /// The exit code 2.
-    No,
-}
+/// The end of a command. A failure has the exit code 1.
+pub(crate) type CommandResult = Result<ExitCode, CommandFailure>;
 
-impl CommandVerdict {
-    /// Yes, if this holds.
-    pub(crate) fn of(holds: bool) -> Self {
-        if holds { Self::Yes } else { Self::No }
-    }
-
-    pub(crate) fn code(self) -> u8 {
-        match self {
-            Self::Yes => 0,
-            Self::No => 2,
-        }
-    }
+/// The exit code of a command that answers a question: 0 for yes, 2 for no.
+pub(crate) fn code_of_answer(is_yes: bool) -> ExitCode {
+    // Scripts tell a no from a failure by it; kubectl itself uses only 1.
+    ExitCode::from(if is_yes { 0 } else { 2 })
 }
 
 /// The reason that a command failed. The exit code is 1.

@@ -4,12 +4,12 @@ use serde_json::Value;
 
 /// The label of nodes that share their GPUs, by which the `DaemonSet` of the device plugin selects them.
 pub(crate) const NODE_LABEL: &str = "gpushare";
+/// The label of nodes by which a cloud provider names the kind of machine.
+pub(crate) const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 
 pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
+    let value = object.pointer(pointer).and_then(Value::as_str);
+    value.unwrap_or_default()
 }
 
 pub(crate) fn name(object: &Value) -> &str {
@@ -17,40 +17,46 @@ pub(crate) fn name(object: &Value) -> &str {
 }
 
 pub(crate) fn label<'a>(object: &'a Value, key: &str) -> &'a str {
-    let value = object
-        .pointer("/metadata/labels")
-        .and_then(|labels| labels.get(key));
-    value.and_then(Value::as_str).unwrap_or_default()
+    entry(object, "/metadata/labels", key)
+}
+
+pub(crate) fn annotation<'a>(object: &'a Value, key: &str) -> &'a str {
+    entry(object, "/metadata/annotations", key)
+}
+
+/// The text under a key of the map at a pointer. Keys of labels have slashes, which a pointer would take for levels.
+fn entry<'a>(object: &'a Value, map: &str, key: &str) -> &'a str {
+    let map = object.pointer(map);
+    map.and_then(|map| map.get(key)?.as_str()).unwrap_or_default()
 }
 
 pub(crate) fn array<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
+    let values = object.pointer(pointer).and_then(Value::as_array);
+    values.map_or(&[], Vec::as_slice)
 }
 
 pub(crate) fn number(object: &Value, pointer: &str) -> u64 {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_u64)
-        .unwrap_or_default()
+    let value = object.pointer(pointer).and_then(Value::as_u64);
+    value.unwrap_or_default()
 }
 
-pub(crate) fn images(object: &Value, containers: &str) -> Vec<String> {
-    let containers = array(object, containers);
-    containers
-        .iter()
-        .map(|container| text(container, "/image").to_owned())
-        .collect()
+/// The images of the containers in the list at a pointer.
+pub(crate) fn images<'a>(object: &'a Value, containers: &str) -> impl Iterator<Item = &'a str> {
+    let containers = array(object, containers).iter();
+    containers.map(|container| text(container, "/image"))
 }
 
 pub(crate) fn is_named(name: &str, objects: &[Value]) -> bool {
     objects.iter().any(|object| self::name(object) == name)
 }
 
+/// The condition of a type in the list at a pointer.
+pub(crate) fn condition<'a>(object: &'a Value, conditions: &str, kind: &str) -> Option<&'a Value> {
+    let mut conditions = array(object, conditions).iter();
+    conditions.find(|condition| text(condition, "/type") == kind)
+}
+
 /// Returns true if a condition of an object has the status `True`.
 pub(crate) fn has_condition(object: &Value, conditions: &str, kind: &str) -> bool {
-    let mut conditions = array(object, conditions).iter();
-    conditions.any(|condition| text(condition, "/type") == kind && text(condition, "/status") == "True")
+    condition(object, conditions, kind).is_some_and(|condition| text(condition, "/status") == "True")
 }

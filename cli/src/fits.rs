@@ -8,16 +8,13 @@ use proto::read_api::{AddedNodes, FitAnswer, FitRequest, MAX_REPLICAS, State};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::args::{Format, OutputArgs, Question};
+use crate::args::{OutputArgs, Question};
 use crate::connection::ClusterConnection;
-use crate::failure::{CommandFailure, CommandVerdict};
-use crate::fields::{name, text as field};
+use crate::failure::{CommandFailure, CommandResult, code_of_answer};
+use crate::fields::{INSTANCE_TYPE, name, text as field};
 use crate::format::count;
 use crate::output::{Colour, Screen, TextTable, number, text};
 use crate::source::AnswerSource;
-
-/// The label of a node's instance type.
-const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 
 /// The pods of one document.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,7 +38,7 @@ pub(crate) async fn run(
     screen: &Screen,
     output: &OutputArgs,
     question: &Question,
-) -> Result<CommandVerdict, CommandFailure> {
+) -> CommandResult {
     let manifest = Manifest::parse(&read(&question.filename)?)?;
     // A manifest usually has Services and ConfigMaps beside its workloads.
     if !manifest.others.is_empty() && !manifest.pods.is_empty() {
@@ -69,35 +66,20 @@ pub(crate) async fn run(
         // Each document is asked about for itself: together they would compete for the same room.
         answers.push((pods.of, source.fit(&request).await?));
     }
-    match output.output {
-        format @ (Format::Json | Format::Yaml) => {
-            let mut all = Vec::new();
-            for (_, answer) in &answers {
-                all.push(answer);
-            }
-            screen.print_as(format, &all)?;
-        }
-        Format::Name => {
-            let mut names = String::new();
-            for (_, answer) in &answers {
-                for placement in &answer.placements {
-                    names += &format!("node/{}\n", placement.node);
-                }
-            }
-            screen.print(&names)?;
-        }
-        _ => {
-            let mut texts = Vec::new();
-            for (of, answer) in &answers {
-                texts.push(render(of, answer, screen));
-            }
-            screen.print(&texts.join("\n"))?;
-        }
-    }
-    let all_fit = answers
+    let all: Vec<&FitAnswer> = answers.iter().map(|(_, answer)| answer).collect();
+    let placements = all.iter().flat_map(|answer| &answer.placements);
+    let names = placements.map(|placement| format!("node/{}", placement.node));
+    screen.show(output.output, &all, names, |_| {
+        let texts: Vec<String> = answers
+            .iter()
+            .map(|(of, answer)| render(of, answer, screen))
+            .collect();
+        texts.join("\n")
+    })?;
+    let all_fit = all
         .iter()
-        .all(|(_, answer)| answer.invalid.is_none() && answer.fitting == answer.replicas);
-    Ok(CommandVerdict::of(all_fit))
+        .all(|answer| answer.invalid.is_none() && answer.fitting == answer.replicas);
+    Ok(code_of_answer(all_fit))
 }
 
 fn read(path: &Path) -> Result<String, CommandFailure> {
@@ -125,7 +107,7 @@ async fn added_nodes(
         let mut candidates = vec![kind.clone()];
         if !is_shared(kind, &state) {
             let selector = format!("{INSTANCE_TYPE}={kind}");
-            for node in connection.list::<Node>("nodes", Some(&selector)).await? {
+            for node in connection.list::<Node>(None, Some(&selector)).await? {
                 candidates.extend(node.metadata.name);
             }
         }
@@ -175,19 +157,17 @@ impl Manifest {
         let of = format!("{}/{}", or_unknown(kind), or_unknown(name(document)));
         let template = match kind {
             "Pod" => Some(document),
+            // The template is a level deeper than in a Job.
             "CronJob" => document.pointer("/spec/jobTemplate/spec/template"),
             // Every workload of Kubernetes, and most of others, have their pods here.
             _ => document.pointer("/spec/template"),
         };
-        let Some(template) = template else {
+        // A template without containers is one of something else.
+        let Some(template) = template.filter(|template| template.pointer("/spec/containers").is_some())
+        else {
             self.others.push(format!("document {number} ({of})"));
             return Ok(());
         };
-        // A template without containers is one of something else.
-        if template.pointer("/spec/containers").is_none() {
-            self.others.push(format!("document {number} ({of})"));
-            return Ok(());
-        }
         let pod = serde_json::from_value(template.clone())
             .map_err(|error| CommandFailure::Input(format!("document {number} ({of}): {error}")))?;
         let replicas = [
@@ -200,6 +180,7 @@ impl Manifest {
         self.pods.push(ManifestPods {
             of,
             pod,
+            // A StatefulSet without the field has one pod, and a DaemonSet one on each node, of which one is tried.
             replicas: replicas.map_or(1, |n| u32::try_from(n).unwrap_or(MAX_REPLICAS)),
         });
         Ok(())

@@ -1,4 +1,4 @@
-//! Following the scheduler's changes: a lost connection is opened again, and resumes after the last event.
+//! The changes of the cluster, for `-w`: a lost connection to the scheduler is opened again, and resumes after the last event.
 
 use std::time::Duration;
 
@@ -14,23 +14,23 @@ use crate::source::AnswerSource;
 /// The pause before a lost connection is opened again.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// A change of the cluster.
+/// A change of the cluster, as one event of the read API reports it.
 pub(crate) enum ClusterChange {
     /// The new state of a node.
     Node(Box<Node>),
-    /// All pods that wait now.
+    /// All pods that wait for a node now.
     Pending(Vec<PendingPod>),
-    /// The whole state, as another process answers that does not know what this client has seen.
+    /// The whole state: another replica answers now, and does not know which events this client has seen.
     State(Box<State>),
 }
 
-/// Follows changes until the command ends.
+/// The changes since a state, until the command ends.
 pub(crate) struct ChangeFeed<'a> {
     connection: &'a ClusterConnection,
     screen: &'a Screen,
     api: ReadApiClient,
     events: Option<Events>,
-    /// The ID of the last event.
+    /// The ID of the last event that this client has.
     last: String,
 }
 
@@ -56,7 +56,7 @@ impl<'a> ChangeFeed<'a> {
         }
     }
 
-    /// The next change, as soon as there is one.
+    /// Waits for the next change.
     pub(crate) async fn next(&mut self) -> Result<ClusterChange, CommandFailure> {
         loop {
             match self.next_event().await {
@@ -65,10 +65,11 @@ impl<'a> ChangeFeed<'a> {
                     "pending" => return Ok(ClusterChange::Pending(parse(&event.data))),
                     // IDs are those of one process: after a change of leader they mean nothing.
                     "reset" => {
-                        if let Some(state) = self.read_again().await? {
+                        if let Some(state) = self.read_state().await? {
                             return Ok(ClusterChange::State(Box::new(state)));
                         }
                     }
+                    // Sums, which the tables compute, and nodes that are gone, which have no row to show again.
                     _ => {}
                 },
                 Err(failure) if failure.is_passing() => {
@@ -85,7 +86,7 @@ impl<'a> ChangeFeed<'a> {
         let events = match &mut self.events {
             Some(events) => events,
             // The ID of the last event makes the server send what was missed meanwhile.
-            None => self.events.insert(self.api.follow(&self.last).await?),
+            None => self.events.insert(self.api.events_after(&self.last).await?),
         };
         let event = events.next().await?;
         if let Some(id) = &event.id {
@@ -94,8 +95,8 @@ impl<'a> ChangeFeed<'a> {
         Ok(event)
     }
 
-    /// The state that another process shows; `None` while it has not seen every object yet and sends the same reset again.
-    async fn read_again(&mut self) -> Result<Option<State>, CommandFailure> {
+    /// Reads the state of the replica that has reset the stream; `None` while the replica has not listed every object yet.
+    async fn read_state(&mut self) -> Result<Option<State>, CommandFailure> {
         self.connect_again().await?;
         match self.api.get::<State>("state").await {
             Ok(state) => {
@@ -110,7 +111,7 @@ impl<'a> ChangeFeed<'a> {
         }
     }
 
-    /// Connects as soon as a replica is ready.
+    /// Connects again, as soon as some replica is ready.
     async fn connect_again(&mut self) -> Result<(), CommandFailure> {
         // The old stream belongs to a connection that is gone.
         self.events = None;

@@ -4,12 +4,12 @@ use proto::read_api::Gpu;
 
 use crate::output::{Cell, Colour, Screen};
 
-/// Columns of a bar.
+/// Width of a bar between its brackets, in columns.
 pub(crate) const BAR: usize = 20;
-/// The colours of pods on a bar, in turn.
+/// The colours of the pods on a bar, which repeat.
 const PODS: [Colour; 4] = [Colour::Blue, Colour::Cyan, Colour::Magenta, Colour::Green];
 
-/// Memory in GiB, in MiB below one, in TiB from one on.
+/// An amount of memory in MiB, GiB or TiB, with one digit after the point.
 #[expect(clippy::cast_precision_loss, reason = "one digit is shown, to people")]
 pub(crate) fn memory(bytes: u64) -> String {
     if bytes == 0 {
@@ -55,7 +55,7 @@ pub(crate) fn bar(gpu: &Gpu, screen: &Screen) -> Cell {
     let (mut at, mut held) = (0, 0_u64);
     for (number, holder) in gpu.holders.iter().enumerate() {
         held = held.saturating_add(holder.memory);
-        // The smallest share is one column, if there is one left.
+        // A pod whose share rounds to nothing still gets a column, as long as there are any.
         let end = end_of(held).max((at + 1).min(BAR));
         let piece = pieces.get(number % pieces.len()).copied().unwrap_or_default();
         let colour = PODS.get(number % PODS.len()).copied().unwrap_or(Colour::Blue);

@@ -34,7 +34,7 @@ use clap::{CommandFactory, Parser};
 
 use args::{Args, Command, Migrate, Top};
 use connection::ClusterConnection;
-use failure::{CommandFailure, CommandVerdict};
+use failure::{CommandFailure, CommandResult};
 use output::Screen;
 
 /// Runs the command of this process's arguments; the exit code is 0 for success or yes, 1 for a failure, and 2 for no.
@@ -54,7 +54,7 @@ pub async fn run() -> ExitCode {
         _ = tokio::signal::ctrl_c() => return ExitCode::from(130),
     };
     match done {
-        Ok(verdict) => ExitCode::from(verdict.code()),
+        Ok(code) => code,
         Err(CommandFailure::ClosedPipe) => ExitCode::SUCCESS,
         Err(failure) => {
             screen.complain(&format!("error: {failure}"));
@@ -63,17 +63,18 @@ pub async fn run() -> ExitCode {
     }
 }
 
-async fn execute(args: Args, screen: &Screen) -> Result<CommandVerdict, CommandFailure> {
+async fn execute(args: Args, screen: &Screen) -> CommandResult {
     let Args {
         connection,
         output,
         command,
     } = args;
+    // The only command that needs no cluster, nor a kubeconfig.
     if let Command::Completion { shell } = command {
         let mut script = Vec::new();
         clap_complete::generate(shell, &mut Args::command(), "kubectl-gpushare", &mut script);
         screen.print(&String::from_utf8_lossy(&script))?;
-        return Ok(CommandVerdict::Yes);
+        return Ok(ExitCode::SUCCESS);
     }
     let connection = ClusterConnection::new(connection).await?;
     match command {
@@ -95,6 +96,6 @@ async fn execute(args: Args, screen: &Screen) -> Result<CommandVerdict, CommandF
         Command::AutoscalerHints { node } => {
             migrate::autoscaler_hints(&connection, screen, &output, &node).await
         }
-        Command::Completion { .. } => Ok(CommandVerdict::Yes),
+        Command::Completion { .. } => Ok(ExitCode::SUCCESS),
     }
 }

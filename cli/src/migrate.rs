@@ -1,17 +1,17 @@
 //! `migrate status` and `autoscaler-hints`: the place of each node on its way from another plugin, and the resources and labels that
 //! autoscalers need for nodes like one of the cluster.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::ExitCode;
 
-use proto::read_api::Node;
 use proto::resource::{GPU, GPU_CORE, GPU_COUNT, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::args::{Format, OutputArgs};
+use crate::args::OutputArgs;
 use crate::connection::ClusterConnection;
-use crate::failure::{CommandFailure, CommandVerdict};
-use crate::fields::{NODE_LABEL, label, name};
+use crate::failure::{CommandFailure, CommandResult};
+use crate::fields::{INSTANCE_TYPE, NODE_LABEL, label, name};
 use crate::output::{Screen, TextTable, number, text};
 use crate::source::AnswerSource;
 
@@ -28,8 +28,6 @@ const RESOURCES: [&str; 8] = [
     GPU,
     NVIDIA_GPU,
 ];
-/// The label by which a cloud provider names the kind of machine.
-const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 /// The labels of a node by which pods choose GPUs.
 const LABELS: [&str; 3] = [
     NODE_LABEL,
@@ -55,68 +53,55 @@ pub(crate) async fn status(
     connection: &ClusterConnection,
     screen: &Screen,
     output: &OutputArgs,
-) -> Result<CommandVerdict, CommandFailure> {
+) -> CommandResult {
     let nodes = connection.list_json("/api/v1/nodes").await?;
     let state = AnswerSource::open(connection, screen).await?.state(false).await?;
-    let shown_nodes: BTreeMap<&str, &Node> = state
-        .nodes
-        .iter()
-        .map(|node| (node.name.as_str(), node))
-        .collect();
+    let mut pods_on: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for node in &state.nodes {
+        // A set, because a pod on several GPUs holds a part of each.
+        let pods = pods_on.entry(&node.name).or_default();
+        for holder in node.gpus.iter().flat_map(|gpu| &gpu.holders) {
+            pods.insert(&holder.uid);
+        }
+    }
     let mut steps = Vec::new();
     for node in &nodes {
-        let holders = shown_nodes
-            .get(name(node))
-            .into_iter()
-            .flat_map(|node| &node.gpus)
-            .flat_map(|gpu| &gpu.holders);
-        let mut uids: Vec<&str> = holders.map(|holder| holder.uid.as_str()).collect();
-        // A pod on several GPUs holds a part of each.
-        uids.sort_unstable();
-        uids.dedup();
-        if let Some(step) = step(node, uids.len()) {
-            steps.push(step);
-        }
+        let n_pods = pods_on.get(name(node)).map_or(0, BTreeSet::len);
+        steps.extend(step(node, n_pods));
     }
-    match output.output {
-        format @ (Format::Json | Format::Yaml) => screen.print_as(format, &steps)?,
-        Format::Name => {
-            let names: Vec<String> = steps.iter().map(|step| format!("node/{}\n", step.node)).collect();
-            screen.print(&names.concat())?;
-        }
-        _ if steps.is_empty() => {
-            screen.print("No node has GPUs that gpushare or another plugin serves.\n")?;
-        }
-        _ => {
-            let mut table = TextTable::new([
-                text("NODE", 0),
-                text("STAGE", 0),
-                number("PODS", 2),
-                text("NEXT STEP", 1),
-            ]);
-            for step in &steps {
-                table.push([
-                    step.node.as_str().into(),
-                    step.stage.into(),
-                    step.pods.to_string().into(),
-                    step.next.into(),
-                ]);
-            }
-            screen.print(&table.render(screen))?;
-        }
+    let names = steps.iter().map(|step| format!("node/{}", step.node));
+    screen.show(output.output, &steps, names, |_| render_steps(&steps, screen))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn render_steps(steps: &[Step], screen: &Screen) -> String {
+    if steps.is_empty() {
+        return "No node has GPUs that gpushare or another plugin serves.\n".to_owned();
     }
-    Ok(CommandVerdict::Yes)
+    let mut table = TextTable::new([
+        text("NODE", 0),
+        text("STAGE", 0),
+        number("PODS", 2),
+        text("NEXT STEP", 1),
+    ]);
+    for step in steps {
+        table.push([
+            step.node.as_str().into(),
+            step.stage.into(),
+            step.pods.to_string().into(),
+            step.next.into(),
+        ]);
+    }
+    table.render(screen)
 }
 
 /// The stage of a node with this number of pods on its GPUs; `None` for a node without GPUs.
 fn step(node: &Value, pods: usize) -> Option<Step> {
+    let capacity = node.pointer("/status/capacity").unwrap_or(&Value::Null);
     let has = |resource: &str| {
-        let capacity = node
-            .pointer("/status/capacity")
-            .and_then(|capacity| capacity.get(resource));
-        capacity
-            .and_then(Value::as_str)
-            .is_some_and(|amount| amount != "0")
+        let amount = capacity.get(resource).and_then(Value::as_str);
+        // kubelet leaves a resource whose plugin has gone in place, with the capacity 0.
+        amount.is_some_and(|amount| amount != "0")
     };
     let label = label(node, NODE_LABEL);
     let is_labelled = label == "true";
@@ -162,7 +147,7 @@ pub(crate) async fn autoscaler_hints(
     screen: &Screen,
     output: &OutputArgs,
     name: &str,
-) -> Result<CommandVerdict, CommandFailure> {
+) -> CommandResult {
     let node = connection
         .get(&format!("read node {name}"), &format!("/api/v1/nodes/{name}"))
         .await?;
@@ -189,24 +174,24 @@ pub(crate) async fn autoscaler_hints(
         )));
     }
     let hints = json!({"resources": resources, "labels": labels});
-    if let format @ (Format::Json | Format::Yaml) = output.output {
-        screen.print_as(format, &hints)?;
-    } else {
-        let instance_type = match label(&node, INSTANCE_TYPE) {
-            "" => "TYPE",
-            name => name,
-        };
-        screen.print(&render(&resources, &labels, instance_type))?;
-    }
-    Ok(CommandVerdict::Yes)
+    let instance_type = match label(&node, INSTANCE_TYPE) {
+        "" => "TYPE",
+        name => name,
+    };
+    let shown_name = format!("node/{name}");
+    screen.show(output.output, &hints, [shown_name], |_| {
+        render(&resources, &labels, instance_type)
+    })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn picked(node: &Value, pointer: &str, keys: &[&str]) -> Amounts {
-    let values = node.pointer(pointer);
-    let pairs = keys
-        .iter()
-        .filter_map(|key| Some((key.to_string(), values?.get(key)?.as_str()?.to_owned())));
-    pairs.collect()
+    let mut picked = Amounts::new();
+    for key in keys {
+        let value = node.pointer(pointer).and_then(|values| values.get(key)?.as_str());
+        picked.extend(value.map(|value| ((*key).to_owned(), value.to_owned())));
+    }
+    picked
 }
 
 /// What each autoscaler reads, in its own form. Checked against Cluster Autoscaler 1.36, its provider for Cluster API, and Karpenter
@@ -226,6 +211,7 @@ fn render(resources: &Amounts, labels: &Amounts, instance_type: &str) -> String 
         let name = name.replace('/', "_");
         text += &format!("k8s.io_cluster-autoscaler_node-template_resources_{name}: \"{value}\"\n");
     }
+    // Cluster Autoscaler decodes ~2 in labels alone.
     for (name, value) in labels {
         let name = name.replace('_', "~2").replace('/', "_");
         text += &format!("k8s.io_cluster-autoscaler_node-template_label_{name}: \"{value}\"\n");

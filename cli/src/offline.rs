@@ -12,37 +12,32 @@ use scheduler::watch::ObjectStore;
 use crate::connection::ClusterConnection;
 use crate::failure::CommandFailure;
 
-/// The lifetime of hints, of which an index without requests has none.
+/// The lifetime of hints. An index that answers no filter requests has none, so that any value does.
 const NO_HINTS: Duration = Duration::from_secs(1);
 
-/// Reads all nodes, Device objects and pods into an index.
+/// Reads all nodes, Device objects and pods of the cluster into an index.
 pub(crate) async fn index(connection: &ClusterConnection) -> Result<Shared<Index>, CommandFailure> {
     // The three lists are of slightly different times, as they are for the watches of the scheduler at its start.
     let (nodes, devices, pods) = tokio::join!(
-        connection.list::<Node>("nodes", None),
-        connection.list::<RawDevice>("devices.scheduling.koordinator.sh", None),
-        connection.list::<Pod>("pods", None),
+        connection.list::<Node>(None, None),
+        // A cluster of the old plugin alone does not know the kind, and so lists none.
+        connection.list::<RawDevice>(None, None),
+        connection.list::<Pod>(None, None),
     );
-    let nodes = nodes?;
-    // A cluster of the old plugin alone has no Device objects.
-    let devices = match devices {
-        Err(CommandFailure::Api { .. }) => Vec::new(),
-        devices => devices?,
-    };
-    Ok(index_of(nodes, devices, pods?))
+    Ok(index_of(nodes?, devices?, pods?))
 }
 
 /// An index of these objects.
 pub(crate) fn index_of(nodes: Vec<Node>, devices: Vec<RawDevice>, pods: Vec<Pod>) -> Shared<Index> {
     // The flags of the scheduler are not known here; its defaults decide order, not room.
     let mut index = Index::new(ResourceNames::default(), Policies::default(), NO_HINTS);
-    fill(&mut index, nodes);
-    fill(&mut index, devices);
-    fill(&mut index, pods);
+    add_all(&mut index, nodes);
+    add_all(&mut index, devices);
+    add_all(&mut index, pods);
     Shared::new(index)
 }
 
-fn fill<K>(index: &mut Index, objects: Vec<K>)
+fn add_all<K>(index: &mut Index, objects: Vec<K>)
 where
     Index: ObjectStore<K>,
 {

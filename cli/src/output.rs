@@ -13,9 +13,11 @@ use crate::failure::CommandFailure;
 pub(crate) struct Screen {
     /// Columns; `None` if the output is no terminal, where lines may have any length.
     pub(crate) width: Option<usize>,
+    /// True if texts may be painted: on a terminal that is not dumb, unless the user forbids it.
     pub(crate) has_colour: bool,
     /// False where the locale may not show block characters.
     pub(crate) has_blocks: bool,
+    /// False with `--no-headers`.
     pub(crate) has_headers: bool,
 }
 
@@ -34,10 +36,19 @@ pub(crate) enum Colour {
 impl Screen {
     /// The screen of this process.
     pub(crate) fn of_process(no_headers: bool) -> Self {
-        let is_terminal = io::stdout().is_terminal();
+        let (_, columns) = Term::stdout().size();
+        // A pipe has no width: nothing is left out there.
+        let width = io::stdout().is_terminal().then_some(columns.into());
+        Self {
+            has_headers: !no_headers,
+            ..Self::new(width, |name| std::env::var(name).unwrap_or_default())
+        }
+    }
+
+    /// The screen of a terminal with this width, or of a pipe, in an environment in which unset variables are empty.
+    fn new(width: Option<usize>, variable: impl Fn(&str) -> String) -> Self {
         // By no-color.org an empty variable does not count.
-        let has_no_color = !variable("NO_COLOR").is_empty();
-        let is_dumb = variable("TERM") == "dumb";
+        let may_colour = variable("NO_COLOR").is_empty() && variable("TERM") != "dumb";
         let mut locale = String::new();
         // POSIX: the first that is set decides.
         for name in ["LC_ALL", "LC_CTYPE", "LANG"] {
@@ -45,13 +56,11 @@ impl Screen {
                 locale = variable(name).to_ascii_lowercase();
             }
         }
-        let (_, columns) = Term::stdout().size();
         Self {
-            // A pipe has no width: nothing is left out there.
-            width: is_terminal.then_some(columns.into()),
-            has_colour: is_terminal && !has_no_color && !is_dumb,
+            width,
+            has_colour: width.is_some() && may_colour,
             has_blocks: locale.contains("utf-8") || locale.contains("utf8"),
-            has_headers: !no_headers,
+            has_headers: true,
         }
     }
 
@@ -85,30 +94,33 @@ impl Screen {
         let _ = writeln!(io::stderr(), "{line}");
     }
 
-    /// Writes an answer as JSON or YAML.
-    pub(crate) fn print_as(&self, format: Format, answer: &impl Serialize) -> Result<(), CommandFailure> {
-        let text = if format == Format::Yaml {
-            serde_yaml_ng::to_string(answer).map_err(CommandFailure::input)?
-        } else {
-            serde_json::to_string_pretty(answer).map_err(CommandFailure::input)? + "\n"
+    /// Writes an answer in the form of `-o`: the answer itself as JSON or YAML, its names line by line, or a text. `text` is called
+    /// with true for `wide`.
+    pub(crate) fn show(
+        &self,
+        format: Format,
+        answer: &impl Serialize,
+        names: impl IntoIterator<Item = String>,
+        text: impl FnOnce(bool) -> String,
+    ) -> Result<(), CommandFailure> {
+        let shown = match format {
+            Format::Yaml => serde_yaml_ng::to_string(answer).map_err(CommandFailure::input)?,
+            Format::Json => serde_json::to_string_pretty(answer).map_err(CommandFailure::input)? + "\n",
+            Format::Name => names.into_iter().map(|name| name + "\n").collect(),
+            Format::Table | Format::Wide => text(format == Format::Wide),
         };
-        self.print(&text)
+        self.print(&shown)
     }
 }
 
-/// A variable of the environment; empty if it is not set.
-fn variable(name: &str) -> String {
-    std::env::var(name).unwrap_or_default()
-}
-
-/// A table of left-aligned columns, which leaves columns out where it is too wide.
+/// A table of text, which leaves columns out where it is wider than the screen.
 #[derive(Debug)]
 pub(crate) struct TextTable {
     columns: Vec<Column>,
     rows: Vec<Vec<Cell>>,
 }
 
-/// One column.
+/// One column of a table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Column {
     pub(crate) name: &'static str,
@@ -117,7 +129,7 @@ pub(crate) struct Column {
     pub(crate) is_number: bool,
 }
 
-/// One cell.
+/// One cell of a table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cell {
     text: String,
@@ -290,6 +302,36 @@ mod tests {
             "NODE      FREE   HEALTH\nn1     7.5 GiB   ok\n"
         );
         assert_eq!(table.render(&screen(5)), "NODE\nn1\n");
+    }
+
+    #[test]
+    fn a_table_without_headers_has_only_rows() {
+        let mut table = TextTable::new([text("NODE", 0), number("FREE", 1)]);
+        table.push([Cell::from("n1"), "7.5 GiB".into()]);
+        let without = Screen {
+            has_headers: false,
+            ..screen(80)
+        };
+        assert_eq!(table.render(&without), "n1   7.5 GiB\n");
+    }
+
+    #[test]
+    fn the_environment_decides_on_colours_and_blocks() {
+        let screen = |width, variables: &[(&str, &str)]| {
+            let value = |name: &str| variables.iter().find(|(key, _)| *key == name);
+            let screen = Screen::new(width, |name| value(name).map_or("", |(_, text)| text).to_owned());
+            (screen.has_colour, screen.has_blocks)
+        };
+        let terminal = Some(80);
+        assert_eq!(screen(terminal, &[("LANG", "en_US.UTF-8")]), (true, true));
+        assert_eq!(screen(None, &[("LANG", "C.utf8")]), (false, true));
+        assert_eq!(screen(terminal, &[("NO_COLOR", "1")]), (false, false));
+        assert_eq!(screen(terminal, &[("NO_COLOR", "")]), (true, false));
+        assert_eq!(screen(terminal, &[("TERM", "dumb")]), (false, false));
+        assert_eq!(
+            screen(terminal, &[("LC_ALL", "C"), ("LANG", "en_US.UTF-8")]),
+            (true, false)
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `top pods`: a row for each pod that holds a share of a GPU, or waits for one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::ExitCode;
 
 use k8s_openapi::api::core::v1::Pod;
 use proto::read_api::State;
@@ -8,7 +9,7 @@ use serde::Serialize;
 
 use crate::args::{Format, OutputArgs, WhichPods};
 use crate::connection::ClusterConnection;
-use crate::failure::{CommandFailure, CommandVerdict};
+use crate::failure::{CommandFailure, CommandResult};
 use crate::follow::{ChangeFeed, ClusterChange};
 use crate::format::memory;
 use crate::output::{Cell, Colour, Screen, TextTable, number, text};
@@ -43,7 +44,7 @@ pub(crate) async fn run(
     output: &OutputArgs,
     which: &WhichPods,
     watch: bool,
-) -> Result<CommandVerdict, CommandFailure> {
+) -> CommandResult {
     let mut source = AnswerSource::open(connection, screen).await?;
     // Events do not show the memory in use, and every row of one command has the same columns.
     let state = source.state(!watch).await?;
@@ -64,8 +65,12 @@ pub(crate) async fn run(
                 .to_owned(),
         ));
     }
-    show(&rows, screen, output, which)?;
-    if rows.is_empty() && matches!(output.output, Format::Table | Format::Wide) {
+    let is_table = matches!(output.output, Format::Table | Format::Wide);
+    // A line of column names alone would hide that there is nothing.
+    if !(is_table && rows.is_empty()) {
+        show(&rows, screen, output, which)?;
+    }
+    if is_table && rows.is_empty() {
         let place = if which.all_namespaces {
             "the cluster".to_owned()
         } else {
@@ -73,11 +78,11 @@ pub(crate) async fn run(
         };
         screen.complain(&format!("No pod asks for a share of a GPU in {place}."));
     }
-    if matches!(output.output, Format::Table | Format::Wide) && screen.has_headers {
+    if is_table && screen.has_headers {
         screen.print(&unknown_use(&state))?;
     }
     if !watch {
-        return Ok(CommandVerdict::Yes);
+        return Ok(ExitCode::SUCCESS);
     }
     let changes = ChangeFeed::after(&state, source, connection, screen)?;
     follow(changes, screen, output, &mut selection, rows).await
@@ -90,7 +95,7 @@ async fn follow(
     output: &OutputArgs,
     selection: &mut PodSelection<'_>,
     rows: Vec<PodRow>,
-) -> Result<CommandVerdict, CommandFailure> {
+) -> CommandResult {
     let without_headers = Screen {
         has_headers: false,
         ..*screen
@@ -101,6 +106,7 @@ async fn follow(
     }
     loop {
         let part = match changes.next().await? {
+            // A part of a state has the form of a whole one, so that the same code makes rows of both.
             ClusterChange::Node(node) => State {
                 nodes: vec![*node],
                 ..State::default()
@@ -130,21 +136,10 @@ fn show(
     output: &OutputArgs,
     which: &WhichPods,
 ) -> Result<(), CommandFailure> {
-    match output.output {
-        format @ (Format::Json | Format::Yaml) => screen.print_as(format, &rows),
-        Format::Name => {
-            let mut names = String::new();
-            for row in rows {
-                names += &format!("pod/{}\n", row.name);
-            }
-            screen.print(&names)
-        }
-        _ if rows.is_empty() => Ok(()),
-        format => {
-            let table = table(rows, which.all_namespaces, format == Format::Wide);
-            screen.print(&table.render(screen))
-        }
-    }
+    let names = rows.iter().map(|row| format!("pod/{}", row.name));
+    screen.show(output.output, &rows, names, |is_wide| {
+        table(rows, which.all_namespaces, is_wide).render(screen)
+    })
 }
 
 /// The pods in question.
@@ -198,13 +193,8 @@ async fn selected_pods(
     selector: &str,
     all: bool,
 ) -> Result<BTreeSet<String>, CommandFailure> {
-    let pods: Vec<Pod> = if all {
-        connection.list("pods", Some(selector)).await?
-    } else {
-        connection
-            .list_in(&connection.namespace, "pods", Some(selector))
-            .await?
-    };
+    let namespace = (!all).then_some(connection.namespace.as_str());
+    let pods: Vec<Pod> = connection.list(namespace, Some(selector)).await?;
     Ok(pods.into_iter().filter_map(|pod| pod.metadata.uid).collect())
 }
 

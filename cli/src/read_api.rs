@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 use http::{Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Collected, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, with_sources};
 
-/// The label of the scheduler's pods.
+/// The label selector of the scheduler's pods.
 pub(crate) const SCHEDULER: &str = "app.kubernetes.io/name=gpushare-scheduler";
 /// The label of the leader's pod.
 const LEADER: &str = "gpushare/leader";
@@ -27,7 +27,7 @@ const LEADER: &str = "gpushare/leader";
 #[derive(Debug)]
 pub(crate) struct ReadApiClient {
     sender: SendRequest<Full<Bytes>>,
-    /// The pod or address, for people.
+    /// The pod or address, for messages.
     at: String,
 }
 
@@ -36,8 +36,11 @@ impl ReadApiClient {
     pub(crate) async fn connect(connection: &ClusterConnection) -> Result<Self, CommandFailure> {
         if let Some(address) = &connection.args.read_api {
             return match TcpStream::connect(address).await {
-                Ok(stream) => Self::over(stream, address.clone()).await,
-                Err(error) => Err(no_read_api(address, &error)),
+                Ok(stream) => Self::handshake(stream, address.clone()).await,
+                Err(error) => {
+                    let hint = "Correct --read-api, or leave it out to forward a port to the scheduler";
+                    Err(no_read_api(address, &format!("{error}. {hint}")))
+                }
             };
         }
         let pod = pod_to_ask(connection).await?;
@@ -55,10 +58,11 @@ impl ReadApiClient {
         let (stream, forwarded) = forward_port(connection, namespace, pod, port).await?;
         // The forwarding ends with the process.
         tokio::spawn(forwarded.join());
-        Self::over(stream, at).await
+        Self::handshake(stream, at).await
     }
 
-    async fn over(
+    /// Speaks HTTP over a stream to a pod or an address.
+    async fn handshake(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         at: String,
     ) -> Result<Self, CommandFailure> {
@@ -68,10 +72,7 @@ impl ReadApiClient {
                 tokio::spawn(connection);
                 Ok(Self { sender, at })
             }
-            Err(error) => Err(CommandFailure::NoReadApi {
-                at,
-                reason: with_sources(&error),
-            }),
+            Err(error) => Err(no_read_api(&at, &with_sources(&error))),
         }
     }
 
@@ -92,8 +93,8 @@ impl ReadApiClient {
         self.parse(response).await
     }
 
-    /// The events after the one with this ID.
-    pub(crate) async fn follow(&mut self, last: &str) -> Result<Events, CommandFailure> {
+    /// The stream of events after the one with this ID.
+    pub(crate) async fn events_after(&mut self, last: &str) -> Result<Events, CommandFailure> {
         let response = self
             .send(Method::GET, "changes", Bytes::new(), Some(last))
             .await?;
@@ -104,6 +105,7 @@ impl ReadApiClient {
         })
     }
 
+    /// Sends a request; `last` is the ID of the last event that the client has.
     async fn send(
         &mut self,
         method: Method,
@@ -130,28 +132,21 @@ impl ReadApiClient {
             return Ok(response);
         }
         let status = response.status();
-        let text = response
-            .into_body()
-            .collect()
-            .await
-            .map(http_body_util::Collected::to_bytes);
-        let text = String::from_utf8_lossy(&text.unwrap_or_default())
-            .trim()
-            .to_owned();
+        let body = response.into_body().collect().await;
+        let body = body.map(Collected::to_bytes).unwrap_or_default();
+        let text = String::from_utf8_lossy(&body).trim().to_owned();
         // The read API explains each refusal; a path that it does not have gets an empty answer.
         Err(match status {
             StatusCode::NOT_FOUND if text.is_empty() => CommandFailure::OldScheduler {
                 at: self.at.clone(),
                 reason: "it does not know the path".to_owned(),
             },
-            StatusCode::SERVICE_UNAVAILABLE => CommandFailure::NoReadApi {
-                at: self.at.clone(),
-                reason: text,
-            },
+            StatusCode::SERVICE_UNAVAILABLE => no_read_api(&self.at, &text),
             _ => CommandFailure::Refused(text),
         })
     }
 
+    /// Reads the JSON of a response.
     async fn parse<T: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<T, CommandFailure> {
         let body = response
             .into_body()
@@ -165,13 +160,9 @@ impl ReadApiClient {
     }
 
     fn unreachable(&self, error: &hyper::Error) -> CommandFailure {
-        CommandFailure::NoReadApi {
-            at: self.at.clone(),
-            reason: format!(
-                "{}. Is the scheduler older, or started without --read-listen?",
-                with_sources(error)
-            ),
-        }
+        let reason = with_sources(error);
+        let hint = "Is the scheduler older, or started without --read-listen?";
+        no_read_api(&self.at, &format!("{reason}. {hint}"))
     }
 }
 
@@ -186,9 +177,8 @@ fn no_read_api(at: &str, reason: &impl ToString) -> CommandFailure {
 /// The name of the scheduler's pod to ask: a ready one, the leader's if it is ready.
 pub(crate) async fn pod_to_ask(connection: &ClusterConnection) -> Result<String, CommandFailure> {
     let namespace = &connection.args.gpushare_namespace;
-    let what = format!("pods of namespace {namespace}");
-    let pods: Vec<Pod> = connection.list_in(namespace, &what, Some(SCHEDULER)).await?;
-    best(pods).ok_or_else(|| {
+    let pods: Vec<Pod> = connection.list(Some(namespace), Some(SCHEDULER)).await?;
+    best_pod(pods).ok_or_else(|| {
         let reason = format!(
             "no ready pod has the label {SCHEDULER}; is gpushare in another namespace (--gpushare-namespace)?"
         );
@@ -214,8 +204,8 @@ pub(crate) async fn forward_port(
     Ok((stream, forwarded))
 }
 
-/// The name of the pod to ask: a ready one, the leader's first.
-fn best(pods: Vec<Pod>) -> Option<String> {
+/// The name of the ready pod to ask: the leader's, or any other if the leader's is not ready.
+fn best_pod(pods: Vec<Pod>) -> Option<String> {
     let mut best = None;
     for pod in pods.into_iter().filter(is_ready) {
         let labels = pod.metadata.labels.unwrap_or_default();
@@ -236,7 +226,7 @@ pub(crate) fn is_ready(pod: &Pod) -> bool {
         && conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Server-sent events.
+/// A stream of server-sent events.
 #[derive(Debug)]
 pub(crate) struct Events {
     body: Incoming,
@@ -244,7 +234,7 @@ pub(crate) struct Events {
     at: String,
 }
 
-/// One event.
+/// One server-sent event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StreamEvent {
     pub(crate) name: String,

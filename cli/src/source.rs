@@ -12,9 +12,9 @@ use crate::read_api::ReadApiClient;
 
 /// Answers questions about the cluster.
 pub(crate) enum AnswerSource {
-    /// The scheduler.
+    /// The scheduler's read API.
     Scheduler(ReadApiClient),
-    /// The objects, as the scheduler's library understands them.
+    /// The objects of the API server, in the scheduler's own cache.
     Objects(Shared<Index>),
 }
 
@@ -28,6 +28,7 @@ impl AnswerSource {
             return offline::index(connection).await.map(Self::Objects);
         }
         let refused = match ReadApiClient::connect(connection).await {
+            // `doctor` answers before the replica is ready, and a forwarded port accepts connections that lead nowhere.
             Ok(mut api) => match api.get::<serde_json::Value>("doctor").await {
                 Ok(_) => return Ok(Self::Scheduler(api)),
                 Err(refused) => refused,
@@ -48,7 +49,7 @@ impl AnswerSource {
         offline::index(connection).await.map(Self::Objects)
     }
 
-    /// The state of the cluster; with the memory in use, if it is asked for and the device plugins measure it.
+    /// The state of the cluster. With `asks_use` the scheduler adds the memory in use, where device plugins measure it.
     pub(crate) async fn state(&mut self, asks_use: bool) -> Result<State, CommandFailure> {
         match self {
             Self::Scheduler(api) => api.get(if asks_use { "state?use=true" } else { "state" }).await,

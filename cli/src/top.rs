@@ -1,13 +1,14 @@
 //! `top`: a row for each GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::ExitCode;
 
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use proto::read_api::{Gpu, Node, State, Totals};
 
-use crate::args::{Format, OutputArgs};
+use crate::args::OutputArgs;
 use crate::connection::ClusterConnection;
-use crate::failure::{CommandFailure, CommandVerdict};
+use crate::failure::{CommandFailure, CommandResult};
 use crate::follow::{ChangeFeed, ClusterChange};
 use crate::format::{bar, count, memory, percent};
 use crate::output::{Cell, Colour, Column, Screen, TextTable, number, text};
@@ -20,7 +21,7 @@ pub(crate) async fn run(
     output: &OutputArgs,
     watch: bool,
     selector: Option<String>,
-) -> Result<CommandVerdict, CommandFailure> {
+) -> CommandResult {
     let mut source = AnswerSource::open(connection, screen).await?;
     // Events do not show the memory in use, and every row of one command has the same columns.
     let mut state = source.state(!watch).await?;
@@ -31,8 +32,9 @@ pub(crate) async fn run(
     select(&mut state, selected.as_ref());
     show(&state, screen, output)?;
     if !watch {
-        return Ok(CommandVerdict::Yes);
+        return Ok(ExitCode::SUCCESS);
     }
+    // The events after this state's revision, so that no change between the two is lost.
     let changes = ChangeFeed::after(&state, source, connection, screen)?;
     follow(changes, screen, output, selected.as_ref()).await
 }
@@ -41,7 +43,7 @@ async fn selected_nodes(
     connection: &ClusterConnection,
     selector: &str,
 ) -> Result<BTreeSet<String>, CommandFailure> {
-    let nodes: Vec<NodeObject> = connection.list("nodes", Some(selector)).await?;
+    let nodes: Vec<NodeObject> = connection.list(None, Some(selector)).await?;
     Ok(nodes.into_iter().filter_map(|node| node.metadata.name).collect())
 }
 
@@ -60,17 +62,10 @@ fn select(state: &mut State, selected: Option<&BTreeSet<String>>) {
 }
 
 fn show(state: &State, screen: &Screen, output: &OutputArgs) -> Result<(), CommandFailure> {
-    match output.output {
-        format @ (Format::Json | Format::Yaml) => screen.print_as(format, state),
-        Format::Name => {
-            let mut names = String::new();
-            for node in &state.nodes {
-                names += &format!("node/{}\n", node.name);
-            }
-            screen.print(&names)
-        }
-        format => screen.print(&render(state, screen, format == Format::Wide)),
-    }
+    let names = state.nodes.iter().map(|node| format!("node/{}", node.name));
+    screen.show(output.output, state, names, |is_wide| {
+        render(state, screen, is_wide)
+    })
 }
 
 /// The table and the sums.
@@ -225,7 +220,7 @@ async fn follow(
     screen: &Screen,
     output: &OutputArgs,
     selected: Option<&BTreeSet<String>>,
-) -> Result<CommandVerdict, CommandFailure> {
+) -> CommandResult {
     let without_headers = Screen {
         has_headers: false,
         ..*screen
@@ -245,14 +240,11 @@ async fn follow(
 }
 
 fn show_changed(node: &Node, screen: &Screen, output: &OutputArgs) -> Result<(), CommandFailure> {
-    match output.output {
-        format @ (Format::Json | Format::Yaml) => screen.print_as(format, node),
-        Format::Name => screen.print(&format!("node/{}\n", node.name)),
-        format => {
-            let nodes = std::slice::from_ref(node);
-            screen.print(&table(nodes, screen, format == Format::Wide).render(screen))
-        }
-    }
+    let nodes = std::slice::from_ref(node);
+    let name = format!("node/{}", node.name);
+    screen.show(output.output, node, [name], |is_wide| {
+        table(nodes, screen, is_wide).render(screen)
+    })
 }
 
 #[cfg(test)]

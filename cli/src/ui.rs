@@ -14,25 +14,22 @@ use tokio::task::JoinSet;
 
 use crate::args::Ui;
 use crate::connection::ClusterConnection;
-use crate::failure::{CommandFailure, CommandVerdict};
+use crate::failure::{CommandFailure, CommandResult};
 use crate::output::Screen;
 use crate::read_api::{ReadApiClient, forward_port, pod_to_ask};
 
 /// Serves the page on this machine until the process ends.
-pub(crate) async fn run(
-    connection: &ClusterConnection,
-    screen: &Screen,
-    options: &Ui,
-) -> Result<CommandVerdict, CommandFailure> {
+pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, options: &Ui) -> CommandResult {
     if connection.args.read_api.is_some() || connection.args.offline {
         let text = "ui forwards a port to the page of the scheduler: leave out --read-api and --offline";
         return Err(CommandFailure::Input(text.to_owned()));
     }
+    // Loopback alone: the page shows the names of all pods without asking for credentials.
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, options.port)).await;
     let listener = listener
         .map_err(|error| CommandFailure::Input(format!("cannot listen on port {}: {error}", options.port)))?;
-    // What is missing is said here, and not by an empty window.
-    check(connection).await?;
+    // A fault is reported here, and not by an empty window of the browser.
+    check_page(connection).await?;
     let port = listener
         .local_addr()
         .map_or(options.port, |address| address.port());
@@ -49,10 +46,10 @@ pub(crate) async fn run(
     loop {
         tokio::select! {
             accepted = listener.accept() => if let Ok((stream, _)) = accepted {
-                connections.spawn(serve(connection.clone(), stream));
+                connections.spawn(forward_browser(connection.clone(), stream));
             },
             Some(ended) = connections.join_next() => if let Ok(Err(failure)) = ended {
-                // The page tries again every few seconds, with the same result.
+                // The page tries again every few seconds, and one line for each fault is enough.
                 let text = failure.to_string();
                 if text != complained {
                     screen.complain(&format!("error: {text}"));
@@ -63,8 +60,8 @@ pub(crate) async fn run(
     }
 }
 
-/// Asks the page's listener once.
-async fn check(connection: &ClusterConnection) -> Result<(), CommandFailure> {
+/// Checks that the scheduler serves the page.
+async fn check_page(connection: &ClusterConnection) -> Result<(), CommandFailure> {
     let pod = pod_to_ask(connection).await?;
     let namespace = &connection.args.gpushare_namespace;
     let mut api = ReadApiClient::forward(connection, namespace, &pod, PAGE_PORT).await?;
@@ -77,7 +74,10 @@ async fn check(connection: &ClusterConnection) -> Result<(), CommandFailure> {
 }
 
 /// Forwards one connection of the browser until either side ends it.
-async fn serve(connection: ClusterConnection, mut browser: TcpStream) -> Result<(), CommandFailure> {
+async fn forward_browser(
+    connection: ClusterConnection,
+    mut browser: TcpStream,
+) -> Result<(), CommandFailure> {
     let pod = pod_to_ask(&connection).await?;
     let namespace = &connection.args.gpushare_namespace;
     let (mut stream, forwarded) = forward_port(&connection, namespace, &pod, PAGE_PORT).await?;

@@ -114,6 +114,7 @@ fn sound(path: &str) -> (u16, &'static str) {
 #[case::no_kubeconfig(&["top"], 1, "cannot use the kubeconfig")]
 #[case::missing_kubeconfig(&["top", "--kubeconfig=/nonexistent/config"], 1, "Name one with --kubeconfig")]
 #[case::read_api_away(&["top", "--read-api=127.0.0.1:1"], 1, "cannot reach the read API at 127.0.0.1:1")]
+#[case::what_to_do(&["top", "--read-api=127.0.0.1:1"], 1, "Correct --read-api, or leave it out")]
 #[case::no_file(&["fits", "-f", "/nonexistent/pod.yaml"], 1, "cannot read /nonexistent/pod.yaml")]
 #[case::too_many(&["fits", "-f", "x", "--replicas=99999"], 1, "99999 is not in 1..=10000")]
 fn without_a_cluster(#[case] args: &[&str], #[case] code: i32, #[case] said: &str) {
@@ -129,7 +130,7 @@ fn without_a_cluster(#[case] args: &[&str], #[case] code: i32, #[case] said: &st
 #[case::yes(&["top"], 0, "")]
 #[case::runs(&["explain", "pod", "runs"], 0, "")]
 #[case::waits(&["explain", "waits"], 2, "")]
-#[case::no_such_pod(&["explain", "x"], 1, "there is no pod")]
+#[case::no_such_pod(&["explain", "x"], 1, "that asks for devices; name another namespace with -n")]
 #[case::strange_name(&["explain", "a b"], 1, "is no name of a pod")]
 fn answers_of_a_scheduler(#[case] args: &[&str], #[case] code: i32, #[case] said: &str) {
     let output = program()
@@ -138,6 +139,44 @@ fn answers_of_a_scheduler(#[case] args: &[&str], #[case] code: i32, #[case] said
         .output()
         .unwrap();
     check(&output, code, said);
+}
+
+/// The forms of `-o` without rows, and the completion script.
+#[rstest]
+#[case::table(&["top"], "No node shares GPUs")]
+#[case::json(&["top", "-o", "json"], "\"revision\": \"e-1\"")]
+#[case::yaml(&["top", "-o", "yaml"], "revision: e-1\n")]
+#[case::name(&["explain", "waits", "-o", "name"], "pod/waits\n")]
+#[case::wide(&["explain", "waits", "-o", "wide"], "default/waits needs 8 units; 0 of 1 node")]
+#[case::completion(&["completion", "zsh"], "#compdef kubectl-gpushare")]
+fn forms_of_the_output(#[case] args: &[&str], #[case] expected: &str) {
+    let output = program()
+        .arg(format!("--read-api={}", serve(sound)))
+        .args(args)
+        .output()
+        .unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(out.contains(expected), "{output:?}");
+}
+
+/// A manifest of ten documents, of which one has no pod.
+#[test]
+fn ten_documents_of_which_one_has_no_pod() {
+    let pod = "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n---\n";
+    let text = pod.repeat(4) + "kind: Service\nmetadata: {name: s}\n---\n" + &pod.repeat(5);
+    let path = manifest("ten.yaml", &text);
+    let output = program()
+        .arg(format!("--read-api={}", serve(sound)))
+        .args(["fits", "--replicas=2", "-f", path.to_str().unwrap()])
+        .output()
+        .unwrap();
+    check(&output, 2, "note: no pods in document 5 (Service/s); left out");
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(
+        out.matches("Pod/p (8 units each): 1 of 2 pods fit").count(),
+        9,
+        "{out}"
+    );
 }
 
 #[test]
@@ -197,6 +236,59 @@ fn the_user_has_no_rights() {
         .output()
         .unwrap();
     check(&output, 1, "the API server refuses to list nodes");
+}
+
+#[test]
+fn a_context_that_does_not_exist() {
+    let path = kubeconfig("context.kubeconfig", "127.0.0.1:1");
+    let output = program()
+        .args(["top", "--context=other", "--kubeconfig"])
+        .arg(path)
+        .output()
+        .unwrap();
+    check(&output, 1, "and a context of it with --context");
+}
+
+/// The head of the first request that a command sends to the API server.
+fn first_request(flags: &[&str]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let path = kubeconfig("first.kubeconfig", &listener.local_addr().unwrap().to_string());
+    let mut program = program()
+        .args(["top", "--kubeconfig"])
+        .arg(path)
+        .args(flags)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    let lines = BufReader::new(stream).lines().map_while(Result::ok);
+    let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+    program.kill().unwrap();
+    program.wait().unwrap();
+    head.join("\n")
+}
+
+#[test]
+fn flags_of_kubectl_reach_the_api_server() {
+    assert!(first_request(&["--as=jane"]).contains("impersonate-user: jane"));
+    let path = "GET /api/v1/namespaces/elsewhere/pods?";
+    assert!(first_request(&["--gpushare-namespace=elsewhere"]).starts_with(path));
+}
+
+/// The API server fails in the midst of the lists: half a cluster must not be shown as all of it.
+#[test]
+fn a_list_that_fails() {
+    let answers: Answers = |path| match path {
+        "/apis/scheduling.koordinator.sh/v1alpha1/devices" => (500, "{}"),
+        _ => empty_cluster(path),
+    };
+    let path = kubeconfig("fails.kubeconfig", &serve(answers));
+    let output = program()
+        .args(["top", "--offline", "--kubeconfig"])
+        .arg(path)
+        .output()
+        .unwrap();
+    check(&output, 1, "cannot list devices");
 }
 
 /// An API server without a scheduler, whose cluster has no nodes.

@@ -24,6 +24,7 @@ pub(super) const POLICIES: [&str; 8] = [
 ];
 /// The oldest version of the API server that serves everything the installation uses.
 const OLDEST: (u32, u32) = (1, 33);
+
 /// One ready replica of the scheduler.
 #[derive(Clone, Debug)]
 pub(super) struct AskedReplica {
@@ -31,43 +32,84 @@ pub(super) struct AskedReplica {
     pub(super) diagnosis: Result<Diagnosis, String>,
 }
 
+/// The result of a check that found no fault: the sentence that says so, or the reason that the check could not be made.
+pub(super) type Outcome = Result<String, String>;
+
+/// A check: adds the faults that it finds to the report.
+type Check = fn(&InstallationFacts, &mut CheckReport) -> Outcome;
+
+/// All checks but those that replicas make themselves, by name, in the order in which findings of one weight are shown.
+const CHECKS: [(&str, Check); 18] = [
+    ("api-version", api_version),
+    ("definitions", definitions),
+    ("scheduler-pods", scheduler_pods),
+    ("read-api", read_api),
+    ("leader", leader),
+    ("versions", versions),
+    ("rights", rights),
+    ("policies", policies),
+    ("webhooks", webhooks),
+    ("plugins", node_checks::plugins),
+    ("device-objects", node_checks::device_objects),
+    ("injection", node_checks::injection),
+    ("drivers", node_checks::drivers),
+    ("enforcement", node_checks::enforcement),
+    ("memory-units", node_checks::memory_units),
+    ("other-plugins", node_checks::other_plugins),
+    ("failed-pods", node_checks::failed_pods),
+    ("nodes", node_checks::nodes),
+];
+
 /// Everything that the checks look at.
 #[derive(Clone, Debug)]
 pub(super) struct InstallationFacts {
+    /// The namespace of the installation.
     pub(super) namespace: String,
+    /// The answer of the API server to `/version`.
     pub(super) version: Value,
-    pub(super) nodes: Objects,
-    pub(super) pods: Objects,
-    pub(super) devices: Objects,
-    pub(super) daemon_sets: Objects,
-    pub(super) deployments: Objects,
-    pub(super) services: Objects,
-    pub(super) leases: Objects,
-    pub(super) cluster_roles: Objects,
-    pub(super) definitions: Objects,
-    pub(super) policies: Objects,
-    pub(super) policy_bindings: Objects,
-    pub(super) mutating: Objects,
-    pub(super) validating: Objects,
+    /// The objects of each kind, by the plural name of the kind.
+    pub(super) objects: BTreeMap<&'static str, Objects>,
+    /// The ready replicas of the scheduler.
     pub(super) replicas: Result<Vec<AskedReplica>, String>,
+    /// The nodes as the scheduler's library understands the objects.
     pub(super) state: Result<Vec<Node>, String>,
+}
+
+impl InstallationFacts {
+    /// The objects of a kind.
+    ///
+    /// # Errors
+    /// The reason that they could not be listed.
+    pub(super) fn list(&self, kind: &str) -> Result<&[Value], String> {
+        match self.objects.get(kind) {
+            Some(objects) => objects.as_deref().map_err(String::clone),
+            None => Err(format!("{kind} are not listed")),
+        }
+    }
+
+    /// The scheduler's replicas.
+    ///
+    /// # Errors
+    /// The reason that their pods could not be listed.
+    fn replicas(&self) -> Result<&[AskedReplica], String> {
+        self.replicas.as_deref().map_err(String::clone)
+    }
+
+    /// The answers of the replicas that could be asked.
+    fn diagnoses(&self) -> impl Iterator<Item = (&str, &Diagnosis)> {
+        let replicas = self.replicas.iter().flatten();
+        replicas.filter_map(|replica| Some((replica.pod.as_str(), replica.diagnosis.as_ref().ok()?)))
+    }
 }
 
 /// The findings of one check.
 pub(super) struct CheckReport {
     check: &'static str,
-    pub(super) findings: Vec<Finding>,
+    findings: Vec<Finding>,
 }
 
 impl CheckReport {
-    pub(super) fn new(check: &'static str) -> Self {
-        Self {
-            check,
-            findings: Vec::new(),
-        }
-    }
-
-    pub(super) fn add(
+    fn add(
         &mut self,
         severity: Severity,
         object: impl Into<String>,
@@ -91,112 +133,81 @@ impl CheckReport {
         self.add(Severity::Warning, object, message, remedy);
     }
 
-    pub(super) fn unknown(&mut self, reason: &str) {
-        self.add(Severity::Unknown, "", reason, "");
-    }
-
-    /// The findings, or one that all is well.
-    pub(super) fn or_ok(mut self, message: impl Into<String>) -> Vec<Finding> {
-        if self.findings.is_empty() {
-            self.add(Severity::Ok, "", message, "");
-        }
-        self.findings
+    /// Adds findings that the scheduler's library made.
+    pub(super) fn extend(&mut self, findings: Vec<Finding>) {
+        self.findings.extend(findings);
     }
 }
 
 /// All findings.
 pub(super) fn findings(facts: &InstallationFacts) -> Vec<Finding> {
-    let checks = [
-        api_version,
-        definitions,
-        scheduler_pods,
-        read_api,
-        leader,
-        versions,
-        rights,
-        policies,
-        webhooks,
-        node_checks::plugins,
-        node_checks::device_objects,
-        node_checks::injection,
-        node_checks::drivers,
-        node_checks::enforcement,
-        node_checks::memory_units,
-        node_checks::other_plugins,
-        node_checks::failed_pods,
-        node_checks::nodes,
-        replicas,
-    ];
-    checks.into_iter().flat_map(|check| check(facts)).collect()
+    let mut findings = Vec::new();
+    for (name, check) in CHECKS {
+        let mut report = CheckReport {
+            check: name,
+            findings: Vec::new(),
+        };
+        match check(facts, &mut report) {
+            // Every check is listed, so that a user sees what was looked at.
+            Ok(message) if report.findings.is_empty() => report.add(Severity::Ok, "", message, ""),
+            Ok(_) => {}
+            Err(reason) => report.add(Severity::Unknown, "", reason, ""),
+        }
+        findings.extend(report.findings);
+    }
+    findings.extend(findings_of_replicas(facts));
+    findings
 }
 
-fn api_version(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("api-version");
-    let digits = |pointer: &str| -> u32 {
-        let digits: String = text(&facts.version, pointer)
-            .chars()
-            // Providers add a sign to the minor version, such as 33+.
-            .take_while(char::is_ascii_digit)
-            .collect();
-        digits.parse().unwrap_or(0)
-    };
-    let version = (digits("/major"), digits("/minor"));
-    if version < OLDEST {
-        report.error(
-            "",
-            format!(
-                "the API server has version {}.{}; gpushare needs {}.{}",
-                version.0, version.1, OLDEST.0, OLDEST.1
-            ),
-            "upgrade the cluster",
+fn api_version(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    let [major, minor] = ["/major", "/minor"].map(|pointer| leading_number(text(&facts.version, pointer)));
+    if (major, minor) < OLDEST {
+        let message = format!(
+            "the API server has version {major}.{minor}; gpushare needs {}.{}",
+            OLDEST.0, OLDEST.1
         );
+        report.error("", message, "upgrade the cluster");
     }
-    report.or_ok(format!(
+    Ok(format!(
         "the API server has version {}",
         text(&facts.version, "/gitVersion")
     ))
 }
 
-fn definitions(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("definitions");
-    match &facts.definitions {
-        Err(reason) => report.unknown(reason),
-        Ok(definitions) => {
-            for wanted in [
-                "devices.scheduling.koordinator.sh",
-                "schedulerleaders.gpushare.io",
-            ] {
-                match definitions.iter().find(|definition| name(definition) == wanted) {
-                    None => report.error(
-                        wanted,
-                        "the CustomResourceDefinition does not exist",
-                        "install deploy/base again: kubectl apply -k",
-                    ),
-                    // Without the condition the API server serves no object of the kind.
-                    Some(definition) if !has_condition(definition, "/status/conditions", "Established") => {
-                        report.error(
-                            wanted,
-                            "the CustomResourceDefinition is not established",
-                            "see its status: another definition may use its names",
-                        );
-                    }
-                    Some(_) => {}
-                }
-            }
-        }
-    }
-    report.or_ok("both CustomResourceDefinitions are established")
+/// The number at the beginning of a text; 0 if there is none. Providers add a sign to the minor version, such as `33+`.
+fn leading_number(text: &str) -> u32 {
+    let digits = text.split(|letter: char| !letter.is_ascii_digit()).next();
+    digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }
 
-fn scheduler_pods(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("scheduler-pods");
-    let deployments = match &facts.deployments {
-        Ok(deployments) => deployments,
-        Err(reason) => {
-            report.unknown(reason);
-            return report.findings;
+fn definitions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    let definitions = facts.list("customresourcedefinitions")?;
+    for wanted in [
+        "devices.scheduling.koordinator.sh",
+        "schedulerleaders.gpushare.io",
+    ] {
+        match definitions.iter().find(|definition| name(definition) == wanted) {
+            None => report.error(
+                wanted,
+                "the CustomResourceDefinition does not exist",
+                "install deploy/base again: kubectl apply -k",
+            ),
+            // Without the condition the API server serves no object of the kind.
+            Some(definition) if !has_condition(definition, "/status/conditions", "Established") => {
+                report.error(
+                    wanted,
+                    "the CustomResourceDefinition is not established",
+                    "see its status: another definition may use its names",
+                );
+            }
+            Some(_) => {}
         }
-    };
+    }
+    Ok("both CustomResourceDefinitions are established".to_owned())
+}
+
+fn scheduler_pods(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    let deployments = facts.list("deployments")?;
     let Some(scheduler) = deployments
         .iter()
         .find(|deployment| name(deployment) == "gpushare-scheduler")
@@ -206,84 +217,68 @@ fn scheduler_pods(facts: &InstallationFacts) -> Vec<Finding> {
             "there is no Deployment gpushare-scheduler",
             "install gpushare, or name its namespace with --gpushare-namespace",
         );
-        return report.findings;
+        return Ok(String::new());
     };
-    let (wanted, ready) = (
-        number(scheduler, "/spec/replicas"),
-        number(scheduler, "/status/readyReplicas"),
-    );
+    let object = "deployment gpushare-scheduler";
+    let wanted = number(scheduler, "/spec/replicas");
+    let ready = number(scheduler, "/status/readyReplicas");
     let remedy =
         "see `kubectl describe pod` and `kubectl logs` of its pods; /readyz says what a replica waits for";
     // Scaled down for a maintenance and forgotten: no replica is missing, and none is there.
     if wanted == 0 {
-        report.error(
-            "deployment gpushare-scheduler",
-            "it is scaled to 0 replicas",
-            "kubectl scale it to 2",
-        );
+        report.error(object, "it is scaled to 0 replicas", "kubectl scale it to 2");
     } else if ready == 0 {
-        report.error(
-            "deployment gpushare-scheduler",
-            format!("none of {wanted} replicas is ready"),
-            remedy,
-        );
+        report.error(object, format!("none of {wanted} replicas is ready"), remedy);
     } else if ready < wanted {
-        report.warn(
-            "deployment gpushare-scheduler",
-            format!("{ready} of {wanted} replicas are ready"),
-            remedy,
-        );
+        report.warn(object, format!("{ready} of {wanted} replicas are ready"), remedy);
     }
-    report.or_ok(format!("{ready} of {wanted} replicas are ready"))
+    Ok(format!("{ready} of {wanted} replicas are ready"))
 }
 
-fn read_api(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("read-api");
-    match &facts.replicas {
-        Err(reason) => report.unknown(reason),
-        Ok(replicas) if replicas.is_empty() => report.unknown("no replica is ready"),
-        Ok(replicas) => {
-            for replica in replicas {
-                if let Err(reason) = &replica.diagnosis {
-                    report.warn(
-                        format!("pod {}", replica.pod),
-                        reason,
-                        "give yourself the rights to get and create pods/portforward, and the scheduler --read-listen=127.0.0.1:12346",
-                    );
-                }
-            }
+fn read_api(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    let replicas = facts.replicas()?;
+    if replicas.is_empty() {
+        return Err("no replica is ready".to_owned());
+    }
+    for replica in replicas {
+        if let Err(reason) = &replica.diagnosis {
+            report.warn(
+                format!("pod {}", replica.pod),
+                reason,
+                "give yourself the rights to get and create pods/portforward, and the scheduler --read-listen=127.0.0.1:12346",
+            );
         }
     }
-    report.or_ok("every ready replica answers")
+    Ok("every ready replica answers".to_owned())
 }
 
-fn leader(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("leader");
-    let Ok(replicas) = &facts.replicas else {
-        report.unknown("no replica could be asked");
-        return report.findings;
-    };
-    let answers = || {
-        replicas
-            .iter()
-            .filter_map(|replica| replica.diagnosis.as_ref().ok())
-    };
-    let n_leading = answers().filter(|diagnosis| diagnosis.replica.leading).count();
-    match (answers().count(), n_leading) {
-        (0, _) => report.unknown("no replica could be asked"),
+fn leader(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    let n_answers = facts.diagnoses().count();
+    if n_answers == 0 {
+        return Err("no replica could be asked".to_owned());
+    }
+    let n_leading = facts
+        .diagnoses()
+        .filter(|(_, diagnosis)| diagnosis.replica.leading)
+        .count();
+    match n_leading {
         // A replica that could not be asked may be the leader.
-        (n, 0) if n == replicas.len() => report.error(
+        0 if n_answers == facts.replicas()?.len() => report.error(
             "",
             "no replica leads, so that no pod with a share of a GPU is bound",
             "see the Lease in the namespace: its holder, its age, and the right of the scheduler's ServiceAccount to update it",
         ),
+        0 | 1 => {}
         // Two leaders would decide on the same room without knowing of each other.
-        (_, 2..) => report.error("", format!("{n_leading} replicas lead"), "give all replicas --leader-elect and one Lease"),
-        _ => {}
+        _ => report.error(
+            "",
+            format!("{n_leading} replicas lead"),
+            "give all replicas --leader-elect and one Lease",
+        ),
     }
-    if let Ok(leases) = &facts.leases
-        // One replica alone needs no election, and has no Lease.
-        && answers().count() > 1
+    // One replica alone needs no election, and has no Lease.
+    if n_answers > 1
+        && let Ok(leases) = facts.list("leases")
         && !leases.iter().any(|lease| name(lease).starts_with("gpushare-"))
     {
         report.error(
@@ -292,33 +287,27 @@ fn leader(facts: &InstallationFacts) -> Vec<Finding> {
             "give the scheduler --leader-elect, and its Role the right to create Leases",
         );
     }
-    report.or_ok("one replica leads")
+    Ok("one replica leads".to_owned())
 }
 
-fn versions(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("versions");
+fn versions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let own = env!("CARGO_PKG_VERSION");
-    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for replica in facts.replicas.iter().flatten() {
-        if let Ok(diagnosis) = &replica.diagnosis {
-            found
-                .entry(diagnosis.replica.version.clone())
-                .or_default()
-                .push(replica.pod.clone());
-        }
+    let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (pod, diagnosis) in facts.diagnoses() {
+        found.entry(&diagnosis.replica.version).or_default().push(pod);
     }
     if found.len() > 1 {
-        let all: Vec<String> = found
-            .iter()
-            .map(|(version, pods)| format!("{version} ({})", pods.join(", ")))
-            .collect();
+        let mut all = Vec::new();
+        for (version, pods) in &found {
+            all.push(format!("{version} ({})", pods.join(", ")));
+        }
         report.warn(
             "",
             format!("replicas have different versions: {}", all.join(", ")),
             "wait for the rollout, or see why it stands",
         );
     // During a rollout the replicas differ anyway, and the command cannot match both.
-    } else if let Some(version) = found.keys().find(|version| *version != own) {
+    } else if let Some(version) = found.into_keys().find(|version| *version != own) {
         report.warn(
             "",
             format!("the scheduler has version {version} and this command {own}"),
@@ -326,19 +315,8 @@ fn versions(facts: &InstallationFacts) -> Vec<Finding> {
         );
     }
     // The tags of both images are those of one release.
-    let tag = |image: &String| image.rsplit_once(':').map(|(_, tag)| tag.to_owned());
-    let tags = |objects: &Objects, wanted: &str| -> BTreeSet<String> {
-        let objects = objects.iter().flatten().filter(|object| {
-            name(object) == wanted && text(object, "/metadata/namespace") == facts.namespace
-        });
-        let images = objects.flat_map(|object| images(object, "/spec/template/spec/containers"));
-        images
-            .filter(|image| image.contains("gpushare"))
-            .filter_map(|image| tag(&image))
-            .collect()
-    };
-    let scheduler = tags(&facts.deployments, "gpushare-scheduler");
-    let plugin = tags(&facts.daemon_sets, "gpushare-device-plugin");
+    let scheduler = image_tags(facts, "deployments", "gpushare-scheduler");
+    let plugin = image_tags(facts, "daemonsets", "gpushare-device-plugin");
     // Images by digest alone have no tag to compare.
     if !scheduler.is_empty() && !plugin.is_empty() && scheduler != plugin {
         report.warn(
@@ -347,79 +325,76 @@ fn versions(facts: &InstallationFacts) -> Vec<Finding> {
             "upgrade both to one release",
         );
     }
-    report.or_ok("scheduler, device plugin and this command have one version")
+    Ok("scheduler, device plugin and this command have one version".to_owned())
 }
 
-fn rights(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("rights");
-    match &facts.cluster_roles {
-        Err(reason) => report.unknown(reason),
-        Ok(bindings) => {
-            for account in ["gpushare-scheduler", "gpushare-device-plugin"] {
-                let is_subject = |subject: &Value| {
-                    text(subject, "/name") == account && text(subject, "/namespace") == facts.namespace
-                };
-                if !bindings
-                    .iter()
-                    .any(|binding| array(binding, "/subjects").iter().any(is_subject))
-                {
-                    report.error(
-                        format!("service account {account}"),
-                        "no ClusterRoleBinding gives it any right",
-                        "install deploy/base again: kubectl apply -k",
-                    );
-                }
+/// The tags of the project's images in one workload of the installation; none if the workload could not be listed.
+fn image_tags<'a>(facts: &'a InstallationFacts, kind: &str, workload: &str) -> BTreeSet<&'a str> {
+    let mut tags = BTreeSet::new();
+    for object in facts.list(kind).unwrap_or_default() {
+        if name(object) != workload || text(object, "/metadata/namespace") != facts.namespace {
+            continue;
+        }
+        for image in images(object, "/spec/template/spec/containers") {
+            // A mesh or an operator may have added containers of its own.
+            if let Some((path, tag)) = image.rsplit_once(':')
+                && path.contains("gpushare")
+            {
+                tags.insert(tag);
             }
         }
     }
-    report.or_ok("both service accounts have a ClusterRoleBinding")
+    tags
 }
 
-fn policies(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("policies");
-    match (&facts.policies, &facts.policy_bindings) {
-        (Ok(policies), Ok(bindings)) => {
-            let is_bound = |name: &str| {
-                bindings
-                    .iter()
-                    .any(|binding| text(binding, "/spec/policyName") == name)
-            };
-            let mut idle: Vec<&str> = POLICIES.to_vec();
-            // A policy without a binding is never evaluated, and looks installed.
-            idle.retain(|wanted| !is_named(wanted, policies) || !is_bound(wanted));
-            if !idle.is_empty() {
-                report.warn(
-                    "",
-                    format!("policies that do not exist, or have no binding: {}", idle.join(", ")),
-                    "install deploy/base again; without the policies, daemons and users may write what is not theirs",
-                );
-            }
-        }
-        (Err(reason), _) | (_, Err(reason)) => report.unknown(reason),
+fn rights(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    let bindings = facts.list("clusterrolebindings")?;
+    let mut subjects = BTreeSet::new();
+    for subject in bindings.iter().flat_map(|binding| array(binding, "/subjects")) {
+        subjects.insert((text(subject, "/namespace"), text(subject, "/name")));
     }
-    report.or_ok("every admission policy is bound")
+    for account in ["gpushare-scheduler", "gpushare-device-plugin"] {
+        if !subjects.contains(&(facts.namespace.as_str(), account)) {
+            report.error(
+                format!("service account {account}"),
+                "no ClusterRoleBinding gives it any right",
+                "install deploy/base again: kubectl apply -k",
+            );
+        }
+    }
+    Ok("both service accounts have a ClusterRoleBinding".to_owned())
 }
 
-fn webhooks(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("webhooks");
-    let (mutating, validating) = match (&facts.mutating, &facts.validating) {
-        (Ok(mutating), Ok(validating)) => (mutating, validating),
-        (Err(reason), _) | (_, Err(reason)) => {
-            report.unknown(reason);
-            return report.findings;
-        }
-    };
-    let has_ready = facts
-        .deployments
+fn policies(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    let policies = facts.list("validatingadmissionpolicies")?;
+    let bindings = facts.list("validatingadmissionpolicybindings")?;
+    let bound: BTreeSet<&str> = bindings
         .iter()
-        .flatten()
+        .map(|binding| text(binding, "/spec/policyName"))
+        .collect();
+    let mut idle = POLICIES.to_vec();
+    // A policy without a binding is never evaluated, and looks installed.
+    idle.retain(|wanted| !is_named(wanted, policies) || !bound.contains(wanted));
+    if !idle.is_empty() {
+        report.warn(
+            "",
+            format!(
+                "policies that do not exist, or have no binding: {}",
+                idle.join(", ")
+            ),
+            "install deploy/base again; without the policies, daemons and users may write what is not theirs",
+        );
+    }
+    Ok("every admission policy is bound".to_owned())
+}
+
+fn webhooks(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    let mutating = own_webhooks(facts, "mutatingwebhookconfigurations")?;
+    let validating = own_webhooks(facts, "validatingwebhookconfigurations")?;
+    let deployments = facts.list("deployments").unwrap_or_default();
+    let has_ready = deployments
+        .iter()
         .any(|deployment| number(deployment, "/status/readyReplicas") > 0);
-    let is_ours = |webhook: &&Value| text(webhook, "/clientConfig/service/namespace") == facts.namespace;
-    let ours = |configurations: &[Value]| -> Vec<Value> {
-        let webhooks = configurations.iter().flat_map(|found| array(found, "/webhooks"));
-        webhooks.filter(is_ours).cloned().collect()
-    };
-    let (mutating, validating) = (ours(mutating), ours(validating));
     for webhook in mutating.iter().chain(&validating) {
         let object = format!("webhook {}", text(webhook, "/name"));
         if text(webhook, "/clientConfig/caBundle").is_empty() {
@@ -430,9 +405,9 @@ fn webhooks(facts: &InstallationFacts) -> Vec<Finding> {
             );
         }
         let service = text(webhook, "/clientConfig/service/name");
+        // A list that the user may not read says nothing about the Service.
         if facts
-            .services
-            .as_ref()
+            .list("services")
             .is_ok_and(|services| !is_named(service, services))
         {
             report.error(
@@ -450,7 +425,6 @@ fn webhooks(facts: &InstallationFacts) -> Vec<Finding> {
             );
         }
     }
-    // Other webhooks of the cluster say nothing about ours.
     if mutating.is_empty() != validating.is_empty() {
         report.warn(
             "",
@@ -458,20 +432,29 @@ fn webhooks(facts: &InstallationFacts) -> Vec<Finding> {
             "install the component webhooks again",
         );
     }
-    report.or_ok(match mutating.len() + validating.len() {
+    Ok(match mutating.len() + validating.len() {
         0 => "no webhooks are installed; the filter applies their rules".to_owned(),
         n => format!("{n} webhooks have a caBundle"),
     })
 }
 
+/// The webhooks of one kind of configuration that call a Service of the installation.
+fn own_webhooks<'a>(facts: &'a InstallationFacts, kind: &str) -> Result<Vec<&'a Value>, String> {
+    let configurations = facts.list(kind)?;
+    let mut own: Vec<&Value> = configurations
+        .iter()
+        .flat_map(|found| array(found, "/webhooks"))
+        .collect();
+    // Other webhooks of the cluster say nothing about ours.
+    own.retain(|webhook| text(webhook, "/clientConfig/service/namespace") == facts.namespace);
+    Ok(own)
+}
+
 /// The findings of the replicas about themselves. Those about nodes are the same as from outside, but for the plugins that are
 /// away, which only the leader's watches show.
-fn replicas(facts: &InstallationFacts) -> Vec<Finding> {
+fn findings_of_replicas(facts: &InstallationFacts) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for replica in facts.replicas.iter().flatten() {
-        let Ok(diagnosis) = &replica.diagnosis else {
-            continue;
-        };
+    for (pod, diagnosis) in facts.diagnoses() {
         for finding in &diagnosis.findings {
             // Every replica would repeat the same findings about the same nodes.
             let is_of_node = !finding.object.is_empty();
@@ -480,7 +463,7 @@ fn replicas(facts: &InstallationFacts) -> Vec<Finding> {
             }
             let mut finding = finding.clone();
             if !is_of_node {
-                finding.object = format!("pod {}", replica.pod);
+                finding.object = format!("pod {pod}");
             }
             findings.push(finding);
         }

@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proto::device::ENFORCEMENT;
-use proto::read_api::Finding;
 use proto::record::DEVICE_ALLOCATED;
 use proto::resource::GPU_MEM;
 use scheduler::read_api::node_findings;
 use serde_json::Value;
 
-use super::checks::{CheckReport, InstallationFacts};
-use crate::fields::{NODE_LABEL, array, has_condition, images, label, name, number, text};
+use super::checks::{CheckReport, InstallationFacts, Outcome};
+use crate::fields::{
+    NODE_LABEL, annotation, array, condition, has_condition, images, label, name, number, text,
+};
 
 /// Parts of images of other device plugins, and the resource that each serves.
 const OTHER_PLUGINS: [(&str, &str); 4] = [
@@ -20,27 +21,23 @@ const OTHER_PLUGINS: [(&str, &str); 4] = [
     ("volcano-vgpu-device-plugin", "volcano.sh/vgpu-number"),
 ];
 
-pub(super) fn plugins(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("plugins");
-    let (nodes, pods) = match (&facts.nodes, &facts.pods) {
-        (Ok(nodes), Ok(pods)) => (nodes, pods),
-        (Err(reason), _) | (_, Err(reason)) => {
-            report.unknown(reason);
-            return report.findings;
-        }
-    };
+/// The nodes that are labelled for sharing. A node without the label may have shared GPUs once; only these should now.
+fn labelled_nodes(facts: &InstallationFacts) -> Result<Vec<&Value>, String> {
+    let mut nodes: Vec<&Value> = facts.list("nodes")?.iter().collect();
+    nodes.retain(|node| label(node, NODE_LABEL) == "true");
+    Ok(nodes)
+}
+
+pub(super) fn plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let mut plugin_on: BTreeMap<&str, &Value> = BTreeMap::new();
-    for pod in pods {
+    for pod in facts.list("pods")? {
         let is_plugin = text(pod, "/metadata/namespace") == facts.namespace
             && label(pod, "app.kubernetes.io/name") == "gpushare-device-plugin";
         if is_plugin {
             plugin_on.entry(text(pod, "/spec/nodeName")).or_insert(pod);
         }
     }
-    let labelled: Vec<&Value> = nodes
-        .iter()
-        .filter(|node| label(node, NODE_LABEL) == "true")
-        .collect();
+    let labelled = labelled_nodes(facts)?;
     for node in &labelled {
         let object = format!("node {}", name(node));
         match plugin_on.get(name(node)) {
@@ -64,21 +61,16 @@ pub(super) fn plugins(facts: &InstallationFacts) -> Vec<Finding> {
             "kubectl label node NAME gpushare=true",
         );
     }
-    report.or_ok(format!(
+    Ok(format!(
         "the device plugin is ready on {} labelled nodes",
         labelled.len()
     ))
 }
 
-pub(super) fn device_objects(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("device-objects");
-    let (Ok(nodes), Ok(devices)) = (&facts.nodes, &facts.devices) else {
-        report.unknown("nodes or devices could not be listed");
-        return report.findings;
-    };
+pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    let devices = facts.list("devices")?;
     let device_of: BTreeMap<&str, &Value> = devices.iter().map(|device| (name(device), device)).collect();
-    // A node may have shared GPUs once; only those that should now need a Device object.
-    for node in nodes.iter().filter(|node| label(node, NODE_LABEL) == "true") {
+    for node in labelled_nodes(facts)? {
         match device_of.get(name(node)) {
             None => report.error(
                 format!("node {}", name(node)),
@@ -93,54 +85,45 @@ pub(super) fn device_objects(facts: &InstallationFacts) -> Vec<Finding> {
             Some(_) => {}
         }
     }
-    let node_names: BTreeSet<&str> = nodes.iter().map(name).collect();
+    let node_names: BTreeSet<&str> = facts.list("nodes")?.iter().map(name).collect();
     for device in device_of.keys().filter(|device| !node_names.contains(*device)) {
         report.warn(format!("device {device}"), "it belongs to no node", "delete it");
     }
-    report.or_ok("every labelled node has a Device object")
+    Ok("every labelled node has a Device object".to_owned())
 }
 
 /// The conditions of devices in which the plugin reports that containers cannot get them.
-pub(super) fn injection(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("injection");
-    let Ok(devices) = &facts.devices else {
-        report.unknown("devices could not be listed");
-        return report.findings;
-    };
-    for device in devices {
+pub(super) fn injection(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    for device in facts.list("devices")? {
         for kind in ["Injectable", "Isolated"] {
-            let mut refused = array(device, "/spec/devices")
-                .iter()
-                .flat_map(|entry| array(entry, "/conditions"));
-            let refused = refused
-                .find(|condition| text(condition, "/type") == kind && text(condition, "/status") == "False");
-            if let Some(condition) = refused {
+            if let Some(message) = refused_condition(device, kind) {
                 report.error(
                     format!("node {}", name(device)),
-                    format!("{kind} is false: {}", text(condition, "/message")),
+                    format!("{kind} is false: {message}"),
                     "turn CDI on in the container runtime, and see docs/nvidia.md for this kind of node",
                 );
             }
         }
     }
-    report.or_ok("containers can get the devices of every node")
+    Ok("containers can get the devices of every node".to_owned())
 }
 
-pub(super) fn drivers(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("drivers");
-    let Ok(devices) = &facts.devices else {
-        report.unknown("devices could not be listed");
-        return report.findings;
-    };
-    let has_gpu = |device: &&Value| {
-        array(device, "/spec/devices")
-            .iter()
-            .any(|entry| text(entry, "/type") == "gpu")
-    };
-    for device in devices.iter().filter(has_gpu) {
+/// The message of the first device of a Device object that has this condition with the status `False`. The plugin writes the same
+/// message for all devices of a node.
+fn refused_condition<'a>(device: &'a Value, kind: &str) -> Option<&'a str> {
+    let entries = array(device, "/spec/devices").iter();
+    let mut conditions = entries.filter_map(|entry| condition(entry, "/conditions", kind));
+    let refused = conditions.find(|condition| text(condition, "/status") == "False")?;
+    Some(text(refused, "/message"))
+}
+
+pub(super) fn drivers(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    for device in facts.list("devices")? {
+        let mut entries = array(device, "/spec/devices").iter();
+        let has_gpu = entries.any(|entry| text(entry, "/type") == "gpu");
         // Only NVIDIA's driver reports a version; a simulated GPU has none.
         let is_nvidia = label(device, proto::device::GPU_VENDOR_LABEL) == "nvidia";
-        if is_nvidia && label(device, proto::device::GPU_DRIVER_LABEL).is_empty() {
+        if has_gpu && is_nvidia && label(device, proto::device::GPU_DRIVER_LABEL).is_empty() {
             report.warn(
                 format!("node {}", name(device)),
                 "the plugin reports no version of the GPU driver",
@@ -148,34 +131,25 @@ pub(super) fn drivers(facts: &InstallationFacts) -> Vec<Finding> {
             );
         }
     }
-    report.or_ok("the driver of every node answers")
+    Ok("the driver of every node answers".to_owned())
 }
 
 /// Memory limits that are to be enforced, or that pods demand, and that no GPU has.
-pub(super) fn enforcement(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("enforcement");
-    let (Ok(devices), Ok(daemon_sets), Ok(pods)) = (&facts.devices, &facts.daemon_sets, &facts.pods) else {
-        report.unknown("devices, daemon sets or pods could not be listed");
-        return report.findings;
-    };
+pub(super) fn enforcement(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let mut is_asked_for = false;
-    for daemon_set in daemon_sets {
+    for daemon_set in facts.list("daemonsets")? {
         let arguments = array(daemon_set, "/spec/template/spec/containers/0/args");
         is_asked_for |= text(daemon_set, "/metadata/namespace") == facts.namespace
             && arguments.iter().any(|argument| argument == "--driver-limits");
     }
     let mut levels = BTreeSet::new();
-    for device in devices {
-        let mut reason = None;
+    for device in facts.list("devices")? {
         for entry in array(device, "/spec/devices") {
-            levels.insert(entry_label(entry, ENFORCEMENT));
-            let mut conditions = array(entry, "/conditions").iter();
-            let limited = conditions.find(|condition| text(condition, "/type") == "Limited");
-            if let Some(condition) = limited.filter(|condition| text(condition, "/status") == "False") {
-                reason = Some(text(condition, "/message"));
-            }
+            let level = entry.get("labels").and_then(|labels| labels.get(ENFORCEMENT));
+            levels.extend(level.and_then(Value::as_str));
         }
-        if let Some(reason) = reason.filter(|_| is_asked_for) {
+        // Without the flag the plugin reports why it does not enforce too, and no one has asked for it.
+        if let Some(reason) = refused_condition(device, "Limited").filter(|_| is_asked_for) {
             report.warn(
                 format!("node {}", name(device)),
                 format!("the device plugin has --driver-limits, and the driver enforces none: {reason}"),
@@ -183,14 +157,11 @@ pub(super) fn enforcement(facts: &InstallationFacts) -> Vec<Finding> {
             );
         }
     }
-    for pod in pods {
-        let annotations = pod.pointer("/metadata/annotations");
-        let demanded = annotations.and_then(|annotations| annotations.get(ENFORCEMENT)?.as_str());
-        let waits = text(pod, "/spec/nodeName").is_empty();
-        let is_missing = |level: &&str| *level != "any" && !levels.contains(level);
-        if let Some(level) = demanded.filter(is_missing)
-            && waits
-        {
+    for pod in facts.list("pods")? {
+        let level = annotation(pod, ENFORCEMENT);
+        let is_missing = !level.is_empty() && level != "any" && !levels.contains(level);
+        // A pod that has a node was placed when some GPU had the level.
+        if is_missing && text(pod, "/spec/nodeName").is_empty() {
             report.warn(
                 format!("pod {}/{}", text(pod, "/metadata/namespace"), name(pod)),
                 format!("it demands the enforcement {level:?}, which no GPU has"),
@@ -198,73 +169,50 @@ pub(super) fn enforcement(facts: &InstallationFacts) -> Vec<Finding> {
             );
         }
     }
-    report.or_ok("limits of memory are enforced wherever that is asked for")
+    Ok("limits of memory are enforced wherever that is asked for".to_owned())
 }
 
-/// A label of one device in a Device object.
-fn entry_label<'a>(entry: &'a Value, key: &str) -> &'a str {
-    let labels = entry.get("labels");
-    labels
-        .and_then(|labels| labels.get(key)?.as_str())
-        .unwrap_or_default()
-}
-
-pub(super) fn memory_units(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("memory-units");
-    let Ok(nodes) = &facts.nodes else {
-        report.unknown("nodes could not be listed");
-        return report.findings;
-    };
-    let mut units: BTreeMap<&str, usize> = BTreeMap::new();
-    for node in nodes {
-        let annotations = node.pointer("/metadata/annotations");
-        let unit = annotations.and_then(|annotations| annotations.get(format!("{GPU_MEM}-unit")));
-        let serves_units = node
-            .pointer("/status/capacity")
-            .is_some_and(|capacity| capacity.get(GPU_MEM).is_some());
-        // A node of the old plugin states its unit nowhere, and is not one of ours.
-        if label(node, NODE_LABEL) != "true" || !serves_units {
+pub(super) fn memory_units(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    let unit_annotation = format!("{GPU_MEM}-unit");
+    let mut units = BTreeSet::new();
+    // A node of the old plugin states its unit nowhere, and has another label.
+    for node in labelled_nodes(facts)? {
+        let capacity = node.pointer("/status/capacity");
+        if capacity.is_none_or(|capacity| capacity.get(GPU_MEM).is_none()) {
             continue;
         }
-        match unit.and_then(Value::as_str) {
-            Some(unit) => *units.entry(unit).or_default() += 1,
-            None => report.warn(
+        let unit = annotation(node, &unit_annotation);
+        if unit.is_empty() {
+            report.warn(
                 format!("node {}", name(node)),
                 format!("it serves {GPU_MEM} and does not say how much a unit is"),
                 "restart its device plugin; the old plugin of another project may serve the resource",
-            ),
+            );
+        } else {
+            units.insert(unit);
         }
     }
     // A pod asks for a number of units; the same number would be another amount of memory on each node.
     if units.len() > 1 {
-        let units: Vec<&str> = units.into_keys().collect();
+        let units: Vec<&str> = units.into_iter().collect();
         report.warn(
             "",
             format!("nodes count memory in different units: {}", units.join(", ")),
             "set one --memory-unit for all nodes: a pod's number would mean another amount on each",
         );
     }
-    report.or_ok("all nodes count memory in one unit")
+    Ok("all nodes count memory in one unit".to_owned())
 }
 
-pub(super) fn other_plugins(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("other-plugins");
-    let daemon_sets = match &facts.daemon_sets {
-        Ok(daemon_sets) => daemon_sets,
-        Err(reason) => {
-            report.unknown(reason);
-            return report.findings;
-        }
-    };
-    for daemon_set in daemon_sets {
+pub(super) fn other_plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    for daemon_set in facts.list("daemonsets")? {
         let namespace = text(daemon_set, "/metadata/namespace");
+        // A DaemonSet whose selector matches no node disturbs nothing.
+        if namespace == facts.namespace || number(daemon_set, "/status/desiredNumberScheduled") == 0 {
+            continue;
+        }
         for image in images(daemon_set, "/spec/template/spec/containers") {
-            let other = OTHER_PLUGINS.iter().find(|(part, _)| image.contains(part));
-            let Some((_, resource)) = other.filter(|_| namespace != facts.namespace) else {
-                continue;
-            };
-            // A DaemonSet whose selector matches no node disturbs nothing.
-            if number(daemon_set, "/status/desiredNumberScheduled") > 0 {
+            if let Some((_, resource)) = OTHER_PLUGINS.iter().find(|(part, _)| image.contains(part)) {
                 report.error(
                     format!("daemonset {namespace}/{}", name(daemon_set)),
                     format!("it serves {resource} too ({image}); kubelet keeps the plugin that registered last"),
@@ -273,23 +221,16 @@ pub(super) fn other_plugins(facts: &InstallationFacts) -> Vec<Finding> {
             }
         }
     }
-    report.or_ok("no other device plugin serves the same resources")
+    Ok("no other device plugin serves the same resources".to_owned())
 }
 
-pub(super) fn failed_pods(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("failed-pods");
-    let Ok(pods) = &facts.pods else {
-        report.unknown("pods could not be listed");
-        return report.findings;
-    };
+pub(super) fn failed_pods(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let mut by_node: BTreeMap<&str, usize> = BTreeMap::new();
-    for pod in pods {
+    for pod in facts.list("pods")? {
         // kubelet never retries such a pod; its controller makes another, and this one stays behind.
         let is_refused = text(pod, "/status/phase") == "Failed"
             && text(pod, "/status/reason") == "UnexpectedAdmissionError";
-        let annotations = pod.pointer("/metadata/annotations");
-        let holds_gpus = annotations.is_some_and(|annotations| annotations.get(DEVICE_ALLOCATED).is_some());
-        if is_refused && holds_gpus {
+        if is_refused && !annotation(pod, DEVICE_ALLOCATED).is_empty() {
             *by_node.entry(text(pod, "/spec/nodeName")).or_default() += 1;
         }
     }
@@ -300,18 +241,12 @@ pub(super) fn failed_pods(facts: &InstallationFacts) -> Vec<Finding> {
             "see their status.message and the device plugin's log; delete them once the cause is gone",
         );
     }
-    report.or_ok("kubelet has refused no pod with a share of a GPU")
+    Ok("kubelet has refused no pod with a share of a GPU".to_owned())
 }
 
-pub(super) fn nodes(facts: &InstallationFacts) -> Vec<Finding> {
-    let mut report = CheckReport::new("nodes");
-    match &facts.state {
-        Err(reason) => report.unknown(reason),
-        Ok(nodes) => {
-            for node in nodes {
-                report.findings.extend(node_findings(node));
-            }
-        }
+pub(super) fn nodes(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    for node in facts.state.as_ref().map_err(String::clone)? {
+        report.extend(node_findings(node));
     }
-    report.or_ok("every node's report can be read, every GPU is healthy, and none is overcommitted")
+    Ok("every node's report can be read, every GPU is healthy, and none is overcommitted".to_owned())
 }

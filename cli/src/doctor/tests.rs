@@ -4,7 +4,7 @@ use proto::read_api::{Diagnosis, Replica as ReplicaState};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::checks::findings;
+use super::checks::{Objects, findings};
 use super::*;
 
 fn condition(kind: &str, status: &str) -> Value {
@@ -62,40 +62,67 @@ fn sound() -> InstallationFacts {
     });
     let definition =
         |name: &str| json!({"metadata": {"name": name}, "status": condition("Established", "True")});
+    let objects = [
+        ("nodes", vec![node]),
+        ("pods", vec![plugin]),
+        ("devices", vec![device]),
+        (
+            "daemonsets",
+            vec![workload(
+                "gpushare-device-plugin",
+                "ghcr.io/gpushare/gpushare-device-plugin:v1",
+            )],
+        ),
+        (
+            "deployments",
+            vec![workload(
+                "gpushare-scheduler",
+                "ghcr.io/gpushare/gpushare-scheduler:v1",
+            )],
+        ),
+        (
+            "services",
+            vec![json!({"metadata": {"name": "gpushare-webhook"}})],
+        ),
+        (
+            "leases",
+            vec![json!({"metadata": {"name": "gpushare-scheduler"}})],
+        ),
+        (
+            "clusterrolebindings",
+            vec![binding("gpushare-scheduler"), binding("gpushare-device-plugin")],
+        ),
+        (
+            "customresourcedefinitions",
+            vec![
+                definition("devices.scheduling.koordinator.sh"),
+                definition("schedulerleaders.gpushare.io"),
+            ],
+        ),
+        (
+            "validatingadmissionpolicies",
+            policies
+                .iter()
+                .map(|name| json!({"metadata": {"name": name}}))
+                .collect(),
+        ),
+        (
+            "validatingadmissionpolicybindings",
+            policies
+                .iter()
+                .map(|name| json!({"spec": {"policyName": name}}))
+                .collect(),
+        ),
+        ("mutatingwebhookconfigurations", vec![webhook("Zm9v")]),
+        ("validatingwebhookconfigurations", vec![webhook("Zm9v")]),
+    ];
     InstallationFacts {
         namespace: "gpushare-system".to_owned(),
         version: json!({"major": "1", "minor": "34+", "gitVersion": "v1.34.1"}),
-        nodes: Ok(vec![node]),
-        pods: Ok(vec![plugin]),
-        devices: Ok(vec![device]),
-        daemon_sets: Ok(vec![workload(
-            "gpushare-device-plugin",
-            "ghcr.io/gpushare/gpushare-device-plugin:v1",
-        )]),
-        deployments: Ok(vec![workload(
-            "gpushare-scheduler",
-            "ghcr.io/gpushare/gpushare-scheduler:v1",
-        )]),
-        services: Ok(vec![json!({"metadata": {"name": "gpushare-webhook"}})]),
-        leases: Ok(vec![json!({"metadata": {"name": "gpushare-scheduler"}})]),
-        cluster_roles: Ok(vec![
-            binding("gpushare-scheduler"),
-            binding("gpushare-device-plugin"),
-        ]),
-        definitions: Ok(vec![
-            definition("devices.scheduling.koordinator.sh"),
-            definition("schedulerleaders.gpushare.io"),
-        ]),
-        policies: Ok(policies
-            .iter()
-            .map(|name| json!({"metadata": {"name": name}}))
-            .collect()),
-        policy_bindings: Ok(policies
-            .iter()
-            .map(|name| json!({"spec": {"policyName": name}}))
-            .collect()),
-        mutating: Ok(vec![webhook("Zm9v")]),
-        validating: Ok(vec![webhook("Zm9v")]),
+        objects: objects
+            .into_iter()
+            .map(|(kind, objects)| (kind, Ok(objects)))
+            .collect(),
         replicas: Ok(vec![replica("s-1", true), replica("s-2", false)]),
         state: Ok(Vec::new()),
     }
@@ -110,7 +137,11 @@ fn a_sound_cluster_has_no_finding() {
     assert_eq!(bad, Vec::new());
 }
 
-/// The objects of a list, to plant a fault.
+/// The objects of a kind, to plant a fault.
+fn list<'a>(facts: &'a mut InstallationFacts, kind: &str) -> &'a mut Objects {
+    facts.objects.get_mut(kind).unwrap()
+}
+
 fn first(objects: &mut Objects) -> &mut Value {
     objects.as_mut().unwrap().first_mut().unwrap()
 }
@@ -138,49 +169,49 @@ fn report(check: &str, object: &str) -> Finding {
 
 #[rstest]
 #[case::old_api_server("api-version", |facts: &mut InstallationFacts| facts.version = json!({"major": "1", "minor": "29"}))]
-#[case::no_definition("definitions", |facts: &mut InstallationFacts| drop(facts.definitions.as_mut().unwrap().remove(0)))]
-#[case::definition_not_established("definitions", |facts: &mut InstallationFacts| set(&mut facts.definitions, "/status/conditions/0/status", json!("False")))]
-#[case::no_scheduler("scheduler-pods", |facts: &mut InstallationFacts| facts.deployments = Ok(Vec::new()))]
-#[case::scheduler_not_ready("scheduler-pods", |facts: &mut InstallationFacts| set(&mut facts.deployments, "/status/readyReplicas", json!(0)))]
-#[case::one_replica_not_ready("scheduler-pods", |facts: &mut InstallationFacts| set(&mut facts.deployments, "/status/readyReplicas", json!(1)))]
+#[case::no_definition("definitions", |facts: &mut InstallationFacts| drop(list(facts, "customresourcedefinitions").as_mut().unwrap().remove(0)))]
+#[case::definition_not_established("definitions", |facts: &mut InstallationFacts| set(list(facts, "customresourcedefinitions"), "/status/conditions/0/status", json!("False")))]
+#[case::no_scheduler("scheduler-pods", |facts: &mut InstallationFacts| *list(facts, "deployments") = Ok(Vec::new()))]
+#[case::scheduler_not_ready("scheduler-pods", |facts: &mut InstallationFacts| set(list(facts, "deployments"), "/status/readyReplicas", json!(0)))]
+#[case::one_replica_not_ready("scheduler-pods", |facts: &mut InstallationFacts| set(list(facts, "deployments"), "/status/readyReplicas", json!(1)))]
 #[case::read_api_refused("read-api", |facts: &mut InstallationFacts| facts.replicas.as_mut().unwrap()[1].diagnosis = Err("refused".to_owned()))]
 #[case::no_leader("leader", |facts: &mut InstallationFacts| answers(facts)[0].replica.leading = false)]
 #[case::two_leaders("leader", |facts: &mut InstallationFacts| answers(facts)[1].replica.leading = true)]
-#[case::no_lease("leader", |facts: &mut InstallationFacts| facts.leases = Ok(Vec::new()))]
+#[case::no_lease("leader", |facts: &mut InstallationFacts| *list(facts, "leases") = Ok(Vec::new()))]
 #[case::replicas_differ("versions", |facts: &mut InstallationFacts| answers(facts)[1].replica.version = "0.0.1".to_owned())]
-#[case::images_differ("versions", |facts: &mut InstallationFacts| set(&mut facts.daemon_sets, "/spec/template/spec/containers/0/image", json!("gpushare-device-plugin:v0")))]
-#[case::no_rights("rights", |facts: &mut InstallationFacts| drop(facts.cluster_roles.as_mut().unwrap().remove(1)))]
-#[case::no_policy("policies", |facts: &mut InstallationFacts| drop(facts.policies.as_mut().unwrap().remove(4)))]
-#[case::policy_without_binding("policies", |facts: &mut InstallationFacts| drop(facts.policy_bindings.as_mut().unwrap().remove(0)))]
-#[case::no_ca("webhooks", |facts: &mut InstallationFacts| set(&mut facts.mutating, "/webhooks/0/clientConfig/caBundle", json!("")))]
-#[case::webhook_to_nowhere("webhooks", |facts: &mut InstallationFacts| facts.services = Ok(Vec::new()))]
+#[case::images_differ("versions", |facts: &mut InstallationFacts| set(list(facts, "daemonsets"), "/spec/template/spec/containers/0/image", json!("gpushare-device-plugin:v0")))]
+#[case::no_rights("rights", |facts: &mut InstallationFacts| drop(list(facts, "clusterrolebindings").as_mut().unwrap().remove(1)))]
+#[case::no_policy("policies", |facts: &mut InstallationFacts| drop(list(facts, "validatingadmissionpolicies").as_mut().unwrap().remove(4)))]
+#[case::policy_without_binding("policies", |facts: &mut InstallationFacts| drop(list(facts, "validatingadmissionpolicybindings").as_mut().unwrap().remove(0)))]
+#[case::no_ca("webhooks", |facts: &mut InstallationFacts| set(list(facts, "mutatingwebhookconfigurations"), "/webhooks/0/clientConfig/caBundle", json!("")))]
+#[case::webhook_to_nowhere("webhooks", |facts: &mut InstallationFacts| *list(facts, "services") = Ok(Vec::new()))]
 #[case::no_limits("enforcement", |facts: &mut InstallationFacts| {
-    set(&mut facts.daemon_sets, "/spec/template/spec/containers/0/args", json!(["--driver-limits"]));
+    set(list(facts, "daemonsets"), "/spec/template/spec/containers/0/args", json!(["--driver-limits"]));
     let limited = json!({"type": "Limited", "status": "False", "message": "driver 550 has no limits"});
-    set(&mut facts.devices, "/spec/devices/0/conditions/0", limited);
+    set(list(facts, "devices"), "/spec/devices/0/conditions/0", limited);
 })]
-#[case::level_that_no_gpu_has("enforcement", |facts: &mut InstallationFacts| facts.pods.as_mut().unwrap().push(json!({
+#[case::level_that_no_gpu_has("enforcement", |facts: &mut InstallationFacts| list(facts, "pods").as_mut().unwrap().push(json!({
     "metadata": {"name": "p", "namespace": "n", "annotations": {"gpushare/enforcement": "driver"}}, "spec": {},
 })))]
-#[case::one_configuration("webhooks", |facts: &mut InstallationFacts| facts.validating = Ok(Vec::new()))]
+#[case::one_configuration("webhooks", |facts: &mut InstallationFacts| *list(facts, "validatingwebhookconfigurations") = Ok(Vec::new()))]
 #[case::one_configuration_beside_those_of_others("webhooks", |facts: &mut InstallationFacts| {
-    set(&mut facts.validating, "/webhooks/0/clientConfig/service/namespace", json!("cert-manager"));
+    set(list(facts, "validatingwebhookconfigurations"), "/webhooks/0/clientConfig/service/namespace", json!("cert-manager"));
 })]
-#[case::no_plugin_pod("plugins", |facts: &mut InstallationFacts| facts.pods = Ok(Vec::new()))]
-#[case::plugin_not_ready("plugins", |facts: &mut InstallationFacts| set(&mut facts.pods, "/status/conditions/0/status", json!("False")))]
-#[case::no_labelled_node("plugins", |facts: &mut InstallationFacts| set(&mut facts.nodes, "/metadata/labels/gpushare", json!("false")))]
-#[case::no_device_object("device-objects", |facts: &mut InstallationFacts| facts.devices = Ok(Vec::new()))]
-#[case::empty_device_object("device-objects", |facts: &mut InstallationFacts| set(&mut facts.devices, "/spec/devices", json!([])))]
-#[case::device_without_node("device-objects", |facts: &mut InstallationFacts| facts.devices.as_mut().unwrap().push(json!({"metadata": {"name": "gone"}})))]
-#[case::no_cdi("injection", |facts: &mut InstallationFacts| set(&mut facts.devices, "/spec/devices/0/conditions/0/status", json!("False")))]
-#[case::no_driver("drivers", |facts: &mut InstallationFacts| set(&mut facts.devices, "/metadata/labels/node.koordinator.sh~1gpu-driver-version", json!("")))]
-#[case::no_unit("memory-units", |facts: &mut InstallationFacts| set(&mut facts.nodes, "/metadata/annotations", json!({})))]
+#[case::no_plugin_pod("plugins", |facts: &mut InstallationFacts| *list(facts, "pods") = Ok(Vec::new()))]
+#[case::plugin_not_ready("plugins", |facts: &mut InstallationFacts| set(list(facts, "pods"), "/status/conditions/0/status", json!("False")))]
+#[case::no_labelled_node("plugins", |facts: &mut InstallationFacts| set(list(facts, "nodes"), "/metadata/labels/gpushare", json!("false")))]
+#[case::no_device_object("device-objects", |facts: &mut InstallationFacts| *list(facts, "devices") = Ok(Vec::new()))]
+#[case::empty_device_object("device-objects", |facts: &mut InstallationFacts| set(list(facts, "devices"), "/spec/devices", json!([])))]
+#[case::device_without_node("device-objects", |facts: &mut InstallationFacts| list(facts, "devices").as_mut().unwrap().push(json!({"metadata": {"name": "gone"}})))]
+#[case::no_cdi("injection", |facts: &mut InstallationFacts| set(list(facts, "devices"), "/spec/devices/0/conditions/0/status", json!("False")))]
+#[case::no_driver("drivers", |facts: &mut InstallationFacts| set(list(facts, "devices"), "/metadata/labels/node.koordinator.sh~1gpu-driver-version", json!("")))]
+#[case::no_unit("memory-units", |facts: &mut InstallationFacts| set(list(facts, "nodes"), "/metadata/annotations", json!({})))]
 #[case::old_plugin("other-plugins", |facts: &mut InstallationFacts| {
     let mut other = workload("gpushare-device-plugin-ds", "registry/acs/k8s-gpushare-plugin:v2");
     other["metadata"]["namespace"] = json!("kube-system");
-    facts.daemon_sets.as_mut().unwrap().push(other);
+    list(facts, "daemonsets").as_mut().unwrap().push(other);
 })]
-#[case::refused_by_kubelet("failed-pods", |facts: &mut InstallationFacts| facts.pods.as_mut().unwrap().push(json!({
+#[case::refused_by_kubelet("failed-pods", |facts: &mut InstallationFacts| list(facts, "pods").as_mut().unwrap().push(json!({
     "metadata": {"name": "p", "annotations": {"scheduling.koordinator.sh/device-allocated": "{}"}},
     "spec": {"nodeName": "n1"}, "status": {"phase": "Failed", "reason": "UnexpectedAdmissionError"},
 })))]
@@ -207,7 +238,7 @@ fn planted_faults(#[case] check: &str, #[case] plant: fn(&mut InstallationFacts)
 #[test]
 fn a_right_that_lacks_makes_one_check_unknown() {
     let mut facts = sound();
-    facts.cluster_roles = Err("forbidden".to_owned());
+    *list(&mut facts, "clusterrolebindings") = Err("forbidden".to_owned());
     let all = findings(&facts);
     let unknown: Vec<&str> = all
         .iter()
