@@ -336,9 +336,11 @@ fn image_tags<'a>(facts: &'a InstallationFacts, kind: &str, workload: &str) -> B
             continue;
         }
         for image in images(object, "/spec/template/spec/containers") {
-            // A mesh or an operator may have added containers of its own.
-            if let Some((path, tag)) = image.rsplit_once(':')
+            // The digest of an image also follows a colon, and so does the port of a registry.
+            let name_and_tag = image.split('@').next().unwrap_or_default();
+            if let Some((path, tag)) = name_and_tag.rsplit_once(':')
                 && path.contains("gpushare")
+                && !tag.contains('/')
             {
                 tags.insert(tag);
             }

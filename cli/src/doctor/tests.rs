@@ -235,6 +235,26 @@ fn planted_faults(#[case] check: &str, #[case] plant: fn(&mut InstallationFacts)
     assert!(bad.iter().all(has_remedy), "{bad:?}");
 }
 
+/// The digests of two images always differ.
+#[rstest]
+#[case::digests(
+    "registry:5000/gpushare-scheduler@sha256:aa",
+    "registry:5000/gpushare-device-plugin@sha256:bb"
+)]
+#[case::tags_and_digests("gpushare-scheduler:v1@sha256:aa", "gpushare-device-plugin:v1@sha256:bb")]
+#[case::no_tags("registry:5000/gpushare-scheduler", "registry:5000/gpushare-device-plugin")]
+fn images_of_one_release(#[case] scheduler: &str, #[case] plugin: &str) {
+    let mut facts = sound();
+    let image = "/spec/template/spec/containers/0/image";
+    set(list(&mut facts, "deployments"), image, json!(scheduler));
+    set(list(&mut facts, "daemonsets"), image, json!(plugin));
+    assert!(
+        findings(&facts)
+            .iter()
+            .all(|finding| finding.severity == Severity::Ok)
+    );
+}
+
 #[test]
 fn a_right_that_lacks_makes_one_check_unknown() {
     let mut facts = sound();
