@@ -16,13 +16,14 @@ use crate::failure::{CommandFailure, with_sources};
 
 /// The longest time that one request to the API server may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-/// Objects of one page of a list.
+/// Objects in one page of a list, as for kubectl.
 const PAGE: u32 = 500;
 
 /// The cluster, and the user and namespace in it.
 #[derive(Clone)]
 pub(crate) struct ClusterConnection {
     pub(crate) args: ConnectionArgs,
+    /// The client of the API server, or the reason that there is none.
     client: Result<Client, String>,
     /// The namespace of the pods in question.
     pub(crate) namespace: String,
@@ -122,6 +123,7 @@ impl ClusterConnection {
     }
 }
 
+/// The configuration of the client, from the kubeconfig and the flags.
 async fn config(args: &ConnectionArgs) -> Result<Config, String> {
     let options = KubeConfigOptions {
         context: args.context.clone(),

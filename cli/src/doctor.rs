@@ -1,6 +1,7 @@
 //! `doctor`: checks the installation, from outside by the objects of the API server and from inside by each replica's read API.
 //!
-//! This file collects facts; `checks` judges them. A right that the user lacks makes a check unknown, and fails no other.
+//! This file collects facts, and `checks` compares them with a sound installation. A right that the user lacks makes a check unknown,
+//! and fails no other.
 
 mod checks;
 mod node_checks;
@@ -64,6 +65,7 @@ pub(crate) async fn run(
     Ok(code_of_answer(bad.is_empty()))
 }
 
+/// Reads everything that the checks look at.
 async fn collect(connection: &ClusterConnection) -> Result<InstallationFacts, CommandFailure> {
     let namespace = &connection.args.gpushare_namespace;
     // The first request shows whether there is an API server at all.
@@ -89,6 +91,7 @@ async fn collect(connection: &ClusterConnection) -> Result<InstallationFacts, Co
     })
 }
 
+/// Asks every ready replica of the scheduler for its findings.
 async fn replicas(connection: &ClusterConnection) -> Result<Vec<AskedReplica>, String> {
     if let Some(address) = &connection.args.read_api {
         let replica = diagnose(address.clone(), ReadApiClient::connect(connection).await).await;
@@ -127,6 +130,7 @@ async fn nodes_of_state(connection: &ClusterConnection) -> Result<Vec<proto::rea
     }
 }
 
+/// The findings as text, with their number by weight.
 fn render(findings: &[Finding], screen: &Screen, is_wide: bool) -> String {
     let mut lines = String::new();
     for finding in findings {

@@ -101,6 +101,7 @@ async fn missing_pod(
     }
 }
 
+/// The explanation as text.
 pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> String {
     let Explanation {
         namespace,
@@ -159,7 +160,7 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
     lines
 }
 
-/// The nearest miss in half a sentence.
+/// The node that comes nearest, the amounts that it lacks, and the pods whose end makes room.
 fn nearest_miss(verdict: &NodeVerdict) -> String {
     let mut text = format!("nearest: {}", verdict.node);
     match verdict.gpus.iter().find(|gpu| !gpu.fits) {
@@ -201,6 +202,7 @@ fn lacks(gpu: &GpuVerdict) -> String {
     }
 }
 
+/// The table of the verdicts of nodes and GPUs.
 fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
     let mut table = TextTable::new([
         text("NODE", 0),
@@ -225,7 +227,7 @@ fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
                 },
             ]);
         }
-        // The rule of the node says more than its GPUs do, or it has none to show.
+        // A row of the node itself, if a rule of the whole node decides or the pod asks for no GPU.
         if let Some(detail) = verdict
             .detail
             .as_deref()

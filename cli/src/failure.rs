@@ -20,7 +20,7 @@ pub(crate) enum CommandFailure {
         "cannot use the kubeconfig: {0}. Name one with --kubeconfig or KUBECONFIG, and a context of it with --context"
     )]
     Kubeconfig(String),
-    /// The API server does not answer.
+    /// The API server cannot be reached, or does not answer.
     #[error(
         "the API server does not answer: {0}. Check `kubectl cluster-info` with the same --kubeconfig and --context"
     )]
@@ -30,19 +30,19 @@ pub(crate) enum CommandFailure {
         "the API server refuses to {action}: {reason}. Ask an administrator for the right; docs/cli.md lists what each command needs"
     )]
     Forbidden {
-        /// The request, for people.
+        /// The request, in words that complete "cannot …".
         action: String,
-        /// Its answer.
+        /// The API server's message.
         reason: String,
     },
     /// The API server answers with another error.
     #[error("cannot {action}: {reason}")]
     Api {
-        /// The HTTP status.
+        /// The HTTP status of the answer.
         code: u16,
-        /// The request, for people.
+        /// The request, in words that complete "cannot …".
         action: String,
-        /// Its answer.
+        /// The API server's message.
         reason: String,
     },
     /// The scheduler has no read API, or one of another version.
@@ -53,7 +53,7 @@ pub(crate) enum CommandFailure {
     OldScheduler {
         /// The pod or address.
         at: String,
-        /// Its answer.
+        /// The part of the answer that shows the other version.
         reason: String,
     },
     /// The read API cannot be reached.
@@ -61,7 +61,7 @@ pub(crate) enum CommandFailure {
     NoReadApi {
         /// The pod or address.
         at: String,
-        /// The fault.
+        /// The fault of the connection.
         reason: String,
     },
     /// The scheduler serves no page.
@@ -70,7 +70,7 @@ pub(crate) enum CommandFailure {
         proto::read_api::PAGE_PORT
     )]
     NoPage {
-        /// The pod.
+        /// The pod that was asked.
         at: String,
     },
     /// The read API refuses a request.
@@ -120,7 +120,7 @@ impl CommandFailure {
     }
 }
 
-/// An error with the errors that caused it.
+/// The text of an error with those of the errors that caused it.
 pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -16,23 +16,25 @@ use crate::format::count;
 use crate::output::{Colour, Screen, TextTable, number, text};
 use crate::source::AnswerSource;
 
-/// The pods of one document.
+/// The equal pods of one document of a manifest.
 #[derive(Clone, Debug, PartialEq)]
 struct ManifestPods {
     /// Kind and name, such as `Deployment/web`.
     of: String,
     pod: Pod,
+    /// The number of pods that the document asks for.
     replicas: u32,
 }
 
-/// The pods of a manifest, and the documents without any.
+/// A manifest: its pods, and the documents without pods.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Manifest {
     pods: Vec<ManifestPods>,
+    /// The documents without pods, by number, kind and name.
     others: Vec<String>,
 }
 
-/// Answers how many pods of a manifest fit, each document for itself.
+/// Shows how many pods of each document of a manifest fit; the answer is no if not all do.
 pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
@@ -82,6 +84,7 @@ pub(crate) async fn run(
     Ok(code_of_answer(all_fit))
 }
 
+/// Reads a file, or standard input.
 fn read(path: &Path) -> Result<String, CommandFailure> {
     let read = if path == Path::new("-") {
         std::io::read_to_string(std::io::stdin().lock())
@@ -91,7 +94,7 @@ fn read(path: &Path) -> Result<String, CommandFailure> {
     read.map_err(|error| CommandFailure::Input(format!("cannot read {}: {error}", path.display())))
 }
 
-/// The nodes to add, with instance types replaced by a node of the type.
+/// The nodes of `--add-nodes`; an instance type is replaced by the name of a node of the type.
 async fn added_nodes(
     connection: &ClusterConnection,
     source: &mut AnswerSource,
@@ -121,7 +124,7 @@ async fn added_nodes(
     Ok(added)
 }
 
-/// A name for people.
+/// A kind or name of a manifest, or a question mark for an empty one.
 fn or_unknown(name: &str) -> &str {
     if name.is_empty() { "?" } else { name }
 }
@@ -152,6 +155,7 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// Adds one object of the manifest.
     fn add(&mut self, document: &Value, number: usize) -> Result<(), CommandFailure> {
         let kind = field(document, "/kind");
         let of = format!("{}/{}", or_unknown(kind), or_unknown(name(document)));
@@ -187,6 +191,7 @@ impl Manifest {
     }
 }
 
+/// The answer for one document as text.
 fn render(of: &str, answer: &FitAnswer, screen: &Screen) -> String {
     let FitAnswer {
         asked,

@@ -17,7 +17,7 @@ use crate::source::AnswerSource;
 
 /// The resource of NVIDIA's own plugin.
 const NVIDIA_GPU: &str = "nvidia.com/gpu";
-/// The resources that gpushare's plugin puts into the status of a node.
+/// The resources that gpushare's plugin publishes in the status of a node.
 const RESOURCES: [&str; 8] = [
     GPU_MEM,
     GPU_COUNT,
@@ -35,20 +35,22 @@ const LABELS: [&str; 3] = [
     proto::device::GPU_MODEL_LABEL,
 ];
 
-/// Amounts, or labels, by their name.
+/// Amounts by resource name, or values by label.
 type Amounts = BTreeMap<String, String>;
 
-/// The place of one node on its way.
+/// The stage of one node on its way from another plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Step {
     node: String,
     stage: &'static str,
+    /// The number of pods with a part of a GPU of the node.
     pods: usize,
+    /// The next step of the administrator.
     next: &'static str,
 }
 
-/// Shows where each node with GPUs stands.
+/// Shows the stage of each node with GPUs.
 pub(crate) async fn status(
     connection: &ClusterConnection,
     screen: &Screen,
@@ -74,6 +76,7 @@ pub(crate) async fn status(
     Ok(ExitCode::SUCCESS)
 }
 
+/// The stages of all nodes as text.
 fn render_steps(steps: &[Step], screen: &Screen) -> String {
     if steps.is_empty() {
         return "No node has GPUs that gpushare or another plugin serves.\n".to_owned();
@@ -185,6 +188,7 @@ pub(crate) async fn autoscaler_hints(
     Ok(ExitCode::SUCCESS)
 }
 
+/// The texts under these keys of the map at a JSON pointer.
 fn picked(node: &Value, pointer: &str, keys: &[&str]) -> Amounts {
     let mut picked = Amounts::new();
     for key in keys {
@@ -194,8 +198,8 @@ fn picked(node: &Value, pointer: &str, keys: &[&str]) -> Amounts {
     picked
 }
 
-/// What each autoscaler reads, in its own form. Checked against Cluster Autoscaler 1.36, its provider for Cluster API, and Karpenter
-/// 1.14.
+/// The resources and labels in the form that each autoscaler reads. Checked against Cluster Autoscaler 1.36, its provider for Cluster
+/// API, and Karpenter 1.14.
 fn render(resources: &Amounts, labels: &Amounts, instance_type: &str) -> String {
     let mut text = String::from(
         "# A node group without nodes has no node to learn from: an autoscaler needs its extended resources and labels.\n\n\

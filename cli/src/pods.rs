@@ -16,20 +16,22 @@ use crate::output::{Cell, Colour, Screen, TextTable, number, text};
 use crate::source::AnswerSource;
 use crate::top::unknown_use;
 
-/// One pod.
+/// The row of one pod, which is also its JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PodRow {
     namespace: String,
     name: String,
     uid: String,
-    /// `None` while it waits.
+    /// The pod's node; `None` while the pod waits.
     node: Option<String>,
-    /// Minor numbers.
+    /// Minor numbers of the GPUs on which the pod holds a part.
     gpus: Vec<u32>,
+    /// The pod's request in words.
     asked: String,
-    /// Bytes that it may use, over all its GPUs.
+    /// Bytes of memory that the pod may use, on all its GPUs together.
     limit: u64,
+    /// Percent of computing power that the pod holds, on all its GPUs together.
     core: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     used: Option<u64>,
@@ -37,7 +39,7 @@ struct PodRow {
     problem: Option<String>,
 }
 
-/// Shows the pods of a namespace, or of all; with `watch` those that change too.
+/// Shows the pods of a namespace, or of all; with `watch` also each pod whose row changes, until the command is interrupted.
 pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
@@ -130,6 +132,7 @@ async fn follow(
     }
 }
 
+/// Writes the rows of pods in the form that the user has chosen.
 fn show(
     rows: &[PodRow],
     screen: &Screen,
@@ -142,25 +145,25 @@ fn show(
     })
 }
 
-/// The pods in question.
+/// The pods that the command shows, by namespace and label selector.
 struct PodSelection<'a> {
     connection: &'a ClusterConnection,
     which: &'a WhichPods,
-    /// The UIDs that the label selector selects, if there is one.
+    /// The UIDs of the pods that the label selector selects; `None` without a selector.
     selected: Option<BTreeSet<String>>,
-    /// The UIDs of the pods whose labels have been looked at.
+    /// The UIDs of the pods that were there when the selector was evaluated last.
     known: BTreeSet<String>,
 }
 
 impl PodSelection<'_> {
-    /// The rows of a state. Pods whose names are hidden are in other namespaces.
+    /// The rows of the selected pods of a state.
     fn rows(&self, state: &State) -> Vec<PodRow> {
         let mut rows = rows(state);
         rows.retain(|row| self.is_in_namespace(row) && self.is_selected(row));
         rows
     }
 
-    /// The same, after a look at the labels of pods that have come since the last one.
+    /// The rows of the selected pods of a state, which may have new pods.
     async fn rows_with_new_pods(&mut self, state: &State) -> Result<Vec<PodRow>, CommandFailure> {
         let mut all = rows(state);
         all.retain(|row| self.is_in_namespace(row));
@@ -180,6 +183,7 @@ impl PodSelection<'_> {
     }
 
     fn is_in_namespace(&self, row: &PodRow) -> bool {
+        // A pod without a name is in a namespace whose pods the user may not list.
         !row.name.is_empty() && (self.which.all_namespaces || row.namespace == self.connection.namespace)
     }
 
@@ -188,6 +192,7 @@ impl PodSelection<'_> {
     }
 }
 
+/// The UIDs of the pods that a label selector selects, in the user's namespace or in all.
 async fn selected_pods(
     connection: &ClusterConnection,
     selector: &str,
@@ -198,7 +203,7 @@ async fn selected_pods(
     Ok(pods.into_iter().filter_map(|pod| pod.metadata.uid).collect())
 }
 
-/// The pods of a state by namespace and name: those that hold something, and those that wait.
+/// The rows of all pods of a state by namespace and name: those that hold a part of a GPU, and those that wait.
 fn rows(state: &State) -> Vec<PodRow> {
     let mut by_uid: BTreeMap<&str, PodRow> = BTreeMap::new();
     for node in &state.nodes {
@@ -238,6 +243,7 @@ fn rows(state: &State) -> Vec<PodRow> {
     rows
 }
 
+/// The table of these rows.
 fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> TextTable {
     let has_used = is_wide || rows.iter().any(|row| row.used.is_some());
     let mut columns = Vec::new();

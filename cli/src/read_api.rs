@@ -243,7 +243,7 @@ pub(crate) struct StreamEvent {
 }
 
 impl Events {
-    /// The next event.
+    /// Waits for the next event.
     pub(crate) async fn next(&mut self) -> Result<StreamEvent, CommandFailure> {
         loop {
             if let Some(event) = take_event(&mut self.buffer) {

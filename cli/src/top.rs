@@ -14,7 +14,7 @@ use crate::format::{bar, count, memory, percent};
 use crate::output::{Cell, Colour, Column, Screen, TextTable, number, text};
 use crate::source::AnswerSource;
 
-/// Shows all GPUs, and with `watch` those of nodes that change.
+/// Shows all GPUs; with `watch` also the GPUs of each node that changes, until the command is interrupted.
 pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
@@ -29,7 +29,7 @@ pub(crate) async fn run(
         Some(selector) => Some(selected_nodes(connection, selector).await?),
         None => None,
     };
-    select(&mut state, selected.as_ref());
+    keep_selected(&mut state, selected.as_ref());
     show(&state, screen, output)?;
     if !watch {
         return Ok(ExitCode::SUCCESS);
@@ -39,6 +39,7 @@ pub(crate) async fn run(
     follow(changes, screen, output, selected.as_ref()).await
 }
 
+/// The names of the nodes that a label selector selects.
 async fn selected_nodes(
     connection: &ClusterConnection,
     selector: &str,
@@ -47,8 +48,8 @@ async fn selected_nodes(
     Ok(nodes.into_iter().filter_map(|node| node.metadata.name).collect())
 }
 
-/// Leaves the nodes with these names, and sums up again.
-fn select(state: &mut State, selected: Option<&BTreeSet<String>>) {
+/// Removes all nodes but those with these names from a state, and computes the sums again.
+fn keep_selected(state: &mut State, selected: Option<&BTreeSet<String>>) {
     let Some(selected) = selected else { return };
     state.nodes.retain(|node| selected.contains(&node.name));
     // The scheduler has summed up all nodes; the line under the table speaks of the rows above it.
@@ -61,6 +62,7 @@ fn select(state: &mut State, selected: Option<&BTreeSet<String>>) {
     }
 }
 
+/// Writes a whole state.
 fn show(state: &State, screen: &Screen, output: &OutputArgs) -> Result<(), CommandFailure> {
     let names = state.nodes.iter().map(|node| format!("node/{}", node.name));
     screen.show(output.output, state, names, |is_wide| {
@@ -68,7 +70,7 @@ fn show(state: &State, screen: &Screen, output: &OutputArgs) -> Result<(), Comma
     })
 }
 
-/// The table and the sums.
+/// The table of all GPUs, with the sums and the problems of nodes below it.
 pub(crate) fn render(state: &State, screen: &Screen, is_wide: bool) -> String {
     if state.nodes.is_empty() {
         return "No node shares GPUs. Label a node for the device plugin, and see `kubectl gpushare doctor`.\n".to_owned();
@@ -126,7 +128,7 @@ fn table(nodes: &[Node], screen: &Screen, is_wide: bool) -> TextTable {
             }
             if is_wide {
                 let numa = gpu.numa.map_or("-".to_owned(), |numa| numa.to_string());
-                row.extend([dash(&node.model), numa.into(), dash(&gpu.uuid)]);
+                row.extend([text_or_dash(&node.model), numa.into(), text_or_dash(&gpu.uuid)]);
             }
             table.push(row);
         }
@@ -134,8 +136,10 @@ fn table(nodes: &[Node], screen: &Screen, is_wide: bool) -> TextTable {
     table
 }
 
+/// The cells of one GPU in the columns that every table has.
 fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
     let allocated = memory(gpu.memory.allocated);
+    // A record that someone has edited, or a GPU that was exchanged for a smaller one.
     let allocated = if gpu.memory.allocated > gpu.memory.total {
         Cell::coloured(allocated, Colour::Red)
     } else {
@@ -172,10 +176,12 @@ fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
     ]
 }
 
-fn dash(text: &str) -> Cell {
+/// A cell with a dash for an empty text.
+fn text_or_dash(text: &str) -> Cell {
     if text.is_empty() { "-".into() } else { text.into() }
 }
 
+/// The line with the sums over all GPUs.
 fn sums(state: &State, screen: &Screen) -> String {
     let totals = &state.totals;
     let amount = totals.memory;
@@ -201,7 +207,7 @@ fn sums(state: &State, screen: &Screen) -> String {
     line + "\n"
 }
 
-/// The reasons for which the memory in use is not known, with the number of nodes.
+/// A line for each reason that the memory in use is not known, with the number of nodes.
 pub(crate) fn unknown_use(state: &State) -> String {
     let mut lines = String::new();
     for (reason, nodes) in &state.use_unknown {
@@ -214,7 +220,7 @@ pub(crate) fn unknown_use(state: &State) -> String {
     lines
 }
 
-/// Shows the GPUs of nodes that change.
+/// Shows the GPUs of each node that changes.
 async fn follow(
     mut changes: ChangeFeed<'_>,
     screen: &Screen,
@@ -231,7 +237,7 @@ async fn follow(
                 show_changed(&node, &without_headers, output)?;
             }
             ClusterChange::State(mut state) => {
-                select(&mut state, selected);
+                keep_selected(&mut state, selected);
                 show(&state, screen, output)?;
             }
             ClusterChange::Node(_) | ClusterChange::Pending(_) => {}
@@ -239,6 +245,7 @@ async fn follow(
     }
 }
 
+/// Writes one node without a line of column names.
 fn show_changed(node: &Node, screen: &Screen, output: &OutputArgs) -> Result<(), CommandFailure> {
     let nodes = std::slice::from_ref(node);
     let name = format!("node/{}", node.name);

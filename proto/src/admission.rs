@@ -19,30 +19,30 @@ pub const UNRESTRICTED_NAMESPACES: &str = "kube-system,gpu-operator,gpushare-sys
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdmissionReview {
-    /// [`API_VERSION`].
+    /// Always [`API_VERSION`].
     pub api_version: String,
-    /// [`KIND`].
+    /// Always [`KIND`].
     pub kind: String,
-    /// The request.
+    /// The request to the API server that waits for the webhook.
     pub request: AdmissionRequest,
 }
 
-/// A request to the API server that waits for the webhook.
+/// A request of a user to the API server, which waits for the webhook.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdmissionRequest {
     /// Identifies the request; the response repeats it.
     pub uid: String,
-    /// The resource of the object.
+    /// The resource of the request, such as `pods`.
     #[serde(default)]
     pub resource: GroupVersionResource,
-    /// The subresource; empty for the object itself.
+    /// The subresource of the request, such as `binding`; empty for the object itself.
     #[serde(default, deserialize_with = "crate::pod::null_as_default")]
     pub sub_resource: String,
     /// The object's name; empty until the API server has generated one.
     #[serde(default, deserialize_with = "crate::pod::null_as_default")]
     pub name: String,
-    /// The object's namespace.
+    /// The object's namespace; empty for an object of the cluster.
     #[serde(default, deserialize_with = "crate::pod::null_as_default")]
     pub namespace: String,
     /// The operation on the object.
@@ -62,9 +62,9 @@ pub struct AdmissionRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct GroupVersionResource {
-    /// Empty for the core group.
+    /// The API group; empty for the core group.
     pub group: String,
-    /// Such as `v1`.
+    /// The version of the API group, such as `v1`.
     pub version: String,
     /// Plural name, such as `pods`.
     pub resource: String,
@@ -74,13 +74,13 @@ pub struct GroupVersionResource {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Operation {
-    /// Creation.
+    /// The request creates the object.
     Create,
-    /// Change.
+    /// The request changes the object.
     Update,
-    /// Deletion.
+    /// The request deletes the object.
     Delete,
-    /// Connection, or any other operation.
+    /// The request connects to the object, as `exec` does; or any other operation.
     // An operation that a later Kubernetes adds must not make the review unreadable.
     #[default]
     #[serde(other)]
@@ -90,7 +90,7 @@ pub enum Operation {
 /// A user of the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct UserInfo {
-    /// Such as `system:serviceaccount:kube-system:replicaset-controller`.
+    /// The user's name, such as `system:serviceaccount:kube-system:replicaset-controller`.
     #[serde(default)]
     pub username: String,
 }
@@ -99,11 +99,11 @@ pub struct UserInfo {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdmissionReviewReply {
-    /// [`API_VERSION`].
+    /// Always [`API_VERSION`].
     pub api_version: &'static str,
-    /// [`KIND`].
+    /// Always [`KIND`].
     pub kind: &'static str,
-    /// The response.
+    /// The response to the request of the review.
     pub response: AdmissionResponse,
 }
 
@@ -146,14 +146,14 @@ pub struct AdmissionStatus {
 pub enum PatchOperation {
     /// Adds a field, or replaces its value.
     Add {
-        /// JSON pointer.
+        /// JSON pointer to the field.
         path: String,
         /// The field's value.
         value: Value,
     },
     /// Removes a field, which must exist.
     Remove {
-        /// JSON pointer.
+        /// JSON pointer to the field.
         path: String,
     },
 }

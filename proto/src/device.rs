@@ -102,7 +102,7 @@ pub struct RawDevice {
 }
 
 impl RawDevice {
-    /// Decodes the spec.
+    /// Decodes the spec; an absent or null spec has no devices.
     ///
     /// # Errors
     /// The spec has another form than the schema demands.

@@ -124,7 +124,7 @@ fn as_map<S: Serializer>(entries: &[(&str, Cow<'_, str>)], serializer: S) -> Res
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct HostPriority<'a> {
-    /// Node name.
+    /// The node's name.
     pub host: &'a str,
     /// 0 to 10, higher is better; kube-scheduler multiplies it by the extender's weight, and by 10.
     pub score: i64,
@@ -134,11 +134,11 @@ pub struct HostPriority<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderBindingArgs {
-    /// Pod name.
+    /// The pod's name.
     pub pod_name: String,
-    /// Pod namespace.
+    /// The pod's namespace.
     pub pod_namespace: String,
-    /// Pod UID.
+    /// The pod's UID.
     #[serde(rename = "PodUID")]
     pub pod_uid: String,
     /// The node that kube-scheduler chose.
@@ -193,10 +193,10 @@ pub struct MetaVictims {
     pub n_pdb_violations: i64,
 }
 
-/// One victim.
+/// A pod that preemption would evict.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetaPod {
-    /// Its UID.
+    /// The pod's UID.
     #[serde(rename = "UID")]
     pub uid: String,
 }

@@ -25,9 +25,9 @@ pub struct MemoryUnitError {
 }
 
 impl MemoryUnit {
-    /// One mebibyte.
+    /// The unit of one mebibyte (2^20 bytes).
     pub const MIB: Self = Self { bytes: MIB };
-    /// One gibibyte, the default of the old gpushare plugin.
+    /// The unit of one gibibyte (2^30 bytes), the default of the old gpushare plugin.
     pub const GIB: Self = Self { bytes: GIB };
 
     /// The unit of this size; `None` if it is no multiple of 1 MiB, is 0 or more than 1 TiB.

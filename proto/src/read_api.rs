@@ -22,7 +22,7 @@ pub const PAGE_PORT: u16 = 12347;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct State {
-    /// [`VERSION`].
+    /// Always [`VERSION`].
     pub api_version: String,
     /// Identifies the snapshot among those of all replicas; also its `ETag`, and the ID of the event that leads to it.
     pub revision: String,
@@ -76,7 +76,7 @@ pub struct Replica {
 pub struct FilterClient {
     /// The common name of its certificate, or its address.
     pub name: String,
-    /// Its `User-Agent` header.
+    /// The `User-Agent` header of its requests.
     pub user_agent: String,
     /// The number of filter requests that it has sent.
     pub requests: u64,
@@ -141,7 +141,7 @@ pub struct Node {
     pub gpus: Vec<Gpu>,
 }
 
-/// One GPU.
+/// One GPU of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Gpu {
@@ -225,7 +225,7 @@ pub struct PendingPod {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HistoryPoint {
-    /// Unix seconds.
+    /// The time of the sums, in unix seconds.
     pub time: u64,
     /// The number of pods that asked for devices and had no node.
     pub pending: usize,
@@ -237,7 +237,7 @@ pub struct HistoryPoint {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct History {
-    /// [`VERSION`].
+    /// Always [`VERSION`].
     pub api_version: String,
     /// One point a minute, the oldest first.
     pub points: Vec<HistoryPoint>,
@@ -247,7 +247,7 @@ pub struct History {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Explanation {
-    /// [`VERSION`].
+    /// Always [`VERSION`].
     pub api_version: String,
     /// The pod's namespace.
     pub namespace: String,
@@ -369,7 +369,7 @@ pub const MAX_ADDED_NODES: u32 = 1_000;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FitAnswer {
-    /// [`VERSION`].
+    /// Always [`VERSION`].
     pub api_version: String,
     /// The pod's request in words, such as `8.0 GiB`.
     pub asked: String,
@@ -437,7 +437,7 @@ pub struct Finding {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Diagnosis {
-    /// [`VERSION`].
+    /// Always [`VERSION`].
     pub api_version: String,
     /// The replica that answers.
     pub replica: Replica,

@@ -122,11 +122,11 @@ pub enum RequestError {
         "container {container:?} asks for {resource} ({value}) but not for {GPU_SHARED}; without it kubelet does not ask for a device"
     )]
     NotServed {
-        /// The container.
+        /// The container's name.
         container: String,
         /// One of the amounts that it requests.
         resource: String,
-        /// Its amount.
+        /// The beginning of that amount in the manifest.
         value: String,
     },
     /// The pod uses the names of two dialects: rule 1 of the same webhook for vendors' names, and the project's own rule for memory units.
@@ -142,9 +142,9 @@ pub enum RequestError {
         "container {container:?}: {resource} is {value:?}, which is not a whole number up to {MAX_AMOUNT}"
     )]
     Quantity {
-        /// The container.
+        /// The container's name.
         container: String,
-        /// The resource.
+        /// The name of the resource.
         resource: String,
         /// The beginning of the value in the manifest.
         value: String,
@@ -160,17 +160,17 @@ pub enum RequestError {
     /// A resource name of the first proposal, whose domain Kubernetes reserves for itself.
     #[error("container {container:?} asks for {old}, an old name of {new}; write {new} alone")]
     OldName {
-        /// The container.
+        /// The container's name.
         container: String,
         /// The name that it uses.
         old: &'static str,
-        /// The current name.
+        /// The current name of the same resource.
         new: &'static str,
     },
     /// An annotation about the choice of nodes or devices cannot be read.
     #[error("annotation {key} is {value:?}: {rule}")]
     Annotation {
-        /// The annotation.
+        /// The annotation's key.
         key: &'static str,
         /// The beginning of its value.
         value: String,

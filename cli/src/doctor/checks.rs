@@ -87,7 +87,7 @@ impl InstallationFacts {
         }
     }
 
-    /// The scheduler's replicas.
+    /// The ready replicas of the scheduler.
     ///
     /// # Errors
     /// The reason that their pods could not be listed.
@@ -139,7 +139,7 @@ impl CheckReport {
     }
 }
 
-/// All findings.
+/// The findings of all checks, those without a fault included.
 pub(super) fn findings(facts: &InstallationFacts) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (name, check) in CHECKS {

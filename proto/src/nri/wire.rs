@@ -49,7 +49,7 @@ impl ConnectionId {
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A call.
+    /// A call of a method.
     Request,
     /// The answer to a call.
     Response,

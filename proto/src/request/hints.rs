@@ -121,13 +121,13 @@ pub enum ExclusivePolicy {
 /// A part of a machine, from the smallest to the largest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopologyScope {
-    /// One device.
+    /// One device: the pod may be given no second.
     Device,
-    /// One PCIe switch.
+    /// The devices under one PCIe switch.
     Pcie,
-    /// One NUMA node.
+    /// The devices of one NUMA node.
     NumaNode,
-    /// The machine.
+    /// All devices of the machine.
     Node,
 }
 

@@ -32,13 +32,13 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
     reason = "one for each kind of resource, independent of the others"
 )]
 pub(super) struct RequestedKinds {
-    /// GPU memory units.
+    /// True for GPU memory units.
     pub(super) units: bool,
-    /// Koordinator's shares of GPUs, also by their old names.
+    /// True for Koordinator's shares of GPUs, also by their old names.
     pub(super) shares: bool,
-    /// RDMA or FPGA, also by their old names.
+    /// True for RDMA or FPGA, also by their old names.
     pub(super) others: bool,
-    /// Whole GPUs, by resources of vendors.
+    /// True for whole GPUs, by resources of vendors.
     pub(super) vendor: bool,
 }
 

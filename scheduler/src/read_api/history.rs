@@ -38,7 +38,7 @@ impl HistoryRecorder {
         });
     }
 
-    /// All points.
+    /// All recorded points.
     pub(super) fn history(&self) -> History {
         History {
             api_version: VERSION.to_owned(),
