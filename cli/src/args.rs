@@ -148,6 +148,7 @@ pub(crate) struct WhichPods {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Ui {
     /// Port on this machine; without it a free one.
+    // The kernel chooses a free port for 0.
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub(crate) port: u16,
     /// Print the address, and open no browser.

@@ -97,6 +97,7 @@ impl CommandFailure {
     pub(crate) fn is_passing(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::NoReadApi { .. } => true,
+            // The API server answers so while it starts, or has lost etcd.
             Self::Api { code, .. } => *code >= 500,
             _ => false,
         }
@@ -106,6 +107,7 @@ impl CommandFailure {
     pub(crate) fn of_kube(action: impl fmt::Display, error: kube::Error) -> Self {
         let action = action.to_string();
         match error {
+            // 401 too: credentials that have ended are a matter of rights to the user.
             kube::Error::Api(status) if matches!(status.code, 401 | 403) => Self::Forbidden {
                 action,
                 reason: status.message.clone(),

@@ -30,6 +30,7 @@ fn entry<'a>(object: &'a Value, map: &str, key: &str) -> &'a str {
     map.and_then(|map| map.get(key)?.as_str()).unwrap_or_default()
 }
 
+// An absent list is empty: checks of an object that lacks it find nothing there.
 pub(crate) fn array<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
     let values = object.pointer(pointer).and_then(Value::as_array);
     values.map_or(&[], Vec::as_slice)

@@ -228,6 +228,7 @@ fn rows(state: &State) -> Vec<PodRow> {
             }
         }
     }
+    // A pod that holds something already keeps its row: its binding is under way.
     for pod in &state.pending {
         by_uid.entry(&pod.uid).or_insert_with(|| PodRow {
             namespace: pod.namespace.clone(),

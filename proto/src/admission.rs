@@ -31,6 +31,7 @@ pub struct AdmissionReview {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdmissionRequest {
+    // Go writes empty texts as absent, and other clients as null.
     /// Identifies the request; the response repeats it.
     pub uid: String,
     /// The resource of the request, such as `pods`.
@@ -51,6 +52,7 @@ pub struct AdmissionRequest {
     #[serde(default)]
     pub user_info: UserInfo,
     /// The object after the operation; absent for a deletion.
+    // JSON, since a patch has to name fields that no type here knows.
     #[serde(default)]
     pub object: Option<Value>,
     /// The object before the operation; absent for a creation.
@@ -123,6 +125,7 @@ pub struct AdmissionResponse {
     pub patch: Option<ByteString>,
     /// `JSONPatch` where there is a patch.
     #[serde(skip_serializing_if = "Option::is_none")]
+    // The API server refuses a patch without a type, and a type without a patch.
     pub patch_type: Option<&'static str>,
     /// Warnings for the user.
     #[serde(skip_serializing_if = "Vec::is_empty")]

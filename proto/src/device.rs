@@ -106,6 +106,7 @@ impl RawDevice {
     ///
     /// # Errors
     /// The spec has another form than the schema demands.
+    // On demand, so that a spec of another form fails its node and no other.
     pub fn read(&self) -> Result<DeviceSpec, serde_json::Error> {
         // An object without a spec, as another program may create it, has no devices.
         Option::<DeviceSpec>::deserialize(&self.spec).map(Option::unwrap_or_default)
@@ -178,6 +179,7 @@ pub struct DeviceInfo {
     pub health: bool,
     /// All amounts of the device by resource name, in bytes for `koordinator.sh/gpu-memory` and in percent for the others.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_default")]
+    // By name, because a device of any type may have amounts that this code does not know.
     pub resources: BTreeMap<String, Quantity>,
     /// The device's place in the machine; absent if it is not known.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -57,6 +57,7 @@ pub struct NodeInfo {
 impl Node {
     /// The node's capacity of a resource, in whole units; `None` if it is absent, negative or not a whole number.
     pub fn capacity(&self, resource: &str) -> Option<u64> {
+        // Capacity, not allocatable: unhealthy devices are still of the node's size.
         self.status.capacity.get(resource)?.quantity().ok()?.unsigned()
     }
 }

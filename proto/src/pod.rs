@@ -278,6 +278,7 @@ impl Pod {
 
     /// The pod's priority; 0 if it has none, as for kube-scheduler.
     pub fn priority(&self) -> i32 {
+        // The API server fills the field in from the priority class; only a manifest lacks it.
         self.spec.priority.unwrap_or(0)
     }
 
@@ -428,6 +429,7 @@ where
     D: serde::Deserializer<'de>,
     T: Default + Deserialize<'de>,
 {
+    // serde's own `default` covers absent fields alone.
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 

@@ -19,12 +19,14 @@ pub const PORT: u16 = 12346;
 pub const PAGE_PORT: u16 = 12347;
 
 /// The answer of `GET state`: the cluster in one snapshot, at most a second old.
+// Every type here reads absent fields as empty, since a scheduler of an older version leaves newer fields out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct State {
     /// Always [`VERSION`].
     pub api_version: String,
     /// Identifies the snapshot among those of all replicas; also its `ETag`, and the ID of the event that leads to it.
+    // A text, because revisions of two processes cannot be compared.
     pub revision: String,
     /// The time of the answer, RFC 3339 in whole seconds.
     pub time: String,
@@ -37,6 +39,7 @@ pub struct State {
     /// Nodes that share GPUs or have a problem, by name.
     pub nodes: Vec<Node>,
     /// Pods that ask for devices and have no node, at most a thousand.
+    // Bounded: a failed rollout may leave tens of thousands, and no client shows as many.
     pub pending: Vec<PendingPod>,
     /// The number of all pods that ask for devices and have no node.
     pub pending_total: usize,
@@ -81,6 +84,7 @@ pub struct FilterClient {
     /// The number of filter requests that it has sent.
     pub requests: u64,
     /// The time of its last filter request, in unix seconds.
+    // Unix seconds, where `State::time` is a text: clients compute with this one.
     pub last: u64,
 }
 
@@ -294,6 +298,7 @@ pub struct NodeVerdict {
     pub detail: Option<String>,
     /// A smallest set of pods whose end makes room; absent if none was found. Searched for the three nearest nodes alone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    // A search may take thousands of comparisons, so that further nodes have none.
     pub would_fit_without: Vec<PodName>,
     /// The verdicts of its GPUs, the nearest first; absent if the pod asks for no GPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -404,6 +409,7 @@ pub struct FitPlacement {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Severity {
+    // In rising order, by which `doctor` sorts.
     /// The check has found no fault.
     #[default]
     Ok,
@@ -460,6 +466,7 @@ impl Totals {
                 totals.stranded = totals.stranded.saturating_add(gpu.stranded);
             }
         }
+        // A node may be part of the state for its problems alone.
         totals.nodes = u32::from(totals.gpus > 0);
         totals
     }
@@ -473,6 +480,7 @@ impl Totals {
         self.core.add(other.core);
         self.stranded = self.stranded.saturating_add(other.stranded);
         self.unusable = self.unusable.saturating_add(other.unusable);
+        // Without any measured GPU the use stays unknown, which is not 0.
         if let Some(used) = other.used {
             self.add_used(used);
         }
@@ -487,6 +495,7 @@ impl Totals {
 impl Amount {
     /// The part that no pod holds.
     pub fn free(self) -> u64 {
+        // An overcommitted device has nothing free.
         self.total.saturating_sub(self.allocated)
     }
 
@@ -511,6 +520,7 @@ impl Node {
     /// Removes names and namespaces of pods, except in namespaces that `sees` names as visible.
     pub fn hide_names(&mut self, sees: impl Fn(&str) -> bool) {
         for holder in self.gpus.iter_mut().flat_map(|gpu| &mut gpu.holders) {
+            // The UID stays, so that a client can count the pods of a node.
             if !sees(&holder.namespace) {
                 holder.namespace.clear();
                 holder.name.clear();

@@ -252,6 +252,7 @@ pub fn sees_all_devices(pod: &Pod) -> Result<bool, RequestError> {
 /// Quantities that do not parse count as nothing: the API server stores no such pod.
 pub fn containers(spec: &PodSpec, names: &ResourceNames) -> Vec<ContainerRequest> {
     let mut requests = Vec::new();
+    // Init containers first: kubelet admits in this order, and reuses their device IDs.
     for container in &spec.init_containers {
         let kind = if container.is_sidecar() {
             ContainerKind::Sidecar
@@ -275,6 +276,7 @@ impl ContainerRequest {
             kind,
             memory_units: count(&names.memory),
             shared: count(GPU_SHARED),
+            // A container has one vendor's GPUs; a pod with two vendors' is refused elsewhere.
             whole: VENDOR_GPUS.iter().map(|name| count(name)).sum(),
             rdma: count(RDMA),
             fpga: count(FPGA),
@@ -336,6 +338,7 @@ impl GpuRequest {
     pub fn is_shared(&self) -> bool {
         match self.memory {
             Memory::Units(_) | Memory::Bytes(_) => true,
+            // 100 percent of each GPU leave nothing to share.
             Memory::Ratio(ratio) => ratio < 100 * u64::from(self.devices),
         }
     }

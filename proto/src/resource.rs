@@ -40,7 +40,7 @@ pub const OLD_NAMES: [(&str, &str); 6] = [
 pub const ISOLATION_PROVIDER: &str = "koordinator.sh/gpu-isolation-provider";
 /// The value of [`ISOLATION_PROVIDER`] whose tools look for pods by [`HAMI_NODE`].
 pub const HAMI_CORE: &str = "HAMi-core";
-/// Label of pods with the name of their node, by which HAMi's monitor of a node selects its pods (Koordinator).
+/// Label of pods with the name of their node, by which the monitor of `HAMi-core` on a node selects its pods (Koordinator).
 pub const HAMI_NODE: &str = "hami.io/vgpu-node";
 
 /// The percentage that is one whole device.
@@ -57,6 +57,7 @@ const SHORT_NAMES: [(&str, &str); 2] = [
 
 /// The current name of a resource, for names in Device objects and allocation records, which may be deprecated ones.
 pub fn canonical(name: &str) -> &str {
+    // Few enough that a map would not pay.
     for (old, current) in OLD_NAMES.iter().chain(&SHORT_NAMES) {
         if *old == name {
             return current;
@@ -76,6 +77,7 @@ pub fn is_gpu_resource(name: &str, names: &ResourceNames) -> bool {
         GPU_MEM,
         GPU_COUNT,
     ];
+    // The default name counts also where the operator chose another: an old manifest must not be taken for another project's.
     fixed.contains(&name) || VENDOR_GPUS.contains(&name) || name == names.memory
 }
 

@@ -39,7 +39,7 @@ pub const BOARD_GPUS: u32 = 8;
 /// The partitions of a node, by the number of GPUs in them.
 pub type GpuPartitionTable = BTreeMap<u32, Vec<GpuPartition>>;
 
-/// A set of GPUs that FabricManager lets one virtual machine or pod use together.
+/// A set of GPUs that `FabricManager` lets one virtual machine or pod use together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuPartition {
@@ -96,6 +96,7 @@ impl GpuPartition {
 impl GpuPartitionPolicy {
     /// Reads the value of [`GPU_PARTITION_POLICY`]; [`Self::Prefer`] without the label.
     pub fn read(label: Option<&str>) -> Self {
+        // An unknown value must not make a node refuse pods.
         if label == Some("Honor") {
             Self::Honor
         } else {
@@ -116,6 +117,7 @@ impl GpuPartitionPolicy {
 /// GPU alone, and aligned groups of two, four and eight, with equal scores and without bandwidth.
 pub fn partitions_of_board() -> GpuPartitionTable {
     let mut table = GpuPartitionTable::new();
+    // Aligned groups alone: FabricManager offers no others on such a board.
     for size in [1, 2, 4, BOARD_GPUS] {
         for nth in 0..BOARD_GPUS / size {
             let first = nth * size;
@@ -145,7 +147,7 @@ pub(crate) fn bandwidth(quantity: Quantity) -> Option<u64> {
 /// twice, or has a bandwidth that is not a whole number up to 2^50.
 pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, AnnotationError> {
     let table: GpuPartitionTable = annotation::parse(GPU_PARTITIONS, text, MAX_BYTES)?;
-    // The scheduler compares each partition with all others for each filter.
+    // The scheduler compares each partition with all others for each filter, so that a large table would cost every pod.
     if table.values().map(Vec::len).sum::<usize>() > MAX_SETS {
         return Err(AnnotationError::new(
             GPU_PARTITIONS,

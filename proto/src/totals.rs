@@ -131,6 +131,7 @@ impl NamedRequests {
     }
 
     fn of_container(resources: &ResourceRequirements) -> Self {
+        // The API server makes a limit without a request a request.
         let mut requests = Self::of_amounts(&resources.limits);
         // A request wins over the limit of the same resource.
         requests.0.extend(Self::of_amounts(&resources.requests).0);
@@ -142,6 +143,7 @@ impl NamedRequests {
         Self(named.map(|(name, text)| (name.clone(), text.units())).collect())
     }
 
+    // A resource that one side lacks counts as 0 there.
     fn combine(&self, other: &Self, combine: fn(u64, u64) -> u64) -> Self {
         let mut combined = self.0.clone();
         for (name, amount) in &other.0 {

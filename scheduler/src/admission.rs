@@ -117,12 +117,14 @@ impl From<Result<(), Refusal>> for Verdict {
 /// A request for devices that breaks a rule makes its pod invalid.
 impl From<RequestError> for Refusal {
     fn from(error: RequestError) -> Self {
+        // The text of the filter, so that a user sees one wording in both places.
         Self::Invalid(error.to_string())
     }
 }
 
 impl From<Refusal> for AdmissionStatus {
     fn from(refusal: Refusal) -> Self {
+        // The reasons and codes of the API server's own validation and authorization.
         match refusal {
             Refusal::Invalid(message) => Self {
                 message,
@@ -195,6 +197,7 @@ fn read_field<'a, T: Deserialize<'a>>(
     field: &'static str,
     object: Option<&'a Value>,
 ) -> Result<T, Unreadable> {
+    // An absent object is one of the wrong kind.
     T::deserialize(object.unwrap_or(&Value::Null)).map_err(|source| Unreadable {
         uid: request.uid.clone(),
         field,

@@ -99,6 +99,7 @@ async fn demand_local_host(request: Request, next: Next) -> Response {
 /// Middleware that adds the security headers to every response.
 async fn add_headers(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
+    // Errors too: a browser shows the text of a refusal.
     response.headers_mut().extend(HEADERS);
     response
 }

@@ -33,6 +33,7 @@ pub struct AffinityTerms {
     )]
     pub n_preferred: usize,
     /// True if there are required terms.
+    // A list for pod affinity, an object for node affinity: only its presence is read.
     #[serde(
         rename = "requiredDuringSchedulingIgnoredDuringExecution",
         deserialize_with = "is_set"
@@ -118,6 +119,7 @@ impl SpreadConstraint {
     }
 
     pub(super) fn is_required(&self) -> bool {
+        // The field is required, so that the API server stores no other value.
         self.when_unsatisfiable == "DoNotSchedule"
     }
 }
@@ -150,6 +152,7 @@ impl Toleration {
 impl PodCondition {
     /// Returns true if the attempt to schedule the pod ended in an error, such as a timeout, and not in a refusal.
     pub fn is_error(&self) -> bool {
+        // kube-scheduler's reason for every attempt that no plugin refused.
         self.reason == "SchedulerError"
     }
 }

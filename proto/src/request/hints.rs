@@ -159,6 +159,7 @@ pub struct Hint {
 }
 
 /// Every annotation that [`Hints`] has.
+// In this order the first fault is reported.
 pub const HINTS: [Hint; 3] = [
     Hint {
         key: ALLOCATE_HINT,
@@ -187,6 +188,7 @@ impl Hint {
         let Some(text) = pod.annotation(self.key) else {
             return Ok(());
         };
+        // Before parsing, so that a long text costs nothing.
         if text.len() > MAX_BYTES {
             return Err(refusal(self.key, text, format!("longer than {MAX_BYTES} bytes")));
         }
@@ -250,6 +252,7 @@ pub fn enforcement(pod: &Pod) -> Option<DemandedEnforcement> {
     match pod.annotation(ENFORCEMENT)? {
         "any" => Some(DemandedEnforcement::Any),
         ENFORCED_BY_DRIVER => Some(DemandedEnforcement::Driver),
+        // New pods with another value are refused; a placed one is not judged again.
         _ => None,
     }
 }
@@ -326,6 +329,7 @@ struct PartitionJson {
 fn parse_by_type(text: &str) -> Result<BTreeMap<String, DeviceHint>, String> {
     let by_type: BTreeMap<String, Option<HintJson>> = parse_object(text)?;
     let mut hints = BTreeMap::new();
+    // Any type, known or not: Device objects may list types that this code has no name for.
     for (device_type, json) in by_type {
         let hint = json
             .unwrap_or_default()
@@ -417,6 +421,7 @@ impl HintJson {
 impl SelectorJson {
     fn parse(self, field: &str) -> Result<LabelSelector, String> {
         let mut requirements = Vec::new();
+        // `matchLabels` is short for `In` with one value.
         for (key, value) in self.match_labels.unwrap_or_default() {
             let test = LabelTest::In(vec![value]);
             requirements.push(LabelRequirement { key, test });
@@ -425,6 +430,7 @@ impl SelectorJson {
             let requirement = expression.parse();
             requirements.push(requirement.map_err(|rule| format!("{field}.matchExpressions[{i}].{rule}"))?);
         }
+        // No label has an empty key, so that no device would ever match.
         if requirements.iter().any(|requirement| requirement.key.is_empty()) {
             return Err(format!("{field} has an empty key"));
         }

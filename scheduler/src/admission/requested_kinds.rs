@@ -10,6 +10,7 @@ use proto::resource::{
 };
 
 /// Annotations that only a scheduler, and the plugin of the pod's node, write.
+// A new pod with one of them would be counted for devices that the scheduler has not given it.
 pub(super) const RECORD: [&str; 8] = [
     DEVICE_ALLOCATED,
     BIND_TIMESTAMP,
@@ -70,6 +71,7 @@ impl RequestedKinds {
 
     /// Returns true if GPUs are requested in more than one way, which the filter refuses.
     pub(super) fn mixes(self) -> bool {
+        // RDMA and FPGA go with any of them.
         u8::from(self.units) + u8::from(self.shares) + u8::from(self.vendor) > 1
     }
 

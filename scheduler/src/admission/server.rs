@@ -94,6 +94,7 @@ impl ReviewFailure {
 
 impl IntoResponse for ReviewFailure {
     fn into_response(self) -> Response {
+        // Any status but 200 is a failure to the API server; the code is for people who read logs.
         let status = match self {
             Self::Malformed(_) | Self::Unreadable(_) => StatusCode::BAD_REQUEST,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
@@ -120,6 +121,7 @@ impl Webhooks {
             "Reviews by webhook and verdict",
             reviews.clone(),
         );
+        // Two limits: many small reviews must not wait for few large ones.
         let (deciding, large_bodies) = (Semaphore::new(CONCURRENCY), Semaphore::new(LARGE_BODIES));
         Self {
             rules,
@@ -217,6 +219,7 @@ impl Webhooks {
         };
         let label = verdict_label(&verdict);
         let (namespace, name) = (&request.namespace, &request.name);
+        // At debug level: a busy cluster reviews thousands of pods a minute.
         debug!(
             webhook = webhook.label(),
             namespace,

@@ -66,6 +66,7 @@ pub(super) fn check_certificates(ends: &[(&str, i64)], now: Duration) -> Finding
     let (mut severity, mut ending) = (Severity::Ok, Vec::new());
     for (name, end) in ends {
         let left = end - now;
+        // An end is an error, which a certificate that ends soon must not lower to a warning.
         if left <= 0 {
             severity = Severity::Error;
             ending.push(format!("{name} has ended"));
@@ -170,6 +171,7 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
                 "see the Device object's health and the node's kernel log (XID); reset or replace the GPU",
             );
         }
+        // The scheduler never places so: a record was edited, or the GPU reports less memory than before.
         if gpu.memory.allocated > gpu.memory.total {
             add(
                 "gpu-overcommitted",

@@ -37,6 +37,7 @@ pub(super) enum SeenNames {
 /// The namespaces of a snapshot that are reviewed for a client without the right to list all pods.
 pub(super) fn largest_namespaces(snapshot: &StateSnapshot) -> Vec<Arc<str>> {
     let mut by_size: Vec<_> = snapshot.namespaces.iter().collect();
+    // The largest first: where there are more than can be reviewed, most names are shown.
     by_size.sort_by_key(|(name, size)| (std::cmp::Reverse(**size), Arc::clone(name)));
     by_size.truncate(MAX_REVIEWED);
     by_size.into_iter().map(|(name, _)| Arc::clone(name)).collect()
@@ -61,6 +62,7 @@ impl SeenNames {
             return String::new();
         };
         let mut hasher = FxHasher::default();
+        // A sorted set, so that equal rights have equal hashes.
         namespaces.hash(&mut hasher);
         format!("-{:x}", hasher.finish())
     }
@@ -112,6 +114,7 @@ impl HiddenForms {
         let mut node: Node = serde_json::from_slice(whole).unwrap_or_default();
         names.hide_others(&mut node);
         let form = Bytes::from(json(&node));
+        // The oldest form goes; a client that still needs it has it made again.
         if forms.len() >= MAX_FORMS {
             forms.remove(0);
         }

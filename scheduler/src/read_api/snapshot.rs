@@ -102,6 +102,7 @@ impl StateSnapshot {
     pub(super) fn parse_id(&self, id: &str) -> Option<u64> {
         let (epoch, revision) = id.rsplit_once('-')?;
         let revision: u64 = revision.parse().ok()?;
+        // A revision of the future is of another process with the same epoch, or made up.
         (epoch == &*self.epoch && (self.oldest..=self.revision).contains(&revision)).then_some(revision)
     }
 
@@ -221,6 +222,7 @@ impl StatePublisher {
         Self {
             index,
             snapshot: Arc::new(snapshot),
+            // The first client has the snapshot made.
             renewed: None,
             rendered: FxHashMap::default(),
             typical: Vec::new(),
