@@ -168,8 +168,8 @@ fn nearest_miss(verdict: &NodeVerdict) -> String {
         None => text += &format!(" ({})", verdict.detail.as_deref().unwrap_or(&verdict.reason)),
     }
     let pods = &verdict.would_fit_without;
-    let named = pods.iter().take(MAX_NAMES);
-    let names: Vec<String> = named
+    let first_pods = pods.iter().take(MAX_NAMES);
+    let names: Vec<String> = first_pods
         .map(|pod| format!("{}/{}", pod.namespace, pod.name))
         .collect();
     // Of a long list the number says more than the names.

@@ -161,6 +161,9 @@ pub(super) fn findings(facts: &InstallationFacts) -> Vec<Finding> {
 
 fn api_version(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let [major, minor] = ["/major", "/minor"].map(|pointer| leading_number(text(&facts.version, pointer)));
+    if (major, minor) == (0, 0) {
+        return Err("the API server reports no version".to_owned());
+    }
     if (major, minor) < OLDEST {
         let message = format!(
             "the API server has version {major}.{minor}; gpushare needs {}.{}",
@@ -307,7 +310,7 @@ fn versions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
             "wait for the rollout, or see why it stands",
         );
     // During a rollout the replicas differ anyway, and the command cannot match both.
-    } else if let Some(version) = found.into_keys().find(|version| *version != own) {
+    } else if let Some(version) = found.keys().find(|version| **version != own) {
         report.warn(
             "",
             format!("the scheduler has version {version} and this command {own}"),
@@ -317,6 +320,9 @@ fn versions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     // The tags of both images are those of one release.
     let scheduler = image_tags(facts, "deployments", "gpushare-scheduler");
     let plugin = image_tags(facts, "daemonsets", "gpushare-device-plugin");
+    if found.is_empty() && (scheduler.is_empty() || plugin.is_empty()) {
+        return Err("no replica could be asked, and the images have no tags".to_owned());
+    }
     // Images by digest alone have no tag to compare.
     if !scheduler.is_empty() && !plugin.is_empty() && scheduler != plugin {
         report.warn(
