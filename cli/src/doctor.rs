@@ -124,10 +124,9 @@ async fn diagnose(pod: String, connected: Result<ReadApiClient, CommandFailure>)
 
 /// The nodes as the scheduler's library understands the objects, whether or not a scheduler runs.
 async fn nodes_of_state(connection: &ClusterConnection) -> Result<Vec<proto::read_api::Node>, String> {
-    match offline::index(connection).await {
-        Ok(index) => Ok(scheduler::read_api::state_of(index).await.nodes),
-        Err(failure) => Err(failure.to_string()),
-    }
+    let index = offline::index(connection).await;
+    let index = index.map_err(|failure| failure.to_string())?;
+    Ok(scheduler::read_api::state_of(index).await.nodes)
 }
 
 /// The findings as text, with their number by weight.

@@ -300,10 +300,8 @@ fn versions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
         found.entry(&diagnosis.replica.version).or_default().push(pod);
     }
     if found.len() > 1 {
-        let mut all = Vec::new();
-        for (version, pods) in &found {
-            all.push(format!("{version} ({})", pods.join(", ")));
-        }
+        let shown = |(version, pods): (&&str, &Vec<&str>)| format!("{version} ({})", pods.join(", "));
+        let all: Vec<String> = found.iter().map(shown).collect();
         report.warn(
             "",
             format!("replicas have different versions: {}", all.join(", ")),

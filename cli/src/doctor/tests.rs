@@ -256,6 +256,24 @@ fn images_of_one_release(#[case] scheduler: &str, #[case] plugin: &str) {
 }
 
 #[test]
+fn versions_that_cannot_be_read_are_unknown() {
+    let mut facts = sound();
+    facts.version = Value::Null;
+    facts.replicas = Err("forbidden".to_owned());
+    set(
+        list(&mut facts, "daemonsets"),
+        "/spec/template/spec/containers/0/image",
+        json!("gpushare-device-plugin@sha256:bb"),
+    );
+    let all = findings(&facts);
+    let unknown = |check: &str| {
+        all.iter()
+            .any(|f| f.check == check && f.severity == Severity::Unknown)
+    };
+    assert!(unknown("api-version") && unknown("versions"), "{all:?}");
+}
+
+#[test]
 fn a_right_that_lacks_makes_one_check_unknown() {
     let mut facts = sound();
     *list(&mut facts, "clusterrolebindings") = Err("forbidden".to_owned());
