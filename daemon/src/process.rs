@@ -151,7 +151,7 @@ impl Process {
         work: impl Future<Output = anyhow::Result<T>>,
     ) -> anyhow::Result<Option<T>> {
         tokio::select! {
-            // Nothing is served yet, so there is nothing to take leave of.
+            // The daemon serves no requests yet, so no farewell is needed.
             () = self.signal.cancelled() => Ok(None),
             ended = self.tasks.ended() => Err(ended.into()),
             done = work => done.map(Some),

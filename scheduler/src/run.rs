@@ -115,7 +115,7 @@ async fn serve_requests(
         ..HttpServer::new(listen(serving.listen).await?, routes)
     };
     process.serve("extender", server);
-    // Each of these keeps promises of earlier answers, or prepares later ones; none of them decides where a pod goes.
+    // None of these tasks decides where a pod goes: they check binds without an outcome, wake refused pods, and fill caches.
     let tasks = &mut process.tasks;
     tasks.spawn("history", read_api.record_history());
     tasks.spawn(

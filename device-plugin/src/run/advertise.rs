@@ -20,7 +20,7 @@ use crate::publish::node_patches;
 use crate::publish::own_objects::StoredDevice;
 use crate::settings::NodeSettings;
 
-/// The objects of this node in the API server, and the devices of other schedulers' pods in them.
+/// The objects of this node as the API server has them, and the devices that other device plugins have allocated.
 #[derive(Clone, Debug)]
 pub(super) struct Published {
     /// The Node object.

@@ -21,7 +21,7 @@ const MIN_SERVING: Duration = Duration::from_secs(2);
 /// Longest time after that for kubelet to admit the pods that are bound to this node.
 const ADMISSION_LIMIT: Duration = Duration::from_secs(5);
 
-/// The facts on which the plugin may end.
+/// The state that decides when the plugin may end.
 #[derive(Debug)]
 pub(super) struct Farewell {
     /// The registrations with kubelet.

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 /// Time for which a replica of several still serves after the signal: the endpoints of its Services change first.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// The conditions on which this replica may end.
+/// The conditions under which this replica may end.
 pub(super) struct Farewell {
     /// The time for which it serves in any case.
     linger: Duration,
