@@ -35,6 +35,7 @@ pub const DRIVER_DEVICE: &str = "gpushare.dev/driver=all";
 /// restart.
 pub fn container_device(resource: ExtendedResource, ids: &[String], fresh: u64) -> String {
     let mut ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    // kubelet sends the same IDs in any order.
     ids.sort_unstable();
     let set = fnv1a(&format!("{resource:?}\n{}", ids.join("\n")));
     format!("{CONTAINER_KIND}={set:016x}-{fresh:x}")

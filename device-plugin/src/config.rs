@@ -20,20 +20,21 @@ use crate::enforcement::HamiCore;
 use crate::extended_resource::ExtendedResourceNames;
 use crate::fleet::sharing::{SharedDevices, Sharing};
 use crate::health::{HealthPolicy, Xids};
-use crate::injection::InjectionSettings;
-use crate::inventory::{DeviceSource, FileSource, MachineSource, NvmlSource, SysfsSource};
+use crate::injection::OwnContainer;
+use crate::inventory::{DeviceSource, FileSource, MachineSource, NvmlSource};
 use crate::publish::node_overrides::OverrideFiles;
 use crate::settings::{NodeSettings, OnMismatch, OnUnplaced};
 use crate::uninstall::UninstallWhen;
 
 use values::{dra_drivers, duration, gpu_memory, memory_resource, node_name, partition_policy};
 
-pub use values::{
-    Inject, InvalidValue, InventoryKind, LookFor, NoGpu, ReservedMemory, VendorResource, VendorServer,
-};
+pub use values::{Inject, InvalidValue, InventoryKind, NoGpu, ReservedMemory, VendorResource, VendorServer};
 
 /// Longest wait of a call from kubelet for its pod to arrive by the watch.
 const ALLOCATE_WAIT: Duration = Duration::from_secs(2);
+
+/// Number of probe intervals without trouble after which a device is healthy again: a minute by default.
+const QUIET_PROBES: u32 = 6;
 
 /// Shares the GPUs of this node among pods.
 ///
@@ -46,15 +47,15 @@ const ALLOCATE_WAIT: Duration = Duration::from_secs(2);
 )]
 #[command(name = "gpushare-device-plugin", version, max_term_width = 120)]
 pub struct Config {
-    /// Name of this node
+    /// Name of the Node object of this machine
     #[arg(long, env = "NODE_NAME", value_parser = node_name)]
     pub node_name: String,
 
-    /// UID of the plugin's own pod, which the scheduler compares with the state that the plugin writes into the Node
+    /// UID of the plugin's own pod. The plugin writes it into the Node with its state; the scheduler sees by it when that pod is gone
     #[arg(long, env = "POD_UID", value_name = "UID")]
     pub pod_uid: Option<String>,
 
-    /// kubelet's device plugin directory
+    /// kubelet's device plugin directory, with its sockets and its checkpoint
     #[arg(
         long,
         env = "GPUSHARE_DEVICE_PLUGIN_DIR",
@@ -63,7 +64,7 @@ pub struct Config {
     )]
     pub device_plugin_dir: PathBuf,
 
-    /// Source of the devices: nvml (GPUs by NVML, others by sysfs), or a file of simulated devices
+    /// Source of the devices: nvml (GPUs from NVML, RDMA adapters and FPGAs from sysfs), or a file of simulated devices
     #[arg(
         long,
         env = "GPUSHARE_INVENTORY",
@@ -76,38 +77,27 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_SYSFS_ROOT", default_value = "/sys", value_name = "DIR")]
     pub sysfs_root: PathBuf,
 
-    /// Types of devices that the plugin looks for in this machine
-    #[arg(
-        long,
-        env = "GPUSHARE_LOOK_FOR",
-        default_value = "gpu,rdma,fpga",
-        value_delimiter = ',',
-        value_enum,
-        value_name = "TYPES"
-    )]
-    pub look_for: Vec<LookFor>,
-
-    /// File with labels of devices and of virtual functions, by which pods select them; may be missing, and may change
+    /// YAML file with labels of devices and of their virtual functions, by which pods select them. It may be missing, and may change
     #[arg(long, env = "GPUSHARE_DEVICE_LABELS", value_name = "FILE")]
     pub device_labels: Option<PathBuf>,
 
-    /// File with the partitions of this node's GPUs; may be missing, and may change
+    /// File with the sets of this node's GPUs that may be allocated together (partitions). It may be missing, and may change
     #[arg(long, env = "GPUSHARE_GPU_PARTITIONS", value_name = "FILE")]
     pub gpu_partitions: Option<PathBuf>,
 
-    /// Policy for partitions: pods get only partitions (honor), or a partition if possible (prefer)
+    /// Use of partitions: pods get only partitions (honor), or a partition if possible (prefer, the default)
     #[arg(long, env = "GPUSHARE_GPU_PARTITION_POLICY", value_parser = partition_policy, value_name = "honor|prefer")]
     pub gpu_partition_policy: Option<GpuPartitionPolicy>,
 
-    /// Memory of a GPU whose driver does not report it, such as one that shares its processor's memory: a quantity such as 96Gi
+    /// Memory of each GPU whose driver does not report it, such as one that shares its processor's memory: a quantity such as 96Gi
     #[arg(long, env = "GPUSHARE_GPU_MEMORY", value_parser = gpu_memory, value_name = "QUANTITY")]
     pub gpu_memory: Option<u64>,
 
-    /// Treatment of the memory that the driver reserves for itself, which no pod can allocate
+    /// Use of the memory that the driver of a GPU reserves for itself, which no pod can allocate
     #[arg(long, env = "GPUSHARE_RESERVED_MEMORY", default_value = "share", value_enum)]
     pub reserved_memory: ReservedMemory,
 
-    /// Reaction to a node without library, driver or GPU
+    /// Reaction to a node without NVIDIA's library, driver or GPU, and without other devices
     #[arg(long, env = "GPUSHARE_NO_GPU", default_value = "exit", value_enum)]
     pub no_gpu: NoGpu,
 
@@ -124,7 +114,8 @@ pub struct Config {
     )]
     pub shared_devices: SharedDevices,
 
-    /// Server of a vendor's resource on this node: the vendor's plugin (this one watches its pods), this plugin, or none; may be repeated
+    /// A resource of whole GPUs, and the device plugin that serves it on this node: the vendor's, of which this plugin counts the pods
+    /// (vendor), this one (ours), or one that does not matter (ignore). May be repeated
     #[arg(
         long = "vendor-resource",
         env = "GPUSHARE_VENDOR_RESOURCES",
@@ -144,7 +135,7 @@ pub struct Config {
     )]
     pub dra_drivers: BTreeSet<String>,
 
-    /// Resource name of memory units
+    /// Name of the extended resource that counts memory units
     #[arg(
         long,
         env = "GPUSHARE_MEMORY_RESOURCE",
@@ -163,7 +154,7 @@ pub struct Config {
     )]
     pub memory_unit: MemoryUnit,
 
-    /// Injection mode: CDI, the vendor's variable, or the one that works on this node
+    /// Way in which containers get their devices
     #[arg(long, env = "GPUSHARE_INJECT", default_value = "auto", value_enum)]
     pub inject: Inject,
 
@@ -171,7 +162,7 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_NUMA_HINTS")]
     pub numa_hints: bool,
 
-    /// Directory for CDI specs; the container runtime must read it
+    /// Directory in which the plugin writes its CDI specs; the container runtime must read it
     #[arg(
         long,
         env = "GPUSHARE_CDI_DIR",
@@ -180,7 +171,7 @@ pub struct Config {
     )]
     pub cdi_dir: PathBuf,
 
-    /// Directories of NVIDIA's CDI specs, separated by commas
+    /// Directories in which NVIDIA's tools write CDI specs, separated by commas
     #[arg(
         long,
         env = "GPUSHARE_CDI_SPEC_DIRS",
@@ -190,15 +181,16 @@ pub struct Config {
     )]
     pub cdi_spec_dirs: Vec<PathBuf>,
 
-    /// Also name device nodes in answers to kubelet, for runtimes that are not NVIDIA's
+    /// With --inject=envvar, also name device nodes in answers to kubelet, for container runtimes that are not NVIDIA's
     #[arg(long, env = "GPUSHARE_PASS_DEVICE_SPECS")]
     pub pass_device_specs: bool,
 
-    /// Socket of the container runtime for plugins (NRI): each container then gets the devices of its pod's record at its creation
+    /// Socket on which the container runtime accepts plugins (NRI), such as /var/run/nri/nri.sock: this plugin then corrects the devices
+    /// of each container when the runtime creates it
     #[arg(long, env = "GPUSHARE_NRI_SOCKET", value_name = "SOCKET")]
     pub nri_socket: Option<PathBuf>,
 
-    /// Have the driver limit the memory of each container, on nodes where everything that this needs has been seen: driver 615 or
+    /// Have the GPU driver limit the memory of each container, on nodes where everything that this needs has been seen: driver 615 or
     /// newer, cgroup v2, and the hook of NVIDIA's container toolkit 1.20.1 or newer
     #[arg(long, env = "GPUSHARE_DRIVER_LIMITS")]
     pub driver_limits: bool,
@@ -207,8 +199,8 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_MEASURE_MEMORY")]
     pub measure_memory: bool,
 
-    /// Directory of your own HAMi-core library (libvgpu.so), the same on the node and in this container: pods with the label
-    /// koordinator.sh/gpu-isolation-provider: HAMi-core get it, and ld.so.preload of the directory as /etc/ld.so.preload
+    /// Directory of your own HAMi-core library (libvgpu.so), at the same path on the node and in this container: pods with the label
+    /// koordinator.sh/gpu-isolation-provider: HAMi-core get the library, and ld.so.preload of the directory as /etc/ld.so.preload
     #[arg(long, env = "GPUSHARE_HAMI_CORE", value_name = "DIR")]
     pub hami_core: Option<PathBuf>,
 
@@ -217,7 +209,8 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_ALLOW_ALL_DEVICES")]
     pub allow_all_devices: bool,
 
-    /// Namespaces whose containers keep the vendor's variable although they request no GPU; with --nri-socket all others lose it
+    /// Namespaces whose containers keep `NVIDIA_VISIBLE_DEVICES` although they request no GPU; with --nri-socket the plugin makes it void
+    /// in all others
     #[arg(
         long,
         env = "GPUSHARE_UNRESTRICTED_NAMESPACES",
@@ -227,11 +220,12 @@ pub struct Config {
     )]
     pub unrestricted_namespaces: Vec<String>,
 
-    /// Mount point of the node's root directory, for device nodes
+    /// Mount point of the node's root directory, in which the plugin looks for device nodes and for the MPS control daemon
     #[arg(long, env = "GPUSHARE_HOST_ROOT", default_value = "/", value_name = "DIR")]
     pub host_root: PathBuf,
 
-    /// Mount points of the node's directories that may hold the driver; NVML comes from the first that has it
+    /// Mount points of the node's directories that may hold the driver, separated by commas; the plugin loads NVML from the first that
+    /// has it
     #[arg(
         long = "driver-root",
         env = "GPUSHARE_DRIVER_ROOT",
@@ -240,27 +234,24 @@ pub struct Config {
     )]
     pub driver_roots: Vec<PathBuf>,
 
-    /// The `RuntimeClass` of this plugin's own pod, if it has one: the runtime then acts on the vendor's variable in such pods alone
+    /// `RuntimeClass` of this plugin's own pod, if it has one: the runtime then acts on `NVIDIA_VISIBLE_DEVICES` in such pods alone
     #[arg(long, env = "GPUSHARE_RUNTIME_CLASS", value_name = "NAME")]
     pub runtime_class: Option<String>,
 
-    /// Reaction to a pod that would see other devices than its record names
+    /// Reaction to a pod whose containers would see other devices than its record names
     #[arg(long, env = "GPUSHARE_ON_MISMATCH", default_value = "refuse", value_enum)]
     pub on_mismatch: OnMismatch,
 
-    /// Reaction to a pod that the scheduler did not place
+    /// Reaction to a pod that gpushare-scheduler did not place
     #[arg(long, env = "GPUSHARE_UNPLACED", default_value = "refuse", value_enum)]
     pub unplaced: OnUnplaced,
 
-    /// Critical XIDs without effect: numbers separated by commas, all, or none
-    #[arg(long, env = "GPUSHARE_IGNORE_XIDS", default_value_t = Xids::none(), value_name = "XIDS")]
-    pub ignore_xids: Xids,
-
-    /// Critical XIDs that an application causes: they make events on the pods of the GPU, which stays healthy
+    /// Critical errors of the driver (XIDs) that an application causes: numbers separated by commas, all, or none. They make events on the
+    /// pods of the GPU, which stays healthy
     #[arg(long, env = "GPUSHARE_APPLICATION_XIDS", default_value_t = Xids::of_applications(), value_name = "XIDS")]
     pub application_xids: Xids,
 
-    /// Critical XIDs after which a GPU stays unhealthy until it has been reset or an operator clears it
+    /// Critical errors of the driver (XIDs) after which a GPU stays unhealthy until it has been reset or an operator clears it
     #[arg(long, env = "GPUSHARE_RESET_XIDS", default_value_t = Xids::of_resets(), value_name = "XIDS")]
     pub reset_xids: Xids,
 
@@ -268,16 +259,13 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_EVICT_FROM_SICK_DEVICES")]
     pub evict_from_sick_devices: bool,
 
-    /// Interval between probes of each GPU; for simulated ones, between reads of their file
+    /// Interval between probes of each device; for simulated devices, between reads of their file. An unhealthy device is healthy again
+    /// after six intervals without trouble
     #[arg(long, env = "GPUSHARE_PROBE_INTERVAL", default_value = "10s", value_parser = duration, value_name = "DURATION")]
     pub probe_interval: Duration,
 
-    /// Time without trouble after which a GPU is healthy again
-    #[arg(long, env = "GPUSHARE_RECOVERY_QUIET", default_value = "60s", value_parser = duration, value_name = "DURATION")]
-    pub recovery_quiet: Duration,
-
-    /// Only list to kubelet the devices that it remembers, from a boot until another process of the plugin serves. For a service of the
-    /// host: without it kubelet fails the pods that hold devices before the plugin's own pod can run
+    /// Only list to kubelet the devices that kubelet remembers, from a boot until the plugin's pod serves. For a service of the host:
+    /// without it, kubelet fails the pods that hold devices before the plugin's own pod can run
     #[arg(long, env = "GPUSHARE_AT_BOOT", conflicts_with = "uninstall")]
     pub at_boot: bool,
 
@@ -294,6 +282,7 @@ pub struct Config {
 impl Config {
     /// The vendors' resources with this server. Of several entries with one name the last counts.
     pub fn served_by(&self, server: VendorServer) -> impl Iterator<Item = &str> {
+        // A flag of an overlay comes after that of its base, and must be able to replace it.
         let entries = self.vendor_resources.iter().enumerate();
         entries.filter_map(move |(at, resource)| {
             let mut later = self.vendor_resources.iter().skip(at + 1);
@@ -314,32 +303,21 @@ impl Config {
 
     /// The source of the devices.
     pub fn source(&self) -> DeviceSource {
-        let interval = self.probe_interval;
         if let InventoryKind::File(path) = &self.inventory {
             return DeviceSource::File(FileSource {
                 path: path.clone(),
                 node: self.node_name.clone(),
-                interval,
+                interval: self.probe_interval,
             });
         }
-        let nvml = NvmlSource {
+        DeviceSource::Machine(MachineSource::new(NvmlSource {
             sysfs: self.sysfs_root.clone(),
             driver_roots: self.driver_roots.clone(),
             unknown_memory: self.gpu_memory,
             withholds_reserved: self.reserved_memory == ReservedMemory::Withhold,
-            probe_interval: interval,
+            probe_interval: self.probe_interval,
             ..NvmlSource::default()
-        };
-        let others = SysfsSource {
-            root: self.sysfs_root.clone(),
-            interval,
-            has_rdma: self.look_for.contains(&LookFor::Rdma),
-            has_fpga: self.look_for.contains(&LookFor::Fpga),
-        };
-        DeviceSource::Machine(MachineSource {
-            gpus: self.look_for.contains(&LookFor::Gpu).then_some(nvml),
-            others,
-        })
+        }))
     }
 
     /// The settings of answers and specs. Each call makes caches of its own for the CDI directories.
@@ -348,13 +326,15 @@ impl Config {
             names: self.resource_names(),
             memory_unit: self.memory_unit,
             allocate_wait: ALLOCATE_WAIT,
-            injection: InjectionSettings {
-                mode: self.inject.mode(),
-                specs: SpecDir::new(self.cdi_dir.clone()),
-                vendor_specs: VendorSpecs::of(self.cdi_spec_dirs.clone()),
-                pass_device_specs: self.pass_device_specs,
-                host_root: self.host_root.clone(),
-            },
+            injection_mode: self.inject.mode(),
+            specs: SpecDir::new(self.cdi_dir.clone()),
+            vendor_specs: VendorSpecs::new(self.cdi_spec_dirs.clone()),
+            pass_device_specs: self.pass_device_specs,
+            host_root: self.host_root.clone(),
+            sysfs_root: self.sysfs_root.clone(),
+            // The environment and the rights of this process do not change, so they are read once.
+            own_container: OwnContainer::observe(!self.driver_roots.is_empty(), self.runtime_class.clone()),
+            has_runtime_hook: self.nri_socket.is_some(),
             allows_all_devices: self.allow_all_devices,
             driver_limits: self.driver_limits,
             hami_core: self.hami_core.clone().map(HamiCore::new),
@@ -374,10 +354,9 @@ impl Config {
     /// The rules of health.
     pub fn health_policy(&self) -> HealthPolicy {
         HealthPolicy {
-            ignored_xids: self.ignore_xids.clone(),
             application_xids: self.application_xids.clone(),
             reset_xids: self.reset_xids.clone(),
-            quiet: self.recovery_quiet,
+            quiet: self.probe_interval * QUIET_PROBES,
             ..HealthPolicy::default()
         }
     }

@@ -1,17 +1,16 @@
 //! Enforcement of containers' memory limits on this node: the level of each GPU, and the variables that carry a container's limits.
 //!
-//! The level follows from what is seen on the node. `decide` is a pure function of facts, `follow` finds the facts and decides
+//! The level follows from what is seen on the node. `decide` is a pure function of facts, [`detect`] finds the facts and decides
 //! again when they change, and [`limits`] makes the variables. This plugin enforces nothing itself: the driver does, or HAMi-core's
 //! library in a container.
 
 mod decide;
-pub mod follow;
+pub mod detect;
 mod hami_core;
 pub mod limits;
 pub mod memory_use;
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use crate::inventory::{Gpu, PhysicalId};
 
@@ -42,12 +41,6 @@ impl Level {
     }
 }
 
-impl fmt::Display for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
 /// The level of one GPU, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Enforcement {
@@ -65,35 +58,29 @@ pub struct Enforcements(BTreeMap<PhysicalId, Enforcement>);
 
 impl Enforcements {
     /// The level of a GPU; none until it is decided.
-    pub fn of(&self, gpu: &PhysicalId) -> Option<&Enforcement> {
+    pub fn of_gpu(&self, gpu: &PhysicalId) -> Option<&Enforcement> {
         self.0.get(gpu)
     }
 
-    /// Returns true if the driver enforces limits on all these GPUs. The variables of a container hold for all of its GPUs, and a
-    /// container with variables that the driver cannot act on would not be created.
+    fn is_by_driver(&self, gpu: &PhysicalId) -> bool {
+        self.of_gpu(gpu).is_some_and(|found| found.level == Level::Driver)
+    }
+
+    /// Returns true if the driver enforces limits on all these GPUs.
     pub fn are_by_driver(&self, gpus: &[&Gpu]) -> bool {
-        for gpu in gpus {
-            if self
-                .of(&gpu.uuid)
-                .is_none_or(|found| found.level != Level::Driver)
-            {
-                return false;
-            }
-        }
-        !gpus.is_empty()
+        // The variables of a container hold for all of its GPUs, and NVIDIA's hook fails on one that the driver cannot limit.
+        !gpus.is_empty() && gpus.iter().all(|gpu| self.is_by_driver(&gpu.uuid))
     }
 
     /// The best level that all GPUs have; none without GPUs, or before the first decision.
     pub fn lowest(&self) -> Option<Level> {
-        self.iter().map(|(_, found)| found.level).min()
+        self.0.values().map(|found| found.level).min()
     }
 
     /// True if the driver enforced limits on a GPU before, and does not now because the vendor's CDI specs lack the hook for it.
     fn lost_spec_hook(&self, before: &Self) -> bool {
-        self.iter().any(|(gpu, found)| {
-            let had_driver = before.of(gpu).is_some_and(|before| before.level == Level::Driver);
-            had_driver && found.reason == HOOK_MISSING
-        })
+        let mut levels = self.0.iter();
+        levels.any(|(gpu, found)| found.reason == HOOK_MISSING && before.is_by_driver(gpu))
     }
 
     /// Each GPU with its level.

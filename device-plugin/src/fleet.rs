@@ -1,7 +1,7 @@
 //! The devices of this node together with their health: one immutable value per moment.
 //!
-//! `watch` makes a new value at each change; kubelet's device lists, the Device object and node
-//! status are functions of the latest one.
+//! [`watch`] makes a new value at each change; kubelet's device lists, the Device object and node status are functions of the latest
+//! one.
 
 pub mod corrections;
 pub mod sharing;
@@ -77,6 +77,7 @@ pub struct NodeFleet {
 impl NodeFleet {
     /// The devices of an inventory, all healthy. Pods may share the GPUs that `ids` has.
     pub fn new(inventory: NodeInventory, ids: IdScheme) -> Self {
+        // The scheme that comes in has shared GPUs only; whole GPUs and other devices need no choice of the operator.
         let ids = ids.with(&inventory);
         let mut gpus = Vec::with_capacity(inventory.gpus.len());
         for gpu in inventory.gpus {
@@ -115,6 +116,7 @@ impl NodeFleet {
     #[must_use]
     pub fn with_inventory(&self, inventory: NodeInventory, ids: IdScheme) -> Self {
         let mut fleet = Self {
+            // XIDs of an earlier process are loaded once, whichever devices are there then.
             is_health_loaded: self.is_health_loaded,
             ..Self::new(inventory, ids)
         };
@@ -126,36 +128,39 @@ impl NodeFleet {
 
     /// Changes the health of a device.
     pub fn apply(&mut self, change: &HealthChange) {
-        let HealthChange {
-            device,
-            is_healthy,
-            reason,
-            message,
-        } = change;
-        self.set_health(device, *is_healthy, Some(*reason), message);
+        self.set_health(
+            &change.device,
+            change.is_healthy,
+            Some(change.reason),
+            &change.message,
+        );
     }
 
     fn set_health(&mut self, id: &PhysicalId, is_healthy: bool, reason: Option<HealthReason>, message: &str) {
-        for entry in self.gpus.iter_mut().filter(|entry| entry.gpu.uuid == *id) {
-            (entry.is_healthy, entry.reason) = (is_healthy, reason);
-            message.clone_into(&mut entry.message);
+        for entry in &mut self.gpus {
+            if entry.gpu.uuid == *id {
+                (entry.is_healthy, entry.reason) = (is_healthy, reason);
+                message.clone_into(&mut entry.message);
+            }
         }
-        for entry in self.others.iter_mut().filter(|entry| entry.device.id == *id) {
-            (entry.is_healthy, entry.reason) = (is_healthy, reason);
-            message.clone_into(&mut entry.message);
+        for entry in &mut self.others {
+            if entry.device.id == *id {
+                (entry.is_healthy, entry.reason) = (is_healthy, reason);
+                message.clone_into(&mut entry.message);
+            }
         }
     }
 
     /// The GPU with this UUID.
     pub fn gpu(&self, uuid: &PhysicalId) -> Option<&Gpu> {
-        let mut gpus = self.gpus.iter().map(|entry| &entry.gpu);
-        gpus.find(|gpu| gpu.uuid == *uuid)
+        let entry = self.gpus.iter().find(|entry| entry.gpu.uuid == *uuid)?;
+        Some(&entry.gpu)
     }
 
     /// The GPU that a record names.
     pub fn gpu_named(&self, name: &DeviceName) -> Option<&Gpu> {
-        let mut gpus = self.gpus.iter().map(|entry| &entry.gpu);
-        gpus.find(|gpu| name.names(gpu))
+        let entry = self.gpus.iter().find(|entry| name.names(&entry.gpu))?;
+        Some(&entry.gpu)
     }
 
     /// The identity of every device.
@@ -185,9 +190,8 @@ impl NodeFleet {
 
     /// The device that a record names for a resource, healthy or not.
     pub fn find(&self, resource: ExtendedResource, name: &DeviceName) -> Option<DeviceKey> {
-        self.entries(resource.device_type())
-            .map(|entry| entry.key)
-            .find(|key| name.is(key))
+        let mut entries = self.entries(resource.device_type());
+        Some(entries.find(|entry| name.is(&entry.key))?.key)
     }
 
     /// Returns true if the plugin advertises a resource to kubelet.
@@ -220,6 +224,7 @@ impl NodeFleet {
                 return Err(Unavailable::Unknown { device_type, name });
             };
             let id = entry.key.id;
+            // A record from before the operator took the GPU out of sharing may still name it.
             if is_sharing && !entry.is_shared {
                 return Err(Unavailable::NotShared(id));
             }
@@ -318,6 +323,7 @@ impl<'a> From<&'a FleetDevice> for FleetEntry<'a> {
         Self {
             device_type: &entry.device.device_type,
             key: DeviceKey::from(&entry.device),
+            // Each of these devices is divided by percent, and no flag excludes one.
             is_shared: true,
             is_healthy: entry.is_healthy,
             reason: entry.reason,

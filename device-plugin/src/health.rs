@@ -5,8 +5,8 @@
 //!
 //! The rules:
 //!
-//! * A critical XID makes its device unhealthy, unless the policy puts it into another class: XIDs that an application causes by its
-//!   own fault say nothing about the device and only lead to events on its pods; ignored ones have no effect.
+//! * A critical XID makes its device unhealthy, unless the policy says that applications cause it by their own fault: such an XID says
+//!   nothing about the device and only leads to events on its pods.
 //! * A device that is lost, or fails a probe in another way, is unhealthy at once; so is an adapter without an active port.
 //! * An XID of an unknown device, or of one that this node does not share, changes nothing by itself. The watch answers it by probing
 //!   every device: those that fail are unhealthy, the others stay as they are.
@@ -25,11 +25,14 @@
 
 mod xids;
 
-use std::{collections::BTreeMap, fmt, num::NonZeroU32, time::Duration};
-
-pub use xids::{InvalidXidList, Xids};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::time::Duration;
 
 use crate::inventory::{MIG, Observation, ObservationKind, PhysicalId};
+
+pub use xids::Xids;
 
 /// Longest time without trouble that relapses lead to, unless the policy itself asks for more.
 pub const LONGEST_QUIET: Duration = Duration::from_secs(60 * 60);
@@ -106,8 +109,6 @@ pub struct HealthChange {
 /// The rules that an operator can set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthPolicy {
-    /// The critical XIDs without effect.
-    pub ignored_xids: Xids,
     /// The critical XIDs that an application causes: they do not make a device unhealthy.
     pub application_xids: Xids,
     /// The critical XIDs after which a device needs a reset.
@@ -118,11 +119,10 @@ pub struct HealthPolicy {
     pub quiet: Duration,
 }
 
-/// Three answers over at least a minute; no XID is ignored, and the documented ones count as caused by applications.
+/// Three answers over at least a minute; XIDs have the classes of NVIDIA's documentation.
 impl Default for HealthPolicy {
     fn default() -> Self {
         Self {
-            ignored_xids: Xids::none(),
             application_xids: Xids::of_applications(),
             reset_xids: Xids::of_resets(),
             answers: NonZeroU32::MIN.saturating_add(2),
@@ -132,16 +132,6 @@ impl Default for HealthPolicy {
 }
 
 impl HealthPolicy {
-    /// Returns true if an application causes this XID. One that is also ignored has no effect.
-    fn is_application_fault(&self, xid: u64) -> bool {
-        self.application_xids.contains(xid) && !self.ignored_xids.contains(xid)
-    }
-
-    /// Returns true if the XID makes a device unhealthy.
-    fn makes_unhealthy(&self, xid: u64) -> bool {
-        !self.application_xids.contains(xid) && !self.ignored_xids.contains(xid)
-    }
-
     /// Returns true if time does not heal a device with this trouble.
     fn needs_reset(&self, reason: HealthReason) -> bool {
         match reason {
@@ -181,7 +171,7 @@ impl DeviceHealth {
                 0
             };
         }
-        // Further trouble starts the recovery again.
+        // Further trouble starts the recovery again: answers count, and time passes, from the last trouble on.
         self.trouble = Some(Trouble {
             reason,
             needs_reset,
@@ -197,6 +187,7 @@ impl DeviceHealth {
         device: &PhysicalId,
         now: Duration,
     ) -> Option<HealthChange> {
+        // NVML may go on answering for a GPU whose memory or firmware has failed.
         let trouble = self.trouble.as_mut().filter(|trouble| !trouble.needs_reset)?;
         trouble.answers = trouble.answers.saturating_add(1);
         let Trouble {
@@ -273,7 +264,7 @@ impl Health {
         Some(self.devices.get(device)?.trouble?.reason)
     }
 
-    /// Loads an XID that an earlier process observed at `since`, unless the policy ignores it.
+    /// Loads an XID that an earlier process observed at `since`. An XID that applications cause by now has no effect.
     pub fn load(
         &mut self,
         now: Duration,
@@ -285,6 +276,7 @@ impl Health {
             device: Some(device.clone()),
             kind: ObservationKind::Xid(xid),
         };
+        // The quiet time starts now, since the probes that an earlier process saw answered are not known.
         let change = self.observe(now, &observation)?;
         let cure = cure(self.policy.needs_reset(HealthReason::Xid(xid)));
         let message = format!(
@@ -299,7 +291,8 @@ impl Health {
             return None;
         };
         let uuid = observation.device.clone()?;
-        let is_fault = self.devices.contains_key(&uuid) && self.policy.is_application_fault(xid);
+        // No pod of this plugin runs on a device that it does not know.
+        let is_fault = self.devices.contains_key(&uuid) && self.policy.application_xids.contains(xid);
         is_fault.then_some(ApplicationFault { uuid, xid })
     }
 
@@ -307,7 +300,7 @@ impl Health {
     ///
     /// Observations of unknown devices, or of no device, change nothing.
     pub fn observe(&mut self, now: Duration, observation: &Observation) -> Option<HealthChange> {
-        // One strange event must not take a whole node down.
+        // One event without a device must not take a whole node down.
         let device = observation.device.as_ref()?;
         let state = self.devices.get_mut(device)?;
         let (reason, message) = match &observation.kind {
@@ -320,7 +313,7 @@ impl Health {
                 }
                 return state.record_answer(&self.policy, device, now);
             }
-            ObservationKind::Xid(xid) if !self.policy.makes_unhealthy(*xid) => return None,
+            ObservationKind::Xid(xid) if self.policy.application_xids.contains(*xid) => return None,
             ObservationKind::Xid(xid) => (
                 HealthReason::Xid(*xid),
                 format!("the driver reported critical error XID {xid}"),
@@ -357,6 +350,7 @@ impl Health {
             _ => reason,
         };
         state.record_trouble(reason, needs_reset, now);
+        // A driver may report the same XID many times per second; kubelet and the events of pods need it once.
         if reason_before == Some(reason) {
             return None;
         }
@@ -380,6 +374,7 @@ impl Health {
     pub fn clear(&mut self, now: Duration, device: &PhysicalId) -> Option<HealthChange> {
         let state = self.devices.get_mut(device)?;
         let trouble = state.trouble.take()?;
+        // Trouble soon afterwards is a relapse, as after a recovery by probes.
         state.recovered = Some(now);
         Some(HealthChange {
             device: device.clone(),

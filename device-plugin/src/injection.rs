@@ -1,29 +1,22 @@
 //! The injection of devices into containers on this node: by CDI or by the vendor's environment variable, or not at all.
 //!
-//! The mode follows from what is seen on the node, never from a version: [`decide()`] is a pure function of facts, and [`follow`]
+//! The mode follows from what is seen on the node, never from a version: [`decide()`] is a pure function of facts, and [`detect`]
 //! finds these, keeps the driver's CDI device in step with the vendor's specs, and publishes the decision. The decision may change
 //! while the process runs: each answer to Allocate is complete in its own mode. [`content`] makes the answers and specs.
 
 pub mod content;
 mod decide;
-pub mod follow;
+pub mod detect;
+mod own_container;
 pub mod recipient;
 
-use std::fmt;
-use std::path::PathBuf;
-
-use clap::ValueEnum;
 use proto::device::TYPE_GPU;
 
-use crate::cdi::SpecDir;
-use crate::cdi::vendor::VendorSpecs;
-
-pub use decide::{
-    Cdi, Driver, InjectionFacts, OwnContainer, VariableFacts, VariableSupport, decide, exposure, variable,
-};
+pub use decide::{Cdi, Driver, InjectionFacts, VariableFacts, VariableSupport, decide, exposure, variable};
+pub use own_container::OwnContainer;
 
 /// The injection mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// By a variable in the answer to Allocate, which lasts as long as the container.
     Envvar,
@@ -40,6 +33,9 @@ impl Mode {
         }
     }
 }
+
+/// The value of `NVIDIA_VISIBLE_DEVICES` with which NVIDIA's runtime gives a container nothing.
+pub const VOID: &str = "void";
 
 /// The reason when no container can get the driver.
 const NO_DRIVER_SPEC: &str = "NoDriverSpec";
@@ -103,46 +99,5 @@ impl Injection {
     /// True if a container can get a device of this type: only GPUs need the driver.
     pub fn is_possible_for(&self, device_type: &str) -> bool {
         self.is_possible() || (self.reason == NO_DRIVER_SPEC && device_type != TYPE_GPU)
-    }
-}
-
-impl fmt::Display for Injection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} ({}): {}",
-            self.mode.as_str(),
-            self.certainty.as_str(),
-            self.message
-        )
-    }
-}
-
-/// The operator's settings for injection, and the paths that it uses.
-#[derive(Clone, Debug)]
-pub struct InjectionSettings {
-    /// The mode; none to use what is seen to work on this node.
-    pub mode: Option<Mode>,
-    /// The directory of this plugin's specs.
-    pub specs: SpecDir,
-    /// The vendor's specs.
-    pub vendor_specs: VendorSpecs,
-    /// True if answers that use the variable pass device nodes too.
-    pub pass_device_specs: bool,
-    /// The node's root directory as this process sees it.
-    pub host_root: PathBuf,
-}
-
-#[cfg(test)]
-impl InjectionSettings {
-    /// By the variable alone.
-    pub(crate) fn envvar() -> Self {
-        Self {
-            mode: Some(Mode::Envvar),
-            specs: SpecDir::new("/var/run/cdi".into()),
-            vendor_specs: VendorSpecs::default(),
-            pass_device_specs: false,
-            host_root: "/".into(),
-        }
     }
 }

@@ -1,8 +1,8 @@
 //! The physical devices of this node, and a feed of observations about them.
 //!
-//! A [`DeviceSource`] lists the devices ([`DeviceSource::discover`]) and watches them from threads of its own ([`DeviceSource::watch`]). It reports
-//! [`Observation`]s and decides nothing: The module `health` decides whether a device is healthy. It knows neither kubelet nor the
-//! API server.
+//! A [`DeviceSource`] lists the devices ([`DeviceSource::discover`]) and watches them from threads of its own
+//! ([`DeviceSource::watch`]). It reports [`Observation`]s and decides nothing: the module `health` decides whether a device is healthy.
+//! It knows neither kubelet nor the API server.
 //!
 //! Only `inventory/nvml` uses NVML.
 
@@ -14,12 +14,10 @@ pub mod pci;
 mod physical_id;
 mod sysfs;
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use proto::device::{TYPE_FPGA, TYPE_RDMA, VirtualFunctionGroup};
 use proto::quantity::Quantity;
@@ -35,7 +33,7 @@ pub(crate) use nvml::MIG;
 pub use nvml::NvmlSource;
 pub use pci::PciLocation;
 pub use physical_id::{InvalidPhysicalId, PhysicalId};
-pub use sysfs::SysfsSource;
+use sysfs::SysfsSource;
 
 /// One physical GPU that can be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,6 +122,12 @@ pub enum ExclusionReason {
     Unreadable(String),
 }
 
+impl From<String> for ExclusionReason {
+    fn from(problem: String) -> Self {
+        Self::Unreadable(problem)
+    }
+}
+
 impl fmt::Display for ExcludedGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "GPU {}", self.index)?;
@@ -172,11 +176,12 @@ impl NodeInventory {
         gpus.chain(self.others.iter().map(|other| &other.id))
     }
 
-    /// Returns true if `now` has a device that this inventory lacks or describes otherwise. A device that `now` lacks does not
-    /// count, nor does the new order of the others: the module `health` makes a missing device unhealthy.
+    /// Returns true if `now` has a device that this inventory lacks or describes otherwise. A device that `now` lacks does not count,
+    /// nor does the new order of the others.
     fn is_outdated_by(&self, now: &Self) -> bool {
         self.driver_version != now.driver_version
             || self.vendor != now.vendor
+            // Only what `now` has more or otherwise counts: the module `health` makes a missing device unhealthy.
             || now.gpus.iter().any(|gpu| !self.describes(gpu))
             || now.others.iter().any(|other| !self.others.contains(other))
             || now.excluded.iter().any(|excluded| self.shares_mig(excluded))
@@ -188,6 +193,7 @@ impl NodeInventory {
             return false;
         };
         let mut expected = Gpu {
+            // NVML counts from zero without a GPU that is lost, so the indices of the others change.
             index: gpu.index,
             ..known.clone()
         };
@@ -239,10 +245,7 @@ impl DeviceSource {
     /// The interval at which a watch reports each device.
     pub fn probe_interval(&self) -> Duration {
         match self {
-            Self::Machine(machine) => match &machine.gpus {
-                Some(gpus) => gpus.probe_interval,
-                None => machine.others.interval,
-            },
+            Self::Machine(machine) => machine.gpus.probe_interval,
             Self::File(file) => file.interval,
         }
     }
@@ -261,8 +264,7 @@ impl DeviceSource {
     /// The driver cannot be asked, or does not know.
     pub fn memory_use(&self) -> Result<Vec<ProcessMemory>, InventoryError> {
         match self {
-            Self::Machine(MachineSource { gpus: Some(gpus), .. }) => gpus.memory_use(),
-            Self::Machine(_) => Ok(Vec::new()),
+            Self::Machine(machine) => machine.gpus.memory_use(),
             Self::File(file) => file.memory_use(),
         }
     }
@@ -290,32 +292,24 @@ impl DeviceSource {
 /// is fine as long as it has other devices; the plugin goes on looking for the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineSource {
-    /// GPUs, if the plugin looks for them.
-    pub gpus: Option<NvmlSource>,
-    /// All other devices.
-    pub others: SysfsSource,
+    gpus: NvmlSource,
+    others: SysfsSource,
 }
 
 impl MachineSource {
-    /// NVIDIA's GPUs alone.
-    pub fn of_gpus(gpus: NvmlSource) -> Self {
-        Self {
-            others: SysfsSource::nothing(gpus.sysfs.clone()),
-            gpus: Some(gpus),
-        }
+    /// A machine with these GPUs; its other devices are read from the same sysfs, at the same interval.
+    pub fn new(gpus: NvmlSource) -> Self {
+        let others = SysfsSource {
+            root: gpus.sysfs.clone(),
+            interval: gpus.probe_interval,
+        };
+        Self { gpus, others }
     }
 
     fn discover(&self) -> Result<NodeInventory, InventoryError> {
+        // First, because a driver may hang or fail and the other devices are served all the same.
         let others = self.others.list();
-        let gpus = match &self.gpus {
-            Some(nvml) => nvml.discover(),
-            None => Ok(NodeInventory::default()),
-        };
-        match gpus {
-            Ok(found) if found.gpus.is_empty() && others.is_empty() => Err(InventoryError::absent(format!(
-                "{} shows no device of the types that --look-for names",
-                self.others.root.display()
-            ))),
+        match self.gpus.discover() {
             Ok(found) => Ok(NodeInventory { others, ..found }),
             Err(error) if error.is_absence() && !others.is_empty() => {
                 info!(%error, "this node has no GPU that can be shared; serving its other devices");
@@ -332,13 +326,6 @@ impl MachineSource {
         &self,
         inventory: &NodeInventory,
     ) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
-        let mut watchers = Vec::new();
-        if let Some(nvml) = &self.gpus {
-            watchers.push(nvml.watcher(inventory));
-        }
-        if self.others.is_wanted() {
-            watchers.push(self.others.watcher(inventory));
-        }
-        Feed::start(watchers)
+        Feed::start(vec![self.gpus.watcher(inventory), self.others.watcher(inventory)])
     }
 }

@@ -151,6 +151,7 @@ impl Metrics {
 
     /// Sets the injection mode.
     pub fn set_injection(&self, injection: &Injection) {
+        // The series of the mode before would stay at 1.
         self.injection.clear();
         let labels = [
             ("mode", injection.mode.as_str().to_owned()),

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use crate::enforcement::limits::given_memory;
 use crate::enforcement::memory_use::{ContainerGpu, MeasuredMemory};
 use crate::extended_resource::Registrations;
-use crate::fleet::NodeFleet;
+use crate::fleet::{FleetGpu, NodeFleet};
 use crate::node_state::NodeState;
 use crate::start::blocked::BlockedStarts;
 
@@ -59,6 +59,7 @@ impl NodeGauges {
 
 impl Collector for NodeGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        // A scrape may come before the devices are found.
         let Some(sources) = self.0.get() else {
             return Ok(());
         };
@@ -79,7 +80,7 @@ impl Collector for NodeGauges {
         write(&mut encoder, "device_healthy", help, devices)?;
         let (enforcements, mut levels) = (node.enforcements.borrow().clone(), Vec::new());
         for entry in &fleet.gpus {
-            if let Some(found) = enforcements.of(&entry.gpu.uuid) {
+            if let Some(found) = enforcements.of_gpu(&entry.gpu.uuid) {
                 let labels = [
                     ("device", entry.gpu.uuid.to_string()),
                     ("minor", entry.gpu.minor.to_string()),
@@ -92,11 +93,13 @@ impl Collector for NodeGauges {
         let help = "1 for the present enforcement level of memory limits on the GPU (driver, hami-core, none), with the reason that \
                     it is no better";
         write(&mut encoder, "enforcement", help, levels)?;
+        // Zeros would say that no container uses memory where it is not measured.
         if let Some(measured) = sources.memory_use.borrow().clone() {
             write_memory_use(&mut encoder, node, &fleet, &measured)?;
         }
         let mut registered = Vec::new();
         for (resource, is_registered) in sources.registered.borrow().iter() {
+            // A resource without devices is not registered, and that is no fault.
             if let Some(name) = node.settings.names.of(*resource)
                 && fleet.advertises(*resource, &node.settings.names)
             {
@@ -122,15 +125,13 @@ fn write_memory_use(
     fleet: &NodeFleet,
     measured: &MeasuredMemory,
 ) -> Result<(), fmt::Error> {
-    let gauge = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     let (mut used, mut given) = (Vec::new(), Vec::new());
     let pods = node.pods.borrow();
     for pod in pods.live() {
         let Ok(placement) = &pod.placement else { continue };
         for container in &pod.containers {
-            for entry in &fleet.gpus {
-                let gpu = &entry.gpu;
-                if !placement.gpus.iter().any(|name| name.names(gpu)) {
+            for FleetGpu { gpu, .. } in &fleet.gpus {
+                if !placement.has_gpu(gpu) {
                     continue;
                 }
                 let of = ContainerGpu {
@@ -145,8 +146,10 @@ fn write_memory_use(
                     ("device", gpu.uuid.to_string()),
                 ];
                 let (unit, n_gpus) = (node.settings.memory_unit, placement.gpus.len());
-                let part = given_memory(unit, container, placement, gpu, n_gpus);
-                given.extend(part.map(|bytes| (labels.clone(), gauge(bytes))));
+                if let Some(bytes) = given_memory(unit, container, placement, gpu, n_gpus) {
+                    given.push((labels.clone(), gauge(bytes)));
+                }
+                // Zero, since a missing value would mean that nothing was measured.
                 let bytes = measured.by_container.get(&of).copied().unwrap_or_default();
                 used.push((labels, gauge(bytes)));
             }
@@ -164,6 +167,10 @@ fn write_memory_use(
     }
     let help = "GPU memory of processes in no container of a pod that requests devices";
     write(encoder, "unattributed_memory_used_bytes", help, unattributed)
+}
+
+fn gauge(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// Writes a gauge, whose name begins with that of the plugin, with a value for each set of labels.

@@ -115,12 +115,12 @@ impl NodeState {
     /// The injection mode: the decided one, else the operator's.
     pub fn mode(&self) -> Mode {
         let decided = self.injection.borrow().as_ref().map(|injection| injection.mode);
-        decided.or(self.settings.injection.mode).unwrap_or(Mode::Cdi)
+        decided.or(self.settings.injection_mode).unwrap_or(Mode::Cdi)
     }
 
     /// Returns when the injection mode is decided, soon after the start of the process.
     pub async fn until_decided(&self) {
-        if self.settings.injection.mode.is_none() {
+        if self.settings.injection_mode.is_none() {
             // If no decision comes, the answer names a CDI device, which shows no GPU to a wrong container.
             let _ = timeout(DECISION_WAIT, self.injection.clone().wait_for(Option::is_some)).await;
         }

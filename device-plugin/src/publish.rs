@@ -28,12 +28,13 @@ use proto::resource::ResourceNames;
 use proto::topology::GpuPartitionPolicy;
 use serde_json::Value;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use crate::api_request::{ApiRequestError, within};
 use crate::enforcement::Enforcements;
 use crate::fleet::NodeFleet;
+use crate::fleet::watch::sleep_until_some;
 use crate::injection::Injection;
 use crate::pods::{NodePods, Requests};
 
@@ -100,12 +101,6 @@ pub struct PublisherInputs {
 impl PublisherInputs {
     /// Returns when one of the inputs has changed, or at `undo_at`.
     async fn changed(&mut self, undo_at: Option<Instant>) {
-        let undo = async move {
-            match undo_at {
-                Some(moment) => sleep_until(moment).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             _ = self.fleet.changed() => {}
             _ = self.pods.changed() => {}
@@ -117,7 +112,7 @@ impl PublisherInputs {
             Ok(()) = self.pods_without_devices.changed() => {}
             Ok(()) = self.injection.changed() => {}
             Ok(()) = self.enforcements.changed() => {}
-            () = undo => {}
+            () = sleep_until_some(undo_at) => {}
         }
     }
 }
@@ -183,6 +178,7 @@ impl NodePublisher {
             pods.is_synced().then(|| node_patches::requested(&pods))
         };
         let stored = self.inputs.device.borrow_and_update().clone();
+        // The Device object has the Node's UID as its owner, so there is nothing to write before the Node is known.
         let Some(node) = self.inputs.node.borrow_and_update().clone() else {
             return Ok(());
         };
@@ -202,6 +198,7 @@ impl NodePublisher {
             Some(requested) => self.publish_status(offered.max(requested), &node).await,
             None => Ok(()),
         };
+        // Each part has been tried by now, whatever happened to the ones before; the first error decides that all are tried again.
         unit.and(labels).and(revision).and(device).and(status)
     }
 
@@ -242,6 +239,7 @@ impl NodePublisher {
     }
 
     async fn publish_status(&self, amounts: Requests, node: &Node) -> Result<(), ApiRequestError> {
+        // A merge patch changes the plugin's names alone; kubelet writes the other amounts of the same fields.
         if let Some(patch) = node_patches::status(node, amounts) {
             let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
             let request = self.nodes.patch_status(&self.settings.node_name, &params, &patch);
@@ -290,6 +288,7 @@ impl NodePublisher {
     async fn publish_device(&mut self, wanted: Device, stored: &StoredDevice) -> Result<(), ApiRequestError> {
         self.undo_at = None;
         let is_right = match stored {
+            // Without the stored object the times of its conditions would be lost.
             StoredDevice::Unknown => return Ok(()),
             StoredDevice::Absent => false,
             StoredDevice::Present(object) => device_object::matches(object, &wanted),

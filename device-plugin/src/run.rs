@@ -17,23 +17,21 @@ use daemon::events::{EventType, Recorder};
 use daemon::health::{self, MetricsText};
 use daemon::process::Process;
 use prometheus_client::registry::Registry;
-use proto::record::VISIBLE_DEVICES;
 use tokio::sync::{Mutex, mpsc, watch};
 
 use crate::assigned::mark_assigned;
 use crate::cdi::readers::Readers;
 use crate::config::{Config, VendorServer};
 use crate::enforcement::Enforcements;
-use crate::enforcement::follow::{EnforcementSettings, follow_enforcement};
-use crate::enforcement::memory_use::follow_memory_use;
+use crate::enforcement::detect::detect_enforcement;
+use crate::enforcement::memory_use::measure_memory_use;
 use crate::envvar::swap::{RecordSwaps, follow_swaps};
 use crate::extended_resource::{ExtendedResource, Registrations};
 use crate::fleet::corrections::{Correction, correct_health};
 use crate::health::ApplicationFault;
 use crate::health_reaction::HealthReaction;
-use crate::injection::content::VOID;
-use crate::injection::follow::{Listeners, PluginFacts, follow};
-use crate::injection::{Injection, Mode, OwnContainer};
+use crate::injection::detect::{Listeners, detect_injection};
+use crate::injection::{Injection, Mode};
 use crate::kubelet::boot;
 use crate::kubelet::ended_pods::free_ended_pods;
 use crate::kubelet::registration::{KubeletDir, Registration};
@@ -124,7 +122,7 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
     let keeps_units = keeps_memory_units(&config.device_plugin_dir, &settings, &fleet.borrow());
     let (injection_sender, injection) = watch::channel(None);
     let readers = Readers::default();
-    let spec_dir = settings.injection.specs.path().to_owned();
+    let spec_dir = settings.specs.path().to_owned();
     process
         .tasks
         .spawn("readers of CDI specs", readers.clone().watch(spec_dir));
@@ -173,7 +171,7 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
     plugin.decide_enforcement(&published, levels);
     if plugin.config.measure_memory {
         let (node, source) = (Arc::clone(&plugin.node), plugin.config.source());
-        let measuring = follow_memory_use(node, source, "/proc".into(), measured_sender);
+        let measuring = measure_memory_use(node, source, "/proc".into(), measured_sender);
         plugin.spawn("memory in use", measuring);
     }
     plugin.react_to_health(&published, devices.faults, devices.corrections);
@@ -206,10 +204,7 @@ impl Plugin {
             metrics: self.metrics.clone(),
         };
         let node = Arc::clone(&self.node);
-        self.spawn(
-            "injection mode",
-            follow(node, node_facts(&self.config), listeners),
-        );
+        self.spawn("injection mode", detect_injection(node, listeners));
     }
 
     /// Starts the tasks that compare running pods with their records. Returns the check before each start of a container.
@@ -261,16 +256,8 @@ impl Plugin {
     /// Starts the task that decides on the enforcement level of memory limits on each GPU, now and whenever the driver, the runtime or
     /// the vendor's CDI specs change.
     fn decide_enforcement(&mut self, published: &Published, levels: watch::Sender<Arc<Enforcements>>) {
-        let PluginFacts { own, has_hook } = node_facts(&self.config);
-        let settings = EnforcementSettings {
-            is_enabled: self.config.driver_limits,
-            sysfs: self.config.sysfs_root.clone(),
-            own,
-            has_nri: has_hook,
-        };
-        let node = Arc::clone(&self.node);
-        let following = follow_enforcement(node, settings, published.node.clone(), levels);
-        self.spawn("enforcement of limits", following);
+        let detecting = detect_enforcement(Arc::clone(&self.node), published.node.clone(), levels);
+        self.spawn("enforcement of limits", detecting);
     }
 
     /// Starts the tasks that correct the health of devices by what operators write into the Device object, and that write events and
@@ -360,45 +347,6 @@ impl Plugin {
             self.process.servers.spawn(resource.socket(), serving);
         }
     }
-}
-
-/// The facts about this process that show if the container runtime acts on the vendor's variable: by that variable, or in another
-/// way, this container got its driver library.
-fn node_facts(config: &Config) -> PluginFacts {
-    let own = OwnContainer {
-        has_driver_root: !config.driver_roots.is_empty(),
-        is_privileged: is_privileged(),
-        runtime_class: config.runtime_class.clone(),
-        value: own_visible_devices(),
-    };
-    PluginFacts {
-        own,
-        has_hook: config.nri_socket.is_some(),
-    }
-}
-
-/// The value of the vendor's variable in this process.
-fn own_visible_devices() -> Option<String> {
-    let mut values = Vec::new();
-    for (name, value) in std::env::vars_os() {
-        if name == VISIBLE_DEVICES {
-            values.extend(value.into_string());
-        }
-    }
-    // NVIDIA's runtime appends a value of its own, such as `void`, and leaves the pod's value in front of it.
-    let void = values.iter().position(|value| value == VOID);
-    values.into_iter().nth(void.unwrap_or(0))
-}
-
-/// Returns true if this process has the rights of a privileged container (`CAP_SYS_ADMIN`).
-fn is_privileged() -> bool {
-    const CAP_SYS_ADMIN: u32 = 21;
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .map(|mask| u64::from_str_radix(mask.trim(), 16));
-    effective.is_some_and(|mask| mask.is_ok_and(|mask| mask >> CAP_SYS_ADMIN & 1 == 1))
 }
 
 /// Records the pods for which an earlier process of the plugin may have answered Allocate: those of the first list.

@@ -97,6 +97,7 @@ impl RuntimeHook {
             let problem = match decision {
                 HookDecision::Ignore => {
                     self.metrics.count_hook(HookOutcome::Left);
+                    // A container of the vendor's plugin, whose GPUs the scheduler must count.
                     if let Some(gpus) = seen::gpus_of(container, &self.node.fleet.borrow()) {
                         self.record_seen(sandbox, container, gpus);
                     }
@@ -122,35 +123,33 @@ impl RuntimeHook {
         change: DeviceAdjustment,
     ) -> ContainerAdjustment {
         let (pod, before) = (name_of(sandbox), change.before.as_deref().unwrap_or_default());
-        if change.gpus.is_empty() {
-            let container = &container.name;
+        let gpus: Vec<&str> = change.gpus.iter().map(PhysicalId::as_str).collect();
+        let (name, gpus) = (&container.name, gpus.join(","));
+        let outcome = if change.gpus.is_empty() {
             info!(
                 pod,
-                container, before, "hid the GPUs from a container that requests none"
+                container = name,
+                before,
+                "hid the GPUs from a container that requests none"
             );
-            self.metrics.count_hook(HookOutcome::Hidden);
-            return change.into_adjustment();
-        }
-        let gpus: Vec<&str> = change.gpus.iter().map(PhysicalId::as_str).collect();
-        let gpus = gpus.join(",");
-        let outcome = if change.is_empty() {
-            debug!(
-                pod,
-                container = container.name,
-                gpus,
-                "a container already has its devices"
-            );
+            HookOutcome::Hidden
+        } else if change.is_empty() {
+            debug!(pod, container = name, gpus, "a container already has its devices");
             HookOutcome::Confirmed
         } else {
-            let container = &container.name;
             info!(
                 pod,
-                container, gpus, before, "gave a container the devices of its pod's record"
+                container = name,
+                gpus,
+                before,
+                "gave a container the devices of its pod's record"
             );
             HookOutcome::Adjusted
         };
         self.metrics.count_hook(outcome);
-        self.record_seen(sandbox, container, change.gpus.clone());
+        if !change.gpus.is_empty() {
+            self.record_seen(sandbox, container, change.gpus.clone());
+        }
         change.into_adjustment()
     }
 
@@ -169,6 +168,7 @@ impl RuntimeHook {
     /// Records the GPUs that a container sees, which correct kubelet's allocations.
     fn record_seen(&self, sandbox: &PodSandbox, container: &Container, gpus: BTreeSet<PhysicalId>) {
         let uid = PodUid::from(sandbox.uid.as_str());
+        // A container that is created again with the same GPUs must not make the plugin publish again.
         self.seen
             .send_if_modified(|seen| seen.record(uid, &container.name, gpus, &self.node.pods.borrow()));
     }

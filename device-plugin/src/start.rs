@@ -35,7 +35,7 @@ use crate::envvar::check::{Settled, settle};
 use crate::envvar::swap::RecordSwaps;
 use crate::eviction::evict;
 use crate::extended_resource::ExtendedResource;
-use crate::injection::content::speaks;
+use crate::injection::content::names_devices;
 use crate::metrics::{Metrics, Outcome};
 use crate::node_state::NodeState;
 use crate::pods::{NodePod, PodStage, PodUid};
@@ -432,7 +432,7 @@ fn must_name_devices(starting: &StartingContainer<'_>) -> bool {
     for name in &names {
         if let Some(container) = pod.container(name)
             && resource.count(container) > 0
-            && !speaks(*resource, container)
+            && !names_devices(*resource, container)
         {
             return false;
         }

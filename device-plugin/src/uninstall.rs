@@ -1,8 +1,7 @@
 //! Removes everything that the plugin has written on a node: CDI specs, sockets, and annotations, labels and amounts of the Node
 //! object. A process with `--uninstall` does this instead of serving devices.
 //!
-//! The Device object and the label by which the operator selected the node stay: the plugin may
-//! remove neither.
+//! The Device object and the label by which the operator selected the node stay: the plugin has the right to remove neither.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,8 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use kube::Api;
 use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
 use proto::device::NODE_LABELS;
 use proto::node::Node;
 use proto::resource::ResourceNames;
@@ -34,7 +33,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// Longest time of a request to the API server.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
-/// The prefix of this project's own annotations.
+/// The prefix of gpushare's annotations.
 const OWN_PREFIX: &str = "gpushare/";
 
 /// The resources whose amounts in node status are removed. Whole GPUs are not among them: their name is the vendor's, whose own
@@ -68,16 +67,14 @@ pub fn holders(pods: &NodePods) -> Vec<String> {
 /// The merge patch that removes annotations and labels from the node, if it has any.
 pub fn metadata_patch(node: &Node, names: &ResourceNames) -> Option<Value> {
     let unit = names.memory_unit_annotation();
+    let mut annotations: Vec<&str> = node.annotations().keys().map(String::as_str).collect();
+    annotations.retain(|key| key.starts_with(OWN_PREFIX) || *key == unit);
+    // Koordinator's names, so only those that the plugin writes are removed.
+    let mut labels = NODE_LABELS.to_vec();
+    labels.retain(|key| node.labels().contains_key(*key));
     let mut parts = Map::new();
-    let annotations = node.metadata.annotations.iter().flatten().map(|(key, _)| key);
-    let own = annotations.filter(|key| key.starts_with(OWN_PREFIX) || **key == unit);
-    add_removals(&mut parts, "annotations", own);
-    let labels = node.metadata.labels.iter().flatten().map(|(key, _)| key);
-    add_removals(
-        &mut parts,
-        "labels",
-        labels.filter(|key| NODE_LABELS.contains(&key.as_str())),
-    );
+    add_removals(&mut parts, "annotations", &annotations);
+    add_removals(&mut parts, "labels", &labels);
     (!parts.is_empty()).then(|| json!({"metadata": parts}))
 }
 
@@ -88,15 +85,17 @@ pub fn status_patch(node: &Node, resources: &[&str]) -> Option<Value> {
         ("capacity", &node.status.capacity),
         ("allocatable", &node.status.allocatable),
     ] {
-        let own = amounts.keys().filter(|name| resources.contains(&name.as_str()));
-        add_removals(&mut parts, field, own);
+        let mut present = resources.to_vec();
+        present.retain(|name| amounts.contains_key(*name));
+        add_removals(&mut parts, field, &present);
     }
     (!parts.is_empty()).then(|| json!({"status": parts}))
 }
 
 /// Adds the removal of these keys of a field to a merge patch.
-fn add_removals<'a>(patch: &mut Map<String, Value>, field: &str, keys: impl Iterator<Item = &'a String>) {
-    let removals: Map<_, _> = keys.map(|key| (key.clone(), Value::Null)).collect();
+fn add_removals(patch: &mut Map<String, Value>, field: &str, keys: &[&str]) {
+    // null removes a key in a merge patch.
+    let removals: Map<_, _> = keys.iter().map(|key| ((*key).to_owned(), Value::Null)).collect();
     if !removals.is_empty() {
         patch.insert(field.to_owned(), Value::Object(removals));
     }
@@ -169,10 +168,10 @@ impl Removal {
         );
         self.patch(metadata.as_ref(), false).await?;
         self.patch(amounts.as_ref(), true).await?;
-        let own: Vec<&str> = OWN_RESOURCES
-            .into_iter()
-            .filter_map(|resource| self.names.of(resource))
-            .collect();
+        let mut own = Vec::new();
+        for resource in OWN_RESOURCES {
+            own.extend(self.names.of(resource));
+        }
         // kubelet writes the amounts of a plugin's resources into node status again for as long as it remembers the plugin.
         let registered = self.registered()?;
         let mut remembered = own.clone();
@@ -184,6 +183,7 @@ impl Removal {
         );
         let served = status_patch(&node, &own);
         self.patch(served.as_ref(), true).await?;
+        // The watch shows the object as it was before this attempt, so the next one sees if another program has written something again.
         ensure!(
             metadata.or(amounts).or(served).is_none(),
             "the API server does not show the node's changes yet"
@@ -198,6 +198,7 @@ impl Removal {
             match UnixStream::connect(&socket).await {
                 Ok(_) => bail!("another process of the plugin serves {}", socket.display()),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // The file of a socket outlives its process.
                 Err(_) => std::fs::remove_file(&socket).context(FILES)?,
             }
         }
@@ -207,6 +208,7 @@ impl Removal {
     /// The resources that a plugin has registered with kubelet, with their device IDs.
     fn registered(&self) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
         match kubelet_checkpoint::registered(&self.device_plugin_dir) {
+            // kubelet removes its checkpoint at no time, so it has never registered a plugin.
             Err(CheckpointError::Read(error)) if error.kind() == io::ErrorKind::NotFound => {
                 Ok(BTreeMap::new())
             }

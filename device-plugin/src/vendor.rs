@@ -142,6 +142,7 @@ impl VendorWatch {
         let allocations = correct(allocations, &self.seen.borrow_and_update(), &pods, &fleet);
         warnings.update(&allocations, &pods, &fleet, &self.recorder);
         let now = unrecorded(&allocations, &pods, &fleet);
+        // Each change is a write of the Device object, which wakes every scheduler's watch.
         if self.checkpoints.borrow().as_ref() != Some(&now) {
             let n_containers = now.entries.len();
             info!(n_containers, "containers of other plugins hold other devices");
@@ -167,6 +168,7 @@ async fn read(
             }
         }
     }
+    // A node without pods that use claims has none, and kubelet need not be asked.
     let needs_claims = has_claimants && !settings.dra_drivers.is_empty();
     if resources.is_empty() && !needs_claims {
         return Ok(found);
@@ -200,6 +202,7 @@ fn by_answers(
                 allocation.device_ids = seen.iter().map(PhysicalId::to_string).collect();
             }
             Some(Visible::BySpec) => allocation.is_by_record = true,
+            // The answer is another plugin's, or names no device of this node: the IDs that kubelet allocated have to do.
             _ => {}
         }
         found.push(allocation);
@@ -258,6 +261,7 @@ fn whole_resource(pods: &NodePods, uid: &PodUid, container: &str, fleet: &NodeFl
     if request.whole == 0 {
         return None;
     }
+    // The runtime shows GPUs and no resource, so the pod's GPUs are taken for those of the node's vendor.
     let prefix = format!("{}.", fleet.vendor);
     let of_vendor = VENDOR_GPUS.iter().find(|name| name.starts_with(&prefix));
     Some((*of_vendor.or(VENDOR_GPUS.first())?).to_owned())

@@ -342,7 +342,7 @@ pub fn visible_by_answer(
     if device_of(answer).is_some() {
         return Some(Visible::BySpec);
     }
-    let variable = content::variable(resource);
+    let variable = content::visible_variable(resource);
     let value = answer.envs.get(variable)?;
     let functions = content::functions_variable(resource).and_then(|variable| answer.envs.get(variable));
     let seen = named_devices(resource, value, fleet).and_then(|mut devices| {

@@ -21,7 +21,7 @@ use device_plugin::{
     health::{Health, HealthChange, HealthPolicy, HealthReason},
     inventory::{
         DeviceSource, ExcludedGpu, ExclusionReason, Feed, Gpu, InventoryError, MachineSource, NodeInventory,
-        NvmlSource, Observation, ObservationKind, PciLocation, PhysicalId, SysfsSource,
+        NvmlSource, Observation, ObservationKind, PciLocation, PhysicalId,
     },
 };
 use machine::{Card, LOST, Machine, card};
@@ -111,7 +111,7 @@ impl Watched {
 }
 
 fn of_gpus(nvml: NvmlSource) -> DeviceSource {
-    DeviceSource::Machine(MachineSource::of_gpus(nvml))
+    DeviceSource::Machine(MachineSource::new(nvml))
 }
 
 /// The source that probes and compares all the time.
@@ -626,15 +626,7 @@ async fn a_driver_that_is_installed_later_is_announced() {
         ..machine.nvml()
     };
     machine.set_kind("0000:01:00.0", "0x120000", "0x10ee");
-    let others = SysfsSource {
-        has_fpga: true,
-        interval: OFTEN,
-        ..SysfsSource::nothing(nvml.sysfs.clone())
-    };
-    let source = DeviceSource::Machine(MachineSource {
-        gpus: Some(nvml),
-        others,
-    });
+    let source = of_gpus(nvml);
     let found = source.discover().unwrap();
     assert_eq!((found.gpus.len(), found.others.len()), (0, 1));
     let mut watched = Watched::start(&source);

@@ -24,16 +24,16 @@ use crate::file_version::FileVersion;
 use super::CONTAINER_KIND;
 use super::spec::{Edits, driver_text, text, variables};
 
-/// Prefix and suffix of the files of answers' specs.
+/// Prefix and suffix of the names of files with answers' specs.
 const CONTAINER_FILE: (&str, &str) = ("gpushare.dev-gpu_", ".json");
 
 /// The file of the driver's spec.
 pub const DRIVER_FILE: &str = "gpushare.dev-driver.json";
 
-/// The file whose replacement makes runtimes read all specs. They read it last of this plugin's, in the order of names.
+/// The file whose replacement makes runtimes read all specs. They read files in the order of names, so this one after answers' specs.
 pub const PROMPT_FILE: &str = "gpushare.dev-read.json";
 
-/// The directory in which specs of answers are written before they are moved in. Runtimes read no directories.
+/// The directory in which the plugin writes specs of answers before it moves them in. Runtimes read no directories.
 const STAGING: &str = ".gpushare.dev-new";
 
 /// Prefix of every file of this plugin.
@@ -42,14 +42,14 @@ pub(super) const OWN_PREFIX: &str = "gpushare.dev-";
 /// The ending of a file whose content was retired. Runtimes read `.json` and `.yaml` alone.
 const RETIRED: &str = "retired";
 
-/// Time for which a name is not used again after its content was retired. A runtime reads a changed directory within a second,
-/// on a loaded machine.
+/// Time for which the plugin does not use a name again after it has retired the name's content. A runtime reads a changed directory
+/// within a second, on a loaded machine.
 const RETIREMENT: Duration = Duration::from_secs(5);
 
-/// Specs younger than this are not cleaned up: kubelet may not have written its checkpoint yet.
+/// Age below which no spec is cleaned up: kubelet may not have written its checkpoint yet.
 const YOUNG: Duration = Duration::from_secs(60);
 
-/// A spec is not in place.
+/// The reason that a spec is not in place.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     /// The runtime may still resolve the name with its old content.
@@ -80,12 +80,11 @@ pub enum SpecError {
 #[derive(Clone, Debug)]
 pub struct SpecDir {
     dir: PathBuf,
-    /// The last content of answers' specs. An unchanged file is not opened again: to the watch of reads that would look like a read
-    /// by the runtime.
+    /// The last content of answers' specs.
     known: Arc<Mutex<Contents>>,
 }
 
-/// Texts of files, each with the version of the file that it was read from.
+/// Texts of files, each with the version of the file that had it.
 type Contents = HashMap<PathBuf, (FileVersion, Arc<str>)>;
 
 impl SpecDir {
@@ -107,19 +106,22 @@ impl SpecDir {
         format!("{}{name}{}", CONTAINER_FILE.0, CONTAINER_FILE.1)
     }
 
-    /// Puts the spec of an answer in place; runtimes read it after the next [`SpecDir::prompt_read`].
-    ///
-    /// The same text is left alone. Other content is retired, which is an error until 5 s have passed. Returns true if the file is new.
+    /// Puts the spec of an answer in place; runtimes read it after the next [`SpecDir::prompt_read`]. Returns true if the file is new.
     ///
     /// # Errors
-    /// The old content of the name may still be resolved, or the directory cannot be written.
+    /// A runtime may still resolve the name with other content, for 5 s after the plugin has retired that; or the directory cannot be
+    /// written.
     pub fn write(&self, name: &str, edits: &Edits, now: SystemTime) -> Result<bool, SpecError> {
         let path = self.dir.join(Self::file(name));
         let retired = path.with_extension(RETIRED);
-        let (wanted, io_error) = (text(CONTAINER_KIND, name, edits), |source| SpecError::Io {
+        let wanted = text(CONTAINER_KIND, name, edits);
+        let io_error = |source| SpecError::Io {
             path: path.clone(),
             source,
-        });
+        };
+        let still_resolved = SpecError::Retired {
+            name: name.to_owned(),
+        };
         match self.content(&path) {
             Some(found) if *found == *wanted => return Ok(false),
             // No runtime resolves a spec that does not parse, so none has to forget it.
@@ -127,16 +129,12 @@ impl SpecDir {
                 // A runtime refreshes its cache some time after the change, and would give this container the old content until then.
                 // The rename sets the time of its last change.
                 fs::rename(&path, &retired).map_err(io_error)?;
-                return Err(SpecError::Retired {
-                    name: name.to_owned(),
-                });
+                return Err(still_resolved);
             }
             _ => {}
         }
-        if changed(&retired).is_some_and(|at| now.duration_since(at).is_ok_and(|age| age < RETIREMENT)) {
-            return Err(SpecError::Retired {
-                name: name.to_owned(),
-            });
+        if age(&retired, now).is_some_and(|age| age < RETIREMENT) {
+            return Err(still_resolved);
         }
         // Moved in from another directory, so that no runtime reads all specs for each container that starts.
         replace(&path, &self.dir.join(STAGING), &wanted).map_err(io_error)?;
@@ -201,8 +199,10 @@ impl SpecDir {
         for entry in fs::read_dir(&self.dir)?.chain(staged) {
             let entry = entry?;
             let file = entry.file_name().to_string_lossy().into_owned();
-            let name = file.strip_prefix(CONTAINER_FILE.0);
-            let name = name.and_then(|rest| rest.strip_suffix(CONTAINER_FILE.1));
+            let (prefix, suffix) = CONTAINER_FILE;
+            let name = file
+                .strip_prefix(prefix)
+                .and_then(|rest| rest.strip_suffix(suffix));
             let is_unused = name.is_some_and(|name| !kept.contains(name));
             // The name of a temporary file begins with a dot.
             let is_left_over = file.starts_with(&format!(".{OWN_PREFIX}"))
@@ -210,8 +210,9 @@ impl SpecDir {
             if !is_unused && !is_left_over {
                 continue;
             }
-            let age = changed(&entry.path()).and_then(|at| now.duration_since(at).ok());
-            if age.is_some_and(|age| age > YOUNG) && fs::remove_file(entry.path()).is_ok() {
+            let is_old = age(&entry.path(), now).is_some_and(|age| age > YOUNG);
+            // A file that cannot be removed now is tried again at the next cleaning.
+            if is_old && fs::remove_file(entry.path()).is_ok() {
                 self.known().remove(&entry.path());
                 n_removed += 1;
             }
@@ -247,9 +248,13 @@ impl SpecDir {
         Ok(n_removed)
     }
 
+    /// The text of a file, from memory if the file has not changed.
     fn content(&self, path: &Path) -> Option<Arc<str>> {
         let version = FileVersion::from(&fs::metadata(path).ok()?);
-        if let Some((_, text)) = self.known().get(path).filter(|(known, _)| *known == version) {
+        // Another opening of the file would look like a read by the runtime to the watch of reads.
+        if let Some((known, text)) = self.known().get(path)
+            && *known == version
+        {
             return Some(Arc::clone(text));
         }
         let text: Arc<str> = fs::read_to_string(path).ok()?.into();
@@ -276,9 +281,8 @@ fn replace(path: &Path, staging: &Path, text: &str) -> io::Result<()> {
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = staging.join(format!(".{file}.tmp"));
     let mut written = fs::write(&temporary, text);
-    if written
-        .as_ref()
-        .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    if let Err(error) = &written
+        && error.kind() == io::ErrorKind::NotFound
     {
         // /var/run/cdi is in memory, and another program may clear it.
         fs::create_dir_all(staging)?;
@@ -292,14 +296,14 @@ fn replace(path: &Path, staging: &Path, text: &str) -> io::Result<()> {
     written
 }
 
-/// The time at which a file was last written or renamed.
-fn changed(path: &Path) -> Option<SystemTime> {
+/// The time since a file was last written or renamed; none if there is no such file, or if the clock was set back.
+fn age(path: &Path, now: SystemTime) -> Option<Duration> {
     let found = fs::metadata(path).ok()?;
-    let (seconds, nanos) = (
-        u64::try_from(found.ctime()).ok()?,
-        u32::try_from(found.ctime_nsec()).ok()?,
-    );
-    SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, nanos))
+    let seconds = u64::try_from(found.ctime()).ok()?;
+    let nanos = u32::try_from(found.ctime_nsec()).ok()?;
+    // A rename leaves the time of modification as it is, so the time of the last status change counts.
+    let changed = SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, nanos))?;
+    now.duration_since(changed).ok()
 }
 
 #[cfg(test)]

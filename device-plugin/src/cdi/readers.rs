@@ -27,26 +27,26 @@ use super::dir::{OWN_PREFIX, PROMPT_FILE};
 /// Pause before a watch that has failed begins again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Waits in a row without a read after which the runtime counts as no longer reading.
+/// Number of waits in a row without a read after which the runtime counts as no longer reading.
 const MOST_MISSED: u32 = 3;
 
 /// Size of the buffer for events: some hundreds of them.
 const BUFFER: usize = 32 << 10;
 
-/// The last event seen of one file.
+/// The last event of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
-    /// It was moved into place.
+    /// The file was moved into place.
     Written,
-    /// It was opened since.
+    /// The file was opened since.
     Read,
 }
 
 #[derive(Clone, Debug, Default)]
 struct ReaderState {
     files: HashMap<String, Progress>,
-    /// The files that the runtime must have read once their pods run.
-    needed: HashSet<String>,
+    /// The files with which the first containers of pods start: the runtime must have read them once the pods run.
+    started: HashSet<String>,
     /// Number of first openings of this plugin's files since they were written.
     n_reads: u64,
     /// Number of waits in a row that have ended without a read.
@@ -54,6 +54,14 @@ struct ReaderState {
 }
 
 impl ReaderState {
+    fn has_read(&self, file: &str) -> bool {
+        self.files.get(file) == Some(&Progress::Read)
+    }
+
+    fn has_read_all(&self, files: &[String]) -> bool {
+        files.iter().all(|file| self.has_read(file))
+    }
+
     /// Applies an event, and returns true if it changed anything.
     fn apply(&mut self, file: &str, mask: EventMask) -> bool {
         if !file.starts_with(OWN_PREFIX) {
@@ -64,9 +72,10 @@ impl ReaderState {
             return true;
         }
         if mask.intersects(EventMask::DELETE | EventMask::MOVED_FROM) {
-            self.needed.remove(file);
+            self.started.remove(file);
             return self.files.remove(file).is_some();
         }
+        // A runtime opens an unchanged file again at each change of the directory; only the first read since the write counts.
         match self.files.get_mut(file) {
             Some(progress) if *progress == Progress::Written => {
                 *progress = Progress::Read;
@@ -79,7 +88,7 @@ impl ReaderState {
     }
 }
 
-/// The reads of one spec directory; clones share them.
+/// The runtime's reads of one spec directory; clones share them.
 #[derive(Clone, Debug)]
 pub struct Readers {
     state: Arc<watch::Sender<ReaderState>>,
@@ -101,11 +110,11 @@ impl Readers {
     pub async fn watch(self, dir: PathBuf) {
         let mut logged = LoggedError::default();
         loop {
-            let ended = self.follow(&dir).await;
+            let ended = self.apply_events(&dir).await;
             // Files may have come and gone unseen.
             self.state.send_modify(|state| {
                 state.files.clear();
-                state.needed.clear();
+                state.started.clear();
             });
             // A directory that was removed is watched again at once: a spec that is written meanwhile would pass for unread.
             let Err(error) = ended else { continue };
@@ -116,8 +125,8 @@ impl Readers {
         }
     }
 
-    /// Until the directory itself is removed or renamed.
-    async fn follow(&self, dir: &Path) -> io::Result<()> {
+    /// Applies the events of the directory until the directory itself is removed or renamed.
+    async fn apply_events(&self, dir: &Path) -> io::Result<()> {
         std::fs::create_dir_all(dir)?;
         let inotify = Inotify::init()?;
         let files = WatchMask::MOVED_TO | WatchMask::MOVED_FROM | WatchMask::DELETE | WatchMask::OPEN;
@@ -131,6 +140,7 @@ impl Readers {
             if mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF) {
                 return Ok(());
             }
+            // An event of the directory itself has no name.
             if let Some(file) = name.as_deref().and_then(OsStr::to_str) {
                 self.state.send_if_modified(|state| state.apply(file, mask));
             }
@@ -139,12 +149,12 @@ impl Readers {
     }
 
     /// Forgets the events of a file that is about to be written.
-    pub fn expect(&self, file: &str) {
+    pub fn forget(&self, file: &str) {
         self.state
             .send_if_modified(|state| state.files.remove(file).is_some());
     }
 
-    /// Notes that a file which this process has not written need not be waited for.
+    /// Notes that no start need wait for a file which this process has not written.
     pub fn assume_read(&self, file: &str) {
         self.state.send_modify(|state| {
             state.files.insert(file.to_owned(), Progress::Read);
@@ -157,7 +167,7 @@ impl Readers {
         if !is_read {
             self.state
                 .send_modify(|state| state.n_missed = state.n_missed.saturating_add(1));
-            // The last prompt may have come before these files.
+            // The start goes on, and the last prompt may have come before these files.
             prompt(specs);
         }
         is_read
@@ -167,18 +177,13 @@ impl Readers {
         loop {
             // One start prompts for all that wait: the runtime reads every spec for each prompt, and injects none meanwhile.
             let _turn = self.turn.lock().await;
-            let are_read = |state: &ReaderState| {
-                files
-                    .iter()
-                    .all(|file| state.files.get(file) == Some(&Progress::Read))
-            };
-            if are_read(&self.state.borrow()) {
+            if self.state.borrow().has_read_all(files) {
                 return;
             }
-            self.expect(PROMPT_FILE);
+            self.forget(PROMPT_FILE);
             prompt(specs);
-            // The runtime reads files that came after it listed the directory at the next prompt.
-            let is_answered = |state: &ReaderState| state.files.get(PROMPT_FILE) == Some(&Progress::Read);
+            // Files that come after the runtime has listed the directory are read at the next prompt only, so the loop asks again.
+            let is_answered = |state: &ReaderState| state.has_read(PROMPT_FILE);
             // The sender lives as long as this value.
             let _ = self.state.subscribe().wait_for(is_answered).await;
         }
@@ -191,24 +196,21 @@ impl Readers {
     }
 
     /// Notes that the first container of a pod that does not run yet starts with this file.
-    pub fn need(&self, file: &str) {
+    pub fn note_start(&self, file: &str) {
         self.state
-            .send_if_modified(|state| state.needed.insert(file.to_owned()));
+            .send_if_modified(|state| state.started.insert(file.to_owned()));
     }
 
     /// True if a pod has started with this file and no read has been seen since it was written.
     pub fn is_unread_by_start(&self, file: &str) -> bool {
         let state = self.state.borrow();
-        state.needed.contains(file) && state.files.get(file) == Some(&Progress::Written)
+        state.started.contains(file) && state.files.get(file) == Some(&Progress::Written)
     }
 
     /// True if a file that this process has written was read since; none if no event of it has been seen.
     pub fn was_read(&self, file: &str) -> Option<bool> {
-        self.state
-            .borrow()
-            .files
-            .get(file)
-            .map(|progress| *progress == Progress::Read)
+        let progress = *self.state.borrow().files.get(file)?;
+        Some(progress == Progress::Read)
     }
 
     /// Returns at the next first read of a file.
@@ -318,7 +320,7 @@ mod tests {
                 "delete" => EventMask::DELETE,
                 "open" => EventMask::OPEN,
                 _ => {
-                    readers.need(FILE);
+                    readers.note_start(FILE);
                     continue;
                 }
             };
@@ -420,7 +422,7 @@ mod tests {
             async move {
                 let name = format!("s{number}");
                 let file = SpecDir::file(&name);
-                readers.expect(&file);
+                readers.forget(&file);
                 dir.write(&name, &Edits::default(), std::time::SystemTime::now())
                     .unwrap();
                 readers.until_read(&dir, &[file], Duration::from_secs(30)).await

@@ -27,6 +27,7 @@ impl Edits {
     /// Adds a device node by its path on the host, which is its path in the container too.
     pub fn add_node(&mut self, path: &Path) {
         let node = json!({"path": path, "hostPath": path, "permissions": "rw"});
+        // Several devices of a container may need the same node.
         if !self.device_nodes.contains(&node) {
             self.device_nodes.push(node);
         }

@@ -1,11 +1,9 @@
 //! NVIDIA's own CDI specs on this node: a container's edits for the driver, and the device nodes of each GPU.
 //!
-//! Read again when they change, as the vendor's tools rewrite them with each driver. Files that do not parse are left out,
-//! with a warning.
+//! The plugin reads them again when they change, as the vendor's tools rewrite them with each driver. It leaves out files that do not
+//! parse, with a warning.
 
-use std::collections::{HashMap, HashSet};
-use std::ffi::OsStr;
-use std::fmt;
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,9 +17,10 @@ use crate::file_version::FileVersion;
 use crate::inventory::Gpu;
 
 use super::Edits;
+use super::dir::OWN_PREFIX;
 use super::spec::variables;
 
-/// Longest spec that is read.
+/// Length of the longest spec that the plugin reads, in bytes.
 const MAX_BYTES: u64 = 4 << 20;
 
 /// Device nodes that belong to the driver and to no GPU. Of a spec's other nodes none is shared: the specs of some kinds name
@@ -55,7 +54,7 @@ pub enum VendorKind {
 }
 
 impl VendorKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Toolkit, Self::DevicePlugin, Self::Management];
 
     /// The kind as CDI writes it.
@@ -65,12 +64,6 @@ impl VendorKind {
             Self::DevicePlugin => "k8s.device-plugin.nvidia.com/gpu",
             Self::Management => "management.nvidia.com/gpu",
         }
-    }
-}
-
-impl fmt::Display for VendorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 
@@ -95,16 +88,12 @@ struct SpecDevice {
 
 impl SpecDevice {
     fn nodes(&self) -> impl Iterator<Item = &Value> {
-        nodes(&self.container_edits)
-    }
-
-    fn hooks(&self) -> impl Iterator<Item = &Value> {
-        list(&self.container_edits, "hooks")
+        list(&self.container_edits, "deviceNodes")
     }
 
     /// Returns true if each GPU node that the device brings is this GPU's own: a spec that is older than the last start of the
     /// driver may mean another GPU by a name or an index.
-    fn is_of(&self, gpu: &Gpu) -> bool {
+    fn is_of_gpu(&self, gpu: &Gpu) -> bool {
         for path in self.nodes().filter_map(path_of) {
             // Other nodes, such as /dev/nvidiactl, belong to no single GPU.
             let number = path.strip_prefix("/dev/nvidia").unwrap_or_default();
@@ -138,8 +127,6 @@ pub struct LimitHook {
 pub struct DriverEdits {
     /// The kind of the spec that it comes from.
     pub kind: VendorKind,
-    /// The file of that spec.
-    pub path: PathBuf,
     /// Libraries, hooks, control nodes and variables.
     pub edits: Edits,
 }
@@ -147,7 +134,7 @@ pub struct DriverEdits {
 /// The reason that no spec of the node can be used for the driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoDriver {
-    /// There is none.
+    /// The directories have no spec.
     #[error(
         "no CDI spec of the NVIDIA driver is in {dirs}: enable nvidia-cdi-refresh.service or CDI in GPU Operator, or run \
          `nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml` on the node"
@@ -156,7 +143,7 @@ pub enum NoDriver {
         /// The directories.
         dirs: String,
     },
-    /// Those that there are were made for another version of the driver.
+    /// Each spec was made for another version of the driver.
     #[error("the CDI spec {} is of driver {found}, and the node runs {running}: generate it again, for example by restarting nvidia-cdi-refresh.service", path.display())]
     Stale {
         /// The file.
@@ -168,19 +155,19 @@ pub enum NoDriver {
     },
 }
 
-/// The specs of some directories, of which later ones override earlier ones.
+/// NVIDIA's specs in some directories, of which later ones override earlier ones. Clones share the parsed files.
 #[derive(Clone, Debug, Default)]
 pub struct VendorSpecs {
     dirs: Vec<PathBuf>,
-    /// The last content of each file; none if it does not parse or is of another kind.
-    read: Arc<Mutex<HashMap<PathBuf, Read>>>,
+    /// The last content of each file; `None` if it does not parse or is of another kind.
+    read: Arc<Mutex<ParsedFiles>>,
 }
 
-type Read = (FileVersion, Option<Arc<VendorSpec>>);
+type ParsedFiles = HashMap<PathBuf, (FileVersion, Option<Arc<VendorSpec>>)>;
 
 impl VendorSpecs {
-    /// Those in these directories.
-    pub fn of(dirs: Vec<PathBuf>) -> Self {
+    /// The specs in these directories.
+    pub fn new(dirs: Vec<PathBuf>) -> Self {
         Self {
             dirs,
             read: Arc::default(),
@@ -207,12 +194,10 @@ impl VendorSpecs {
                         running: running.to_owned(),
                     });
                 }
+                // Without a version on one side there is nothing to compare.
                 _ => {
-                    return Ok(DriverEdits {
-                        kind: spec.kind,
-                        path: spec.path.clone(),
-                        edits,
-                    });
+                    let kind = spec.kind;
+                    return Ok(DriverEdits { kind, edits });
                 }
             }
         }
@@ -225,26 +210,35 @@ impl VendorSpecs {
     pub fn nodes(&self, gpu: &Gpu) -> Option<Vec<Value>> {
         let (specs, index) = (self.read(), gpu.index.to_string());
         for name in [gpu.uuid.as_str(), &index] {
-            let device = named(&specs, name).next();
-            if let Some(device) = device.filter(|device| device.is_of(gpu) && device.nodes().next().is_some())
+            // Only the first spec counts, as runtimes resolve the name by it too.
+            if let Some(device) = devices_named(&specs, name).first()
+                && device.is_of_gpu(gpu)
+                && device.nodes().next().is_some()
             {
                 return Some(device.nodes().cloned().collect());
             }
         }
-        let mut of_all = named(&specs, "all").flat_map(SpecDevice::nodes);
-        let own = of_all.find(|node| path_of(node) == gpu.device_node.to_str())?;
-        Some(vec![own.clone()])
+        for device in devices_named(&specs, "all") {
+            for node in device.nodes() {
+                if path_of(node) == gpu.device_node.to_str() {
+                    return Some(vec![node.clone()]);
+                }
+            }
+        }
+        None
     }
 
     /// NVIDIA's hook that has the driver limit the memory of a container on this GPU; `None` if no spec has it.
     pub fn limit_hook(&self, gpu: &Gpu) -> Option<LimitHook> {
         for spec in self.read() {
-            let mut hooks = spec.file.devices.iter().flat_map(SpecDevice::hooks);
-            if let Some(hook) = hooks.find(|hook| is_limit_hook(hook, gpu.uuid.as_str())) {
-                return Some(LimitHook {
-                    cdi_version: spec.file.cdi_version.clone(),
-                    hook: hook.clone(),
-                });
+            for device in &spec.file.devices {
+                let mut hooks = list(&device.container_edits, "hooks");
+                if let Some(hook) = hooks.find(|hook| is_limit_hook(hook, gpu.uuid.as_str())) {
+                    return Some(LimitHook {
+                        cdi_version: spec.file.cdi_version.clone(),
+                        hook: hook.clone(),
+                    });
+                }
             }
         }
         None
@@ -252,12 +246,10 @@ impl VendorSpecs {
 
     /// Returns true if a spec of this kind names one of the devices.
     pub fn names_any<'a>(&self, kind: VendorKind, devices: impl IntoIterator<Item = &'a str>) -> bool {
-        let specs = self.read();
-        let mut named = HashSet::new();
-        for spec in specs.iter().filter(|spec| spec.kind == kind) {
-            named.extend(spec.file.devices.iter().map(|device| device.name.as_str()));
-        }
-        devices.into_iter().any(|device| named.contains(device))
+        let mut specs = self.read();
+        specs.retain(|spec| spec.kind == kind);
+        let mut devices = devices.into_iter();
+        devices.any(|device| !devices_named(&specs, device).is_empty())
     }
 
     /// Returns true if there is a spec of this kind.
@@ -267,18 +259,22 @@ impl VendorSpecs {
 
     /// The specs of the kinds, the ones that override first.
     fn read(&self) -> Vec<Arc<VendorSpec>> {
+        // A panic elsewhere leaves a whole map behind, since the map is replaced in one step.
         let mut known = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found = HashMap::new();
         let mut specs = Vec::new();
         // Of specs that name the same device, runtimes take that of the later directory.
-        for path in self.dirs.iter().rev().flat_map(|dir| files(dir)) {
+        for path in self.dirs.iter().rev().flat_map(|dir| spec_files(dir)) {
             let Ok(file) = fs::metadata(&path) else { continue };
             if file.len() > MAX_BYTES {
                 continue;
             }
             let version = FileVersion::from(&file);
-            let before = known.remove(&path).filter(|(of, _)| *of == version);
-            let spec = before.map_or_else(|| parse(&path), |(_, spec)| spec);
+            // Each start of a container comes here: a spec of NVIDIA's is long, and parsing it takes milliseconds.
+            let spec = match known.remove(&path) {
+                Some((known_version, spec)) if known_version == version => spec,
+                _ => parse(&path),
+            };
             specs.extend(spec.clone());
             found.insert(path, (version, spec));
         }
@@ -287,10 +283,12 @@ impl VendorSpecs {
     }
 }
 
-/// The devices of this name.
-fn named<'a>(specs: &'a [Arc<VendorSpec>], name: &'a str) -> impl Iterator<Item = &'a SpecDevice> {
-    let devices = specs.iter().flat_map(|spec| &spec.file.devices);
-    devices.filter(move |device| device.name == name)
+fn devices_named<'a>(specs: &'a [Arc<VendorSpec>], name: &str) -> Vec<&'a SpecDevice> {
+    let mut named = Vec::new();
+    for spec in specs {
+        named.extend(spec.file.devices.iter().filter(|device| device.name == name));
+    }
+    named
 }
 
 /// Returns the spec's edits for all its devices; of device nodes only the control nodes, also from a device `all`.
@@ -310,8 +308,14 @@ fn driver_edits(file: &SpecFile) -> Edits {
             _ => drop(edits.others.insert(field.clone(), value.clone())),
         }
     }
-    let of_all = file.devices.iter().filter(|device| device.name == "all");
-    for node in nodes(&file.container_edits).chain(of_all.flat_map(SpecDevice::nodes)) {
+    let mut nodes: Vec<&Value> = list(&file.container_edits, "deviceNodes").collect();
+    for device in &file.devices {
+        // GPU Operator lists the control nodes among those of its only device.
+        if device.name == "all" {
+            nodes.extend(device.nodes());
+        }
+    }
+    for node in nodes {
         let is_control = CONTROL_NODES.contains(&path_of(node).unwrap_or_default());
         if is_control && !edits.device_nodes.contains(node) {
             edits.device_nodes.push(node.clone());
@@ -323,11 +327,8 @@ fn driver_edits(file: &SpecFile) -> Edits {
 /// The version of the driver whose libraries the edits mount, if a file name contains it.
 fn library_version(edits: &Edits) -> Option<String> {
     for mount in list(&edits.others, "mounts") {
-        let path = mount
-            .get("containerPath")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        let file = path.rsplit('/').next().unwrap_or_default();
+        let path = mount.get("containerPath").and_then(Value::as_str);
+        let file = path.unwrap_or_default().rsplit('/').next().unwrap_or_default();
         for library in VERSIONED_LIBRARIES {
             // libcuda.so.1 is a link that says nothing.
             if let Some(version) = file.strip_prefix(library)
@@ -341,18 +342,18 @@ fn library_version(edits: &Edits) -> Option<String> {
     None
 }
 
-fn nodes(edits: &Map<String, Value>) -> impl Iterator<Item = &Value> {
-    list(edits, "deviceNodes")
-}
-
+/// The items of a list field of CDI's container edits.
 fn list<'a>(edits: &'a Map<String, Value>, field: &str) -> impl Iterator<Item = &'a Value> {
     edits.get(field).and_then(Value::as_array).into_iter().flatten()
 }
 
-/// True if a hook limits memory on the GPU with this UUID and on no other: of a device with several GPUs it would name all.
+/// True if a hook limits memory on the GPU with this UUID and on no other.
 fn is_limit_hook(hook: &Value, uuid: &str) -> bool {
-    let args = hook.get("args").and_then(Value::as_array).into_iter().flatten();
-    let args: Vec<&str> = args.filter_map(Value::as_str).collect();
+    let mut args = Vec::new();
+    for arg in hook.get("args").and_then(Value::as_array).into_iter().flatten() {
+        args.extend(arg.as_str());
+    }
+    // The flag may be repeated. The hook of a device with several GPUs would limit the container on GPUs that it does not get.
     let mut gpus = Vec::new();
     for (at, arg) in args.iter().enumerate() {
         match arg.strip_prefix(GPU_ID) {
@@ -368,13 +369,18 @@ fn path_of(node: &Value) -> Option<&str> {
     node.get("path").and_then(Value::as_str)
 }
 
-fn files(dir: &Path) -> Vec<PathBuf> {
-    let is_spec = |path: &Path| path.extension().is_some_and(|end| end == "json" || end == "yaml");
-    // Specs of our own are most of the directory.
+/// The files of a directory that may be specs of a vendor, in the order of their names, as runtimes read them.
+fn spec_files(dir: &Path) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
-        if is_spec(&path) && !is_own(&entry.file_name()) {
+        let is_spec = path.extension().is_some_and(|end| end == "json" || end == "yaml");
+        // Most files of the directory are this plugin's, one for each container.
+        let is_own = entry
+            .file_name()
+            .as_encoded_bytes()
+            .starts_with(OWN_PREFIX.as_bytes());
+        if is_spec && !is_own {
             paths.push(path);
         }
     }
@@ -382,27 +388,17 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     paths
 }
 
-fn is_own(file: &OsStr) -> bool {
-    file.as_encoded_bytes()
-        .starts_with(super::dir::OWN_PREFIX.as_bytes())
-}
-
-/// A spec of one of the kinds; none of others.
+/// Parses a file; `None` if it is no spec of one of the kinds.
 fn parse(path: &Path) -> Option<Arc<VendorSpec>> {
     let text = fs::read_to_string(path).ok()?;
     // JSON is YAML, so one parser does for both.
-    let file: Result<SpecFile, _> = serde_yaml_ng::from_str(&text);
-    let file = file
+    let file: SpecFile = serde_yaml_ng::from_str(&text)
         .inspect_err(|error| warn!(file = %path.display(), %error, "a CDI spec does not parse"))
         .ok()?;
-    let kind = VendorKind::ALL
-        .into_iter()
-        .find(|kind| kind.as_str() == file.kind)?;
-    Some(Arc::new(VendorSpec {
-        kind,
-        path: path.to_owned(),
-        file,
-    }))
+    let mut kinds = VendorKind::ALL.into_iter();
+    let kind = kinds.find(|kind| kind.as_str() == file.kind)?;
+    let path = path.to_owned();
+    Some(Arc::new(VendorSpec { kind, path, file }))
 }
 
 #[cfg(test)]
@@ -453,7 +449,7 @@ devices:
         for (name, text) in files {
             fs::write(dir.path().join(name), text).unwrap();
         }
-        let specs = VendorSpecs::of(vec![PathBuf::from("/does/not/exist"), dir.path().to_owned()]);
+        let specs = VendorSpecs::new(vec![PathBuf::from("/does/not/exist"), dir.path().to_owned()]);
         (dir, specs)
     }
 
@@ -468,7 +464,7 @@ devices:
             ("broken.json", "{"),
             ("other.json", r#"{"kind": "x/y"}"#),
         ]);
-        let DriverEdits { kind, edits, .. } = specs.driver(Some("570.1")).unwrap();
+        let DriverEdits { kind, edits } = specs.driver(Some("570.1")).unwrap();
         assert_eq!(
             (kind, edits.version.as_deref()),
             (VendorKind::Toolkit, Some("0.5.0"))
@@ -485,7 +481,7 @@ devices:
     #[test]
     fn the_spec_of_the_gpu_operator_gives_the_driver_and_no_gpu() {
         let (_dir, specs) = specs(&[("management.nvidia.com-gpu.yaml", MANAGEMENT)]);
-        let DriverEdits { kind, edits, .. } = specs.driver(Some("570.1")).unwrap();
+        let DriverEdits { kind, edits } = specs.driver(Some("570.1")).unwrap();
         assert_eq!(
             (kind, paths(&edits.device_nodes)),
             (VendorKind::Management, vec!["/dev/nvidiactl"])
@@ -512,7 +508,7 @@ devices:
         let (_dir, specs) = specs(files);
         let found = specs
             .driver(running)
-            .map_or_else(|why| why.to_string(), |driver| driver.kind.to_string());
+            .map_or_else(|why| why.to_string(), |driver| driver.kind.as_str().to_owned());
         assert!(found.contains(expected), "{found}");
     }
 

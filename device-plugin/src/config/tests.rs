@@ -38,7 +38,7 @@ fn the_default_settings() {
 #[case::no_slots(&["--slots", "0"], "--slots")]
 #[case::inventory(&["--inventory", "nvlm"], "write nvml, or file:")]
 #[case::file_without_path(&["--inventory", "file:"], "write nvml, or file:")]
-#[case::xids(&["--ignore-xids", "13,x"], r#""x" is not an XID"#)]
+#[case::xids(&["--application-xids", "13,x"], r#""x" is not an XID"#)]
 #[case::no_gpu(&["--no-gpu", "hope"], "possible values: exit, wait")]
 #[case::interval(&["--probe-interval", "2"], "write a number and ms, s or m")]
 #[case::zero_interval(&["--probe-interval", "0s"], "write a number and ms, s or m")]
@@ -54,7 +54,6 @@ fn the_default_settings() {
 #[case::vendor_that_cannot_be_served(&["--vendor-resource", "nvidia.com/mig-1g.5gb=ours"], "this plugin can serve one of nvidia.com/gpu")]
 #[case::dra_driver(&["--dra-drivers", "gpu.nvidia.com,GPU"], r#""GPU" is not the name of a DRA driver"#)]
 #[case::no_dra_driver(&["--dra-drivers", ""], "write names such as gpu.nvidia.com, or none")]
-#[case::types(&["--look-for", "gpu,nic"], "possible values: gpu, rdma, fpga")]
 #[case::partition_policy(&["--gpu-partition-policy", "maybe"], "possible values: honor, prefer")]
 #[case::shared_devices(&["--shared-devices", "0,,1"], "write all, or UUIDs and minor numbers")]
 #[case::level(&["--log-level", "loud"], "\"loud\" is none of off, error, warn, info")]
@@ -118,12 +117,13 @@ fn dra_drivers_are_read_as_a_list(#[case] text: &str, #[case] expected: &[&str])
 #[test]
 fn all_devices_are_read_from_one_sysfs() {
     let config = parse(&["--sysfs-root", "/host/sys"]).unwrap();
-    let DeviceSource::Machine(machine) = config.source() else {
-        panic!("{:?}", config.source())
+    let expected = NvmlSource {
+        sysfs: PathBuf::from("/host/sys"),
+        ..NvmlSource::default()
     };
     assert_eq!(
-        (machine.gpus.unwrap().sysfs, machine.others.root),
-        (PathBuf::from("/host/sys"), PathBuf::from("/host/sys"))
+        config.source(),
+        DeviceSource::Machine(MachineSource::new(expected))
     );
 }
 
@@ -131,7 +131,7 @@ proptest! {
     /// Every value is accepted or refused.
     #[test]
     fn no_value_panics(flag in 0..9_usize, value in "([a-z0-9.=/,_ -]{0,20}|\\PC{0,12}|-?[0-9]{1,22}(ms|s|m|h|Mi|Gi)?)", named in "[a-z./]{0,12}=(vendor|ours|ignore)") {
-        let flags = ["vendor-resource", "memory-unit", "memory-resource", "slots", "shared-devices", "probe-interval", "ignore-xids", "inventory", "log-level"];
+        let flags = ["vendor-resource", "memory-unit", "memory-resource", "slots", "shared-devices", "probe-interval", "reset-xids", "inventory", "log-level"];
         for value in [value, named] {
             let _ = parse(&[&format!("--{}={value}", flags[flag])]);
         }

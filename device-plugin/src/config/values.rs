@@ -14,6 +14,7 @@ use proto::topology::GpuPartitionPolicy;
 use crate::injection::Mode;
 use crate::inventory::InventoryError;
 use crate::pods::IN_NODE_STATUS;
+use crate::publish::node_overrides::{MAX_LABEL, is_label_text};
 
 /// An invalid value of a flag.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,28 +33,24 @@ pub(super) fn node_name(text: &str) -> Result<String, InvalidValue> {
 /// The name of the extended resource for memory units.
 pub(super) fn memory_resource(text: &str) -> Result<String, InvalidValue> {
     extended_resource(text)?;
+    // The plugin would serve two resources of one name, or patch an amount that kubelet owns.
     if text == GPU_SHARED || IN_NODE_STATUS.contains(&text) || VENDOR_GPUS.contains(&text) {
         return Err(InvalidValue("this name has another meaning already".to_owned()));
     }
     Ok(text.to_owned())
 }
 
-/// Checks the name of an extended resource.
+/// # Errors
+/// The text is not the name of an extended resource.
 pub(super) fn extended_resource(text: &str) -> Result<(), InvalidValue> {
     let Some((domain, name)) = text.split_once('/') else {
         return Err(InvalidValue("not of the form domain/name".to_owned()));
     };
-    let is_name_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let is_bounded = name.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && name.ends_with(|c: char| c.is_ascii_alphanumeric());
     // The annotation with the size of the unit has a longer name, which must be valid too.
-    if !is_dns_subdomain(domain)
-        || !is_bounded
-        || !name.chars().all(is_name_char)
-        || name.len() > 63 - "-unit".len()
-    {
+    if !is_dns_subdomain(domain) || !is_label_text(name) || name.len() > MAX_LABEL - "-unit".len() {
         return Err(InvalidValue("not the name of an extended resource".to_owned()));
     }
+    // The API server takes such names for resources of its own, and no pod could request this one.
     if domain == "kubernetes.io" || domain.ends_with(".kubernetes.io") {
         return Err(InvalidValue(
             "the domain kubernetes.io belongs to Kubernetes".to_owned(),
@@ -70,8 +67,9 @@ pub(super) fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// Memory of a GPU in bytes, at least 1 MiB.
+/// Memory of a GPU in bytes.
 pub(super) fn gpu_memory(text: &str) -> Result<u64, InvalidValue> {
+    // Less than 1 MiB is a quantity without its unit.
     match text.parse::<Quantity>().ok().and_then(Quantity::unsigned) {
         Some(bytes) if bytes >= 1 << 20 => Ok(bytes),
         _ => Err(InvalidValue(
@@ -83,7 +81,7 @@ pub(super) fn gpu_memory(text: &str) -> Result<u64, InvalidValue> {
 /// The treatment of the memory that a driver reserves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReservedMemory {
-    /// Pods may share it, as in gpushare and Koordinator.
+    /// Pods may share it, as in the first gpushare and in Koordinator.
     Share,
     /// Pods may not share it; running pods keep their records.
     Withhold,
@@ -121,25 +119,14 @@ pub(super) fn partition_policy(text: &str) -> Result<GpuPartitionPolicy, Invalid
     }
 }
 
-/// A type of devices that the plugin looks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LookFor {
-    /// GPUs that NVML lists.
-    Gpu,
-    /// RDMA adapters.
-    Rdma,
-    /// FPGAs.
-    Fpga,
-}
-
 /// The injection mode, as written on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Inject {
-    /// The mode that works on the node.
+    /// The one that works on this node.
     Auto,
-    /// The variable of the vendor's runtime.
+    /// By `NVIDIA_VISIBLE_DEVICES`, on which NVIDIA's container runtime acts.
     Envvar,
-    /// CDI devices.
+    /// By CDI devices.
     Cdi,
 }
 

@@ -11,12 +11,12 @@ const FIRST_DRIVER: u32 = 615;
 /// append a second value, and NVIDIA's hook reads the first.
 const FIRST_CONTAINERD: (u32, u32) = (2, 4);
 
-/// The node's cgroup version.
+/// The version of the node's cgroup hierarchy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cgroup {
-    /// The driver knows no limits there.
+    /// cgroup v1, with which the driver knows no limits.
     V1,
-    /// The unified hierarchy.
+    /// cgroup v2, the unified hierarchy.
     V2,
     /// No hierarchy is visible to this process.
     Unknown,
@@ -46,7 +46,7 @@ pub(super) struct EnforcementFacts {
     pub(super) driver: Option<String>,
     /// The cgroup version.
     pub(super) cgroup: Cgroup,
-    /// The way of the hook.
+    /// The way in which NVIDIA's hook gets into containers.
     pub(super) route: HookRoute,
     /// True if the operator's HAMi-core library is on the node.
     pub(super) has_hami_core: bool,
@@ -59,7 +59,7 @@ pub(super) struct EnforcementFacts {
 pub(super) struct GpuFacts {
     /// True if a spec of the vendor has the hook for this GPU.
     pub(super) has_hook: bool,
-    /// True if it is in MIG mode.
+    /// True if the GPU is in MIG mode.
     pub(super) is_mig: bool,
 }
 
@@ -77,10 +77,8 @@ pub(super) fn decide(node: &EnforcementFacts, gpu: GpuFacts) -> Enforcement {
         };
     };
     let (level, by) = if node.has_hami_core {
-        (
-            Level::HamiCore,
-            "HAMi-core's library limits containers that load it",
-        )
+        let by = "HAMi-core's library limits containers that load it";
+        (Level::HamiCore, by)
     } else {
         (Level::None, "nothing limits the memory that a container uses")
     };
@@ -91,54 +89,62 @@ pub(super) fn decide(node: &EnforcementFacts, gpu: GpuFacts) -> Enforcement {
     }
 }
 
-/// The first reason that the driver cannot limit containers on the GPU. What only the operator has to turn on comes last.
+/// The first reason that the driver cannot limit containers on the GPU, as one word and in a sentence.
 fn obstacle(node: &EnforcementFacts, gpu: GpuFacts) -> Option<(&'static str, String)> {
-    let found = |reason, why: &str| Some((reason, why.to_owned()));
-    if gpu.is_mig {
-        return found("MigMode", "the GPU is in MIG mode");
-    }
-    let Some(version) = &node.driver else {
-        return found("DriverUnknown", "the version of the driver is not known");
+    let (reason, why) = if gpu.is_mig {
+        ("MigMode", "the GPU is in MIG mode")
+    } else if let Some(obstacle) = driver_obstacle(node.driver.as_deref()) {
+        return Some(obstacle);
+    } else if node.cgroup == Cgroup::V1 {
+        let why = "the node uses cgroup v1, and the driver needs cgroup v2";
+        ("CgroupV1", why)
+    } else if node.cgroup == Cgroup::Unknown {
+        ("CgroupUnknown", "the node's cgroup version is not known")
+    } else if let Some(obstacle) = route_obstacle(node.route) {
+        obstacle
+    } else if !gpu.has_hook {
+        let why = "no CDI spec of the vendor has the hook apply-cuda-memory-limits for this GPU: install NVIDIA's container toolkit \
+                   1.20.1 or newer, and generate the spec again";
+        (HOOK_MISSING, why)
+    } else if !node.is_enabled {
+        // Last, so that an operator who turns the flag on knows that nothing else is missing.
+        ("NotEnabled", "--driver-limits of the device plugin is off")
+    } else {
+        return None;
     };
-    if major(version).is_none_or(|major| major < FIRST_DRIVER) {
-        let why = format!("driver {version} cannot do it, {FIRST_DRIVER} (CUDA 13.4) is the first that can");
-        return Some(("DriverTooOld", why));
+    Some((reason, why.to_owned()))
+}
+
+fn driver_obstacle(version: Option<&str>) -> Option<(&'static str, String)> {
+    let Some(version) = version else {
+        let why = "the version of the driver is not known".to_owned();
+        return Some(("DriverUnknown", why));
+    };
+    let major = version.split('.').next()?.parse::<u32>();
+    if major.is_ok_and(|major| major >= FIRST_DRIVER) {
+        return None;
     }
-    match node.cgroup {
-        Cgroup::V2 => {}
-        Cgroup::V1 => {
-            return found(
-                "CgroupV1",
-                "the node uses cgroup v1, and the driver needs cgroup v2",
-            );
-        }
-        Cgroup::Unknown => return found("CgroupUnknown", "the node's cgroup version is not known"),
-    }
-    match node.route {
-        HookRoute::Spec | HookRoute::Runtime => {}
+    let why = format!("driver {version} cannot do it, {FIRST_DRIVER} (CUDA 13.4) is the first that can");
+    Some(("DriverTooOld", why))
+}
+
+fn route_obstacle(route: HookRoute) -> Option<(&'static str, &'static str)> {
+    match route {
+        HookRoute::Spec | HookRoute::Runtime => None,
         HookRoute::ReadsOthers => {
             let why = "NVIDIA's hook may read a limit that an image or a pod sets instead of this plugin's: turn the runtime hook on \
                        (--nri-socket), or inject by CDI with containerd 2.4 or newer";
-            return found("VariableOrder", why);
+            Some(("VariableOrder", why))
         }
         HookRoute::Legacy => {
             let why = "NVIDIA's runtime injects GPUs by its legacy mode, which has no such hook; set its mode to cdi or jit-cdi";
-            return found("LegacyRuntime", why);
+            Some(("LegacyRuntime", why))
         }
         HookRoute::Unknown => {
             let why = "it is not known if the container runtime runs NVIDIA's hook";
-            return found("RuntimeUnknown", why);
+            Some(("RuntimeUnknown", why))
         }
     }
-    if !gpu.has_hook {
-        let why = "no CDI spec of the vendor has the hook apply-cuda-memory-limits for this GPU: install NVIDIA's container toolkit \
-                   1.20.1 or newer, and generate the spec again";
-        return found(HOOK_MISSING, why);
-    }
-    if !node.is_enabled {
-        return found("NotEnabled", "--driver-limits of the device plugin is off");
-    }
-    None
 }
 
 /// The way in which the hook gets into containers, with this injection and this runtime.
@@ -157,9 +163,9 @@ pub(super) fn hook_route(
     match injection.mode {
         Mode::Cdi if has_nri || replaces_variables(runtime) => HookRoute::Spec,
         Mode::Cdi => HookRoute::ReadsOthers,
-        Mode::Envvar if own.has_driver_root || own.is_privileged => HookRoute::Unknown,
+        Mode::Envvar if own.is_special() => HookRoute::Unknown,
         // In its modes cdi and jit-cdi NVIDIA's runtime has replaced the value in this plugin's own container.
-        Mode::Envvar => match own.value.as_deref() {
+        Mode::Envvar => match own.visible_devices.as_deref() {
             Some("void") if has_nri => HookRoute::Runtime,
             // kubelet hands the plugin's value on before the pod's. If the image sets the variable too, the runtime replaces that
             // by each of them in turn, and the last may come from a ConfigMap or a Secret, whose values the plugin cannot see.
@@ -180,10 +186,6 @@ fn replaces_variables(runtime: &str) -> bool {
         (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= FIRST_CONTAINERD,
         _ => false,
     }
-}
-
-fn major(version: &str) -> Option<u32> {
-    version.split('.').next()?.parse().ok()
 }
 
 #[cfg(test)]

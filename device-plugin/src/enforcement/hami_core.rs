@@ -32,6 +32,7 @@ impl HamiCore {
     /// loader's file the image has to load the library itself.
     pub fn files(&self) -> Vec<(PathBuf, PathBuf)> {
         let mut files = Vec::new();
+        // The operator may copy the library to the node later, so each call looks for it.
         if self.exists() {
             let library = self.dir.join(LIBRARY);
             files.push((library.clone(), library));

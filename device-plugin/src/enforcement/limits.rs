@@ -54,6 +54,7 @@ pub fn limits(unit: MemoryUnit, recipient: &Recipient<'_>, gpus: &[&Gpu]) -> BTr
         env.insert(DRIVER_MEMORY_REQUEST.to_owned(), NO_RESERVATION.to_owned());
         env.insert(DRIVER_MEMORY_LIMIT.to_owned(), mib.to_string());
     }
+    // HAMi-core numbers the GPUs in the order in which the container sees them, which is that of `gpus`.
     if recipient.pod.is_limited {
         for (at, mib) in memory.iter().enumerate() {
             if let Some(mib) = mib {
@@ -104,6 +105,7 @@ fn memory_limit(
 
 /// The container's part of the computing power of each GPU, in percent; `None` if it is all of it, or was not requested.
 fn core_limit(recipient: &Recipient<'_>, placement: &Placement, gpus: &[&Gpu]) -> Option<u64> {
+    // HAMi-core has one variable for all GPUs of a container.
     let recorded = held(placement, gpus.first()?)?.core;
     let container = recipient.container;
     let n_gpus = gpus.len() as u64;

@@ -96,7 +96,7 @@ fn container_ids(cgroups: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Measures until the task is dropped. `None` is sent while the use is not known.
-pub async fn follow_memory_use(
+pub async fn measure_memory_use(
     node: Arc<NodeState>,
     source: DeviceSource,
     procfs: PathBuf,
@@ -109,12 +109,14 @@ pub async fn follow_memory_use(
         let read = if let Ok(read) = timeout(LIMIT, &mut reading).await {
             read
         } else {
+            // An old figure would pass for the present one.
             measured.send_replace(None);
             // Another call would hang as well.
             reading.await
         };
         match read {
             Ok(Ok(processes)) => {
+                // Cloned, because the files of processes are read meanwhile and the watch of pods must not wait for them.
                 let pods = node.pods.borrow().clone();
                 let now = MeasuredMemory::attribute(&processes, &pods, |pid| cgroups_of(&procfs, pid));
                 measured.send_replace(Some(Arc::new(now)));

@@ -98,12 +98,12 @@ fn assigned<'a>(fleet: &'a NodeFleet, placement: Option<&Placement>, call: &Call
     let names = placement.map_or(&[][..], |placement| placement.names(call.resource));
     let recorded: Option<Vec<DeviceKey>> = names.iter().map(|name| fleet.find(call.resource, name)).collect();
     if let Some(keys) = recorded.filter(|keys| !keys.is_empty()) {
-        return AssignedDevices::of(fleet, call.resource, &keys);
+        return AssignedDevices::find(fleet, call.resource, &keys);
     }
     let keys = match call.devices {
         // Memory units of a container are of one GPU, even if kubelet took IDs of several.
         [first, ..] if call.resource == ExtendedResource::Memory => std::slice::from_ref(first),
         all => all,
     };
-    AssignedDevices::of(fleet, call.resource, keys)
+    AssignedDevices::find(fleet, call.resource, keys)
 }

@@ -15,7 +15,7 @@ use crate::enforcement::Enforcements;
 use crate::enforcement::limits::{is_limit, is_of_driver, limits};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, FleetDevice, FleetGpu, NodeFleet};
-use crate::injection::content::variable;
+use crate::injection::content::visible_variable;
 use crate::injection::recipient::Recipient;
 use crate::pods::{OwnVariable, PodStage};
 use crate::settings::NodeSettings;
@@ -81,7 +81,7 @@ fn check_own_variables(
     let StartingContainer { pod, resource, .. } = starting;
     let containers = starting.containers();
     for own in pod.variables.iter() {
-        let is_devices = own.name == variable(*resource);
+        let is_devices = own.name == visible_variable(*resource);
         if !containers.contains(&own.container.as_str()) || !(is_devices || is_limit(&own.name)) {
             continue;
         }
@@ -132,7 +132,7 @@ fn check_limits(
     fleet: &NodeFleet,
 ) -> Result<(), StartRefusal> {
     let StartingContainer { pod, resource, .. } = starting;
-    let shown = answer.envs.get(variable(*resource));
+    let shown = answer.envs.get(visible_variable(*resource));
     let Some(devices) = shown.and_then(|value| named_devices(*resource, value, fleet)) else {
         return Ok(());
     };

@@ -1,7 +1,7 @@
 //! Changes of health that come from the node's Device object and not from a watch of the devices.
 //!
-//! When the process starts, it loads the XIDs that the object names, which no probe finds again. It does not load loss and failed
-//! probes: probes find these. It does not load XIDs of an earlier boot either, because a boot resets devices.
+//! When the process starts, it loads the XIDs that the object names, which no probe finds again. It does not load lost devices and
+//! failed probes: probes find these. It does not load XIDs of an earlier boot either, because a boot resets devices.
 //!
 //! Later an operator may declare a device healthy: `kubectl annotate device NODE gpushare/clear-unhealthy=GPU-…` names devices,
 //! separated by commas, or `all`.
@@ -12,14 +12,14 @@ use std::time::Duration;
 use daemon::api_server::{Backoff, Connection, one_line};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use proto::device::{BOOT_ID, CLEAR_UNHEALTHY, DeviceSpec, RawDevice};
+use proto::device::{BOOT_ID, CLEAR_UNHEALTHY, CONDITION_HEALTHY, DeviceSpec, RawDevice, TYPE_GPU};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
+use crate::health::HealthReason;
 use crate::inventory::PhysicalId;
-use crate::publish::device_object;
 use crate::publish::own_objects::StoredDevice;
 
 use super::NodeFleet;
@@ -81,6 +81,7 @@ async fn load_xids(
     };
     let annotations = device.metadata.annotations.as_ref();
     let written_in = annotations.and_then(|annotations| annotations.get(BOOT_ID));
+    // Without one of the two IDs the XIDs count: a GPU that is wrongly unhealthy is the smaller harm.
     if written_in.zip(boot_id).is_some_and(|(before, now)| before != now) {
         info!("this node has booted since its Device object was written, so its devices have been reset");
         return Vec::new();
@@ -89,10 +90,25 @@ async fn load_xids(
         warn!(%error, "the present Device object is not valid, so all devices start as healthy");
         DeviceSpec::default()
     });
+    earlier_xids(&spec)
+}
+
+/// The XIDs for which the object says that a GPU is unhealthy.
+fn earlier_xids(spec: &DeviceSpec) -> Vec<EarlierXid> {
     let mut errors = Vec::new();
-    for (device, xid, since) in device_object::unhealthy_by_xid(&spec) {
-        let since = since.to_owned();
-        errors.push(EarlierXid { device, xid, since });
+    for info in &spec.devices {
+        for condition in &info.conditions {
+            let is_unhealthy = condition.condition_type == CONDITION_HEALTHY && condition.status == "False";
+            // Only GPUs have XIDs.
+            if !is_unhealthy || info.device_type != TYPE_GPU {
+                continue;
+            }
+            // Another reason is trouble that probes find again.
+            if let (Ok(device), Some(xid)) = (info.id.parse(), HealthReason::xid(&condition.reason)) {
+                let since = condition.last_transition_time.clone();
+                errors.push(EarlierXid { device, xid, since });
+            }
+        }
     }
     errors
 }
@@ -103,6 +119,7 @@ async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff
     loop {
         let error = match timeout(REQUEST_LIMIT, devices.get_opt(node)).await {
             Ok(Ok(found)) => return found,
+            // Another attempt would get the same answer, and containers must start in the end.
             Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => {
                 warn!(
                     error = one_line(&status),
@@ -136,6 +153,7 @@ async fn clear_devices(
             continue;
         };
         let named = named_devices(&value, &fleet.borrow());
+        // The annotation is removed in any case, so that a mistyped name does not clear a device that comes later.
         if named.is_empty() {
             warn!(
                 node,
@@ -169,12 +187,10 @@ fn clear_annotation(device: &StoredDevice) -> Option<(String, String)> {
 
 /// The devices of the fleet that the annotation's value names.
 fn named_devices(value: &str, fleet: &NodeFleet) -> Vec<PhysicalId> {
-    let names: Vec<_> = value.split(',').map(str::trim).collect();
-    fleet
-        .ids_of_devices()
-        .filter(|id| names.contains(&"all") || names.contains(&id.as_str()))
-        .cloned()
-        .collect()
+    let names: Vec<&str> = value.split(',').map(str::trim).collect();
+    let mut named: Vec<PhysicalId> = fleet.ids_of_devices().cloned().collect();
+    named.retain(|id| names.contains(&"all") || names.contains(&id.as_str()));
+    named
 }
 
 #[cfg(test)]

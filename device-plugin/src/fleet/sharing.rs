@@ -7,7 +7,7 @@ use std::str::FromStr;
 use proto::memory_unit::MemoryUnit;
 
 use crate::device_ids::{IdScheme, TooLong};
-use crate::inventory::{Gpu, InvalidPhysicalId, NodeInventory, PhysicalId};
+use crate::inventory::{Gpu, NodeInventory, PhysicalId};
 
 /// The settings that determine the device IDs which kubelet gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +28,7 @@ impl Sharing {
     /// # Errors
     /// The list of IDs would be longer than kubelet accepts.
     pub fn id_scheme(&self, inventory: &NodeInventory) -> Result<IdScheme, TooLong> {
+        // Without IDs of its own kubelet cannot allocate a part of a GPU that is not shared.
         let gpus = inventory.gpus.iter();
         let shared: Vec<Gpu> = gpus.filter(|gpu| self.devices.includes(gpu)).cloned().collect();
         IdScheme::with_numa_nodes(self.has_numa_hints, &shared, self.slots.get(), self.memory_unit)
@@ -48,11 +49,6 @@ pub enum SharedDevices {
     },
 }
 
-/// The text is no list of GPUs.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write all, or UUIDs and minor numbers of GPUs, separated by commas")]
-pub struct InvalidSharedDevices(#[source] InvalidPhysicalId);
-
 impl SharedDevices {
     /// Returns true if pods may share this GPU.
     pub fn includes(&self, gpu: &Gpu) -> bool {
@@ -64,18 +60,21 @@ impl SharedDevices {
 }
 
 impl FromStr for SharedDevices {
-    type Err = InvalidSharedDevices;
+    type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, InvalidSharedDevices> {
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == "all" {
             return Ok(Self::All);
         }
         let (mut uuids, mut minors) = (BTreeSet::new(), BTreeSet::new());
         for name in text.split(',').map(str::trim) {
+            // No UUID of NVIDIA's is a number.
             if let Ok(minor) = name.parse() {
                 minors.insert(minor);
+            } else if let Ok(uuid) = name.parse() {
+                uuids.insert(uuid);
             } else {
-                uuids.insert(name.parse().map_err(InvalidSharedDevices)?);
+                return Err("write all, or UUIDs and minor numbers of GPUs, separated by commas");
             }
         }
         Ok(Self::Only { uuids, minors })

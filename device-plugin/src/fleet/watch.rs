@@ -3,8 +3,8 @@
 //! All observations that wait in the channel make one new value, so a node whose GPUs all fail at once sends kubelet one list, not one
 //! per device.
 //!
-//! A call into a driver that hangs cannot be ended. Its thread is left alone and no other is started in its place. What the fleet says
-//! of its devices does not last: a device without any observation for a long time counts as failed until its source reports it again.
+//! A call into a driver that hangs cannot be ended. The plugin leaves its thread alone and starts no other in its place. A device
+//! without any observation for a long time counts as failed until its source reports it again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,13 +29,13 @@ use super::sharing::Sharing;
 /// Delay before a watch that has ended is started again.
 const RESTART_DELAY: Duration = Duration::from_secs(1);
 
-/// Delay before another look at devices that could not be adopted.
+/// Delay before the plugin lists devices again that it could not adopt.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 
 /// Longest wait for the list of devices; observations wait meanwhile.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(20);
 
-/// The time by which an observation may be late: opening a session and waking idle GPUs takes NVML seconds for each.
+/// Time by which an observation may be late: opening a session and waking idle GPUs takes NVML seconds for each.
 const OBSERVATION_DELAY: Duration = Duration::from_secs(60);
 
 /// The channels of a [`FleetWatch`].
@@ -65,7 +65,9 @@ pub async fn discover(source: &DeviceSource) -> anyhow::Result<NodeInventory> {
 /// Watches the devices of a source and keeps the fleet up to date.
 #[derive(Debug)]
 pub struct FleetWatch {
-    discovery: Discovery,
+    source: DeviceSource,
+    /// The call that lists the devices, while it runs.
+    listing: Option<JoinHandle<Result<NodeInventory, InventoryError>>>,
     inventory: NodeInventory,
     health: Health,
     sharing: Sharing,
@@ -84,10 +86,8 @@ impl FleetWatch {
         channels: FleetChannels,
     ) -> Self {
         Self {
-            discovery: Discovery {
-                source,
-                running: None,
-            },
+            source,
+            listing: None,
             inventory,
             health,
             sharing,
@@ -98,18 +98,19 @@ impl FleetWatch {
 
     /// Watches until the task is dropped or the driver has been replaced.
     pub async fn run(mut self) -> DriverReplaced {
-        let source = self.discovery.source.clone();
+        let source = self.source.clone();
         loop {
             match source.watch(&self.inventory) {
                 // The feed must live while its channel is read: dropping it stops its threads.
                 Ok((_feed, observations)) => {
                     let limit = source.probe_interval() + OBSERVATION_DELAY;
-                    if let Err(replaced) = self.follow(observations, limit).await {
+                    if let Err(replaced) = self.read_feed(observations, limit).await {
                         return replaced;
                     }
                 }
                 Err(error) => {
                     warn!(error = one_line(&error), "cannot watch the devices, trying again");
+                    // Nothing else reads this channel while there is no feed, and containers wait for the first correction.
                     while let Ok(correction) = self.channels.corrections.try_recv() {
                         self.correct(correction);
                     }
@@ -122,7 +123,7 @@ impl FleetWatch {
     }
 
     /// Reads one feed until it ends or other devices have been adopted.
-    async fn follow(
+    async fn read_feed(
         &mut self,
         mut observations: mpsc::Receiver<Observation>,
         limit: Duration,
@@ -145,7 +146,7 @@ impl FleetWatch {
                 () = sleep_until_some(discover_at) => true,
                 () = sleep_until_some(silence_ends) => {
                     // The feed waits for its driver. Another one would wait too, and the thread of this one could not be ended.
-                    self.fail(&silence.take_silent(), limit);
+                    self.mark_silent(&silence.take_silent(), limit);
                     false
                 }
             };
@@ -211,7 +212,7 @@ impl FleetWatch {
     }
 
     /// Makes these devices unhealthy because their driver does not answer.
-    fn fail(&mut self, devices: &[PhysicalId], silence: Duration) {
+    fn mark_silent(&mut self, devices: &[PhysicalId], silence: Duration) {
         let how = format!("the driver has not answered for {} s", silence.as_secs());
         let mut changes = Vec::new();
         for device in devices {
@@ -247,8 +248,8 @@ impl FleetWatch {
 
     /// Lists the devices again and adopts them. Returns false if that is not possible.
     async fn discover_again(&mut self) -> bool {
-        match self.discovery.run().await {
-            // So it is while the driver is replaced.
+        match self.list_devices().await {
+            // NVML lists no GPU while the driver is replaced, and pods that run on them must not lose their device IDs.
             Ok(found) if found.gpus.is_empty() && !self.inventory.gpus.is_empty() => {
                 warn!("no GPU answers now, keeping the known devices");
                 false
@@ -259,6 +260,21 @@ impl FleetWatch {
                 false
             }
         }
+    }
+
+    /// # Errors
+    /// The source cannot list its devices, or its driver does not answer.
+    async fn list_devices(&mut self) -> anyhow::Result<NodeInventory> {
+        let source = self.source.clone();
+        // A call that hangs cannot be ended: the next attempt waits for it, instead of starting another beside it.
+        let listing = self
+            .listing
+            .get_or_insert_with(|| spawn_blocking(move || source.discover()));
+        let found = timeout(DISCOVERY_LIMIT, &mut *listing).await;
+        let found = found.context("the driver does not answer")?;
+        self.listing = None;
+        // Of the two errors one is of the thread, the other of the source.
+        Ok(found??)
     }
 
     /// Goes over to another inventory. Returns false if kubelet could not accept the list of its device IDs.
@@ -285,31 +301,10 @@ impl FleetWatch {
 }
 
 /// Waits until this moment; for ever if there is none.
-async fn sleep_until_some(moment: Option<Instant>) {
+pub(crate) async fn sleep_until_some(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment).await,
         None => std::future::pending().await,
-    }
-}
-
-/// Lists the devices, one call at a time: the next call waits for one that hangs, instead of starting another beside it.
-#[derive(Debug)]
-struct Discovery {
-    source: DeviceSource,
-    running: Option<JoinHandle<Result<NodeInventory, InventoryError>>>,
-}
-
-impl Discovery {
-    async fn run(&mut self) -> anyhow::Result<NodeInventory> {
-        let source = self.source.clone();
-        let running = self
-            .running
-            .get_or_insert_with(|| spawn_blocking(move || source.discover()));
-        let found = timeout(DISCOVERY_LIMIT, &mut *running)
-            .await
-            .context("the driver does not answer")?;
-        self.running = None;
-        Ok(found??)
     }
 }
 
@@ -321,11 +316,10 @@ struct Silence {
 
 impl Silence {
     fn new(limit: Duration, devices: impl Iterator<Item = PhysicalId>) -> Self {
+        // As if each had been observed now: the source gets the whole time for its first observation.
         let now = Instant::now();
-        Self {
-            limit,
-            observed: devices.map(|device| (device, now)).collect(),
-        }
+        let observed = devices.map(|device| (device, now)).collect();
+        Self { limit, observed }
     }
 
     fn interrupt(&mut self, observation: &Observation) {
@@ -338,10 +332,8 @@ impl Silence {
 
     /// The time at which the first device has been silent for too long.
     fn ends(&self) -> Option<Instant> {
-        self.observed
-            .values()
-            .min()
-            .map(|observed| *observed + self.limit)
+        let first = self.observed.values().min()?;
+        Some(*first + self.limit)
     }
 
     /// The devices that have been silent for too long; their silence starts again.

@@ -119,7 +119,7 @@ fn recovery_needs_answers_and_a_quiet_time(#[case] answers: &[u64], #[case] reco
 #[rstest]
 #[case::xid_again(ObservationKind::Xid(92), 3, 131)]
 #[case::failed_probe(failed(), 3, 131)]
-#[case::ignored_xid(ObservationKind::Xid(31), 0, 73)]
+#[case::xid_of_an_application(ObservationKind::Xid(31), 0, 73)]
 fn an_error_during_recovery_restarts_it(
     #[case] trouble: ObservationKind,
     #[case] extra: u64,
@@ -276,7 +276,7 @@ fn an_xid_of_an_earlier_process_is_restored() {
     assert_eq!(
         health.load(seconds(70), &uuid(B), 31, "then"),
         None,
-        "an XID that is ignored now"
+        "an XID that applications cause by now"
     );
     assert_eq!(health.load(seconds(70), &uuid("GPU-gone"), 92, "then"), None);
 }
@@ -309,7 +309,7 @@ fn model(policy: &HealthPolicy, history: &[(Duration, ObservationKind)]) -> Opti
 /// after the quiet time. Answers count from the moment at which no reset is needed.
 fn first_trouble(policy: &HealthPolicy, history: &[(Duration, ObservationKind)]) -> Option<HealthReason> {
     let reason = |kind: &ObservationKind| match kind {
-        ObservationKind::Xid(xid) if policy.makes_unhealthy(*xid) => Some(HealthReason::Xid(*xid)),
+        ObservationKind::Xid(xid) if !policy.application_xids.contains(*xid) => Some(HealthReason::Xid(*xid)),
         ObservationKind::Lost => Some(HealthReason::Lost),
         ObservationKind::Failed(_) => Some(HealthReason::ProbeFailed),
         ObservationKind::MigMode => Some(HealthReason::MigMode),
@@ -384,11 +384,10 @@ proptest! {
         steps in prop::collection::vec((0..20_u64, prop::option::weighted(0.9, 0..3_usize), any_kind()), 0..80),
         answers in 1..4_u32,
         quiet in 0..40_u64,
-        ignored in prop::sample::select(vec!["all", "none", "13,31"]),
+        of_applications in prop::sample::select(vec!["all", "none", "13,31"]),
     ) {
         let policy = HealthPolicy {
-            ignored_xids: ignored.parse().unwrap(),
-            application_xids: Xids::none(),
+            application_xids: of_applications.parse().unwrap(),
             reset_xids: Xids::of_resets(),
             answers: NonZeroU32::new(answers).unwrap(),
             quiet: seconds(quiet),
@@ -420,21 +419,16 @@ proptest! {
     }
 }
 
-/// An XID that an application causes is a fault for its pods and leaves the device healthy; an ignored one is neither.
+/// An XID that an application causes is a fault for its pods and leaves the device healthy.
 #[rstest]
 #[case::application(31, Some(31), false)]
 #[case::device(92, None, true)]
-#[case::ignored_though_an_application_causes_it(13, None, false)]
 fn xids_of_applications_leave_the_device_healthy(
     #[case] xid: u64,
     #[case] fault: Option<u64>,
     #[case] is_sick: bool,
 ) {
-    let policy = HealthPolicy {
-        ignored_xids: "13".parse().unwrap(),
-        ..HealthPolicy::default()
-    };
-    let mut health = Health::new(policy, [uuid(A)]);
+    let mut health = Health::new(HealthPolicy::default(), [uuid(A)]);
     let seen = |device: Option<PhysicalId>| Observation {
         device,
         kind: ObservationKind::Xid(xid),

@@ -25,17 +25,16 @@ use crate::fleet::{DeviceKey, NodeFleet};
 use crate::inventory::{Gpu, OtherDevice, PhysicalId};
 use crate::settings::NodeSettings;
 
+use super::VOID;
 use super::recipient::Recipient;
 
 /// Device nodes that go with every NVIDIA GPU, as far as they exist.
 const COMMON_NODES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
-/// The value of the vendor's variable that makes its runtime do nothing.
-pub const VOID: &str = "void";
-
-/// True if the answer for this resource is the one that names the container's devices of its type: of two answers with different
-/// values of a variable kubelet would keep one at random.
-pub fn speaks(resource: ExtendedResource, container: &ContainerRequest) -> bool {
+/// True if the answer for this resource is the one that names the container's devices of its type. A container may request several
+/// resources of GPUs, and kubelet asks about each.
+pub fn names_devices(resource: ExtendedResource, container: &ContainerRequest) -> bool {
+    // Of two answers with different values of a variable kubelet would keep one at random.
     match resource {
         ExtendedResource::Memory | ExtendedResource::Rdma | ExtendedResource::Fpga => true,
         ExtendedResource::Shared => container.memory_units == 0,
@@ -44,7 +43,7 @@ pub fn speaks(resource: ExtendedResource, container: &ContainerRequest) -> bool 
 }
 
 /// The variable by which an answer without CDI names a container's devices of a resource's type: for GPUs the vendor's.
-pub fn variable(resource: ExtendedResource) -> &'static str {
+pub fn visible_variable(resource: ExtendedResource) -> &'static str {
     match resource {
         ExtendedResource::Shared | ExtendedResource::Memory | ExtendedResource::Whole => VISIBLE_DEVICES,
         ExtendedResource::Rdma | ExtendedResource::Fpga => own_variable(resource),
@@ -80,7 +79,7 @@ pub enum AssignedDevices<'a> {
 
 impl<'a> AssignedDevices<'a> {
     /// The devices of this node with these keys, in this order.
-    pub fn of(fleet: &'a NodeFleet, resource: ExtendedResource, keys: &[DeviceKey]) -> Self {
+    pub fn find(fleet: &'a NodeFleet, resource: ExtendedResource, keys: &[DeviceKey]) -> Self {
         let device_type = resource.device_type();
         if device_type == TYPE_GPU {
             let mut gpus = Vec::new();
@@ -100,15 +99,16 @@ impl<'a> AssignedDevices<'a> {
 
     /// The devices' IDs, separated by commas.
     pub fn ids(&self) -> String {
-        let ids: Vec<&str> = match self {
-            Self::Gpus(gpus) => gpus.iter().map(|gpu| gpu.uuid.as_str()).collect(),
-            Self::Others(devices) => devices.iter().map(|device| device.id.as_str()).collect(),
-        };
+        let mut ids = Vec::new();
+        match self {
+            Self::Gpus(gpus) => ids.extend(gpus.iter().map(|gpu| gpu.uuid.as_str())),
+            Self::Others(devices) => ids.extend(devices.iter().map(|device| device.id.as_str())),
+        }
         ids.join(",")
     }
 }
 
-/// The answer with CDI: a function of the device IDs and of a number that no other answer has.
+/// The answer to Allocate with CDI: a function of the device IDs and of a number that no other answer has.
 pub fn cdi_answer(resource: ExtendedResource, ids: &[String], fresh: u64) -> ContainerAllocateResponse {
     let device = CdiDevice {
         name: cdi::container_device(resource, ids, fresh),
@@ -132,7 +132,7 @@ pub fn cdi_answer(resource: ExtendedResource, ids: &[String], fresh: u64) -> Con
     }
 }
 
-/// The answer by the vendor's variable, which decides for as long as the container lives. The recipient may not be known.
+/// The answer to Allocate by the vendor's variable, which decides for as long as the container lives. The recipient may not be known.
 pub fn variable_answer(
     settings: &NodeSettings,
     recipient: Option<&Recipient<'_>>,
@@ -141,7 +141,7 @@ pub fn variable_answer(
 ) -> ContainerAllocateResponse {
     let mut envs = HashMap::new();
     if let Some(recipient) = recipient {
-        envs.extend(env(settings, recipient, resource, assigned));
+        envs.extend(variables(settings, recipient, resource, assigned));
     }
     let mut mounts = Vec::new();
     if envs.keys().any(|name| is_of_hami_core(name)) {
@@ -154,11 +154,11 @@ pub fn variable_answer(
         }
     }
     let mut devices = Vec::new();
-    if recipient.is_none_or(|recipient| speaks(resource, recipient.container)) {
-        envs.insert(variable(resource).to_owned(), assigned.ids());
+    if recipient.is_none_or(|recipient| names_devices(resource, recipient.container)) {
+        envs.insert(visible_variable(resource).to_owned(), assigned.ids());
         envs.insert(own_variable(resource).to_owned(), assigned.ids());
         // NVIDIA's runtime finds the nodes of GPUs itself.
-        if settings.injection.pass_device_specs || matches!(assigned, AssignedDevices::Others(_)) {
+        if settings.pass_device_specs || matches!(assigned, AssignedDevices::Others(_)) {
             for path in device_nodes(settings, recipient, resource, assigned) {
                 let path = path.to_string_lossy().into_owned();
                 devices.push(DeviceSpec {
@@ -179,18 +179,23 @@ pub fn variable_answer(
 
 /// The edits of the device that brings the driver: `edits` of a vendor's spec, and the control nodes that exist.
 pub fn driver_edits(settings: &NodeSettings, mut edits: Edits) -> Edits {
+    // NVIDIA's runtime would otherwise give a container the GPUs that its image names, beside those of the CDI devices.
     edits.env.insert(VISIBLE_DEVICES.to_owned(), VOID.to_owned());
+    let mut listed = Vec::new();
+    for node in &edits.device_nodes {
+        listed.extend(node.get("path").and_then(Value::as_str).map(str::to_owned));
+    }
     for path in COMMON_NODES {
-        let mut nodes = edits.device_nodes.iter();
-        let has_node = nodes.any(|node| node.get("path").is_some_and(|own| own == path));
-        if !has_node && is_on_host(settings, Path::new(path)) {
+        // A node of the vendor's spec may have another path on the host, which counts.
+        if !listed.iter().any(|listed| listed == path) && is_on_host(settings, Path::new(path)) {
             edits.add_node(Path::new(path));
         }
     }
     edits
 }
 
-/// The edits for one resource of a container: device nodes and variables alone, as another device brings the driver.
+/// The edits for one resource of a container: device nodes, variables and what limits the container. Another CDI device brings the
+/// driver.
 pub fn cdi_edits(
     settings: &NodeSettings,
     recipient: &Recipient<'_>,
@@ -199,7 +204,7 @@ pub fn cdi_edits(
 ) -> Edits {
     let mut edits = Edits::default();
     match assigned {
-        _ if !speaks(resource, recipient.container) => {}
+        _ if !names_devices(resource, recipient.container) => {}
         AssignedDevices::Gpus(gpus) => {
             for gpu in gpus {
                 add_nodes_of_gpu(&mut edits, settings, gpu);
@@ -211,7 +216,9 @@ pub fn cdi_edits(
             }
         }
     }
-    edits.env.extend(env(settings, recipient, resource, assigned));
+    edits
+        .env
+        .extend(variables(settings, recipient, resource, assigned));
     if let AssignedDevices::Gpus(gpus) = assigned {
         add_limiters(&mut edits, settings, gpus);
     }
@@ -226,29 +233,30 @@ pub fn cdi_edits(
     edits
 }
 
-/// The device nodes of a GPU: those that a vendor's spec names, else its own.
+/// Adds the device nodes of a GPU: those that a vendor's spec names, else its own.
 fn add_nodes_of_gpu(edits: &mut Edits, settings: &NodeSettings, gpu: &Gpu) {
-    if let Some(nodes) = settings.injection.vendor_specs.nodes(gpu) {
+    if let Some(nodes) = settings.vendor_specs.nodes(gpu) {
         edits.device_nodes.extend(nodes);
     } else if is_on_host(settings, &gpu.device_node) {
         edits.add_node(&gpu.device_node);
     }
 }
 
-/// True if edits have limits of the driver, and not the hook that acts on them for each GPU.
+/// True if edits have limits for the driver, and lack the hook that passes them on for each GPU.
 pub fn lacks_limit_hook(edits: &Edits) -> bool {
     edits.env.contains_key(DRIVER_MEMORY_LIMIT) && !edits.others.contains_key("hooks")
 }
 
-/// Adds what acts on the limits among the variables: NVIDIA's hook of each GPU, as the vendor's specs have it, and HAMi-core's files.
+/// Adds to edits with limits the parts that act on these variables: NVIDIA's hook of each GPU, as the vendor's specs have it, and
+/// HAMi-core's files.
 fn add_limiters(edits: &mut Edits, settings: &NodeSettings, gpus: &[&Gpu]) {
     if edits.env.keys().any(|name| is_of_hami_core(name)) {
-        let files = settings.hami_core.iter().flat_map(HamiCore::files);
-        let mounts: Vec<Value> = files
-            .map(|(host, container)| {
-                json!({"hostPath": host, "containerPath": container, "options": ["ro", "nosuid", "nodev", "bind"]})
-            })
-            .collect();
+        let mut mounts = Vec::new();
+        for (host, container) in settings.hami_core.iter().flat_map(HamiCore::files) {
+            // A container that could write to the library would change it for all.
+            let options = ["ro", "nosuid", "nodev", "bind"];
+            mounts.push(json!({"hostPath": host, "containerPath": container, "options": options}));
+        }
         if !mounts.is_empty() {
             edits.others.insert("mounts".to_owned(), Value::Array(mounts));
         }
@@ -257,7 +265,7 @@ fn add_limiters(edits: &mut Edits, settings: &NodeSettings, gpus: &[&Gpu]) {
         let mut hooks = Vec::new();
         for gpu in gpus {
             // A spec with the hooks of some GPUs would leave the others unlimited; without any hook the start waits.
-            let Some(hook) = settings.injection.vendor_specs.limit_hook(gpu) else {
+            let Some(hook) = settings.vendor_specs.limit_hook(gpu) else {
                 return;
             };
             // A runtime refuses a spec with fields that are newer than the version it names.
@@ -295,7 +303,7 @@ fn device_nodes(
             }
         }
     }
-    // Some files belong to all adapters of the node.
+    // Some files belong to all adapters of the node, and a container may get several.
     let mut unique = Vec::with_capacity(paths.len());
     for path in paths {
         if !unique.contains(&path) && is_on_host(settings, &path) {
@@ -308,7 +316,7 @@ fn device_nodes(
 /// True if the host has this file. Answers and specs name paths of the host, wherever this process sees them.
 fn is_on_host(settings: &NodeSettings, path: &Path) -> bool {
     let below_root = path.strip_prefix("/").unwrap_or(path);
-    settings.injection.host_root.join(below_root).exists()
+    settings.host_root.join(below_root).exists()
 }
 
 /// The virtual functions of a device that the pod's record gives it.
@@ -323,23 +331,20 @@ fn functions<'a>(
 }
 
 /// The variables of a container except those that name its devices.
-fn env(
+fn variables(
     settings: &NodeSettings,
     recipient: &Recipient<'_>,
     resource: ExtendedResource,
     assigned: &AssignedDevices<'_>,
 ) -> BTreeMap<String, String> {
     let devices = match assigned {
-        AssignedDevices::Gpus(gpus) => return env_of_gpus(settings, recipient, resource, gpus),
+        AssignedDevices::Gpus(gpus) => return gpu_variables(settings, recipient, resource, gpus),
         AssignedDevices::Others(devices) => devices,
     };
     let mut names = Vec::new();
     for device in devices {
-        names.extend(
-            functions(recipient, resource, device)
-                .iter()
-                .map(PhysicalId::as_str),
-        );
+        let functions = functions(recipient, resource, device);
+        names.extend(functions.iter().map(PhysicalId::as_str));
     }
     match functions_variable(resource) {
         Some(variable) if !names.is_empty() => [(variable.to_owned(), names.join(","))].into(),
@@ -348,7 +353,7 @@ fn env(
 }
 
 /// The variables of the old gpushare plugin, and those that limit the container.
-fn env_of_gpus(
+fn gpu_variables(
     settings: &NodeSettings,
     recipient: &Recipient<'_>,
     resource: ExtendedResource,
@@ -361,15 +366,15 @@ fn env_of_gpus(
         ..
     } = *recipient;
     let mut env = BTreeMap::new();
-    if speaks(resource, container) {
+    if names_devices(resource, container) {
         env.extend(limits(settings.memory_unit, recipient, gpus));
     }
     if let (ExtendedResource::Memory, Some(gpu)) = (resource, gpus.first()) {
-        // Old records may lack the amounts.
         let (mut pod_units, mut device_units) = (0, 0);
         if let Some(record) = placement.and_then(|placement| placement.gpushare) {
             (pod_units, device_units) = (record.pod_units, record.device_units);
         }
+        // Records of old versions may lack the amounts.
         if pod_units == 0 {
             pod_units = pod.peak(ExtendedResource::Memory);
         }

@@ -1,6 +1,6 @@
 //! Decides the injection mode from the facts of the node. Pure.
 
-use super::{CDI_OFF, Certainty, Exposure, Injection, Mode, NO_DRIVER_SPEC};
+use super::{CDI_OFF, Certainty, Exposure, Injection, Mode, NO_DRIVER_SPEC, OwnContainer};
 
 /// The runtime's support for CDI, as far as this plugin has seen it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,12 +15,12 @@ pub enum Cdi {
     Unwritable(String),
 }
 
-/// The source from which a CDI device brings the driver's libraries into a container.
+/// The source of the driver's libraries that a CDI device brings into a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Driver {
     /// The devices are simulated.
     NotNeeded,
-    /// A spec of this kind names them.
+    /// A spec of this kind names the libraries.
     Spec(&'static str),
     /// No spec can be used; the text says why.
     Missing(String),
@@ -29,11 +29,11 @@ pub enum Driver {
 /// The runtime's support for giving unprivileged containers the devices that the variable names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VariableSupport {
-    /// It gave this plugin's own container its GPUs.
+    /// The runtime gave this plugin's own container its GPUs.
     Works,
-    /// It does not; the text says why.
+    /// The runtime does not act on the variable; the text says why.
     Fails(String),
-    /// Neither has been shown.
+    /// Nothing has shown it.
     Unknown,
 }
 
@@ -50,19 +50,6 @@ pub struct InjectionFacts {
     pub exposure: Option<Exposure>,
     /// True if the runtime hook is on, which removes the variable from containers that request no GPU.
     pub has_hook: bool,
-}
-
-/// The facts that show from where this plugin's own container got NVML.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OwnContainer {
-    /// True if this process loaded NVML from a directory of the host, so that the runtime need not have given it.
-    pub has_driver_root: bool,
-    /// True if this container is privileged: a hardened runtime accepts the variable of privileged containers alone.
-    pub is_privileged: bool,
-    /// The `RuntimeClass` of this plugin's pod, if it has one.
-    pub runtime_class: Option<String>,
-    /// The value of the variable in this container.
-    pub value: Option<String>,
 }
 
 /// The facts that show if the runtime acts on the variable.
@@ -90,10 +77,10 @@ pub fn variable(facts: &VariableFacts) -> VariableSupport {
             "the runtime acts on it only in pods with runtimeClassName: {class}"
         ));
     }
-    if own.has_driver_root || own.is_privileged {
+    if own.is_special() {
         return VariableSupport::Unknown;
     }
-    match own.value.as_deref() {
+    match own.visible_devices.as_deref() {
         Some("void") if facts.has_management_spec && !facts.toolkit_names_uuid => VariableSupport::Fails(
             "the runtime resolves it by GPU Operator's CDI spec, which names no single GPU".to_owned(),
         ),
@@ -110,11 +97,8 @@ pub fn variable(facts: &VariableFacts) -> VariableSupport {
 /// resolve the UUIDs of the same variable.
 pub fn exposure(facts: &VariableFacts) -> Option<Exposure> {
     let own = &facts.own;
-    if facts.is_simulated
-        || own.has_driver_root
-        || own.is_privileged
-        || !matches!(own.value.as_deref(), Some("all" | "void"))
-    {
+    let is_given_all = matches!(own.visible_devices.as_deref(), Some("all" | "void"));
+    if facts.is_simulated || own.is_special() || !is_given_all {
         return None;
     }
     Some(
@@ -126,99 +110,91 @@ pub fn exposure(facts: &VariableFacts) -> Option<Exposure> {
 
 /// The mode of a node with these facts: the one that the operator asks for, else the best that works.
 pub fn decide(requested: Option<Mode>, facts: &InjectionFacts) -> Injection {
-    let exposure = facts.exposure.clone().filter(|_| !facts.has_hook);
-    Injection {
-        exposure,
-        ..mode(requested, facts)
-    }
-}
-
-fn mode(requested: Option<Mode>, facts: &InjectionFacts) -> Injection {
     match requested {
         Some(Mode::Cdi) => by_cdi(facts),
         Some(Mode::Envvar) => by_variable(facts),
         None => {
             let cdi = by_cdi(facts);
-            match (&cdi.certainty, &facts.variable) {
-                (Certainty::Proven, _) => cdi,
-                (_, VariableSupport::Works) => by_variable(facts),
-                // Without CDI a container gets nothing, so trying it shows no device to the wrong container.
-                (Certainty::Assumed | Certainty::Impossible, _) => cdi,
+            // Without CDI a container gets nothing, so trying CDI shows no device to the wrong container.
+            if cdi.certainty != Certainty::Proven && facts.variable == VariableSupport::Works {
+                by_variable(facts)
+            } else {
+                cdi
             }
         }
     }
 }
 
 fn by_cdi(facts: &InjectionFacts) -> Injection {
-    let found = |certainty, reason, message: String| Injection {
-        mode: Mode::Cdi,
-        certainty,
-        reason,
-        message,
-        exposure: None,
-    };
-    let of_variable = match &facts.variable {
-        VariableSupport::Fails(why) => format!("; the variable cannot stand in for it: {why}"),
-        VariableSupport::Works | VariableSupport::Unknown => String::new(),
-    };
-    match (&facts.cdi, &facts.driver) {
-        (Cdi::Unwritable(why), _) => found(
+    let mut of_variable = String::new();
+    if let VariableSupport::Fails(why) = &facts.variable {
+        of_variable = format!("; the variable cannot stand in for it: {why}");
+    }
+    let (certainty, reason, message) = match (&facts.cdi, &facts.driver) {
+        (Cdi::Unwritable(why), _) => (
             Certainty::Impossible,
             "CdiDirNotWritable",
             format!("{why}{of_variable}"),
         ),
         (Cdi::Off, _) => {
             let message = "the container runtime ignores CDI devices: set enable_cdi = true in containerd's configuration and restart it";
-            found(Certainty::Impossible, CDI_OFF, format!("{message}{of_variable}"))
+            (Certainty::Impossible, CDI_OFF, format!("{message}{of_variable}"))
         }
-        (_, Driver::Missing(why)) => found(
+        (_, Driver::Missing(why)) => (
             Certainty::Impossible,
             NO_DRIVER_SPEC,
             format!("{why}{of_variable}"),
         ),
-        (Cdi::Read, Driver::Spec(kind)) => found(
-            Certainty::Proven,
-            "Cdi",
-            format!("the container runtime reads CDI specs, and the driver comes from {kind}"),
-        ),
-        (Cdi::Read, Driver::NotNeeded) => found(
-            Certainty::Proven,
-            "Cdi",
-            "the container runtime reads CDI specs".to_owned(),
-        ),
+        (Cdi::Read, Driver::Spec(kind)) => {
+            let message = format!("the container runtime reads CDI specs, and the driver comes from {kind}");
+            (Certainty::Proven, "Cdi", message)
+        }
+        (Cdi::Read, Driver::NotNeeded) => {
+            let message = "the container runtime reads CDI specs".to_owned();
+            (Certainty::Proven, "Cdi", message)
+        }
         (Cdi::Unknown, _) => {
             let message = "the container runtime has not been seen reading CDI specs yet; if it started before their directory existed, \
                            it does so at its first container";
-            found(Certainty::Assumed, "CdiAssumed", message.to_owned())
+            (Certainty::Assumed, "CdiAssumed", message.to_owned())
         }
-    }
+    };
+    injection(Mode::Cdi, facts, certainty, reason, message)
 }
 
 fn by_variable(facts: &InjectionFacts) -> Injection {
     let (certainty, reason, message) = match &facts.variable {
-        VariableSupport::Works => (
-            Certainty::Proven,
-            "Variable",
-            "the container runtime acts on the variable".to_owned(),
-        ),
-        VariableSupport::Unknown => (
-            Certainty::Assumed,
-            "VariableAssumed",
-            "as --inject=envvar says; nothing has shown that it works".to_owned(),
-        ),
+        VariableSupport::Works => {
+            let message = "the container runtime acts on the variable".to_owned();
+            (Certainty::Proven, "Variable", message)
+        }
+        VariableSupport::Unknown => {
+            let message = "as --inject=envvar says; nothing has shown that it works".to_owned();
+            (Certainty::Assumed, "VariableAssumed", message)
+        }
         // The operator may know more; a runtime that cannot resolve the variable refuses the container.
-        VariableSupport::Fails(why) => (
-            Certainty::Assumed,
-            "VariableAssumed",
-            format!("as --inject=envvar says, although {why}"),
-        ),
+        VariableSupport::Fails(why) => {
+            let message = format!("as --inject=envvar says, although {why}");
+            (Certainty::Assumed, "VariableAssumed", message)
+        }
     };
+    injection(Mode::Envvar, facts, certainty, reason, message)
+}
+
+fn injection(
+    mode: Mode,
+    facts: &InjectionFacts,
+    certainty: Certainty,
+    reason: &'static str,
+    message: String,
+) -> Injection {
     Injection {
-        mode: Mode::Envvar,
+        mode,
         certainty,
         reason,
         message,
-        exposure: None,
+        // The runtime hook removes the variable from containers that request no GPU.
+        exposure: facts.exposure.clone().filter(|_| !facts.has_hook),
     }
 }
 
@@ -330,7 +306,7 @@ mod tests {
 
     fn own(value: &str) -> OwnContainer {
         OwnContainer {
-            value: Some(value.to_owned()),
+            visible_devices: Some(value.to_owned()),
             ..OwnContainer::default()
         }
     }

@@ -3,16 +3,12 @@
 //! A watch cannot be an async task because NVML waits for events by blocking. The source decides which calls a thread makes; this
 //! file starts, reports and stops.
 
-use std::{
-    cell::Cell,
-    io,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
-};
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{self, error::TrySendError};
 
@@ -109,6 +105,7 @@ impl Feed {
 
     fn signal(&self) {
         self.stop.store(true, Ordering::Release);
+        // A pause may be as long as the interval between probes.
         for thread in &self.threads {
             thread.thread().unpark();
         }
@@ -152,6 +149,7 @@ impl Reporter {
         };
         loop {
             self.check()?;
+            // A send that blocks would not notice that the watch must end.
             match self.sender.try_send(observation) {
                 Ok(()) => return Ok(()),
                 Err(TrySendError::Closed(_)) => return Err(Stopped),

@@ -41,10 +41,8 @@ use tracing::warn;
 
 use crate::logged_error::LoggedError;
 
-use super::{
-    Feed, InventoryError, NodeInventory, Observation, ObservationKind, PhysicalId, ProcessMemory,
-    feed::{Reporter, Stopped},
-};
+use super::feed::{Reporter, Stopped};
+use super::{Feed, InventoryError, NodeInventory, Observation, ObservationKind, PhysicalId, ProcessMemory};
 use parse::{SimulatedDevices, SimulatedHealth, parse};
 
 /// A file of simulated devices.
@@ -76,6 +74,7 @@ impl FileSource {
             latest: parse(&self.path, &self.node, &self.read()?)?,
             source: self.clone(),
             known: inventory.clone(),
+            // Empty, so that the first round notices a change since the devices were listed.
             text: Vec::new(),
             logged: LoggedError::default(),
         };

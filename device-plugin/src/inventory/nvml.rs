@@ -3,8 +3,8 @@
 //! Devices are identified by UUID; NVML's order is neither that of the minor numbers nor stable. GPUs in MIG mode are listed
 //! as excluded: sharing their instances is not supported.
 //!
-//! A container gets the library from NVIDIA's runtime, as a mount that is made with the container; or it sees the directory in which
-//! the node keeps its driver, which also shows a driver that was installed later.
+//! A container gets the library from NVIDIA's runtime, as a mount that the runtime makes with the container; or it sees the directory
+//! in which the node keeps its driver, which also shows a driver that was installed later.
 
 mod watch;
 
@@ -18,12 +18,11 @@ use nvml_wrapper::{Device, Nvml, error::NvmlError};
 use proto::topology::GpuLinks;
 use tracing::warn;
 
+use super::feed::Watcher;
+use super::pci::{self, Bus};
 use super::{
     ExcludedGpu, ExclusionReason, Gpu, InvalidPhysicalId, InventoryError, NodeInventory, PciLocation,
-    PhysicalId, ProcessMemory,
-    feed::Watcher,
-    no_gpu,
-    pci::{self, Bus},
+    PhysicalId, ProcessMemory, no_gpu,
 };
 use watch::NvmlWatch;
 
@@ -33,7 +32,7 @@ const MIG_ENABLED: u32 = 1;
 /// The reason that a GPU in MIG mode is left out.
 pub(crate) const MIG: &str = "it is in MIG mode, and sharing MIG instances is not supported";
 
-/// More links than any GPU has.
+/// Limit of the loop over a GPU's links: more than any GPU has.
 const MAX_LINKS: u32 = 64;
 
 /// NVIDIA's number in the PCI registry; its switches are bridges.
@@ -97,6 +96,7 @@ impl NvmlSource {
     pub(super) fn discover(&self) -> Result<NodeInventory, InventoryError> {
         let nvml = self.open()?;
         let mut inventory = self.list(&nvml)?;
+        // Listing again and again while the watch runs would repeat the lines, so they are written here.
         for excluded in &inventory.excluded {
             warn!("GPU is not shared: {excluded}");
         }
@@ -111,25 +111,23 @@ impl NvmlSource {
         Ok(inventory)
     }
 
-    /// The memory that processes use on each GPU. A process whose memory the driver does not know is left out.
+    /// The memory that processes use on each GPU, except processes whose memory the driver does not know.
     pub(super) fn memory_use(&self) -> Result<Vec<ProcessMemory>, InventoryError> {
         let nvml = self.open()?;
-        let count = nvml
-            .device_count()
-            .map_err(|error| failed("count the devices", error))?;
         let mut uses = Vec::new();
-        for index in 0..count {
+        for index in 0..count_devices(&nvml)? {
             // A GPU that cannot be read does not hide the others.
             let Ok(device) = nvml.device_by_index(index) else {
                 continue;
             };
-            let Ok(Ok(gpu)) = device.uuid().map(|uuid| uuid.parse::<PhysicalId>()) else {
-                continue;
+            let Some(gpu) = uuid_of(&device) else { continue };
+            let processes = match device.running_compute_processes() {
+                Ok(processes) => processes,
+                // A sum without this GPU would pass for the whole.
+                Err(error) => return Err(failed("list the processes on a GPU", error)),
             };
-            let processes = device
-                .running_compute_processes()
-                .map_err(|error| failed("list the processes on a GPU", error))?;
             for process in processes {
+                // The driver does not know it where it does not manage the memory itself, as in WSL.
                 if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
                     uses.push(ProcessMemory {
                         gpu: gpu.clone(),
@@ -152,23 +150,24 @@ impl NvmlSource {
     /// Loads the library and opens a session.
     fn open(&self) -> Result<Nvml, InventoryError> {
         let library = self.find_library()?;
-        let opened = Nvml::builder().lib_path(library.as_os_str()).init();
-        opened.map_err(|error| match error {
+        let error = match Nvml::builder().lib_path(library.as_os_str()).init() {
+            Ok(nvml) => return Ok(nvml),
+            Err(error) => error,
+        };
+        Err(match error {
             NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_) if self.is_stale_container() => {
                 InventoryError::DriverReplaced {
                     how: "it was installed after this container was created".to_owned(),
                 }
             }
-            NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_) => {
-                InventoryError::Absent {
-                    problem: format!(
-                        "cannot load the NVIDIA management library {}: install the NVIDIA driver on this node, run this container with \
-                         the NVIDIA runtime so that the library is mounted, or name the driver's directory with --driver-root",
-                        library.display()
-                    ),
-                    source: Some(Box::new(error)),
-                }
-            }
+            NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_) => InventoryError::Absent {
+                problem: format!(
+                    "cannot load the NVIDIA management library {}: install the NVIDIA driver on this node, run this container with \
+                     the NVIDIA runtime so that the library is mounted, or name the driver's directory with --driver-root",
+                    library.display()
+                ),
+                source: Some(Box::new(error)),
+            },
             NvmlError::DriverNotLoaded => InventoryError::absent(format!(
                 "{} is present but the NVIDIA kernel driver is not loaded: check `lsmod | grep nvidia` and the kernel log of this \
                  node",
@@ -204,10 +203,11 @@ impl NvmlSource {
                 }
             }
         }
-        let mut roots = Vec::new();
-        for root in &self.driver_roots {
-            roots.push(root.display().to_string());
-        }
+        let roots: Vec<_> = self
+            .driver_roots
+            .iter()
+            .map(|root| root.to_string_lossy())
+            .collect();
         Err(InventoryError::absent(format!(
             "no {} in {}: install the NVIDIA driver on this node, or name with --driver-root the directory that holds it",
             name.display(),
@@ -222,9 +222,7 @@ impl NvmlSource {
 
     /// The GPUs that this session lists. It is no error if none of them can be shared.
     fn list(&self, nvml: &Nvml) -> Result<NodeInventory, InventoryError> {
-        let count = nvml
-            .device_count()
-            .map_err(|error| failed("count the devices", error))?;
+        let count = count_devices(nvml)?;
         if count == 0 {
             return Err(no_gpu(&self.library));
         }
@@ -232,12 +230,16 @@ impl NvmlSource {
         let (mut gpus, mut excluded) = (Vec::<Gpu>::new(), Vec::new());
         for index in 0..count {
             // A GPU that cannot be read does not hide the others.
-            let read = self.read_gpu(nvml, &bus, index);
-            match read.and_then(|gpu| distinct(&gpus, gpu)) {
+            match self.read_gpu(nvml, &bus, index, &gpus) {
                 Ok(gpu) => gpus.push(gpu),
-                Err(reason) => excluded.push(reason),
+                Err((uuid, exclusion)) => excluded.push(ExcludedGpu {
+                    index,
+                    uuid,
+                    exclusion,
+                }),
             }
         }
+        // NVML's order changes with the GPUs that are there, and kubelet's device IDs must keep theirs.
         gpus.sort_by_key(|gpu| gpu.minor);
         Ok(NodeInventory {
             gpus,
@@ -249,36 +251,50 @@ impl NvmlSource {
         })
     }
 
-    fn read_gpu(&self, nvml: &Nvml, bus: &Bus, index: u32) -> Result<Gpu, ExcludedGpu> {
-        let without_uuid = |problem: String| ExcludedGpu {
-            index,
-            uuid: None,
-            exclusion: ExclusionReason::Unreadable(problem),
+    /// Reads the GPU at this index; `before` are the GPUs at lower indices.
+    ///
+    /// # Errors
+    /// The UUID, unless it cannot be read, and the reason that the GPU cannot be shared.
+    fn read_gpu(
+        &self,
+        nvml: &Nvml,
+        bus: &Bus,
+        index: u32,
+        before: &[Gpu],
+    ) -> Result<Gpu, (Option<PhysicalId>, ExclusionReason)> {
+        let device = match nvml.device_by_index(index) {
+            Ok(device) => device,
+            Err(error) => return Err((None, unreadable("handle", &error).into())),
         };
-        let device = nvml
-            .device_by_index(index)
-            .map_err(|error| without_uuid(unreadable("handle", &error)))?;
-        let uuid: PhysicalId = device
-            .uuid()
-            .map_err(|error| without_uuid(unreadable("UUID", &error)))?
-            .parse()
-            .map_err(|error: InvalidPhysicalId| without_uuid(error.to_string()))?;
-        // Its instances have UUIDs and memory of their own, which the records of this scheduler do not name.
-        let exclusion = if is_mig(&device) {
-            ExclusionReason::Mig
-        } else {
-            match self.describe(&device, bus, index, &uuid) {
-                Ok(gpu) => return Ok(gpu),
-                Err(problem) => ExclusionReason::Unreadable(problem),
+        let uuid: PhysicalId = match device.uuid() {
+            Ok(text) => text
+                .parse()
+                .map_err(|error: InvalidPhysicalId| (None, error.to_string().into()))?,
+            Err(error) => return Err((None, unreadable("UUID", &error).into())),
+        };
+        if is_mig(&device) {
+            // Its instances have UUIDs and memory of their own, which the records of gpushare's scheduler do not name.
+            return Err((Some(uuid), ExclusionReason::Mig));
+        }
+        let gpu = match self.describe(&device, bus, index, &uuid) {
+            Ok(gpu) => gpu,
+            Err(problem) => return Err((Some(uuid), problem.into())),
+        };
+        for other in before {
+            // Records name GPUs by either of the two.
+            if other.uuid == gpu.uuid || other.minor == gpu.minor {
+                let problem = format!(
+                    "GPU {} has the same UUID or minor number {}",
+                    other.index, other.minor
+                );
+                return Err((Some(uuid), problem.into()));
             }
-        };
-        Err(ExcludedGpu {
-            index,
-            uuid: Some(uuid),
-            exclusion,
-        })
+        }
+        Ok(gpu)
     }
 
+    /// # Errors
+    /// The property that cannot be read, and NVML's error.
     fn describe(&self, device: &Device<'_>, bus: &Bus, index: u32, uuid: &PhysicalId) -> Result<Gpu, String> {
         let bus_id = device.pci_info().ok().and_then(|pci| pci::address(&pci.bus_id));
         let minor = self.minor(device, bus_id.as_deref())?;
@@ -319,9 +335,9 @@ impl NvmlSource {
             .join("information");
         let text = fs::read_to_string(&file)
             .map_err(|error| format!("{UNSUPPORTED} {} cannot be read: {error}", file.display()))?;
-        text.lines()
-            .find_map(|line| line.strip_prefix("Device Minor:")?.trim().parse().ok())
-            .ok_or_else(|| format!("{UNSUPPORTED} {} does not name it", file.display()))
+        let mut numbers = text.lines().filter_map(|line| line.strip_prefix("Device Minor:"));
+        let number = numbers.next().and_then(|number| number.trim().parse().ok());
+        number.ok_or_else(|| format!("{UNSUPPORTED} {} does not name it", file.display()))
     }
 
     /// The bytes that pods may share, and the bytes that the driver reserves and pods may not share.
@@ -350,22 +366,13 @@ fn is_mig(device: &Device<'_>) -> bool {
     device.mig_mode().is_ok_and(|mode| mode.current == MIG_ENABLED)
 }
 
-/// `gpu`, unless one of those `before` it has its UUID or minor number.
-fn distinct(before: &[Gpu], gpu: Gpu) -> Result<Gpu, ExcludedGpu> {
-    for other in before {
-        if other.uuid == gpu.uuid || other.minor == gpu.minor {
-            let problem = format!(
-                "GPU {} has the same UUID or minor number {}",
-                other.index, other.minor
-            );
-            return Err(ExcludedGpu {
-                index: gpu.index,
-                uuid: Some(gpu.uuid),
-                exclusion: ExclusionReason::Unreadable(problem),
-            });
-        }
-    }
-    Ok(gpu)
+fn count_devices(nvml: &Nvml) -> Result<u32, InventoryError> {
+    nvml.device_count()
+        .map_err(|error| failed("count the devices", error))
+}
+
+fn uuid_of(device: &Device<'_>) -> Option<PhysicalId> {
+    device.uuid().ok()?.parse().ok()
 }
 
 fn unreadable(property: &str, error: &NvmlError) -> String {
@@ -399,22 +406,23 @@ fn links(nvml: &Nvml, bus: &Bus, gpus: &[Gpu]) -> Vec<GpuLinks> {
             if !is_active {
                 continue;
             }
-            let address = link
-                .remote_pci_info()
-                .ok()
-                .and_then(|pci| pci::address(&pci.bus_id));
-            let far = address.and_then(|address| far_end(bus, gpus, &address));
-            ends.extend(far.map(|far| (gpu.minor, far)));
+            if let Ok(pci) = link.remote_pci_info()
+                && let Some(address) = pci::address(&pci.bus_id)
+                && let Some(far) = far_end(bus, gpus, &address)
+            {
+                ends.push((gpu.minor, far));
+            }
         }
     }
     link_groups(&ends)
 }
 
-/// The far end at this address, if it is a switch or one of these GPUs. NVML's wrapper does not distinguish GPUs from switches.
+/// The far end at this address, if it is a switch or one of these GPUs.
 fn far_end(bus: &Bus, gpus: &[Gpu], address: &str) -> Option<FarEnd> {
     if let Some(other) = gpus.iter().find(|other| other.bus_id.as_deref() == Some(address)) {
         return Some(FarEnd::Gpu(other.minor));
     }
+    // The wrapper of NVML has no call for the type of the far end, so sysfs decides.
     let is_switch = match bus.get(address) {
         Some(function) => function.vendor == NVIDIA && function.class >> 16 == pci::BRIDGE,
         // In a virtual machine switches have no function of their own; processors have one of another vendor.
@@ -436,8 +444,10 @@ fn link_groups(ends: &[(u32, FarEnd)]) -> Vec<GpuLinks> {
         }
     }
     let mut groups = Vec::new();
+    // A link to a switch leads to no GPU if no other GPU is on switches.
     if to_switches.len() > 1 {
         groups.push(GpuLinks {
+            // A broken link of one GPU limits all pairs with it.
             links: to_switches.values().copied().min().unwrap_or(0),
             minors: to_switches.into_keys().collect(),
         });
@@ -449,11 +459,12 @@ fn link_groups(ends: &[(u32, FarEnd)]) -> Vec<GpuLinks> {
         }
     }
     for (one, other) in pairs {
-        // Each of the two GPUs may see fewer links than the other.
-        let count = |from, to| between.get(&(from, to)).copied().unwrap_or(0);
+        let there = between.get(&(one, other)).copied().unwrap_or(0);
+        let back = between.get(&(other, one)).copied().unwrap_or(0);
         groups.push(GpuLinks {
             minors: vec![one, other],
-            links: count(one, other).max(count(other, one)),
+            // NVML may fail to name the far end of a link on one side only.
+            links: there.max(back),
         });
     }
     groups

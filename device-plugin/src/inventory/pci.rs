@@ -1,6 +1,6 @@
 //! The PCI functions of a machine according to sysfs: their class and their location.
 //!
-//! Knows nothing of GPUs or adapters. A property that cannot be read is absent.
+//! This module knows nothing of GPUs or adapters. A property that cannot be read is absent.
 //!
 //! The path of a function in the tree of devices is its root complex, then a root port, then for each switch on the way its
 //! upstream port and one of its downstream ports. The address of its upstream port names a switch. A function's switch is the
@@ -9,7 +9,8 @@
 //! vendor of the switch.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::ffi::OsStr;
+use std::fs::{self, DirEntry};
 use std::path::{Path, PathBuf};
 
 /// Base classes of functions that do work for a pod: network, display, processing accelerators.
@@ -23,19 +24,19 @@ const BACKGROUND: [u32; 4] = [BRIDGE, 0x08, 0x0c, 0x11];
 
 /// Converts a PCI address of NVML (`00000000:3B:00.0`) to the form of sysfs (`0000:3b:00.0`).
 ///
-/// `None` if the text is no address, so that the result can safely become part of a path.
+/// `None` if the text is no address.
 pub(crate) fn address(bus_id: &str) -> Option<String> {
+    // Parsed and written again, so that nothing else than an address gets into a path.
     let (domain, rest) = bus_id.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
     let (slot, function) = rest.split_once('.')?;
-    let hex = |text: &str| u32::from_str_radix(text, 16).ok();
-    Some(format!(
-        "{:04x}:{:02x}:{:02x}.{:x}",
-        hex(domain)?,
-        hex(bus)?,
-        hex(slot)?,
-        hex(function)?
-    ))
+    let (domain, bus) = (hex_number(domain)?, hex_number(bus)?);
+    let (slot, function) = (hex_number(slot)?, hex_number(function)?);
+    Some(format!("{domain:04x}:{bus:02x}:{slot:02x}.{function:x}"))
+}
+
+fn hex_number(text: &str) -> Option<u32> {
+    u32::from_str_radix(text, 16).ok()
 }
 
 /// The location of a PCI device.
@@ -87,9 +88,8 @@ impl Bus {
 
     /// Every function with its address, in the order of addresses.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &PciFunction)> {
-        self.functions
-            .iter()
-            .map(|(address, function)| (address.as_str(), function))
+        let functions = self.functions.iter();
+        functions.map(|(address, function)| (address.as_str(), function))
     }
 
     /// The function at this address.
@@ -114,7 +114,10 @@ impl Bus {
 
     /// Returns true if the switch with this upstream port is part of a card.
     fn is_on_card(&self, upstream_port: &str) -> bool {
-        let vendor = self.get(upstream_port).map_or(0, |port| port.vendor);
+        let Some(vendor) = self.get(upstream_port).map(|port| port.vendor) else {
+            return false;
+        };
+        // Functions of which the vendor is unknown must not make the switch a part of their card.
         if vendor == 0 {
             return false;
         }
@@ -169,13 +172,14 @@ impl PciFunction {
             vendor,
             is_virtual: entry.join("physfn").exists(),
             virtual_functions: virtual_functions(&entry),
+            // -1 is the kernel's word for unknown.
             numa_node: numa_node.filter(|node| *node >= 0),
             ..Self::default()
         };
         // The entry is a link into the tree of devices. A controller may have a root complex of its own below it, whose ports
         // are all that counts for the functions there.
         let path = fs::canonicalize(&entry).unwrap_or_default();
-        for part in path.iter().filter_map(|part| part.to_str()) {
+        for part in path.iter().filter_map(OsStr::to_str) {
             if is_root_complex(part) {
                 function.root.get_or_insert_with(|| part.to_owned());
                 function.bridges.clear();
@@ -195,21 +199,23 @@ pub(super) fn folder(sysfs: &Path) -> PathBuf {
 /// The number in a file that holds one in hexadecimal digits; 0 if there is none.
 fn hex_file(path: &Path) -> u32 {
     let text = fs::read_to_string(path).unwrap_or_default();
-    u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).unwrap_or(0)
+    hex_number(text.trim().trim_start_matches("0x")).unwrap_or(0)
 }
 
 /// The links `virtfn<n>` of a function, by number.
 fn virtual_functions(entry: &Path) -> Vec<(u32, String)> {
-    let links = fs::read_dir(entry).into_iter().flatten().flatten();
-    let mut found: Vec<(u32, String)> = links
-        .filter_map(|link| {
-            let number = link.file_name().to_str()?.strip_prefix("virtfn")?.parse().ok()?;
-            let target = fs::read_link(link.path()).ok()?;
-            Some((number, address(target.file_name()?.to_str()?)?))
-        })
-        .collect();
+    let mut found = Vec::new();
+    for link in fs::read_dir(entry).into_iter().flatten().flatten() {
+        found.extend(virtual_function(&link));
+    }
     found.sort_unstable();
     found
+}
+
+fn virtual_function(link: &DirEntry) -> Option<(u32, String)> {
+    let number = link.file_name().to_str()?.strip_prefix("virtfn")?.parse().ok()?;
+    let target = fs::read_link(link.path()).ok()?;
+    Some((number, address(target.file_name()?.to_str()?)?))
 }
 
 /// Returns true if this is the name of a root complex in sysfs, such as `pci0000:3a`.

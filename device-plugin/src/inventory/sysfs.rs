@@ -1,6 +1,4 @@
-//! RDMA adapters and FPGAs of this machine according to sysfs.
-//!
-//! Reads links and small files below one root and drives no hardware.
+//! RDMA adapters and FPGAs of this machine according to sysfs: links and small files below one root. Nothing here drives hardware.
 //!
 //! RDMA adapters are the PCI functions, other than virtual ones, that have a device in `/sys/class/infiniband`. An adapter works if
 //! one of its ports is active. Its minor number is its position in the order of PCI addresses. A container needs `rdma_cm`, which
@@ -12,6 +10,7 @@
 //! everything that drivers have created below the function.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -39,59 +38,32 @@ const FPGA_VENDORS: [u32; 2] = [0x10ee, 0x1172];
 /// Levels below an FPGA's function that are searched for device files.
 const FPGA_DEPTH: usize = 4;
 
-/// The devices of this machine that sysfs shows.
+/// The RDMA adapters and FPGAs of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SysfsSource {
+pub(super) struct SysfsSource {
     /// The mount point of sysfs.
-    pub root: PathBuf,
-    /// The interval at which a watch reads it.
-    pub interval: Duration,
-    /// True if RDMA adapters are wanted.
-    pub has_rdma: bool,
-    /// True if FPGAs are wanted.
-    pub has_fpga: bool,
+    pub(super) root: PathBuf,
+    /// The interval at which a watch reads sysfs.
+    pub(super) interval: Duration,
 }
 
 /// A device, and the reason that it cannot be used now, if there is one.
 type Found = (OtherDevice, Option<String>);
 
 impl SysfsSource {
-    /// A source that lists no device.
-    pub fn nothing(root: PathBuf) -> Self {
-        Self {
-            root,
-            interval: Duration::from_secs(10),
-            has_rdma: false,
-            has_fpga: false,
-        }
-    }
-
-    /// Returns true if devices of any type are wanted.
-    pub(super) fn is_wanted(&self) -> bool {
-        self.has_rdma || self.has_fpga
-    }
-
-    /// The devices that are there, sorted by type and minor number.
+    /// The present devices, sorted by type and minor number.
     pub(super) fn list(&self) -> Vec<OtherDevice> {
         self.read().into_iter().map(|(device, _)| device).collect()
     }
 
+    /// The present devices, each with the reason that it cannot be used.
     fn read(&self) -> Vec<Found> {
-        let mut found = Vec::new();
-        if !self.is_wanted() {
-            return found;
-        }
         let bus = Bus::read(&self.root);
-        if self.has_fpga {
-            found.extend(self.fpgas(&bus));
-        }
-        if self.has_rdma {
-            found.extend(self.adapters(&bus));
-        }
+        let mut found = self.fpgas(&bus);
+        found.extend(self.adapters(&bus));
         found
     }
 
-    /// Every FPGA. sysfs shows nothing of their health.
     fn fpgas(&self, bus: &Bus) -> Vec<Found> {
         let mut managed = BTreeSet::new();
         for class in ["class/fpga_region", "class/fpga_manager"] {
@@ -107,13 +79,14 @@ impl SysfsSource {
                 continue;
             }
             let minor = minors.next().unwrap_or_default();
-            let device = self.device(ExtendedResource::Fpga, bus, address, minor);
-            found.extend(device.map(|device| (device, None)));
+            if let Some(device) = self.device(ExtendedResource::Fpga, bus, address, minor) {
+                // sysfs shows nothing of an FPGA's health.
+                found.push((device, None));
+            }
         }
         found
     }
 
-    /// Every RDMA adapter.
     fn adapters(&self, bus: &Bus) -> Vec<Found> {
         let mut by_address = BTreeMap::<String, Vec<PathBuf>>::new();
         for path in entries(&self.root.join("class/infiniband")) {
@@ -131,8 +104,9 @@ impl SysfsSource {
         }
         let mut found = Vec::new();
         for (minor, (address, paths)) in (0..).zip(&by_address) {
-            let device = self.device(ExtendedResource::Rdma, bus, address, minor);
-            found.extend(device.map(|device| (device, port_problem(paths))));
+            if let Some(device) = self.device(ExtendedResource::Rdma, bus, address, minor) {
+                found.push((device, port_problem(paths)));
+            }
         }
         found
     }
@@ -167,10 +141,13 @@ impl SysfsSource {
         address: &str,
         minor: u32,
     ) -> Option<OtherDevice> {
-        let id: PhysicalId = address
-            .parse()
-            .inspect_err(|error| info!(address, %error, "ignoring a PCI function"))
-            .ok()?;
+        let id: PhysicalId = match address.parse() {
+            Ok(id) => id,
+            Err(error) => {
+                info!(address, %error, "ignoring a PCI function");
+                return None;
+            }
+        };
         let mut vfs = Vec::new();
         let mut function_nodes = BTreeMap::new();
         for (number, bus_id) in &bus.get(address)?.virtual_functions {
@@ -179,6 +156,7 @@ impl SysfsSource {
                 bus_id: bus_id.clone(),
             });
             let nodes = self.nodes(resource, bus_id);
+            // A function that a virtual machine or the network plugin has taken has no files here.
             if !nodes.is_empty() {
                 function_nodes.insert(bus_id.clone(), nodes);
             }
@@ -203,7 +181,7 @@ impl SysfsSource {
         })
     }
 
-    /// A watcher of the devices of `inventory`. It reports once that the devices have changed.
+    /// A watcher of the devices of `inventory`.
     pub(super) fn watcher(&self, inventory: &NodeInventory) -> Watcher {
         let (source, known) = (self.clone(), inventory.clone());
         Box::new(move |reporter| source.report(&known, reporter))
@@ -220,6 +198,7 @@ impl SysfsSource {
                 Some((_, None)) => ObservationKind::Answered,
                 Some((_, Some(problem))) => ObservationKind::PortDown(problem.clone()),
             };
+            // Every round reports every device, so that health sees the answers in a row that a recovery needs.
             reporter.send(Some(&device.id), kind)?;
         }
         reporter.pause(self.interval)
@@ -229,24 +208,27 @@ impl SysfsSource {
 /// The PCI address of the function that a link leads to, or to something below it.
 fn function_of(link: &Path) -> Option<String> {
     let path = fs::canonicalize(link).ok()?;
-    let mut parts = path.iter().rev().filter_map(|part| part.to_str());
-    parts
-        .find(|part| pci::address(part).as_deref() == Some(part))
-        .map(str::to_owned)
+    // The last address in the path is that of the function; those before it are of the bridges above.
+    let mut parts = path.iter().rev().filter_map(OsStr::to_str);
+    let address = parts.find(|part| pci::address(part).as_deref() == Some(part))?;
+    Some(address.to_owned())
 }
 
 /// The reason that no port of these devices can be used, if none can.
 fn port_problem(devices: &[PathBuf]) -> Option<String> {
     let mut problems = Vec::new();
-    for port in devices.iter().flat_map(|device| entries(&device.join("ports"))) {
-        let text = fs::read_to_string(port.join("state")).unwrap_or_default();
-        // Such as `4: ACTIVE`.
-        let state = text.split_once(':').map_or("unknown", |(_, state)| state.trim());
-        if state == "ACTIVE" {
-            return None;
+    for device in devices {
+        for port in entries(&device.join("ports")) {
+            let text = fs::read_to_string(port.join("state")).unwrap_or_default();
+            // Such as `4: ACTIVE`.
+            let (_, state) = text.split_once(':').unwrap_or(("", "unknown"));
+            let state = state.trim();
+            if state == "ACTIVE" {
+                return None;
+            }
+            let port = port.file_name().unwrap_or_default().to_string_lossy();
+            problems.push(format!("port {port} is {state}"));
         }
-        let port = port.file_name().unwrap_or_default().to_string_lossy();
-        problems.push(format!("port {port} is {state}"));
     }
     if problems.is_empty() {
         problems.push("it has no port".to_owned());
@@ -257,7 +239,8 @@ fn port_problem(devices: &[PathBuf]) -> Option<String> {
 /// Adds the kernel's names for the device files of a folder of sysfs, and of the folders below it, to `names`.
 fn collect_device_names(folder: &Path, depth: usize, names: &mut BTreeSet<String>) {
     let uevent = fs::read_to_string(folder.join("uevent")).unwrap_or_default();
-    for name in uevent.lines().filter_map(|line| line.strip_prefix("DEVNAME=")) {
+    for line in uevent.lines() {
+        let name = line.strip_prefix("DEVNAME=").unwrap_or_default();
         // The names become paths below /dev that containers get.
         if !name.is_empty() && !name.starts_with('/') && !name.split('/').any(|part| part == "..") {
             names.insert(name.to_owned());
@@ -278,6 +261,7 @@ fn collect_device_names(folder: &Path, depth: usize, names: &mut BTreeSet<String
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    // The kernel lists entries in any order; minor numbers and messages must not depend on it.
     paths.sort_unstable();
     paths
 }

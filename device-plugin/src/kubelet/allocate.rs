@@ -97,7 +97,7 @@ mod tests {
         let (_pods, pods) = watch::channel(pods([]));
         let mut settings =
             NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
-        settings.injection.mode = Some(mode);
+        settings.injection_mode = Some(mode);
         let node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
         let began = Instant::now();
         let request = ContainerAllocateRequest {

@@ -22,18 +22,14 @@ use serde_json::json;
 
 use crate::enforcement::{Enforcements, Level};
 use crate::fleet::{FleetDevice, FleetEntry, FleetGpu, NodeFleet};
-use crate::health::HealthReason;
 use crate::injection::{Certainty, Exposure, Injection};
-use crate::inventory::{PciLocation, PhysicalId};
+use crate::inventory::PciLocation;
 use crate::pods::WHOLE_DEVICE_PERCENT;
 
-use super::node_overrides::NodeOverrides;
+use super::node_overrides::{MAX_LABEL, NodeOverrides};
 use super::partitions;
 
-/// Longest value of a label.
-const MAX_LABEL: usize = 63;
-
-/// The status of a condition that is neither true nor false.
+/// The status of a condition that the plugin can neither confirm nor deny.
 const UNKNOWN: &str = "Unknown";
 
 /// The inputs of the object beside the devices themselves.
@@ -66,105 +62,49 @@ impl DeviceObjectInputs {
         before: Option<&DeviceSpec>,
         now: DateTime<Utc>,
     ) -> Device {
-        let conditions = Conditions {
+        let entries = DeviceEntries {
+            inputs: self,
             before,
             now,
-            injection: self.injection.as_ref(),
-            enforcements: &self.enforcements,
         };
         let mut devices = Vec::new();
         for entry in &fleet.gpus {
-            devices.push(self.gpu(entry, fleet.ids.slots(), &conditions));
+            devices.push(entries.gpu(entry, fleet.ids.slots()));
         }
         for entry in &fleet.others {
-            devices.push(self.other_device(entry, &conditions));
+            devices.push(entries.other_device(entry));
         }
         let name = node.metadata.name.clone().unwrap_or_default();
         let mut device = Device::new(&name, DeviceSpec { devices });
-        let (labels, annotations) = self.metadata(fleet);
-        device.metadata.labels = Some(labels);
+        device.metadata.labels = Some(self.labels(fleet));
+        let annotations = self.annotations(fleet);
+        // With server-side apply an empty map would claim the field from other writers.
         device.metadata.annotations = (!annotations.is_empty()).then_some(annotations);
-        // The garbage collector removes the object with its node.
-        device.metadata.owner_references = node.metadata.uid.clone().map(|uid| {
-            vec![OwnerReference {
+        if let Some(uid) = node.metadata.uid.clone() {
+            // The garbage collector removes the object with its node.
+            device.metadata.owner_references = Some(vec![OwnerReference {
                 api_version: "v1".to_owned(),
                 kind: "Node".to_owned(),
                 name,
                 uid,
                 ..OwnerReference::default()
-            }]
-        });
+            }]);
+        }
         device
     }
 
-    /// The entry of a GPU.
-    fn gpu(&self, entry: &FleetGpu, slots: u32, conditions: &Conditions<'_>) -> DeviceInfo {
-        let percent = Quantity::from_unsigned(WHOLE_DEVICE_PERCENT);
-        let mut info = self.device_info(&FleetEntry::from(entry), conditions);
-        info.resources = BTreeMap::from([
-            (GPU_CORE.to_owned(), percent),
-            (
-                GPU_MEMORY.to_owned(),
-                Quantity::from_unsigned(entry.gpu.memory_bytes),
-            ),
-            (GPU_MEMORY_RATIO.to_owned(), percent),
-        ]);
-        if let Some(found) = self.enforcements.of(&entry.gpu.uuid) {
-            let level = found.level.as_str().to_owned();
-            info.labels.insert(ENFORCEMENT.to_owned(), level);
-        }
-        if entry.is_shared {
-            let slots = Quantity::from_unsigned(u64::from(slots));
-            info.resources.insert(GPU_SHARED.to_owned(), slots);
-        } else {
-            info.labels
-                .insert(SHARING_LABEL.to_owned(), SHARING_DISABLED.to_owned());
-        }
-        info
-    }
-
-    /// The entry of a device that is not a GPU.
-    fn other_device(&self, entry: &FleetDevice, conditions: &Conditions<'_>) -> DeviceInfo {
-        let device = &entry.device;
-        let address = device.bus_id.as_deref().unwrap_or(device.id.as_str());
-        let labels = &self.overrides.labels;
-        DeviceInfo {
-            resources: device.resources.clone(),
-            vf_groups: labels.regroup(&device.device_type, address, &device.vf_groups),
-            ..self.device_info(&FleetEntry::from(entry), conditions)
-        }
-    }
-
-    /// The part of an entry that is alike for all types.
-    fn device_info(&self, entry: &FleetEntry<'_>, conditions: &Conditions<'_>) -> DeviceInfo {
-        let mut labels = entry.labels.clone();
-        let configured = &self.overrides.labels;
-        labels.extend(configured.of(entry.device_type, entry.key.id.as_str(), entry.bus_id));
-        add_location_labels(entry.location, &mut labels);
-        DeviceInfo {
-            device_type: entry.device_type.to_owned(),
-            id: entry.key.id.to_string(),
-            minor: i32::try_from(entry.key.minor).ok(),
-            labels,
-            // A device that no container can get is no place for a pod, however healthy it is.
-            health: entry.is_healthy && conditions.is_injectable(entry.device_type),
-            topology: topology(entry.bus_id, entry.location),
-            conditions: conditions.of(entry),
-            ..DeviceInfo::default()
-        }
-    }
-
-    /// The object's labels and annotations.
-    fn metadata(&self, fleet: &NodeFleet) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
-        let (mut labels, mut annotations) = (BTreeMap::new(), BTreeMap::new());
+    fn labels(&self, fleet: &NodeFleet) -> BTreeMap<String, String> {
+        let mut labels = BTreeMap::new();
         if !fleet.gpus.is_empty() {
             for (key, text) in [
                 (GPU_VENDOR_LABEL, Some(fleet.vendor.as_str())),
                 (GPU_MODEL_LABEL, common_model(fleet)),
                 (GPU_DRIVER_LABEL, fleet.driver_version.as_deref()),
             ] {
-                let value = text.map(label_value).filter(|value| !value.is_empty());
-                labels.extend(value.map(|value| (key.to_owned(), value)));
+                let value = label_value(text.unwrap_or_default());
+                if !value.is_empty() {
+                    labels.insert(key.to_owned(), value);
+                }
             }
         }
         if let Some(level) = self.enforcements.lowest() {
@@ -173,58 +113,51 @@ impl DeviceObjectInputs {
         if self.serves_vendor {
             labels.insert(SERVES_VENDOR_LABEL.to_owned(), "true".to_owned());
         }
-        if let Some(table) = partitions::table(fleet, self.overrides.partitions.as_ref()) {
+        if partitions::table(fleet, self.overrides.partitions.as_ref()).is_some() {
             let policy = self.partition_policy.or(fleet.partition_policy);
             let policy = policy.unwrap_or_default().as_str();
             labels.insert(GPU_PARTITION_POLICY.to_owned(), policy.to_owned());
-            annotations.insert(GPU_PARTITIONS.to_owned(), json!(table).to_string());
         }
-        if !fleet.links.is_empty() {
-            annotations.insert(GPU_LINKS.to_owned(), json!(fleet.links).to_string());
-        }
-        for (key, text) in [
-            (DEVICES_CHECKPOINTS, &self.checkpoints),
-            (BOOT_ID, &self.boot_id),
-            (PODS_WITHOUT_DEVICES, &self.pods_without_devices),
-        ] {
-            annotations.extend(text.clone().map(|text| (key.to_owned(), text)));
-        }
-        (labels, annotations)
+        labels
     }
-}
 
-/// The GPUs that the object says are unhealthy by an XID, with the XID and the time since when.
-pub fn unhealthy_by_xid(spec: &DeviceSpec) -> Vec<(PhysicalId, u64, &str)> {
-    let mut found = Vec::new();
-    for device in spec
-        .devices
-        .iter()
-        .filter(|device| device.device_type == TYPE_GPU)
-    {
-        for condition in &device.conditions {
-            if condition.condition_type != CONDITION_HEALTHY || condition.status != status(false) {
-                continue;
-            }
-            if let (Ok(id), Some(xid)) = (device.id.parse(), HealthReason::xid(&condition.reason)) {
-                found.push((id, xid, condition.last_transition_time.as_str()));
+    fn annotations(&self, fleet: &NodeFleet) -> BTreeMap<String, String> {
+        let table = partitions::table(fleet, self.overrides.partitions.as_ref());
+        let links = (!fleet.links.is_empty()).then_some(&fleet.links);
+        let mut annotations = BTreeMap::new();
+        for (key, text) in [
+            (GPU_PARTITIONS, table.map(|table| json!(table).to_string())),
+            (GPU_LINKS, links.map(|links| json!(links).to_string())),
+            (DEVICES_CHECKPOINTS, self.checkpoints.clone()),
+            (BOOT_ID, self.boot_id.clone()),
+            (PODS_WITHOUT_DEVICES, self.pods_without_devices.clone()),
+        ] {
+            if let Some(text) = text {
+                annotations.insert(key.to_owned(), text);
             }
         }
+        annotations
     }
-    found
 }
 
 /// Returns true if the stored object has everything of `wanted`. It may also have labels and annotations of others.
 pub fn matches(stored: &RawDevice, wanted: &Device) -> bool {
-    let includes = |stored: &Option<BTreeMap<String, String>>, wanted: &Option<BTreeMap<String, String>>| {
-        let mut wanted = wanted.iter().flatten();
-        wanted.all(|(key, value)| stored.as_ref().and_then(|stored| stored.get(key)) == Some(value))
-    };
-    let stored_owners = stored.metadata.owner_references.as_deref().unwrap_or_default();
-    let mut wanted_owners = wanted.metadata.owner_references.iter().flatten();
+    let no_owners = Vec::new();
+    let stored_owners = stored.metadata.owner_references.as_ref().unwrap_or(&no_owners);
+    let mut owners = wanted.metadata.owner_references.iter().flatten();
     stored.read().is_ok_and(|spec| spec == wanted.spec)
         && includes(&stored.metadata.labels, &wanted.metadata.labels)
         && includes(&stored.metadata.annotations, &wanted.metadata.annotations)
-        && wanted_owners.all(|owner| stored_owners.iter().any(|stored| stored.uid == owner.uid))
+        // A Node that was deleted and created again has the same name and another UID.
+        && owners.all(|owner| stored_owners.iter().any(|stored| stored.uid == owner.uid))
+}
+
+/// Labels or annotations of an object.
+type Pairs = Option<BTreeMap<String, String>>;
+
+fn includes(stored: &Pairs, wanted: &Pairs) -> bool {
+    let mut wanted = wanted.iter().flatten();
+    wanted.all(|(key, value)| stored.as_ref().and_then(|stored| stored.get(key)) == Some(value))
 }
 
 /// The location in the form of the object. Unknown parts of the PCIe tree are empty.
@@ -258,59 +191,113 @@ fn common_model(fleet: &NodeFleet) -> Option<&str> {
     if models.any(|other| other != model) {
         return None;
     }
+    // NVML has the vendor in the name, which Koordinator's label has not.
     Some(model.strip_prefix("NVIDIA ").unwrap_or(model))
 }
 
 /// The text with only those characters that a label may have.
 fn label_value(text: &str) -> String {
-    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let allowed: String = text
-        .chars()
-        .map(|c| if is_allowed(c) { c } else { '-' })
-        .take(MAX_LABEL)
-        .collect();
-    let is_end = |c: char| c.is_ascii_alphanumeric();
-    allowed.trim_matches(|c| !is_end(c)).to_owned()
+    let mut allowed = String::new();
+    for c in text.chars().take(MAX_LABEL) {
+        let is_allowed = c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        allowed.push(if is_allowed { c } else { '-' });
+    }
+    // The API server demands a letter or a digit at both ends.
+    let is_inner = |c: char| !c.is_ascii_alphanumeric();
+    allowed.trim_matches(is_inner).to_owned()
 }
 
 fn status(is_true: bool) -> &'static str {
     if is_true { "True" } else { "False" }
 }
 
-/// The inputs of a device's conditions.
-struct Conditions<'a> {
+/// Makes the object's entry of each device.
+struct DeviceEntries<'a> {
+    inputs: &'a DeviceObjectInputs,
+    /// The devices of the present object, whose conditions have the times since when they hold.
     before: Option<&'a DeviceSpec>,
     now: DateTime<Utc>,
-    injection: Option<&'a Injection>,
-    enforcements: &'a Enforcements,
 }
 
-impl Conditions<'_> {
-    /// All conditions of a device.
-    fn of(&self, entry: &FleetEntry<'_>) -> Vec<DeviceCondition> {
+impl DeviceEntries<'_> {
+    fn gpu(&self, entry: &FleetGpu, slots: u32) -> DeviceInfo {
+        let percent = Quantity::from_unsigned(WHOLE_DEVICE_PERCENT);
+        let mut info = self.device_info(&FleetEntry::from(entry));
+        info.resources = BTreeMap::from([
+            (GPU_CORE.to_owned(), percent),
+            (
+                GPU_MEMORY.to_owned(),
+                Quantity::from_unsigned(entry.gpu.memory_bytes),
+            ),
+            (GPU_MEMORY_RATIO.to_owned(), percent),
+        ]);
+        if let Some(found) = self.inputs.enforcements.of_gpu(&entry.gpu.uuid) {
+            let level = found.level.as_str().to_owned();
+            info.labels.insert(ENFORCEMENT.to_owned(), level);
+        }
+        if entry.is_shared {
+            let slots = Quantity::from_unsigned(u64::from(slots));
+            info.resources.insert(GPU_SHARED.to_owned(), slots);
+        } else {
+            // A missing number of slots is not enough: the scheduler reads it as the default, for Device objects of Koordinator.
+            info.labels
+                .insert(SHARING_LABEL.to_owned(), SHARING_DISABLED.to_owned());
+        }
+        info
+    }
+
+    fn other_device(&self, entry: &FleetDevice) -> DeviceInfo {
+        let device = &entry.device;
+        let address = device.bus_id.as_deref().unwrap_or(device.id.as_str());
+        let labels = &self.inputs.overrides.labels;
+        DeviceInfo {
+            resources: device.resources.clone(),
+            vf_groups: labels.regroup(&device.device_type, address, &device.vf_groups),
+            ..self.device_info(&FleetEntry::from(entry))
+        }
+    }
+
+    /// The part of an entry that is alike for all types.
+    fn device_info(&self, entry: &FleetEntry<'_>) -> DeviceInfo {
+        let mut labels = entry.labels.clone();
+        let configured = &self.inputs.overrides.labels;
+        labels.extend(configured.of_device(entry.device_type, entry.key.id.as_str(), entry.bus_id));
+        // Last, because the operator's labels must not replace those that the scheduler relies on.
+        add_location_labels(entry.location, &mut labels);
+        let injection = self.inputs.injection.as_ref();
+        let is_injectable = injection.is_none_or(|injection| injection.is_possible_for(entry.device_type));
+        DeviceInfo {
+            device_type: entry.device_type.to_owned(),
+            id: entry.key.id.to_string(),
+            minor: i32::try_from(entry.key.minor).ok(),
+            labels,
+            // A device that no container can get is no place for a pod, however healthy it is.
+            health: entry.is_healthy && is_injectable,
+            topology: topology(entry.bus_id, entry.location),
+            conditions: self.conditions(entry),
+            ..DeviceInfo::default()
+        }
+    }
+
+    fn conditions(&self, entry: &FleetEntry<'_>) -> Vec<DeviceCondition> {
         let id = entry.key.id.as_str();
         let mut conditions = Vec::new();
-        conditions.extend(self.health(id, entry));
-        if let Some(injection) = self.injection {
+        conditions.extend(self.healthy(id, entry));
+        if let Some(injection) = &self.inputs.injection {
             conditions.push(self.injectable(id, entry.device_type, injection));
             if entry.device_type == TYPE_GPU {
                 conditions.extend(self.isolated(id, injection));
             }
         }
-        if let Some(found) = self.enforcements.of(&entry.key.id) {
+        if let Some(found) = self.inputs.enforcements.of_gpu(&entry.key.id) {
             let status = status(found.level == Level::Driver);
             conditions.push(self.condition(id, CONDITION_LIMITED, status, found.reason, &found.message));
         }
         conditions
     }
 
-    fn is_injectable(&self, device_type: &str) -> bool {
-        self.injection
-            .is_none_or(|injection| injection.is_possible_for(device_type))
-    }
-
-    /// The health of a device and the time since when; none for a device that never had trouble.
-    fn health(&self, id: &str, entry: &FleetEntry<'_>) -> Option<DeviceCondition> {
+    /// The condition about the health of a device; none for a device that never had trouble.
+    fn healthy(&self, id: &str, entry: &FleetEntry<'_>) -> Option<DeviceCondition> {
         let status = status(entry.is_healthy);
         let before = self.find_before(id, CONDITION_HEALTHY);
         let reason = match (entry.reason, before) {
@@ -323,23 +310,21 @@ impl Conditions<'_> {
         Some(self.condition(id, CONDITION_HEALTHY, status, &reason, entry.message))
     }
 
-    /// Shows whether a container can get a device of this type, and in which injection mode.
+    /// The condition about the injection of devices of this type into containers.
     fn injectable(&self, id: &str, device_type: &str, injection: &Injection) -> DeviceCondition {
         let is_possible = injection.is_possible_for(device_type);
-        let condition =
-            |status, reason, message| self.condition(id, CONDITION_INJECTABLE, status, reason, message);
-        // A missing CDI spec of the driver blocks GPUs alone.
-        if is_possible && !injection.is_possible() {
-            return condition(status(true), "Cdi", "devices of this type need no driver");
-        }
-        let status = match injection.certainty {
-            Certainty::Assumed => UNKNOWN,
-            Certainty::Proven | Certainty::Impossible => status(is_possible),
+        let (status, reason, message) = if is_possible && !injection.is_possible() {
+            // A missing CDI spec of the driver blocks GPUs alone.
+            (status(true), "Cdi", "devices of this type need no driver")
+        } else if injection.certainty == Certainty::Assumed {
+            (UNKNOWN, injection.reason, injection.message.as_str())
+        } else {
+            (status(is_possible), injection.reason, injection.message.as_str())
         };
-        condition(status, injection.reason, &injection.message)
+        self.condition(id, CONDITION_INJECTABLE, status, reason, message)
     }
 
-    /// Shows that containers which request no GPU may see this one; none where they cannot, unless they could earlier.
+    /// The condition that is false if containers which request no GPU may see this one; none if they never could.
     fn isolated(&self, id: &str, injection: &Injection) -> Option<DeviceCondition> {
         let of_pods = match &injection.exposure {
             None if self.find_before(id, CONDITION_ISOLATED).is_none() => return None,
@@ -366,10 +351,9 @@ impl Conditions<'_> {
         reason: &str,
         message: &str,
     ) -> DeviceCondition {
-        let before = self.find_before(id, condition_type);
-        let last_transition_time = match before.filter(|before| before.status == status) {
-            Some(same) => same.last_transition_time.clone(),
-            None => self.now.to_rfc3339_opts(SecondsFormat::Secs, true),
+        let last_transition_time = match self.find_before(id, condition_type) {
+            Some(before) if before.status == status => before.last_transition_time.clone(),
+            _ => self.now.to_rfc3339_opts(SecondsFormat::Secs, true),
         };
         DeviceCondition {
             condition_type: condition_type.to_owned(),
@@ -382,9 +366,9 @@ impl Conditions<'_> {
     }
 
     fn find_before(&self, id: &str, condition_type: &str) -> Option<&DeviceCondition> {
-        let devices = self.before?.devices.iter().filter(|device| device.id == id);
-        devices
-            .flat_map(|device| &device.conditions)
-            .find(|condition| condition.condition_type == condition_type)
+        let mut devices = self.before?.devices.iter();
+        let device = devices.find(|device| device.id == id)?;
+        let mut conditions = device.conditions.iter();
+        conditions.find(|condition| condition.condition_type == condition_type)
     }
 }

@@ -1,7 +1,7 @@
 //! The operator's files about this node's devices: labels by which pods select them, and the partitions of its GPUs.
 //!
-//! The plugin reads the files again and again, so a `ConfigMap` that is mounted may change. A missing file overrides nothing. An
-//! invalid file keeps the plugin from starting, and changes nothing while it runs.
+//! The plugin reads the files again and again, so the `ConfigMap` behind them may change. A missing file overrides nothing. With an
+//! invalid file the plugin does not start; a plugin that runs keeps the last valid content.
 //!
 //! ```yaml
 //! # --device-labels: by type, by PCI address, or by the UUID of a GPU; the narrower wins, label by label
@@ -37,7 +37,7 @@ use crate::logged_error::LoggedError;
 const OWN_PREFIX: &str = "gpushare/";
 
 /// Longest name and value of a label.
-const MAX_LABEL: usize = 63;
+pub(crate) const MAX_LABEL: usize = 63;
 
 /// Longest prefix of a label's name.
 const MAX_LABEL_PREFIX: usize = 253;
@@ -81,6 +81,7 @@ type Labels = BTreeMap<String, String>;
 
 /// Labels of devices and of their virtual functions, by the names that the file uses for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+// With a misspelled field the file would label nothing, and pods would wait without a reason.
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DeviceLabels {
     #[serde(default)]
@@ -96,6 +97,7 @@ impl DeviceLabels {
             devices: with_sysfs_addresses(read.devices),
             virtual_functions: with_sysfs_addresses(read.virtual_functions),
         };
+        // The API server would refuse the whole Device object for one invalid label.
         for (device, of_device) in labels.devices.iter().chain(&labels.virtual_functions) {
             for (name, value) in of_device {
                 if let Some(rule) = broken_rule(name, value) {
@@ -108,7 +110,7 @@ impl DeviceLabels {
     }
 
     /// The labels of a device.
-    pub fn of(&self, device_type: &str, id: &str, bus_id: Option<&str>) -> Labels {
+    pub fn of_device(&self, device_type: &str, id: &str, bus_id: Option<&str>) -> Labels {
         merge(&self.devices, [Some(device_type), bus_id, Some(id)])
     }
 
@@ -125,6 +127,7 @@ impl DeviceLabels {
                 let names = [Some(device_type), Some(device), Some(function.bus_id.as_str())];
                 let mut labels = group.labels.clone();
                 labels.extend(merge(&self.virtual_functions, names));
+                // The object has a group for each set of labels, as Koordinator's `vfSelector` reads them.
                 match regrouped.iter_mut().find(|group| group.labels == labels) {
                     Some(group) => group.vfs.push(function.clone()),
                     None => regrouped.push(VirtualFunctionGroup {
@@ -162,10 +165,13 @@ fn broken_rule(name: &str, value: &str) -> Option<&'static str> {
         Some((prefix, short)) => (Some(prefix), short),
         None => (None, name),
     };
-    let is_prefix = |prefix: &str| prefix.len() <= MAX_LABEL_PREFIX && prefix.split('.').all(is_label_text);
+    let is_prefix_valid = match prefix {
+        Some(prefix) => prefix.len() <= MAX_LABEL_PREFIX && prefix.split('.').all(is_label_text),
+        None => true,
+    };
     if name.starts_with(OWN_PREFIX) {
         Some("is written by this plugin alone")
-    } else if !is_label_text(short) || !prefix.is_none_or(is_prefix) {
+    } else if !is_label_text(short) || !is_prefix_valid {
         Some("has a name that no label may have")
     } else if !value.is_empty() && !is_label_text(value) {
         Some("has a value that no label may have")
@@ -175,13 +181,15 @@ fn broken_rule(name: &str, value: &str) -> Option<&'static str> {
 }
 
 /// Returns true if the text may be a label's value, or a part of its name.
-fn is_label_text(text: &str) -> bool {
+pub(crate) fn is_label_text(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let is_end = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let (Some(first), Some(last)) = (text.bytes().next(), text.bytes().last()) else {
+        return false;
+    };
     text.len() <= MAX_LABEL
         && text.bytes().all(is_inner)
-        && is_end(text.bytes().next())
-        && is_end(text.bytes().last())
+        && first.is_ascii_alphanumeric()
+        && last.is_ascii_alphanumeric()
 }
 
 fn read_partition_table(path: &Path) -> anyhow::Result<Option<GpuPartitionTable>> {
@@ -196,11 +204,11 @@ fn read_partition_table(path: &Path) -> anyhow::Result<Option<GpuPartitionTable>
 fn read_file<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Option<T>> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
+        // An optional ConfigMap that does not exist is mounted as an empty directory.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         text => text.with_context(|| format!("cannot read {}", path.display()))?,
     };
-    serde_yaml_ng::from_str(&text)
-        .with_context(|| format!("{} is not of the form that is asked for", path.display()))
+    serde_yaml_ng::from_str(&text).with_context(|| format!("{} is not of the expected form", path.display()))
 }
 
 /// Reads the files at this interval until the task is dropped.
@@ -210,6 +218,7 @@ pub async fn watch_node_overrides(
     overrides: watch::Sender<Arc<NodeOverrides>>,
 ) {
     if files == OverrideFiles::default() {
+        // A task that ends would end the process.
         std::future::pending::<()>().await;
     }
     let mut logged = LoggedError::default();

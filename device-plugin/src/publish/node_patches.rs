@@ -23,8 +23,10 @@ use crate::pods::{NodePods, PodStage, Requests};
 /// The annotation with the size of a memory unit, so that no reader has to guess it.
 pub fn memory_unit(node: &Node, names: &ResourceNames, unit: MemoryUnit) -> Option<Value> {
     let (key, unit) = (names.memory_unit_annotation(), unit.to_string());
-    let is_there = node.annotations().get(&key) == Some(&unit);
-    (!is_there).then(|| json!({"metadata": {"annotations": {key: unit}}}))
+    if node.annotations().get(&key) == Some(&unit) {
+        return None;
+    }
+    Some(json!({"metadata": {"annotations": {key: unit}}}))
 }
 
 /// The labels that describe the node's GPUs: those of its Device object.
@@ -33,8 +35,8 @@ pub fn labels(node: &Node, of_device: &BTreeMap<String, String>) -> Option<Value
     for key in NODE_LABELS {
         let wanted = of_device.get(key);
         if node.labels().get(key) != wanted {
-            let value = wanted.map_or(Value::Null, |value| json!(value));
-            labels.insert(key.to_owned(), value);
+            // A label that the object no longer has becomes null, by which a merge patch removes it.
+            labels.insert(key.to_owned(), json!(wanted));
         }
     }
     (!labels.is_empty()).then(|| json!({"metadata": {"labels": labels}}))
@@ -42,15 +44,20 @@ pub fn labels(node: &Node, of_device: &BTreeMap<String, String>) -> Option<Value
 
 /// The annotation that changes with the Device object.
 pub fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
-    // kube-scheduler does not watch Device objects: it tries a pod that our scheduler refused because of the object again only
+    // kube-scheduler does not watch Device objects: it tries a pod again that gpushare's scheduler refused because of the object only
     // when a node or a pod changes.
     let mut hasher = DefaultHasher::new();
-    // The generation changes with every change of the devices, undone ones included.
-    let annotations = [DEVICES_CHECKPOINTS, PODS_WITHOUT_DEVICES].map(|key| device.annotations().get(key));
-    (&device.metadata.uid, device.metadata.generation, annotations).hash(&mut hasher);
+    // The generation changes with every change of the devices, undone ones included. It does not change with annotations.
+    device.metadata.uid.hash(&mut hasher);
+    device.metadata.generation.hash(&mut hasher);
+    for key in [DEVICES_CHECKPOINTS, PODS_WITHOUT_DEVICES] {
+        device.annotations().get(key).hash(&mut hasher);
+    }
     let revision = format!("{:016x}", hasher.finish());
-    let is_there = node.annotations().get(DEVICES_REVISION) == Some(&revision);
-    (!is_there).then(|| json!({"metadata": {"annotations": {DEVICES_REVISION: revision}}}))
+    if node.annotations().get(DEVICES_REVISION) == Some(&revision) {
+        return None;
+    }
+    Some(json!({"metadata": {"annotations": {DEVICES_REVISION: revision}}}))
 }
 
 /// The amounts of resources in node status that no device plugin advertises.
@@ -79,12 +86,14 @@ pub fn status(node: &Node, amounts: Requests) -> Option<Value> {
 /// The value that replaces `present`; none if that is right.
 fn amount_change(present: Option<&QuantityText>, amount: u64) -> Option<Value> {
     if amount == 0 {
-        // Zero would make every pod that requests the resource fail instead of wait.
+        // Zero would make every pod that requests the resource fail instead of wait, so the entry is removed.
         return present.map(|_| Value::Null);
     }
     let wanted = Quantity::from_unsigned(amount);
-    let is_right = present.is_some_and(|present| present.quantity() == Ok(wanted));
-    (!is_right).then(|| Value::String(wanted.to_string()))
+    if present.map(QuantityText::quantity) == Some(Ok(wanted)) {
+        return None;
+    }
+    Some(Value::String(wanted.to_string()))
 }
 
 /// The amounts that the healthy GPUs among these devices offer to pods that share them.
@@ -104,8 +113,8 @@ pub fn offered(devices: &[DeviceInfo]) -> Requests {
 }
 
 fn amount(device: &DeviceInfo, resource: &str) -> u64 {
-    let quantity = device.resources.get(resource);
-    quantity.and_then(|quantity| quantity.unsigned()).unwrap_or(0)
+    let quantity = device.resources.get(resource).copied().unwrap_or_default();
+    quantity.unsigned().unwrap_or(0)
 }
 
 /// The amounts that pods request which kubelet has admitted, or may admit because they have a usable record.

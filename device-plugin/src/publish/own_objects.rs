@@ -83,10 +83,12 @@ async fn watch_object<K>(
     let mut watch = ObjectWatch::new(description, objects, config, LONGEST_PAUSE);
     let mut listed = None;
     loop {
+        // While the API server is away the last state stands.
         let Update::Event(event) = watch.next().await else {
             continue;
         };
         match event {
+            // The watch lists again after it was lost; until the list ends the last state stands.
             watcher::Event::Init => listed = None,
             watcher::Event::InitApply(found) => listed = Some(without_versions(found)),
             // A list without the object means that it is gone.

@@ -2,6 +2,8 @@
 //!
 //! The known models are boards of eight GPUs on switches of NVLink (H100, H800, H20); their table is [`partitions_of_board`].
 
+use std::collections::BTreeSet;
+
 use proto::topology::{BOARD_GPUS, GpuPartitionTable, partitions_of_board};
 
 use crate::fleet::NodeFleet;
@@ -14,6 +16,7 @@ const CARDS: [&str; 2] = ["PCIe", "NVL"];
 
 /// The table for these devices, if there is one; the operator's only if this node has all GPUs that it names.
 pub fn table(fleet: &NodeFleet, of_operator: Option<&GpuPartitionTable>) -> Option<GpuPartitionTable> {
+    // One file may serve nodes of several kinds, so a table of another node is no error.
     if let Some(table) = of_operator
         && missing_gpu(fleet, table).is_none()
     {
@@ -27,15 +30,16 @@ pub fn table(fleet: &NodeFleet, of_operator: Option<&GpuPartitionTable>) -> Opti
 
 /// The minor number of the first GPU that a table names and this node does not have.
 pub fn missing_gpu(fleet: &NodeFleet, table: &GpuPartitionTable) -> Option<u32> {
-    let is_present = |minor: u32| fleet.gpus.iter().any(|entry| entry.gpu.minor == minor);
+    let present: BTreeSet<u32> = fleet.gpus.iter().map(|entry| entry.gpu.minor).collect();
     let mut minors = table.values().flatten().flat_map(|partition| &partition.minors);
-    minors.find(|minor| !is_present(**minor)).copied()
+    minors.find(|minor| !present.contains(minor)).copied()
 }
 
 fn is_known_board(fleet: &NodeFleet) -> bool {
     for entry in &fleet.gpus {
         let mut is_board = false;
         for word in entry.gpu.model.split([' ', '-']) {
+            // Such a card has the GPU of a board and none of its switches.
             if CARDS.contains(&word) {
                 return false;
             }

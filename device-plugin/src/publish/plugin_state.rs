@@ -78,6 +78,7 @@ impl PluginStateWriter {
                 // The flags may have changed during the write.
                 continue;
             }
+            // The process ends at some other place, and a task that ends would end it at once.
             if is_ending {
                 is_written.send_replace(true);
                 return pending().await;

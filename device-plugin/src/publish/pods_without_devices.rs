@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use proto::plugin_reports;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::kubelet_checkpoint;
@@ -28,6 +28,7 @@ const RETRY: Duration = Duration::from_secs(5);
 pub fn report(pods: &NodePods, allocated: &BTreeSet<PodUid>, seen: &SeenGpus) -> String {
     let mut candidates = Vec::new();
     for pod in pods.iter() {
+        // Such a pod requests amounts of node status (`koordinator.sh/gpu-core`) that kubelet does not allocate.
         if pod.containers.is_empty() && pod.placement.is_err() {
             candidates.push((&pod.uid, pod.stage));
         }
@@ -73,14 +74,11 @@ pub async fn watch_pods_without_devices(
                 RETRY
             }
         };
-        let changed = async {
-            tokio::select! {
-                Ok(()) = pods.changed() => {}
-                Ok(()) = seen.changed() => {}
-                else => std::future::pending().await,
-            }
-        };
-        let _ = timeout(limit, changed).await;
+        tokio::select! {
+            Ok(()) = pods.changed() => {}
+            Ok(()) = seen.changed() => {}
+            () = sleep(limit) => {}
+        }
         sleep(SETTLE).await;
     }
 }
@@ -95,6 +93,7 @@ fn publish(report: String, sender: &watch::Sender<Option<String>>) {
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
+    use tokio::time::timeout;
 
     use super::*;
     use crate::pods::NodePod;

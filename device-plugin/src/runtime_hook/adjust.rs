@@ -19,17 +19,16 @@ use crate::enforcement::Enforcements;
 use crate::enforcement::limits::is_of_driver;
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::NodeFleet;
-use crate::injection::Mode;
-use crate::injection::content::{AssignedDevices, VOID, variable_answer};
+use crate::injection::content::{AssignedDevices, variable_answer};
 use crate::injection::recipient::Recipient;
+use crate::injection::{Mode, VOID};
 use crate::inventory::{Gpu, PhysicalId};
 use crate::pods::{NodePods, PodUid};
 use crate::settings::NodeSettings;
-use crate::verify::named_devices;
 
 use super::seen;
 
-/// The resources of GPUs.
+/// The resources by which a container requests GPUs.
 const GPU_RESOURCES: [ExtendedResource; 3] = [
     ExtendedResource::Memory,
     ExtendedResource::Shared,
@@ -91,13 +90,9 @@ impl DeviceAdjustment {
                 ..LinuxDevice::default()
             });
         }
-        let env = self
-            .env
-            .into_iter()
-            .map(|(key, value)| KeyValue { key, value })
-            .collect();
+        let env = self.env.into_iter();
         ContainerAdjustment {
-            env,
+            env: env.map(|(key, value)| KeyValue { key, value }).collect(),
             linux: (!devices.is_empty()).then_some(LinuxContainerAdjustment { devices }),
         }
     }
@@ -108,25 +103,25 @@ impl HookInputs<'_> {
     pub(super) fn decide(&self, sandbox: &PodSandbox, container: &Container) -> HookDecision {
         let uid = PodUid::from(sandbox.uid.as_str());
         let Some(pod) = self.pods.get(&uid) else {
-            let has_record = [DEVICE_ALLOCATED, MEM_IDX]
-                .iter()
-                .any(|key| sandbox.annotations.contains_key(*key));
-            if has_record && !self.pods.asks_for_nothing(&uid) && seen::has_devices(container, self.fleet) {
+            // kubelet learns of a pod at the same time as this plugin, which may be the later of the two.
+            let asks_for_nothing = self.pods.asks_for_nothing(&uid);
+            let keys = [DEVICE_ALLOCATED, MEM_IDX];
+            let has_record = keys.iter().any(|key| sandbox.annotations.contains_key(*key));
+            if has_record && !asks_for_nothing && seen::has_devices(container, self.fleet) {
                 return HookDecision::Unknown(
                     "it has a record, and this node's plugin has not received the pod from the API server yet"
                         .to_owned(),
                 );
             }
-            return self.hide(sandbox, container, self.pods.asks_for_nothing(&uid));
+            return self.hide(sandbox, container, asks_for_nothing);
         };
-        let asks = |request: &&ContainerRequest| {
-            request.name == container.name && GPU_RESOURCES.iter().any(|resource| resource.count(request) > 0)
-        };
-        let Some(request) = pod.containers.iter().find(asks) else {
+        let mut requests = pod.containers.iter();
+        let request = requests.find(|request| request.name == container.name);
+        let Some(request) = request.filter(|request| requests_gpus(request)) else {
             return self.hide(sandbox, container, true);
         };
-        // The check before the start lets a pod without a record through only if kubelet's choice may stand; a pod of the vendor's plugin
-        // has no record either. What it sees is published.
+        // The pre-start check lets a pod without a record start only if kubelet's choice may stand; a pod of the vendor's plugin has no
+        // record either. The plugin publishes the GPUs that such a pod sees.
         let Ok(placement) = &pod.placement else {
             return HookDecision::Ignore;
         };
@@ -145,7 +140,7 @@ impl HookInputs<'_> {
         }
         let mut gpus = Vec::with_capacity(placement.gpus.len());
         for name in &placement.gpus {
-            // Also an unhealthy one: the check before the start decides about those.
+            // The pre-start check has refused unhealthy GPUs already.
             let Some(gpu) = self.fleet.gpu_named(name) else {
                 return HookDecision::Refuse(format!(
                     "its record names {placement}, which this node does not have"
@@ -169,17 +164,10 @@ impl HookInputs<'_> {
             return HookDecision::Ignore;
         }
         let value = seen::value_of(container, VISIBLE_DEVICES);
-        let has = |name: &str| seen::value_of(container, name).is_some_and(|value| !value.is_empty());
-        let names_one = |name: &str| named_devices(ExtendedResource::Shared, name, self.fleet).is_some();
         let shows_some = match value {
-            // NVIDIA's runtime resolves fully qualified CDI names too.
-            // For a pod that is not known kubelet may have set single GPUs of the vendor's plugin, but never `all`.
-            Some(value) => value
-                .split(',')
-                .map(str::trim)
-                .any(|name| name == "all" || name.contains('=') || (is_known && names_one(name))),
-            // It shows all GPUs to an image of old CUDA, which knows nothing of the variable.
-            None => has("CUDA_VERSION") && !has("NVIDIA_REQUIRE_CUDA"),
+            Some(value) => value.split(',').any(|name| self.shows_gpu(name.trim(), is_known)),
+            // NVIDIA's runtime shows all GPUs to an image of old CUDA, which knows nothing of the variable.
+            None => has_value(container, "CUDA_VERSION") && !has_value(container, "NVIDIA_REQUIRE_CUDA"),
         };
         if !shows_some {
             return HookDecision::Ignore;
@@ -192,44 +180,52 @@ impl HookInputs<'_> {
         }))
     }
 
+    /// Returns true if a name in the vendor's variable shows a GPU of this node to a container that requests none.
+    fn shows_gpu(&self, name: &str, is_known: bool) -> bool {
+        if name == "all" || name.contains('=') {
+            // NVIDIA's runtime resolves fully qualified CDI names (`nvidia.com/gpu=0`) too.
+            return true;
+        }
+        // For a pod that is not known kubelet may have set single GPUs of the vendor's plugin, but never `all`.
+        is_known && seen::named_gpus(name, self.fleet).is_some()
+    }
+
     fn adjust(&self, known: &Recipient<'_>, container: &Container, gpus: &[&Gpu]) -> HookDecision {
         let before = seen::value_of(container, VISIBLE_DEVICES);
+        let own_before = seen::value_of(container, GPU_DEVICES);
         let wanted: BTreeSet<PhysicalId> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let present = seen::gpus_by_nodes(container, self.fleet);
         let names_wanted = |value: Option<&str>| {
-            named_devices(ExtendedResource::Shared, value.unwrap_or_default(), self.fleet)
-                .is_some_and(|named| BTreeSet::from_iter(named) == wanted)
+            seen::named_gpus(value.unwrap_or_default(), self.fleet).as_ref() == Some(&wanted)
         };
         let mut env = self.variables(known, gpus);
-        let is_by_cdi = before == Some(VOID) && seen::value_of(container, GPU_DEVICES).is_some();
+        let is_by_cdi = before == Some(VOID) && own_before.is_some();
         // Given by device nodes alone; naming devices would make NVIDIA's runtime add them a second time.
         let is_by_nodes_alone = !present.is_empty() && before.is_none_or(|value| value == VOID);
         if is_by_cdi || is_by_nodes_alone || names_wanted(before) {
             env.remove(VISIBLE_DEVICES);
         }
-        if seen::value_of(container, GPU_DEVICES).is_none()
-            || names_wanted(seen::value_of(container, GPU_DEVICES))
-        {
+        // An answer of the vendor's plugin does not set this variable, and nothing reads it there.
+        if own_before.is_none() || names_wanted(own_before) {
             env.remove(GPU_DEVICES);
         }
-        // The container sees the last of several values, and NVIDIA's hook reads the first.
-        let is_last = |name: &str, value: &str| seen::value_of(container, name) == Some(value);
         env.retain(|name, value| {
+            // The container's process sees the last of several values, and NVIDIA's hook reads the first.
             let has_others = seen::values_of(container, name).any(|other| other != value);
-            !is_last(name, value) || (is_of_driver(name) && has_others)
+            seen::value_of(container, name) != Some(value) || (is_of_driver(name) && has_others)
         });
-        // The runtime changes the first value, and leaves the last in its place.
-        if let Some((name, _)) = env
-            .iter()
-            .find(|(name, value)| seen::values_of(container, name).count() > 1 && !is_last(name, value))
-        {
-            return HookDecision::Refuse(format!(
-                "its container {} sets {name} itself, from which it reads its devices; leave that out of the pod",
-                container.name
-            ));
+        for (name, value) in &env {
+            // The runtime changes the first value of a variable and leaves the last in its place, which the container's process sees.
+            let is_last = seen::value_of(container, name) == Some(value);
+            if seen::values_of(container, name).count() > 1 && !is_last {
+                return HookDecision::Refuse(format!(
+                    "its container {} sets {name} itself, from which it reads its devices; leave that out of the pod",
+                    container.name
+                ));
+            }
         }
         let is_by_nodes =
-            !present.is_empty() || (self.settings.injection.pass_device_specs && self.mode == Mode::Envvar);
+            !present.is_empty() || (self.settings.pass_device_specs && self.mode == Mode::Envvar);
         let mut change = DeviceAdjustment {
             gpus: wanted,
             before: before.map(str::to_owned),
@@ -244,17 +240,18 @@ impl HookInputs<'_> {
 
     /// Removes device nodes of other GPUs and adds those of the record. The driver's libraries came with the former.
     fn adjust_nodes(&self, change: &mut DeviceAdjustment, gpus: &[&Gpu], present: &BTreeSet<PhysicalId>) {
-        for gpu in present
-            .difference(&change.gpus)
-            .filter_map(|uuid| self.fleet.gpu(uuid))
-        {
-            change
-                .removed_nodes
-                .push(gpu.device_node.to_string_lossy().into_owned());
+        for uuid in present.difference(&change.gpus) {
+            if let Some(gpu) = self.fleet.gpu(uuid) {
+                let path = gpu.device_node.to_string_lossy().into_owned();
+                change.removed_nodes.push(path);
+            }
         }
-        let root = &self.settings.injection.host_root;
-        let missing = gpus.iter().filter(|gpu| !present.contains(&gpu.uuid));
-        change.added_nodes = missing.filter_map(|gpu| device(root, &gpu.device_node)).collect();
+        for gpu in gpus {
+            if !present.contains(&gpu.uuid) {
+                let node = device_node(&self.settings.host_root, &gpu.device_node);
+                change.added_nodes.extend(node);
+            }
+        }
     }
 
     /// The variables that the container must have.
@@ -270,6 +267,15 @@ impl HookInputs<'_> {
     }
 }
 
+fn requests_gpus(request: &ContainerRequest) -> bool {
+    let mut resources = GPU_RESOURCES.iter();
+    resources.any(|resource| resource.count(request) > 0)
+}
+
+fn has_value(container: &Container, variable: &str) -> bool {
+    seen::value_of(container, variable).is_some_and(|value| !value.is_empty())
+}
+
 /// Returns true if the container lacks the CDI devices of its answer to Allocate, whose spec sets this project's variable.
 fn is_without_cdi(container: &Container) -> bool {
     seen::value_of(container, VISIBLE_DEVICES) == Some(VOID)
@@ -277,17 +283,17 @@ fn is_without_cdi(container: &Container) -> bool {
 }
 
 /// The device at this path of the host, for the same path in a container; none if there is no device.
-fn device(root: &Path, path: &Path) -> Option<LinuxDevice> {
+fn device_node(root: &Path, path: &Path) -> Option<LinuxDevice> {
     let found = fs::metadata(root.join(path.strip_prefix("/").unwrap_or(path))).ok()?;
+    if !found.file_type().is_char_device() {
+        return None;
+    }
     let number = found.rdev();
     // The C library packs 12 bits of the major and 8 of the minor number first, and their other bits above.
     let major = ((number >> 8) & 0xfff) | ((number >> 32) & !0xfff);
     let minor = (number & 0xff) | ((number >> 12) & !0xff);
     Some(LinuxDevice {
-        path: path
-            .to_str()
-            .filter(|_| found.file_type().is_char_device())?
-            .to_owned(),
+        path: path.to_str()?.to_owned(),
         r#type: "c".to_owned(),
         major: i64::try_from(major).ok()?,
         minor: i64::try_from(minor).ok()?,

@@ -1,13 +1,15 @@
-//! The GPUs that containers see according to the runtime. They correct kubelet's allocations for the Device object.
+//! The GPUs that containers see according to the container runtime. The plugin corrects kubelet's allocations by them before it
+//! publishes these in the Device object.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use proto::nri::api::{Container, ContainerState, SynchronizeRequest};
 use proto::record::{GPU_DEVICES, VISIBLE_DEVICES};
 
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::NodeFleet;
-use crate::injection::content::VOID;
+use crate::injection::VOID;
 use crate::inventory::PhysicalId;
 use crate::pods::{NodePods, PodUid};
 use crate::verify::named_devices;
@@ -41,6 +43,7 @@ impl SeenGpus {
 
     /// Returns true if a container of the pod sees a GPU.
     pub fn has_pod(&self, uid: &PodUid) -> bool {
+        // No name sorts before the empty one, so a container of the pod is the first entry from there on.
         let first = (uid.clone(), String::new());
         let mut following = self.by_container.range(first..);
         following.next().is_some_and(|((found, _), _)| found == uid)
@@ -106,6 +109,7 @@ impl RunningContainers {
                 .insert(sandbox.id, PodUid::from(sandbox.uid.as_str()));
         }
         for container in part.containers {
+            // A container that has stopped holds its GPU no longer, and the runtime reports it until kubelet removes it.
             if container.state() == ContainerState::Stopped {
                 continue;
             }
@@ -125,6 +129,7 @@ impl RunningContainers {
     pub(super) fn complete(self) -> SeenGpus {
         let mut by_container = BTreeMap::new();
         for (sandbox, name, gpus) in self.containers {
+            // The runtime reports containers without a sandbox too, which are no pod's.
             if let Some(uid) = self.sandboxes.get(&sandbox) {
                 by_container.insert((uid.clone(), name), gpus);
             }
@@ -140,16 +145,26 @@ impl RunningContainers {
 /// that a CDI spec of this plugin names; none if these are no GPUs of this node.
 pub(super) fn gpus_of(container: &Container, fleet: &NodeFleet) -> Option<BTreeSet<PhysicalId>> {
     let value = value_of(container, VISIBLE_DEVICES);
-    if let Some(names) = value.filter(|value| !NAMELESS.contains(value)) {
-        return named_devices(ExtendedResource::Shared, names, fleet).map(BTreeSet::from_iter);
+    if let Some(names) = value
+        && !NAMELESS.contains(&names)
+    {
+        return named_gpus(names, fleet);
     }
     let by_nodes = gpus_by_nodes(container, fleet);
     if !by_nodes.is_empty() {
         return Some(by_nodes);
     }
-    // A CDI spec of this plugin also sets the vendor's variable to `void`.
-    let by_spec = value_of(container, GPU_DEVICES).filter(|_| value == Some(VOID))?;
-    named_devices(ExtendedResource::Shared, by_spec, fleet).map(BTreeSet::from_iter)
+    // A CDI spec of this plugin also sets the vendor's variable to `void`; without that an image may have set this project's variable.
+    if value != Some(VOID) {
+        return None;
+    }
+    named_gpus(value_of(container, GPU_DEVICES)?, fleet)
+}
+
+/// The GPUs of this node that the value of a variable names; none if it names something else too.
+pub(super) fn named_gpus(value: &str, fleet: &NodeFleet) -> Option<BTreeSet<PhysicalId>> {
+    let named = named_devices(ExtendedResource::Shared, value, fleet)?;
+    Some(named.into_iter().collect())
 }
 
 /// Returns true if a container has devices from kubelet or the pod's author: a variable that names some, or the device node of a GPU.
@@ -160,29 +175,28 @@ pub(super) fn has_devices(container: &Container, fleet: &NodeFleet) -> bool {
 
 /// The GPUs whose device nodes a container has.
 pub(super) fn gpus_by_nodes(container: &Container, fleet: &NodeFleet) -> BTreeSet<PhysicalId> {
-    let linux = container.linux.iter().flat_map(|linux| &linux.devices);
-    let nodes: BTreeSet<&str> = linux.map(|device| device.path.as_str()).collect();
+    let mut nodes = BTreeSet::new();
+    if let Some(linux) = &container.linux {
+        nodes.extend(linux.devices.iter().map(|device| Path::new(&device.path)));
+    }
     let mut gpus = BTreeSet::new();
     for entry in &fleet.gpus {
-        let path = entry.gpu.device_node.to_str();
-        if path.is_some_and(|path| nodes.contains(path)) {
+        if nodes.contains(entry.gpu.device_node.as_path()) {
             gpus.insert(entry.gpu.uuid.clone());
         }
     }
     gpus
 }
 
-/// The value of a variable: where it is set twice, the last one counts.
+/// The value of a variable: of several values the container's process sees the last one.
 pub(super) fn value_of<'a>(container: &'a Container, variable: &str) -> Option<&'a str> {
     values_of(container, variable).last()
 }
 
 /// Every value that a container has for a variable.
 pub(super) fn values_of<'a>(container: &'a Container, variable: &str) -> impl Iterator<Item = &'a str> {
-    let pairs = container.env.iter().filter_map(|pair| pair.split_once('='));
-    pairs
-        .filter(move |(name, _)| *name == variable)
-        .map(|(_, value)| value)
+    let pairs = container.env.iter();
+    pairs.filter_map(move |pair| pair.strip_prefix(variable)?.strip_prefix('='))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! One connection to a runtime: registers the hook, then answers calls until the runtime closes it. Decides nothing about devices.
+//! One connection to a container runtime: registers the runtime hook, then answers calls until the runtime closes the connection.
 //!
-//! Invalid data ends the connection, except for a call that the session can answer with an error.
+//! Nothing here decides about devices. Invalid data ends the connection, except in a call that the session can answer with an error.
 
 use std::time::Duration;
 
@@ -25,13 +25,13 @@ use super::seen::RunningContainers;
 /// The name of this plugin in the runtime's log.
 const NAME: &str = "gpushare";
 
-/// The runtime calls plugins in the order of their indices. This one is late, so that it sees the changes of others.
+/// The place of this plugin among others: the runtime calls them in the order of their indices. A late one sees the changes of others.
 const INDEX: &str = "90";
 
-/// The number of this plugin's only call.
+/// The number of the only call that this plugin makes.
 const REGISTRATION: u32 = 1;
 
-/// Longest time for the runtime to register and to configure this plugin: it allows itself 5 s and 2 s.
+/// Longest time for the runtime to register and to configure this plugin. containerd's own limits for the two are 5 s and 2 s.
 const CONFIGURED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Longest time for the runtime to read an answer.
@@ -63,6 +63,7 @@ where
     let mut buffer = vec![0; 16 << 10];
     loop {
         tokio::select! {
+            // Beyond the limit the runtime's calls wait in the socket, and this process does not grow.
             read = reader.read(&mut buffer), if calls.len() < MOST_CALLS => {
                 let n_read = read.context(BROKEN)?;
                 if n_read == 0 {
@@ -137,7 +138,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 let request = match Request::decode(message.payload.as_slice()) {
                     Ok(request) => request,
                     Err(error) => {
-                        self.answer(call, Err(invalid(&error))).await?;
+                        let (code, message) = (code::INVALID_ARGUMENT, error.to_string());
+                        self.answer(call, Err(Status { code, message })).await?;
                         return Ok(None);
                     }
                 };
@@ -177,10 +179,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     }
 
     fn answer_at_once(&mut self, request: &Request) -> Answer {
-        let payload = request.payload.as_slice();
         match (request.service.as_str(), request.method.as_str()) {
             (PLUGIN_SERVICE, "Configure") => {
-                let configuration = ConfigureRequest::decode(payload).map_err(|error| invalid(&error))?;
+                let configuration: ConfigureRequest = decode(request)?;
                 info!(
                     runtime = configuration.runtime_name,
                     version = configuration.runtime_version,
@@ -193,14 +194,13 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 }
                 .encode_to_vec())
             }
-            (PLUGIN_SERVICE, "Synchronize") => {
-                self.synchronize(SynchronizeRequest::decode(payload).map_err(|error| invalid(&error))?)
-            }
+            (PLUGIN_SERVICE, "Synchronize") => self.synchronize(decode(request)?),
             // The plugin has not subscribed to these; an empty answer asks for no change.
             (
                 PLUGIN_SERVICE,
                 "StateChange" | "UpdateContainer" | "StopContainer" | "UpdatePodSandbox" | "Shutdown",
             ) => Ok(Empty {}.encode_to_vec()),
+            // The precision limits the text, which comes from the other side.
             (service, method) => Err(Status {
                 code: code::UNIMPLEMENTED,
                 message: format!("this plugin has no {method:.64} of service {service:.64}"),
@@ -210,43 +210,38 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
 
     fn synchronize(&mut self, part: SynchronizeRequest) -> Answer {
         let (more, node) = (part.more, &self.hook.node);
-        let taken = self.running.add(part, &node.fleet.borrow());
-        if taken.is_err() || !more {
-            let running = std::mem::take(&mut self.running);
-            taken.map_err(|problem| Status {
+        let added = self.running.add(part, &node.fleet.borrow());
+        if let Err(problem) = added {
+            // The runtime may begin its report from the start.
+            self.running = RunningContainers::default();
+            return Err(Status {
                 code: code::FAILED_PRECONDITION,
                 message: problem.to_string(),
-            })?;
-            self.hook.synchronize(running.complete());
+            });
+        }
+        if !more {
+            self.hook
+                .synchronize(std::mem::take(&mut self.running).complete());
         }
         Ok(SynchronizeResponse { more }.encode_to_vec())
     }
 }
 
 async fn create(hook: &RuntimeHook, request: &Request) -> Answer {
-    let asked =
-        CreateContainerRequest::decode(request.payload.as_slice()).map_err(|error| invalid(&error))?;
-    // Half of what the runtime waits for, so that the answer is there in time.
-    let limit = u64::try_from(request.timeout_nano)
-        .ok()
-        .filter(|nanos| *nanos > 0)
-        .map_or(Duration::MAX, |nanos| Duration::from_nanos(nanos / 2));
-    let adjust = hook
-        .create(
-            &asked.pod.unwrap_or_default(),
-            &asked.container.unwrap_or_default(),
-            limit,
-        )
-        .await;
-    Ok(CreateContainerResponse {
-        adjust: Some(adjust?),
-    }
-    .encode_to_vec())
+    let asked: CreateContainerRequest = decode(request)?;
+    let limit = match u64::try_from(request.timeout_nano) {
+        // Half of the time that the runtime waits, so that the answer is there before the runtime closes the connection.
+        Ok(nanos) if nanos > 0 => Duration::from_nanos(nanos / 2),
+        _ => Duration::MAX,
+    };
+    let (pod, container) = (asked.pod.unwrap_or_default(), asked.container.unwrap_or_default());
+    let adjust = Some(hook.create(&pod, &container, limit).await?);
+    Ok(CreateContainerResponse { adjust }.encode_to_vec())
 }
 
-fn invalid(error: &prost::DecodeError) -> Status {
-    Status {
+fn decode<M: prost::Message + Default>(request: &Request) -> Result<M, Status> {
+    M::decode(request.payload.as_slice()).map_err(|error| Status {
         code: code::INVALID_ARGUMENT,
         message: error.to_string(),
-    }
+    })
 }

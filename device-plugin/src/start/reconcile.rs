@@ -20,7 +20,7 @@ use crate::cdi::device_of;
 use crate::envvar::partners::{Verification, verify_or_remedy};
 use crate::envvar::swap::RecordSwaps;
 use crate::fleet::{DeviceKey, NodeFleet};
-use crate::injection::content::{own_variable, variable};
+use crate::injection::content::{own_variable, visible_variable};
 use crate::inventory::PhysicalId;
 use crate::kubelet_checkpoint::Allocated;
 use crate::matching::AllocateLog;
@@ -329,12 +329,12 @@ fn compare(node: &NodeState, allocated: &[Allocated], uid: &PodUid) -> Option<Co
 /// The entry with the variables of its CDI spec in place of its answer: a running container sees the devices that the spec named.
 fn as_started(node: &NodeState, entry: &Allocated) -> Allocated {
     let name = device_of(&entry.answer);
-    let Some(mut envs) = name.and_then(|name| node.settings.injection.specs.env(name)) else {
+    let Some(mut envs) = name.and_then(|name| node.settings.specs.env(name)) else {
         return entry.clone();
     };
     // In a spec the vendor's variable is void, and a variable of this project names the devices.
     if let Some(named) = envs.get(own_variable(entry.resource)).cloned() {
-        envs.insert(variable(entry.resource).to_owned(), named);
+        envs.insert(visible_variable(entry.resource).to_owned(), named);
     }
     Allocated {
         answer: ContainerAllocateResponse {

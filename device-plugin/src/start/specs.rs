@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use crate::cdi::{Edits, SpecDir, SpecError, device_of};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::DeviceKey;
-use crate::injection::content::{AssignedDevices, cdi_edits, lacks_limit_hook, speaks};
+use crate::injection::content::{AssignedDevices, cdi_edits, lacks_limit_hook, names_devices};
 use crate::injection::recipient::Recipient;
 use crate::kubelet_checkpoint::Allocated;
 use crate::node_state::NodeState;
@@ -53,7 +53,7 @@ pub(super) fn write_specs(
     }
     if wanted.is_empty() {
         let source = io::Error::other("none of its containers requests that number of devices");
-        let path = node.settings.injection.specs.path().to_owned();
+        let path = node.settings.specs.path().to_owned();
         return Err(blocked(SpecError::Io { path, source }));
     }
     let mut files = SpecFiles::new();
@@ -63,7 +63,7 @@ pub(super) fn write_specs(
     // The containers of a running pod have started before, so the runtime has read their specs if it reads any.
     if pod.stage != PodStage::Running {
         for file in &files {
-            node.readers.need(file);
+            node.readers.note_start(file);
         }
     }
     Ok(files)
@@ -79,7 +79,7 @@ pub(super) async fn until_resolved(node: &NodeState, files: &[String]) {
     } else {
         FIRST_READ_LIMIT
     };
-    let specs = &node.settings.injection.specs;
+    let specs = &node.settings.specs;
     if !node.readers.until_read(specs, files, limit).await {
         info!(
             files = files.join(","),
@@ -107,9 +107,9 @@ fn write_spec(
         return Err(SpecError::NoLimitHook);
     }
     let file = SpecDir::file(name);
-    let specs = &node.settings.injection.specs;
+    let specs = &node.settings.specs;
     if !specs.has(name) {
-        node.readers.expect(&file);
+        node.readers.forget(&file);
     }
     if specs.write(name, &edits, SystemTime::now())? {
         return Ok(Some(file));
@@ -152,7 +152,7 @@ fn edits(
         placement: Some(placement),
         enforcements: &enforcements,
     };
-    let assigned = AssignedDevices::of(&fleet, resource, &keys);
+    let assigned = AssignedDevices::find(&fleet, resource, &keys);
     Some(cdi_edits(&node.settings, &recipient, resource, &assigned))
 }
 
@@ -162,7 +162,7 @@ fn holder<'a>(starting: &'a StartingContainer<'_>) -> Option<&'a ContainerReques
     let mut holder = None;
     for name in starting.containers() {
         let container = starting.pod.container(name);
-        if container.is_some_and(|container| speaks(starting.resource, container)) {
+        if container.is_some_and(|container| names_devices(starting.resource, container)) {
             return container;
         }
         holder = holder.or(container);
@@ -172,7 +172,7 @@ fn holder<'a>(starting: &'a StartingContainer<'_>) -> Option<&'a ContainerReques
 
 /// Writes the missing specs of containers in kubelet's checkpoint, and removes the specs of other containers.
 pub(super) fn rebuild(node: &NodeState, pods: &NodePods, allocated: &[Allocated]) {
-    let specs = &node.settings.injection.specs;
+    let specs = &node.settings.specs;
     let (mut kept, mut is_new) = (BTreeSet::new(), false);
     for entry in allocated {
         let Some(name) = device_of(&entry.answer) else {
@@ -268,7 +268,7 @@ mod tests {
     fn scene(all: impl IntoIterator<Item = NodePod>) -> Scene {
         let dir = tempfile::tempdir().unwrap();
         let mut settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
-        settings.injection.specs = SpecDir::new(dir.path().to_owned());
+        settings.specs = SpecDir::new(dir.path().to_owned());
         let (fleets, fleet) = watch::channel(Arc::new(fleet(2)));
         let (known, pods) = watch::channel(pods(all));
         let node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
@@ -301,7 +301,6 @@ mod tests {
     /// The container's memory units in the spec of an answer.
     fn units_in(node: &NodeState, answer: &ContainerAllocateResponse) -> Option<String> {
         node.settings
-            .injection
             .specs
             .env(device_of(answer)?)?
             .remove("ALIYUN_COM_GPU_MEM_CONTAINER")
@@ -353,11 +352,7 @@ mod tests {
             "{blocked}"
         );
         assert!(
-            !node
-                .settings
-                .injection
-                .specs
-                .has(device_of(&allocated[0].answer).unwrap()),
+            !node.settings.specs.has(device_of(&allocated[0].answer).unwrap()),
             "no runtime resolves the old one"
         );
     }
@@ -396,7 +391,7 @@ mod tests {
         rebuild(&scene.node, &scene.node.pods.borrow(), &allocated);
         let found: Vec<_> = ["x", "y"]
             .into_iter()
-            .filter(|name| scene.node.settings.injection.specs.has(name))
+            .filter(|name| scene.node.settings.specs.has(name))
             .collect();
         assert_eq!(found.join(" "), expected);
     }

@@ -68,10 +68,12 @@ impl AdminAccess {
                 .or_default()
                 .extend(device.cdi_names.iter().cloned());
         }
+        // Claims that no container uses any more are forgotten.
         let mut before = std::mem::take(&mut self.known);
         for (claim, cdi_names) in cdi_names {
             let known = before.remove(&claim).filter(|known| known.cdi_names == cdi_names);
             let now = match known {
+                // The allocation of a claim does not change while a pod uses it.
                 Some(known) if known.devices.is_some() => known,
                 known => self.read(&claim, cdi_names, known.is_some()).await,
             };
@@ -80,18 +82,20 @@ impl AdminAccess {
         let mut used = Vec::new();
         for claimed in claimed {
             let known = self.known.get(&claimed.claim);
-            let for_administration = known.and_then(|known| known.devices.as_ref());
-            if !for_administration.is_some_and(|devices| devices.contains(&claimed.device)) {
-                used.push(claimed);
+            match known.and_then(|known| known.devices.as_ref()) {
+                Some(for_administration) if for_administration.contains(&claimed.device) => {}
+                _ => used.push(claimed),
             }
         }
         used
     }
 
+    /// Reads a claim from the API server. `has_failed` says that the last attempt failed, and was logged.
     async fn read(&self, claim: &ClaimName, cdi_names: BTreeSet<String>, has_failed: bool) -> ReadClaim {
         let devices = match self.get(claim, &cdi_names).await {
             Ok(devices) => Some(devices),
             Err(error) => {
+                // A round comes once a minute, and the first line has said it.
                 if !has_failed {
                     warn!(
                         error = one_line(error.as_ref()),
@@ -105,6 +109,9 @@ impl AdminAccess {
     }
 
     /// The devices of a claim that are allocated for administration only.
+    ///
+    /// # Errors
+    /// The API server does not answer, or has another claim of this name.
     async fn get(
         &self,
         claim: &ClaimName,

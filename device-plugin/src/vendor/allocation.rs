@@ -49,11 +49,12 @@ impl Allocation {
             // that exist.
             return matches!(self.pod, PodKey::Uid(_));
         };
-        let stage = match pods.get(uid) {
-            Some(pod) => Some(pod.stage),
-            None => pods.claimant(uid).map(|claimant| claimant.stage),
+        let stage = match (pods.get(uid), pods.claimant(uid)) {
+            (Some(pod), _) => pod.stage,
+            (None, Some(claimant)) => claimant.stage,
+            (None, None) => return false,
         };
-        stage == Some(PodStage::Terminal)
+        stage == PodStage::Terminal
     }
 
     /// The devices in the form of the Device object's annotation; none if the pod has ended or its record names them.
@@ -66,13 +67,15 @@ impl Allocation {
             return None;
         }
         let uid = self.pod.uid(pods);
+        // The scheduler counts the devices of a record already.
         if let Some(pod) = uid.and_then(|uid| pods.get(uid))
             && (self.is_by_record && has_recorded_gpus(pod) || is_recorded(pod, &device_ids, fleet))
         {
             return None;
         }
         Some(KubeletAllocation {
-            pod_uid: uid.map(|uid| uid.as_str().to_owned()).unwrap_or_default(),
+            // Without a UID the scheduler cannot find the pod, and counts the devices as used.
+            pod_uid: uid.map_or("", PodUid::as_str).to_owned(),
             container_name: self.container.clone(),
             resource_name: self.resource.clone(),
             device_ids: device_ids.into_iter().collect(),
@@ -143,10 +146,12 @@ impl PodKey {
                 return Some(&pod.uid);
             }
         }
-        let mut claimants = pods.claimants();
-        let claimant =
-            claimants.find(|claimant| claimant.name == *name && claimant.namespace == *namespace)?;
-        Some(&claimant.uid)
+        for claimant in pods.claimants() {
+            if claimant.name == *name && claimant.namespace == *namespace {
+                return Some(&claimant.uid);
+            }
+        }
+        None
     }
 }
 
@@ -201,13 +206,10 @@ pub fn unrecorded(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet
 /// The UUID of the GPU that kubelet's ID stands for; the ID of the physical device as it is, if that is no known GPU.
 pub(super) fn device_name(id: &str, fleet: &NodeFleet) -> String {
     let physical = physical_id(id);
-    // An index such as `0`, or `0:1` for an instance of that GPU.
-    let index = physical
-        .split(':')
-        .next()
-        .and_then(|index| index.parse::<u32>().ok());
-    let by_index = fleet.gpus.iter().find(|entry| Some(entry.gpu.index) == index);
-    match by_index {
+    // NVIDIA's plugin may list an index such as `0`, or `0:1` for an instance of that GPU.
+    let (index, _) = physical.split_once(':').unwrap_or((physical, ""));
+    let mut gpus = fleet.gpus.iter();
+    match gpus.find(|entry| index.parse() == Ok(entry.gpu.index)) {
         Some(entry) => entry.gpu.uuid.to_string(),
         None => physical.to_owned(),
     }
@@ -224,8 +226,8 @@ fn is_recorded(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &NodeFleet) 
         return false;
     };
     for id in device_ids {
-        let gpu = id.parse().ok().and_then(|uuid| fleet.gpu(&uuid));
-        if !gpu.is_some_and(|gpu| placement.has_gpu(gpu)) {
+        let Ok(uuid) = id.parse() else { return false };
+        if !fleet.gpu(&uuid).is_some_and(|gpu| placement.has_gpu(gpu)) {
             return false;
         }
     }

@@ -74,7 +74,8 @@ impl Named {
         let (minor, instance) = rest
             .split_once("-mig-")
             .map_or((rest, None), |(minor, instance)| (minor, Some(instance)));
-        let is_number = !minor.is_empty() && minor.bytes().all(|byte| byte.is_ascii_digit());
+        // A number that Rust parses may have a sign, which no name of NVIDIA's driver has.
+        let is_number = minor.bytes().all(|byte| byte.is_ascii_digit());
         match (minor.parse(), instance) {
             (Ok(minor), None) if is_number => Self::Gpu(minor),
             (Ok(minor), Some(instance)) if is_number && !instance.is_empty() => Self::Instance(minor),
@@ -93,10 +94,11 @@ pub(super) fn allocation(claimed: ClaimedDevice, fleet: &NodeFleet) -> Option<Al
         Named::Unknown => (None, false),
     };
     let mut device_ids = Vec::new();
-    device_ids.extend(gpu.map(|entry| entry.gpu.uuid.to_string()));
-    // It may be any of them, and no other pod must get the one that it is.
-    if !is_mapped {
-        device_ids.extend(fleet.gpus.iter().map(|entry| entry.gpu.uuid.to_string()));
+    for entry in &fleet.gpus {
+        // The device may be any of them, and no other pod must get the one that it is.
+        if !is_mapped || gpu == Some(entry) {
+            device_ids.push(entry.gpu.uuid.to_string());
+        }
     }
     if device_ids.is_empty() {
         return None;

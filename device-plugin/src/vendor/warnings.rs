@@ -46,9 +46,11 @@ fn warnings(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> B
     let mut warnings = BTreeSet::new();
     for allocation in allocations {
         let Some(claim) = &allocation.claim else { continue };
+        // kubelet lists a pod for a while after its end.
         if allocation.has_ended(pods) {
             continue;
         }
+        // Every GPU counts as used then, so a warning to each pod on them would name the wrong cause.
         if !claim.is_mapped {
             warnings.insert((None, unknown(allocation, claim)));
             continue;

@@ -142,7 +142,7 @@ impl Machine {
     }
 
     pub(crate) fn source(&self) -> DeviceSource {
-        DeviceSource::Machine(MachineSource::of_gpus(self.nvml()))
+        DeviceSource::Machine(MachineSource::new(self.nvml()))
     }
 
     /// Links, each from a handle to a bus address, active or not.

@@ -381,8 +381,7 @@ fn plugin_invocation(
         .flag("--kubeconfig", &kubeconfig.display())
         .flag("--health-listen", &metrics)
         // A simulated GPU should fall sick and recover within a run.
-        .flag("--probe-interval", "200ms")
-        .flag("--recovery-quiet", "1s");
+        .flag("--probe-interval", "200ms");
     if spec.runtime != RuntimeSpec::Plain {
         invocation = invocation.flag("--nri-socket", &below("nri.sock"));
     }

@@ -122,7 +122,7 @@ const ROWS: &[(&str, &str, &str, &str, &str)] = &[
 fn the_level_of_every_kind_of_node() {
     for (driver, cgroup, route, marks, expected) in ROWS {
         let found = row(driver, cgroup, route, marks);
-        let found = format!("{} {}", found.level, found.reason);
+        let found = format!("{} {}", found.level.as_str(), found.reason);
         assert_eq!(&found, expected, "{driver} {cgroup} {route} {marks:?}");
     }
 }
@@ -195,7 +195,7 @@ fn the_way_of_the_hook(
     };
     let own = OwnContainer {
         has_driver_root: value == "root",
-        value: (value != "-").then(|| value.replace("root", "void")),
+        visible_devices: (value != "-").then(|| value.replace("root", "void")),
         ..OwnContainer::default()
     };
     assert_eq!(hook_route(injection.as_ref(), &own, runtime, has_nri), expected);

@@ -41,7 +41,7 @@ fn channels(fleet: watch::Sender<Arc<NodeFleet>>) -> FleetChannels {
 /// Observations that wait together make one new value.
 #[tokio::test]
 async fn simultaneous_changes_are_published_once() {
-    let (mut fleet_watch, mut changed) = fleet_watch(no_discovery());
+    let (mut fleet_watch, mut changed) = fleet_watch();
     let mut silence = Silence::new(Duration::from_secs(70), std::iter::empty());
     let (sender, mut receiver) = mpsc::channel(8);
     sender.try_send(seen(1, ObservationKind::Lost)).unwrap();
@@ -61,7 +61,7 @@ async fn simultaneous_changes_are_published_once() {
 
 #[tokio::test]
 async fn observations_without_a_change_wake_no_reader() {
-    let (mut fleet_watch, changed) = fleet_watch(no_discovery());
+    let (mut fleet_watch, changed) = fleet_watch();
     let mut silence = Silence::new(Duration::from_secs(70), std::iter::empty());
     let (sender, mut receiver) = mpsc::channel(8);
     let first = seen(0, ObservationKind::Answered);
@@ -72,7 +72,7 @@ async fn observations_without_a_change_wake_no_reader() {
     assert!(!changed.has_changed().unwrap());
     drop(sender);
     assert_eq!(
-        fleet_watch.follow(receiver, Duration::from_secs(70)).await,
+        fleet_watch.read_feed(receiver, Duration::from_secs(70)).await,
         Ok(())
     );
 }
@@ -154,7 +154,7 @@ async fn health_is_updated_while_new_devices_cannot_be_adopted() {
     assert_eq!(sick.expect("blind").unwrap().gpus.len(), 1);
 }
 
-fn fleet_watch(discovery: Discovery) -> (FleetWatch, watch::Receiver<Arc<NodeFleet>>) {
+fn fleet_watch() -> (FleetWatch, watch::Receiver<Arc<NodeFleet>>) {
     let inventory = NodeInventory {
         gpus: vec![builders::gpu(0), builders::gpu(1)],
         vendor: "v".to_owned(),
@@ -171,7 +171,8 @@ fn fleet_watch(discovery: Discovery) -> (FleetWatch, watch::Receiver<Arc<NodeFle
     )));
     (
         FleetWatch {
-            discovery,
+            source: no_file(),
+            listing: None,
             inventory,
             health,
             sharing,
@@ -180,13 +181,6 @@ fn fleet_watch(discovery: Discovery) -> (FleetWatch, watch::Receiver<Arc<NodeFle
         },
         seen,
     )
-}
-
-fn no_discovery() -> Discovery {
-    Discovery {
-        source: no_file(),
-        running: None,
-    }
 }
 
 fn no_file() -> DeviceSource {
@@ -200,10 +194,10 @@ fn no_file() -> DeviceSource {
 /// The feed hangs in the driver, then goes on.
 #[tokio::test(start_paused = true)]
 async fn without_observations_all_devices_are_unhealthy_until_they_answer() {
-    let (mut fleet_watch, mut fleet) = fleet_watch(no_discovery());
+    let (mut fleet_watch, mut fleet) = fleet_watch();
     let (sender, receiver) = mpsc::channel(64);
     let began = Instant::now();
-    tokio::spawn(async move { fleet_watch.follow(receiver, Duration::from_secs(70)).await });
+    tokio::spawn(async move { fleet_watch.read_feed(receiver, Duration::from_secs(70)).await });
     sleep(Duration::from_secs(50)).await;
     sender.send(seen(0, ObservationKind::Answered)).await.unwrap();
     let failed = fleet
@@ -241,10 +235,10 @@ async fn without_observations_all_devices_are_unhealthy_until_they_answer() {
 /// One source speaks all the time, and the other one hangs.
 #[tokio::test(start_paused = true)]
 async fn a_device_without_observations_is_unhealthy_although_others_answer() {
-    let (mut fleet_watch, mut fleet) = fleet_watch(no_discovery());
+    let (mut fleet_watch, mut fleet) = fleet_watch();
     let (sender, receiver) = mpsc::channel(64);
     let began = Instant::now();
-    tokio::spawn(async move { fleet_watch.follow(receiver, Duration::from_secs(70)).await });
+    tokio::spawn(async move { fleet_watch.read_feed(receiver, Duration::from_secs(70)).await });
     tokio::spawn(async move {
         loop {
             sleep(Duration::from_secs(10)).await;
@@ -302,11 +296,8 @@ async fn observations_that_arrive_late_are_reported() {
 #[tokio::test(start_paused = true)]
 async fn a_probe_that_hangs_is_not_started_again() {
     let (answer, hanging) = std::sync::mpsc::channel::<NodeInventory>();
-    let running = Some(spawn_blocking(move || Ok(hanging.recv().unwrap())));
-    let (mut fleet_watch, _fleet) = fleet_watch(Discovery {
-        source: no_file(),
-        running,
-    });
+    let (mut fleet_watch, _fleet) = fleet_watch();
+    fleet_watch.listing = Some(spawn_blocking(move || Ok(hanging.recv().unwrap())));
     // The clock stands still for as long as a blocking task runs.
     for _ in 0..3 {
         let mut look = Box::pin(fleet_watch.discover_again());
@@ -321,7 +312,7 @@ async fn a_probe_that_hangs_is_not_started_again() {
 
 #[tokio::test]
 async fn devices_with_a_list_that_kubelet_would_refuse_are_not_adopted() {
-    let (mut fleet_watch, fleet) = fleet_watch(no_discovery());
+    let (mut fleet_watch, fleet) = fleet_watch();
     fleet_watch.sharing = sharing(MemoryUnit::MIB);
     let huge = crate::inventory::Gpu {
         memory_bytes: 1 << 40,
@@ -343,7 +334,7 @@ async fn devices_with_a_list_that_kubelet_would_refuse_are_not_adopted() {
 /// A driver that this container was not created with ends the watch, whatever else it has observed.
 #[tokio::test(start_paused = true)]
 async fn a_change_of_the_driver_version_ends_the_watch() {
-    let (mut fleet_watch, _fleet) = fleet_watch(no_discovery());
+    let (mut fleet_watch, _fleet) = fleet_watch();
     let (sender, receiver) = mpsc::channel(8);
     sender.try_send(seen(0, ObservationKind::Lost)).unwrap();
     let replaced = ObservationKind::DriverReplaced("the driver is another one".to_owned());
@@ -354,7 +345,7 @@ async fn a_change_of_the_driver_version_ends_the_watch() {
         })
         .unwrap();
     let ended = fleet_watch
-        .follow(receiver, Duration::from_secs(70))
+        .read_feed(receiver, Duration::from_secs(70))
         .await
         .unwrap_err();
     assert_eq!(
@@ -365,11 +356,11 @@ async fn a_change_of_the_driver_version_ends_the_watch() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cleared_device_is_healthy() {
-    let (mut fleet_watch, mut fleet) = fleet_watch(no_discovery());
+    let (mut fleet_watch, mut fleet) = fleet_watch();
     let (correct, corrections) = mpsc::channel(1);
     fleet_watch.channels.corrections = corrections;
     let (sender, receiver) = mpsc::channel(8);
-    tokio::spawn(async move { fleet_watch.follow(receiver, Duration::from_secs(70)).await });
+    tokio::spawn(async move { fleet_watch.read_feed(receiver, Duration::from_secs(70)).await });
     sender.send(seen(0, ObservationKind::Xid(48))).await.unwrap();
     fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy).await.unwrap();
     correct
@@ -383,7 +374,7 @@ async fn a_cleared_device_is_healthy() {
 /// Until the errors of an earlier process are loaded, the plugin neither writes the Device object nor starts a container.
 #[tokio::test(start_paused = true)]
 async fn errors_of_an_earlier_process_are_part_of_the_fleet() {
-    let (mut fleet_watch, mut fleet) = fleet_watch(no_discovery());
+    let (mut fleet_watch, mut fleet) = fleet_watch();
     fleet_watch
         .channels
         .fleet
@@ -391,7 +382,7 @@ async fn errors_of_an_earlier_process_are_part_of_the_fleet() {
     let (correct, corrections) = mpsc::channel(1);
     fleet_watch.channels.corrections = corrections;
     let (_sender, receiver) = mpsc::channel(8);
-    tokio::spawn(async move { fleet_watch.follow(receiver, Duration::from_secs(70)).await });
+    tokio::spawn(async move { fleet_watch.read_feed(receiver, Duration::from_secs(70)).await });
     let error = EarlierXid {
         device: builders::gpu(0).uuid,
         xid: 48,

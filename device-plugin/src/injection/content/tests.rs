@@ -11,7 +11,6 @@ use serde_json::Value;
 use super::*;
 use crate::cdi::vendor::VendorSpecs;
 use crate::enforcement::{Enforcements, Level};
-use crate::injection::InjectionSettings;
 use crate::pods::{NodePod, Placement, RecordedAmounts};
 use crate::tests::builders::{adapter, gpu, init, pod, rdma, shares, units};
 
@@ -125,11 +124,8 @@ fn only_existing_device_nodes_are_injected() {
         fs::write(root.path().join("dev").join(name), "").unwrap();
     }
     let mut settings = settings();
-    settings.injection = InjectionSettings {
-        pass_device_specs: true,
-        host_root: root.path().to_owned(),
-        ..InjectionSettings::envvar()
-    };
+    settings.pass_device_specs = true;
+    root.path().clone_into(&mut settings.host_root);
     let (zero, one) = (gpu(0), gpu(1));
     let answer = variable_answer(
         &settings,
@@ -237,7 +233,7 @@ fn a_spec_with_limits_brings_the_hook_of_its_gpu() {
     let spec = json!({"cdiVersion": "0.7.0", "kind": "nvidia.com/gpu", "devices": devices});
     fs::write(specs.path().join("nvidia.json"), spec.to_string()).unwrap();
     let mut settings = settings();
-    settings.injection.vendor_specs = VendorSpecs::of(vec![specs.path().to_owned()]);
+    settings.vendor_specs = VendorSpecs::new(vec![specs.path().to_owned()]);
     let half = ContainerRequest {
         memory_ratio: 50,
         ..shares(1)
@@ -342,7 +338,7 @@ fn the_spec_of_virtual_functions_has_their_files() {
         ..pod("a", 1, [rdma(1)])
     };
     let mut settings = settings();
-    settings.injection.host_root = root.path().to_owned();
+    settings.host_root = root.path().to_owned();
     let recipient = Recipient {
         pod: &pod,
         container: &pod.containers[0],

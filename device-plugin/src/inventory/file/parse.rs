@@ -50,6 +50,7 @@ impl TryFrom<String> for SimulatedHealth {
 }
 
 /// The whole file.
+// With a misspelled field a test would simulate something else than it says.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, expecting = "a JSON object")]
 struct DeviceFile {
@@ -133,8 +134,10 @@ impl TryFrom<Quantity> for Bytes {
     type Error = String;
 
     fn try_from(quantity: Quantity) -> Result<Self, String> {
-        let bytes = quantity.unsigned().filter(|bytes| *bytes > 0).map(Self);
-        bytes.ok_or_else(|| format!("{quantity} must be a whole number of bytes above zero"))
+        match quantity.unsigned() {
+            Some(bytes) if bytes > 0 => Ok(Self(bytes)),
+            _ => Err(format!("{quantity} must be a whole number of bytes above zero")),
+        }
     }
 }
 
@@ -174,16 +177,20 @@ fn device_type<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::
 /// Parses the text of the file at `path`; `node` replaces `{node}` in IDs.
 pub(super) fn parse(path: &Path, node: &str, text: &[u8]) -> Result<SimulatedDevices, InventoryError> {
     let mut json = serde_json::Deserializer::from_slice(text);
-    let invalid = || format!("the device file {} is invalid", path.display());
-    let file: DeviceFile = serde_path_to_error::deserialize(&mut json)
-        .map_err(|source| InventoryError::failed(invalid(), source))?;
-    json.end()
-        .map_err(|source| InventoryError::failed(invalid(), source))?;
+    let invalid = format!("the device file {} is invalid", path.display());
+    let file: DeviceFile = match serde_path_to_error::deserialize(&mut json) {
+        Ok(file) => file,
+        Err(error) => return Err(InventoryError::failed(invalid, error)),
+    };
+    // A second object behind the first would be ignored otherwise.
+    if let Err(error) = json.end() {
+        return Err(InventoryError::failed(invalid, error));
+    }
     if file.gpus.is_empty() && file.devices.is_empty() {
         return Err(no_gpu(path));
     }
     file.into_devices(node).map_err(|rule| InventoryError::Failed {
-        problem: format!("{}: {rule}", invalid()),
+        problem: format!("{invalid}: {rule}"),
         source: None,
     })
 }
@@ -206,15 +213,12 @@ impl DeviceFile {
             ..SimulatedDevices::default()
         };
         for (index, gpu) in (0..).zip(self.gpus) {
-            let place = format!("gpus[{index}]");
-            gpu.add_to(&mut found, index, node)
-                .map_err(|rule| format!("{place}.{rule}"))?;
+            let added = gpu.add_to(&mut found, index, node);
+            added.map_err(|rule| format!("gpus[{index}].{rule}"))?;
         }
         for (index, device) in self.devices.into_iter().enumerate() {
-            let place = format!("devices[{index}]");
-            device
-                .add_to(&mut found, node)
-                .map_err(|rule| format!("{place}.{rule}"))?;
+            let added = device.add_to(&mut found, node);
+            added.map_err(|rule| format!("devices[{index}].{rule}"))?;
         }
         let NodeInventory { gpus, others, .. } = &mut found.inventory;
         gpus.sort_by_key(|gpu| gpu.minor);
@@ -242,13 +246,14 @@ impl SimulatedGpu {
         for process in self.processes {
             found.processes.push(ProcessMemory {
                 gpu: uuid.clone(),
+                // No process of this machine: its container is found by its ID.
                 pid: 0,
                 container: Some(process.container),
                 bytes: process.memory.0,
             });
         }
         found.health.insert(uuid.clone(), self.health);
-        let usual_node = || PathBuf::from(format!("/dev/nvidia{}", self.minor));
+        let usual_node = PathBuf::from(format!("/dev/nvidia{}", self.minor));
         found.inventory.gpus.push(Gpu {
             uuid,
             minor: self.minor,
@@ -259,7 +264,7 @@ impl SimulatedGpu {
             bus_id: self.bus_id,
             location: location(self.numa_node, self.pcie_id, self.pcie_root),
             labels: self.labels,
-            device_node: self.device_node.unwrap_or_else(usual_node),
+            device_node: self.device_node.unwrap_or(usual_node),
         });
         Ok(())
     }
@@ -278,18 +283,18 @@ impl SimulatedOther {
                 return Err(format!("minor: {} is that of {} already", self.minor, other.id));
             }
         }
+        // The watch would report it, and health would wait for a reset that no adapter has.
         if matches!(self.health, SimulatedHealth::Xid(_)) {
             return Err("health: only GPUs have XIDs; it must be `Healthy` or `Lost`".to_owned());
         }
-        let mut nodes = self
-            .device_nodes
-            .iter()
-            .chain(self.function_nodes.values().flatten());
-        if let Some(path) = nodes.find(|path| !path.is_absolute()) {
-            return Err(format!(
-                "deviceNodes, functionNodes: {} must be an absolute path",
-                path.display()
-            ));
+        let of_functions = self.function_nodes.values().flatten();
+        for path in self.device_nodes.iter().chain(of_functions) {
+            if !path.is_absolute() {
+                return Err(format!(
+                    "deviceNodes, functionNodes: {} must be an absolute path",
+                    path.display()
+                ));
+            }
         }
         found.health.insert(id.clone(), self.health);
         found.inventory.others.push(OtherDevice {
@@ -323,14 +328,14 @@ fn location(numa_node: Option<i32>, pcie_id: Option<String>, pcie_root: Option<S
 }
 
 fn parse_id(field: &str, node: &str, id: &str) -> Result<PhysicalId, String> {
-    on_node(node, id)
-        .parse()
-        .map_err(|error| format!("{field}: {error}"))
+    let parsed = on_node(node, id).parse();
+    parsed.map_err(|error| format!("{field}: {error}"))
 }
 
 /// The ID with the node's name in place of `{node}`; with the name's hash if it would be too long otherwise.
 pub(super) fn on_node(node: &str, id: &str) -> String {
     let readable = id.replace("{node}", node);
+    // A `PhysicalId` is short, since kubelet's device IDs and variables of containers contain it.
     if readable.len() <= PhysicalId::MAX_LEN {
         return readable;
     }

@@ -3,29 +3,24 @@
 //! A session (library loaded, initialised) sees the devices that were there when it was opened, and a device that was lost stays
 //! lost in it, so a watch opens another session now and then while it misses a device.
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
-use nvml_wrapper::{
-    Device, Nvml,
-    bitmasks::event::EventTypes,
-    enums::{device::SampleValue, event::XidError},
-    error::NvmlError,
-    event::EventSet,
-    structs::device::FieldId,
-    sys_exports::field_id::{
-        NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING,
-    },
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enums::device::SampleValue;
+use nvml_wrapper::enums::event::XidError;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::event::EventSet;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper::sys_exports::field_id::{
+    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING,
 };
+use nvml_wrapper::{Device, Nvml};
 use tracing::{info, warn};
 
-use super::{NvmlSource, is_mig};
-use crate::inventory::{
-    ExcludedGpu, ExclusionReason, InventoryError, NodeInventory, ObservationKind, PhysicalId,
-    feed::{Reporter, Stopped},
-};
+use super::{NvmlSource, is_mig, uuid_of};
+use crate::inventory::feed::{Reporter, Stopped};
+use crate::inventory::{ExclusionReason, InventoryError, NodeInventory, ObservationKind, PhysicalId};
 use crate::logged_error::LoggedError;
 
 /// `NVML_ERROR_GPU_NOT_FOUND`, which the wrapper has no name for.
@@ -65,7 +60,7 @@ impl NvmlWatch {
         }
     }
 
-    /// One session, or a report that there is none.
+    /// Watches for the length of one session; without a session reports that there is none.
     pub(super) fn run(&mut self, reporter: &Reporter) -> Result<(), Stopped> {
         match self.source.open() {
             Ok(nvml) => self.run_session(&nvml, reporter),
@@ -94,7 +89,7 @@ impl NvmlWatch {
         self.logged.clear();
         self.compare(nvml, reporter)?;
         let events = self.register_events(nvml);
-        // Events come from now on; trouble of before shows in a probe alone.
+        // NVML reports events from here on; a probe alone shows earlier trouble.
         let mut is_missing = self.probe_all(nvml, reporter)?;
         let opened = Instant::now();
         let (mut probed, mut compared) = (opened, opened);
@@ -120,15 +115,15 @@ impl NvmlWatch {
 
     /// Returns true if it is time to look for a missing device in another session.
     fn needs_other_session(&mut self, is_missing: bool, age: Duration) -> bool {
-        let is_unreadable =
-            |excluded: &ExcludedGpu| matches!(excluded.exclusion, ExclusionReason::Unreadable(_));
-        if !is_missing && !self.known.excluded.iter().any(is_unreadable) {
+        let mut excluded = self.known.excluded.iter();
+        // A GPU that could not be read may be readable in another session.
+        if !is_missing && !excluded.any(|gpu| gpu.exclusion != ExclusionReason::Mig) {
             self.reopen_factor = 1;
             return false;
         }
         let is_time = age >= self.source.reopen_interval.saturating_mul(self.reopen_factor);
         if is_time {
-            // It has not helped so far: events are missed meanwhile, and a dead device makes opening a session slow.
+            // Between two sessions events are missed, and a dead device makes opening a session slow, so the pauses grow.
             self.reopen_factor = (self.reopen_factor * 2).min(MAX_REOPEN_FACTOR);
         }
         is_time
@@ -149,7 +144,7 @@ impl NvmlWatch {
     fn register_events<'nvml>(&self, nvml: &'nvml Nvml) -> Option<EventSet<'nvml>> {
         let gpus = self.known.gpus.iter();
         let mut able: Vec<_> = gpus.filter_map(|gpu| with_events(nvml, &gpu.uuid)).collect();
-        // NVML frees the set with a failed registration, so each round starts without the device that failed.
+        // The wrapper frees the event set with a failed registration, so each round starts without the device that failed.
         while !able.is_empty() {
             match register(nvml, &able) {
                 Ok(events) => return events,
@@ -180,7 +175,7 @@ impl NvmlWatch {
                     Some(XidError::Value(xid)) => xid,
                     Some(XidError::Unknown) | None => UNKNOWN_XID,
                 };
-                let uuid = event.device.uuid().ok().and_then(|uuid| uuid.parse().ok());
+                let uuid = uuid_of(&event.device);
                 let known = uuid.filter(|uuid| self.known.gpu(uuid).is_some());
                 reporter.send(known.as_ref(), ObservationKind::Xid(xid))?;
                 // An XID of no known device may concern any of them.
@@ -202,11 +197,8 @@ impl NvmlWatch {
     fn probe_all(&mut self, nvml: &Nvml, reporter: &Reporter) -> Result<bool, Stopped> {
         let mut is_missing = false;
         for gpu in &self.known.gpus {
-            let ProbeResult {
-                mut kind,
-                has_pending_rows,
-            } = probe(nvml, &gpu.uuid);
-            // It waited for a reset, or was lost, and is not so any more: it has been reset.
+            let (mut kind, has_pending_rows) = probe(nvml, &gpu.uuid);
+            // The device waited for a reset, or was lost, and now answers: it has been reset.
             if kind == ObservationKind::Answered && !has_pending_rows && self.awaiting_reset.remove(&gpu.uuid)
             {
                 kind = ObservationKind::AnsweredWithoutFault;
@@ -263,33 +255,19 @@ fn register<'nvml>(
     Ok(Some(events))
 }
 
-/// The result of a probe.
-struct ProbeResult {
-    kind: ObservationKind,
-    /// True if rows of its memory wait for a reset to be remapped. The device works meanwhile.
-    has_pending_rows: bool,
-}
-
-impl From<ObservationKind> for ProbeResult {
-    fn from(kind: ObservationKind) -> Self {
-        Self {
-            kind,
-            has_pending_rows: false,
-        }
-    }
-}
-
-fn probe(nvml: &Nvml, uuid: &PhysicalId) -> ProbeResult {
+/// Asks NVML if a device answers and is in order. True if rows of its memory wait for a reset to be remapped; the device works meanwhile.
+fn probe(nvml: &Nvml, uuid: &PhysicalId) -> (ObservationKind, bool) {
     let device = match nvml.device_by_uuid(uuid.as_str()) {
         Ok(device) => device,
-        Err(error) => return failure(&error).into(),
+        Err(error) => return (failure(&error), false),
     };
+    // A cheap call that reaches the device. One that shares its processor's memory does not support it, and answers all the same.
     match device.memory_info() {
         Err(NvmlError::NotSupported) | Ok(_) => {}
-        Err(error) => return failure(&error).into(),
+        Err(error) => return (failure(&error), false),
     }
     if is_mig(&device) {
-        return ObservationKind::MigMode.into();
+        return (ObservationKind::MigMode, false);
     }
     reset_state(&device)
 }
@@ -304,8 +282,8 @@ fn failure(error: &NvmlError) -> ObservationKind {
     }
 }
 
-/// Asks the driver whether the device must be reset.
-fn reset_state(device: &Device<'_>) -> ProbeResult {
+/// Asks the driver if the device must be reset, and if rows of its memory wait for a reset.
+fn reset_state(device: &Device<'_>) -> (ObservationKind, bool) {
     let fields = [
         NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
         NVML_FI_DEV_REMAPPED_FAILURE,
@@ -324,10 +302,7 @@ fn reset_state(device: &Device<'_>) -> ProbeResult {
         (Some(_), _) => ObservationKind::AnsweredWithoutFault,
         (None, _) => ObservationKind::Answered,
     };
-    ProbeResult {
-        kind,
-        has_pending_rows: value(2).is_some_and(|pending| pending > 0),
-    }
+    (kind, value(2).is_some_and(|pending| pending > 0))
 }
 
 fn whole_number(value: &SampleValue) -> Option<u64> {

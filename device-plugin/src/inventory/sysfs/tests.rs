@@ -12,17 +12,14 @@ use rstest::rstest;
 use super::*;
 use crate::device_ids::IdScheme;
 use crate::fleet::NodeFleet;
-use crate::inventory::{DeviceSource, Gpu};
-use crate::inventory::{MachineSource, pci};
+use crate::inventory::{Feed, Gpu, pci};
 use crate::publish::device_object::DeviceObjectInputs;
 use crate::tests::recorded::{MACHINES, Machine};
 
 fn source(machine: &Machine) -> SysfsSource {
     SysfsSource {
+        root: machine.root().to_owned(),
         interval: Duration::from_millis(5),
-        has_rdma: true,
-        has_fpga: true,
-        ..SysfsSource::nothing(machine.root().to_owned())
     }
 }
 
@@ -135,19 +132,8 @@ fn a_port_must_be_active(#[case] states: &[&str], #[case] expected: Option<&str>
     assert_eq!(source(&machine).read()[0].1.as_deref(), expected);
 }
 
-/// Only what is looked for is found, and a machine with nothing of it is one without devices.
 #[test]
-fn only_the_requested_device_types_are_searched() {
-    let machine = Machine::recorded("fpgas");
-    let nothing = MachineSource {
-        gpus: None,
-        others: SysfsSource {
-            has_fpga: false,
-            ..source(&machine)
-        },
-    };
-    let error = nothing.discover().unwrap_err();
-    assert!(error.is_absence(), "{error}");
+fn a_machine_without_adapters_and_fpgas_lists_none() {
     let types = |name: &str| {
         let others = source(&Machine::recorded(name)).list();
         others
@@ -185,11 +171,8 @@ async fn observed(
 async fn a_watch_follows_ports_and_adapters() {
     let machine = Machine::recorded("sr-iov");
     let found = inventory(&machine);
-    let source = DeviceSource::Machine(MachineSource {
-        gpus: None,
-        others: source(&machine),
-    });
-    let (feed, mut seen) = source.watch(&found).unwrap();
+    let start = |found: &NodeInventory| Feed::start(vec![source(&machine).watcher(found)]).unwrap();
+    let (feed, mut seen) = start(&found);
     let down = |states: &str| ObservationKind::PortDown(states.to_owned());
     let first = observed(&mut seen, 3).await;
     let expected = [
@@ -213,7 +196,7 @@ async fn a_watch_follows_ports_and_adapters() {
         .unwrap();
 
     let others = found.others[1..].to_vec();
-    let (_feed, mut seen) = source.watch(&NodeInventory { others, ..found }).unwrap();
+    let (_feed, mut seen) = start(&NodeInventory { others, ..found });
     let all = observed(&mut seen, 30).await;
     assert_eq!(all.get(""), Some(&ObservationKind::InventoryChanged));
     assert_eq!(observed(&mut seen, 30).await.get(""), None, "announced once");

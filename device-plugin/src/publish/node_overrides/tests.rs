@@ -46,18 +46,18 @@ devices:
 "#,
     );
     assert_eq!(
-        labels.of("rdma", "0000:1f:00.0", Some("0000:1f:00.0")),
+        labels.of_device("rdma", "0000:1f:00.0", Some("0000:1f:00.0")),
         of(&[("fabric", "b"), ("rail", "0")])
     );
     assert_eq!(
-        labels.of("rdma", "0000:20:00.0", None),
+        labels.of_device("rdma", "0000:20:00.0", None),
         of(&[("fabric", "a"), ("rail", "0")])
     );
     assert_eq!(
-        labels.of("gpu", "GPU-a", Some("0000:1f:00.0")),
+        labels.of_device("gpu", "GPU-a", Some("0000:1f:00.0")),
         of(&[("fabric", "b"), ("tier", "high")])
     );
-    assert_eq!(labels.of("fpga", "x", None), of(&[]));
+    assert_eq!(labels.of_device("fpga", "x", None), of(&[]));
 }
 
 #[test]
@@ -147,7 +147,7 @@ async fn changed_files_are_read_again() {
     fs::write(&path, "devices: {rdma: {a: c}}").unwrap();
     overrides.changed().await.unwrap();
     assert_eq!(
-        overrides.borrow_and_update().labels.of("rdma", "x", None),
+        overrides.borrow_and_update().labels.of_device("rdma", "x", None),
         of(&[("a", "c")])
     );
     fs::remove_file(&path).unwrap();

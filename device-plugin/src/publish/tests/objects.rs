@@ -31,7 +31,7 @@ fn the_device_object_of_a_node() {
 fn the_enforcement_level_is_a_label_and_a_condition_of_each_gpu() {
     let levels = [(0, Level::Driver), (1, Level::HamiCore)];
     let levels = levels.map(|(minor, level)| {
-        let message = format!("message of {level}");
+        let message = format!("message of {}", level.as_str());
         (
             gpu(minor).uuid,
             Enforcement {

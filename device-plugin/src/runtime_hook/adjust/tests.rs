@@ -56,7 +56,7 @@ fn settings() -> NodeSettings {
         MemoryUnit::GIB,
         std::time::Duration::from_secs(1),
     );
-    settings.injection.host_root = "/nowhere".into();
+    settings.host_root = "/nowhere".into();
     settings
 }
 
@@ -345,13 +345,13 @@ fn a_container_waits_until_swapped_records_are_known() {
 /// The numbers of a device that every system has; a file that is no device is none.
 #[test]
 fn device_numbers_are_read_from_device_files() {
-    let null = device(Path::new("/"), Path::new("/dev/null")).unwrap();
+    let null = device_node(Path::new("/"), Path::new("/dev/null")).unwrap();
     assert_eq!(
         (null.path.as_str(), null.r#type.as_str(), null.major, null.minor),
         ("/dev/null", "c", 1, 3)
     );
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("file"), "").unwrap();
-    assert_eq!(device(dir.path(), Path::new("/file")), None);
-    assert_eq!(device(dir.path(), Path::new("/absent")), None);
+    assert_eq!(device_node(dir.path(), Path::new("/file")), None);
+    assert_eq!(device_node(dir.path(), Path::new("/absent")), None);
 }

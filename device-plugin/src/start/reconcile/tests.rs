@@ -51,7 +51,7 @@ fn node_with(pods: NodePods, cdi_dir: &std::path::Path) -> NodeState {
     let (_, fleet) = watch::channel(Arc::new(fleet(3)));
     let (_, pods) = watch::channel(pods);
     let mut settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
-    settings.injection.specs = SpecDir::new(cdi_dir.to_owned());
+    settings.specs = SpecDir::new(cdi_dir.to_owned());
     NodeState::new(settings, fleet, pods, std::path::Path::new("/nonexistent"))
 }
 

@@ -1,4 +1,4 @@
-//! Repeats the decision on the injection mode of this node, and keeps the driver's CDI device in step with the vendor's specs.
+//! Detects the injection mode of this node again and again, and keeps the driver's CDI device in step with the vendor's specs.
 
 use std::io;
 use std::sync::Arc;
@@ -17,31 +17,22 @@ use crate::node_state::NodeState;
 use crate::pods::PodStage;
 
 use super::content::driver_edits;
-use super::decide::{Cdi, Driver, InjectionFacts, OwnContainer, VariableFacts, decide, exposure, variable};
-use super::{CDI_OFF, Certainty, Injection, Mode};
+use super::decide::{Cdi, Driver, InjectionFacts, VariableFacts, decide, exposure, variable};
+use super::{CDI_OFF, Injection, Mode};
 
-/// Interval at which the vendor's specs and the runtime's reads are checked.
+/// Interval at which the plugin checks the vendor's specs and the runtime's reads.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Longest wait of the first decision for the runtime to read a spec.
 const FIRST_READ: Duration = Duration::from_secs(1);
 
-/// Interval at which the runtime is prompted to read the specs while it has not been seen reading.
-const CALL_INTERVAL: Duration = Duration::from_secs(30);
+/// Interval at which the plugin prompts the runtime to read the specs while it has not been seen reading.
+const PROMPT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Time for which a node goes on with CDI when specs cannot be written or the driver's is gone. The vendor's services replace
-/// their specs while pods come, and kubelet turns a pod away for good whose devices are unhealthy at that moment; a start
-/// that needs a missing spec is refused, and tried again.
+/// Time for which a node stays with CDI although its specs cannot be written or the driver's spec is missing. The vendor's services
+/// delete and write their specs while pods come, and kubelet fails a pod for good whose devices are unhealthy at that moment. A start
+/// that needs a missing spec is refused, and kubelet tries it again.
 const GRACE: Duration = Duration::from_secs(10);
-
-/// Facts that do not change while the process runs.
-#[derive(Clone, Debug)]
-pub struct PluginFacts {
-    /// The facts about this plugin's own container.
-    pub own: OwnContainer,
-    /// True if the runtime hook is on.
-    pub has_hook: bool,
-}
 
 /// The receivers of each new decision.
 #[derive(Debug)]
@@ -54,31 +45,30 @@ pub struct Listeners {
     pub metrics: Metrics,
 }
 
-/// Decides until the task is dropped.
-pub async fn follow(node: Arc<NodeState>, facts: PluginFacts, listeners: Listeners) {
+/// Detects the injection mode until the task is dropped.
+pub async fn detect_injection(node: Arc<NodeState>, listeners: Listeners) {
     let readers = node.readers.clone();
-    let mut follower = InjectionFollower {
+    let mut detector = InjectionDetector {
         node,
-        facts,
         driver: None,
         prompted: None,
         has_management_spec: false,
     };
     let mut without_cdi: Option<Instant> = None;
     // This writes specs, which prompts the runtime to read.
-    follower.facts_now();
+    detector.collect_facts();
     // A runtime that takes CDI devices reads at once, and the first decision is then no guess.
     let _ = timeout(FIRST_READ, readers.changed()).await;
     loop {
-        let facts = follower.facts_now();
-        let decided = decide(follower.node.settings.injection.mode, &facts);
+        let facts = detector.collect_facts();
+        let decided = decide(detector.node.settings.injection_mode, &facts);
         without_cdi = if is_by_cdi(&decided) {
             None
         } else {
             Some(without_cdi.unwrap_or_else(Instant::now))
         };
         let lasted = without_cdi.map_or(Duration::ZERO, |since| since.elapsed());
-        let takes_effect = is_due(listeners.injection.borrow().as_ref(), &decided, lasted);
+        let takes_effect = takes_effect(listeners.injection.borrow().as_ref(), &decided, lasted);
         if takes_effect {
             listeners.publish(decided);
         }
@@ -94,8 +84,8 @@ fn is_by_cdi(injection: &Injection) -> bool {
 }
 
 /// True if a decision takes effect now; `lasted` is the time since CDI was last possible.
-fn is_due(before: Option<&Injection>, decided: &Injection, lasted: Duration) -> bool {
-    // A runtime that ignores CDI devices starts containers without any, so `CDI_OFF` takes effect at once.
+fn takes_effect(before: Option<&Injection>, decided: &Injection, lasted: Duration) -> bool {
+    // A runtime that ignores CDI devices starts containers without any device, so `CDI_OFF` takes effect at once.
     !before.is_some_and(is_by_cdi) || is_by_cdi(decided) || decided.reason == CDI_OFF || lasted >= GRACE
 }
 
@@ -106,61 +96,52 @@ impl Listeners {
             return;
         }
         self.metrics.set_injection(&decided);
-        let is_new_reason = before
-            .as_ref()
-            .is_none_or(|before| before.reason != decided.reason);
-        if is_new_reason && decided.certainty == Certainty::Impossible {
-            warn!(
-                mode = decided.mode.as_str(),
-                reason = decided.reason,
-                "no container can get a device: {}",
-                decided.message
-            );
-            self.recorder.node(
-                EventType::Warning,
-                "GPUInjectionImpossible",
-                decided.message.clone(),
-            );
-        } else if is_new_reason {
-            info!(
-                mode = decided.mode.as_str(),
-                certainty = decided.certainty.as_str(),
-                "containers get their devices: {}",
-                decided.message
-            );
-            if before.is_some_and(|before| !before.is_possible()) {
-                self.recorder
-                    .node(EventType::Normal, "GPUInjectionPossible", decided.message.clone());
+        // A message may name another version or file each time; an event for each of these would say nothing new.
+        if before.as_ref().map(|before| before.reason) != Some(decided.reason) {
+            let (mode, reason, message) = (decided.mode.as_str(), decided.reason, decided.message.clone());
+            if !decided.is_possible() {
+                warn!(mode, reason, "no container can get a device: {message}");
+                let event = "GPUInjectionImpossible";
+                self.recorder.node(EventType::Warning, event, message);
+            } else {
+                let certainty = decided.certainty.as_str();
+                info!(mode, certainty, "containers get their devices: {message}");
+                if before.is_some_and(|before| !before.is_possible()) {
+                    let event = "GPUInjectionPossible";
+                    self.recorder.node(EventType::Normal, event, message);
+                }
             }
         }
         self.injection.send_replace(Some(decided));
     }
 }
 
-struct InjectionFollower {
+struct InjectionDetector {
     node: Arc<NodeState>,
-    facts: PluginFacts,
-    /// The edits of the driver's device as they were last written.
+    /// The edits of the driver's device as the plugin last wrote them.
     driver: Option<Edits>,
-    /// The time at which the runtime was last prompted to read the specs.
+    /// The time at which the plugin last prompted the runtime to read the specs.
     prompted: Option<Instant>,
     /// True once GPU Operator's spec has been seen.
     has_management_spec: bool,
 }
 
-impl InjectionFollower {
-    /// Collects the facts of this moment, and writes the driver's spec where it has to change.
-    fn facts_now(&mut self) -> InjectionFacts {
+impl InjectionDetector {
+    /// Collects the facts of this moment, and writes the driver's spec if it has to change.
+    fn collect_facts(&mut self) -> InjectionFacts {
         let (driver, edits) = self.driver();
         let written = self.write_driver(edits).and_then(|()| self.prompt());
-        let readers = &self.node.readers;
+        let (settings, readers) = (&self.node.settings, &self.node.readers);
         let cdi = match written {
-            Err(error) => Cdi::Unwritable(format!("cannot write {}: {error}", self.specs().path().display())),
+            Err(error) => Cdi::Unwritable(format!(
+                "cannot write {}: {error}",
+                settings.specs.path().display()
+            )),
             Ok(()) if readers.has_reader() => Cdi::Read,
             Ok(()) if self.has_unread_start() => Cdi::Off,
             Ok(()) => Cdi::Unknown,
         };
-        let vendor_specs = &self.node.settings.injection.vendor_specs;
+        let vendor_specs = &settings.vendor_specs;
         self.has_management_spec |= vendor_specs.has(VendorKind::Management);
         let fleet = self.node.fleet.borrow();
         let uuids = fleet.gpus.iter().map(|entry| entry.gpu.uuid.as_str());
@@ -168,51 +149,46 @@ impl InjectionFollower {
             is_simulated: !fleet.needs_driver,
             toolkit_names_uuid: vendor_specs.names_any(VendorKind::Toolkit, uuids),
             has_management_spec: self.has_management_spec,
-            own: self.facts.own.clone(),
+            own: settings.own_container.clone(),
         };
-        let (variable, exposure) = (variable(&of_variable), exposure(&of_variable));
         InjectionFacts {
             cdi,
             driver,
-            variable,
-            exposure,
-            has_hook: self.facts.has_hook,
+            variable: variable(&of_variable),
+            exposure: exposure(&of_variable),
+            has_hook: settings.has_runtime_hook,
         }
-    }
-
-    fn specs(&self) -> &SpecDir {
-        &self.node.settings.injection.specs
     }
 
     /// The source of the driver, and the edits of its device, if a container can have any.
     fn driver(&self) -> (Driver, Option<Edits>) {
         let settings = &self.node.settings;
-        let (version, needs_driver) = {
-            let fleet = self.node.fleet.borrow();
-            (fleet.driver_version.clone(), fleet.needs_driver)
-        };
+        let fleet = self.node.fleet.borrow();
         // The version of simulated devices is that of no library.
-        let running = version.as_deref().filter(|_| needs_driver);
-        match settings.injection.vendor_specs.driver(running) {
+        let running = fleet.driver_version.as_deref().filter(|_| fleet.needs_driver);
+        match settings.vendor_specs.driver(running) {
             Ok(found) => (
                 Driver::Spec(found.kind.as_str()),
                 Some(driver_edits(settings, found.edits)),
             ),
-            Err(_) if !needs_driver => (Driver::NotNeeded, Some(driver_edits(settings, Edits::default()))),
+            Err(_) if !fleet.needs_driver => {
+                (Driver::NotNeeded, Some(driver_edits(settings, Edits::default())))
+            }
             Err(why) => (Driver::Missing(why.to_string()), None),
         }
     }
 
-    /// Writes the driver's spec.
     fn write_driver(&mut self, edits: Option<Edits>) -> io::Result<()> {
-        // The spec of a driver that is gone stays: no container starts meanwhile, and the next driver's replaces it.
+        // The spec of a driver that is gone stays: no container starts meanwhile, and the spec of the next driver replaces it.
         let Some(edits) = edits else { return Ok(()) };
-        let is_there = self.specs().path().join(DRIVER_FILE).exists();
-        if is_there && self.driver.as_ref() == Some(&edits) {
+        let specs = &self.node.settings.specs;
+        // Another program may have emptied the directory, so the comparison with the last edits is not enough.
+        let exists = specs.path().join(DRIVER_FILE).exists();
+        if exists && self.driver.as_ref() == Some(&edits) {
             return Ok(());
         }
-        if self.specs().write_driver(&edits)? {
-            info!(dir = %self.specs().path().display(), "wrote the CDI device that brings the driver into containers");
+        if specs.write_driver(&edits)? {
+            info!(dir = %specs.path().display(), "wrote the CDI device that brings the driver into containers");
         }
         self.driver = Some(edits);
         Ok(())
@@ -220,31 +196,34 @@ impl InjectionFollower {
 
     /// Prompts the runtime to read the specs, as long as it has not been seen reading.
     fn prompt(&mut self) -> io::Result<()> {
-        if self.node.readers.has_reader() || self.prompted.is_some_and(|at| at.elapsed() < CALL_INTERVAL) {
+        if self.node.readers.has_reader() || self.prompted.is_some_and(|at| at.elapsed() < PROMPT_INTERVAL) {
             return Ok(());
         }
         self.prompted = Some(Instant::now());
-        self.specs().prompt_read()
+        self.node.settings.specs.prompt_read()
     }
 
-    /// True if a pod runs whose first container this process let start with a spec that the runtime has not read.
+    /// True if a pod runs although the runtime has not read a spec with which this process let the pod's first container start.
     fn has_unread_start(&self) -> bool {
-        let Some(written) = self.node.checkpoint.read() else {
+        // A checkpoint that cannot be read proves nothing.
+        let Some(allocated) = self.node.checkpoint.read() else {
             return false;
         };
         let pods = self.node.pods.borrow();
-        let is_unread = |name: &str| self.node.readers.is_unread_by_start(&SpecDir::file(name));
-        written.iter().any(|entry| {
-            let runs = pods
-                .get(&entry.pod)
-                .is_some_and(|pod| pod.stage == PodStage::Running);
-            runs && entry
-                .answer
-                .cdi_devices
-                .iter()
-                .filter_map(|device| name_of(&device.name))
-                .any(is_unread)
-        })
+        for entry in allocated.iter() {
+            let pod = pods.get(&entry.pod);
+            if !pod.is_some_and(|pod| pod.stage == PodStage::Running) {
+                continue;
+            }
+            for device in &entry.answer.cdi_devices {
+                if let Some(name) = name_of(&device.name)
+                    && self.node.readers.is_unread_by_start(&SpecDir::file(name))
+                {
+                    return true;
+                }
+            }
+        }
+        false
     }
 }
 
@@ -253,6 +232,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+    use crate::injection::Certainty;
 
     fn injection(mode: Mode, certainty: Certainty, reason: &'static str) -> Injection {
         Injection {
@@ -284,9 +264,9 @@ mod tests {
     ) {
         let lasted = Duration::from_secs(seconds);
         let proven = injection(Mode::Cdi, Certainty::Proven, "Cdi");
-        assert_eq!(is_due(Some(&proven), &decided, lasted), expected);
-        assert!(is_due(None, &decided, lasted), "nothing was offered before");
+        assert_eq!(takes_effect(Some(&proven), &decided, lasted), expected);
+        assert!(takes_effect(None, &decided, lasted), "nothing was offered before");
         let impossible = injection(Mode::Cdi, Certainty::Impossible, "NoDriverSpec");
-        assert!(is_due(Some(&impossible), &decided, lasted));
+        assert!(takes_effect(Some(&impossible), &decided, lasted));
     }
 }

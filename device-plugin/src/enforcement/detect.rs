@@ -1,6 +1,6 @@
-//! Observes the facts of the node that decide the enforcement level of each GPU, and decides again when they change.
+//! Detects the enforcement level of each GPU again and again, from the driver, the container runtime and files of the node.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,50 +9,35 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::info;
 
-use crate::fleet::{FleetGpu, NodeFleet};
+use crate::fleet::NodeFleet;
 use crate::health::HealthReason;
-use crate::injection::OwnContainer;
 use crate::node_state::NodeState;
 
-use super::Enforcements;
 use super::decide::{Cgroup, EnforcementFacts, GpuFacts, decide, hook_route};
+use super::{Enforcements, HamiCore};
 
-/// Interval at which files of the node are checked: the vendor's specs, and those of MPS and HAMi-core.
+/// Interval at which the plugin checks files of the node: the vendor's specs, and those of MPS and HAMi-core.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Time for which GPUs keep the driver's level while the hook is missing: the vendor's tools replace their specs while pods come, and a
-/// start that needs the hook waits for it.
+/// Time for which GPUs keep the level `driver` while the hook is missing: the vendor's tools delete and write their specs while pods
+/// come, and a start that needs the hook waits for it.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// Directories in which an MPS control daemon has its pipe: the default of NVIDIA's, and those of NVIDIA's device plugin and of its
-/// fractioning operator. The root directory of the node is before them.
+/// Directories, below the node's root, in which an MPS control daemon has its pipe: NVIDIA's default, that of NVIDIA's device plugin,
+/// and that of NVIDIA's fractioning operator.
 const MPS_DIRECTORIES: [&str; 3] = ["tmp/nvidia-mps", "run/nvidia/mps", "run/nvidia-mps"];
 
-/// The pipe of the control daemon in its directory.
+/// The pipe of the MPS control daemon in its directory.
 const MPS_PIPE: &str = "control";
 
-/// The operator's settings, and facts that do not change while the process runs.
-#[derive(Clone, Debug)]
-pub struct EnforcementSettings {
-    /// True if the operator has turned the driver's limits on.
-    pub is_enabled: bool,
-    /// The mount point of sysfs, in which cgroups are.
-    pub sysfs: PathBuf,
-    /// This plugin's own container.
-    pub own: OwnContainer,
-    /// True if the runtime hook is on.
-    pub has_nri: bool,
-}
-
-/// Decides until the task is dropped. `kubernetes_node` shows the version of the container runtime.
-pub async fn follow_enforcement(
+/// Detects the levels until the task is dropped. `kubernetes_node` shows the version of the container runtime.
+pub async fn detect_enforcement(
     node: Arc<NodeState>,
-    settings: EnforcementSettings,
     mut kubernetes_node: watch::Receiver<Option<Node>>,
     levels: watch::Sender<Arc<Enforcements>>,
 ) {
     let (mut fleet, mut injection) = (node.fleet.clone(), node.injection.clone());
-    let mut hook_away: Option<Instant> = None;
+    let mut hook_missing_since: Option<Instant> = None;
     loop {
         let runtime = container_runtime(kubernetes_node.borrow_and_update().as_ref());
         let is_injection_known = injection.borrow_and_update().is_some();
@@ -62,27 +47,21 @@ pub async fn follow_enforcement(
             && is_injection_known
         {
             let fleet = fleet.borrow_and_update().clone();
-            let decided = decide_all(&node, &settings, &fleet, &runtime);
-            let is_hook_away = decided.lost_spec_hook(&levels.borrow());
-            hook_away = if is_hook_away {
-                Some(hook_away.unwrap_or_else(Instant::now))
+            let decided = decide_all(&node, &fleet, &runtime);
+            hook_missing_since = if decided.lost_spec_hook(&levels.borrow()) {
+                Some(hook_missing_since.unwrap_or_else(Instant::now))
             } else {
                 None
             };
-            if hook_away.is_none_or(|since| since.elapsed() >= GRACE) {
+            if hook_missing_since.is_none_or(|since| since.elapsed() >= GRACE) {
                 publish(&levels, decided);
             }
         }
-        let changed = async {
-            tokio::select! {
-                Ok(()) = fleet.changed() => {}
-                Ok(()) = injection.changed() => {}
-                Ok(()) = kubernetes_node.changed() => {}
-                else => std::future::pending().await,
-            }
-        };
+        // A channel that has closed disables its branch; the files are still checked.
         tokio::select! {
-            () = changed => {}
+            Ok(()) = fleet.changed() => {}
+            Ok(()) = injection.changed() => {}
+            Ok(()) = kubernetes_node.changed() => {}
             () = sleep(INTERVAL) => {}
         }
     }
@@ -94,7 +73,8 @@ fn publish(levels: &watch::Sender<Arc<Enforcements>>, decided: Enforcements) {
         return;
     }
     for (gpu, found) in decided.iter() {
-        if before.of(gpu).map(|before| before.reason) != Some(found.reason) {
+        // The message names versions and directories, whose change alone needs no log line.
+        if before.of_gpu(gpu).map(|before| before.reason) != Some(found.reason) {
             info!(%gpu, level = found.level.as_str(), reason = found.reason, "enforcement of memory limits: {}", found.message);
         }
     }
@@ -106,39 +86,31 @@ fn container_runtime(node: Option<&Node>) -> Option<String> {
     Some(node?.status.node_info.container_runtime_version.clone())
 }
 
-fn decide_all(
-    node: &NodeState,
-    settings: &EnforcementSettings,
-    fleet: &NodeFleet,
-    runtime: &str,
-) -> Enforcements {
-    let injection = node.injection.borrow();
+fn decide_all(node: &NodeState, fleet: &NodeFleet, runtime: &str) -> Enforcements {
+    let settings = &node.settings;
     let facts = EnforcementFacts {
-        is_enabled: settings.is_enabled,
+        is_enabled: settings.driver_limits,
         driver: fleet.driver_version.clone(),
-        cgroup: cgroup(&settings.sysfs),
-        route: hook_route(injection.as_ref(), &settings.own, runtime, settings.has_nri),
-        has_hami_core: node
-            .settings
-            .hami_core
-            .as_ref()
-            .is_some_and(super::HamiCore::exists),
-        mps: mps_directory(&node.settings.injection.host_root),
+        cgroup: cgroup(&settings.sysfs_root),
+        route: hook_route(
+            node.injection.borrow().as_ref(),
+            &settings.own_container,
+            runtime,
+            settings.has_runtime_hook,
+        ),
+        has_hami_core: settings.hami_core.as_ref().is_some_and(HamiCore::exists),
+        mps: mps_directory(&settings.host_root),
     };
     let mut levels = Vec::new();
     for entry in &fleet.gpus {
-        levels.push((entry.gpu.uuid.clone(), decide(&facts, gpu_facts(node, entry))));
+        let gpu = GpuFacts {
+            has_hook: settings.vendor_specs.limit_hook(&entry.gpu).is_some(),
+            // A GPU that is put into MIG mode while the plugin runs stays in the fleet as an unhealthy one.
+            is_mig: entry.reason == Some(HealthReason::MigMode),
+        };
+        levels.push((entry.gpu.uuid.clone(), decide(&facts, gpu)));
     }
     levels.into_iter().collect()
-}
-
-fn gpu_facts(node: &NodeState, entry: &FleetGpu) -> GpuFacts {
-    let hook = node.settings.injection.vendor_specs.limit_hook(&entry.gpu);
-    GpuFacts {
-        has_hook: hook.is_some(),
-        // A GPU that is put into MIG mode while the plugin runs stays in the fleet as an unhealthy one.
-        is_mig: entry.reason == Some(HealthReason::MigMode),
-    }
 }
 
 /// The cgroup version of the node, by the files of its hierarchy.
@@ -174,7 +146,10 @@ mod tests {
     /// A process that has just started does not know the Node, and so not if the runtime replaces variables.
     #[tokio::test(start_paused = true)]
     async fn no_level_is_decided_before_the_node_is_known() {
-        let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
+        let settings = NodeSettings {
+            driver_limits: true,
+            ..NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
+        };
         let (_fleets, fleets) = watch::channel(Arc::new(fleet(2)));
         let (_known, known) = watch::channel(pods([]));
         let injected = Injection {
@@ -189,13 +164,7 @@ mod tests {
         node.injection = injection;
         let (seen, kubernetes_node) = watch::channel(None);
         let (levels, mut decided) = watch::channel(Arc::default());
-        let facts = EnforcementSettings {
-            is_enabled: true,
-            sysfs: PathBuf::from("/nonexistent"),
-            own: OwnContainer::default(),
-            has_nri: false,
-        };
-        tokio::spawn(follow_enforcement(Arc::new(node), facts, kubernetes_node, levels));
+        tokio::spawn(detect_enforcement(Arc::new(node), kubernetes_node, levels));
         sleep(INTERVAL * 3).await;
         assert_eq!(decided.borrow_and_update().lowest(), None);
         let found: Node = serde_json::from_value(
