@@ -28,7 +28,7 @@ use crate::uninstall::UninstallWhen;
 
 use values::{dra_drivers, duration, gpu_memory, memory_resource, node_name, partition_policy};
 
-pub use values::{Inject, InvalidValue, InventoryKind, NoGpu, ReservedMemory, VendorResource, VendorServer};
+pub use values::{Inject, InventoryKind, NoGpu, ReservedMemory, VendorResource, VendorServer};
 
 /// Longest wait of a call from kubelet for its pod to arrive by the watch.
 const ALLOCATE_WAIT: Duration = Duration::from_secs(2);

@@ -53,58 +53,37 @@ pub struct Enforcement {
 }
 
 /// The level of each GPU of this node; empty until the first decision.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Enforcements(BTreeMap<PhysicalId, Enforcement>);
+pub type Enforcements = BTreeMap<PhysicalId, Enforcement>;
 
-impl Enforcements {
-    /// The level of a GPU; none until it is decided.
-    pub fn of_gpu(&self, gpu: &PhysicalId) -> Option<&Enforcement> {
-        self.0.get(gpu)
-    }
-
-    fn is_by_driver(&self, gpu: &PhysicalId) -> bool {
-        self.of_gpu(gpu).is_some_and(|found| found.level == Level::Driver)
-    }
-
-    /// Returns true if the driver enforces limits on all these GPUs.
-    pub fn are_by_driver(&self, gpus: &[&Gpu]) -> bool {
-        // The variables of a container hold for all of its GPUs, and NVIDIA's hook fails on one that the driver cannot limit.
-        !gpus.is_empty() && gpus.iter().all(|gpu| self.is_by_driver(&gpu.uuid))
-    }
-
-    /// The best level that all GPUs have; none without GPUs, or before the first decision.
-    pub fn lowest(&self) -> Option<Level> {
-        self.0.values().map(|found| found.level).min()
-    }
-
-    /// True if the driver enforced limits on a GPU before, and does not now because the vendor's CDI specs lack the hook for it.
-    fn lost_spec_hook(&self, before: &Self) -> bool {
-        let mut levels = self.0.iter();
-        levels.any(|(gpu, found)| found.reason == HOOK_MISSING && before.is_by_driver(gpu))
-    }
-
-    /// Each GPU with its level.
-    pub fn iter(&self) -> impl Iterator<Item = (&PhysicalId, &Enforcement)> {
-        self.0.iter()
-    }
+fn is_by_driver(levels: &Enforcements, gpu: &PhysicalId) -> bool {
+    levels.get(gpu).is_some_and(|found| found.level == Level::Driver)
 }
 
+/// Returns true if the driver enforces limits on all these GPUs.
+pub fn are_by_driver(levels: &Enforcements, gpus: &[&Gpu]) -> bool {
+    // The variables of a container hold for all of its GPUs, and NVIDIA's hook fails on one that the driver cannot limit.
+    !gpus.is_empty() && gpus.iter().all(|gpu| is_by_driver(levels, &gpu.uuid))
+}
+
+/// The best level that all GPUs have; none without GPUs, or before the first decision.
+pub fn lowest_level(levels: &Enforcements) -> Option<Level> {
+    levels.values().map(|found| found.level).min()
+}
+
+/// True if the driver enforced limits on a GPU before, and does not now because the vendor's CDI specs lack the hook for it.
+fn lost_spec_hook(before: &Enforcements, now: &Enforcements) -> bool {
+    let mut levels = now.iter();
+    levels.any(|(gpu, found)| found.reason == HOOK_MISSING && is_by_driver(before, gpu))
+}
+
+/// The same level for each of these GPUs.
 #[cfg(test)]
-impl Enforcements {
-    /// The same level for each of these GPUs.
-    pub(crate) fn all(level: Level, gpus: impl IntoIterator<Item = Gpu>) -> Self {
-        let enforcement = Enforcement {
-            level,
-            reason: "DriverLimits",
-            message: "for a test".to_owned(),
-        };
-        let gpus = gpus.into_iter();
-        gpus.map(|gpu| (gpu.uuid, enforcement.clone())).collect()
-    }
-}
-
-impl FromIterator<(PhysicalId, Enforcement)> for Enforcements {
-    fn from_iter<T: IntoIterator<Item = (PhysicalId, Enforcement)>>(levels: T) -> Self {
-        Self(levels.into_iter().collect())
-    }
+pub(crate) fn same_level(level: Level, gpus: impl IntoIterator<Item = Gpu>) -> Enforcements {
+    let enforcement = Enforcement {
+        level,
+        reason: "DriverLimits",
+        message: "for a test".to_owned(),
+    };
+    let gpus = gpus.into_iter();
+    gpus.map(|gpu| (gpu.uuid, enforcement.clone())).collect()
 }

@@ -278,9 +278,9 @@ impl Health {
         };
         // The quiet time starts now, since the probes that an earlier process saw answered are not known.
         let change = self.observe(now, &observation)?;
-        let cure = cure(self.policy.needs_reset(HealthReason::Xid(xid)));
+        let remedy = remedy(self.policy.needs_reset(HealthReason::Xid(xid)));
         let message = format!(
-            "the driver reported critical error XID {xid} before this process began; unhealthy since {since}{cure}"
+            "the driver reported critical error XID {xid} before this process began; unhealthy since {since}{remedy}"
         );
         Some(HealthChange { message, ..change })
     }
@@ -354,7 +354,7 @@ impl Health {
         if reason_before == Some(reason) {
             return None;
         }
-        let cure = cure(needs_reset);
+        let remedy = remedy(needs_reset);
         let relapse = match state.relapses {
             0 => String::new(),
             n => format!(
@@ -366,7 +366,7 @@ impl Health {
             device: device.clone(),
             is_healthy: false,
             reason,
-            message: format!("{message}{cure}{relapse}"),
+            message: format!("{message}{remedy}{relapse}"),
         })
     }
 
@@ -386,7 +386,7 @@ impl Health {
 }
 
 /// The end of a message about trouble.
-fn cure(needs_reset: bool) -> &'static str {
+fn remedy(needs_reset: bool) -> &'static str {
     if needs_reset {
         "; it stays unhealthy until it has been reset or an operator clears it"
     } else {

@@ -98,49 +98,28 @@ impl Metrics {
             "Version of the plugin",
             Info::new(version),
         );
+        let help = "Container starts that needed more than a check, by outcome";
+        let mismatches = add(registry, "identity_mismatch", help, Family::default());
+        let help = "Time that a container's start was delayed";
+        let pre_start = add(registry, "pre_start_seconds", help, Histogram::new(bounds));
+        let help = "Time that kubelet waited for an answer to Allocate";
+        let allocate = add(registry, "allocate_seconds", help, Histogram::new(fine_bounds));
+        let help = "Containers that the runtime was about to create, by outcome of the runtime hook";
+        let hooked = add(registry, "runtime_hook", help, Family::default());
+        let help = "1 while the container runtime is connected to the runtime hook";
+        let hook_connected = add(registry, "runtime_hook_connected", help, Gauge::default());
+        let help = "1 for the present injection mode, with its certainty (proven, assumed, impossible) and the reason";
+        let injection = add(registry, "injection", help, Family::default());
+        let help = "1 if a container that requests no GPU sees all of them when its image sets the vendor's variable";
+        let is_exposed = add(registry, "gpus_exposed", help, Gauge::default());
         let metrics = Self {
-            mismatches: add(
-                registry,
-                "identity_mismatch",
-                "Container starts that needed more than a check, by outcome",
-                Family::default(),
-            ),
-            pre_start: add(
-                registry,
-                "pre_start_seconds",
-                "Time that a container's start was delayed",
-                Histogram::new(bounds),
-            ),
-            allocate: add(
-                registry,
-                "allocate_seconds",
-                "Time that kubelet waited for an answer to Allocate",
-                Histogram::new(fine_bounds),
-            ),
-            hooked: add(
-                registry,
-                "runtime_hook",
-                "Containers that the runtime was about to create, by outcome of the runtime hook",
-                Family::default(),
-            ),
-            hook_connected: add(
-                registry,
-                "runtime_hook_connected",
-                "1 while the container runtime is connected to the runtime hook",
-                Gauge::default(),
-            ),
-            injection: add(
-                registry,
-                "injection",
-                "1 for the present injection mode, with its certainty (proven, assumed, impossible) and the reason",
-                Family::default(),
-            ),
-            is_exposed: add(
-                registry,
-                "gpus_exposed",
-                "1 if a container that requests no GPU sees all of them when its image sets the vendor's variable",
-                Gauge::default(),
-            ),
+            mismatches,
+            pre_start,
+            allocate,
+            hooked,
+            hook_connected,
+            injection,
+            is_exposed,
         };
         // From the start, so that a rate shows the first of them.
         for outcome in Outcome::ALL {

@@ -80,7 +80,7 @@ impl Collector for NodeGauges {
         write(&mut encoder, "device_healthy", help, devices)?;
         let (enforcements, mut levels) = (node.enforcements.borrow().clone(), Vec::new());
         for entry in &fleet.gpus {
-            if let Some(found) = enforcements.of_gpu(&entry.gpu.uuid) {
+            if let Some(found) = enforcements.get(&entry.gpu.uuid) {
                 let labels = [
                     ("device", entry.gpu.uuid.to_string()),
                     ("minor", entry.gpu.minor.to_string()),
@@ -197,7 +197,7 @@ mod tests {
     use proto::resource::ResourceNames;
 
     use super::*;
-    use crate::enforcement::{Enforcements, Level};
+    use crate::enforcement::{Level, same_level};
     use crate::extended_resource::ExtendedResource;
     use crate::health::HealthReason;
     use crate::pods::PodUid;
@@ -225,7 +225,7 @@ mod tests {
         let (_fleet, fleet) = watch::channel(Arc::new(fleet));
         let (_pods, pods) = watch::channel(builders::pods([builders::pod("a", 1, [builders::units(3)])]));
         let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
-        let levels = Enforcements::all(Level::Driver, [builders::gpu(1)]);
+        let levels = same_level(Level::Driver, [builders::gpu(1)]);
         let (_levels, levels) = watch::channel(Arc::new(levels));
         let node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
         let node = Arc::new(node.with_enforcements(levels));

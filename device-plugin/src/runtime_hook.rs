@@ -116,6 +116,7 @@ impl RuntimeHook {
         }
     }
 
+    /// Logs and counts the adjustment of a container, and returns it in the runtime's form.
     fn apply(
         &self,
         sandbox: &PodSandbox,

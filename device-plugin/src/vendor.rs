@@ -33,7 +33,7 @@ use crate::pods::{NodePods, PodStage, PodUid, until_known};
 use crate::runtime_hook::seen::SeenGpus;
 use crate::verify::{Visible, visible_by_answer};
 
-use allocation::{Allocation, PodKey, of_plugins, unrecorded};
+use allocation::{Allocation, PodKey, plugin_allocations, unrecorded};
 use warnings::Warnings;
 
 pub use admin_access::AdminAccess;
@@ -106,7 +106,7 @@ impl VendorWatch {
         let mut warnings = Warnings::default();
         loop {
             // Taken before kubelet answers, so that a change meanwhile leads to another round.
-            let before = progress(&self.pods.borrow_and_update());
+            let before = pod_states(&self.pods.borrow_and_update());
             let mut has_claimants = false;
             for claimant in self.pods.borrow().claimants() {
                 has_claimants |= claimant.stage != PodStage::Terminal;
@@ -128,7 +128,7 @@ impl VendorWatch {
             }
             // Pods come and go in groups, and kubelet limits the rate of calls.
             sleep(SETTLE).await;
-            let pods_changed = self.pods.wait_for(|pods| progress(pods) != before);
+            let pods_changed = self.pods.wait_for(|pods| pod_states(pods) != before);
             tokio::select! {
                 Ok(_) = pods_changed => {}
                 Ok(()) = self.seen.changed() => {}
@@ -139,7 +139,7 @@ impl VendorWatch {
 
     fn publish(&mut self, allocations: Vec<Allocation>, warnings: &mut Warnings) {
         let (pods, fleet) = (self.pods.borrow(), self.fleet.borrow());
-        let allocations = correct(allocations, &self.seen.borrow_and_update(), &pods, &fleet);
+        let allocations = correct_by_runtime(allocations, &self.seen.borrow_and_update(), &pods, &fleet);
         warnings.update(&allocations, &pods, &fleet, &self.recorder);
         let now = unrecorded(&allocations, &pods, &fleet);
         // Each change is a write of the Device object, which wakes every scheduler's watch.
@@ -160,7 +160,7 @@ async fn read(
 ) -> Result<Vec<Allocation>, PodResourcesError> {
     let (mut found, mut resources) = (Vec::new(), settings.resources.clone());
     if let Some(ours) = &settings.ours {
-        match by_answers(settings, ours, fleet) {
+        match allocations_by_answers(settings, ours, fleet) {
             Ok(allocations) => found = allocations,
             // Without the answers in the checkpoint the allocated IDs have to do.
             Err(_) => {
@@ -174,18 +174,18 @@ async fn read(
         return Ok(found);
     }
     let listed = settings.pod_resources.list().await?;
-    let mut claimed = claims::prepared(&listed);
+    let mut claimed = claims::claimed_devices(&listed);
     claimed.retain(|claimed| settings.dra_drivers.contains(&claimed.device.driver));
-    for claimed in admin_access.leave_out(claimed).await {
+    for claimed in admin_access.without_admin_access(claimed).await {
         found.extend(claims::allocation(claimed, fleet));
     }
-    found.extend(of_plugins(&listed, &resources));
+    found.extend(plugin_allocations(&listed, &resources));
     Ok(found)
 }
 
 /// The GPUs of containers that requested the vendor's resource of this plugin, from the Allocate answers in kubelet's checkpoint. Some
 /// of these may be another plugin's.
-fn by_answers(
+fn allocations_by_answers(
     settings: &VendorSettings,
     ours: &str,
     fleet: &NodeFleet,
@@ -212,7 +212,7 @@ fn by_answers(
 
 /// Corrects kubelet's allocations by the GPUs that containers see, and adds those of containers whose pods have no record, which kubelet
 /// does not report.
-fn correct(
+fn correct_by_runtime(
     mut allocations: Vec<Allocation>,
     seen: &SeenGpus,
     pods: &NodePods,
@@ -240,14 +240,8 @@ fn correct(
             continue;
         }
         if let Some(resource) = whole_resource(pods, uid, container, fleet) {
-            allocations.push(Allocation {
-                pod: PodKey::Uid(uid.clone()),
-                container: container.clone(),
-                resource,
-                device_ids: gpus.iter().map(PhysicalId::to_string).collect(),
-                is_by_record: false,
-                claim: None,
-            });
+            let (pod, ids) = (PodKey::Uid(uid.clone()), gpus.iter().map(PhysicalId::to_string));
+            allocations.push(Allocation::new(pod, container.clone(), resource, ids.collect()));
         }
     }
     allocations
@@ -268,18 +262,18 @@ fn whole_resource(pods: &NodePods, uid: &PodUid, container: &str, fleet: &NodeFl
 }
 
 /// The stages and records of the pods that request whole GPUs or use claims: kubelet reports nothing new before they change.
-fn progress(pods: &NodePods) -> Vec<(PodUid, PodStage, Option<String>)> {
-    let mut progress = Vec::new();
+fn pod_states(pods: &NodePods) -> Vec<(PodUid, PodStage, Option<String>)> {
+    let mut states = Vec::new();
     for pod in pods.iter() {
         if pod.containers.iter().any(|container| container.whole > 0) {
             let record = pod.record().map(ToString::to_string);
-            progress.push((pod.uid.clone(), pod.stage, record));
+            states.push((pod.uid.clone(), pod.stage, record));
         }
     }
     for claimant in pods.claimants() {
-        progress.push((claimant.uid.clone(), claimant.stage, None));
+        states.push((claimant.uid.clone(), claimant.stage, None));
     }
-    progress
+    states
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The types of flags, which are checked as they are parsed.
+//! The types of flags, which clap parses. An error is a text without the flag's name, which clap adds.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -16,45 +16,38 @@ use crate::inventory::InventoryError;
 use crate::pods::IN_NODE_STATUS;
 use crate::publish::node_overrides::{MAX_LABEL, is_label_text};
 
-/// An invalid value of a flag.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct InvalidValue(pub(super) String);
-
 /// The name of a node: part of URLs and field selectors.
-pub(super) fn node_name(text: &str) -> Result<String, InvalidValue> {
+pub(super) fn node_name(text: &str) -> Result<String, String> {
     if is_dns_subdomain(text) {
         Ok(text.to_owned())
     } else {
-        Err(InvalidValue("not the name of a node".to_owned()))
+        Err("not the name of a node".to_owned())
     }
 }
 
 /// The name of the extended resource for memory units.
-pub(super) fn memory_resource(text: &str) -> Result<String, InvalidValue> {
+pub(super) fn memory_resource(text: &str) -> Result<String, String> {
     extended_resource(text)?;
     // The plugin would serve two resources of one name, or patch an amount that kubelet owns.
     if text == GPU_SHARED || IN_NODE_STATUS.contains(&text) || VENDOR_GPUS.contains(&text) {
-        return Err(InvalidValue("this name has another meaning already".to_owned()));
+        return Err("this name has another meaning already".to_owned());
     }
     Ok(text.to_owned())
 }
 
 /// # Errors
 /// The text is not the name of an extended resource.
-pub(super) fn extended_resource(text: &str) -> Result<(), InvalidValue> {
+pub(super) fn extended_resource(text: &str) -> Result<(), String> {
     let Some((domain, name)) = text.split_once('/') else {
-        return Err(InvalidValue("not of the form domain/name".to_owned()));
+        return Err("not of the form domain/name".to_owned());
     };
     // The annotation with the size of the unit has a longer name, which must be valid too.
     if !is_dns_subdomain(domain) || !is_label_text(name) || name.len() > MAX_LABEL - "-unit".len() {
-        return Err(InvalidValue("not the name of an extended resource".to_owned()));
+        return Err("not the name of an extended resource".to_owned());
     }
     // The API server takes such names for resources of its own, and no pod could request this one.
     if domain == "kubernetes.io" || domain.ends_with(".kubernetes.io") {
-        return Err(InvalidValue(
-            "the domain kubernetes.io belongs to Kubernetes".to_owned(),
-        ));
+        return Err("the domain kubernetes.io belongs to Kubernetes".to_owned());
     }
     Ok(())
 }
@@ -68,13 +61,11 @@ pub(super) fn is_dns_subdomain(text: &str) -> bool {
 }
 
 /// Memory of a GPU in bytes.
-pub(super) fn gpu_memory(text: &str) -> Result<u64, InvalidValue> {
+pub(super) fn gpu_memory(text: &str) -> Result<u64, String> {
     // Less than 1 MiB is a quantity without its unit.
     match text.parse::<Quantity>().ok().and_then(Quantity::unsigned) {
         Some(bytes) if bytes >= 1 << 20 => Ok(bytes),
-        _ => Err(InvalidValue(
-            "write a quantity of at least 1Mi, such as 96Gi".to_owned(),
-        )),
+        _ => Err("write a quantity of at least 1Mi, such as 96Gi".to_owned()),
     }
 }
 
@@ -97,25 +88,23 @@ pub enum InventoryKind {
 }
 
 impl FromStr for InventoryKind {
-    type Err = InvalidValue;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+    fn from_str(text: &str) -> Result<Self, String> {
         match (text, text.strip_prefix("file:")) {
             ("nvml", _) => Ok(Self::Nvml),
             (_, Some(path)) if !path.is_empty() => Ok(Self::File(path.into())),
-            _ => Err(InvalidValue(
-                "write nvml, or file: and the path of a file of simulated devices".to_owned(),
-            )),
+            _ => Err("write nvml, or file: and the path of a file of simulated devices".to_owned()),
         }
     }
 }
 
 /// The policy for partitions of GPUs.
-pub(super) fn partition_policy(text: &str) -> Result<GpuPartitionPolicy, InvalidValue> {
+pub(super) fn partition_policy(text: &str) -> Result<GpuPartitionPolicy, String> {
     match text {
         "honor" => Ok(GpuPartitionPolicy::Honor),
         "prefer" => Ok(GpuPartitionPolicy::Prefer),
-        _ => Err(InvalidValue("possible values: honor, prefer".to_owned())),
+        _ => Err("possible values: honor, prefer".to_owned()),
     }
 }
 
@@ -159,19 +148,19 @@ impl NoGpu {
 }
 
 /// A duration such as `500ms`, `2s` or `1m`.
-pub(super) fn duration(text: &str) -> Result<Duration, InvalidValue> {
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     const LONGEST: Duration = Duration::from_secs(3600);
     match parse_duration(text) {
         Ok(duration) if !duration.is_zero() && duration <= LONGEST => Ok(duration),
         _ => {
             let rule = "not a duration: write a number and ms, s or m, such as 500ms; at most 60m";
-            Err(InvalidValue(rule.to_owned()))
+            Err(rule.to_owned())
         }
     }
 }
 
 /// Names of DRA drivers, separated by commas; `none` is the empty set.
-pub(super) fn dra_drivers(text: &str) -> Result<BTreeSet<String>, InvalidValue> {
+pub(super) fn dra_drivers(text: &str) -> Result<BTreeSet<String>, String> {
     let mut names = BTreeSet::new();
     if text == "none" {
         return Ok(names);
@@ -179,9 +168,9 @@ pub(super) fn dra_drivers(text: &str) -> Result<BTreeSet<String>, InvalidValue> 
     for name in text.split(',').map(str::trim) {
         // The API server accepts no longer name.
         if !is_dns_subdomain(name) || name.len() > 63 || name == "none" {
-            return Err(InvalidValue(format!(
+            return Err(format!(
                 "{name:?} is not the name of a DRA driver; write names such as gpu.nvidia.com, or none"
-            )));
+            ));
         }
         names.insert(name.to_owned());
     }
@@ -209,11 +198,10 @@ pub enum VendorServer {
 }
 
 impl FromStr for VendorResource {
-    type Err = InvalidValue;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let form =
-            || InvalidValue("write the name of a resource, = and one of vendor, ours, ignore".to_owned());
+    fn from_str(text: &str) -> Result<Self, String> {
+        let form = || "write the name of a resource, = and one of vendor, ours, ignore".to_owned();
         let (name, server) = text.trim().rsplit_once('=').ok_or_else(form)?;
         let server = match server {
             "vendor" => VendorServer::Vendor,
@@ -223,10 +211,7 @@ impl FromStr for VendorResource {
         };
         extended_resource(name)?;
         if server == VendorServer::Ours && !VENDOR_GPUS.contains(&name) {
-            return Err(InvalidValue(format!(
-                "this plugin can serve one of {}",
-                VENDOR_GPUS.join(", ")
-            )));
+            return Err(format!("this plugin can serve one of {}", VENDOR_GPUS.join(", ")));
         }
         Ok(Self {
             name: name.to_owned(),

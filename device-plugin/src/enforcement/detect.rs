@@ -14,7 +14,7 @@ use crate::health::HealthReason;
 use crate::node_state::NodeState;
 
 use super::decide::{Cgroup, EnforcementFacts, GpuFacts, decide, hook_route};
-use super::{Enforcements, HamiCore};
+use super::{Enforcements, HamiCore, lost_spec_hook};
 
 /// Interval at which the plugin checks files of the node: the vendor's specs, and those of MPS and HAMi-core.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -48,7 +48,7 @@ pub async fn detect_enforcement(
         {
             let fleet = fleet.borrow_and_update().clone();
             let decided = decide_all(&node, &fleet, &runtime);
-            hook_missing_since = if decided.lost_spec_hook(&levels.borrow()) {
+            hook_missing_since = if lost_spec_hook(&levels.borrow(), &decided) {
                 Some(hook_missing_since.unwrap_or_else(Instant::now))
             } else {
                 None
@@ -72,9 +72,9 @@ fn publish(levels: &watch::Sender<Arc<Enforcements>>, decided: Enforcements) {
     if *before == decided {
         return;
     }
-    for (gpu, found) in decided.iter() {
+    for (gpu, found) in &decided {
         // The message names versions and directories, whose change alone needs no log line.
-        if before.of_gpu(gpu).map(|before| before.reason) != Some(found.reason) {
+        if before.get(gpu).map(|before| before.reason) != Some(found.reason) {
             info!(%gpu, level = found.level.as_str(), reason = found.reason, "enforcement of memory limits: {}", found.message);
         }
     }
@@ -101,16 +101,16 @@ fn decide_all(node: &NodeState, fleet: &NodeFleet, runtime: &str) -> Enforcement
         has_hami_core: settings.hami_core.as_ref().is_some_and(HamiCore::exists),
         mps: mps_directory(&settings.host_root),
     };
-    let mut levels = Vec::new();
+    let mut levels = Enforcements::new();
     for entry in &fleet.gpus {
         let gpu = GpuFacts {
             has_hook: settings.vendor_specs.limit_hook(&entry.gpu).is_some(),
             // A GPU that is put into MIG mode while the plugin runs stays in the fleet as an unhealthy one.
             is_mig: entry.reason == Some(HealthReason::MigMode),
         };
-        levels.push((entry.gpu.uuid.clone(), decide(&facts, gpu)));
+        levels.insert(entry.gpu.uuid.clone(), decide(&facts, gpu));
     }
-    levels.into_iter().collect()
+    levels
 }
 
 /// The cgroup version of the node, by the files of its hierarchy.
@@ -139,6 +139,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::enforcement::lowest_level;
     use crate::injection::{Certainty, Injection, Mode};
     use crate::settings::NodeSettings;
     use crate::tests::builders::{fleet, pods};
@@ -166,7 +167,7 @@ mod tests {
         let (levels, mut decided) = watch::channel(Arc::default());
         tokio::spawn(detect_enforcement(Arc::new(node), kubernetes_node, levels));
         sleep(INTERVAL * 3).await;
-        assert_eq!(decided.borrow_and_update().lowest(), None);
+        assert_eq!(lowest_level(&decided.borrow_and_update()), None);
         let found: Node = serde_json::from_value(
             json!({"status": {"nodeInfo": {"containerRuntimeVersion": "containerd://2.4.0"}}}),
         )

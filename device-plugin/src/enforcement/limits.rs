@@ -13,6 +13,8 @@ use crate::injection::recipient::Recipient;
 use crate::inventory::Gpu;
 use crate::pods::{Placement, RecordedAmounts};
 
+use super::are_by_driver;
+
 /// A reservation of a removed container stays with the cgroups above it, and the scheduler counts memory already.
 const NO_RESERVATION: &str = "0";
 
@@ -47,7 +49,7 @@ pub fn limits(unit: MemoryUnit, recipient: &Recipient<'_>, gpus: &[&Gpu]) -> BTr
         .iter()
         .map(|gpu| memory_limit(unit, recipient, placement, gpu, gpus.len()))
         .collect();
-    if recipient.enforcements.are_by_driver(gpus)
+    if are_by_driver(recipient.enforcements, gpus)
         // The hook knows one limit for all GPUs of a container: the smallest is beyond none of its parts.
         && let Some(mib) = memory.iter().flatten().min()
     {
@@ -78,7 +80,7 @@ pub fn given_memory(
     n_gpus: usize,
 ) -> Option<u64> {
     let own = container.memory_share(n_gpus as u64, gpu.memory_bytes, unit);
-    let recorded = held(placement, gpu).and_then(|held| held.bytes_of(gpu.memory_bytes));
+    let recorded = recorded_amounts(placement, gpu).and_then(|held| held.bytes_of(gpu.memory_bytes));
     // A record of another scheduler may say less than the container requests. One that requests no amounts has the record's.
     match (own, recorded) {
         (Some(own), Some(recorded)) => Some(own.min(recorded)),
@@ -106,7 +108,7 @@ fn memory_limit(
 /// The container's part of the computing power of each GPU, in percent; `None` if it is all of it, or was not requested.
 fn core_limit(recipient: &Recipient<'_>, placement: &Placement, gpus: &[&Gpu]) -> Option<u64> {
     // HAMi-core has one variable for all GPUs of a container.
-    let recorded = held(placement, gpus.first()?)?.core;
+    let recorded = recorded_amounts(placement, gpus.first()?)?.core;
     let container = recipient.container;
     let n_gpus = gpus.len() as u64;
     let percent = if container.core + container.whole > 0 {
@@ -120,7 +122,7 @@ fn core_limit(recipient: &Recipient<'_>, placement: &Placement, gpus: &[&Gpu]) -
 }
 
 /// The part of a GPU that the record gives the pod.
-fn held<'a>(placement: &'a Placement, gpu: &Gpu) -> Option<&'a RecordedAmounts> {
+fn recorded_amounts<'a>(placement: &'a Placement, gpu: &Gpu) -> Option<&'a RecordedAmounts> {
     let at = placement.gpus.iter().position(|name| name.names(gpu))?;
     placement.held.get(at)
 }
@@ -133,12 +135,12 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::enforcement::{Enforcements, Level};
+    use crate::enforcement::{Enforcements, Level, same_level};
     use crate::pods::NodePod;
     use crate::tests::builders::{gpu, pod, shares, units};
 
     fn enforced(level: Level, minors: &[u32]) -> Enforcements {
-        Enforcements::all(level, minors.iter().map(|minor| gpu(*minor)))
+        same_level(level, minors.iter().map(|minor| gpu(*minor)))
     }
 
     /// The variables of each container, as words.

@@ -112,7 +112,7 @@ impl FleetWatch {
                     warn!(error = one_line(&error), "cannot watch the devices, trying again");
                     // Nothing else reads this channel while there is no feed, and containers wait for the first correction.
                     while let Ok(correction) = self.channels.corrections.try_recv() {
-                        self.correct(correction);
+                        self.apply_correction(correction);
                     }
                     self.discover_again().await;
                 }
@@ -131,12 +131,12 @@ impl FleetWatch {
         let mut discover_at = None;
         let mut silence = Silence::new(limit, self.inventory.ids().cloned());
         loop {
-            let silence_ends = silence.ends();
+            let silence_ends = silence.deadline();
             let has_changed = tokio::select! {
                 // Observations that have arrived count before silence.
                 biased;
                 Some(correction) = self.channels.corrections.recv() => {
-                    self.correct(correction);
+                    self.apply_correction(correction);
                     false
                 }
                 first = observations.recv() => match first {
@@ -170,7 +170,7 @@ impl FleetWatch {
         let mut next = Some(first);
         let mut result = Ok(false);
         while let Some(observation) = next {
-            silence.interrupt(&observation);
+            silence.record(&observation);
             if observation.kind == ObservationKind::InventoryChanged {
                 info!("the devices of this node have changed");
                 result = Ok(true);
@@ -192,7 +192,7 @@ impl FleetWatch {
         result
     }
 
-    fn correct(&mut self, correction: Correction) {
+    fn apply_correction(&mut self, correction: Correction) {
         let now = self.started.elapsed();
         match correction {
             Correction::Cleared(device) => {
@@ -322,7 +322,7 @@ impl Silence {
         Self { limit, observed }
     }
 
-    fn interrupt(&mut self, observation: &Observation) {
+    fn record(&mut self, observation: &Observation) {
         if let Some(device) = &observation.device
             && let Some(observed) = self.observed.get_mut(device)
         {
@@ -330,8 +330,8 @@ impl Silence {
         }
     }
 
-    /// The time at which the first device has been silent for too long.
-    fn ends(&self) -> Option<Instant> {
+    /// The time at which the first device will have been silent for too long.
+    fn deadline(&self) -> Option<Instant> {
         let first = self.observed.values().min()?;
         Some(*first + self.limit)
     }

@@ -20,7 +20,7 @@ use proto::topology::{
 };
 use serde_json::json;
 
-use crate::enforcement::{Enforcements, Level};
+use crate::enforcement::{Enforcements, Level, lowest_level};
 use crate::fleet::{FleetDevice, FleetEntry, FleetGpu, NodeFleet};
 use crate::injection::{Certainty, Exposure, Injection};
 use crate::inventory::PciLocation;
@@ -107,7 +107,7 @@ impl DeviceObjectInputs {
                 }
             }
         }
-        if let Some(level) = self.enforcements.lowest() {
+        if let Some(level) = lowest_level(&self.enforcements) {
             labels.insert(ENFORCEMENT.to_owned(), level.as_str().to_owned());
         }
         if self.serves_vendor {
@@ -231,7 +231,7 @@ impl DeviceEntries<'_> {
             ),
             (GPU_MEMORY_RATIO.to_owned(), percent),
         ]);
-        if let Some(found) = self.inputs.enforcements.of_gpu(&entry.gpu.uuid) {
+        if let Some(found) = self.inputs.enforcements.get(&entry.gpu.uuid) {
             let level = found.level.as_str().to_owned();
             info.labels.insert(ENFORCEMENT.to_owned(), level);
         }
@@ -289,7 +289,7 @@ impl DeviceEntries<'_> {
                 conditions.extend(self.isolated(id, injection));
             }
         }
-        if let Some(found) = self.inputs.enforcements.of_gpu(&entry.key.id) {
+        if let Some(found) = self.inputs.enforcements.get(&entry.key.id) {
             let status = status(found.level == Level::Driver);
             conditions.push(self.condition(id, CONDITION_LIMITED, status, found.reason, &found.message));
         }

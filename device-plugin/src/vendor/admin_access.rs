@@ -60,7 +60,7 @@ impl AdminAccess {
     }
 
     /// The devices that are not allocated for administration only.
-    pub(super) async fn leave_out(&mut self, claimed: Vec<ClaimedDevice>) -> Vec<ClaimedDevice> {
+    pub(super) async fn without_admin_access(&mut self, claimed: Vec<ClaimedDevice>) -> Vec<ClaimedDevice> {
         let mut cdi_names: BTreeMap<ClaimName, BTreeSet<String>> = BTreeMap::new();
         for device in &claimed {
             cdi_names
@@ -226,7 +226,7 @@ mod tests {
         let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let mut access = AdminAccess::new(Client::new(service, "default"));
         let (left, line) = tokio::join!(
-            access.leave_out(vec![claimed("gpu-0"), claimed("gpu-1")]),
+            access.without_admin_access(vec![claimed("gpu-0"), claimed("gpu-1")]),
             answer(&mut requests, object)
         );
         assert_eq!(
@@ -258,24 +258,27 @@ mod tests {
         let mut access = AdminAccess::new(Client::new(service, "default"));
         let failure = refusal(500);
         let (left, _) = tokio::join!(
-            access.leave_out(vec![claimed("gpu-0")]),
+            access.without_admin_access(vec![claimed("gpu-0")]),
             answer(&mut requests, &failure)
         );
         assert_eq!(left.len(), 1);
         let object = claim(UID, &[result("gpu-0", Some(true))]);
         let (left, _) = tokio::join!(
-            access.leave_out(vec![claimed("gpu-0")]),
+            access.without_admin_access(vec![claimed("gpu-0")]),
             answer(&mut requests, &object)
         );
         assert_eq!(left, []);
         // No request is answered here.
-        assert_eq!(access.leave_out(vec![claimed("gpu-0")]).await, []);
+        assert_eq!(access.without_admin_access(vec![claimed("gpu-0")]).await, []);
         let successor = ClaimedDevice {
             cdi_names: ["k8s.gpu.nvidia.com/claim=e1-gpu-0".to_owned()].into(),
             ..claimed("gpu-0")
         };
         let object = claim("e1", &[result("gpu-0", None)]);
-        let (left, _) = tokio::join!(access.leave_out(vec![successor]), answer(&mut requests, &object));
+        let (left, _) = tokio::join!(
+            access.without_admin_access(vec![successor]),
+            answer(&mut requests, &object)
+        );
         assert_eq!(left.len(), 1);
     }
 }

@@ -30,18 +30,24 @@ pub struct Allocation {
 
 impl From<CheckpointEntry> for Allocation {
     fn from(entry: CheckpointEntry) -> Self {
-        Self {
-            pod: PodKey::Uid(PodUid::from(entry.pod_uid.as_str())),
-            container: entry.container_name,
-            resource: entry.resource_name,
-            device_ids: entry.device_ids,
-            is_by_record: false,
-            claim: None,
-        }
+        let pod = PodKey::Uid(PodUid::from(entry.pod_uid.as_str()));
+        Self::new(pod, entry.container_name, entry.resource_name, entry.device_ids)
     }
 }
 
 impl Allocation {
+    /// An allocation of a device plugin, whose container sees the devices that kubelet allocated.
+    pub(super) fn new(pod: PodKey, container: String, resource: String, device_ids: Vec<String>) -> Self {
+        Self {
+            pod,
+            container,
+            resource,
+            device_ids,
+            is_by_record: false,
+            claim: None,
+        }
+    }
+
     /// Returns true if its pod has ended.
     pub(super) fn has_ended(&self, pods: &NodePods) -> bool {
         let Some(uid) = self.pod.uid(pods) else {
@@ -85,7 +91,10 @@ impl Allocation {
 }
 
 /// The devices of these resources that kubelet lists. A resource may come in several parts, one for each NUMA node.
-pub(super) fn of_plugins(listed: &ListPodResourcesResponse, resources: &BTreeSet<String>) -> Vec<Allocation> {
+pub(super) fn plugin_allocations(
+    listed: &ListPodResourcesResponse,
+    resources: &BTreeSet<String>,
+) -> Vec<Allocation> {
     let mut allocations = Vec::<Allocation>::new();
     for pod in &listed.pod_resources {
         for container in &pod.containers {
@@ -97,14 +106,8 @@ pub(super) fn of_plugins(listed: &ListPodResourcesResponse, resources: &BTreeSet
                     }
                 }
                 if !device_ids.is_empty() {
-                    allocations.push(Allocation {
-                        pod: PodKey::of(pod),
-                        container: container.name.clone(),
-                        resource: resource.clone(),
-                        device_ids,
-                        is_by_record: false,
-                        claim: None,
-                    });
+                    let (pod, name) = (PodKey::of(pod), container.name.clone());
+                    allocations.push(Allocation::new(pod, name, resource.clone(), device_ids));
                 }
             }
         }

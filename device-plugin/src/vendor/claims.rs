@@ -26,8 +26,8 @@ pub(super) struct ClaimedDevice {
     pub(super) cdi_names: BTreeSet<String>,
 }
 
-/// All devices of the claims of all containers, whichever of a claim's requests a container names.
-pub(super) fn prepared(listed: &ListPodResourcesResponse) -> Vec<ClaimedDevice> {
+/// The devices of all claims of all containers. A container may name one request of a claim, and counts with all of its devices.
+pub(super) fn claimed_devices(listed: &ListPodResourcesResponse) -> Vec<ClaimedDevice> {
     let mut claimed = Vec::new();
     for pod in &listed.pod_resources {
         for container in &pod.containers {
@@ -57,7 +57,7 @@ pub(super) fn prepared(listed: &ListPodResourcesResponse) -> Vec<ClaimedDevice> 
 
 /// The GPU or GPU instance that a device's name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Named {
+enum NamedDevice {
     /// The GPU of this minor number.
     Gpu(u32),
     /// An instance of the GPU of this minor number.
@@ -66,7 +66,7 @@ enum Named {
     Unknown,
 }
 
-impl Named {
+impl NamedDevice {
     fn parse(name: &str) -> Self {
         let Some(rest) = name.strip_prefix("gpu-") else {
             return Self::Unknown;
@@ -87,11 +87,11 @@ impl Named {
 /// The allocation that a container holds by a claim; none if the device is no GPU that this plugin shares.
 pub(super) fn allocation(claimed: ClaimedDevice, fleet: &NodeFleet) -> Option<Allocation> {
     let find = |minor: u32| fleet.gpus.iter().find(|entry| entry.gpu.minor == minor);
-    let (gpu, is_mapped) = match Named::parse(&claimed.device.name) {
+    let (gpu, is_mapped) = match NamedDevice::parse(&claimed.device.name) {
         // A GPU in MIG mode is not in the fleet, so an instance stands for a GPU that is not shared.
-        Named::Instance(minor) => (find(minor), true),
-        Named::Gpu(minor) => (find(minor), find(minor).is_some()),
-        Named::Unknown => (None, false),
+        NamedDevice::Instance(minor) => (find(minor), true),
+        NamedDevice::Gpu(minor) => (find(minor), find(minor).is_some()),
+        NamedDevice::Unknown => (None, false),
     };
     let mut device_ids = Vec::new();
     for entry in &fleet.gpus {
@@ -103,17 +103,14 @@ pub(super) fn allocation(claimed: ClaimedDevice, fleet: &NodeFleet) -> Option<Al
     if device_ids.is_empty() {
         return None;
     }
+    let driver = claimed.device.driver.clone();
     Some(Allocation {
-        pod: claimed.pod,
-        container: claimed.container,
-        resource: claimed.device.driver.clone(),
-        device_ids,
-        is_by_record: false,
         claim: Some(Claim {
             name: claimed.claim,
             device: claimed.device,
             is_mapped,
         }),
+        ..Allocation::new(claimed.pod, claimed.container, driver, device_ids)
     })
 }
 
@@ -182,7 +179,7 @@ mod tests {
         #[test]
         fn an_unknown_device_name_counts_as_every_gpu(device in "(gpu-|mig-|[0-9]|-|vfio|1g5gb){0,6}") {
             let n_gpus = minors(&device).len();
-            let is_instance = matches!(Named::parse(&device), Named::Instance(minor) if minor > 2);
+            let is_instance = matches!(NamedDevice::parse(&device), NamedDevice::Instance(minor) if minor > 2);
             prop_assert!(n_gpus == 1 || n_gpus == 3 || (n_gpus == 0 && is_instance), "{device}: {n_gpus}");
         }
     }

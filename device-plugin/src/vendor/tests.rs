@@ -560,7 +560,7 @@ fn seen_gpus_correct_kubelet_s_allocations(#[case] entries: &[(&str, &str, u32)]
     for (uid, container, minor) in entries {
         seen.record((*uid).into(), container, [gpu(*minor).uuid].into(), &pods([]));
     }
-    let corrected = correct(vec![allocation], &seen, &pods(known), &fleet(4));
+    let corrected = correct_by_runtime(vec![allocation], &seen, &pods(known), &fleet(4));
     let minor = |id: &String| {
         fleet(4)
             .gpus

@@ -52,13 +52,13 @@ fn warnings(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> B
         }
         // Every GPU counts as used then, so a warning to each pod on them would name the wrong cause.
         if !claim.is_mapped {
-            warnings.insert((None, unknown(allocation, claim)));
+            warnings.insert((None, unknown_device_message(allocation, claim)));
             continue;
         }
         let own = allocation.pod.uid(pods);
         for pod in pods.live() {
             if Some(&pod.uid) != own && has_recorded(pod, &allocation.device_ids, fleet) {
-                warnings.insert((Some(pod.uid.clone()), recorded(allocation, claim)));
+                warnings.insert((Some(pod.uid.clone()), recorded_gpu_message(allocation, claim)));
             }
         }
     }
@@ -79,27 +79,27 @@ fn has_recorded(pod: &NodePod, uuids: &[String], fleet: &NodeFleet) -> bool {
     false
 }
 
-fn unknown(allocation: &Allocation, claim: &Claim) -> String {
+fn unknown_device_message(allocation: &Allocation, claim: &Claim) -> String {
     format!(
         "{} has device {:?}, which is no GPU that this plugin knows by its name: all {} GPUs of the node count as used until the pod \
          has ended. If the driver's devices are no GPUs of this node, leave it out of --dra-drivers",
-        allocated(allocation, claim),
+        claim_text(allocation, claim),
         claim.device.name,
         allocation.device_ids.len()
     )
 }
 
-fn recorded(allocation: &Allocation, claim: &Claim) -> String {
+fn recorded_gpu_message(allocation: &Allocation, claim: &Claim) -> String {
     format!(
         "{} has {}, which the record of this pod names too: no other pod is placed there until one of the two has ended. To keep GPUs \
          for claims, name the others in --shared-devices",
-        allocated(allocation, claim),
+        claim_text(allocation, claim),
         allocation.device_ids.join(", ")
     )
 }
 
 /// The claim, its driver and its pod.
-fn allocated(allocation: &Allocation, claim: &Claim) -> String {
+fn claim_text(allocation: &Allocation, claim: &Claim) -> String {
     let pod = match &allocation.pod {
         PodKey::Named { namespace, name } => format!("{namespace}/{name}"),
         PodKey::Uid(uid) => uid.as_str().to_owned(),

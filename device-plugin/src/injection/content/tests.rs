@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::cdi::vendor::VendorSpecs;
-use crate::enforcement::{Enforcements, Level};
+use crate::enforcement::{Enforcements, Level, same_level};
 use crate::pods::{NodePod, Placement, RecordedAmounts};
 use crate::tests::builders::{adapter, gpu, init, pod, rdma, shares, units};
 
@@ -240,7 +240,7 @@ fn a_spec_with_limits_brings_the_hook_of_its_gpu() {
     };
     let pod = pod("a", 1, [half]).on([1]);
     let edits = |level| {
-        let enforcements = Enforcements::all(level, [gpu(1)]);
+        let enforcements = same_level(level, [gpu(1)]);
         let recipient = Recipient {
             pod: &pod,
             container: &pod.containers[0],

@@ -57,7 +57,7 @@ struct DeviceFile {
     driver_version: Option<String>,
     #[serde(default)]
     needs_driver: bool,
-    #[serde(default = "nvidia")]
+    #[serde(default = "default_vendor")]
     vendor: String,
     gpus: Vec<SimulatedGpu>,
     #[serde(default)]
@@ -76,7 +76,7 @@ struct SimulatedGpu {
     uuid: String,
     minor: u32,
     memory: Bytes,
-    #[serde(default = "simulated")]
+    #[serde(default = "default_model")]
     model: String,
     bus_id: Option<String>,
     numa_node: Option<i32>,
@@ -141,11 +141,11 @@ impl TryFrom<Quantity> for Bytes {
     }
 }
 
-fn nvidia() -> String {
+fn default_vendor() -> String {
     "nvidia".to_owned()
 }
 
-fn simulated() -> String {
+fn default_model() -> String {
     "Simulated".to_owned()
 }
 

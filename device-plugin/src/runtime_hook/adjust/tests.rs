@@ -7,7 +7,7 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 
 use super::*;
-use crate::enforcement::Level;
+use crate::enforcement::{Level, same_level};
 use crate::pods::{NodePod, Unplaced};
 use crate::tests::builders::{fleet, gpu, pod, pods, shares, units, whole};
 
@@ -176,7 +176,7 @@ fn limits_are_those_of_the_container_s_part(#[case] env: &[&str], #[case] expect
         fleet: &fleet,
         settings: &settings,
         mode: Mode::Cdi,
-        enforcements: &Enforcements::all(Level::Driver, [gpu(1)]),
+        enforcements: &same_level(Level::Driver, [gpu(1)]),
         unrestricted: &[],
     };
     let found = text_of(inputs.decide(&sandbox, &container("s1", &env, &[1])));
