@@ -297,6 +297,7 @@ impl Config {
             cluster: ResourceNames {
                 memory: self.memory_resource.clone(),
             },
+            // The start of the process refuses more than one.
             whole: self.served_by(VendorServer::Ours).next().map(str::to_owned),
         }
     }

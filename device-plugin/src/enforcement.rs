@@ -46,7 +46,7 @@ impl Level {
 pub struct Enforcement {
     /// The level.
     pub level: Level,
-    /// One word, for a condition: why the level is no better.
+    /// The reason that the level is no better, in one word for a condition.
     pub reason: &'static str,
     /// The reason in a sentence, with what to change.
     pub message: String,

@@ -30,7 +30,7 @@ pub struct FleetGpu {
     pub is_shared: bool,
     /// True if pods may be placed on it.
     pub is_healthy: bool,
-    /// The reason for its state; none without any observation.
+    /// The reason for the state of health; none without any observation.
     pub reason: Option<HealthReason>,
     /// The reason in a sentence for people.
     pub message: String,
@@ -43,7 +43,7 @@ pub struct FleetDevice {
     pub device: OtherDevice,
     /// True if pods may be placed on it.
     pub is_healthy: bool,
-    /// The reason for its state; none without any observation.
+    /// The reason for the state of health; none without any observation.
     pub reason: Option<HealthReason>,
     /// The reason in a sentence for people.
     pub message: String,
@@ -255,9 +255,9 @@ pub fn type_name(device_type: &str) -> &str {
 /// The two names of a device in records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceKey {
-    /// Its identity.
+    /// The identity of the device.
     pub id: PhysicalId,
-    /// Its minor number, unique among the devices of its type.
+    /// The minor number, unique among the devices of a type.
     pub minor: u32,
 }
 
@@ -282,21 +282,21 @@ impl From<&OtherDevice> for DeviceKey {
 /// A device of any type and its health.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetEntry<'a> {
-    /// Its type.
+    /// The device type, such as `gpu`.
     pub device_type: &'a str,
-    /// Its names in records.
+    /// The device's names in records.
     pub key: DeviceKey,
     /// True if pods may share it.
     pub is_shared: bool,
     /// True if pods may be placed on it.
     pub is_healthy: bool,
-    /// The reason for its state; none without any observation.
+    /// The reason for the state of health; none without any observation.
     pub reason: Option<HealthReason>,
     /// The reason in a sentence for people.
     pub message: &'a str,
-    /// Its PCI address, if the source reports it.
+    /// The PCI address, if the source reports it.
     pub bus_id: Option<&'a str>,
-    /// Its location on the PCI bus.
+    /// The location on the PCI bus.
     pub location: &'a PciLocation,
     /// Labels by which pods may select it.
     pub labels: &'a BTreeMap<String, String>,
@@ -338,7 +338,7 @@ impl<'a> From<&'a FleetDevice> for FleetEntry<'a> {
 /// The reason that a pod cannot have a device that its record names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unavailable {
-    /// This node does not have it.
+    /// This node does not have the device.
     #[error("{} {name} is not on this node", type_name(device_type))]
     Unknown {
         /// The type in the record.
@@ -346,17 +346,17 @@ pub enum Unavailable {
         /// The name in the record.
         name: String,
     },
-    /// It is unhealthy.
+    /// The device is unhealthy.
     #[error("{} {id} of this node is unhealthy: {message}", type_name(device_type))]
     Unhealthy {
-        /// Its type.
+        /// The type of the device.
         device_type: &'static str,
         /// The device.
         id: PhysicalId,
-        /// Its trouble.
+        /// The reason that it is unhealthy, in a sentence.
         message: String,
     },
-    /// It is left to pods that take whole GPUs.
+    /// The operator leaves the GPU to pods that take whole GPUs.
     #[error(
         "GPU {0} of this node is not shared: --shared-devices of its plugin leaves it to pods that take whole GPUs"
     )]

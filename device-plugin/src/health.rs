@@ -58,15 +58,15 @@ pub enum HealthReason {
     Lost,
     /// A probe failed.
     ProbeFailed,
-    /// It is in MIG mode. Written as a failed probe, which readers of conditions and metrics know.
+    /// The GPU is in MIG mode. Conditions and metrics show it as a failed probe, the word that their readers know.
     MigMode,
-    /// Its driver says that it must be reset.
+    /// The driver says that the device must be reset.
     NeedsReset,
     /// No port of an adapter is active.
     PortDown,
-    /// It was unhealthy and has recovered.
+    /// The device was unhealthy and has recovered.
     Recovered,
-    /// An operator has cleared it.
+    /// An operator has cleared the device.
     Cleared,
 }
 
@@ -161,6 +161,7 @@ struct DeviceHealth {
 impl DeviceHealth {
     /// Records trouble; it is a relapse if the last recovery was less than a day ago.
     fn record_trouble(&mut self, reason: HealthReason, needs_reset: bool, now: Duration) {
+        // Only a healthy device can relapse; further trouble of an unhealthy one belongs to the same fault.
         if self.trouble.is_none() {
             let is_relapse = self
                 .recovered

@@ -18,9 +18,9 @@ pub use own_container::OwnContainer;
 /// The injection mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// By a variable in the answer to Allocate, which lasts as long as the container.
+    /// A variable in the answer to Allocate names the devices, for as long as the container lives.
     Envvar,
-    /// By a CDI device whose spec is written before the container starts.
+    /// A CDI device names them, whose spec the plugin writes before the container starts.
     Cdi,
 }
 
@@ -46,11 +46,11 @@ const CDI_OFF: &str = "CdiOff";
 /// The evidence that a mode works on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Certainty {
-    /// It was seen to work.
+    /// The plugin has seen the mode work.
     Proven,
-    /// Nothing has shown that it does not work.
+    /// Nothing has shown that the mode does not work.
     Assumed,
-    /// It cannot work: no container gets a device.
+    /// The mode cannot work: no container gets a device.
     Impossible,
 }
 
@@ -68,9 +68,9 @@ impl Certainty {
 /// The pods whose containers the runtime gives all GPUs if their image says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exposure {
-    /// All of the node.
+    /// All pods of the node.
     EveryPod,
-    /// Those with this `RuntimeClass`.
+    /// The pods with this `RuntimeClass`.
     RuntimeClass(String),
 }
 
@@ -81,7 +81,7 @@ pub struct Injection {
     pub mode: Mode,
     /// The evidence that the mode works.
     pub certainty: Certainty,
-    /// One word, for a condition.
+    /// The reason in one word, for a condition.
     pub reason: &'static str,
     /// The reason in a sentence; where injection is impossible, with the setting to change.
     pub message: String,

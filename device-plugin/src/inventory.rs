@@ -38,11 +38,11 @@ use sysfs::SysfsSource;
 /// One physical GPU that can be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its UUID.
+    /// The UUID that NVML reports.
     pub uuid: PhysicalId,
     /// The number in the name of its device node, for display and for the annotations that demand it.
     pub minor: u32,
-    /// Its position in the order of the source (NVML's enumeration, or the file's list). Differs from the minor number.
+    /// The position in the order of the source (NVML's enumeration, or the file's list), which is not that of minor numbers.
     pub index: u32,
     /// Memory that pods may share.
     pub memory_bytes: u64,
@@ -52,7 +52,7 @@ pub struct Gpu {
     pub model: String,
     /// PCI address in the form of sysfs, such as `0000:3b:00.0`.
     pub bus_id: Option<String>,
-    /// Its location on the PCI bus, as far as the source reports it.
+    /// The location on the PCI bus, as far as the source reports it.
     pub location: PciLocation,
     /// Labels by which pods may select it.
     pub labels: BTreeMap<String, String>,
@@ -67,7 +67,7 @@ pub struct OtherDevice {
     pub device_type: String,
     /// Identifies it among all devices of the node, GPUs included.
     pub id: PhysicalId,
-    /// Its number among the devices of its type.
+    /// The number among the devices of this type.
     pub minor: u32,
     /// The amounts that it offers, by resource name.
     pub resources: BTreeMap<String, Quantity>,
@@ -75,9 +75,9 @@ pub struct OtherDevice {
     pub labels: BTreeMap<String, String>,
     /// PCI address, if the source reports it.
     pub bus_id: Option<String>,
-    /// Its location on the PCI bus, as far as the source reports it.
+    /// The location on the PCI bus, as far as the source reports it.
     pub location: PciLocation,
-    /// Its virtual functions.
+    /// The virtual functions of an adapter or FPGA.
     pub vf_groups: Vec<VirtualFunctionGroup>,
     /// The device files that a container needs to use it.
     pub device_nodes: Vec<PathBuf>,
@@ -86,7 +86,7 @@ pub struct OtherDevice {
 }
 
 impl OtherDevice {
-    /// Its amount, in percent, of the resource that is named after its type; none for other types than `rdma` and `fpga`.
+    /// The amount, in percent, of the resource that is named after the device type; none for other types than `rdma` and `fpga`.
     pub fn percent(&self) -> Option<u64> {
         let resource = percent_resource(&self.device_type)?;
         self.resources.get(resource)?.unsigned()
@@ -105,18 +105,18 @@ fn percent_resource(device_type: &str) -> Option<&'static str> {
 /// A GPU that is present but cannot be shared now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExcludedGpu {
-    /// Its position in the order of the source.
+    /// The position in the order of the source.
     pub index: u32,
-    /// Its UUID, unless it cannot be read.
+    /// The UUID, unless it cannot be read.
     pub uuid: Option<PhysicalId>,
-    /// The reason that it is left out.
+    /// The reason that the plugin leaves the GPU out.
     pub exclusion: ExclusionReason,
 }
 
 /// The reason that a GPU cannot be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExclusionReason {
-    /// It is in MIG mode.
+    /// The GPU is in MIG mode.
     Mig,
     /// A property that the plugin needs cannot be read; the text names it.
     Unreadable(String),
@@ -271,7 +271,7 @@ impl DeviceSource {
 
     /// Starts to watch the devices of `inventory` from threads of its own.
     ///
-    /// Every device is probed at once and then at the source's interval, so that the feed reports trouble that was there from the
+    /// The watch probes every device at once and then at the source's interval, so that the feed reports trouble that was there from the
     /// start, and recovery needs no other clock. When the devices themselves change (a GPU appears, or its memory differs) the feed
     /// reports [`ObservationKind::InventoryChanged`] once; it goes on with the devices it was started for, and the caller discovers
     /// the devices again and starts another watch.
@@ -288,7 +288,7 @@ impl DeviceSource {
 
 /// A real machine: its GPUs through NVML, its other devices through sysfs.
 ///
-/// Each of the two has a thread of its own, so that a driver that hangs hides nothing of the other devices. A machine without GPUs
+/// NVML and sysfs are read by a thread each, so that a driver that hangs hides nothing of the other devices. A machine without GPUs
 /// is fine as long as it has other devices; the plugin goes on looking for the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineSource {
@@ -311,6 +311,7 @@ impl MachineSource {
         let others = self.others.list();
         match self.gpus.discover() {
             Ok(found) => Ok(NodeInventory { others, ..found }),
+            // The watch goes on looking for the driver, so GPUs that come later are found.
             Err(error) if error.is_absence() && !others.is_empty() => {
                 info!(%error, "this node has no GPU that can be shared; serving its other devices");
                 Ok(NodeInventory {

@@ -53,15 +53,15 @@ impl Outcome {
 /// The outcome of the runtime hook for a new container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HookOutcome {
-    /// It is not served by this plugin.
+    /// The plugin does not serve the container.
     Left,
-    /// It already had its devices.
+    /// The container already had its devices.
     Confirmed,
-    /// It got the devices of its pod's record in place of others.
+    /// The container got the devices of its pod's record in place of others.
     Adjusted,
-    /// It requests no GPU, and its image or author would have shown it some.
+    /// The container requests no GPU, and its image or author would have shown it some.
     Hidden,
-    /// The hook refused its creation.
+    /// The hook refused the creation of the container.
     Refused,
 }
 

@@ -148,6 +148,7 @@ impl Removal {
     /// # Errors
     /// Something is left.
     pub async fn attempt(&self) -> anyhow::Result<()> {
+        // Before anything is removed: a pod that restarts needs its CDI spec.
         if self.when == UninstallWhen::Unused {
             let pods = self.pods.borrow();
             ensure!(pods.is_synced(), "the pods of this node are not known yet");

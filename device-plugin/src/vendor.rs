@@ -175,6 +175,7 @@ async fn read(
     }
     let listed = settings.pod_resources.list().await?;
     let mut claimed = claims::claimed_devices(&listed);
+    // The devices of other drivers are network adapters and the like.
     claimed.retain(|claimed| settings.dra_drivers.contains(&claimed.device.driver));
     for claimed in admin_access.without_admin_access(claimed).await {
         found.extend(claims::allocation(claimed, fleet));

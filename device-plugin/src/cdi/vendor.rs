@@ -182,6 +182,7 @@ impl VendorSpecs {
     /// There is no spec, or only one of another driver version.
     pub fn driver(&self, running: Option<&str>) -> Result<DriverEdits, NoDriver> {
         let mut specs = self.read();
+        // A stable sort, so that of one kind the spec of the later directory stays first.
         specs.sort_by_key(|spec| spec.kind);
         let mut stale = None;
         for spec in specs {

@@ -177,16 +177,16 @@ pub(super) fn dra_drivers(text: &str) -> Result<BTreeSet<String>, String> {
     Ok(names)
 }
 
-/// A resource of whole devices and its server.
+/// A resource of whole GPUs, and the device plugin that serves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VendorResource {
-    /// Its name in pods and nodes.
+    /// The resource's name in pods and nodes.
     pub name: String,
-    /// Its server.
+    /// The device plugin that serves the resource.
     pub server: VendorServer,
 }
 
-/// The server of a vendor's resource.
+/// The device plugin that serves a vendor's resource on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VendorServer {
     /// The vendor's plugin, whose allocations this plugin publishes.

@@ -25,9 +25,9 @@ pub(super) enum Cgroup {
 /// The way in which NVIDIA's hook and its variables get into a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HookRoute {
-    /// By this plugin's CDI spec, whose variables win over those of the image and of the pod.
+    /// This plugin's CDI spec brings the hook, and its variables win over those of the image and of the pod.
     Spec,
-    /// By NVIDIA's runtime, which resolves the vendor's variable by CDI and so brings the hook.
+    /// NVIDIA's runtime brings the hook, as it resolves the vendor's variable by CDI.
     Runtime,
     /// The hook gets into containers, but may read a limit that the image or the pod sets.
     ReadsOthers,

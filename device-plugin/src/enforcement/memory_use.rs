@@ -41,9 +41,9 @@ pub struct ContainerGpu {
 /// The memory in use at one moment, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MeasuredMemory {
-    /// By container and GPU.
+    /// The bytes that each container uses on each GPU.
     pub by_container: BTreeMap<ContainerGpu, u64>,
-    /// By GPU, of processes in no container of a known pod.
+    /// The bytes on each GPU of processes in no container of a known pod.
     pub unattributed: BTreeMap<PhysicalId, u64>,
 }
 
@@ -65,6 +65,7 @@ impl MeasuredMemory {
             let owner = if let Some(id) = &process.container {
                 containers.get(id.as_str())
             } else {
+                // With cgroup v1 the file has a line for each controller, of which several may name the container.
                 let cgroups = cgroups_of(process.pid).unwrap_or_default();
                 container_ids(&cgroups).find_map(|id| containers.get(id))
             };
@@ -77,6 +78,7 @@ impl MeasuredMemory {
                     };
                     measured.by_container.entry(of).or_default()
                 }
+                // A process that has ended since the driver listed it counts here too, until the next round.
                 None => measured.unattributed.entry(process.gpu.clone()).or_default(),
             };
             *bytes = bytes.saturating_add(process.bytes);

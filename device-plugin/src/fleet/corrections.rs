@@ -130,6 +130,7 @@ async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff
             Ok(Err(error)) => one_line(&error),
             Err(_) => format!("no answer within {REQUEST_LIMIT:?}"),
         };
+        // The pauses between attempts may be short, and the first line has said it.
         if !is_logged {
             warn!(
                 error,

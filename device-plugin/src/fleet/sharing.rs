@@ -42,9 +42,9 @@ pub enum SharedDevices {
     All,
     /// Only the named GPUs.
     Only {
-        /// By UUID.
+        /// The UUIDs among the names.
         uuids: BTreeSet<PhysicalId>,
-        /// By minor number.
+        /// The minor numbers among the names.
         minors: BTreeSet<u32>,
     },
 }

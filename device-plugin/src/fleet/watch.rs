@@ -154,6 +154,7 @@ impl FleetWatch {
                 if self.discover_again().await {
                     return Ok(());
                 }
+                // The feed reports a change once, so nothing else would ask for another attempt.
                 discover_at = Some(Instant::now() + DISCOVERY_RETRY);
             }
         }
@@ -238,6 +239,7 @@ impl FleetWatch {
                 error!(%device, %reason, message, "device is unhealthy");
             }
         }
+        // Readers may still hold the last fleet, which must not change under them: `make_mut` copies it then.
         self.channels.fleet.send_modify(|fleet| {
             let fleet = Arc::make_mut(fleet);
             for change in changes {

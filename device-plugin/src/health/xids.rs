@@ -4,14 +4,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// Some critical XIDs: a list, or all of them.
-///
-/// Written as `13,31`, `all` or `none`.
+/// A set of critical XIDs, written as `13,31`, `all` or `none`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Xids {
-    /// Every one.
+    /// All XIDs.
     All,
-    /// Exactly these.
+    /// The XIDs of a list.
     List(BTreeSet<u64>),
 }
 

@@ -140,6 +140,7 @@ pub fn variable_answer(
     assigned: &AssignedDevices<'_>,
 ) -> ContainerAllocateResponse {
     let mut envs = HashMap::new();
+    // Limits and the variables of the first gpushare need the pod; the devices follow from the IDs alone.
     if let Some(recipient) = recipient {
         envs.extend(variables(settings, recipient, resource, assigned));
     }
@@ -157,7 +158,7 @@ pub fn variable_answer(
     if recipient.is_none_or(|recipient| names_devices(resource, recipient.container)) {
         envs.insert(visible_variable(resource).to_owned(), assigned.ids());
         envs.insert(own_variable(resource).to_owned(), assigned.ids());
-        // NVIDIA's runtime finds the nodes of GPUs itself.
+        // NVIDIA's runtime finds the nodes of GPUs itself, and knows nothing of other devices.
         if settings.pass_device_specs || matches!(assigned, AssignedDevices::Others(_)) {
             for path in device_nodes(settings, recipient, resource, assigned) {
                 let path = path.to_string_lossy().into_owned();

@@ -21,7 +21,7 @@ pub enum InventoryError {
     NothingToShare {
         /// The library or the file.
         path: PathBuf,
-        /// Each GPU with the reason that it is left out.
+        /// The GPUs, each with the reason that it is left out.
         reasons: String,
     },
     /// The container was created with another driver, or with none; only a new container gets the library of the present one.

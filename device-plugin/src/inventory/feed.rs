@@ -61,7 +61,7 @@ pub struct Feed {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// One round of a watch, which its thread repeats. It must return soon after [`Reporter`] returns [`Stopped`].
+/// One round of a watch, which its thread repeats. The round must return soon after [`Reporter`] returns [`Stopped`].
 pub(super) type Watcher = Box<dyn FnMut(&Reporter) -> Result<(), Stopped> + Send>;
 
 impl Feed {

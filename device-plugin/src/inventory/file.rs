@@ -110,6 +110,7 @@ impl FileWatch {
     fn report(&mut self, reporter: &Reporter) -> Result<(), Stopped> {
         self.refresh();
         let (known, now) = (&self.known, &self.latest.inventory);
+        // A machine's links and partitions do not change while its GPUs stay, so only this source compares them.
         let is_other = known.is_outdated_by(now)
             || known.links != now.links
             || known.partitions != now.partitions

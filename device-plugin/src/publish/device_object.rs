@@ -74,6 +74,7 @@ impl DeviceObjectInputs {
         for entry in &fleet.others {
             devices.push(entries.other_device(entry));
         }
+        // Schedulers find the object by the name of its node.
         let name = node.metadata.name.clone().unwrap_or_default();
         let mut device = Device::new(&name, DeviceSpec { devices });
         device.metadata.labels = Some(self.labels(fleet));
@@ -302,7 +303,7 @@ impl DeviceEntries<'_> {
         let before = self.find_before(id, CONDITION_HEALTHY);
         let reason = match (entry.reason, before) {
             (Some(reason), _) => reason.to_string(),
-            // The process that observed the reason is gone.
+            // The process that observed the reason is gone, and its words are better than none.
             (None, Some(before)) if before.status == status => return Some(before.clone()),
             (None, Some(_)) => CONDITION_HEALTHY.to_owned(),
             (None, None) => return None,

@@ -64,7 +64,7 @@ impl NodeOverrides {
     /// Reads the files.
     ///
     /// # Errors
-    /// One of them exists and is invalid.
+    /// A file exists and is invalid.
     pub fn read(files: &OverrideFiles) -> anyhow::Result<Self> {
         let mut overrides = Self::default();
         if let Some(path) = &files.labels {

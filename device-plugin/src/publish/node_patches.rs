@@ -62,7 +62,7 @@ pub fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
 
 /// The amounts of resources in node status that no device plugin advertises.
 ///
-/// Each amount is that of the healthy devices ([`offered`]), or what the pods there request ([`requested`]) if that is more. Capacity and
+/// An amount is that of the healthy devices ([`offered`]), or the sum of the pods' requests ([`requested`]) if that is more. Capacity and
 /// allocatable are the same.
 pub fn status(node: &Node, amounts: Requests) -> Option<Value> {
     let mut fields = Map::new();

@@ -100,6 +100,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             service: RUNTIME_SERVICE.to_owned(),
             method: "RegisterPlugin".to_owned(),
             payload: plugin.encode_to_vec(),
+            // The session has limits of its own.
             timeout_nano: 0,
         };
         let (connection, kind) = (ConnectionId::Runtime, Kind::Request);
@@ -189,6 +190,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 );
                 self.is_configured = true;
                 self.hook.metrics.set_hook_connected(true);
+                // Each further event would be a call for every container of the node.
                 Ok(ConfigureResponse {
                     events: CREATE_CONTAINER_EVENT,
                 }

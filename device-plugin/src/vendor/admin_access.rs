@@ -33,9 +33,9 @@ pub struct AdminAccess {
 /// A claim that a container uses, as last read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ReadClaim {
-    /// Its CDI devices, which identify the object: a claim may be deleted and created again with its name.
+    /// The claim's CDI devices, which identify the object: a claim may be deleted and created again with the same name.
     cdi_names: BTreeSet<String>,
-    /// Its devices that are allocated for administration only; none until it has been read.
+    /// The devices that are allocated for administration only; none until the claim has been read.
     devices: Option<BTreeSet<DraDevice>>,
 }
 
@@ -125,6 +125,7 @@ impl AdminAccess {
         let what = format!("get ResourceClaim {claim} (resource.k8s.io/v1)");
         let object = within(REQUEST_LIMIT, what, api.get(&claim.name)).await?;
         let uid = object.metadata.uid.unwrap_or_default();
+        // A claim of this name may have been deleted and created again since kubelet prepared its devices.
         ensure!(
             !uid.is_empty() && cdi_names.iter().any(|name| name.contains(&uid)),
             "kubelet's CDI devices of ResourceClaim {claim} do not bear its UID {uid}"

@@ -65,6 +65,7 @@ impl Allocation {
 
     /// The devices in the form of the Device object's annotation; none if the pod has ended or its record names them.
     fn unrecorded(&self, pods: &NodePods, fleet: &NodeFleet) -> Option<KubeletAllocation> {
+        // Parts of one GPU, such as the replicas of time-slicing, have one name here.
         let mut device_ids = BTreeSet::new();
         for id in &self.device_ids {
             device_ids.insert(device_name(id, fleet));
@@ -120,9 +121,9 @@ pub(super) fn plugin_allocations(
 pub enum PodKey {
     /// Namespace and name, in the pod-resources API.
     Named {
-        /// Its namespace.
+        /// The pod's namespace.
         namespace: String,
-        /// Its name.
+        /// The pod's name.
         name: String,
     },
     /// The UID, in the checkpoint.
@@ -161,9 +162,9 @@ impl PodKey {
 /// The name of a `ResourceClaim`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimName {
-    /// Its namespace.
+    /// The claim's namespace.
     pub namespace: String,
-    /// Its name.
+    /// The claim's name.
     pub name: String,
 }
 

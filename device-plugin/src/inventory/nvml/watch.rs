@@ -87,6 +87,7 @@ impl NvmlWatch {
     /// Watches until it is time for another session because this one misses a device.
     fn run_session(&mut self, nvml: &Nvml, reporter: &Reporter) -> Result<(), Stopped> {
         self.logged.clear();
+        // The devices may have changed since the caller listed them, or since the last session.
         self.compare(nvml, reporter)?;
         let events = self.register_events(nvml);
         // NVML reports events from here on; a probe alone shows earlier trouble.
@@ -131,6 +132,7 @@ impl NvmlWatch {
 
     /// Reports once that the devices have changed. The probes report one that is merely missing.
     fn compare(&mut self, nvml: &Nvml, reporter: &Reporter) -> Result<(), Stopped> {
+        // The probes report a driver that does not answer.
         let Ok(now) = self.source.list(nvml) else {
             return Ok(());
         };
