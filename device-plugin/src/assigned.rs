@@ -47,6 +47,7 @@ pub async fn mark_assigned(connection: Connection, node: Arc<NodeState>) {
             log.forget_gone(&pods);
             unmarked(&pods, &log)
         };
+        // The watch shows the others as marked by now, or they are gone.
         marked.retain(|uid| due.iter().any(|pod| pod.uid == *uid));
         let mut has_failed = false;
         for pod in &due {

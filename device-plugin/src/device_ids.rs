@@ -243,11 +243,6 @@ impl IdScheme {
         self.numbered(resource).iter().any(|ids| ids.count != Some(0))
     }
 
-    /// Encoded size of the list of all devices of a resource when all of them are unhealthy.
-    pub fn longest_list_bytes(&self, resource: ExtendedResource) -> u64 {
-        self.list_bytes(self.numbered(resource))
-    }
-
     /// Encoded size of a list of these devices when all of them are unhealthy.
     fn list_bytes(&self, numbered: &[NumberedIds]) -> u64 {
         let besides = if self.lists_numa_nodes { NUMA_NODE_BYTES } else { 0 };
@@ -358,6 +353,11 @@ fn stems(gpus: &[Gpu]) -> Vec<String> {
 impl IdScheme {
     pub(crate) fn new(gpus: &[Gpu], slots: u32, unit: MemoryUnit) -> Result<Self, TooLong> {
         Self::with_numa_nodes(false, gpus, slots, unit)
+    }
+
+    /// Encoded size of the list of all devices of a resource when all of them are unhealthy.
+    pub(crate) fn longest_list_bytes(&self, resource: ExtendedResource) -> u64 {
+        self.list_bytes(self.numbered(resource))
     }
 }
 

@@ -30,6 +30,7 @@ pub async fn evict(client: &Client, pod: &NodePod, why: &str) -> bool {
     let posted = api.create_subresource::<_, Value>("eviction", &pod.name, &params, &eviction);
     let evicted = within(LIMIT, "evict the pod", posted).await;
     match &evicted {
+        // 404 means that the pod is gone already.
         Err(error) if error.status() != Some(404) => {
             warn!(
                 pod = pod.display_name(),

@@ -124,6 +124,7 @@ impl HealthTracker {
                 (entry.message.to_owned(), since.map_or(now, |(_, since)| *since))
             });
             let notified = match before {
+                // Without a new error the pods that know of it get no second event.
                 Some(before) if event.is_none() => before.notified.clone(),
                 _ => BTreeSet::new(),
             };
@@ -161,6 +162,8 @@ impl HealthTracker {
         for device in self.devices.iter().flat_map(BTreeMap::values) {
             if let Some((_, since)) = &device.trouble {
                 let due = *since + EVICTION_GRACE;
+                // An eviction that was due is tried again after a while: it was refused, or the pod is not
+                // gone yet.
                 let due = if due > now { due } else { now + EVICTION_RETRY };
                 next = Some(next.map_or(due, |next| due.min(next)));
             }
@@ -184,6 +187,7 @@ impl HealthTracker {
         );
         let mut actions = Vec::new();
         for pod in pods.iter() {
+            // A pod that does not run yet cannot have caused the fault.
             if pod.stage == PodStage::Running && holds(pod, TYPE_GPU, &key) {
                 actions.push(HealthAction::PodEvent(
                     pod.uid.clone(),
@@ -225,7 +229,7 @@ fn holds(pod: &NodePod, device_type: &str, key: &DeviceKey) -> bool {
     };
     // A record names the same GPUs for all resources of GPUs.
     let resource = ExtendedResource::of_type(device_type).unwrap_or(ExtendedResource::Whole);
-    placement.names(resource).iter().any(|name| name.is(key))
+    placement.has_device(resource, key)
 }
 
 /// The task that reacts to changes of health.

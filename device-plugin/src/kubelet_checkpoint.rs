@@ -110,6 +110,7 @@ impl Checkpoint {
         let version = FileVersion::from(&found);
         match &*read {
             Some((known, allocated)) if *known == version => allocated.clone(),
+            // Parsing a long file takes a moment, in which kubelet would wait.
             _ if found.len() > max_bytes => None,
             _ => {
                 let allocated = self.parse().map(Arc::new);
@@ -132,6 +133,7 @@ impl Checkpoint {
             let Some(resource) = self.names.find(&entry.resource_name) else {
                 continue;
             };
+            // kubelet has freed the devices, so the container owns none.
             if entry.device_ids.is_empty() {
                 continue;
             }
@@ -181,6 +183,7 @@ fn text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
     let mut text = Vec::new();
     let file = File::open(dir.join(FILE)).map_err(CheckpointError::Read)?;
     let n_bytes = file
+        // One byte more, so that a longer file is an error rather than cut off.
         .take(MAX_BYTES + 1)
         .read_to_end(&mut text)
         .map_err(CheckpointError::Read)?;

@@ -95,6 +95,7 @@ impl PodResources {
 
     /// Calls over the open connection, or over a new one if there is none or kubelet has restarted.
     async fn call(&self) -> Result<ListPodResourcesResponse, Status> {
+        // A clone shares the connection, and the lock must not be held during the call.
         let kept = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(mut client) = kept {
             let answer = client.list(ListPodResourcesRequest {}).await;
@@ -102,6 +103,7 @@ impl PodResources {
                 return answer.map(Response::into_inner);
             }
         }
+        // kubelet may have restarted, so a new connection is tried before the call fails.
         let channel = connect(&self.socket).await;
         let channel = channel.map_err(|error| Status::unavailable(one_line(&error)))?;
         let mut client = PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_BYTES);

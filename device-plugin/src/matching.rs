@@ -111,18 +111,20 @@ pub fn match_call(
 ) -> Result<Match, NoMatch> {
     let is_last = attempt == MatchAttempt::Last;
     let admitting = log
-        .admitting()
+        .admitting
+        .as_ref()
         .and_then(|uid| pods.get(uid))
         .filter(|pod| is_candidate(pod, log));
-    if let Some(found) = admitting.and_then(|pod| due(pods, pod, log, call)) {
+    // kubelet finishes the admission of a pod before it begins with another.
+    if let Some(found) = admitting.and_then(|pod| match_if_next(pods, pod, log, call)) {
         return Ok(found);
     }
-    let choice = first_due(pods, log, call);
+    let choice = match_new_pod(pods, log, call);
     // Calls that kubelet's checkpoint names are certainly those of this pod.
     let doubtful = admitting.filter(|pod| !log.was_answered_before(&pod.uid));
     // kubelet does not make this call for the pod that it seemed to admit: it gave that pod up, or the earlier calls were another
     // pod's.
-    if let Some((corrected, is_harmless)) = doubtful.and_then(|pod| correct(pods, log, pod, call)) {
+    if let Some((corrected, is_harmless)) = doubtful.and_then(|pod| find_correction(pods, log, pod, call)) {
         return match choice {
             // A pod on the devices of the answers so far explains them without any mistake, so it comes first.
             Some(choice) if !is_harmless && is_on_devices_of(pods, &corrected, &choice) => Ok(choice),
@@ -133,11 +135,11 @@ pub fn match_call(
     if let Some(choice) = choice {
         return match earlier_unplaced(pods, log, call, &choice) {
             Some(unplaced) if is_last => Ok(unplaced),
-            Some(unplaced) => Err(no_record(pods, &unplaced)),
+            Some(unplaced) => Err(unplaced_error(pods, &unplaced)),
             None => Ok(choice),
         };
     }
-    if is_last && let Some(found) = last_resort(pods, log, call) {
+    if is_last && let Some(found) = match_doubtful(pods, log, call) {
         return Ok(found);
     }
     if !pods.is_synced() {
@@ -145,7 +147,7 @@ pub fn match_call(
     }
     match first_unplaced(pods, pods.iter(), log, call) {
         Some(unplaced) if is_last => Ok(unplaced),
-        Some(unplaced) => Err(no_record(pods, &unplaced)),
+        Some(unplaced) => Err(unplaced_error(pods, &unplaced)),
         None => Err(NoMatch::NoPod),
     }
 }
@@ -154,6 +156,7 @@ pub fn match_call(
 pub fn preferred(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let found = log.preferred()?;
     let answered = found.calls.last()?;
+    // kubelet calls Allocate for the same container right after `GetPreferredAllocation`.
     let is_same_call = answered.resource == call.resource && answered.count == call.count;
     (is_same_call && is_candidate(pods.get(&found.pod)?, log)).then(|| found.clone())
 }
@@ -167,7 +170,11 @@ fn are_alike(pods: &NodePods, one: &PodUid, other: &PodUid) -> bool {
 }
 
 /// The same calls as calls of `pod`; none if kubelet cannot have made them for this pod.
-fn explain(pod: &NodePod, calls: &[AnsweredCall], offered: &[ExtendedResource]) -> Option<Vec<AnsweredCall>> {
+fn as_calls_of_pod(
+    pod: &NodePod,
+    calls: &[AnsweredCall],
+    offered: &[ExtendedResource],
+) -> Option<Vec<AnsweredCall>> {
     let mut explained = Vec::new();
     for call in calls {
         let repeated = Call {
@@ -194,7 +201,7 @@ fn is_candidate(pod: &NodePod, log: &AllocateLog) -> bool {
 }
 
 /// The record of a pod that kubelet may still make calls for; none if the pod has no usable record.
-fn candidate<'a>(pod: &'a NodePod, log: &AllocateLog) -> Option<&'a Placement> {
+fn record_of_candidate<'a>(pod: &'a NodePod, log: &AllocateLog) -> Option<&'a Placement> {
     pod.record().filter(|_| is_candidate(pod, log))
 }
 
@@ -204,8 +211,8 @@ fn is_passed_over(pods: &NodePods, pod: &NodePod, log: &AllocateLog) -> bool {
     if pod.assumed_at().is_some() && !pod.deleting {
         return false;
     }
-    let mut latest_assumed = log.latest_assumed();
-    let mut latest_arrival = log.latest_arrival();
+    let mut latest_assumed = log.latest_assumed;
+    let mut latest_arrival = log.latest_arrival;
     for other in pods.iter() {
         if matches!(other.stage, PodStage::Admitted | PodStage::Running) {
             latest_assumed = latest_assumed.max(other.assumed_at());
@@ -232,14 +239,14 @@ fn has_devices(pod: &NodePod, placement: &Placement) -> bool {
 }
 
 /// The match with this pod, if `call` is the next one that kubelet has to make for it.
-fn due(pods: &NodePods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+fn match_if_next(pods: &NodePods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let answered = log.answered_calls(&pod.uid);
     let container = next_container(pod, answered, call, log.offered())?;
-    Some(matched(pods, pod, log, container, answered, call))
+    Some(new_match(pods, pod, log, container, answered, call))
 }
 
 /// The match of `call` with a container of this pod, after the calls in `answered`.
-fn matched(
+fn new_match(
     pods: &NodePods,
     pod: &NodePod,
     log: &AllocateLog,
@@ -295,16 +302,17 @@ fn next_container(
 }
 
 /// The match with the best of the pods that kubelet has made no call for yet.
-fn first_due(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+fn match_new_pod(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let mut candidates = Vec::new();
     for pod in pods.iter() {
         // kubelet seems to have passed over a doubtful pod: it is matched only if no other pod fits.
         if pod.stage != PodStage::Bound || log.is_answered(&pod.uid) || log.is_doubtful(&pod.uid) {
             continue;
         }
-        let Some(placement) = candidate(pod, log) else {
+        let Some(placement) = record_of_candidate(pod, log) else {
             continue;
         };
+        // kubelet begins with the first container of a pod.
         let Some(container) = next_container(pod, &[], call, log.offered()) else {
             continue;
         };
@@ -312,8 +320,8 @@ fn first_due(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Matc
             candidates.push((placement, pod, container));
         }
     }
-    let (pod, container) = best(candidates, log, call)?;
-    Some(matched(pods, pod, log, container, &[], call))
+    let (pod, container) = first_candidate(candidates, log, call)?;
+    Some(new_match(pods, pod, log, container, &[], call))
 }
 
 /// The match with a pod without usable record that came before the pod of `choice` and waits for the same call.
@@ -336,20 +344,21 @@ fn first_unplaced<'a>(
     let mut waiting = Vec::new();
     for pod in among {
         if pod.placement.is_err() && is_candidate(pod, log) {
-            waiting.extend(due(pods, pod, log, call));
+            waiting.extend(match_if_next(pods, pod, log, call));
         }
     }
     waiting.into_iter().min_by_key(|found| pods.arrival(&found.pod))
 }
 
-fn no_record(pods: &NodePods, unplaced: &Match) -> NoMatch {
+/// The error for a call that a pod without usable record waits for.
+fn unplaced_error(pods: &NodePods, unplaced: &Match) -> NoMatch {
     NoMatch::Unplaced {
         pod: pods.display_name(&unplaced.pod),
     }
 }
 
 /// The first candidate in the order of this file's head, with the value beside it.
-fn best<'a, T>(
+fn first_candidate<'a, T>(
     candidates: Vec<(&'a Placement, &'a NodePod, T)>,
     log: &AllocateLog,
     call: &Call<'_>,
@@ -359,6 +368,7 @@ fn best<'a, T>(
             !placement.includes(call.resource, call.devices),
             log.is_uncertain(&pod.uid),
             placement.assumed_at,
+            // The rest makes the order the same in every process.
             pod.namespace.as_str(),
             pod.name.as_str(),
             pod.uid.as_str(),
@@ -372,17 +382,22 @@ fn best<'a, T>(
 
 /// The match with another pod that can have made the calls which were matched with `mistaken`, and this one; and true if that pod has
 /// the same GPUs.
-fn correct(pods: &NodePods, log: &AllocateLog, mistaken: &NodePod, call: &Call<'_>) -> Option<(Match, bool)> {
+fn find_correction(
+    pods: &NodePods,
+    log: &AllocateLog,
+    mistaken: &NodePod,
+    call: &Call<'_>,
+) -> Option<(Match, bool)> {
     let mut explaining = Vec::new();
     let mut harmless = Vec::new();
     for pod in pods.iter() {
         if log.is_answered(&pod.uid) {
             continue;
         }
-        let Some(placement) = candidate(pod, log) else {
+        let Some(placement) = record_of_candidate(pod, log) else {
             continue;
         };
-        let Some(found) = explains(pods, log, pod, mistaken, call) else {
+        let Some(found) = match_as_correction(pods, log, pod, mistaken, call) else {
             continue;
         };
         if has_devices(mistaken, placement) {
@@ -391,10 +406,10 @@ fn correct(pods: &NodePods, log: &AllocateLog, mistaken: &NodePod, call: &Call<'
             explaining.push((placement, pod, found));
         }
     }
-    if let Some((_, found)) = best(harmless, log, call) {
+    if let Some((_, found)) = first_candidate(harmless, log, call) {
         return Some((found, true));
     }
-    let (_, likeliest) = best(explaining, log, call)?;
+    let (_, likeliest) = first_candidate(explaining, log, call)?;
     let record_of = log.record_of(&mistaken.uid).clone();
     let placement = pods.get(&record_of).and_then(|pod| pod.record());
     let corrected = Match {
@@ -406,47 +421,47 @@ fn correct(pods: &NodePods, log: &AllocateLog, mistaken: &NodePod, call: &Call<'
 }
 
 /// The match with `pod`, if kubelet can have made the calls for it that were matched with `mistaken`, and then this one.
-fn explains(
+fn match_as_correction(
     pods: &NodePods,
     log: &AllocateLog,
     pod: &NodePod,
     mistaken: &NodePod,
     call: &Call<'_>,
 ) -> Option<Match> {
-    let calls = explain(pod, log.answered_calls(&mistaken.uid), log.offered())?;
+    let calls = as_calls_of_pod(pod, log.answered_calls(&mistaken.uid), log.offered())?;
     let container = next_container(pod, &calls, call, log.offered())?;
     Some(Match {
         corrects: Some(mistaken.uid.clone()),
-        ..matched(pods, pod, log, container, &calls, call)
+        ..new_match(pods, pod, log, container, &calls, call)
     })
 }
 
 /// The match with a pod that comes into question only if no other fits: one that kubelet seemed to have given up or passed over, or
 /// one some of whose calls an earlier process may have answered.
-fn last_resort(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+fn match_doubtful(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let (mut doubtful, mut resumed) = (Vec::new(), Vec::new());
     for pod in pods.iter() {
-        let Some(placement) = candidate(pod, log) else {
+        let Some(placement) = record_of_candidate(pod, log) else {
             continue;
         };
         let is_answered = log.is_answered(&pod.uid);
         let is_doubtful = log.is_doubtful(&pod.uid) || (!is_answered && is_passed_over(pods, pod, log));
-        if is_doubtful && let Some(found) = due(pods, pod, log, call) {
+        if is_doubtful && let Some(found) = match_if_next(pods, pod, log, call) {
             doubtful.push((placement, pod, found));
         }
         if !is_answered
             && log.is_uncertain(&pod.uid)
-            && let Some(found) = resume(pods, pod, log, call)
+            && let Some(found) = match_any_container(pods, pod, log, call)
         {
             resumed.push((placement, pod, found));
         }
     }
-    let found = best(doubtful, log, call).or_else(|| best(resumed, log, call));
+    let found = first_candidate(doubtful, log, call).or_else(|| first_candidate(resumed, log, call));
     found.map(|(_, found)| found)
 }
 
 /// The match with the first container of the pod that requests as much; the calls of the containers before it count as answered.
-fn resume(pods: &NodePods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+fn match_any_container(pods: &NodePods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let at = pod
         .containers
         .iter()
@@ -464,7 +479,7 @@ fn resume(pods: &NodePods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) ->
             }
         }
     }
-    Some(matched(pods, pod, log, at, &answered, call))
+    Some(new_match(pods, pod, log, at, &answered, call))
 }
 
 #[cfg(test)]

@@ -227,8 +227,9 @@ mod tests {
         let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
         let levels = same_level(Level::Driver, [builders::gpu(1)]);
         let (_levels, levels) = watch::channel(Arc::new(levels));
-        let node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
-        let node = Arc::new(node.with_enforcements(levels));
+        let mut node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
+        node.enforcements = levels;
+        let node = Arc::new(node);
         let registrations = [
             (ExtendedResource::Shared, true),
             (ExtendedResource::Memory, false),

@@ -96,22 +96,6 @@ impl NodeState {
         }
     }
 
-    /// The same node with a source of the injection mode.
-    #[must_use]
-    pub fn with_injection(self, injection: watch::Receiver<Option<Injection>>, readers: Readers) -> Self {
-        Self {
-            injection,
-            readers,
-            ..self
-        }
-    }
-
-    /// The same node with a source of the enforcement levels.
-    #[must_use]
-    pub fn with_enforcements(self, enforcements: watch::Receiver<Arc<Enforcements>>) -> Self {
-        Self { enforcements, ..self }
-    }
-
     /// The injection mode: the decided one, else the operator's.
     pub fn mode(&self) -> Mode {
         let decided = self.injection.borrow().as_ref().map(|injection| injection.mode);
@@ -174,6 +158,7 @@ impl NodeState {
     pub fn fresh_number(&self) -> u64 {
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now = u64::try_from(since_epoch.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX);
+        // Atomic, so that two calls at the same time get different numbers.
         let last = self.last_number.fetch_max(now, Ordering::Relaxed);
         if now > last {
             return now;
@@ -225,6 +210,7 @@ impl NodeState {
         let is_needed = log.needs_checkpoint(pods);
         let max_bytes = if is_needed { u64::MAX } else { max_bytes };
         if let Some(allocated) = self.checkpoint.read_up_to(max_bytes) {
+            // Calls of an earlier process are added before those of this one are compared.
             log.load(&allocated, pods);
             log.reconcile(&allocated, pods);
         }

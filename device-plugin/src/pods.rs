@@ -58,10 +58,10 @@ impl PodStage {
     /// The stage of a pod whose annotations have a record; none if they have no record.
     pub(crate) fn of_recorded(pod: &Pod) -> Option<Self> {
         let annotations = pod.metadata.annotations.as_ref()?;
-        has_record(annotations).then(|| Self::of(&pod.status))
+        has_record(annotations).then(|| Self::from_status(&pod.status))
     }
 
-    fn of(status: &PodStatus) -> Self {
+    fn from_status(status: &PodStatus) -> Self {
         match status.phase.as_deref() {
             Some("Succeeded" | "Failed") => Self::Terminal,
             // The phase is unknown when the node has not reported for long; the containers may go on.
@@ -127,12 +127,13 @@ pub struct OwnVariable {
 
 impl NodePod {
     /// Reduces a pod of this node; none if it requests none of the plugin's resources, or is bound to another node.
-    pub fn of(pod: &Pod, node: &str, names: &ResourceNames) -> Option<Self> {
+    pub fn from_pod(pod: &Pod, node: &str, names: &ResourceNames) -> Option<Self> {
         if pod.spec.node_name.as_deref() != Some(node) {
             return None;
         }
         let containers = request::containers(&pod.spec, names);
-        let requests = Requests::of(&pod.spec);
+        let requests = Requests::from_spec(&pod.spec);
+        // A pod may request only resources in node status, for which kubelet calls no plugin.
         if containers.is_empty() && requests.is_empty() {
             return None;
         }
@@ -148,13 +149,13 @@ impl NodePod {
             uid: PodUid::from(pod.metadata.uid.as_deref()?),
             namespace: namespace(pod),
             name: pod.metadata.name.clone()?,
-            stage: PodStage::of(&pod.status),
+            stage: PodStage::from_status(&pod.status),
             deleting: pod.is_deleting(),
             containers,
             placement: Placement::read(&annotations, &requested),
-            is_limited: labels.get(ISOLATION_PROVIDER).is_some_and(|by| by == HAMI_CORE),
+            is_limited: labels.get(ISOLATION_PROVIDER).map(String::as_str) == Some(HAMI_CORE),
             requests,
-            sees_all: annotations.get(ALL_DEVICES).is_some_and(|mark| mark == "true"),
+            sees_all: annotations.get(ALL_DEVICES).map(String::as_str) == Some("true"),
             hints,
             variables: variables(&pod.spec),
             created: created(&pod.status),
@@ -188,10 +189,15 @@ impl NodePod {
             && self.portions() == other.portions()
             && self.requests == other.requests
             && self.hints == other.hints
-            && ExtendedResource::ALL.map(|resource| self.peak(resource))
-                == ExtendedResource::ALL.map(|resource| other.peak(resource))
+            && self.peaks() == other.peaks()
     }
 
+    /// The peak of each resource.
+    fn peaks(&self) -> [u64; ExtendedResource::ALL.len()] {
+        ExtendedResource::ALL.map(|resource| self.peak(resource))
+    }
+
+    /// The number of GPUs that its record names.
     fn n_recorded_gpus(&self) -> usize {
         self.record().map_or(0, |placement| placement.gpus.len())
     }
@@ -247,13 +253,13 @@ pub struct Claimant {
 
 impl Claimant {
     /// Reduces a pod of this node; none if it uses no resource claims.
-    pub fn of(pod: &Pod) -> Option<Self> {
+    pub fn from_pod(pod: &Pod) -> Option<Self> {
         pod.uses_claims().then_some(())?;
         Some(Self {
             uid: PodUid::from(pod.metadata.uid.as_deref()?),
             namespace: namespace(pod),
             name: pod.metadata.name.clone()?,
-            stage: PodStage::of(&pod.status),
+            stage: PodStage::from_status(&pod.status),
         })
     }
 }
@@ -342,6 +348,7 @@ impl NodePods {
         }
         let before = self.by_uid.get(&pod.uid).map(|before| before.stage);
         is_changed |= self.by_uid.get(&pod.uid) != Some(&pod);
+        // A pod that has ended frees its devices as a deleted one does.
         let has_ended = pod.stage == PodStage::Terminal && before != Some(PodStage::Terminal);
         self.n_left += u64::from(has_ended);
         self.by_uid.insert(pod.uid.clone(), pod);
@@ -363,19 +370,19 @@ impl NodePods {
         if let Some(pod) = self.by_uid.get(uid)
             && pod.stage == PodStage::Running
             && let Some(before) = &before
-            && now.is_none_or(|now| !now.has_record_of(before))
+            && now.is_none_or(|now| !now.is_complete_copy_of(before))
         {
             self.n_altered += 1;
         }
         // An older record is more complete: annotations may lose their keys one after the other.
         let whole = self.lost.remove(uid).or(before);
-        if let Some(whole) = whole.filter(|whole| now.is_none_or(|now| now.lacks_of(whole))) {
+        if let Some(whole) = whole.filter(|whole| now.is_none_or(|now| now.lacks_annotations_of(whole))) {
             self.lost.insert(uid.clone(), whole);
         }
     }
 
     /// The last complete record of a pod whose annotations have lost a part of their record.
-    pub fn lost(&self, uid: &PodUid) -> Option<&Placement> {
+    pub fn lost_record(&self, uid: &PodUid) -> Option<&Placement> {
         self.lost.get(uid)
     }
 
@@ -454,7 +461,7 @@ impl NodePods {
     }
 
     /// The pods that have got a record by a swap which their annotations do not show yet, with that record.
-    pub fn behind(&self) -> Vec<(NodePod, DeviceAllocations)> {
+    pub fn with_old_annotations(&self) -> Vec<(NodePod, DeviceAllocations)> {
         let mut behind = Vec::new();
         for (uid, record) in self.swapped.iter().flatten() {
             let Some((pod, annotated)) = self.by_uid.get(uid).zip(self.annotated.get(uid)) else {
@@ -493,6 +500,7 @@ impl NodePods {
             }
         }
         self.lost.retain(|uid, _| self.by_uid.contains_key(uid));
+        // Pods that are still there keep their place: kubelet has seen them in that order.
         self.arrivals.retain(|uid, _| self.by_uid.contains_key(uid));
         self.is_synced = true;
     }

@@ -43,7 +43,6 @@ use crate::publish::node_overrides::NodeOverrides;
 use crate::publish::plugin_state::PluginStateWriter;
 use crate::runtime_hook::seen::SeenGpus;
 use crate::runtime_hook::{RuntimeHook, serve_runtime};
-use crate::settings::StartPolicy;
 use crate::start::blocked::BlockedStarts;
 use crate::start::reconcile::Reconciler;
 use crate::start::{StartChecker, StartContext};
@@ -128,9 +127,9 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
         .spawn("readers of CDI specs", readers.clone().watch(spec_dir));
     // `NodeState` holds the receivers of two decisions whose tasks read `NodeState`, so the channels come before the tasks.
     let (levels, enforcements) = watch::channel(Arc::default());
-    let node = NodeState::new(settings, fleet, pods.subscribe(), &config.device_plugin_dir);
-    let node = node.with_injection(injection, readers);
-    let node = Arc::new(node.with_enforcements(enforcements));
+    let mut node = NodeState::new(settings, fleet, pods.subscribe(), &config.device_plugin_dir);
+    (node.injection, node.readers, node.enforcements) = (injection, readers, enforcements);
+    let node = Arc::new(node);
     let blocked = BlockedStarts::default();
     let (measured_sender, measured) = watch::channel(None);
     gauges.show(
@@ -214,10 +213,8 @@ impl Plugin {
         let context = StartContext {
             node: Arc::clone(&self.node),
             client: self.connection.client.clone(),
-            policy: StartPolicy {
-                on_mismatch: self.config.on_mismatch,
-                unplaced: self.config.unplaced,
-            },
+            on_mismatch: self.config.on_mismatch,
+            unplaced: self.config.unplaced,
             swaps: Arc::new(Mutex::new(swaps)),
             recorder: self.recorder.clone(),
             metrics: self.metrics.clone(),

@@ -89,12 +89,3 @@ pub enum OnUnplaced {
     /// Write a record for it where it fits.
     Adopt,
 }
-
-/// The settings of the pre-start check.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StartPolicy {
-    /// The reaction to pods that see other devices than their records name.
-    pub on_mismatch: OnMismatch,
-    /// The reaction to pods without record.
-    pub unplaced: OnUnplaced,
-}

@@ -39,7 +39,7 @@ use crate::injection::content::names_devices;
 use crate::metrics::{Metrics, Outcome};
 use crate::node_state::NodeState;
 use crate::pods::{NodePod, PodStage, PodUid};
-use crate::settings::{OnMismatch, OnUnplaced, StartPolicy};
+use crate::settings::{OnMismatch, OnUnplaced};
 use crate::verify::container::StartingContainer;
 use crate::verify::owner::{KubeletSnapshot, OwnerUnknown, find_owner};
 use crate::verify::snapshot::Snapshots;
@@ -69,8 +69,10 @@ pub struct StartContext {
     pub node: Arc<NodeState>,
     /// Writes pods' annotations and evicts pods.
     pub client: Client,
-    /// The operator's settings.
-    pub policy: StartPolicy,
+    /// The operator's reaction to pods that see other devices than their records name.
+    pub on_mismatch: OnMismatch,
+    /// The operator's reaction to pods that the scheduler did not place.
+    pub unplaced: OnUnplaced,
     /// The records in this node's Device object. Locked while a start is decided, so that two starts do not count on the same
     /// pod's record.
     pub swaps: Arc<Mutex<RecordSwaps>>,
@@ -176,6 +178,7 @@ impl StartChecker {
                 Ok(uid) => uid,
                 // kubelet may see a pod before this plugin's watch does.
                 Err(OwnerUnknown::NotSeen) if Instant::now() < until => {
+                    // A timeout ends the loop by the condition above.
                     let _ = timeout_at(until, pods.changed()).await;
                     continue;
                 }
@@ -219,48 +222,56 @@ impl StartChecker {
         swaps.load_for(uid).await.map_err(StartBlocked::SwapsUnknown)?;
         // Each adoption or swap gives the pod another record, by which the next verification goes.
         for _ in 0..MAX_RECORDS {
-            let CheckedStart {
-                starting,
-                seen,
-                verified,
-                is_by_spec,
-                is_inherited,
-            } = verify_start(node, snapshot, resource, ids, uid)?;
-            let pod = &starting.pod;
-            if is_by_spec && let Some(problem) = node.no_injection(resource.device_type()) {
+            let checked = verify_start(node, snapshot, resource, ids, uid)?;
+            let (starting, pod) = (&checked.starting, &checked.starting.pod);
+            if checked.is_by_spec
+                && let Some(problem) = node.no_injection(resource.device_type())
+            {
                 return Err(StartBlocked::NoInjection {
                     pod: pod.display_name(),
                     problem,
                 });
             }
             let allocated = snapshot.allocated.as_ref().map(|allocated| allocated.as_slice());
-            let verified = match settle(verified, &starting, &seen, allocated, node, &mut swaps).await? {
+            let verified = match settle(
+                checked.verified,
+                starting,
+                &checked.seen,
+                allocated,
+                node,
+                &mut swaps,
+            )
+            .await?
+            {
                 Settled::Verified(verified) => verified,
                 Settled::Swapped => continue,
                 Settled::LookAgain(other) => return Ok(StartDecision::LookAgain(other)),
             };
             match verified {
                 Ok(()) => {
-                    let files = if is_by_spec {
-                        write_specs(node, &starting)?
+                    let files = if checked.is_by_spec {
+                        write_specs(node, starting).map_err(|source| StartBlocked::Spec {
+                            pod: pod.display_name(),
+                            source,
+                        })?
                     } else {
                         SpecFiles::new()
                     };
                     // From here on the pod counts as started, also before the watch shows it.
                     node.log().note_start(uid, resource, ids);
                     node.answered.notify_one();
-                    self.log_start(&starting);
+                    self.log_start(starting);
                     return Ok(StartDecision::Start(files));
                 }
-                Err(StartRefusal::Unplaced(_)) if self.context.policy.unplaced == OnUnplaced::Adopt => {
-                    match adopt(node, &self.context.client, &starting, snapshot.entries()).await {
+                Err(StartRefusal::Unplaced(_)) if self.context.unplaced == OnUnplaced::Adopt => {
+                    match adopt(node, &self.context.client, starting, snapshot.entries()).await {
                         Ok(()) => self.metrics().count(Outcome::Adopted),
-                        Err(blocked) if is_inherited => return Ok(start_again(pod, &blocked)),
-                        Err(blocked) => return Err(blocked),
+                        Err(not_adopted) if checked.is_inherited => return Ok(go_on(pod, &not_adopted)),
+                        Err(not_adopted) => return Err(not_adopted.into()),
                     }
                 }
-                Err(refusal) if is_inherited && survives(resource, &refusal) => {
-                    return Ok(start_again(pod, &refusal));
+                Err(refusal) if checked.is_inherited && may_go_on(resource, &refusal) => {
+                    return Ok(go_on(pod, &refusal));
                 }
                 Err(refusal) => {
                     return Err(StartBlocked::Refused {
@@ -300,15 +311,16 @@ impl StartChecker {
         recorder.warn(&pod, blocked.event_reason(), one_line(blocked));
         if blocked.is_final() {
             self.metrics().count(Outcome::Impossible);
-            if self.context.policy.on_mismatch == OnMismatch::Evict {
+            if self.context.on_mismatch == OnMismatch::Evict {
                 self.context.evict(&pod).await;
             }
         }
     }
 }
 
-/// True if a container that another plugin gave its devices goes on with them: it is charged for no less than it holds.
-fn survives(resource: ExtendedResource, refusal: &StartRefusal) -> bool {
+/// True if a refused container of a running pod may start again with the devices that another plugin gave it: the scheduler charges the
+/// pod for no less than it holds.
+fn may_go_on(resource: ExtendedResource, refusal: &StartRefusal) -> bool {
     match refusal {
         // A pod without record is charged on every device that it may be on.
         StartRefusal::Unplaced(_) | StartRefusal::Unknown => true,
@@ -318,7 +330,7 @@ fn survives(resource: ExtendedResource, refusal: &StartRefusal) -> bool {
     }
 }
 
-fn start_again(pod: &NodePod, reason: &(dyn Error + 'static)) -> StartDecision {
+fn go_on(pod: &NodePod, reason: &(dyn Error + 'static)) -> StartDecision {
     warn!(
         pod = pod.display_name(),
         reason = one_line(reason),

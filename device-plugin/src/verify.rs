@@ -157,6 +157,7 @@ pub fn check_all_devices(pod: &NodePod, fleet: &NodeFleet, is_allowed: bool) -> 
     let Ok(placement) = &pod.placement else {
         return Ok(());
     };
+    // The scheduler assigns no unhealthy GPU, so no record can name one.
     for entry in fleet.gpus.iter().filter(|entry| entry.is_healthy) {
         if !placement.has_gpu(&entry.gpu) {
             return Err(StartRefusal::NotAllDevices {

@@ -273,7 +273,7 @@ mod tests {
             },
         }))
         .unwrap();
-        let pod = NodePod::of(&written, "n", &ResourceNames::default()).unwrap();
+        let pod = NodePod::from_pod(&written, "n", &ResourceNames::default()).unwrap();
         let found = of_each(&pod, &enforced(Level::Driver, &[0]), &[gpu(0)]);
         let limits: Vec<&str> = found.iter().filter_map(|env| env.split(' ').next()).collect();
         assert_eq!(

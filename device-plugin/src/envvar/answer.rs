@@ -30,8 +30,13 @@ pub async fn allocate_by_variable(
         count: ids.len() as u64,
         devices: &devices,
     };
-    if let Some(response) = answer_preferred(node, &call, ids) {
-        return response;
+    {
+        let pods = node.pods.borrow();
+        // kubelet has just asked for the preferred device IDs of the same container.
+        let found = preferred(&pods, &node.log(), &call);
+        if let Some(found) = found {
+            return answer_match(node, &pods, found, &call, ids);
+        }
     }
     let has_waited = node.log().take_waited();
     // `GetPreferredAllocation` has waited for the same pod a moment ago.
@@ -41,7 +46,7 @@ pub async fn allocate_by_variable(
         node.pod_wait()
     };
     let answered = when_matched(node, &call, limit, |pods, found| {
-        answer(node, pods, found, &call, ids)
+        answer_match(node, pods, found, &call, ids)
     });
     match answered.await {
         Ok(response) => response,
@@ -52,7 +57,7 @@ pub async fn allocate_by_variable(
                 "allocated before the pod is known"
             );
             let fleet = node.fleet.borrow().clone();
-            let assigned = assigned(&fleet, None, &call);
+            let assigned = assigned_devices(&fleet, None, &call);
             let response = variable_answer(&node.settings, None, resource, &assigned);
             node.log().add_answer(resource, ids, None, response.clone());
             response
@@ -60,15 +65,8 @@ pub async fn allocate_by_variable(
     }
 }
 
-/// Answers for the pod of the `GetPreferredAllocation` before this call, if there was one.
-fn answer_preferred(node: &NodeState, call: &Call<'_>, ids: &[String]) -> Option<ContainerAllocateResponse> {
-    let pods = node.pods.borrow();
-    let found = preferred(&pods, &node.log(), call)?;
-    Some(answer(node, &pods, found, call, ids))
-}
-
 /// Answers for the matched container, and adds the answer to the log.
-fn answer(
+fn answer_match(
     node: &NodeState,
     pods: &NodePods,
     found: Match,
@@ -85,7 +83,7 @@ fn answer(
         })
     });
     let fleet = node.fleet.borrow().clone();
-    let assigned = assigned(&fleet, found.placement.as_ref(), call);
+    let assigned = assigned_devices(&fleet, found.placement.as_ref(), call);
     let response = variable_answer(&node.settings, recipient.as_ref(), call.resource, &assigned);
     let mut log = node.log();
     log.add_answer(call.resource, ids, Some(found.pod.clone()), response.clone());
@@ -94,7 +92,11 @@ fn answer(
 }
 
 /// The devices of the record, healthy or not, if all of them are on this node; else those of the device IDs.
-fn assigned<'a>(fleet: &'a NodeFleet, placement: Option<&Placement>, call: &Call<'_>) -> AssignedDevices<'a> {
+fn assigned_devices<'a>(
+    fleet: &'a NodeFleet,
+    placement: Option<&Placement>,
+    call: &Call<'_>,
+) -> AssignedDevices<'a> {
     let names = placement.map_or(&[][..], |placement| placement.names(call.resource));
     let recorded: Option<Vec<DeviceKey>> = names.iter().map(|name| fleet.find(call.resource, name)).collect();
     if let Some(keys) = recorded.filter(|keys| !keys.is_empty()) {

@@ -12,7 +12,7 @@ use crate::verify::container::StartingContainer;
 use crate::verify::{StartEvidence, StartRefusal, VisibleByType};
 
 use super::environment::check_environment;
-use super::partners::{Verification, refusal_or_remedy};
+use super::partners::{Verification, swap_or_refusal};
 use super::swap::{RecordSwaps, SwapError};
 
 /// A verified start after the comparison of its answer by variable with the records.
@@ -100,5 +100,5 @@ pub(crate) fn verification(
         is_young: node.is_young(),
         unit: node.settings.memory_unit,
     };
-    refusal_or_remedy(&evidence, &starting.pod, seen, refusal)
+    swap_or_refusal(&evidence, &starting.pod, seen, refusal)
 }

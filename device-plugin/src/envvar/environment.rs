@@ -85,6 +85,7 @@ fn check_own_variables(
         if !containers.contains(&own.container.as_str()) || !(is_devices || is_limit(&own.name)) {
             continue;
         }
+        // A variable that the answer does not set overrides nothing.
         let Some(given) = answer.envs.get(&own.name) else {
             continue;
         };
@@ -97,7 +98,7 @@ fn check_own_variables(
         }
         // A pod that sees all GPUs is charged for all of them, and may see fewer.
         let may_differ = is_devices && pod.sees_all;
-        if !may_differ && !is_same(own, given, is_devices.then_some(*resource), fleet) {
+        if !may_differ && !has_value_of_answer(own, given, is_devices.then_some(*resource), fleet) {
             return Err(StartRefusal::Overridden {
                 container: own.container.clone(),
                 variable: own.name.clone(),
@@ -109,7 +110,12 @@ fn check_own_variables(
 }
 
 /// True if the pod's own variable has the value of the answer, or names the same devices of a resource in other words.
-fn is_same(own: &OwnVariable, given: &str, devices: Option<ExtendedResource>, fleet: &NodeFleet) -> bool {
+fn has_value_of_answer(
+    own: &OwnVariable,
+    given: &str,
+    devices: Option<ExtendedResource>,
+    fleet: &NodeFleet,
+) -> bool {
     let Some(value) = &own.value else {
         return false;
     };
@@ -132,6 +138,7 @@ fn check_limits(
     fleet: &NodeFleet,
 ) -> Result<(), StartRefusal> {
     let StartingContainer { pod, resource, .. } = starting;
+    // Of a container's answers, the one that names its devices has the limits.
     let shown = answer.envs.get(visible_variable(*resource));
     let Some(devices) = shown.and_then(|value| named_devices(*resource, value, fleet)) else {
         return Ok(());
@@ -168,8 +175,8 @@ fn check_limits(
         }
     }
     Err(StartRefusal::Limits {
-        kept: in_words(&kept),
-        recorded: in_words(&recorded),
+        kept: limits_as_text(&kept),
+        recorded: limits_as_text(&recorded),
     })
 }
 
@@ -199,7 +206,7 @@ fn device_nodes(fleet: &NodeFleet, resource: ExtendedResource) -> Vec<DeviceNode
 }
 
 /// Limits as text for an error.
-fn in_words(limits: &BTreeMap<String, String>) -> String {
+fn limits_as_text(limits: &BTreeMap<String, String>) -> String {
     if limits.is_empty() {
         return "no limits".to_owned();
     }

@@ -26,15 +26,15 @@ pub enum Verification {
 }
 
 /// Verifies a pod whose containers see `seen`, and looks for a swap if these are the devices of another pod's record.
-pub fn verify_or_remedy(evidence: &StartEvidence<'_>, pod: &NodePod, seen: &VisibleByType) -> Verification {
+pub fn verify_or_swap(evidence: &StartEvidence<'_>, pod: &NodePod, seen: &VisibleByType) -> Verification {
     match evidence.verify(pod, seen) {
         Ok(()) => Verification::Passed,
-        Err(refusal) => refusal_or_remedy(evidence, pod, seen, refusal),
+        Err(refusal) => swap_or_refusal(evidence, pod, seen, refusal),
     }
 }
 
-/// Looks for a swap that lets a refused pod start.
-pub(super) fn refusal_or_remedy(
+/// Returns a swap that lets a refused pod start, if there is one, else the refusal.
+pub(super) fn swap_or_refusal(
     evidence: &StartEvidence<'_>,
     pod: &NodePod,
     seen: &VisibleByType,
@@ -104,6 +104,7 @@ fn partner(
         let Some(others) = recorded_devices(evidence, other) else {
             continue;
         };
+        // Only the record of exactly these devices lets the pod start.
         if !differing_types(fixed, &others).is_empty() {
             continue;
         }

@@ -129,11 +129,13 @@ impl RecordSwaps {
             return Ok(());
         }
         let (devices, name) = (self.devices.clone(), self.node_name.clone());
-        let device = self.limited("read", devices.get_opt(&name)).await?;
+        let device = self.send("read", devices.get_opt(&name)).await?;
         let annotations = device
             .as_ref()
             .and_then(|device| device.metadata.annotations.as_ref());
         let swapped = plugin_reports::read_swapped_records(annotations).unwrap_or_else(|error| {
+            // The pods' annotations count again, which name the devices of a swap as soon as they are
+            // written.
             warn!(node = self.node_name, %error, "ignoring the swapped records of this node's pods");
             SwappedRecords::new()
         });
@@ -143,6 +145,7 @@ impl RecordSwaps {
         }
         self.version = device.and_then(|device| device.resource_version());
         self.in_doubt.clear();
+        // Only a change wakes the readers.
         self.pods.send_if_modified(|pods| {
             let is_changed = pods.swapped() != Some(&records);
             pods.set_swapped(records);
@@ -158,7 +161,8 @@ impl RecordSwaps {
     /// The swap was not written, or its outcome is unknown.
     pub async fn swap(&mut self, node: &NodeState, one: &PodUid, other: &PodUid) -> Result<bool, SwapError> {
         // A pod that is gone, or whose record is not readable, cannot swap.
-        let Some(wanted) = swapped(&self.pods.borrow(), one, other, node.settings.memory_unit) else {
+        let Some(wanted) = records_after_swap(&self.pods.borrow(), one, other, node.settings.memory_unit)
+        else {
             return Ok(false);
         };
         // kubelet may admit more containers of these pods during the write: their calls are matched with the records after the swap.
@@ -180,7 +184,7 @@ impl RecordSwaps {
     /// # Errors
     /// The record was not written, or the outcome is unknown.
     pub async fn replace(&mut self, uid: &PodUid, record: DeviceAllocations) -> Result<bool, SwapError> {
-        let mut wanted = self.known();
+        let mut wanted = self.known_records();
         wanted.insert(uid.clone(), record);
         self.write_and_show(wanted).await
     }
@@ -192,7 +196,7 @@ impl RecordSwaps {
     /// The Device object cannot be read or written.
     pub async fn verify(&mut self) -> Result<bool, SwapError> {
         self.load().await?;
-        let known = self.known();
+        let known = self.known_records();
         if known.is_empty() {
             return Ok(false);
         }
@@ -200,11 +204,13 @@ impl RecordSwaps {
         for _ in 0..MAX_TRIES {
             let (devices, name) = (self.devices.clone(), self.node_name.clone());
             // The task that publishes the devices creates the object again, and the next comparison writes the records.
-            let Some(device) = self.limited("read", devices.get_opt(&name)).await? else {
+            let Some(device) = self.send("read", devices.get_opt(&name)).await? else {
                 return Ok(false);
             };
             let there = plugin_reports::read_swapped_records(device.metadata.annotations.as_ref());
-            if there.is_ok_and(|there| known.keys().all(|uid| there.contains_key(uid.as_str()))) {
+            if let Ok(there) = there
+                && known.keys().all(|uid| there.contains_key(uid.as_str()))
+            {
                 return Ok(false);
             }
             if let Some(version) = device.resource_version()
@@ -221,13 +227,13 @@ impl RecordSwaps {
     /// # Errors
     /// They were not removed, or the outcome is unknown.
     pub async fn remove(&mut self, gone: &BTreeSet<PodUid>) -> Result<(), SwapError> {
-        let mut wanted = self.known();
+        let mut wanted = self.known_records();
         wanted.retain(|uid, _| !gone.contains(uid));
         self.write_and_show(wanted).await.map(drop)
     }
 
     /// The records as they were loaded or written last.
-    fn known(&self) -> Records {
+    fn known_records(&self) -> Records {
         self.pods.borrow().swapped().cloned().unwrap_or_default()
     }
 
@@ -244,6 +250,7 @@ impl RecordSwaps {
     async fn write(&mut self, wanted: &Records) -> Result<bool, SwapError> {
         let text = text_of(wanted)?;
         for _ in 0..MAX_TRIES {
+            // Records that are not known for certain are read before they are written over.
             let Some(version) = self.version.clone() else {
                 self.is_loaded = false;
                 let known = self.pods.borrow().swapped().cloned();
@@ -251,6 +258,7 @@ impl RecordSwaps {
                 if self.version.is_none() {
                     return Err(SwapError::Absent(self.node_name.clone()));
                 }
+                // `wanted` was made from records that do not count any more.
                 if self.pods.borrow().swapped() != known.as_ref() {
                     return Ok(false);
                 }
@@ -259,7 +267,7 @@ impl RecordSwaps {
             // Until the answer comes, the write may or may not have been done.
             self.version = None;
             self.is_loaded = false;
-            self.in_doubt = differing(&self.known(), wanted);
+            self.in_doubt = pods_with_other_record(&self.known_records(), wanted);
             if self.patch(&version, &text).await? {
                 return Ok(true);
             }
@@ -278,7 +286,7 @@ impl RecordSwaps {
         };
         let (devices, name) = (self.devices.clone(), self.node_name.clone());
         match self
-            .limited("write", devices.patch(&name, &params, &Patch::Merge(&patch)))
+            .send("write", devices.patch(&name, &params, &Patch::Merge(&patch)))
             .await
         {
             Ok(device) => {
@@ -293,7 +301,7 @@ impl RecordSwaps {
     }
 
     /// Sends a request to the API server, unless it did not answer one a moment ago. `what` is the verb, for errors.
-    async fn limited<T>(
+    async fn send<T>(
         &mut self,
         what: &'static str,
         request: impl Future<Output = kube::Result<T>>,
@@ -319,7 +327,7 @@ impl RecordSwaps {
 }
 
 /// All swapped records after a swap of these two pods; none if one of the pods is gone or has no usable record.
-fn swapped(pods: &NodePods, one: &PodUid, other: &PodUid, unit: MemoryUnit) -> Option<Records> {
+fn records_after_swap(pods: &NodePods, one: &PodUid, other: &PodUid, unit: MemoryUnit) -> Option<Records> {
     let mut wanted = pods.swapped().cloned().unwrap_or_default();
     for (uid, holder) in [(one, other), (other, one)] {
         wanted.insert(uid.clone(), pods.get(holder)?.record()?.to_allocations(unit));
@@ -342,11 +350,14 @@ fn text_of(records: &Records) -> Result<String, AnnotationError> {
 }
 
 /// The pods whose record is not the same in both.
-fn differing(known: &Records, wanted: &Records) -> BTreeSet<PodUid> {
-    let uids = known.keys().chain(wanted.keys());
-    uids.filter(|uid| known.get(*uid) != wanted.get(*uid))
-        .cloned()
-        .collect()
+fn pods_with_other_record(known: &Records, wanted: &Records) -> BTreeSet<PodUid> {
+    let mut differing = BTreeSet::new();
+    for uid in known.keys().chain(wanted.keys()) {
+        if known.get(uid) != wanted.get(uid) {
+            differing.insert(uid.clone());
+        }
+    }
+    differing
 }
 
 /// Writes swapped records into the pods' annotations, and removes the records of pods that are long gone from the Device object, until
@@ -385,7 +396,7 @@ async fn follow_once(
     swaps.lock().await.load().await?;
     let (behind, gone) = {
         let pods = node.pods.borrow();
-        (pods.behind(), gone_with_entry(&pods))
+        (pods.with_old_annotations(), gone_with_entry(&pods))
     };
     gone_since.retain(|uid, _| gone.contains(uid));
     for uid in gone {
@@ -422,23 +433,22 @@ fn gone_with_entry(pods: &NodePods) -> BTreeSet<PodUid> {
 
 /// The annotations of a pod that has got these allocations by a swap.
 fn annotations(node: &NodeState, pod: &NodePod, allocations: DeviceAllocations) -> BTreeMap<String, String> {
-    let placement = pod.record();
+    let mut record = Record {
+        allocations,
+        assumed_at: pod.assumed_at(),
+        gpushare: None,
+    };
     let fleet = node.fleet.borrow();
-    let name = placement.and_then(|placement| placement.gpus.first());
-    let gpu = name.and_then(|name| fleet.gpu_named(name));
-    let gpushare = match (placement.and_then(|placement| placement.gpushare), gpu) {
-        (Some(record), Some(gpu)) => Some(GpushareRecord {
+    if let Some(placement) = pod.record()
+        && let Some(before) = placement.gpushare
+        && let Some(gpu) = placement.gpus.first().and_then(|name| fleet.gpu_named(name))
+    {
+        record.gpushare = Some(GpushareRecord {
             idx: gpu.minor,
             device_units: node.settings.memory_unit.units_in(gpu.memory_bytes),
-            ..record
-        }),
-        _ => None,
-    };
-    let record = Record {
-        allocations,
-        assumed_at: placement.map(|placement| placement.assumed_at),
-        gpushare,
-    };
+            ..before
+        });
+    }
     let mut annotations = record.annotations();
     // Another task of the plugin marks pods assigned.
     annotations.remove(MEM_ASSIGNED);

@@ -57,6 +57,7 @@ fn remembered(dir: &Path, names: &ExtendedResourceNames) -> Result<Vec<Remembere
     for (name, ids) in kubelet_checkpoint::registered(dir)? {
         by_name.entry(name).or_default().extend(ids);
     }
+    // The list that kubelet kept may lack devices that pods hold.
     for entry in kubelet_checkpoint::read(dir)? {
         by_name
             .entry(entry.resource_name)
@@ -175,7 +176,8 @@ struct Devices {
     stop: CancellationToken,
 }
 
-fn not_yet<T>() -> Result<Response<T>, Status> {
+/// The answer to a call that only the plugin can answer; kubelet starts containers later then.
+fn unavailable<T>() -> Result<Response<T>, Status> {
     Err(Status::unavailable(
         "the node has booted, and gpushare-device-plugin does not run yet",
     ))
@@ -202,6 +204,7 @@ impl DevicePlugin for Devices {
         let list = ListAndWatchResponse {
             devices: self.ids.iter().map(device).collect(),
         };
+        // kubelet keeps the resource as long as the stream is open.
         let end = stream::once(self.stop.clone().cancelled_owned()).filter_map(|()| std::future::ready(None));
         Ok(Response::new(Box::pin(
             stream::once(std::future::ready(Ok(list))).chain(end),
@@ -212,18 +215,18 @@ impl DevicePlugin for Devices {
         &self,
         _: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        not_yet()
+        unavailable()
     }
 
     async fn allocate(&self, _: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
-        not_yet()
+        unavailable()
     }
 
     async fn pre_start_container(
         &self,
         _: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
-        not_yet()
+        unavailable()
     }
 }
 

@@ -35,6 +35,8 @@ pub async fn free_ended_pods(node: Arc<NodeState>) {
         // that it has just chosen, so that it may give them to the next pod too.
         if is_due && !node.is_allocating() {
             match node.pod_resources.list().await {
+                // The list has freed the devices, and receiving a device list makes kubelet write its
+                // checkpoint.
                 Ok(_) => node.list_again.send_replace(()),
                 Err(error) => {
                     debug!(

@@ -53,10 +53,13 @@ pub async fn prefer(
     let wanted = wanted.await;
     // Allocate follows at once, and need not wait for the same pod again if this call waited without success.
     node.log().set_waited(wanted.is_err());
-    let wanted = wanted.unwrap_or_else(|reason| {
-        debug!(?reason, "preferring as few devices as possible");
-        Vec::new()
-    });
+    let wanted = match wanted {
+        Ok(wanted) => wanted,
+        Err(reason) => {
+            debug!(?reason, "preferring as few devices as possible");
+            Vec::new()
+        }
+    };
     let allocated = node.checkpoint.read_up_to(SHORT_CHECKPOINT);
     // The pods are locked before the log, as everywhere.
     let pods = node.pods.borrow();
@@ -92,6 +95,8 @@ fn wanted(node: &NodeState, pods: &NodePods, found: &Match, resource: ExtendedRe
     if is_spread(resource)
         && let Some(skip) = before.checked_rem(devices.len() as u64)
     {
+        // Each container begins with another device, so that the IDs of all containers name all devices of
+        // the record.
         devices.rotate_left(usize::try_from(skip).unwrap_or(0));
     }
     devices
@@ -127,6 +132,7 @@ fn choose(
         for uuid in wanted.iter().filter(|uuid| !covered.contains(uuid)) {
             choice.take(uuid, 1);
         }
+        // Ends when enough IDs are chosen, or no wanted device has any left.
         while wanted.iter().map(|uuid| choice.take(uuid, 1)).sum::<usize>() > 0 {}
     }
     for uuid in wanted.iter().chain(covered) {

@@ -113,6 +113,7 @@ impl Registration {
             tokio::select! {
                 () = &mut serving => return,
                 () = stop.cancelled() => {}
+                // kubelet gets the empty list, and then the end of the stream.
                 _ = fleet.wait_for(|fleet| !is_there(fleet)) => {}
             }
             // kubelet finds plugins by name: the end of this stream must not come after the next registration.
@@ -142,9 +143,10 @@ impl Registration {
         while !stop.is_cancelled() {
             let began = Instant::now();
             let kubelet = self.dir.path.join(KUBELET_SOCKET);
-            let kubelet_id = FileId::of(&kubelet);
+            let kubelet_id = FileId::read(&kubelet);
             let end = self.register_once(name, &stop).await;
             self.set_registered(false);
+            // These ends are no failures, so the next registration needs no longer pause.
             let is_quick = matches!(end, Ok(End::KubeletRestarted | End::SocketRemoved));
             let longest = match &end {
                 // A process that is starting, or a file that an ended one left behind: trying costs nothing.
@@ -173,7 +175,7 @@ impl Registration {
                 () = stop.cancelled() => return,
                 () = sleep(pause) => {}
                 // Failures with the kubelet before say nothing about another kubelet.
-                () = until_replaced(&kubelet, kubelet_id, self.dir.interval) => pause = shortest,
+                () = until_other_kubelet(&kubelet, kubelet_id, self.dir.interval) => pause = shortest,
             }
         }
     }
@@ -194,7 +196,7 @@ impl Registration {
         let serving = PluginServer::start(path, service, streams_stop)?;
         let ended = tokio::select! {
             () = stop.cancelled() => Ok(End::Stopped),
-            ended = self.follow(name, &serving, streams.subscribe()) => ended,
+            ended = self.register_and_wait(name, &serving, streams.subscribe()) => ended,
         };
         // Before the next registration: kubelet finds plugins by name, and would take the late end of this stream for that of the next
         // one.
@@ -203,7 +205,7 @@ impl Registration {
     }
 
     /// Registers when kubelet accepts connections, and returns the reason for which the registration ended.
-    async fn follow(
+    async fn register_and_wait(
         &self,
         name: &str,
         serving: &PluginServer,
@@ -235,13 +237,13 @@ impl Registration {
         };
         tokio::select! {
             ended = registration => ended,
-            ended = until_moved((name, &kubelet), kubelet_id, serving, self.dir.interval) => Ok(ended),
+            ended = until_socket_replaced((name, &kubelet), kubelet_id, serving, self.dir.interval) => Ok(ended),
         }
     }
 }
 
 /// Returns when one of the two socket files was removed or replaced, and kubelet accepts connections.
-async fn until_moved(
+async fn until_socket_replaced(
     (name, kubelet): (&str, &Path),
     kubelet_id: FileId,
     serving: &PluginServer,
@@ -250,7 +252,7 @@ async fn until_moved(
     let mut is_logged = false;
     loop {
         sleep(interval).await;
-        let end = match FileId::of(kubelet) {
+        let end = match FileId::read(kubelet) {
             Some(id) if id == kubelet_id && serving.is_in_place() => {
                 is_logged = false;
                 continue;
@@ -270,9 +272,9 @@ async fn until_moved(
 }
 
 /// Returns when there is a socket file of kubelet other than `before`.
-async fn until_replaced(kubelet: &Path, before: Option<FileId>, interval: Duration) {
+async fn until_other_kubelet(kubelet: &Path, before: Option<FileId>, interval: Duration) {
     loop {
-        let now = FileId::of(kubelet);
+        let now = FileId::read(kubelet);
         if now.is_some() && now != before {
             return;
         }

@@ -116,10 +116,10 @@ impl DeviceListing {
                 .borrow_and_update()
                 .as_ref()
                 .is_none_or(|injection| injection.is_possible_for(device_type));
-            let entries = entries(&self.fleet.borrow_and_update(), self.resource, is_injectable);
+            let entries = listed_devices(&self.fleet.borrow_and_update(), self.resource, is_injectable);
             // kubelet writes its whole checkpoint for every list that it receives, so an unchanged one is not sent.
             if self.sent.as_ref() != Some(&entries) {
-                let list = list_of(&entries);
+                let list = list_message(&entries);
                 self.sent = Some(entries);
                 break list;
             }
@@ -129,7 +129,7 @@ impl DeviceListing {
                 changed = self.fleet.changed() => changed.ok()?,
                 // An error means that the sender has ended: the last decision stays.
                 Ok(()) = self.injection.changed() => {}
-                () = asked_again(&mut self.list_again) => self.sent = None,
+                () = until_asked_again(&mut self.list_again) => self.sent = None,
                 () = self.stop.cancelled() => return None,
             }
         };
@@ -139,7 +139,7 @@ impl DeviceListing {
 }
 
 /// Returns when the same list has to be sent again.
-async fn asked_again(list_again: &mut Option<watch::Receiver<()>>) {
+async fn until_asked_again(list_again: &mut Option<watch::Receiver<()>>) {
     if let Some(list_again) = list_again
         && list_again.changed().await.is_ok()
     {
@@ -150,13 +150,14 @@ async fn asked_again(list_again: &mut Option<watch::Receiver<()>>) {
 }
 
 /// The entries of a resource's list. A device that cannot be injected into containers is listed as unhealthy.
-fn entries(fleet: &NodeFleet, resource: ExtendedResource, is_injectable: bool) -> Vec<ListedDevice> {
+fn listed_devices(fleet: &NodeFleet, resource: ExtendedResource, is_injectable: bool) -> Vec<ListedDevice> {
     let mut states = BTreeMap::<PhysicalId, (bool, Option<i32>)>::new();
     for device in fleet.entries(resource.device_type()) {
         states.insert(device.key.id, (device.is_healthy, device.location.numa_node));
     }
     let mut entries = Vec::new();
     for numbered in fleet.ids.numbered(resource) {
+        // A device that has IDs and is not on the node any more is listed as unhealthy.
         let (is_healthy, numa_node) = states.get(&numbered.device).copied().unwrap_or_default();
         entries.push(ListedDevice {
             ids: numbered.clone(),
@@ -168,13 +169,8 @@ fn entries(fleet: &NodeFleet, resource: ExtendedResource, is_injectable: bool) -
     entries
 }
 
-/// The list of all virtual devices of a resource, as if each could be injected.
-pub fn list(fleet: &NodeFleet, resource: ExtendedResource) -> ListAndWatchResponse {
-    list_of(&entries(fleet, resource, true))
-}
-
 /// The entries as kubelet's message, with one device for each ID.
-fn list_of(entries: &[ListedDevice]) -> ListAndWatchResponse {
+fn list_message(entries: &[ListedDevice]) -> ListAndWatchResponse {
     let mut devices = Vec::new();
     for entry in entries {
         let health = if entry.is_healthy { HEALTHY } else { UNHEALTHY };
@@ -290,6 +286,11 @@ mod tests {
             },
             ids,
         )
+    }
+
+    /// The list of all virtual devices of a resource, as if each could be injected.
+    fn list(fleet: &NodeFleet, resource: ExtendedResource) -> ListAndWatchResponse {
+        list_message(&listed_devices(fleet, resource, true))
     }
 
     /// For every resource, and within the size that [`IdScheme`] computes.

@@ -75,7 +75,7 @@ pub(super) struct FileId {
 
 impl FileId {
     /// Identifies the file at `path`, if there is one.
-    pub(super) fn of(path: &Path) -> Option<Self> {
+    pub(super) fn read(path: &Path) -> Option<Self> {
         let found = fs::symlink_metadata(path).ok()?;
         Some(Self {
             device: found.dev(),
@@ -107,14 +107,14 @@ impl OwnSocket {
             Err(_) => {}
         }
         let listener = UnixListener::bind(&path)?;
-        let id = FileId::of(&path)
+        let id = FileId::read(&path)
             .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the socket has vanished"))?;
         Ok((Self { path, id }, listener))
     }
 
     /// True if the file is still there and this process made it.
     fn is_in_place(&self) -> bool {
-        FileId::of(&self.path) == Some(self.id)
+        FileId::read(&self.path) == Some(self.id)
     }
 }
 
@@ -145,6 +145,7 @@ impl PluginServer {
         let bound = OwnSocket::bind(path.clone());
         let (socket, listener) = bound.map_err(|source| RegistrationError::Listen { path, source })?;
         let server = Server::builder().add_service(service);
+        // A server that is dropped without `close` ends its streams too.
         let guard = stop.clone().drop_guard();
         let task = tokio::spawn(async move {
             let incoming = UnixListenerStream::new(listener);
@@ -182,7 +183,7 @@ pub(super) async fn wait_for_kubelet(kubelet: &Path, interval: Duration) -> File
     let interval = interval.min(Duration::from_millis(100));
     let mut is_logged = false;
     loop {
-        if let Some(id) = FileId::of(kubelet)
+        if let Some(id) = FileId::read(kubelet)
             // A kubelet that has ended leaves the file behind.
             && UnixStream::connect(kubelet).await.is_ok()
         {

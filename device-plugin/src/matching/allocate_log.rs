@@ -10,7 +10,7 @@ use crate::kubelet_checkpoint::Allocated;
 use crate::pods::{NodePod, NodePods, PodStage, PodUid};
 
 use super::swap_plan::SwapPlan;
-use super::{Match, are_alike, explain};
+use super::{Match, are_alike, as_calls_of_pod};
 
 /// Most answers that the log keeps: kubelet runs a few hundred pods.
 const MAX_ANSWERS: usize = 16_384;
@@ -43,7 +43,7 @@ type ByIds<T> = BTreeMap<ExtendedResource, HashMap<Vec<String>, T>>;
 pub struct AllocateLog {
     calls: BTreeMap<PodUid, Vec<AnsweredCall>>,
     /// The pod of the latest answered call, as long as kubelet has further calls to make for it: kubelet admits one pod at a time.
-    admitting: Option<PodUid>,
+    pub(super) admitting: Option<PodUid>,
     /// Pods that kubelet seems to have given up before it made all their calls.
     doubtful: BTreeSet<PodUid>,
     /// Pods that were bound before this process began, for which an earlier process may have answered; none until the first complete
@@ -60,9 +60,9 @@ pub struct AllocateLog {
     /// True if the last `GetPreferredAllocation` waited for its pod without success.
     has_waited: bool,
     /// The latest assume time of a pod that calls were answered for.
-    latest_assumed: Option<u64>,
+    pub(super) latest_assumed: Option<u64>,
     /// The latest arrival of a pod that calls were answered for.
-    latest_arrival: Option<u64>,
+    pub(super) latest_arrival: Option<u64>,
     answers: ByIds<LoggedAnswer>,
     /// The number of answers that were ever added.
     n_added: u64,
@@ -78,15 +78,10 @@ pub struct AllocateLog {
     offered: Option<Vec<ExtendedResource>>,
     /// [`NodePods::n_left`] when pods that are gone were last removed; none if the pods have to be compared in any case.
     seen_left: Option<u64>,
-    reconciled: Option<Reconciled>,
-}
-
-/// The checkpoint of the last comparison, and the state of log and pods at that time.
-#[derive(Clone, Debug)]
-struct Reconciled {
-    allocated: Arc<Vec<Allocated>>,
-    /// The numbers of answers, of pods that have come, and of pods that have left.
-    state: (u64, u64, u64),
+    /// The checkpoint that the log was last compared with.
+    reconciled: Option<Arc<Vec<Allocated>>>,
+    /// At that time, the numbers of answers, of pods that had come, and of pods that had left.
+    reconciled_state: (u64, u64, u64),
 }
 
 impl AllocateLog {
@@ -327,18 +322,15 @@ impl AllocateLog {
         let state = (self.n_added, pods.n_arrived(), pods.n_left());
         // Called at every start, and the checkpoint of a full node has thousands of IDs.
         if let Some(last) = &self.reconciled
-            && Arc::ptr_eq(&last.allocated, allocated)
-            && last.state == state
+            && Arc::ptr_eq(last, allocated)
+            && self.reconciled_state == state
         {
             return;
         }
         for entry in allocated.iter() {
             self.reconcile_entry(entry, pods);
         }
-        self.reconciled = Some(Reconciled {
-            allocated: Arc::clone(allocated),
-            state,
-        });
+        (self.reconciled, self.reconciled_state) = (Some(Arc::clone(allocated)), state);
     }
 
     /// Corrects the log by one entry of kubelet's checkpoint.
@@ -386,6 +378,7 @@ impl AllocateLog {
         let mut moved = self.as_calls_of(real, &moved, pods);
         let back = self.as_calls_of(mistaken, &back, pods);
         if !contains(&moved, call) {
+            // Not all of the calls can have been those of `real`, but this one is proven.
             moved = vec![call];
         }
         self.calls.insert(real.clone(), moved);
@@ -406,7 +399,7 @@ impl AllocateLog {
     /// The calls as calls of this pod; empty if the pod cannot have made them.
     fn as_calls_of(&self, uid: &PodUid, calls: &[AnsweredCall], pods: &NodePods) -> Vec<AnsweredCall> {
         pods.get(uid)
-            .and_then(|pod| explain(pod, calls, self.offered()))
+            .and_then(|pod| as_calls_of_pod(pod, calls, self.offered()))
             .unwrap_or_default()
     }
 
@@ -461,6 +454,7 @@ impl AllocateLog {
 
     /// Forgets the starts of containers that are not in kubelet's checkpoint any more.
     pub fn forget_starts(&mut self, allocated: &[Allocated]) {
+        // Looked up once for each start: the checkpoint of a full node has thousands of entries.
         let mut kept = HashSet::<(ExtendedResource, &[String])>::new();
         for entry in allocated {
             kept.insert((entry.resource, &entry.ids));
@@ -531,11 +525,6 @@ impl AllocateLog {
         self.calls.get(uid).map_or(&[], Vec::as_slice)
     }
 
-    /// The pod that kubelet is admitting, as far as its calls show.
-    pub(super) fn admitting(&self) -> Option<&PodUid> {
-        self.admitting.as_ref()
-    }
-
     /// True if kubelet seems to have given up the pod before it made all its calls.
     pub(super) fn is_doubtful(&self, uid: &PodUid) -> bool {
         self.doubtful.contains(uid)
@@ -549,16 +538,6 @@ impl AllocateLog {
     /// The pod whose record decides the devices of this pod's calls: mostly the same pod.
     pub(super) fn record_of<'a>(&'a self, uid: &'a PodUid) -> &'a PodUid {
         self.plan.record_of(uid)
-    }
-
-    /// The latest assume time of a pod that calls were answered for.
-    pub(super) fn latest_assumed(&self) -> Option<u64> {
-        self.latest_assumed
-    }
-
-    /// The latest arrival of a pod that calls were answered for.
-    pub(super) fn latest_arrival(&self) -> Option<u64> {
-        self.latest_arrival
     }
 
     /// Notes that calls were answered for this pod, for `latest_assumed` and `latest_arrival`.

@@ -43,15 +43,14 @@ pub fn try_last_match(
     pods: &NodePods,
     call: &Call<'_>,
 ) -> Option<Match> {
-    for attempt in [MatchAttempt::Early, MatchAttempt::Last] {
-        node.load_checkpoint(log, pods, max_bytes(attempt));
-        if let Ok(found) = match_call(pods, log, call, attempt) {
-            return Some(found);
-        }
-    }
-    None
+    // A match without doubt comes before a doubtful one.
+    let found = attempt_match(node, log, pods, call, MatchAttempt::Early);
+    found
+        .or_else(|_| attempt_match(node, log, pods, call, MatchAttempt::Last))
+        .ok()
 }
 
+/// Attempts to match a call once, and calls `act` with the match.
 fn try_match<T>(
     node: &NodeState,
     pods: &mut watch::Receiver<NodePods>,
@@ -60,17 +59,23 @@ fn try_match<T>(
     act: impl Fn(&NodePods, Match) -> T,
 ) -> Result<T, NoMatch> {
     let pods = pods.borrow_and_update();
-    let found = {
-        let mut log = node.log();
-        node.load_checkpoint(&mut log, &pods, max_bytes(attempt));
-        match_call(&pods, &log, call, attempt)?
-    };
+    // The lock of the log ends with this statement, since `act` takes it again.
+    let found = attempt_match(node, &mut node.log(), &pods, call, attempt)?;
     Ok(act(&pods, found))
 }
 
-fn max_bytes(attempt: MatchAttempt) -> u64 {
-    match attempt {
+/// Matches a call after kubelet's checkpoint is loaded.
+fn attempt_match(
+    node: &NodeState,
+    log: &mut AllocateLog,
+    pods: &NodePods,
+    call: &Call<'_>,
+    attempt: MatchAttempt,
+) -> Result<Match, NoMatch> {
+    let max_bytes = match attempt {
         MatchAttempt::Early => SHORT_CHECKPOINT,
         MatchAttempt::Last => u64::MAX,
-    }
+    };
+    node.load_checkpoint(log, pods, max_bytes);
+    match_call(pods, log, call, attempt)
 }

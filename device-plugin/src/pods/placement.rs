@@ -90,6 +90,7 @@ impl RecordedAmounts {
         if self.bytes.is_some() {
             return self.bytes;
         }
+        // In 128 bits, as bytes times percent may overflow 64.
         let bytes = u128::from(total) * u128::from(self.ratio?) / 100;
         Some(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
@@ -229,6 +230,7 @@ impl Placement {
         let first = allocations.get(TYPE_GPU).and_then(|devices| devices.first());
         let idx = first.and_then(|device| u32::try_from(device.minor).ok());
         let gpushare = match (annotated.and_then(|annotated| annotated.gpushare), idx) {
+            // The amounts stay, as only pods with equal requests swap.
             (Some(record), Some(idx)) => Some(GpushareRecord { idx, ..record }),
             _ => None,
         };
@@ -250,6 +252,7 @@ impl Placement {
         else {
             return self.allocations.clone();
         };
+        // The old extender's record names one GPU by its minor number, and an amount in memory units.
         let bytes = gpushare.pod_units.saturating_mul(memory_unit.bytes());
         let resources = (bytes > 0).then(|| (GPU_MEMORY.to_owned(), Quantity::from_unsigned(bytes)));
         let device = DeviceAllocation {
@@ -261,12 +264,12 @@ impl Placement {
     }
 
     /// True if this record names the same devices as an earlier record of the pod, and lacks no annotation of it.
-    pub(super) fn has_record_of(&self, before: &Self) -> bool {
-        self.gpus == before.gpus && self.others == before.others && !self.lacks_of(before)
+    pub(super) fn is_complete_copy_of(&self, before: &Self) -> bool {
+        self.gpus == before.gpus && self.others == before.others && !self.lacks_annotations_of(before)
     }
 
     /// True if this record lacks an annotation that an earlier record of the pod has.
-    pub(super) fn lacks_of(&self, before: &Self) -> bool {
+    pub(super) fn lacks_annotations_of(&self, before: &Self) -> bool {
         let lacks_gpushare = match (before.gpushare, self.gpushare) {
             (Some(before), Some(now)) => {
                 // A missing amount is read as 0.
@@ -317,9 +320,14 @@ impl Placement {
         others.held.get(at)
     }
 
+    /// True if the record names this device of a resource.
+    pub fn has_device(&self, resource: ExtendedResource, device: &DeviceKey) -> bool {
+        self.names(resource).iter().any(|name| name.is(device))
+    }
+
     /// True if the record gives the pod this device, or this virtual function of it.
     pub fn gives(&self, resource: ExtendedResource, device: &DeviceKey, function: Option<&str>) -> bool {
-        if !self.names(resource).iter().any(|name| name.is(device)) {
+        if !self.has_device(resource, device) {
             return false;
         }
         let portion = self.portion(resource, device);
@@ -332,9 +340,7 @@ impl Placement {
 
     /// True if the record names all these devices of a resource.
     pub fn includes(&self, resource: ExtendedResource, devices: &[DeviceKey]) -> bool {
-        let names = self.names(resource);
-        let is_named = |device: &DeviceKey| names.iter().any(|name| name.is(device));
-        devices.iter().all(is_named)
+        devices.iter().all(|device| self.has_device(resource, device))
     }
 }
 
@@ -397,6 +403,7 @@ fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceNam
 fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, RecordedAmounts)>, Unplaced> {
     let allocations = record.allocations.get(TYPE_GPU).map_or(&[][..], Vec::as_slice);
     if allocations.is_empty() {
+        // Pods that the old extender placed have its annotations alone.
         let Some(gpushare) = record.gpushare else {
             return Ok(Vec::new());
         };
@@ -416,6 +423,7 @@ fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, RecordedAmounts)>, Unp
     let mut gpus = Vec::<(DeviceName, RecordedAmounts)>::with_capacity(allocations.len());
     for allocation in allocations {
         let name = device_name(TYPE_GPU, allocation)?;
+        // A GPU that is listed twice is held once.
         if !gpus.iter().any(|(known, _)| *known == name) {
             let held = RecordedAmounts {
                 bytes: amount(allocation, GPU_MEMORY),

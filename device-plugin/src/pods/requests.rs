@@ -19,7 +19,7 @@ pub struct Requests {
 
 impl Requests {
     /// Reads a pod as the scheduler counts it: containers that run together are summed, init containers run alone.
-    pub fn of(spec: &PodSpec) -> Self {
+    pub fn from_spec(spec: &PodSpec) -> Self {
         let (mut sidecars, mut init_peak) = (Self::default(), Self::default());
         for container in &spec.init_containers {
             let own = Self::of_container(container);
@@ -38,10 +38,8 @@ impl Requests {
         let resources = &container.resources;
         Self {
             amounts: IN_NODE_STATUS.map(|name| {
-                let text = resources
-                    .requests
-                    .get(name)
-                    .or_else(|| resources.limits.get(name));
+                // The API server copies the limit of an extended resource into a missing request.
+                let text = resources.requests.get(name).or(resources.limits.get(name));
                 text.and_then(|text| text.quantity().ok()?.unsigned())
                     .unwrap_or(0)
             }),
@@ -55,21 +53,12 @@ impl Requests {
         }
     }
 
-    /// The amounts of one whole device with this memory, in bytes.
-    pub fn of_device(memory_bytes: u64) -> Self {
-        Self::from_fn(|name| match name {
-            GPU_COUNT => 1,
-            GPU_MEMORY => memory_bytes,
-            _ => WHOLE_DEVICE_PERCENT,
-        })
-    }
-
     /// True if all amounts are zero.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The larger of the two, resource by resource.
+    /// The larger amount of the two, resource by resource.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         self.combine(other, u64::max)
@@ -79,6 +68,12 @@ impl Requests {
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         self.combine(other, u64::saturating_add)
+    }
+
+    /// The amount of a resource of [`IN_NODE_STATUS`]; none if it is zero.
+    pub fn get(&self, wanted: &str) -> Option<u64> {
+        let mut amounts = self.iter();
+        amounts.find_map(|(name, amount)| (name == wanted && amount > 0).then_some(amount))
     }
 
     /// Each resource of [`IN_NODE_STATUS`] with its amount.
@@ -91,6 +86,18 @@ impl Requests {
             *own = combine(*own, other);
         }
         self
+    }
+}
+
+#[cfg(test)]
+impl Requests {
+    /// The amounts of one whole device with this memory, in bytes.
+    pub(crate) fn of_device(memory_bytes: u64) -> Self {
+        Self::from_fn(|name| match name {
+            GPU_COUNT => 1,
+            GPU_MEMORY => memory_bytes,
+            _ => WHOLE_DEVICE_PERCENT,
+        })
     }
 }
 

@@ -16,7 +16,7 @@ fn pod(annotations: &Value, containers: &Value, status: &Value) -> Option<NodePo
         "spec": {"nodeName": "n1", "containers": containers},
         "status": status,
     });
-    NodePod::of(
+    NodePod::from_pod(
         &serde_json::from_value(pod).unwrap(),
         "n1",
         &ResourceNames::default(),
@@ -50,7 +50,7 @@ fn pods_of_another_node_or_without_requests_are_left_out() {
     let elsewhere =
         json!({"metadata": {"name": "p", "uid": "u"}, "spec": {"nodeName": "n2", "containers": units(1)}});
     assert_eq!(
-        NodePod::of(
+        NodePod::from_pod(
             &serde_json::from_value(elsewhere).unwrap(),
             "n1",
             &ResourceNames::default()
@@ -128,7 +128,7 @@ fn requests_of_containers_are_summed_as_kubernetes_does() {
         "initContainers": [container("s", 10, Some("Always")), container("i", 50, None)],
         "containers": [container("a", 20, None), container("b", 20, None)],
     });
-    let requests = Requests::of(&serde_json::from_value(spec).unwrap());
+    let requests = Requests::from_spec(&serde_json::from_value(spec).unwrap());
     assert_eq!(
         requests
             .iter()
@@ -203,12 +203,12 @@ fn removed_annotations(#[case] removed: &[&str], #[case] is_lost: bool) {
         // A second change of what is left loses no more.
         pods.apply(having(removed));
         assert_eq!(
-            pods.lost(&whole.uid),
+            pods.lost_record(&whole.uid),
             whole.placement.as_ref().ok().filter(|_| is_lost)
         );
         assert_eq!(pods.n_altered() > 0, is_lost);
         pods.apply(whole.clone());
-        assert_eq!(pods.lost(&whole.uid), None, "the record is there again");
+        assert_eq!(pods.lost_record(&whole.uid), None, "the record is there again");
     }
 }
 
@@ -230,7 +230,7 @@ fn records_and_specs_of_the_previous_version_are_read() {
     let previous: PreviousVersion = serde_json::from_str(&text).unwrap();
     let mut recorded = BTreeSet::new();
     for pod in &previous.pods {
-        let pod = NodePod::of(pod, "n2", &ResourceNames::default()).unwrap();
+        let pod = NodePod::from_pod(pod, "n2", &ResourceNames::default()).unwrap();
         assert_eq!(pod.stage, PodStage::Running, "{}", pod.name);
         let record = pod.record().unwrap();
         let mut uuids: Vec<String> = record.gpus.iter().map(ToString::to_string).collect();

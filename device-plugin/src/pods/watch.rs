@@ -62,7 +62,12 @@ fn apply_event(
             // A list is in the order of names; kubelet admits its pods by age.
             complete.sort_by_cached_key(|pod| pod.metadata.creation_timestamp.clone());
             pods.send_modify(|pods| {
-                pods.reset(complete.iter().filter_map(|pod| NodePod::of(pod, node, names)));
+                pods.reset(
+                    complete
+                        .iter()
+                        .filter_map(|pod| NodePod::from_pod(pod, node, names)),
+                );
+                // `reset` adds only pods that request devices; this adds the facts about the others.
                 for pod in &complete {
                     apply(pods, pod, node, names);
                 }
@@ -76,8 +81,8 @@ fn apply_event(
 
 /// Applies the present state of one pod; returns true if that changes anything.
 fn apply(pods: &mut NodePods, pod: &Pod, node: &str, names: &ResourceNames) -> bool {
-    let is_claimant_new = Claimant::of(pod).is_some_and(|claimant| pods.note_claimant(claimant));
-    let is_changed = match NodePod::of(pod, node, names) {
+    let is_claimant_new = Claimant::from_pod(pod).is_some_and(|claimant| pods.note_claimant(claimant));
+    let is_changed = match NodePod::from_pod(pod, node, names) {
         Some(found) => {
             debug!(pod = found.display_name(), stage = ?found.stage, "pod has changed");
             pods.apply(found)

@@ -103,7 +103,7 @@ mod tests {
     /// Asks for computing power and for nothing that kubelet allocates.
     fn core_alone(stage: PodStage) -> NodePod {
         let spec = serde_json::json!({"containers": [{"name": "c", "resources": {"limits": {"koordinator.sh/gpu-core": "50"}}}]});
-        let requests = Requests::of(&serde_json::from_value(spec).unwrap());
+        let requests = Requests::from_spec(&serde_json::from_value(spec).unwrap());
         assert!(!requests.is_empty());
         NodePod {
             placement: Err(Unplaced::Missing { key: "k" }),

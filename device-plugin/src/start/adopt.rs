@@ -26,10 +26,16 @@ use crate::pods::{NodePod, NodePods, Placement, PodStage, RecordedAmounts, WHOLE
 use crate::verify::container::StartingContainer;
 use crate::verify::{StartEvidence, StartRefusal, Visible, VisibleByType, visible_to_pod};
 
-use super::blocked::StartBlocked;
-
 /// Longest wait for the written record to appear in the watch.
 const SEEN_LIMIT: Duration = Duration::from_secs(5);
+
+/// No record could be written for a pod that the scheduler did not place.
+#[derive(Debug, thiserror::Error)]
+#[error("pod {pod} was not placed by gpushare-scheduler and cannot be adopted: {problem}")]
+pub struct NotAdopted {
+    pod: String,
+    problem: String,
+}
 
 /// Writes a record that names the GPUs which the starting container's pod sees, or those of its device IDs; returns when the watch
 /// shows it.
@@ -38,15 +44,15 @@ pub(super) async fn adopt(
     client: &Client,
     starting: &StartingContainer<'_>,
     allocated: &[Allocated],
-) -> Result<(), StartBlocked> {
+) -> Result<(), NotAdopted> {
     let pod = &starting.pod;
-    let blocked = |problem: String| StartBlocked::NotAdopted {
+    let not_adopted = |problem: String| NotAdopted {
         pod: pod.display_name(),
         problem,
     };
-    let record = adopted_record(node, starting, allocated).map_err(blocked)?;
+    let record = adopted_record(node, starting, allocated).map_err(not_adopted)?;
     let written = annotate(client, pod, &record.annotations()).await;
-    written.map_err(|error| blocked(one_line(&error)))?;
+    written.map_err(|error| not_adopted(one_line(&error)))?;
     // The verification after this goes by the record that the watch shows.
     let mut pods = node.pods.clone();
     let is_shown = |pods: &NodePods| match pods.get(&pod.uid).map(|pod| &pod.placement) {
@@ -57,7 +63,7 @@ pub(super) async fn adopt(
     };
     match timeout(SEEN_LIMIT, pods.wait_for(is_shown)).await {
         Ok(Ok(_)) => Ok(()),
-        _ => Err(blocked(
+        _ => Err(not_adopted(
             "its record is written, and the watch does not show it yet".to_owned(),
         )),
     }
@@ -74,13 +80,13 @@ fn adopted_record(
         return Err("it requests devices other than GPUs, which only the scheduler assigns".to_owned());
     }
     let of_ids = node.devices_of(*resource, starting.ids);
-    let n_gpus = n_gpus(pod);
+    let n_gpus = n_requested_gpus(pod);
     let fleet = node.fleet.borrow();
     let mut gpus = match visible_to_pod(allocated, &pod.uid, &fleet).remove(TYPE_GPU) {
-        Some(Visible::Devices(seen)) => gpus_of(&fleet, seen.iter()),
+        Some(Visible::Devices(seen)) => known_gpus(&fleet, seen.iter()),
         Some(Visible::Unclear(problem)) => return Err(problem),
         // The spec is not written yet, so the device IDs that kubelet happened to take may decide.
-        Some(Visible::BySpec) | None => gpus_of(&fleet, of_ids.iter().take(n_gpus).map(|key| &key.id)),
+        Some(Visible::BySpec) | None => known_gpus(&fleet, of_ids.iter().take(n_gpus).map(|key| &key.id)),
     };
     gpus.sort_by_key(|gpu| gpu.minor);
     if gpus.len() != n_gpus {
@@ -89,7 +95,7 @@ fn adopted_record(
             gpus.len()
         ));
     }
-    let record = record(node, pod, &gpus)?;
+    let record = new_record(node, pod, &gpus)?;
     // The last assume time puts the pod behind all others in the capacity check.
     let placement = Placement::of_record(record.clone(), u64::MAX).map_err(|error| error.to_string())?;
     // In a copy: other starts must not count on a record that is not written yet.
@@ -118,12 +124,13 @@ fn asks_for_others(pod: &NodePod) -> bool {
     pod.asks_for(ExtendedResource::Rdma) || pod.asks_for(ExtendedResource::Fpga)
 }
 
-fn gpus_of<'a>(fleet: &NodeFleet, uuids: impl Iterator<Item = &'a PhysicalId>) -> Vec<Gpu> {
+fn known_gpus<'a>(fleet: &NodeFleet, uuids: impl Iterator<Item = &'a PhysicalId>) -> Vec<Gpu> {
     uuids.filter_map(|uuid| fleet.gpu(uuid)).cloned().collect()
 }
 
 /// The number of GPUs that a pod requests.
-fn n_gpus(pod: &NodePod) -> usize {
+fn n_requested_gpus(pod: &NodePod) -> usize {
+    // Memory units of a pod are of one GPU.
     if pod.peak(ExtendedResource::Memory) > 0 {
         1
     } else {
@@ -136,21 +143,23 @@ fn n_gpus(pod: &NodePod) -> usize {
 }
 
 /// The record of the pod on these GPUs. A pod that requests memory units gets the annotations of the old gpushare extender too.
-fn record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, String> {
-    let requested = |wanted: &str| {
-        let mut requests = pod.requests.iter();
-        requests.find_map(|(name, amount)| (name == wanted && amount > 0).then_some(amount))
-    };
+fn new_record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, String> {
     let n_gpus = gpus.len() as u64;
+    // The pod's request is for all its GPUs together, and no GPU may hold less than its part.
     let each = |amount: u64| amount.div_ceil(n_gpus.max(1));
     let units = pod.peak(ExtendedResource::Memory);
     let whole = Some(pod.peak(ExtendedResource::Whole) * WHOLE_DEVICE_PERCENT).filter(|percent| *percent > 0);
-    let ratio = requested(GPU).or(requested(GPU_MEMORY_RATIO)).or(whole);
-    let core = requested(GPU).or(requested(GPU_CORE)).or(whole);
+    // `koordinator.sh/gpu` stands for the same percentage of memory and of computing power.
+    let ratio = pod
+        .requests
+        .get(GPU)
+        .or(pod.requests.get(GPU_MEMORY_RATIO))
+        .or(whole);
+    let core = pod.requests.get(GPU).or(pod.requests.get(GPU_CORE)).or(whole);
     let bytes = if units > 0 {
         node.settings.memory_unit.bytes_of(units)
     } else {
-        requested(GPU_MEMORY).map(each)
+        pod.requests.get(GPU_MEMORY).map(each)
     };
     if bytes.is_none() && ratio.is_none() {
         return Err("it does not say how much memory it needs".to_owned());
@@ -182,12 +191,15 @@ fn record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, Strin
         }
         devices.push(device);
     }
-    let gpushare = gpus.first().filter(|_| units > 0).map(|gpu| GpushareRecord {
-        idx: gpu.minor,
-        pod_units: units,
-        device_units: node.settings.memory_unit.units_in(gpu.memory_bytes),
-        assigned: false,
-    });
+    let gpushare = match gpus {
+        [gpu, ..] if units > 0 => Some(GpushareRecord {
+            idx: gpu.minor,
+            pod_units: units,
+            device_units: node.settings.memory_unit.units_in(gpu.memory_bytes),
+            assigned: false,
+        }),
+        _ => None,
+    };
     let now = Utc::now().timestamp_nanos_opt();
     Ok(Record {
         allocations: [(TYPE_GPU.to_owned(), devices)].into(),
@@ -213,8 +225,8 @@ pub(super) fn removed_record(
     seen: &VisibleByType,
     was_placed: bool,
 ) -> Option<Record> {
-    if let Some(lost) = evidence.pods.lost(&pod.uid)
-        && agrees(evidence, pod, lost, seen)
+    if let Some(lost) = evidence.pods.lost_record(&pod.uid)
+        && sees_devices_of(evidence, pod, lost, seen)
     {
         return Some(lost.to_record());
     }
@@ -225,17 +237,22 @@ pub(super) fn removed_record(
     let Some(Visible::Devices(uuids)) = seen.get(TYPE_GPU).filter(|_| !asks_for_others(pod)) else {
         return None;
     };
-    let mut gpus = gpus_of(evidence.fleet, uuids.iter());
+    let mut gpus = known_gpus(evidence.fleet, uuids.iter());
     gpus.sort_by_key(|gpu| gpu.minor);
-    if gpus.len() == n_gpus(pod) {
-        record(node, pod, &gpus).ok()
+    if gpus.len() == n_requested_gpus(pod) {
+        new_record(node, pod, &gpus).ok()
     } else {
         None
     }
 }
 
 /// True if the pod's containers see the devices of this record. The containers run, so capacity and health do not matter.
-fn agrees(evidence: &StartEvidence<'_>, pod: &NodePod, record: &Placement, seen: &VisibleByType) -> bool {
+fn sees_devices_of(
+    evidence: &StartEvidence<'_>,
+    pod: &NodePod,
+    record: &Placement,
+    seen: &VisibleByType,
+) -> bool {
     let recorded = NodePod {
         placement: Ok(record.clone()),
         ..pod.clone()

@@ -16,6 +16,8 @@ use crate::extended_resource::ExtendedResource;
 use crate::verify::StartRefusal;
 use crate::verify::owner::OwnerUnknown;
 
+use super::adopt::NotAdopted;
+
 /// Time after the last try from which a container does not count.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 
@@ -75,13 +77,8 @@ pub enum StartBlocked {
         problem: String,
     },
     /// The scheduler did not place the pod, and the plugin could not write a record for it.
-    #[error("pod {pod} was not placed by gpushare-scheduler and cannot be adopted: {problem}")]
-    NotAdopted {
-        /// The pod.
-        pod: String,
-        /// The reason.
-        problem: String,
-    },
+    #[error(transparent)]
+    NotAdopted(#[from] NotAdopted),
 }
 
 impl StartBlocked {
@@ -89,7 +86,7 @@ impl StartBlocked {
     pub fn event_reason(&self) -> &'static str {
         match self {
             Self::Refused { refusal, .. } => refusal.event_reason(),
-            Self::NotAdopted { .. } => "GPUNotPlaced",
+            Self::NotAdopted(_) => "GPUNotPlaced",
             Self::NoInjection { .. } => "GPUInjectionImpossible",
             _ => "GPUNotReady",
         }
@@ -103,7 +100,7 @@ impl StartBlocked {
             Self::Unsettled { .. } => "unsettled",
             Self::Spec { .. } => "spec",
             Self::NoInjection { .. } | Self::LimitsUnknown => "no_injection",
-            Self::NotAdopted { .. } => "unplaced",
+            Self::NotAdopted(_) => "unplaced",
             Self::Refused { refusal, .. } => match refusal {
                 StartRefusal::Unplaced(_) => "unplaced",
                 StartRefusal::Unavailable(_) => "unavailable",

@@ -17,8 +17,9 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use crate::cdi::device_of;
-use crate::envvar::partners::{Verification, verify_or_remedy};
+use crate::envvar::partners::{Verification, verify_or_swap};
 use crate::envvar::swap::RecordSwaps;
+use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, NodeFleet};
 use crate::injection::content::{own_variable, visible_variable};
 use crate::inventory::PhysicalId;
@@ -35,7 +36,7 @@ use daemon::api_server::one_line;
 
 use super::StartContext;
 use super::adopt::{adopt, has_run_placed, removed_record};
-use super::specs::rebuild;
+use super::specs::restore_specs;
 
 /// The interval of the comparison.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -108,7 +109,7 @@ impl Reconciler {
             if !pods.is_synced() || pods.swapped().is_none() {
                 return;
             }
-            rebuild(node, &pods, allocated);
+            restore_specs(node, &pods, allocated);
             let mut log = node.log();
             log.forget_gone(&pods);
             log.forget_starts(allocated);
@@ -134,6 +135,7 @@ impl Reconciler {
         };
         let pod = &compared.pod;
         if let Some(record) = &compared.removed {
+            // The next comparison goes by the restored record.
             self.restore(pod, record).await;
             return;
         }
@@ -156,7 +158,7 @@ impl Reconciler {
                 Err(error) => try_later(&error),
             },
             Verification::Refused(StartRefusal::Unplaced(_))
-                if context.policy.unplaced == OnUnplaced::Adopt =>
+                if context.unplaced == OnUnplaced::Adopt =>
             {
                 self.adopt_running(allocated, pod).await;
             }
@@ -175,7 +177,7 @@ impl Reconciler {
         let starting = StartingContainer::find(pod.clone(), entry.resource, &entry.ids, allocated, None);
         match adopt(&self.context.node, &self.context.client, &starting, allocated).await {
             Ok(()) => self.context.metrics.count(Outcome::Adopted),
-            Err(blocked) => self.report(pod, "GPUNotPlaced", one_line(&blocked)),
+            Err(not_adopted) => self.report(pod, "GPUNotPlaced", one_line(&not_adopted)),
         }
     }
 
@@ -199,6 +201,7 @@ impl Reconciler {
     /// the pod if the operator wants that.
     async fn correct_record(&mut self, swaps: &mut RecordSwaps, compared: &Compared, refusal: &StartRefusal) {
         let pod = &compared.pod;
+        // While a start is not decided, a swap or the container's spec may still put the pod right.
         let is_past_help = refusal.is_final() && compared.is_certain;
         let record = if is_past_help {
             record_of_visible(&self.context.node, pod, &compared.seen)
@@ -207,7 +210,7 @@ impl Reconciler {
         };
         let Some(record) = record else {
             self.report(pod, refusal.event_reason(), refusal.to_string());
-            if is_past_help && self.context.policy.on_mismatch == OnMismatch::Evict {
+            if is_past_help && self.context.on_mismatch == OnMismatch::Evict {
                 self.context.evict(pod).await;
             }
             return;
@@ -230,6 +233,7 @@ impl Reconciler {
 
     /// Records an event on the pod, unless the last one about it had the same text.
     fn report(&mut self, pod: &NodePod, reason: &'static str, text: String) {
+        // A comparison comes every minute, and each difference is worth one event.
         let before = self.reported.insert(pod.uid.clone(), text.clone());
         if before.as_ref() != Some(&text) {
             self.context.metrics.count(Outcome::Reported);
@@ -318,7 +322,7 @@ fn compare(node: &NodeState, allocated: &[Allocated], uid: &PodUid) -> Option<Co
         unit: node.settings.memory_unit,
     };
     Some(Compared {
-        verification: verify_or_remedy(&evidence, pod, &seen),
+        verification: verify_or_swap(&evidence, pod, &seen),
         removed: removed_record(node, &evidence, pod, &seen, was_placed),
         pod: pod.clone(),
         seen,
@@ -362,19 +366,19 @@ fn on_gpus(
     gpus: &BTreeSet<PhysicalId>,
     fleet: &NodeFleet,
 ) -> Option<DeviceAllocations> {
-    let mut keys: Vec<DeviceKey> = gpus
-        .iter()
-        .filter_map(|uuid| fleet.gpu(uuid))
-        .map(DeviceKey::from)
-        .collect();
+    let mut keys = Vec::<DeviceKey>::new();
+    for uuid in gpus {
+        keys.extend(fleet.gpu(uuid).map(DeviceKey::from));
+    }
+    // In a fixed order, so that every comparison moves the amounts in the same way.
     keys.sort_by_key(|key| key.minor);
     let entries = record.get_mut(TYPE_GPU)?;
     if entries.len() != keys.len() || placement.gpus.len() != keys.len() {
         return None;
     }
-    let mut unnamed = keys
-        .iter()
-        .filter(|key| !placement.gpus.iter().any(|name| name.is(key)));
+    let mut unnamed = keys.clone();
+    unnamed.retain(|key| !placement.has_device(ExtendedResource::Whole, key));
+    let mut unnamed = unnamed.into_iter();
     for (entry, name) in entries.iter_mut().zip(&placement.gpus) {
         if !keys.iter().any(|key| name.is(key)) {
             let key = unnamed.next()?;

@@ -20,8 +20,6 @@ use crate::pods::{NodePod, NodePods, PodStage};
 use crate::verify::container::StartingContainer;
 use daemon::api_server::one_line;
 
-use super::blocked::StartBlocked;
-
 /// Longest wait of a start for the container runtime to read a spec: it parses all specs, on a machine that may be busy.
 const READ_LIMIT: Duration = Duration::from_secs(2);
 
@@ -35,12 +33,8 @@ pub(super) type SpecFiles = Vec<String>;
 pub(super) fn write_specs(
     node: &NodeState,
     starting: &StartingContainer<'_>,
-) -> Result<SpecFiles, StartBlocked> {
+) -> Result<SpecFiles, SpecError> {
     let StartingContainer { pod, resource, .. } = starting;
-    let blocked = |source| StartBlocked::Spec {
-        pod: pod.display_name(),
-        source,
-    };
     let mut wanted = Vec::<(&ContainerRequest, &ContainerAllocateResponse)>::new();
     // It is not known which of an init and an app container with the same device IDs starts: both have answers, with names of
     // their own.
@@ -49,18 +43,19 @@ pub(super) fn write_specs(
     }
     if wanted.is_empty() {
         // kubelet has not written its checkpoint, or it cannot be read.
-        wanted.extend(holder(starting).zip(starting.answer()));
+        wanted.extend(likeliest_container(starting).zip(starting.answer()));
     }
     if wanted.is_empty() {
         let source = io::Error::other("none of its containers requests that number of devices");
         let path = node.settings.specs.path().to_owned();
-        return Err(blocked(SpecError::Io { path, source }));
+        return Err(SpecError::Io { path, source });
     }
     let mut files = SpecFiles::new();
     for (container, answer) in wanted {
-        files.extend(write_spec(node, pod, container, *resource, answer).map_err(blocked)?);
+        files.extend(write_spec(node, pod, container, *resource, answer)?);
     }
-    // The containers of a running pod have started before, so the runtime has read their specs if it reads any.
+    // If the pod runs and the runtime has still not read the spec, the runtime ignores CDI devices. That a pod runs already proves
+    // nothing, so it is not counted.
     if pod.stage != PodStage::Running {
         for file in &files {
             node.readers.note_start(file);
@@ -99,7 +94,7 @@ fn write_spec(
     let Some(name) = device_of(answer) else {
         return Ok(None);
     };
-    let Some(edits) = edits(node, pod, container, resource) else {
+    let Some(edits) = spec_edits(node, pod, container, resource) else {
         return Ok(None);
     };
     // The vendor's tools replace their specs while pods come, so the hook may be there at kubelet's next try.
@@ -108,6 +103,7 @@ fn write_spec(
     }
     let file = SpecDir::file(name);
     let specs = &node.settings.specs;
+    // Before the write, so that no read of the runtime is missed.
     if !specs.has(name) {
         node.readers.forget(&file);
     }
@@ -132,7 +128,7 @@ fn write_spec(
 
 /// The edits that a spec makes to a container for one resource; none if the pod has no record, or none of its devices is on this
 /// node.
-fn edits(
+fn spec_edits(
     node: &NodeState,
     pod: &NodePod,
     container: &ContainerRequest,
@@ -158,7 +154,7 @@ fn edits(
 
 /// The container that is starting, as far as its number of IDs identifies it: preferably one whose spec names devices, since an app
 /// container takes over the IDs of an init container.
-fn holder<'a>(starting: &'a StartingContainer<'_>) -> Option<&'a ContainerRequest> {
+fn likeliest_container<'a>(starting: &'a StartingContainer<'_>) -> Option<&'a ContainerRequest> {
     let mut holder = None;
     for name in starting.containers() {
         let container = starting.pod.container(name);
@@ -171,10 +167,11 @@ fn holder<'a>(starting: &'a StartingContainer<'_>) -> Option<&'a ContainerReques
 }
 
 /// Writes the missing specs of containers in kubelet's checkpoint, and removes the specs of other containers.
-pub(super) fn rebuild(node: &NodeState, pods: &NodePods, allocated: &[Allocated]) {
+pub(super) fn restore_specs(node: &NodeState, pods: &NodePods, allocated: &[Allocated]) {
     let specs = &node.settings.specs;
     let (mut kept, mut is_new) = (BTreeSet::new(), false);
     for entry in allocated {
+        // An answer by variable needs no spec.
         let Some(name) = device_of(&entry.answer) else {
             continue;
         };
@@ -200,6 +197,7 @@ pub(super) fn rebuild(node: &NodeState, pods: &NodePods, allocated: &[Allocated]
             ),
         }
     }
+    // One prompt for all new specs.
     if is_new && let Err(error) = specs.prompt_read() {
         warn!(dir = %specs.path().display(), %error, "cannot have the container runtime read CDI specs");
     }
@@ -250,7 +248,7 @@ mod tests {
         let ids = ["x".to_owned(), "y".to_owned()];
         let holder_of = |ids| {
             let starting = StartingContainer::find(pod.clone(), ExtendedResource::Shared, ids, &[], None);
-            holder(&starting).map(|container| container.name.clone())
+            likeliest_container(&starting).map(|container| container.name.clone())
         };
         assert_eq!(holder_of(&ids[..]).as_deref(), Some(expected));
         assert_eq!(holder_of(&ids[..1]), None);
@@ -388,7 +386,7 @@ mod tests {
             )
         };
         let allocated: Vec<_> = allocated.split_whitespace().map(named).collect();
-        rebuild(&scene.node, &scene.node.pods.borrow(), &allocated);
+        restore_specs(&scene.node, &scene.node.pods.borrow(), &allocated);
         let found: Vec<_> = ["x", "y"]
             .into_iter()
             .filter(|name| scene.node.settings.specs.has(name))

@@ -4,7 +4,7 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::memory_unit::MemoryUnit;
 
 use super::*;
-use crate::envvar::partners::{Verification, verify_or_remedy};
+use crate::envvar::partners::{Verification, verify_or_swap};
 use crate::fleet::NodeFleet;
 use crate::injection::content::cdi_answer;
 use crate::kubelet_checkpoint::Allocated;
@@ -53,7 +53,7 @@ fn verify_with(pods: &NodePods, allocated: &[Allocated], log: &AllocateLog, at: 
         unit: MemoryUnit::GIB,
     };
     let pod = pods.get(&PodUid::from(format!("p{at}").as_str())).unwrap();
-    verify_or_remedy(&evidence, pod, &visible_to_pod(allocated, &pod.uid, &fleet))
+    verify_or_swap(&evidence, pod, &visible_to_pod(allocated, &pod.uid, &fleet))
 }
 
 fn verify(records: &[u32], sees: &[Option<u32>], at: usize) -> Verification {
@@ -211,7 +211,7 @@ fn verify_p0(
         is_young: false,
         unit: MemoryUnit::GIB,
     };
-    verify_or_remedy(
+    verify_or_swap(
         &evidence,
         pods.get(&PodUid::from("p0")).unwrap(),
         &[("gpu", Visible::Devices([gpu(1).uuid].into()))].into(),
@@ -399,7 +399,7 @@ fn pods_swap_virtual_functions() {
             unit,
         };
         let pod = pods.get(&PodUid::from("p0")).unwrap();
-        verify_or_remedy(&evidence, pod, &visible_to_pod(&allocated, &pod.uid, &fleet))
+        verify_or_swap(&evidence, pod, &visible_to_pod(&allocated, &pod.uid, &fleet))
     };
     assert_eq!(verify(["0000:01:00.2", "0000:01:00.3"]), Verification::Passed);
     assert_eq!(partner(&verify(["0000:01:00.3", "0000:01:00.2"])), Some("p1"));

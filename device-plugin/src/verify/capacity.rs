@@ -83,9 +83,9 @@ pub fn check(
     order.sort_by_cached_key(|pod| (!has_started(pod), pod.assumed_at(), &pod.uid));
     for pod in order {
         let shares = if pod.placement.is_ok() {
-            shares(pod, fleet, unit)
+            recorded_shares(pod, fleet, unit)
         } else {
-            unrecorded(pod, fleet, unit, &visible_gpus(&pod.uid))
+            shares_without_record(pod, fleet, unit, &visible_gpus(&pod.uid))
         };
         let refusal = shares
             .iter()
@@ -147,16 +147,17 @@ impl PodShare<'_> {
 }
 
 /// A pod's share of each device that its record names. Devices that this node does not have are left out.
-fn shares<'a>(pod: &'a NodePod, fleet: &'a NodeFleet, unit: MemoryUnit) -> Vec<PodShare<'a>> {
+fn recorded_shares<'a>(pod: &'a NodePod, fleet: &'a NodeFleet, unit: MemoryUnit) -> Vec<PodShare<'a>> {
     let Ok(placement) = &pod.placement else {
         return Vec::new();
     };
     let mut shares = Vec::new();
     for (at, (name, held)) in (0..).zip(placement.gpus.iter().zip(&placement.held)) {
+        // The verification refuses the start of a pod whose record names a device that is not here.
         let Some(gpu) = fleet.gpu_named(name) else {
             continue;
         };
-        let requested = requested(pod, gpu, placement.gpus.len(), unit);
+        let requested = requested_amounts(pod, gpu, placement.gpus.len(), unit);
         let amounts = DeviceAmounts {
             bytes: recorded_bytes(pod, placement, held, gpu, requested.bytes, unit),
             core: held.core.max(requested.core),
@@ -164,7 +165,7 @@ fn shares<'a>(pod: &'a NodePod, fleet: &'a NodeFleet, unit: MemoryUnit) -> Vec<P
             slots: u64::from(at < pod.peak(ExtendedResource::Shared)),
             ..requested
         };
-        shares.push(of_gpu(gpu, fleet, amounts));
+        shares.push(gpu_share(gpu, fleet, amounts));
     }
     for (device_type, others) in &placement.others {
         for (name, portion) in others.names.iter().zip(&others.held) {
@@ -173,8 +174,8 @@ fn shares<'a>(pod: &'a NodePod, fleet: &'a NodeFleet, unit: MemoryUnit) -> Vec<P
                 shares.push(PodShare {
                     device: &entry.device.id,
                     device_type,
-                    held: percent(portion.percent),
-                    total: percent(entry.device.percent().unwrap_or(WHOLE_DEVICE_PERCENT)),
+                    held: percent_alone(portion.percent),
+                    total: percent_alone(entry.device.percent().unwrap_or(WHOLE_DEVICE_PERCENT)),
                 });
             }
         }
@@ -195,7 +196,7 @@ fn shares<'a>(pod: &'a NodePod, fleet: &'a NodeFleet, unit: MemoryUnit) -> Vec<P
     shares
 }
 
-fn percent(percent: u64) -> DeviceAmounts {
+fn percent_alone(percent: u64) -> DeviceAmounts {
     DeviceAmounts {
         percent,
         ..DeviceAmounts::default()
@@ -217,7 +218,7 @@ fn recorded_bytes(
         .gpushare
         .filter(|record| record.device_units > 0 && record.device_units != unit.units_in(gpu.memory_bytes));
     let in_other_unit =
-        other_unit.map(|record| part(gpu.memory_bytes, record.pod_units, record.device_units));
+        other_unit.map(|record| scaled(gpu.memory_bytes, record.pod_units, record.device_units));
     match recorded.or(in_other_unit) {
         // The request is in the node's present units, which may not be those of the time when the pod was placed.
         Some(recorded) if other_unit.is_some() || pod.stage == PodStage::Running => recorded,
@@ -226,7 +227,7 @@ fn recorded_bytes(
 }
 
 /// A pod's share of a GPU, of which it holds these amounts.
-fn of_gpu<'a>(gpu: &'a Gpu, fleet: &NodeFleet, held: DeviceAmounts) -> PodShare<'a> {
+fn gpu_share<'a>(gpu: &'a Gpu, fleet: &NodeFleet, held: DeviceAmounts) -> PodShare<'a> {
     let slots = u64::from(fleet.ids.slots());
     // A record that was written before the operator withheld the reserved memory stays valid.
     let total = DeviceAmounts {
@@ -244,7 +245,7 @@ fn of_gpu<'a>(gpu: &'a Gpu, fleet: &NodeFleet, held: DeviceAmounts) -> PodShare<
 }
 
 /// The share of a running pod without record of each GPU that it sees.
-fn unrecorded<'a>(
+fn shares_without_record<'a>(
     pod: &NodePod,
     fleet: &'a NodeFleet,
     unit: MemoryUnit,
@@ -253,19 +254,23 @@ fn unrecorded<'a>(
     let mut shares = Vec::new();
     for uuid in seen {
         if let Some(gpu) = fleet.gpu(uuid) {
-            shares.push(of_gpu(gpu, fleet, requested(pod, gpu, seen.len(), unit)));
+            shares.push(gpu_share(
+                gpu,
+                fleet,
+                requested_amounts(pod, gpu, seen.len(), unit),
+            ));
         }
     }
     shares
 }
 
 /// The amounts that the pod's spec requests of one of its `n_gpus` GPUs.
-fn requested(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) -> DeviceAmounts {
+fn requested_amounts(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) -> DeviceAmounts {
     let n_gpus = u64::try_from(n_gpus).unwrap_or(u64::MAX).max(1);
     let (mut bytes, mut core) = (pod.peak(ExtendedResource::Memory).saturating_mul(unit.bytes()), 0);
     for (name, amount) in pod.requests.iter() {
         // A percentage of several GPUs is not always a whole number of each: the rest is less than the rounding that is allowed.
-        let ratio = part(
+        let ratio = scaled(
             gpu.memory_bytes,
             amount,
             n_gpus.saturating_mul(WHOLE_DEVICE_PERCENT),
@@ -292,7 +297,7 @@ fn requested(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) -> Devic
 }
 
 /// `total * numerator / denominator`, rounded down; the largest number if that overflows or the denominator is 0.
-fn part(total: u64, numerator: u64, denominator: u64) -> u64 {
+fn scaled(total: u64, numerator: u64, denominator: u64) -> u64 {
     let product = u128::from(total) * u128::from(numerator);
     product
         .checked_div(u128::from(denominator))

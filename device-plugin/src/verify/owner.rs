@@ -73,11 +73,13 @@ pub fn find_owner(
     resource: ExtendedResource,
     ids: &[String],
 ) -> Result<PodUid, OwnerUnknown> {
+    // Until the first list of pods is complete, a pod that is not known may exist all the same.
     if !pods.is_synced() {
         return Err(OwnerUnknown::NotSeen);
     }
     let mut allocated = snapshot.allocated.as_ref().map(|_| BTreeSet::new());
     for entry in snapshot.allocated.iter().flat_map(|allocated| allocated.iter()) {
+        // All IDs must be equal: kubelet names exactly those of the container.
         if entry.resource == resource && entry.ids == ids {
             allocated.get_or_insert_default().insert(&entry.pod);
         }
@@ -114,7 +116,7 @@ fn by_both(
         return only_live(pods, allocated)?.ok_or(OwnerUnknown::NotSeen);
     }
     let is_listed = |pod: &&NodePod| listed.contains(&(&*pod.namespace, &*pod.name));
-    let known = live(pods, allocated);
+    let known = live_pods(pods, allocated);
     let both: Vec<&NodePod> = known.iter().copied().filter(is_listed).collect();
     let is_any_unknown = allocated.iter().any(|uid| pods.get(uid).is_none());
     match both.as_slice() {
@@ -123,8 +125,8 @@ fn by_both(
         [only] => Ok(only.uid.clone()),
         // An unknown UID may be that of a new pod of the same name.
         [] if known.is_empty() || is_any_unknown => Err(OwnerUnknown::NotSeen),
-        [] => Err(OwnerUnknown::Contradiction(names(known.into_iter()))),
-        several => Err(OwnerUnknown::Several(names(several.iter().copied()))),
+        [] => Err(OwnerUnknown::Contradiction(names_and_uids(known.into_iter()))),
+        several => Err(OwnerUnknown::Several(names_and_uids(several.iter().copied()))),
     }
 }
 
@@ -148,12 +150,12 @@ fn by_name(pods: &NodePods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, O
     match (found.next(), found.next()) {
         (Some(pod), None) => Ok(pod.uid.clone()),
         (None, _) => Err(OwnerUnknown::NotSeen),
-        (Some(one), Some(other)) => Err(OwnerUnknown::Several(names([one, other].into_iter()))),
+        (Some(one), Some(other)) => Err(OwnerUnknown::Several(names_and_uids([one, other].into_iter()))),
     }
 }
 
 /// The pods with these UIDs that have not ended.
-fn live<'a>(pods: &'a NodePods, uids: &BTreeSet<&PodUid>) -> Vec<&'a NodePod> {
+fn live_pods<'a>(pods: &'a NodePods, uids: &BTreeSet<&PodUid>) -> Vec<&'a NodePod> {
     // The checkpoint names pods that have ended until kubelet allocates again.
     uids.iter().filter_map(|uid| pods.get_live(uid)).collect()
 }
@@ -166,15 +168,15 @@ fn only_live(pods: &NodePods, uids: &BTreeSet<&PodUid>) -> Result<Option<PodUid>
     if uids.iter().any(|uid| pods.get(uid).is_none()) {
         return Ok(None);
     }
-    match live(pods, uids).as_slice() {
+    match live_pods(pods, uids).as_slice() {
         [only] => Ok(Some(only.uid.clone())),
         [] => Ok(None),
-        several => Err(OwnerUnknown::Several(names(several.iter().copied()))),
+        several => Err(OwnerUnknown::Several(names_and_uids(several.iter().copied()))),
     }
 }
 
 /// Names and UIDs of pods, for errors.
-fn names<'a>(pods: impl Iterator<Item = &'a NodePod>) -> String {
+fn names_and_uids<'a>(pods: impl Iterator<Item = &'a NodePod>) -> String {
     let mut names = Vec::new();
     for pod in pods {
         names.push(format!("{} ({})", pod.display_name(), pod.uid.as_str()));

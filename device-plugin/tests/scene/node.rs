@@ -20,7 +20,7 @@ use device_plugin::metrics::Metrics;
 use device_plugin::node_state::NodeState;
 use device_plugin::pods::{NodePod, NodePods};
 use device_plugin::settings::NodeSettings;
-use device_plugin::settings::{OnMismatch, OnUnplaced, StartPolicy};
+use device_plugin::settings::{OnMismatch, OnUnplaced};
 use device_plugin::start::blocked::BlockedStarts;
 use device_plugin::start::{StartChecker, StartContext};
 use http::{Request, Response};
@@ -186,7 +186,7 @@ impl Node {
 
     /// Shows the plugin a new or changed pod.
     pub(crate) fn show(&self, pod: &Value) {
-        let pod = NodePod::of(
+        let pod = NodePod::from_pod(
             &serde_json::from_value(pod.clone()).unwrap(),
             "n1",
             &ResourceNames::default(),
@@ -219,10 +219,8 @@ fn starts(node: Arc<NodeState>, pods: watch::Sender<NodePods>) -> Arc<StartCheck
     let context = StartContext {
         node,
         client: connection.client.clone(),
-        policy: StartPolicy {
-            on_mismatch: OnMismatch::Refuse,
-            unplaced: OnUnplaced::Refuse,
-        },
+        on_mismatch: OnMismatch::Refuse,
+        unplaced: OnUnplaced::Refuse,
         swaps: Arc::new(Mutex::new(swaps)),
         recorder: recorder(&connection, "gpushare-device-plugin", Some("n1".to_owned())).0,
         metrics,

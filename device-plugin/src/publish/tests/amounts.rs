@@ -54,7 +54,7 @@ fn node_status_covers_running_pods_on_an_unhealthy_gpu() {
         ..pod("a", 1, [units(1)])
     };
     let spec = json!({"containers": [{"resources": {"requests": {"koordinator.sh/gpu-core": "150"}}}]});
-    asking.requests = Requests::of(&serde_json::from_value(spec).unwrap());
+    asking.requests = Requests::from_spec(&serde_json::from_value(spec).unwrap());
     let ended = NodePod {
         stage: PodStage::Terminal,
         uid: "b".into(),

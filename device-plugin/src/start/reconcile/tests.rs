@@ -9,7 +9,6 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::cdi::{Edits, SpecDir};
-use crate::extended_resource::ExtendedResource;
 use crate::injection::content::cdi_answer;
 use crate::settings::NodeSettings;
 use crate::tests::builders::{fleet, gpu, pod, pods, units};

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::super::*;
 use crate::envvar::check::verification;
-use crate::envvar::partners::{Verification, verify_or_remedy};
+use crate::envvar::partners::{Verification, verify_or_swap};
 use crate::extended_resource::ExtendedResourceNames;
 use crate::fleet::NodeFleet;
 use crate::injection::content::cdi_answer;
@@ -155,7 +155,7 @@ fn unplaced(pod: NodePod) -> NodePod {
 fn ending(checked: &Ending, resource: ExtendedResource) -> String {
     match &checked.verification {
         Verification::Passed => "starts".to_owned(),
-        Verification::Refused(refusal) if checked.is_inherited && survives(resource, refusal) => {
+        Verification::Refused(refusal) if checked.is_inherited && may_go_on(resource, refusal) => {
             "starts again".to_owned()
         }
         Verification::Refused(refusal) => refusal.to_string(),
@@ -371,7 +371,7 @@ fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
             is_young: false,
             unit,
         };
-        verify_or_remedy(&evidence, &pod, &VisibleByType::new())
+        verify_or_swap(&evidence, &pod, &VisibleByType::new())
     };
     let Verification::Refused(refusal) = verdict(pod("a", 1, [shares(1)]).on([1])) else {
         panic!("it starts")
