@@ -322,6 +322,30 @@ fn without_a_scheduler_the_objects_are_read() {
     assert!(String::from_utf8_lossy(&output.stdout).contains("No node shares GPUs"));
 }
 
+/// The same cluster while the API server cannot read Device objects.
+fn unreadable_devices(path: &str) -> (u16, &'static str) {
+    match path {
+        "/apis/scheduling.koordinator.sh/v1alpha1/devices" => (
+            500,
+            r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"InternalError","code":500,"message":"etcdserver: no leader"}"#,
+        ),
+        _ => empty_cluster(path),
+    }
+}
+
+/// The error had passed for a cluster without devices.
+#[test]
+fn device_objects_that_cannot_be_read_are_a_failure() {
+    let path = kubeconfig("unreadable.kubeconfig", &serve(unreadable_devices));
+    let output = program()
+        .arg("--kubeconfig")
+        .arg(path)
+        .args(["top", "--offline"])
+        .output()
+        .unwrap();
+    check(&output, 1, "etcdserver: no leader");
+}
+
 #[test]
 fn doctor_finds_that_nothing_is_installed() {
     let path = kubeconfig("doctor.kubeconfig", &serve(empty_cluster));
