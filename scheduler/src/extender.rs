@@ -8,6 +8,7 @@ pub mod bind;
 mod bind_limiter;
 mod evaluation;
 pub mod filter;
+mod filter_clients;
 mod inspect;
 mod preempt;
 pub mod prioritize;
@@ -19,7 +20,7 @@ pub mod requeue;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -45,16 +46,14 @@ use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
 use attempts::Attempts;
 use bind_limiter::{BindLimiter, KeyedLock};
-use daemon::http_server::{ClientCertificate, ClientName};
+use daemon::http_server::ClientCertificate;
+use filter_clients::FilterClients;
 use inspect::ViewLimits;
 pub(crate) use inspect::{Access, Denied};
 use preempt::NamedVictims;
 use recent_pods::RecentPods;
 use recheck::Recheck;
 use requeue::{SampleRetries, WaitingPods};
-
-/// The most clients of `filter` that are remembered.
-const MAX_CLIENTS: usize = 8;
 
 /// The state and configuration of all verbs and views.
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
@@ -93,43 +92,6 @@ struct PodMemory {
     retries: SampleRetries,
     waiting: WaitingPods,
     recheck: Recheck,
-}
-
-/// The number of filter requests, and a few of the clients that have sent them.
-#[derive(Debug, Default)]
-struct FilterClients(Mutex<(u64, Vec<FilterClient>)>);
-
-impl FilterClients {
-    fn note(&self, request: &Request<Body>) {
-        let user_agent = request.headers().get(header::USER_AGENT);
-        let user_agent = user_agent
-            .and_then(|agent| agent.to_str().ok())
-            .unwrap_or_default();
-        let name = request.extensions().get::<ClientName>();
-        let name = name.map_or("", |name| &*name.0);
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_secs();
-        let (n_requests, clients) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *n_requests += 1;
-        for client in clients.iter_mut() {
-            if client.name == name && client.user_agent == user_agent {
-                client.requests += 1;
-                client.last = now;
-                return;
-            }
-        }
-        if clients.len() >= MAX_CLIENTS {
-            clients.remove(0);
-        }
-        clients.push(FilterClient {
-            name: name.to_owned(),
-            user_agent: shorten(user_agent),
-            requests: 1,
-            last: now,
-        });
-    }
 }
 
 /// Limits of single requests.
@@ -273,10 +235,9 @@ impl Extender {
         &self.access
     }
 
-    /// The number of filter requests so far, and the clients that have sent them, eight at most.
-    pub fn filter_clients(&self) -> (u64, Vec<FilterClient>) {
-        let clients = self.filter_clients.0.lock();
-        clients.unwrap_or_else(PoisonError::into_inner).clone()
+    /// The number of filter requests so far, and the latest clients that have sent them.
+    pub(crate) fn filter_clients(&self) -> (u64, Vec<FilterClient>) {
+        self.filter_clients.read()
     }
 
     /// Returns true if this replica may bind pods.
@@ -368,7 +329,7 @@ pub fn health_router(extender: Arc<Extender>, metrics: MetricsText) -> Router {
 }
 
 async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
-    extender.filter_clients.note(&request);
+    extender.filter_clients.count(&request);
     let body = extender.receive(request).await;
     // Metrics show the time from the whole request to the answer, not the network.
     let mut timer = extender.metrics.time(Verb::Filter);
