@@ -76,17 +76,22 @@ pub(super) fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<V
     extender.index.read().ready().map_err(RequestError::NotReady)?;
     let facts = PodFacts::of(&pod, extender.index.read().names());
     let demand = Demand::of(&extender.index.read(), &pod, facts.as_ref());
-    let candidates = match (&demand, &facts) {
-        (Demand::Resources(resources), Some(_)) if extender.rules.refusal_of_filter(body, &pod).is_none() => {
-            candidates(extender, &pod, resources, depends_on_other_pods, proposals, now)
+    let candidates = match &demand {
+        Demand::Resources(resources) if resources.has_devices() => {
+            // The filter refused the pod for the rule on every node, so that no eviction would help it.
+            if extender.rules.refusal_of_filter(body, &pod).is_some() {
+                BTreeMap::new()
+            } else {
+                candidates(extender, &pod, resources, depends_on_other_pods, proposals, now)
+            }
         }
-        // The pod asks for no devices, so that kube-scheduler's sums say everything.
-        (Demand::Nothing | Demand::Resources(_), None) => {
+        // The pod asks for no devices of this cluster, so that kube-scheduler's sums say everything.
+        Demand::Nothing | Demand::Resources(_) => {
             let mut proposals = proposals;
             proposals.retain(|_, victims| !victims.pods.is_empty());
             proposals
         }
-        _ => BTreeMap::new(),
+        Demand::Rejected(_) | Demand::AssumedOn(_) => BTreeMap::new(),
     };
     tracing::info!(
         pod = pod.display_name(),

@@ -266,6 +266,30 @@ async fn victims_free_enough_cpu_too() {
     );
 }
 
+/// No Device object lists the resource, so another scheduler counts it; an extender without `managedResources` is asked all the
+/// same. GPU pods had been named for such a pod.
+#[tokio::test]
+async fn victims_for_resources_of_another_scheduler_stay_as_proposed() {
+    let mut busy = node("n1", "MiB");
+    busy["status"]["allocatable"] = json!({"cpu": "8", "memory": "64Gi", "example.com/x": "1"});
+    let with_cpu = |mut pod: Value, cpu: &str| {
+        pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = cpu.into();
+        pod
+    };
+    let world = World::new().with_node("n1", &[80, 80]);
+    world.apply_node(&busy);
+    let world = world
+        .with_pod(&with_cpu(running("idle", "n1", 0, 80, 0), "1"))
+        .with_pod(&with_cpu(running("busy", "n1", 1, 80, 5), "7"));
+    let mut other = pod("other", &json!({"example.com/x": "1", "cpu": "1"}));
+    other["spec"]["priority"] = 1000.into();
+    assert_eq!(world.victims(&other, "n1", &[]).await, None);
+    assert_eq!(
+        world.victims(&other, "n1", &["busy"]).await,
+        Some((names(&["busy"]), 0))
+    );
+}
+
 /// A pod that is being deleted is the best victim; pods that have ended or that no watch has shown are none.
 #[tokio::test]
 async fn pods_under_deletion_are_preferred_victims() {
