@@ -28,8 +28,8 @@ pub struct ExtenderArgs<'a> {
     pub node_names: Option<Vec<Name<'a>>>,
 }
 
-/// A list of whole nodes, which the answer repeats unchanged.
-#[derive(Debug, Default, Deserialize, Serialize)]
+/// The whole nodes of a request.
+#[derive(Debug, Deserialize)]
 pub struct NodeList {
     /// The nodes, with all fields of the request.
     #[serde(default, deserialize_with = "null_as_default")]
@@ -102,7 +102,7 @@ impl<'de> Visitor<'de> for NameVisitor {
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderFilterResult<'a> {
     /// The nodes that fit, if the request has whole nodes.
-    pub nodes: Option<NodeList>,
+    pub nodes: Option<FittingNodes<'a>>,
     /// The names of the nodes that fit, if the request has names. A name that the request lacks is an error to kube-scheduler.
     pub node_names: Option<Vec<&'a str>>,
     /// The reasons of nodes that do not fit and where preemption may help, by name.
@@ -114,6 +114,13 @@ pub struct ExtenderFilterResult<'a> {
     pub failed_and_unresolvable_nodes: Vec<(&'a str, Cow<'a, str>)>,
     /// An error that fails the whole scheduling cycle of the pod, unless the extender is `ignorable`; empty without one.
     pub error: String,
+}
+
+/// The whole nodes of an answer, as they were in the request.
+#[derive(Debug, Serialize)]
+pub struct FittingNodes<'a> {
+    /// The nodes, with all fields of the request.
+    pub items: Vec<&'a WholeNode>,
 }
 
 fn as_map<S: Serializer>(entries: &[(&str, Cow<'_, str>)], serializer: S) -> Result<S::Ok, S::Error> {

@@ -46,6 +46,7 @@ impl Answer {
         struct Status {
             message: String,
         }
+        // kube-apiserver sends a `Status`; a proxy in front of it, plain text or a page.
         match serde_json::from_slice::<Status>(&self.body) {
             Ok(status) => shorten(status.message.trim()),
             Err(_) => shorten(String::from_utf8_lossy(&self.body).trim()),
@@ -71,6 +72,7 @@ pub(crate) async fn send(
 /// # Errors
 /// The reason for which there is no whole answer, for people. The object may have been written.
 pub(crate) async fn apply(client: &Client, path: &str, object: &Value) -> Result<Answer, String> {
+    // Without `force`, a field that a person has edited would make every later write a conflict.
     let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
     let apply = "application/apply-patch+yaml";
     in_time(send_as(client, Method::PATCH, &path, apply, Some(object))).await
@@ -111,6 +113,7 @@ pub(crate) async fn send_as(
     let request = request
         .body(Body::from(body))
         .map_err(|error| format!("cannot make the request: {error}"))?;
+    // Not `Client::request`, which turns an error status into an error without headers: `Retry-After` is needed.
     let response = client
         .send(request)
         .await
@@ -128,14 +131,9 @@ pub(crate) async fn send_as(
 }
 
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers
-        .get(header::RETRY_AFTER)?
-        .to_str()
-        .ok()?
-        .trim()
-        .parse()
-        .ok()?;
-    Some(Duration::from_secs(seconds))
+    // kube-apiserver sends seconds; a date, which other servers send, counts as none.
+    let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?;
+    Some(Duration::from_secs(seconds.trim().parse().ok()?))
 }
 
 /// The first [`MAX_MESSAGE`] characters of another program's text.

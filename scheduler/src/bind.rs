@@ -42,6 +42,18 @@ pub struct PodBinding {
     pub labels: BTreeMap<String, String>,
 }
 
+impl PodBinding {
+    /// The binding of a pod for which no devices are chosen.
+    pub(crate) fn without_devices(pod: PodId, node: &str) -> Self {
+        Self {
+            pod,
+            node: node.to_owned(),
+            annotations: BTreeMap::new(),
+            labels: BTreeMap::new(),
+        }
+    }
+}
+
 /// The outcome of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BindOutcome {
@@ -126,7 +138,7 @@ impl Binder {
                 }
                 self.outcome_of(binding, &answer, deadline).await
             }
-            Err(PostError::NoAnswer(message)) => self.resolve_unknown(binding, message, deadline).await,
+            Err(PostError::NoAnswer(message)) => self.resolve(binding, message, false, deadline).await,
             Err(PostError::Withheld) => BindOutcome::Refused(
                 "nothing is sent: this replica may not lead until the binding is written".to_owned(),
             ),
@@ -163,29 +175,22 @@ impl Binder {
             status if status.is_success() => BindOutcome::Bound,
             // Flow control, the limit of requests in flight and admission webhooks answer this, all of them before a write.
             StatusCode::TOO_MANY_REQUESTS => BindOutcome::Busy(message),
-            StatusCode::CONFLICT => self.resolve_conflict(binding, message, deadline).await,
+            // The pod has a node or is another one by now: this write was not carried out, but an earlier one may have been.
+            StatusCode::CONFLICT => self.resolve(binding, message, true, deadline).await,
             status if status == StatusCode::REQUEST_TIMEOUT || status.is_server_error() => {
-                self.resolve_unknown(binding, message, deadline).await
+                self.resolve(binding, message, false, deadline).await
             }
             _ => BindOutcome::Refused(message),
         }
     }
 
-    /// The outcome is success if the pod is on the node. If it is not, the write may still be under way.
-    async fn resolve_unknown(&self, binding: &PodBinding, message: String, deadline: Instant) -> BindOutcome {
-        match timeout_at(deadline, self.find(&binding.pod)).await {
-            Ok(Ok(PodLookup::Bound { node, annotations })) if node == binding.node => {
-                BindOutcome::OnNode(annotations)
-            }
-            _ => BindOutcome::Unknown(message),
-        }
-    }
-
-    /// A conflict is success if an earlier write bound this pod to this node.
-    async fn resolve_conflict(
+    /// Reads the pod, since the answer leaves the outcome open: the pod may be on the node by this write or an earlier one.
+    /// `is_final` if the API server has certainly not written what it answered with `message`.
+    async fn resolve(
         &self,
         binding: &PodBinding,
         message: String,
+        is_final: bool,
         deadline: Instant,
     ) -> BindOutcome {
         let Ok(found) = timeout_at(deadline, self.find(&binding.pod)).await else {
@@ -195,13 +200,15 @@ impl Binder {
             Ok(PodLookup::Bound { node, annotations }) if node == binding.node => {
                 BindOutcome::OnNode(annotations)
             }
+            // A pod that is not on the node yet says nothing of a write that may still be under way.
+            _ if !is_final => BindOutcome::Unknown(message),
             Ok(PodLookup::Bound { node, .. }) => {
                 BindOutcome::Refused(format!("the pod is already bound to node {node:?}"))
             }
-            Ok(PodLookup::Gone) => BindOutcome::Refused(format!(
-                "there is no pod with UID {} any more: {message}",
-                binding.pod.uid
-            )),
+            Ok(PodLookup::Gone) => {
+                let uid = &binding.pod.uid;
+                BindOutcome::Refused(format!("there is no pod with UID {uid} any more: {message}"))
+            }
             Ok(PodLookup::Unbound) => BindOutcome::Refused(message),
             Err(error) => BindOutcome::Unknown(error),
         }
@@ -248,6 +255,7 @@ impl Binder {
     pub async fn get(&self, pod: &PodId) -> Result<Option<proto::pod::Pod>, String> {
         let path = pod_path(pod);
         let answer = send(&self.client, Method::GET, &path, None).await?;
+        // The pod was deleted; its UID is not needed to know that.
         if answer.status == StatusCode::NOT_FOUND {
             return Ok(None);
         }

@@ -12,15 +12,13 @@ mod filter_clients;
 mod inspect;
 mod preempt;
 pub mod prioritize;
-mod rank;
 mod recent_pods;
 mod recheck;
-mod request;
 pub mod requeue;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Router;
 use axum::body::Body;
@@ -68,11 +66,12 @@ pub struct Extender {
     bind_limiter: BindLimiter,
     /// Bindings whose outcome a task is checking, by pod UID and assume time.
     resolving: Mutex<FxHashSet<(Box<str>, u64)>>,
-    /// Requests in work that are answered from memory.
+    /// Permits of requests that are answered from memory.
     answering: Semaphore,
-    /// Binds in work: they wait for the API server, and must not hold up the others.
+    /// Permits of binds, which wait for the API server and must not hold up other requests.
     binding: Semaphore,
-    limits: Limits,
+    /// The limits of single requests, among others.
+    serving: Serving,
     /// The webhooks' rules, which filters apply where there are no webhooks.
     rules: Rules,
     answer_nodes: AnswerNodes,
@@ -92,15 +91,6 @@ struct PodMemory {
     retries: SampleRetries,
     waiting: WaitingPods,
     recheck: Recheck,
-}
-
-/// Limits of single requests.
-#[derive(Clone, Copy, Debug)]
-struct Limits {
-    /// In bytes.
-    max_body: usize,
-    read_timeout: Duration,
-    demands_certificate: bool,
 }
 
 /// A request that gets an HTTP error.
@@ -142,42 +132,30 @@ impl RequestError {
         }
     }
 
-    fn status(&self) -> StatusCode {
+    /// The HTTP status, and the outcome in metrics.
+    fn outcome(&self) -> (StatusCode, Ending) {
         match self {
-            Self::Malformed { .. } => StatusCode::BAD_REQUEST,
-            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Broken(_) => StatusCode::REQUEST_TIMEOUT,
-            Self::NoCertificate => StatusCode::FORBIDDEN,
-            Self::NotReady(_) | Self::NotLeading(_) => StatusCode::SERVICE_UNAVAILABLE,
-        }
-    }
-
-    fn ending(&self) -> Ending {
-        match self {
-            Self::NotReady(_) => Ending::NotReady,
-            Self::NotLeading(_) => Ending::NotLeading,
-            Self::Malformed { .. } | Self::TooLarge { .. } | Self::Broken(_) | Self::NoCertificate => {
-                Ending::Malformed
-            }
+            Self::Malformed { .. } => (StatusCode::BAD_REQUEST, Ending::Malformed),
+            Self::TooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, Ending::Malformed),
+            Self::Broken(_) => (StatusCode::REQUEST_TIMEOUT, Ending::Malformed),
+            Self::NoCertificate => (StatusCode::FORBIDDEN, Ending::Malformed),
+            Self::NotReady(_) => (StatusCode::SERVICE_UNAVAILABLE, Ending::NotReady),
+            Self::NotLeading(_) => (StatusCode::SERVICE_UNAVAILABLE, Ending::NotLeading),
         }
     }
 }
 
 impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
-        tracing::warn!(status = self.status().as_u16(), error = %self, "request refused");
-        (self.status(), format!("{self}\n")).into_response()
+        let (status, _) = self.outcome();
+        tracing::warn!(status = status.as_u16(), error = %self, "request refused");
+        (status, format!("{self}\n")).into_response()
     }
 }
 
 impl Extender {
     /// An extender that answers from `index` and binds through `binder`.
     pub fn new(index: Shared<Index>, metrics: Metrics, binder: Binder, serving: &Serving) -> Self {
-        let limits = Limits {
-            max_body: serving.max_body,
-            read_timeout: serving.read_timeout,
-            demands_certificate: serving.demands_certificates(),
-        };
         Self {
             index,
             memory: Mutex::default(),
@@ -188,7 +166,7 @@ impl Extender {
             resolving: Mutex::default(),
             answering: Semaphore::new(serving.concurrency),
             binding: Semaphore::new(serving.concurrency),
-            limits,
+            serving: serving.clone(),
             rules: Rules::default(),
             answer_nodes: AnswerNodes::default(),
             misfit_nodes: MisfitNodes::default(),
@@ -246,6 +224,7 @@ impl Extender {
     }
 
     fn memory(&self) -> MutexGuard<'_, PodMemory> {
+        // A panic ends the process in release builds, so that only tests meet a poisoned lock.
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -279,12 +258,8 @@ impl Extender {
 
     /// Reads a request's body, if the client may send one.
     async fn receive(&self, request: Request<Body>) -> Result<Bytes, RequestError> {
-        let Limits {
-            max_body: limit,
-            read_timeout,
-            demands_certificate,
-        } = self.limits;
-        if demands_certificate && request.extensions().get::<ClientCertificate>().is_none() {
+        let (limit, read_timeout) = (self.serving.max_body, self.serving.read_timeout);
+        if self.serving.demands_certificates() && request.extensions().get::<ClientCertificate>().is_none() {
             return Err(RequestError::NoCertificate);
         }
         // Refused at once, so that a client need not send a body in vain.
@@ -329,6 +304,7 @@ pub fn health_router(extender: Arc<Extender>, metrics: MetricsText) -> Router {
 }
 
 async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
+    // Before the body is read, so that clients whose requests fail are counted too.
     extender.filter_clients.count(&request);
     let body = extender.receive(request).await;
     // Metrics show the time from the whole request to the answer, not the network.
@@ -351,27 +327,28 @@ async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -
 }
 
 async fn prioritize(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
-    let answer = |body: &[u8]| prioritize::answer(&extender, body);
-    answer_if_leading(&extender, Verb::Prioritize, request, answer).await
+    answer_if_leading(&extender, Verb::Prioritize, request, prioritize::answer).await
 }
 
 async fn preempt(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
-    let answer = |body: &[u8]| preempt::answer(&extender, body, now());
-    answer_if_leading(&extender, Verb::Preempt, request, answer).await
+    answer_if_leading(&extender, Verb::Preempt, request, preempt::answer).await
 }
 
 async fn answer_if_leading(
     extender: &Extender,
     verb: Verb,
     request: Request<Body>,
-    answer: impl FnOnce(&[u8]) -> Result<Vec<u8>, RequestError>,
+    answer: fn(&Extender, &[u8]) -> Result<Vec<u8>, RequestError>,
 ) -> Response {
     let body = extender.receive(request).await;
     let mut timer = extender.metrics.time(verb);
     // After the body: a client that sends slowly must not hold a permit.
     let _permit = extender.answering.acquire().await;
-    let leading = body.and_then(|body| Ok(extender.check_leading().map(|()| body)?));
-    respond(&mut timer, leading.and_then(|body| answer(&body)))
+    let answer = body.and_then(|body| {
+        extender.check_leading()?;
+        answer(extender, &body)
+    });
+    respond(&mut timer, answer)
 }
 
 async fn bind(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
@@ -390,7 +367,7 @@ fn respond(timer: &mut Timer<'_>, answer: Result<Vec<u8>, RequestError>) -> Resp
     match answer {
         Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
         Err(error) => {
-            timer.ending = error.ending();
+            (_, timer.ending) = error.outcome();
             error.into_response()
         }
     }

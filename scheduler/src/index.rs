@@ -24,23 +24,19 @@ mod resource_demand;
 mod snapshot;
 mod stamp;
 mod victims;
-mod view;
+pub(crate) mod view;
 
-use std::cmp::max;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use placement::{
-    Fleet, Hints, Holdings, HostAmounts, HostLoad, NodeId, NodePolicy, NodeView, OwnerId, Placement,
-    Policies, Reason, RequestedGpus, ResourceWeights,
+    Fleet, Hints, Holdings, NodeId, NodePolicy, NodeView, OwnerId, Placement, Policies, Reason,
+    RequestedGpus, ResourceWeights,
 };
-use proto::extender::MetaVictims;
 use proto::node::Node;
-use proto::plugin_reports::PluginState;
 use proto::pod::{Pod, Taint};
-use proto::read_api;
 use proto::record::DEVICE_ALLOCATED;
 use proto::request::RequestError;
 use proto::request::hints::DemandedEnforcement;
@@ -48,11 +44,10 @@ use proto::resource::ResourceNames;
 use proto::totals::HostResources;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::Notify;
-use tracing::warn;
 
-pub use assumption::{AssumeError, Assumed, Assumption, Moment, Phase};
+pub use assumption::{AssumeError, Assumed, Assumption, AssumptionState, Phase};
 
-pub use hints::{Decision, HintQueue, HintTimes};
+pub use hints::{Attempt, HintQueue, HintTimes};
 pub use inspected::InspectedNode;
 pub use node_filter::NodeFilter;
 pub use objects::RawDevice;
@@ -61,9 +56,7 @@ pub use resource_demand::ResourceDemand;
 pub use snapshot::{GpuSnapshot, NamespaceSnapshot, Snapshot};
 pub use stamp::Stamps;
 pub use victims::{Preemptor, Promised};
-pub(crate) use view::asked;
 
-use crate::accounting::kubelet_allocations::AllocationsByPod;
 use crate::accounting::{self, Bound, PodFacts};
 use crate::bind::{PodBinding, PodId, PodLookup};
 pub use crate::watch::Shared;
@@ -71,17 +64,12 @@ pub use crate::watch::Shared;
 use crate::watch::ObjectStore;
 use budgets::Budgets;
 use cluster::Cluster;
-use eviction::{Eviction, EvictionRank, PlainPod, PlainPods};
+use eviction::PlainPods;
 use failing::FailingNodes;
-use plugins::{Plugins, Standing};
+use plugins::Plugins;
 use pods::PodEntry;
 use record::record;
-use victims::ClusterVictimSearch;
 
-/// The workload model is refreshed once this part of all pods has come or gone.
-const CHANGED_PART: u64 = 32;
-/// Or this number of pods, if they are few.
-const MIN_CHANGES: u64 = 16;
 /// Time after which a write without an answer has certainly ended: far longer than the timeout that the API server was given.
 const UNDER_WAY: Duration = Duration::from_secs(60);
 
@@ -134,9 +122,10 @@ impl List {
 }
 
 impl Index {
-    /// An index that has seen nothing yet, whose hints last `hint_ttl` at most unless [said otherwise](Self::holding).
+    /// An index that has seen no objects yet. Hints last `hint_ttl` at most unless [`Self::holding`] sets other times.
     pub fn new(names: ResourceNames, policies: Policies, hint_ttl: Duration) -> Self {
         let first = List {
+            // Not zero, which stands for objects that no watch has shown.
             number: 1,
             synced: false,
             n_openings: 0,
@@ -163,23 +152,23 @@ impl Index {
         }
     }
 
-    /// The same index for a cluster in which pods may see all devices of their node; others are refused, and those that are bound
-    /// count as holders of all that their records name.
+    /// Allows pods to see all devices of their node without holding any. If that is not allowed, such pods are refused, and bound
+    /// ones count as holders of all devices that their records name.
     #[must_use]
     pub fn allowing_all_devices(mut self, allows_all_devices: bool) -> Self {
         self.cluster.allows_all_devices = allows_all_devices;
         self
     }
 
-    /// The same index for a cluster in which pods demand this enforcement of memory limits, unless they say otherwise.
+    /// Sets the enforcement of memory limits for pods whose annotations demand none.
     #[must_use]
     pub fn demanding(mut self, enforcement: DemandedEnforcement) -> Self {
         self.cluster.enforcement = enforcement;
         self
     }
 
-    /// The same index, which uses a new workload model only after [`Self::finish_workload_refresh`], once the model has been evaluated on
-    /// all nodes in advance.
+    /// Makes a refreshed workload model count only after [`Self::finish_workload_refresh`], once the model has been evaluated on all
+    /// nodes in advance.
     #[must_use]
     pub fn prewarming(self) -> Self {
         Self {
@@ -188,7 +177,7 @@ impl Index {
         }
     }
 
-    /// The same index, which takes pods of this namespace for those of device plugins, if they look like it.
+    /// Sets the namespace of the device plugin's pods. Without one, no pod counts as the plugin's.
     #[must_use]
     pub fn watching_plugins_in(self, namespace: &str) -> Self {
         Self {
@@ -197,7 +186,7 @@ impl Index {
         }
     }
 
-    /// The same index with weights for the policies that weigh resources.
+    /// Sets the weights for the policies that weigh resources.
     #[must_use]
     pub fn weighing(mut self, weights: ResourceWeights) -> Self {
         self.cluster.fleet = self.cluster.fleet.with_weights(weights);
@@ -214,7 +203,7 @@ impl Index {
         &self.cluster.fleet
     }
 
-    /// Each kind of object and whether all of it has been seen.
+    /// Each kind of object, with true once a list of all its objects was complete.
     pub fn synced(&self) -> [(&'static str, bool); 3] {
         [
             (<Self as ObjectStore<Node>>::KIND, self.node_list.synced),
@@ -226,41 +215,41 @@ impl Index {
     /// Checks that every watch has listed its objects.
     ///
     /// # Errors
-    /// A sentence that names the watches that have not.
+    /// A sentence that names the kinds of which no list was complete yet.
     pub fn ready(&self) -> Result<(), String> {
-        let missing: Vec<&str> = self
-            .synced()
-            .into_iter()
-            .filter(|(_, synced)| !synced)
-            .map(|(kind, _)| kind)
-            .collect();
-        if missing.is_empty() {
-            Ok(())
-        } else {
-            Err(format!(
-                "not ready: waiting for the list of {}",
-                missing.join(", ")
-            ))
+        let mut missing = Vec::new();
+        for (kind, is_synced) in self.synced() {
+            if !is_synced {
+                missing.push(kind);
+            }
         }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(format!(
+            "not ready: waiting for the list of {}",
+            missing.join(", ")
+        ))
     }
 
-    /// True if pods that ask for our resources were unbound in the first list: an earlier scheduler may be binding them.
+    /// Returns true if pods that ask for device resources were unbound in the first list: an earlier scheduler may be binding them.
     pub fn began_with_pending(&self) -> bool {
         self.began_with_pending
     }
 
-    /// Notified when a list is complete that has left out decisions which it should have shown.
+    /// Notified when a list of pods is complete and has left out a decision that was written before.
     pub fn unlisted(&self) -> Arc<Notify> {
         Arc::clone(&self.unlisted)
     }
 
-    /// True if the outcome of a binding is unknown: it may have been written.
-    pub fn has_doubts(&self) -> bool {
-        let mut open = self.cluster.pods.assumptions();
-        open.any(|assumption| assumption.moment.phase != Phase::Written)
+    /// Returns true if a binding is being written, or may have been written without an answer.
+    pub fn has_unknown_outcomes(&self) -> bool {
+        let mut open = self.cluster.assumptions();
+        open.any(|assumption| assumption.state.phase != Phase::Written)
     }
 
-    /// Ends the term: another replica may decide from now on. Open decisions are not repeated, as their room may be given away.
+    /// Ends this replica's term as the leader: another replica may decide from now on, and may give away the room of open
+    /// decisions, so that these are not written again.
     pub fn end_term(&mut self) {
         for entry in self.cluster.pods.values_mut() {
             // The decision itself stays counted: its write may still get through.
@@ -275,7 +264,7 @@ impl Index {
         self.cluster.knows_node(name)
     }
 
-    /// The facts of a pod that asks for our resources.
+    /// The facts of a pod that asks for device resources.
     pub fn pod(&self, uid: &str) -> Option<&PodFacts> {
         self.cluster.pods.get(uid).map(|entry| &entry.facts)
     }
@@ -288,10 +277,10 @@ impl Index {
     /// Returns true if kubelet has refused several pods on a node lately, so that it ranks behind all others.
     #[inline]
     pub fn is_failing(&self, node: &str) -> bool {
-        self.failing.is_last(node)
+        self.failing.ranks_last(node)
     }
 
-    /// Returns true if a watch has shown this pod, which asks for our resources.
+    /// Returns true if a watch has shown this pod, which asks for device resources.
     pub fn is_shown(&self, uid: &str) -> bool {
         self.cluster.pods.get(uid).is_some_and(|entry| entry.list != 0)
     }
@@ -302,6 +291,7 @@ impl Index {
         namespace: &'a str,
         name: &'a str,
     ) -> impl Iterator<Item = (&'a OwnerId, &'a PodFacts)> {
+        // A scan: only the read API asks, about one pod at a time, and UIDs are the keys of all other look-ups.
         let entries = self.cluster.pods.iter().map(|(uid, entry)| (uid, &entry.facts));
         entries.filter(move |(_, facts)| &*facts.namespace == namespace && &*facts.name == name)
     }
@@ -327,31 +317,13 @@ impl Index {
     }
 
     /// Returns true if a pod requests devices, validly or not.
-    pub fn concerns(&self, facts: &PodFacts) -> bool {
-        self.cluster.concerns(facts)
-    }
-
-    /// The victims by which a pod fits on a node, instead of those that kube-scheduler proposes; `None` if none help.
-    ///
-    /// All that kube-scheduler proposes where no device is short.
-    pub fn victims(
-        &self,
-        node: &str,
-        preemptor: &Preemptor<'_>,
-        proposed: &MetaVictims,
-    ) -> Option<MetaVictims> {
-        let search = ClusterVictimSearch {
-            filter: self.filter(),
-            budgets: &self.budgets,
-            plain: &self.plain,
-            nominated: &self.nominated,
-        };
-        search.victims(node, preemptor, proposed)
+    pub fn requests_devices(&self, facts: &PodFacts) -> bool {
+        self.cluster.requests_devices(facts)
     }
 
     /// The state in numbers.
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot::of(self.filter(), &self.failing, self.synced())
+        Snapshot::of(self)
     }
 
     /// Names of nodes that share GPUs or have a problem: the first `most` after `after`, sorted.
@@ -374,9 +346,13 @@ impl Index {
 
     /// Names of nodes that have devices of any type, in no order.
     pub fn device_nodes(&self) -> Vec<Box<str>> {
-        let nodes = self.cluster.nodes.iter();
-        let with_devices = nodes.filter(|(_, state)| state.has_devices());
-        with_devices.map(|(name, _)| name.clone()).collect()
+        let mut names = Vec::new();
+        for (name, state) in &self.cluster.nodes {
+            if state.has_devices() {
+                names.push(name.clone());
+            }
+        }
+        names
     }
 
     /// The number of times room has opened.
@@ -394,27 +370,7 @@ impl Index {
 
     /// One node for people; `None` if there is no such node.
     pub fn show_node(&self, name: &str) -> Option<InspectedNode> {
-        InspectedNode::of(self.filter(), name)
-    }
-
-    /// The requests of typical pods, by which free memory counts as usable.
-    pub fn typical_requests(&self) -> Vec<RequestedGpus> {
-        view::typical_requests(self.fleet())
-    }
-
-    /// A node in the terms of the read API; `None` if it shares no GPUs and has no problem.
-    pub fn view_node(&self, id: NodeId, typical: &[RequestedGpus]) -> Option<read_api::Node> {
-        view::node(self.filter(), id, typical)
-    }
-
-    /// The number of pods that wait for a node, and some of them in the terms of the read API.
-    pub fn pending_pods(&self, most: usize) -> (usize, Vec<read_api::PendingPod>) {
-        view::pending_pods(&self.cluster, &self.unbound, most)
-    }
-
-    /// Pods by whose end a request fits on a node; none if no choice of them was found.
-    pub fn pods_in_the_way(&self, node: NodeId, demand: &ResourceDemand<'_>) -> Vec<read_api::PodName> {
-        view::pods_in_the_way(&self.cluster, node, demand)
+        InspectedNode::of(self, name)
     }
 
     /// The UID of the device plugin's pod on a node, and the address of its metrics, if it serves them.
@@ -424,23 +380,23 @@ impl Index {
 
     /// Returns true if no node is refused for its device plugin.
     pub fn all_plugins_serve(&self) -> bool {
-        self.plugins.is_calm()
+        self.plugins.all_serve()
     }
 
     /// The pod's UID, as the text that is kept already if there is one.
     pub fn owner(&self, uid: &str) -> OwnerId {
-        self.cluster.pods.owner(uid)
+        self.cluster.owner(uid)
     }
 
-    /// The node of a pod's open decision.
+    /// The node of the decision about a pod, while no watch has shown the pod on it.
     pub fn assumed_node(&self, uid: &str) -> Option<&str> {
-        self.cluster.pods.assumed_node(uid)
+        Some(self.cluster.assumption(uid)?.binding.node.as_str())
     }
 
-    /// The same index with these times for hints.
+    /// Sets the longest times that hints last.
     #[must_use]
     pub fn holding(mut self, times: HintTimes) -> Self {
-        self.hints.set_times(times);
+        self.hints.times = times;
         self
     }
 
@@ -452,6 +408,7 @@ impl Index {
     /// Ends hints, and the times of failing nodes and of device plugins, that are over by now.
     pub fn tick(&mut self, now: Instant) {
         self.failing.advance(now);
+        // Plugins come before hints: a node that is offered again may have room for a nominated pod.
         if self.plugins.advance(now) {
             self.cluster.note_silent_opening();
         }
@@ -459,10 +416,10 @@ impl Index {
     }
 
     /// Keeps room for a pod on the node that it was answered with.
-    pub fn hint(&mut self, node: NodeId, demand: &ResourceDemand<'_>, decision: &Decision, now: Instant) {
+    pub fn hint(&mut self, node: NodeId, demand: &ResourceDemand<'_>, attempt: &Attempt, now: Instant) {
         // Expired hints go first, or the new one would find less room than there is.
         self.tick(now);
-        self.hints.hint(&mut self.cluster, node, demand, decision, now);
+        self.hints.hint(&mut self.cluster, node, demand, attempt, now);
     }
 
     /// Ends a pod's hint.
@@ -470,222 +427,25 @@ impl Index {
         self.hints.unhint(&mut self.cluster, uid);
     }
 
-    /// Frees the room of other `PodGroups` than this one whose scheduling cycle will come to nothing.
-    pub fn end_gang_cycles(&mut self, asked: Option<&str>) {
-        self.hints.end_gang_cycles(&mut self.cluster, asked);
+    /// Frees the room of the `PodGroup`s whose scheduling cycle will come to nothing, now that a pod of this group, or of none, is
+    /// filtered.
+    pub fn end_gang_cycles(&mut self, filtered: Option<&str>) {
+        self.hints.end_gang_cycles(&mut self.cluster, filtered);
     }
 
     /// Notes that no node had room for a member of a `PodGroup`; room that is kept for it stays.
-    pub fn refuse_member(&mut self, uid: &str, decision: &Decision, now: Instant) {
+    pub fn refuse_member(&mut self, uid: &str, attempt: &Attempt, now: Instant) {
         self.hints
-            .note_member(&mut self.cluster, uid, decision, false, now);
+            .note_member(&mut self.cluster, uid, attempt, false, now);
     }
 
-    fn note_taints(&mut self, name: &str, taints: &[Taint]) {
-        if taints.is_empty() {
-            self.soft_taints.remove(name);
-        } else {
-            self.soft_taints.insert(name.into(), taints.into());
-        }
-    }
-
-    /// The taints for which pods that do not tolerate them had better avoid a node; `None` if it has none.
+    /// The `PreferNoSchedule` taints of a node; `None` if it has none.
     #[inline]
     pub fn soft_taints(&self, name: &str) -> Option<&[Taint]> {
         if self.soft_taints.is_empty() {
             None
         } else {
             self.soft_taints.get(name).map(|taints| &**taints)
-        }
-    }
-
-    fn forget_node(&mut self, name: &str) {
-        self.note_taints(name, &[]);
-        self.failing.remove(name);
-        self.plugins.forget_node(name);
-        self.cluster.fleet.set_host(name, None);
-        if let Some(state) = self.cluster.nodes.get_mut(name) {
-            state.node = None;
-            self.cluster.refresh_node(name);
-        }
-    }
-
-    fn forget_device(&mut self, name: &str) {
-        if let Some(state) = self.cluster.nodes.get_mut(name) {
-            let had_exchanged = !std::mem::take(&mut state.exchanged).is_empty();
-            self.cluster.replace_given(name, AllocationsByPod::new());
-            self.cluster.replace_without_devices(name, None);
-            self.cluster.replace_device(name, None);
-            if had_exchanged {
-                self.cluster.account_again(name);
-            }
-        }
-    }
-
-    /// Takes in what a node's annotation says of its plugin.
-    fn see_plugin_state(&mut self, name: &str, node: &Node) {
-        match PluginState::read(node.metadata.annotations.as_ref()) {
-            Ok(state) => {
-                if self.plugins.see_state(name, state) {
-                    self.cluster.note_silent_opening();
-                }
-            }
-            Err(error) => {
-                warn!(node = name, %error, "the state of the device plugin is taken to be as it was before");
-            }
-        }
-    }
-
-    fn put_pod(&mut self, uid: &str, facts: PodFacts) {
-        let list = self.pod_list.number;
-        let owner = self.cluster.pods.owner(uid);
-        let Some(bound) = &facts.bound else {
-            self.unbound.insert(owner.clone());
-            let entry = self
-                .cluster
-                .pods
-                .entry(owner)
-                .or_insert_with(|| PodEntry::new(facts.clone()));
-            let was_bound = entry.facts.bound.is_some() && entry.assumption.is_none();
-            entry.facts = facts;
-            entry.list = list;
-            if was_bound {
-                (entry.problem, entry.contradicts) = (None, false);
-                self.cluster.fleet.release(uid);
-            }
-            return;
-        };
-        // Records of an earlier leader order the binds too, so new assume times begin above theirs.
-        if let Some(nanos) = bound.assumed_at {
-            self.stamps.saw(nanos);
-        }
-        let node = bound.node.clone();
-        self.unbound.remove(uid);
-        let entry = self
-            .cluster
-            .pods
-            .entry(owner.clone())
-            .or_insert_with(|| PodEntry::new(facts.clone()));
-        let known = entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
-        entry.facts = facts;
-        entry.list = list;
-        // The watch now shows what the decision anticipated.
-        entry.assumption = None;
-        self.hints.end(&mut self.cluster, uid, Some(&node));
-        // A bound pod is shown many times; only its first binding, or a changed record, is news.
-        if !known || self.cluster.fleet.held_by(uid).is_none() {
-            self.cluster.account(&owner);
-        }
-    }
-
-    fn remove_pod(&mut self, uid: &str) {
-        self.hints.end(&mut self.cluster, uid, None);
-        self.cluster.fleet.release(uid);
-        self.nominated.remove(uid);
-        self.unbound.remove(uid);
-        let Some(entry) = self.cluster.pods.remove(uid) else {
-            return;
-        };
-        let node = entry.bound().map(|bound| bound.node.clone());
-        if let Some(state) = node.and_then(|node| self.cluster.nodes.get_mut(&*node)) {
-            state.unheld.remove(uid);
-        }
-        self.cluster.fleet.clear_host_use(uid);
-        if let Some(spec) = entry.counted {
-            self.cluster.fleet.workload_mut().remove(&spec);
-        }
-    }
-
-    /// Takes note of what kube-scheduler goes by when it chooses victims.
-    fn see_eviction(&mut self, pod: &Pod) {
-        let Some((owner, entry)) = self.cluster.pods.get_key_value(pod.uid()) else {
-            return;
-        };
-        let eviction = Eviction::of(pod);
-        // kubelet updates the status of a pod often; most updates change nothing that matters here.
-        if entry.eviction == eviction {
-            return;
-        }
-        let owner = owner.clone();
-        if eviction.nominated.is_some() {
-            self.nominated.insert(owner.clone());
-        } else {
-            self.nominated.remove(&owner);
-        }
-        let Some(entry) = self.cluster.pods.get_mut(&owner) else {
-            return;
-        };
-        // A pod that kubelet has admitted no longer counts against a plugin on trial, so its node takes one more.
-        let is_admitted = !entry.eviction.is_admitted() && eviction.is_admitted();
-        entry.eviction = eviction;
-        let node = entry
-            .facts
-            .bound
-            .as_ref()
-            .filter(|_| is_admitted)
-            .map(|bound| bound.node.clone());
-        if node.is_some_and(|node| self.plugins.standing(&node) == Standing::Tried) {
-            self.cluster.note_silent_opening();
-        }
-    }
-
-    /// Takes in what a pod uses where it runs; `asked` is known of pods that ask for something of ours.
-    fn see_use(&mut self, pod: &Pod, asked: Option<HostAmounts>) {
-        let uid = pod.uid();
-        let Some(node) = pod
-            .spec
-            .node_name
-            .as_deref()
-            .filter(|node| !node.is_empty() && !pod.is_terminal())
-        else {
-            // The CPU and memory of an assumed pod stay counted as long as the decision does.
-            if self.cluster.pods.assumed_node(uid).is_none() {
-                self.see_no_use(uid);
-            }
-            return;
-        };
-        let owner = self.cluster.pods.owner(uid);
-        let amounts = asked.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod)));
-        self.cluster.fleet.set_host_use(
-            &owner,
-            node,
-            HostLoad {
-                amounts,
-                is_daemon: pod.is_tied_to_node(),
-            },
-        );
-        if asked.is_none() {
-            self.plain.insert(
-                owner,
-                PlainPod {
-                    rank: EvictionRank::of(pod),
-                    list: self.pod_list.number,
-                },
-            );
-        } else {
-            self.plain.remove(uid);
-        }
-    }
-
-    /// A pod uses nothing any more.
-    fn see_no_use(&mut self, uid: &str) {
-        self.cluster.fleet.clear_host_use(uid);
-        self.plain.remove(uid);
-    }
-
-    /// Refreshes the workload model of the policies that look ahead if enough pods have come or gone since the last time.
-    fn refresh_workload_if_due(&mut self) {
-        let workload = self.cluster.fleet.workload();
-        let n_changes = workload.n_changes().abs_diff(self.n_changes_at_refresh);
-        let is_due = n_changes >= max(MIN_CHANGES, workload.n_pods() / CHANGED_PART);
-        if !self.pod_list.synced || self.cluster.fleet.is_refreshing_workload() || !is_due {
-            return;
-        }
-        if self.prewarms {
-            self.n_changes_at_refresh = workload.n_changes();
-            self.cluster.fleet.begin_workload_refresh();
-        } else {
-            self.refresh_workload();
         }
     }
 
@@ -714,10 +474,8 @@ impl Index {
 
     /// Returns true if a pod may still want a place: it is not bound, or not shown yet.
     pub fn is_pending(&self, uid: &str) -> bool {
-        self.cluster
-            .pods
-            .get(uid)
-            .is_none_or(|entry| entry.bound().is_none())
+        let entry = self.cluster.pods.get(uid);
+        entry.is_none_or(|entry| entry.bound().is_none())
     }
 
     /// The node that kube-scheduler keeps for a pod, as far as the watch shows.
@@ -763,7 +521,7 @@ impl Index {
         }
         // kube-scheduler repeats a bind whose answer it did not get.
         if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
-            return assumption.again(node, now);
+            return assumption.repeat(node, now);
         }
         // kube-scheduler may have seen a new node before us; what it has is not known until we see it too.
         if !self.knows_node(node) {
@@ -773,17 +531,12 @@ impl Index {
                 detail: None,
             });
         }
-        let demand = match self.cluster.demand(&pod.uid, facts) {
-            Ok(demand) => demand.unwrap_or_default(),
-            Err(error) => {
-                let detail = error.to_string();
-                return Err(AssumeError::Invalid { detail });
-            }
-        };
+        // Device objects may have changed since the caller looked, so that the pod requests no device any more.
+        let demand = self.cluster.demand(&pod.uid, facts)?.unwrap_or_default();
         let placement = self.choose(&demand, node)?;
         let stamp = self.stamps.next(nanos);
-        let mut annotations =
-            record(&self.cluster, facts.request.gpus(), node, &placement, stamp).annotations();
+        let record = record(&self.cluster, facts.request.gpus(), node, &placement, stamp);
+        let mut annotations = record.annotations();
         // Where nothing is chosen here, a record that came with a copied pod must not be taken for what was chosen.
         annotations
             .entry(DEVICE_ALLOCATED.to_owned())
@@ -794,20 +547,10 @@ impl Index {
             annotations,
             labels: facts.labels_on(node),
         };
-        let assumption = Assumption {
-            binding: binding.clone(),
-            moment: Moment {
-                stamp,
-                phase: Phase::Writing,
-                since: now,
-            },
-            unlisted: false,
-            outlived: false,
-        };
-        let owner = self.cluster.pods.owner(&pod.uid);
+        let owner = self.cluster.owner(&pod.uid);
         let entry = self.cluster.pods.entry(owner.clone());
         let entry = entry.or_insert_with(|| PodEntry::new(facts.clone()));
-        entry.assumption = Some(Box::new(assumption));
+        entry.assumption = Some(Box::new(Assumption::new(binding.clone(), stamp, now)));
         // The hint has served its purpose; on another node its room is free again.
         self.hints.end(&mut self.cluster, &pod.uid, Some(node));
         // Policies that look ahead count the CPU of the pod now, not only when a watch shows the pod bound.
@@ -819,26 +562,26 @@ impl Index {
         })
     }
 
-    /// Chooses and reserves. Room that is hinted at is taken only if there is no other.
+    /// Chooses devices on a node and reserves them. Room that is kept for other pods is taken only if there is no other;
+    /// a pod that loses its room fails its own bind, and kube-scheduler filters it again.
     fn choose(&mut self, demand: &ResourceDemand<'_>, node: &str) -> Result<Placement, AssumeError> {
-        let no_room = |index: &Self, reason| AssumeError::NoRoom {
+        let owner = self.cluster.owner(demand.uid);
+        let placement = match self.cluster.fleet.node_id(node) {
+            Some(id) => self.choose_on(id, node, demand),
+            // A node without known devices takes pods that need none of them, and the vendor's pods with whole GPUs.
+            None => match self.filter().fit(node, demand) {
+                Ok(_) => return Ok(self.hold_unknown(&owner, demand, node)),
+                Err(reason) => Err(reason),
+            },
+        };
+        let placement = placement.map_err(|reason| AssumeError::NoRoom {
             node: node.to_owned(),
             reason,
-            detail: index.filter().detail(node, demand, reason),
-        };
-        let owner = self.cluster.pods.owner(demand.uid);
-        let Some(id) = self
-            .served_node(node, demand)
-            .map_err(|reason| no_room(self, reason))?
-        else {
-            return Ok(self.hold_unknown(&owner, demand, node));
-        };
-        let fleet = &self.cluster.fleet;
-        let choose = |hints| fleet.choose(id, demand.devices(), demand.policies.device, hints);
-        let placement = choose(Hints::RespectOthers(demand.uid))
-            .or_else(|_| choose(Hints::Ignore))
-            .map_err(|reason| no_room(self, reason))?;
-        if placement != Placement::default() {
+            detail: self.filter().detail(node, demand, reason),
+        })?;
+        if let Some(id) = self.cluster.fleet.node_id(node)
+            && placement != Placement::default()
+        {
             let reserved = self.cluster.fleet.reserve(&owner, id, &placement);
             reserved.map_err(|source| AssumeError::Reserve {
                 node: node.to_owned(),
@@ -848,13 +591,15 @@ impl Index {
         Ok(placement)
     }
 
-    /// The node's place in the fleet, if its devices are known, or need not be.
-    fn served_node(&self, node: &str, demand: &ResourceDemand<'_>) -> Result<Option<NodeId>, Reason> {
-        match self.cluster.fleet.node_id(node) {
-            // The engine checks the room itself when it chooses; only what it does not know is checked here.
-            Some(id) => self.filter().check_served(node, demand).map(|()| Some(id)),
-            None => self.filter().fit(node, demand),
-        }
+    /// Chooses devices on a node of the fleet.
+    fn choose_on(&self, id: NodeId, node: &str, demand: &ResourceDemand<'_>) -> Result<Placement, Reason> {
+        // The engine checks the room itself when it chooses; only the facts that it does not know are checked here.
+        self.filter().check_served(node, demand)?;
+        let (fleet, policy) = (&self.cluster.fleet, demand.policies.device);
+        let respecting = Hints::RespectOthers(demand.uid);
+        fleet
+            .choose(id, demand.devices(), policy, respecting)
+            .or_else(|_| fleet.choose(id, demand.devices(), policy, Hints::Ignore))
     }
 
     /// Counts the GPUs that a pod will hold on a node whose devices are not known; kubelet chooses them.
@@ -869,7 +614,7 @@ impl Index {
 
     /// Marks a decision as written.
     pub fn confirm(&mut self, uid: &str, stamp: u64, now: Instant) {
-        self.advance(uid, stamp, Phase::Written, now);
+        self.set_phase(uid, stamp, Phase::Written, now);
     }
 
     /// Confirms a decision whose pod was found on the decided node. It holds there what its annotations say, as another
@@ -882,33 +627,33 @@ impl Index {
         now: Instant,
     ) {
         self.confirm(uid, stamp, now);
-        let Some(assumption) = self.cluster.pods.assumption_mut(uid, stamp) else {
+        let Some(assumption) = self.cluster.assumption_mut(uid, stamp) else {
             return;
         };
         let binding = &mut assumption.binding;
         if Bound::read(&binding.node, Some(annotations)).assumed_at != Some(stamp) {
             binding.annotations.clone_from(annotations);
-            let owner = self.cluster.pods.owner(uid);
+            let owner = self.cluster.owner(uid);
             self.cluster.account(&owner);
         }
     }
 
     /// Marks the outcome of a decision as unknown: its binding may have been written.
-    pub fn doubt(&mut self, uid: &str, stamp: u64, now: Instant) {
-        self.advance(uid, stamp, Phase::Doubtful, now);
+    pub fn mark_unknown(&mut self, uid: &str, stamp: u64, now: Instant) {
+        self.set_phase(uid, stamp, Phase::Unknown, now);
     }
 
-    fn advance(&mut self, uid: &str, stamp: u64, phase: Phase, now: Instant) {
-        if let Some(assumption) = self.cluster.pods.assumption_mut(uid, stamp) {
-            assumption.moment.phase = phase;
-            assumption.moment.since = now;
+    fn set_phase(&mut self, uid: &str, stamp: u64, phase: Phase, now: Instant) {
+        if let Some(assumption) = self.cluster.assumption_mut(uid, stamp) {
+            assumption.state.phase = phase;
+            assumption.state.since = now;
             assumption.unlisted = false;
         }
     }
 
     /// Drops a decision that has certainly not been written, and will not be: its devices are free again.
     pub fn forget(&mut self, uid: &str, stamp: u64) {
-        if self.cluster.pods.assumption_mut(uid, stamp).is_none() {
+        if self.cluster.assumption_mut(uid, stamp).is_none() {
             return;
         }
         let Some(entry) = self.cluster.pods.get_mut(uid) else {
@@ -919,48 +664,48 @@ impl Index {
         self.cluster.fleet.release(uid);
         self.cluster.fleet.clear_host_use(uid);
         if is_unseen {
-            self.remove_pod(uid);
+            objects::remove_pod(self, uid);
         }
     }
 
-    /// The state of a pod's decision; `None` once a watch has shown it or it was taken back.
-    pub fn moment(&self, uid: &str) -> Option<Moment> {
-        Some(self.cluster.pods.assumption(uid)?.moment)
+    /// The state of the decision about a pod; `None` once a watch has shown the pod bound, or the decision was taken back.
+    pub fn assumption_state(&self, uid: &str) -> Option<AssumptionState> {
+        Some(self.cluster.assumption(uid)?.state)
     }
 
-    /// Settles a decision by the state in which its pod was found after `moment`, unless the decision has changed since;
+    /// Settles a decision by the state in which its pod was found after `state`, unless the decision has changed since;
     /// returns true if nothing is left to settle.
     ///
     /// That the pod is not bound settles nothing for a while: the write may still be under way.
-    pub fn settle(&mut self, uid: &str, moment: Moment, found: &PodLookup, now: Instant) -> bool {
-        let Some(assumption) = self.cluster.pods.assumption(uid) else {
+    pub fn settle(&mut self, uid: &str, state: AssumptionState, found: &PodLookup, now: Instant) -> bool {
+        let Some(assumption) = self.cluster.assumption(uid) else {
             return true;
         };
-        if assumption.moment != moment {
+        if assumption.state != state {
             return false;
         }
         let n_openings = self.cluster.fleet.n_openings();
         match found {
             PodLookup::Bound { node, annotations } if *node == assumption.binding.node => {
-                self.confirm_found(uid, moment.stamp, annotations, now);
+                self.confirm_found(uid, state.stamp, annotations, now);
             }
-            PodLookup::Unbound if now.saturating_duration_since(moment.since) < UNDER_WAY => return false,
-            PodLookup::Gone => self.remove_pod(uid),
+            PodLookup::Unbound if now.saturating_duration_since(state.since) < UNDER_WAY => return false,
+            PodLookup::Gone => objects::remove_pod(self, uid),
             // If another scheduler has bound it, the watch will show where; the room here is free.
-            PodLookup::Bound { .. } | PodLookup::Unbound => self.forget(uid, moment.stamp),
+            PodLookup::Bound { .. } | PodLookup::Unbound => self.forget(uid, state.stamp),
         }
         self.cluster.note_silent_since(n_openings);
         true
     }
 
     /// Decisions that were written long ago and have not been seen, and those that a list should have shown.
-    pub fn overdue(&self, now: Instant, limit: Duration) -> Vec<(PodId, Moment)> {
+    pub fn overdue(&self, now: Instant, limit: Duration) -> Vec<(PodId, AssumptionState)> {
         let mut overdue = Vec::new();
-        for assumption in self.cluster.pods.assumptions() {
+        for assumption in self.cluster.assumptions() {
             // A watch that hangs shows nothing, so age alone is a reason to look.
-            let is_old = now.saturating_duration_since(assumption.moment.since) >= limit;
+            let is_old = now.saturating_duration_since(assumption.state.since) >= limit;
             if assumption.unlisted || is_old {
-                overdue.push((assumption.binding.pod.clone(), assumption.moment));
+                overdue.push((assumption.binding.pod.clone(), assumption.state));
             }
         }
         overdue

@@ -149,7 +149,7 @@ pub struct Timer<'a> {
 }
 
 impl Metrics {
-    /// Registers everything, the gauges of `index` too.
+    /// Registers all metrics; the gauges of state read `index` at each scrape.
     pub fn register(registry: &mut Registry, index: Shared<crate::index::Index>) -> Self {
         let metrics = Self {
             requests: Family::default(),
@@ -175,6 +175,7 @@ impl Metrics {
         registry.register("refused_nodes", help, metrics.refusals.clone());
         let help = "Binds that came to nothing, by reason";
         registry.register("refused_binds", help, metrics.bind_refusals.clone());
+        // The metric has an old name, which dashboards and alerts of users go by.
         let help = "Refusals of pods held back until a watch had caught up, by what became of them";
         registry.register("refusals_thought_over", help, metrics.rechecked.clone());
         let help = "Nodes on which kube-scheduler would evict pods, by what became of them";
@@ -212,19 +213,19 @@ impl Metrics {
     }
 
     /// Counts nodes that a filter refused.
-    pub fn refused(&self, reason: Reason, n_nodes: u64) {
+    pub fn count_refused_nodes(&self, reason: Reason, n_nodes: u64) {
         self.refusals
             .get_or_create(&[("reason", reason.label())])
             .inc_by(n_nodes);
     }
 
     /// Counts a bind that came to nothing.
-    pub fn bind_refused(&self, reason: &'static str) {
+    pub fn count_refused_bind(&self, reason: &'static str) {
         self.bind_refusals.get_or_create(&[("reason", reason)]).inc();
     }
 
     /// Counts a refusal that kube-scheduler retries soon, as its request named a sample of the nodes.
-    pub fn sample_retried(&self) {
+    pub fn count_sample_retry(&self) {
         self.retried.get_or_create(&[("cause", "sample")]).inc();
     }
 
@@ -241,18 +242,18 @@ impl Metrics {
     }
 
     /// Counts an announcement of room.
-    pub fn room_announced(&self) {
+    pub fn count_announcement(&self) {
         self.room_announced.inc();
     }
 
     /// Counts a refusal that was rechecked after a watch had caught up.
-    pub fn rechecked(&self, fits: bool) {
+    pub fn count_recheck(&self, fits: bool) {
         let outcome = if fits { "fits" } else { "refused" };
         self.rechecked.get_or_create(&[("outcome", outcome)]).inc();
     }
 
     /// Counts nodes on which kube-scheduler would evict pods.
-    pub fn preempted(&self, candidate: PreemptionCandidate, n_nodes: usize) {
+    pub fn count_candidates(&self, candidate: PreemptionCandidate, n_nodes: usize) {
         let n_nodes = u64::try_from(n_nodes).unwrap_or(u64::MAX);
         let labels = [("outcome", candidate.label())];
         self.preemption_candidates.get_or_create(&labels).inc_by(n_nodes);
@@ -307,50 +308,27 @@ impl Collector for StateGauges {
             let snapshot: Snapshot = index.snapshot();
             (snapshot, self.unplaced.summarize(Instant::now(), is_waiting))
         };
-        let gauges = [
-            ("nodes", "Nodes that the scheduler knows", snapshot.n_nodes),
-            ("gpu_nodes", "Nodes with GPUs to share", snapshot.n_gpu_nodes),
-            ("pods", "Pods that hold a share", snapshot.n_pods),
-            (
-                "pending_pods",
-                "Unbound pods that ask for a share",
-                snapshot.n_pending,
-            ),
-            (
-                "assumed_pods",
-                "Pods that were chosen devices for and are not yet seen bound",
-                snapshot.n_assumed,
-            ),
-            (
-                "contradicting_pods",
-                "Pods whose record says more than they ask for or were given, and does not count for that",
-                snapshot.n_contradicting,
-            ),
-            (
-                "conservative_pods",
-                "Pods whose devices are not known for sure",
-                snapshot.n_conservative,
-            ),
-            (
-                "hints",
-                "Pods that room is kept for until they are bound",
-                snapshot.n_hints,
-            ),
-            (
-                "failing_nodes",
-                "Nodes that rank behind all others because kubelet refused several pods there",
-                snapshot.n_failing,
-            ),
-            (
-                "plugin_away_nodes",
-                "Nodes that no pod is sent to because their device plugin does not serve kubelet",
-                snapshot.n_plugin_away,
-            ),
-        ];
-        for (name, help, value) in gauges {
+        let mut encode = |name, help, value| {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            gauge(value).encode(metric)?;
-        }
+            gauge(value).encode(metric)
+        };
+        encode("nodes", "Nodes that the scheduler knows", snapshot.n_nodes)?;
+        encode("gpu_nodes", "Nodes with GPUs to share", snapshot.n_gpu_nodes)?;
+        encode("pods", "Pods that hold a share", snapshot.n_pods)?;
+        let help = "Unbound pods that ask for a share";
+        encode("pending_pods", help, snapshot.n_pending)?;
+        let help = "Pods that were chosen devices for and are not yet seen bound";
+        encode("assumed_pods", help, snapshot.n_assumed)?;
+        let help = "Pods whose record says more than they ask for or were given, and does not count for that";
+        encode("contradicting_pods", help, snapshot.n_contradicting)?;
+        let help = "Pods whose devices are not known for sure";
+        encode("conservative_pods", help, snapshot.n_conservative)?;
+        let help = "Pods that room is kept for until they are bound";
+        encode("hints", help, snapshot.n_hints)?;
+        let help = "Nodes that rank behind all others because kubelet refused several pods there";
+        encode("failing_nodes", help, snapshot.n_failing)?;
+        let help = "Nodes that no pod is sent to because their device plugin does not serve kubelet";
+        encode("plugin_away_nodes", help, snapshot.n_plugin_away)?;
         let help = "Whether a kind of object has been seen whole";
         let mut family = encoder.encode_descriptor("synced", help, None, MetricType::Gauge)?;
         for (kind, synced) in snapshot.synced {
@@ -370,21 +348,8 @@ impl Collector for StateGauges {
         let fragmentation =
             encoder.encode_descriptor("fragmentation_ratio", help, None, MetricType::Gauge)?;
         ConstGauge::new(fragmentation_ratio(&snapshot.gpus)).encode(fragmentation)?;
-        for (name, help, value) in NAMESPACE_GAUGES {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for (namespace, sum) in &snapshot.namespaces {
-                ConstGauge::new(value(sum)).encode(family.encode_family(&[("namespace", namespace)])?)?;
-            }
-        }
-        for (name, help, value) in GPU_GAUGES {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for gpu in &snapshot.gpus {
-                let minor = gpu.minor.to_string();
-                let labels = [("node", &gpu.node), ("minor", &minor), ("uuid", &gpu.uuid)];
-                ConstGauge::new(value(gpu)).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
+        encode_namespaces(&mut encoder, &snapshot)?;
+        encode_gpus(&mut encoder, &snapshot.gpus)
     }
 }
 
@@ -395,6 +360,7 @@ fn fragmentation_ratio(gpus: &[GpuSnapshot]) -> f64 {
         stranded = stranded.saturating_add(gpu.stranded);
         free = free.saturating_add(gpu.total.saturating_sub(gpu.used));
     }
+    // A full cluster has no fragmentation, and 0 / 0 would break sums over clusters.
     if free == 0 {
         0.0
     } else {
@@ -402,71 +368,60 @@ fn fragmentation_ratio(gpus: &[GpuSnapshot]) -> f64 {
     }
 }
 
-/// A gauge of each namespace: name, help and value.
-type NamespaceGauge = (&'static str, &'static str, fn(&NamespaceSnapshot) -> f64);
+fn encode_namespaces(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> fmt::Result {
+    let mut encode = |name, help, value: fn(&NamespaceSnapshot) -> f64| -> fmt::Result {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (namespace, sum) in &snapshot.namespaces {
+            ConstGauge::new(value(sum)).encode(family.encode_family(&[("namespace", namespace)])?)?;
+        }
+        Ok(())
+    };
+    let help = "Memory of GPUs that the pods of a namespace hold";
+    encode("namespace_gpu_memory_allocated_bytes", help, |sum| {
+        number(sum.bytes)
+    })?;
+    let help = "Computing power that the pods of a namespace hold; 1 is a whole GPU";
+    encode("namespace_gpu_core_allocated_ratio", help, |sum| {
+        number(sum.core) / 100.0
+    })?;
+    let help = "Parts of GPUs that the pods of a namespace hold";
+    encode("namespace_gpu_parts", help, |sum| number(sum.n_parts))
+}
 
-const NAMESPACE_GAUGES: [NamespaceGauge; 3] = [
-    (
-        "namespace_gpu_memory_allocated_bytes",
-        "Memory of GPUs that the pods of a namespace hold",
-        |sum| number(sum.bytes),
-    ),
-    (
-        "namespace_gpu_core_allocated_ratio",
-        "Computing power that the pods of a namespace hold; 1 is a whole GPU",
-        |sum| number(sum.core) / 100.0,
-    ),
-    (
-        "namespace_gpu_parts",
-        "Parts of GPUs that the pods of a namespace hold",
-        |sum| number(sum.n_parts),
-    ),
-];
-
-/// A gauge of each GPU: name, help and value.
-type GpuGauge = (&'static str, &'static str, fn(&GpuSnapshot) -> f64);
-
-const GPU_GAUGES: [GpuGauge; 9] = [
-    ("gpu_memory_total_bytes", "Memory of a GPU", |gpu| {
+fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[GpuSnapshot]) -> fmt::Result {
+    let mut encode = |name, help, value: fn(&GpuSnapshot) -> f64| -> fmt::Result {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for gpu in gpus {
+            let minor = gpu.minor.to_string();
+            // The UUID is stable; the minor, which tools of the driver show, changes when a GPU is replaced.
+            let labels = [("node", &gpu.node), ("minor", &minor), ("uuid", &gpu.uuid)];
+            ConstGauge::new(value(gpu)).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    };
+    encode("gpu_memory_total_bytes", "Memory of a GPU", |gpu| {
         number(gpu.total)
-    }),
-    (
-        "gpu_memory_allocated_bytes",
-        "Memory of a GPU that pods hold",
-        |gpu| number(gpu.used),
-    ),
-    (
-        "gpu_memory_stranded_bytes",
-        "Free memory of a GPU on which no typical pod fits",
-        |gpu| number(gpu.stranded),
-    ),
-    (
-        "gpu_core_total_ratio",
-        "Computing power of a GPU; 1 is a whole GPU",
-        |gpu| f64::from(gpu.core.1) / 100.0,
-    ),
-    (
-        "gpu_core_allocated_ratio",
-        "Computing power of a GPU that pods hold; 1 is a whole GPU",
-        |gpu| f64::from(gpu.core.0) / 100.0,
-    ),
-    (
-        "gpu_sharers_capacity",
-        "Containers that may request a share of a GPU as koordinator.sh/gpu.shared",
-        |gpu| gpu.slots.1.into(),
-    ),
-    (
-        "gpu_sharers_allocated",
-        "Containers that have requested a share of a GPU as koordinator.sh/gpu.shared",
-        |gpu| gpu.slots.0.into(),
-    ),
-    ("gpu_pods", "Pods that hold a part of a GPU", |gpu| {
+    })?;
+    let help = "Memory of a GPU that pods hold";
+    encode("gpu_memory_allocated_bytes", help, |gpu| number(gpu.used))?;
+    let help = "Free memory of a GPU on which no typical pod fits";
+    encode("gpu_memory_stranded_bytes", help, |gpu| number(gpu.stranded))?;
+    let help = "Computing power of a GPU; 1 is a whole GPU";
+    encode("gpu_core_total_ratio", help, |gpu| f64::from(gpu.core.1) / 100.0)?;
+    let help = "Computing power of a GPU that pods hold; 1 is a whole GPU";
+    encode("gpu_core_allocated_ratio", help, |gpu| {
+        f64::from(gpu.core.0) / 100.0
+    })?;
+    let help = "Containers that may request a share of a GPU as koordinator.sh/gpu.shared";
+    encode("gpu_sharers_capacity", help, |gpu| gpu.slots.1.into())?;
+    let help = "Containers that have requested a share of a GPU as koordinator.sh/gpu.shared";
+    encode("gpu_sharers_allocated", help, |gpu| gpu.slots.0.into())?;
+    encode("gpu_pods", "Pods that hold a part of a GPU", |gpu| {
         gpu.n_pods.into()
-    }),
-    ("gpu_healthy", "1 while a GPU takes new pods", |gpu| {
-        f64::from(u8::from(gpu.healthy))
-    }),
-];
+    })?;
+    let help = "1 while a GPU takes new pods";
+    encode("gpu_healthy", help, |gpu| f64::from(u8::from(gpu.healthy)))
+}
 
 /// A number as Prometheus stores it.
 #[expect(clippy::cast_precision_loss, reason = "exact up to 8 PiB of bytes")]
@@ -475,5 +430,6 @@ fn number(number: u64) -> f64 {
 }
 
 fn gauge(value: u64) -> ConstGauge<i64> {
+    // The library has no gauges of unsigned numbers.
     ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX))
 }

@@ -2,7 +2,6 @@
 //!
 //! Its binds fail, as no API server listens; [`bind`] decides what they would write.
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -34,7 +33,7 @@ pub fn index(
     index_with(Policies::default(), nodes, devices, pods)
 }
 
-/// The same with policies of one's own.
+/// The same with other policies than the default ones.
 pub fn index_with(
     policies: Policies,
     nodes: impl Iterator<Item = Value>,
@@ -53,6 +52,7 @@ where
     Index: ObjectStore<K>,
 {
     ObjectStore::<K>::begin_list(index);
+    // Between the two ends of a list, so that the index takes its objects for all that there are.
     for object in objects.filter_map(|object| serde_json::from_value(object).ok()) {
         index.apply(object);
     }
@@ -86,24 +86,25 @@ pub fn extender(
 /// An extender that answers from this index.
 pub fn extender_of(index: Index) -> Extender {
     let index = Shared::new(index);
-    let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+    let refusing = tower::service_fn(|_: http::Request<kube::client::Body>| async {
         Err::<http::Response<kube::client::Body>, _>(std::io::Error::from(
             std::io::ErrorKind::ConnectionRefused,
         ))
     });
     let metrics = Metrics::register(&mut Registry::default(), index.clone());
     let binder = Binder::new(
-        Client::new(nobody, "default"),
+        Client::new(refusing, "default"),
+        // The time limit of binds does not matter: every connection is refused at once.
         Duration::from_secs(4),
         Leadership::alone(),
     );
     Extender::new(index, metrics, binder, &serving())
 }
 
-/// Decides on a bind as the bind verb does, and takes it for written: the binding. The watch has to have shown the pod.
+/// Decides on a bind as the bind verb does, and takes the binding for written. The watch has to have shown the pod.
 ///
 /// # Errors
-/// Why the pod cannot be bound there.
+/// The reason for which the pod cannot be bound there.
 pub fn bind(
     extender: &Extender,
     pod: &PodId,
@@ -112,18 +113,12 @@ pub fn bind(
     now: Instant,
 ) -> Result<PodBinding, BindError> {
     let mut index = extender.index().write();
-    let facts = index.pod(&pod.uid).cloned().filter(|facts| index.concerns(facts));
-    let nothing_decided = || PodBinding {
-        pod: pod.clone(),
-        node: node.to_owned(),
-        annotations: BTreeMap::new(),
-        labels: BTreeMap::new(),
-    };
-    let Some(facts) = facts else {
-        return Ok(nothing_decided());
+    let facts = index.pod(&pod.uid).filter(|facts| index.requests_devices(facts));
+    let Some(facts) = facts.cloned() else {
+        return Ok(PodBinding::without_devices(pod.clone(), node));
     };
     match index.assume(pod, &facts, node, nanos, now)? {
-        Assumed::AlreadyBound => Ok(nothing_decided()),
+        Assumed::AlreadyBound => Ok(PodBinding::without_devices(pod.clone(), node)),
         Assumed::Write { binding, stamp, .. } => {
             index.confirm(&pod.uid, stamp, now);
             Ok(binding)

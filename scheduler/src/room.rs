@@ -17,6 +17,8 @@ use crate::api_server;
 pub const NAME: &str = "gpushare-room";
 /// Annotation of the object: the time of the last announcement, in nanoseconds since 1970.
 const OPENED: &str = "gpushare/room-opened";
+/// The end of the text of a refusal.
+const RIGHT: &str = "; the Role gpushare-scheduler-room grants create and patch";
 /// Pause after a write that failed.
 const PAUSE: Duration = Duration::from_secs(5);
 /// Pause after a write that the API server refuses until something is configured: a right is missing, or the kind.
@@ -32,34 +34,19 @@ pub struct Room {
 
 /// The reason for which an announcement was not written.
 #[derive(Debug, thiserror::Error)]
-pub enum AnnounceError {
-    /// The API server does not take it.
-    #[error(
-        "cannot write CSIStorageCapacity {namespace}/{NAME}: {message}; the Role gpushare-scheduler-room grants create and patch"
-    )]
-    Refused {
-        /// Its namespace.
-        namespace: String,
-        /// The API server's words.
-        message: String,
-    },
-    /// The write may succeed a little later.
-    #[error("cannot write CSIStorageCapacity {namespace}/{NAME}: {message}")]
-    Failed {
-        /// Its namespace.
-        namespace: String,
-        /// The cause.
-        message: String,
-    },
+#[error("cannot write CSIStorageCapacity {namespace}/{NAME}: {message}{}", if *.is_refused { RIGHT } else { "" })]
+pub struct AnnounceError {
+    namespace: String,
+    /// The API server's words, or the cause for which there are none.
+    message: String,
+    /// True if the API server refuses such a write until something is configured.
+    is_refused: bool,
 }
 
 impl AnnounceError {
     /// Time until another attempt makes sense.
     pub(crate) const fn pause(&self) -> Duration {
-        match self {
-            Self::Refused { .. } => LONG_PAUSE,
-            Self::Failed { .. } => PAUSE,
-        }
+        if self.is_refused { LONG_PAUSE } else { PAUSE }
     }
 }
 
@@ -76,37 +63,36 @@ impl Room {
     pub async fn announce(&self) -> Result<(), AnnounceError> {
         let namespace = &self.namespace;
         let path = format!("/apis/storage.k8s.io/v1/namespaces/{namespace}/csistoragecapacities/{NAME}");
-        let failed = |message| AnnounceError::Failed {
+        let (message, is_refused) = match api_server::apply(&self.client, &path, &self.object()).await {
+            Ok(answer) if answer.status.is_success() => return Ok(()),
+            Ok(answer) => {
+                // A right is missing, the API server does not know the kind, or an admission policy denies it.
+                let refusals = [
+                    StatusCode::FORBIDDEN,
+                    StatusCode::NOT_FOUND,
+                    StatusCode::UNPROCESSABLE_ENTITY,
+                ];
+                (answer.message(), refusals.contains(&answer.status))
+            }
+            Err(message) => (message, false),
+        };
+        Err(AnnounceError {
             namespace: namespace.clone(),
             message,
-        };
-        let answer = api_server::apply(&self.client, &path, &self.object()).await;
-        let answer = answer.map_err(failed)?;
-        match answer.status {
-            status if status.is_success() => Ok(()),
-            StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::UNPROCESSABLE_ENTITY => {
-                Err(AnnounceError::Refused {
-                    namespace: namespace.clone(),
-                    message: answer.message(),
-                })
-            }
-            _ => Err(failed(answer.message())),
-        }
+            is_refused,
+        })
     }
 
     /// The object as it is written, different each time.
     fn object(&self) -> Value {
         // A write that changes nothing causes no watch event, and kube-scheduler would retry no pod.
-        let nanos = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_nanos();
+        let opened = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "CSIStorageCapacity",
             "metadata": {
                 "name": NAME, "namespace": self.namespace,
                 "labels": {"app.kubernetes.io/name": "gpushare-scheduler", "app.kubernetes.io/part-of": "gpushare"},
-                "annotations": {OPENED: nanos.to_string()},
+                "annotations": {OPENED: opened.as_nanos().to_string()},
             },
             // Without `nodeTopology` the storage can be reached from no node.
             "storageClassName": NAME,

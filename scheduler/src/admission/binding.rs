@@ -27,7 +27,7 @@ impl Bindings for Shared<Index> {
         let is_counted = index.fleet().node_id(node).is_some();
         let mut pods = index.pods_named(namespace, name);
         // A pod and its successor may have one name for a moment.
-        pods.any(|(_, facts)| index.concerns(facts) && (is_counted || !asks_vendor(facts)))
+        pods.any(|(_, facts)| index.requests_devices(facts) && (is_counted || !asks_vendor(facts)))
     }
 }
 

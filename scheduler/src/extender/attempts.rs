@@ -39,8 +39,7 @@ impl Attempts {
         };
         // kube-scheduler may place the members of a gang several times before it binds any of them.
         if let Some((node, n_returns)) = attempt.open.as_mut().filter(|_| !is_gang_member) {
-            // kube-scheduler would not ask again if it had bound the pod.
-            // Counts only returns that no failed bind explains.
+            // kube-scheduler would not ask again if it had bound the pod, and a failed bind has closed the attempt.
             *n_returns += 1;
             if *n_returns >= SILENT_RETURNS {
                 let node = node.clone();
@@ -59,23 +58,24 @@ impl Attempts {
             .unwrap_or_default()
     }
 
-    /// `filter` sends a pod to a node.
+    /// Opens an attempt: `filter` names this node alone, or as the best one.
     pub(super) fn send(&mut self, uid: &str, node: &str) {
         let attempt = self.0.get_or_default(uid);
+        // The same node again continues the attempt, so that returns add up.
         if attempt.open.as_ref().is_none_or(|(open, _)| **open != *node) {
             attempt.open = Some((node.into(), 0));
         }
     }
 
-    /// A bind failed for the state of the node.
+    /// Closes an attempt whose bind failed for the state of the node, which the pod avoids from now on.
     pub(super) fn fail(&mut self, uid: &str, node: &str, now: Instant) {
         let attempt = self.0.get_or_default(uid);
         attempt.open = None;
         attempt.avoid(node, now);
     }
 
-    /// A pod was not bound for a reason that has nothing to do with the node.
-    pub(super) fn excuse(&mut self, uid: &str) {
+    /// Closes an attempt that failed for a reason which has nothing to do with the node.
+    pub(super) fn close(&mut self, uid: &str) {
         if let Some(attempt) = self.0.get_mut(uid) {
             attempt.open = None;
         }
@@ -93,6 +93,7 @@ impl PodAttempts {
     }
 
     fn avoided(&mut self, now: Instant) -> Vec<Box<str>> {
+        // A node may have room again later, or its fault may be mended.
         self.avoided.retain(|(_, until)| *until > now);
         self.avoided.iter().map(|(node, _)| node.clone()).collect()
     }
@@ -115,7 +116,7 @@ mod tests {
             attempts.begin("a", false, now).is_empty(),
             "no failure is reported"
         );
-        attempts.excuse("a");
+        attempts.close("a");
         attempts.fail("a", "n1", now);
         attempts.fail("a", "n2", now + Duration::from_secs(1));
         assert_eq!(names(&attempts.begin("a", false, now)), ["n1", "n2"]);

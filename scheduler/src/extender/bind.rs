@@ -2,7 +2,6 @@
 //!
 //! A bind runs to its end even if kube-scheduler hangs up, since its decision would be left open otherwise.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,12 +13,11 @@ use rustc_hash::FxHashSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
-use super::bind_limiter::BindPermit;
 use super::{Extender, RequestError, now};
 use crate::accounting::PodFacts;
 use crate::api_server::shorten;
 use crate::bind::{BindOutcome, PodBinding, PodId};
-use crate::index::{AssumeError, Assumed, Moment, Phase};
+use crate::index::{AssumeError, Assumed, AssumptionState, Phase};
 use crate::leader::NotLeading;
 use crate::metrics::{Ending, Timer};
 
@@ -83,28 +81,24 @@ enum Cause {
     Node,
     /// Nothing that another node would change.
     Elsewhere,
+    /// The API server does not say if another node would help.
     Unclear,
 }
 
 impl BindError {
-    /// The label for metrics.
-    fn label(&self) -> &'static str {
+    /// The label of the reason in metrics, and the outcome of the request.
+    fn outcome(&self) -> (&'static str, Ending) {
         match self {
-            Self::NotReady(_) => "not_ready",
-            Self::NotLeading(_) => "not_leading",
-            Self::InvalidPod(_) | Self::NoPod { .. } => "no_pod",
-            Self::Late(_) => "late",
-            Self::Unreadable(_) => "unreadable",
-            Self::Undecided(AssumeError::NoRoom {
-                reason: Reason::PluginAway,
-                ..
-            }) => "plugin_away",
-            Self::Undecided(AssumeError::NoRoom { .. } | AssumeError::Reserve { .. }) => "no_room",
-            Self::Undecided(AssumeError::Invalid { .. }) => "invalid",
-            Self::Undecided(_) => "bound_before",
-            Self::Refused(_) => "api_server",
-            Self::Busy(_) => "api_server_busy",
-            Self::Unknown(_) | Self::Interrupted(_) => "unknown",
+            Self::NotReady(_) => ("not_ready", Ending::NotReady),
+            Self::NotLeading(NotLeading::Starting) => ("not_leading", Ending::NotReady),
+            Self::NotLeading(_) => ("not_leading", Ending::NotLeading),
+            Self::InvalidPod(_) | Self::NoPod { .. } => ("no_pod", Ending::Refused),
+            Self::Late(_) => ("late", Ending::Refused),
+            Self::Unreadable(_) => ("unreadable", Ending::Refused),
+            Self::Undecided(error) => (undecided_label(error), Ending::Refused),
+            Self::Refused(_) => ("api_server", Ending::Refused),
+            Self::Busy(_) => ("api_server_busy", Ending::Refused),
+            Self::Unknown(_) | Self::Interrupted(_) => ("unknown", Ending::Unknown),
         }
     }
 
@@ -121,19 +115,19 @@ impl BindError {
             _ => Cause::Elsewhere,
         }
     }
+}
 
-    fn ending(&self) -> Ending {
-        match self {
-            Self::NotReady(_) | Self::NotLeading(NotLeading::Starting) => Ending::NotReady,
-            Self::NotLeading(_) => Ending::NotLeading,
-            Self::Unknown(_) | Self::Interrupted(_) => Ending::Unknown,
-            Self::InvalidPod(_)
-            | Self::Late(_)
-            | Self::NoPod { .. }
-            | Self::Unreadable(_)
-            | Self::Undecided(_)
-            | Self::Refused(_)
-            | Self::Busy(_) => Ending::Refused,
+/// The label of the reason in metrics.
+const fn undecided_label(error: &AssumeError) -> &'static str {
+    match error {
+        AssumeError::NoRoom {
+            reason: Reason::PluginAway,
+            ..
+        } => "plugin_away",
+        AssumeError::NoRoom { .. } | AssumeError::Reserve { .. } => "no_room",
+        AssumeError::Invalid(_) => "invalid",
+        AssumeError::BoundElsewhere { .. } | AssumeError::AssumedElsewhere { .. } | AssumeError::Outlived => {
+            "bound_before"
         }
     }
 }
@@ -150,6 +144,7 @@ pub(super) async fn answer(
 ) -> Result<Vec<u8>, RequestError> {
     let args = parse(body)?;
     let (uid, node) = (args.pod_uid.clone(), args.node.clone());
+    // The names are logged before they are checked, and come from the request.
     let pod_shown = shorten(&format!("{}/{}", args.pod_namespace, args.pod_name));
     let node_shown = shorten(&node);
     // A task of its own: the future of a request is dropped when kube-scheduler hangs up.
@@ -167,11 +162,12 @@ pub(super) async fn answer(
             String::new()
         }
         Err(error) => {
-            timer.ending = error.ending();
-            extender.metrics.bind_refused(error.label());
+            let (label, ending) = error.outcome();
+            timer.ending = ending;
+            extender.metrics.count_refused_bind(label);
             match error.cause() {
                 Cause::Node => extender.memory().attempts.fail(&uid, &node, now()),
-                Cause::Elsewhere => extender.memory().attempts.excuse(&uid),
+                Cause::Elsewhere => extender.memory().attempts.close(&uid),
                 Cause::Unclear => {}
             }
             let error = shorten(&format!("{:#}", anyhow::Error::from(error)));
@@ -213,42 +209,39 @@ async fn bind_pod(
     pod.check().map_err(BindError::InvalidPod)?;
     extender.index.read().ready().map_err(BindError::NotReady)?;
     extender.check_leading()?;
+    // Counted until it is dropped: a replica releases the Lease only when it has no bind under way.
     let _bind = extender.leadership().begin_bind(now())?;
-    let late = |wait| move |_| BindError::Late(wait);
-    let _permit = timeout_at(deadline, extender.binding.acquire())
-        .await
-        .map_err(late("waiting for other binds"))?;
-    let _pod_lock = timeout_at(deadline, extender.pod_locks.lock(&pod.uid))
-        .await
-        .map_err(late("waiting for the pod's other bind"))?;
-    let facts = timeout_at(deadline, find_facts(&extender, &pod))
-        .await
-        .map_err(late("reading the pod"))??;
-    // A pod without devices needs no decision, and its order among the bindings of the node does not matter.
-    let facts = facts.filter(|facts| extender.index.read().concerns(facts));
+    let _permit = in_time(deadline, "waiting for other binds", extender.binding.acquire()).await?;
+    // kube-scheduler repeats a bind that timed out, while the first one may still wait or write.
+    let _pod_lock = in_time(
+        deadline,
+        "waiting for the pod's other bind",
+        extender.pod_locks.lock(&pod.uid),
+    )
+    .await?;
+    let facts = in_time(deadline, "reading the pod", find_facts(&extender, &pod)).await??;
+    let facts = facts.filter(|facts| extender.index.read().requests_devices(facts));
+    let waiting = "waiting for other bindings to be written";
     let Some(facts) = facts else {
-        let binding = PodBinding {
-            pod,
-            node,
-            annotations: BTreeMap::new(),
-            labels: BTreeMap::new(),
-        };
-        let _permit = in_time(deadline, extender.bind_limiter.acquire()).await?;
+        let binding = PodBinding::without_devices(pod, &node);
+        // A pod without devices needs no decision, and its order among the bindings of the node does not matter.
+        let _permit = in_time(deadline, waiting, extender.bind_limiter.acquire()).await?;
         return check(extender.binder.bind(&binding, deadline).await).map(|()| None);
     };
-    let _permit = in_time(deadline, extender.bind_limiter.acquire_for(&node)).await?;
+    let _permit = in_time(deadline, waiting, extender.bind_limiter.acquire_for(&node)).await?;
     decide_and_write(&extender, pod, &facts, &node, deadline).await
 }
 
-/// Waits for a permit as long as there is time to send the binding.
-async fn in_time<'a>(
+/// Waits for one step of a bind as long as there is time to send the binding after it.
+async fn in_time<T>(
     deadline: Instant,
-    permit: impl Future<Output = BindPermit<'a>>,
-) -> Result<BindPermit<'a>, BindError> {
-    match timeout_at(deadline, permit).await {
-        // The permit may come in the last moment; a decision without time for the write would only have to be taken back.
-        Ok(permit) if Instant::now() < deadline => Ok(permit),
-        _ => Err(BindError::Late("waiting for other bindings to be written")),
+    step: &'static str,
+    wait: impl Future<Output = T>,
+) -> Result<T, BindError> {
+    match timeout_at(deadline, wait).await {
+        // The wait may end in the last moment; a decision without time for the write would only have to be taken back.
+        Ok(waited_for) if Instant::now() < deadline => Ok(waited_for),
+        _ => Err(BindError::Late(step)),
     }
 }
 
@@ -269,7 +262,7 @@ async fn find_facts(extender: &Extender, pod: &PodId) -> Result<Option<PodFacts>
     };
     // The watch is the best source; it may not have shown a pod that kube-scheduler has just seen.
     let watched = extender.index.read().pod(&pod.uid).cloned();
-    if let Some(facts) = watched.or_else(|| extender.memory().facts.get(&pod.uid).cloned()) {
+    if let Some(facts) = watched.or_else(|| extender.memory().facts.get_mut(&pod.uid).cloned()) {
         // The UID decides, but the path of the binding has the names: a mismatch would bind another pod.
         let is_same = *facts.namespace == *pod.namespace && *facts.name == *pod.name;
         return if is_same { Ok(Some(facts)) } else { Err(no_pod()) };
@@ -310,7 +303,7 @@ async fn decide_and_write(
         }
         // An earlier write of the same binding may have got through, whatever the outcome of this one is.
         BindOutcome::Refused(_) | BindOutcome::Busy(_) | BindOutcome::Unknown(_) => {
-            extender.index.write().doubt(&pod.uid, stamp, now());
+            extender.index.write().mark_unknown(&pod.uid, stamp, now());
             if resolving(extender).insert((pod.uid.as_str().into(), stamp)) {
                 tokio::spawn(named(
                     "outcome of a bind",
@@ -327,19 +320,20 @@ fn resolving(extender: &Extender) -> MutexGuard<'_, FxHashSet<(Box<str>, u64)>> 
 }
 
 /// The state of a decision, unless it has ended or given way to another.
-fn moment_of(extender: &Extender, pod: &PodId, stamp: u64) -> Option<Moment> {
-    let moment = extender.index.read().moment(&pod.uid);
-    moment.filter(|moment| moment.stamp == stamp)
+fn state_of(extender: &Extender, pod: &PodId, stamp: u64) -> Option<AssumptionState> {
+    let state = extender.index.read().assumption_state(&pod.uid);
+    state.filter(|state| state.stamp == stamp)
 }
 
 /// Reads a pod again and again until the outcome of its binding is known.
 async fn resolve(extender: Arc<Extender>, pod: PodId, stamp: u64) {
     let mut pause = FIRST_PAUSE;
     loop {
+        // First, since a write that got no answer may still be under way for a moment.
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
-        match moment_of(&extender, &pod, stamp) {
-            Some(moment) if moment.phase == Phase::Doubtful => look(&extender, &pod, moment).await,
+        match state_of(&extender, &pod, stamp) {
+            Some(state) if state.phase == Phase::Unknown => check_outcome(&extender, &pod, state).await,
             _ if is_resolved(&extender, &pod, stamp) => return,
             _ => {}
         }
@@ -348,22 +342,22 @@ async fn resolve(extender: Arc<Extender>, pod: PodId, stamp: u64) {
 
 /// Returns true if the outcome of a binding is known, after which its task has to end.
 fn is_resolved(extender: &Extender, pod: &PodId, stamp: u64) -> bool {
-    // A bind marks its decision as doubtful first and inserts it into `resolving` then. Under this lock either the task sees
-    // the doubt, or the bind finds no entry and starts another task.
+    // A bind marks its decision as unknown first and inserts it into `resolving` then. Under this lock either the task sees
+    // the mark, or the bind finds no entry and starts another task.
     let mut resolving = resolving(extender);
-    let is_resolved = moment_of(extender, pod, stamp).is_none_or(|moment| moment.phase == Phase::Written);
+    let is_resolved = state_of(extender, pod, stamp).is_none_or(|state| state.phase == Phase::Written);
     if is_resolved {
         resolving.remove(&(Box::from(pod.uid.as_str()), stamp));
     }
     is_resolved
 }
 
-/// Asks the API server if the pod's binding was written, and confirms or withdraws the pod's decision.
-async fn look(extender: &Extender, pod: &PodId, moment: Moment) {
+/// Reads the pod from the API server, and confirms the pod's decision if its binding was written, or takes it back if not.
+async fn check_outcome(extender: &Extender, pod: &PodId, state: AssumptionState) {
     let PodId { namespace, name, uid } = pod;
     match extender.binder.find(pod).await {
         Ok(found) => {
-            let settled = extender.index.write().settle(uid, moment, &found, now());
+            let settled = extender.index.write().settle(uid, state, &found, now());
             debug!(
                 namespace,
                 pod = name,
@@ -376,16 +370,16 @@ async fn look(extender: &Extender, pod: &PodId, moment: Moment) {
     }
 }
 
-/// Looks, until the process ends, for written bindings that no watch shows for too long, or that a list left out.
+/// Checks, until the process ends, the written bindings that no watch shows for too long, or that a list left out.
 pub async fn sweep_unseen(extender: Arc<Extender>) {
     let unlisted = extender.index.read().unlisted();
     loop {
         let _ = timeout(SWEEP_INTERVAL, unlisted.notified()).await;
         let overdue = extender.index.read().overdue(now(), UNSEEN_LIMIT);
-        for (pod, moment) in overdue {
-            // Others have a task that resolves them, or a write under way.
-            if moment.phase == Phase::Written {
-                look(&extender, &pod, moment).await;
+        for (pod, state) in overdue {
+            // Decisions in another phase have a task that resolves them, or a write under way.
+            if state.phase == Phase::Written {
+                check_outcome(&extender, &pod, state).await;
             }
         }
     }

@@ -1,20 +1,40 @@
-//! Evaluation of nodes: the demand of one pod, and the verdict of each node on it.
+//! Evaluation of nodes for one pod: the request, the demand of its pod, a verdict on each node, and the order of the nodes that
+//! fit.
 //!
-//! `filter` and `prioritize` evaluate the same way. The engine remembers verdicts per kind of request and version of the
-//! node, so that a node which has not changed since the last similar pod costs a look-up by name and a comparison.
+//! `filter` and `prioritize` evaluate alike. The engine caches verdicts by kind of request and version of the node, so that a
+//! node which has not changed since the last similar pod costs a look-up by name and a comparison.
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::hash::BuildHasher;
 
 use placement::{BatchEvaluation, Fleet, Hints, NodeId, Reason, RequestedGpus, Score};
-use proto::extender::WholeNode;
+use proto::extender::{ExtenderArgs, Name, WholeNode};
 use proto::node::Node;
-use proto::pod::Pod;
+use proto::pod::{Pod, PodSpec};
+use rustc_hash::FxBuildHasher;
 
-use super::rank::{Ranker, TopN};
+use super::RequestError;
 use crate::accounting::PodFacts;
 use crate::api_server::shorten;
 use crate::index::{Index, ResourceDemand};
 use crate::inventory;
+
+/// The text for every node if the pod is a member of a gang whose hints expired.
+const GANG_PAUSED: &str =
+    "the pod's gang had room kept for it and was not bound in time: the room is for others for a while";
+
+/// The request of `filter` and `prioritize`: a pod, and the nodes that kube-scheduler considers for it.
+#[derive(Debug)]
+pub(super) struct FilterRequest<'a> {
+    /// The request as it came, with the fields of the pod that [`Pod`] leaves out.
+    pub(super) body: &'a [u8],
+    pub(super) pod: Pod,
+    /// Node names in the order of the request, borrowed from the body: a request may carry thousands of them.
+    pub(super) names: Vec<Cow<'a, str>>,
+    /// The Node object of each name, in the same order, unless the extender is configured with `nodeCacheCapable: true`.
+    pub(super) whole_nodes: Option<Vec<WholeNode>>,
+}
 
 /// The demand of a pod on every node.
 #[derive(Debug)]
@@ -25,6 +45,8 @@ pub(super) enum Demand<'a> {
     Resources(ResourceDemand<'a>),
     /// No node fits, for a reason of the pod itself.
     Rejected(Cow<'static, str>),
+    /// No node fits for a while: room was kept for the pod's gang, and the gang was not bound in time.
+    GangPaused,
     /// The node of a binding whose outcome is not known yet: the binding may have been written, so no other node fits.
     AssumedOn(Box<str>),
 }
@@ -46,7 +68,7 @@ pub(super) struct NodeMisfit {
     pub(super) is_unknown_node: bool,
 }
 
-/// Puts the demand of one pod to many nodes.
+/// Evaluates nodes one by one for the demand of one pod.
 #[derive(Debug)]
 pub(super) struct Evaluator<'q> {
     index: &'q Index,
@@ -54,24 +76,107 @@ pub(super) struct Evaluator<'q> {
     batch: Option<BatchEvaluation<'q>>,
 }
 
-/// The verdicts of all nodes of a request, by the nodes' indices in the request.
+/// The verdicts on all nodes of a request.
 #[derive(Debug, Default)]
-pub(super) struct Evaluation {
+pub(super) struct Evaluation<'n> {
     pub(super) n_fitting: usize,
     /// The nodes to report as fitting: all of them in the order of the request, or the best ones, best first.
-    pub(super) reported: Vec<(usize, Option<NodeId>)>,
+    pub(super) reported: Vec<ReportedNode<'n>>,
     /// True if the best of `reported` comes first.
     pub(super) is_ranked: bool,
-    pub(super) misfits: Vec<(usize, NodeMisfit)>,
+    /// The nodes that do not fit, by name, in the order of the request.
+    pub(super) misfits: Vec<(&'n str, NodeMisfit)>,
+}
+
+/// A node that a result of `filter` reports as fitting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ReportedNode<'n> {
+    /// The node's place in the request.
+    pub(super) idx: usize,
+    pub(super) name: &'n str,
+    /// The node's ID in the fleet, if it has devices that matter for the demand.
+    pub(super) node: Option<NodeId>,
+}
+
+/// The rank of a node; the least is the best. No two nodes have the same rank, so that equal requests get equal answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct RankKey<'a> {
+    /// True if the pod failed there for want of room, or kubelet has refused several pods there lately.
+    pub(super) has_failed: bool,
+    /// True if the node has a `PreferNoSchedule` taint that the pod does not tolerate.
+    pub(super) is_avoided: bool,
+    /// The score of the node by policy.
+    pub(super) score: Reverse<Score>,
+    pub(super) name: &'a str,
+}
+
+/// Ranks nodes for one pod.
+#[derive(Debug)]
+pub(super) struct Ranker<'a> {
+    pub(super) index: &'a Index,
+    pub(super) spec: &'a PodSpec,
+    /// The nodes on which the pod failed.
+    pub(super) failed: &'a [Box<str>],
+}
+
+/// The `n` best of many nodes, each with an item of the caller.
+#[derive(Debug)]
+struct TopN<'a, T> {
+    n: usize,
+    /// Best first.
+    best: Vec<(RankKey<'a>, T)>,
+}
+
+impl<'a> FilterRequest<'a> {
+    /// Parses a body. `NodeNames` counts if both forms of nodes are given.
+    pub(super) fn parse(verb: &'static str, body: &'a [u8]) -> Result<Self, RequestError> {
+        // One check of the whole body for UTF-8 is cheaper than one for each name.
+        let text = std::str::from_utf8(body).map_err(|error| RequestError::malformed(verb, &error))?;
+        let args: ExtenderArgs<'a> =
+            serde_json::from_str(text).map_err(|error| RequestError::malformed(verb, &error))?;
+        let (names, whole_nodes) = match (args.node_names, args.nodes) {
+            (Some(names), _) => (names.into_iter().map(|Name(name)| name).collect(), None),
+            (None, Some(nodes)) => {
+                let mut names = Vec::with_capacity(nodes.items.len());
+                for node in &nodes.items {
+                    // A name with a JSON escape is not in the body as it is, so names of whole nodes are copies.
+                    names.push(Cow::Owned(node.name().to_owned()));
+                }
+                (names, Some(nodes.items))
+            }
+            (None, None) => {
+                return Err(RequestError::malformed(
+                    verb,
+                    &"neither NodeNames nor Nodes is given",
+                ));
+            }
+        };
+        Ok(Self {
+            body,
+            pod: args.pod,
+            names,
+            whole_nodes,
+        })
+    }
+
+    /// A hash of the set of node names, which does not depend on their order.
+    pub(super) fn hash_of_names(&self) -> u64 {
+        let mut hash = 0_u64;
+        for name in &self.names {
+            hash = hash.wrapping_add(FxBuildHasher.hash_one(&**name));
+        }
+        hash
+    }
 }
 
 impl<'a> Demand<'a> {
     /// The demand of a pod; `facts` is `None` for a pod that does not ask for devices.
     pub(super) fn of(index: &Index, pod: &'a Pod, facts: Option<&PodFacts>) -> Self {
-        match facts.map_or(Ok(None), |facts| index.demand(pod.uid(), facts)) {
-            Ok(Some(resources)) => Self::Resources(resources),
-            Ok(None) => index.host_demand(pod).map_or(Self::Nothing, Self::Resources),
-            Err(error) => Self::Rejected(shorten(&error.to_string()).into()),
+        match facts.map(|facts| index.demand(pod.uid(), facts)) {
+            Some(Ok(Some(resources))) => Self::Resources(resources),
+            // An extended resource that no Device object lists belongs to another plugin, and kube-scheduler counts it itself.
+            None | Some(Ok(None)) => index.host_demand(pod).map_or(Self::Nothing, Self::Resources),
+            Some(Err(error)) => Self::Rejected(shorten(&error.to_string()).into()),
         }
     }
 
@@ -79,15 +184,38 @@ impl<'a> Demand<'a> {
     pub(super) const fn resources(&self) -> Option<&ResourceDemand<'a>> {
         match self {
             Self::Resources(resources) => Some(resources),
-            Self::Nothing | Self::Rejected(_) | Self::AssumedOn(_) => None,
+            Self::Nothing | Self::Rejected(_) | Self::GangPaused | Self::AssumedOn(_) => None,
         }
+    }
+
+    /// Returns true if the pod asks for devices that this scheduler counts.
+    pub(super) fn has_devices(&self) -> bool {
+        self.resources().is_some_and(ResourceDemand::has_devices)
     }
 
     /// The text for every node if the pod itself is the reason that none fits.
     pub(super) fn rejection(&self) -> Option<&str> {
         match self {
             Self::Rejected(text) => Some(text),
+            Self::GangPaused => Some(GANG_PAUSED),
             Self::Nothing | Self::Resources(_) | Self::AssumedOn(_) => None,
+        }
+    }
+}
+
+impl NodeMisfit {
+    /// A node that watches have shown.
+    const fn of_known_node(reason: Reason) -> Self {
+        Self {
+            reason,
+            is_unknown_node: false,
+        }
+    }
+
+    const fn of_unknown_node(reason: Reason) -> Self {
+        Self {
+            reason,
+            is_unknown_node: true,
         }
     }
 }
@@ -104,30 +232,28 @@ impl<'q> Evaluator<'q> {
     /// The verdict on a node by its name.
     #[inline]
     pub(super) fn evaluate(&mut self, name: &str) -> Result<Fit, NodeMisfit> {
-        let misfit = |reason| NodeMisfit {
-            reason,
-            is_unknown_node: false,
-        };
-        match (self.demand, &mut self.batch) {
-            (Demand::Resources(resources), Some(batch)) => {
-                match self.index.filter().evaluate(name, resources, batch) {
-                    Ok(Some((node, score))) => Ok(Fit {
-                        node: Some(node),
-                        score,
-                    }),
-                    Ok(None) => Ok(Fit::default()),
-                    Err(reason) => Err(NodeMisfit {
-                        reason,
-                        // Every other reason follows from devices that a watch has shown.
-                        is_unknown_node: reason == Reason::NoDevice && !self.index.knows_node(name),
-                    }),
-                }
+        let (resources, batch) = match (self.demand, &mut self.batch) {
+            (Demand::Resources(resources), Some(batch)) => (resources, batch),
+            (Demand::Rejected(_) | Demand::GangPaused, _) => {
+                return Err(NodeMisfit::of_known_node(Reason::InvalidRequest));
             }
-            (Demand::Nothing | Demand::Resources(_), _) => Ok(Fit::default()),
-            (Demand::AssumedOn(node), _) if **node == *name => Ok(Fit::default()),
             // The reason is never reported, since the node of the binding is in the request and fits.
-            (Demand::AssumedOn(_), _) => Err(misfit(Reason::NoDevice)),
-            (Demand::Rejected(_), _) => Err(misfit(Reason::InvalidRequest)),
+            (Demand::AssumedOn(node), _) if **node != *name => {
+                return Err(NodeMisfit::of_known_node(Reason::NoDevice));
+            }
+            (Demand::Nothing | Demand::Resources(_) | Demand::AssumedOn(_), _) => return Ok(Fit::default()),
+        };
+        match self.index.filter().evaluate(name, resources, batch) {
+            Ok(Some((node, score))) => Ok(Fit {
+                node: Some(node),
+                score,
+            }),
+            Ok(None) => Ok(Fit::default()),
+            // Every other reason follows from devices that a watch has shown.
+            Err(Reason::NoDevice) if !self.index.knows_node(name) => {
+                Err(NodeMisfit::of_unknown_node(Reason::NoDevice))
+            }
+            Err(reason) => Err(NodeMisfit::of_known_node(reason)),
         }
     }
 
@@ -135,7 +261,8 @@ impl<'q> Evaluator<'q> {
     fn evaluate_whole(&mut self, name: &str, node: &Node) -> Result<Fit, NodeMisfit> {
         match self.demand {
             Demand::Resources(resources) if !self.index.knows_node(name) => {
-                evaluate_template(self.index, node, resources).map(|()| Fit::default())
+                evaluate_template(self.index, node, resources)?;
+                Ok(Fit::default())
             }
             // Of an existing node the index knows more than the Node object says: its devices, and the pods that hold them.
             _ => self.evaluate(name),
@@ -145,65 +272,64 @@ impl<'q> Evaluator<'q> {
 
 /// Evaluates a node that does not exist: an empty one with the capacity of the template.
 fn evaluate_template(index: &Index, node: &Node, demand: &ResourceDemand<'_>) -> Result<(), NodeMisfit> {
-    let unknown = |reason| NodeMisfit {
-        reason,
-        is_unknown_node: true,
-    };
     let Some(report) = inventory::of_template(node, index.names()) else {
-        // Without capacity of ours the template may still be a node of the vendor's plugin, which kube-scheduler counts itself.
+        // Without device resources the template may still be a node of the vendor's plugin, which kube-scheduler counts itself.
         return match demand.gpus {
-            RequestedGpus::Share(_) | RequestedGpus::All { .. } => Err(unknown(Reason::NoDevice)),
+            RequestedGpus::Share(_) | RequestedGpus::All { .. } => {
+                Err(NodeMisfit::of_unknown_node(Reason::NoDevice))
+            }
             RequestedGpus::Nothing | RequestedGpus::Whole(_) => Ok(()),
         };
     };
     if report.opaque && !demand.in_units {
-        return Err(unknown(Reason::NotServed));
+        return Err(NodeMisfit::of_unknown_node(Reason::NotServed));
     }
     // A fleet of its own, so that the request leaves no trace in the index.
     let mut empty = Fleet::new();
     empty.set_inventory("template", report.inventory);
-    let id = empty.node_id("template").ok_or(unknown(Reason::NoDevice))?;
+    let Some(id) = empty.node_id("template") else {
+        return Err(NodeMisfit::of_unknown_node(Reason::NoDevice));
+    };
+    // A template that is too small stays so, while a node that is unknown may turn out to fit.
     empty
         .fit(id, demand.devices(), Hints::Ignore)
-        .map_err(|reason| NodeMisfit {
-            reason,
-            is_unknown_node: false,
-        })
+        .map_err(NodeMisfit::of_known_node)
 }
 
 /// Evaluates the nodes of a request. Reports all that fit, or only the best if `best` says how to rank and how many.
-pub(super) fn evaluate_all(
+pub(super) fn evaluate_all<'n>(
     index: &Index,
     demand: &Demand<'_>,
-    names: &[Cow<'_, str>],
-    whole_nodes: Option<&[WholeNode]>,
+    request: &'n FilterRequest<'_>,
     best: Option<(Ranker<'_>, usize)>,
-) -> Evaluation {
+) -> Evaluation<'n> {
     let mut evaluator = Evaluator::new(index, demand);
     let mut evaluation = Evaluation {
         is_ranked: best.is_some(),
         ..Evaluation::default()
     };
     let mut best = best.map(|(ranker, n)| (ranker, TopN::new(n)));
-    for (idx, name) in names.iter().enumerate() {
-        let whole = whole_nodes.and_then(|nodes| nodes.get(idx));
+    for (idx, name) in request.names.iter().enumerate() {
+        let name: &'n str = name;
+        let whole = request.whole_nodes.as_deref().and_then(|nodes| nodes.get(idx));
         let verdict = match whole {
             Some(whole) => evaluator.evaluate_whole(name, &whole.node),
             None => evaluator.evaluate(name),
         };
-        let fit = match verdict {
+        let Fit { node, score } = match verdict {
             Ok(fit) => fit,
             Err(misfit) => {
-                evaluation.misfits.push((idx, misfit));
+                evaluation.misfits.push((name, misfit));
                 continue;
             }
         };
         evaluation.n_fitting += 1;
+        let reported = ReportedNode { idx, name, node };
         match &mut best {
-            None => evaluation.reported.push((idx, fit.node)),
+            None => evaluation.reported.push(reported),
             // A rank needs two more look-ups by name, which most nodes of a large request can be spared.
-            Some((_, top)) if top.excludes(fit.score, name) => {}
-            Some((ranker, top)) => top.insert(ranker.rank(name, fit.score), (idx, fit.node)),
+            Some((_, top)) if top.excludes(score, name) => {}
+            Some((ranker, top)) => top.insert(ranker.rank(name, score), reported),
         }
     }
     if let Some((_, top)) = best {
@@ -211,3 +337,57 @@ pub(super) fn evaluate_all(
     }
     evaluation
 }
+
+impl RankKey<'_> {
+    /// Returns true if only the names decide between two nodes.
+    pub(super) fn is_as_good(&self, other: &Self) -> bool {
+        (self.has_failed, self.is_avoided, self.score) == (other.has_failed, other.is_avoided, other.score)
+    }
+}
+
+impl Ranker<'_> {
+    #[inline]
+    pub(super) fn rank<'n>(&self, name: &'n str, score: Score) -> RankKey<'n> {
+        // Few clusters have failing nodes or soft taints; without any, both look-ups end at once.
+        let taints = self.index.soft_taints(name);
+        RankKey {
+            has_failed: self.index.is_failing(name) || self.failed.iter().any(|failed| **failed == *name),
+            is_avoided: taints.is_some_and(|taints| self.spec.avoids(taints)),
+            score: Reverse(score),
+            name,
+        }
+    }
+}
+
+impl<'a, T> TopN<'a, T> {
+    fn new(n: usize) -> Self {
+        Self { n, best: Vec::new() }
+    }
+
+    /// Returns true if a node with this score cannot be among the best, even if neither failures nor taints speak against it.
+    #[inline]
+    fn excludes(&self, score: Score, name: &str) -> bool {
+        let Some((last, _)) = self.best.last().filter(|_| self.best.len() == self.n) else {
+            return false;
+        };
+        !last.has_failed && !last.is_avoided && (last.score, last.name) < (Reverse(score), name)
+    }
+
+    fn insert(&mut self, rank: RankKey<'a>, item: T) {
+        // A sorted vector beats a heap: results have few nodes, and most nodes of a request are excluded before.
+        let at = self.best.partition_point(|(better, _)| *better <= rank);
+        // Beyond the last place the node is not among the best.
+        if at < self.n {
+            self.best.truncate(self.n - 1);
+            self.best.insert(at, (rank, item));
+        }
+    }
+
+    /// The items of the best nodes, best first.
+    fn into_items(self) -> Vec<T> {
+        self.best.into_iter().map(|(_, item)| item).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,33 +1,26 @@
 //! `filter`: the nodes of the request that have room for the pod, or the best of them.
 //!
-//! The hot path: parse the request, take the pod's demand, evaluate the nodes, write the result, and keep what later requests
-//! need. A filter writes nothing outside of this process.
+//! The functions stand in the order in which a request passes them: parse, read the pod's demand, evaluate the nodes, word a
+//! refusal, keep what later requests need, write the result. A filter writes nothing outside of this process.
 
 use std::borrow::Cow;
 use std::time::Instant;
 
 use placement::Reason;
-use proto::extender::{ExtenderFilterResult, NodeList, WholeNode};
-use proto::pod::Pod;
+use proto::extender::{ExtenderFilterResult, FittingNodes};
 
-use super::evaluation::{Demand, Evaluation, NodeMisfit, evaluate_all};
+use super::evaluation::{Demand, Evaluation, FilterRequest, NodeMisfit, Ranker, evaluate_all};
 use super::preempt::awaited_victims_text;
-use super::rank::Ranker;
 use super::recheck::{PodRefusal, wait_for_update};
-use super::request::{FilterRequest, hash_of_set};
 use super::requeue::{MIN_SAMPLE, SampleRetries};
 use super::{Extender, RequestError, now};
 use crate::accounting::PodFacts;
 use crate::api_server::shorten;
 use crate::bind::is_pod_identity;
 use crate::config::MisfitNodes;
-use crate::index::{Decision, Index, ResourceDemand};
+use crate::index::{Attempt, Index, Openings, ResourceDemand};
 use crate::leader::NotLeading;
 use crate::metrics::Metrics;
-
-/// The text for every node if the pod is a member of a gang whose hints expired.
-const GANG_RESTS: &str =
-    "the pod's gang had room kept for it and was not bound in time: the room is for others for a while";
 
 /// The text for every node of a sample: the number of nodes refused for each reason differs from sample to sample, and
 /// kube-scheduler would write the pod's condition, and so try the pod again, for each.
@@ -50,9 +43,19 @@ pub struct FilterResult {
     n_refused: [u64; Reason::ALL.len()],
 }
 
+/// The request that is filtered, and the state that it is answered from.
+struct Filter<'i, 'r> {
+    extender: &'i Extender,
+    index: &'i Index,
+    request: &'r FilterRequest<'r>,
+    /// Namespace and name of the pod's `PodGroup`.
+    group: Option<&'r str>,
+    now: Instant,
+}
+
 /// The texts for nodes that do not fit, where these differ from the nodes' reasons.
 #[derive(Debug, Default)]
-struct Texts<'a> {
+struct RefusalTexts<'a> {
     /// The text for all nodes.
     uniform: Option<&'a str>,
     /// The node that the pod is nominated to, and the text for it while pods that were evicted for the pod have not ended.
@@ -67,19 +70,20 @@ struct Texts<'a> {
 /// The body is not a filter request, the watches have not synced, or another replica leads.
 pub(super) async fn answer_rechecked(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError> {
     extender.check_leading()?;
-    let mut result = answer(extender, body, now())?;
+    let request = FilterRequest::parse("filter", body)?;
+    let mut result = filter(extender, &request, now())?;
     let refusal = result.refusal.take().filter(|_| !result.is_retried);
     if let Some(refusal) = refusal
         && extender.memory().recheck.should_recheck(&refusal, now())
     {
         // No lock is held while waiting: the watch needs it to bring the update.
         let is_updated = wait_for_update(&extender.index, &refusal).await;
+        // The wait is long enough for another replica to have taken over.
         extender.check_leading()?;
-        // The body is parsed once more; rechecks are rare, and the first answer borrows from it.
-        result = answer(extender, body, now())?;
+        result = filter(extender, &request, now())?;
         let refusal = result.refusal.as_ref();
         extender.memory().recheck.finish(refusal, is_updated, now());
-        extender.metrics.rechecked(refusal.is_none());
+        extender.metrics.count_recheck(refusal.is_none());
     }
     result.count(&extender.metrics, now());
     Ok(result.json)
@@ -90,132 +94,75 @@ pub(super) async fn answer_rechecked(extender: &Extender, body: &[u8]) -> Result
 /// # Errors
 /// The body is not a filter request, or the watches have not synced.
 pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<FilterResult, RequestError> {
-    let FilterRequest {
-        pod,
-        names,
-        whole_nodes,
-    } = FilterRequest::parse(body).map_err(|error| RequestError::malformed("filter", &error))?;
-    let uid = pod.uid();
-    let group = Decision::group_of(&pod);
-    expire_hints(extender, group.as_deref(), now);
+    filter(extender, &FilterRequest::parse("filter", body)?, now)
+}
+
+fn filter(
+    extender: &Extender,
+    request: &FilterRequest<'_>,
+    now: Instant,
+) -> Result<FilterResult, RequestError> {
+    let pod = &request.pod;
+    let group = Attempt::group_of(pod);
+    end_hints(extender, group.as_deref(), now);
     let index = extender.index.read();
     index.ready().map_err(RequestError::NotReady)?;
     let filter = Filter {
         extender,
         index: &index,
-        pod: &pod,
-        names: &names,
+        request,
+        group: group.as_deref(),
         now,
     };
-    let facts = PodFacts::of(&pod, index.names());
-    let mut demand = filter.demand(facts.as_ref(), body);
-    // A pod whose hint expired gets no other for a while. A member of a gang needs one, or it could be sent to the devices of
-    // another member, so that no node is offered to it. The hints of a PodGroup expire together, by rules of their own.
-    let is_resting = group.is_none() && is_gang_member(&pod, &demand) && index.hints().is_resting(uid, now);
-    if is_resting {
-        demand = Demand::Rejected(GANG_RESTS.into());
-    }
-    let evaluation = filter.evaluate(&demand, whole_nodes.as_deref());
+    let facts = PodFacts::of(pod, index.names());
+    let demand = filter.demand(facts.as_ref());
+    let evaluation = filter.evaluate(&demand);
     let refused = demand.resources().filter(|_| evaluation.n_fitting == 0);
-    // kube-scheduler tries a PodGroup again after its back-off, whatever the text is.
-    let waiting = refused.filter(|_| group.is_none());
-    let mut texts = Texts {
-        uniform: demand.rejection(),
-        nominated: refused.and_then(|_| filter.nominated_text()),
-        suffix: waiting.and_then(|resources| filter.retry_suffix(resources)),
-    };
-    if refused.is_some() && texts.nominated.is_none() && texts.suffix.is_none() && filter.may_be_sample() {
-        texts.uniform = Some(NO_NODE);
-    }
-    // Read under the same lock as the evaluation: room that opens after it has to count as news.
+    let texts = filter.refusal_texts(&demand, refused);
+    // Read under the same lock as the evaluation: room that opens after it was not taken into account.
     let openings = index.openings();
-    let refusal = waiting.map(|_| PodRefusal {
-        uid: uid.into(),
-        is_unseen: !index.is_shown(uid),
+    // kube-scheduler tries a PodGroup again after its back-off, whatever the answer is.
+    let is_waiting = refused.is_some() && group.is_none();
+    let refusal = is_waiting.then(|| PodRefusal {
+        uid: pod.uid().into(),
+        is_unseen: !index.is_shown(pod.uid()),
         n_openings: openings.all,
     });
     // The facts of a pod that the watch shows are newer than those of any request.
-    let is_new = index.pod(uid).is_none();
+    let unseen_facts = facts.filter(|_| index.pod(pod.uid()).is_none());
     drop(index);
 
-    // The identity in a request is anyone's; state is kept only for pods that can exist.
     let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
-    let can_exist = is_pod_identity(uid, namespace.unwrap_or_default(), name.unwrap_or_default());
-    let asks = demand.rejection().is_some() || demand.resources().is_some_and(ResourceDemand::has_devices);
+    // The identity in a request is anyone's; state is kept only for pods that can exist.
+    let can_exist = is_pod_identity(pod.uid(), namespace.unwrap_or_default(), name.unwrap_or_default());
     if can_exist {
-        if let Some(facts) = facts.filter(|_| is_new) {
-            extender.memory().facts.insert(uid, facts);
-        }
-        if waiting.is_some() || is_resting {
-            extender.memory().waiting.refuse(uid, openings);
-        }
+        let is_waiting = is_waiting || matches!(demand, Demand::GangPaused);
+        remember(extender, pod.uid(), unseen_facts, is_waiting.then_some(openings));
         if let Some(resources) = demand.resources() {
-            keep_room(extender, &pod, resources, &evaluation, &names, now);
+            keep_room(extender, request, resources, &evaluation, now);
         }
     }
+    let is_counted = can_exist && (demand.rejection().is_some() || demand.has_devices());
     // Written last, since the next pod's filter may come before this result is complete.
-    let json = write_result(&names, whole_nodes, &evaluation, &texts, extender.misfit_nodes);
+    let json = write_result(request, &evaluation, &texts, extender.misfit_nodes);
     Ok(FilterResult {
         json,
         refusal,
         is_retried: texts.suffix.is_some(),
-        uid: (can_exist && asks).then(|| uid.into()),
+        uid: is_counted.then(|| pod.uid().into()),
         fits: evaluation.n_fitting > 0,
         n_refused: count_reasons(&demand, &evaluation),
     })
 }
 
-impl FilterResult {
-    /// Counts the refusals in metrics, and notes the pod's result.
-    fn count(&self, metrics: &Metrics, now: Instant) {
-        if let Some(uid) = &self.uid {
-            metrics.note_filter(uid, self.refusal_label(), now);
-        }
-        if self.is_retried {
-            metrics.sample_retried();
-        }
-        for (reason, n_nodes) in Reason::ALL.into_iter().zip(self.n_refused) {
-            if n_nodes > 0 {
-                metrics.refused(reason, n_nodes);
-            }
-        }
-    }
-}
-
-impl FilterResult {
-    /// The metrics label of the reason that most nodes have, if no node fits. Nodes without GPUs say nothing about the pod, so
-    /// their reason counts only if there is no other.
-    fn refusal_label(&self) -> Option<&'static str> {
-        if self.fits {
-            return None;
-        }
-        let counted = Reason::ALL.into_iter().zip(self.n_refused);
-        let most = counted.max_by_key(|(reason, n_nodes)| match reason {
-            Reason::NoDevice => u64::from(*n_nodes > 0),
-            _ => n_nodes.saturating_mul(2),
-        });
-        let most = most.filter(|(_, n_nodes)| *n_nodes > 0);
-        Some(most.map_or(Reason::InvalidRequest, |(reason, _)| reason).label())
-    }
-}
-
-/// The result of a replica that does not lead: kube-scheduler tries the pod again.
-pub(super) fn error_result(reason: NotLeading) -> Vec<u8> {
-    let result = ExtenderFilterResult {
-        error: reason.to_string(),
-        ..ExtenderFilterResult::default()
-    };
-    serde_json::to_vec(&result).unwrap_or_default()
-}
-
 /// Ends hints whose time is up, and those of other `PodGroup`s whose scheduling cycle ended without binds.
-fn expire_hints(extender: &Extender, group: Option<&str>, now: Instant) {
+fn end_hints(extender: &Extender, group: Option<&str>, now: Instant) {
     // Most filters find nothing to do, and need no write lock.
     let (is_due, is_in_vain) = {
         let index = extender.index.read();
         (index.is_due(now), index.hints().has_gang_cycles_in_vain(group))
     };
-    // Between the two locks another filter may have done this already, which then is a second look at nothing.
+    // Another filter may have done this between the two locks; to do it twice changes nothing.
     if is_due || is_in_vain {
         let mut index = extender.index.write();
         index.tick(now);
@@ -223,82 +170,119 @@ fn expire_hints(extender: &Extender, group: Option<&str>, now: Instant) {
     }
 }
 
-/// Returns true if kube-scheduler may ask about other pods of a gang before it binds this one.
-fn is_gang_member(pod: &Pod, demand: &Demand<'_>) -> bool {
-    pod.is_in_gang() && demand.resources().is_some_and(ResourceDemand::has_devices)
-}
-
-/// A request under evaluation.
-struct Filter<'a, 'p> {
-    extender: &'a Extender,
-    index: &'a Index,
-    pod: &'p Pod,
-    names: &'a [Cow<'a, str>],
-    now: Instant,
-}
-
-impl<'p> Filter<'_, 'p> {
+impl<'r> Filter<'_, 'r> {
     /// The demand of the pod, unless the webhooks' rules reject it.
-    fn demand(&self, facts: Option<&PodFacts>, body: &[u8]) -> Demand<'p> {
+    fn demand(&self, facts: Option<&PodFacts>) -> Demand<'r> {
+        let FilterRequest { body, pod, names, .. } = self.request;
         // The write of an open decision may have got through, so that the pod can go nowhere else.
-        if let Some(node) = self.index.assumed_node(self.pod.uid())
-            && self.names.iter().any(|name| name == node)
+        if let Some(node) = self.index.assumed_node(pod.uid())
+            && names.iter().any(|name| name == node)
         {
             return Demand::AssumedOn(node.into());
         }
-        let demand = Demand::of(self.index, self.pod, facts);
+        let demand = Demand::of(self.index, pod, facts);
+        // The text of an invalid request says more than that of a rule.
         if demand.rejection().is_some() {
             return demand;
         }
-        match self.extender.rules.refusal_of_filter(body, self.pod) {
-            Some(rule) => Demand::Rejected(shorten(&rule).into()),
-            None => demand,
+        // A cluster without the webhooks gets their refusals here.
+        if let Some(rule) = self.extender.rules.refusal_of_filter(body, pod) {
+            return Demand::Rejected(shorten(&rule).into());
         }
+        // A pod whose hint expired gets no other for a while. A member of a gang needs one, or it could be sent to the devices
+        // of another member, so that no node is offered to it. The hints of a PodGroup expire together, by rules of their own.
+        let is_paused = self.group.is_none()
+            && self.needs_hint(&demand)
+            && self.index.hints().is_resting(pod.uid(), self.now);
+        if is_paused { Demand::GangPaused } else { demand }
+    }
+
+    /// Returns true for a member of a gang: kube-scheduler may ask about other members before it binds this one.
+    fn needs_hint(&self, demand: &Demand<'_>) -> bool {
+        self.request.pod.is_in_gang() && demand.has_devices()
     }
 
     /// Evaluates all nodes, and reports as many as the pod and the configuration want.
-    fn evaluate(&self, demand: &Demand<'_>, whole_nodes: Option<&[WholeNode]>) -> Evaluation {
+    fn evaluate(&self, demand: &Demand<'_>) -> Evaluation<'r> {
         if demand.resources().is_none() {
-            return evaluate_all(self.index, demand, self.names, whole_nodes, None);
+            return evaluate_all(self.index, demand, self.request, None);
         }
-        let is_gang_member = is_gang_member(self.pod, demand);
+        let pod = &self.request.pod;
+        let is_gang_member = self.needs_hint(demand);
         let n_reported = match self.extender.answer_nodes.most() {
             // Room has to be kept for each member of a gang before the next is asked about, so each gets one node.
             _ if is_gang_member => Some(1),
             // kube-scheduler weighs the pod's preferences, and has to do so among all nodes.
-            _ if self.pod.spec.has_preferences() => None,
-            n => n,
+            _ if pod.spec.has_preferences() => None,
+            n_nodes => n_nodes,
         };
         let failed = self
             .extender
             .memory()
             .attempts
-            .begin(self.pod.uid(), is_gang_member, self.now);
-        let best = n_reported.map(|n| (Ranker::new(self.index, &self.pod.spec, &failed), n));
-        evaluate_all(self.index, demand, self.names, whole_nodes, best)
+            .begin(pod.uid(), is_gang_member, self.now);
+        let ranker = Ranker {
+            index: self.index,
+            spec: &pod.spec,
+            failed: &failed,
+        };
+        evaluate_all(self.index, demand, self.request, n_reported.map(|n| (ranker, n)))
+    }
+
+    /// The texts for the nodes that do not fit; `refused` is the demand if that is all of them.
+    fn refusal_texts<'d>(
+        &self,
+        demand: &'d Demand<'_>,
+        refused: Option<&ResourceDemand<'_>>,
+    ) -> RefusalTexts<'d>
+    where
+        'r: 'd,
+    {
+        let uniform = demand.rejection();
+        let Some(resources) = refused else {
+            return RefusalTexts {
+                uniform,
+                ..RefusalTexts::default()
+            };
+        };
+        let nominated = self.nominated_text();
+        // kube-scheduler tries a PodGroup again after its back-off, whatever the text is.
+        let suffix = match self.group {
+            Some(_) => None,
+            None => self.retry_suffix(resources),
+        };
+        let is_constant = nominated.is_none() && suffix.is_none() && self.may_be_sample();
+        RefusalTexts {
+            uniform: if is_constant { Some(NO_NODE) } else { uniform },
+            nominated,
+            suffix,
+        }
     }
 
     /// The node that the refused pod is nominated to and its text, while pods that were evicted for the pod have not ended.
-    fn nominated_text(&self) -> Option<(&'p str, &'static str)> {
-        let node = self.pod.nominated_node()?;
-        let text = awaited_victims_text(self.extender, self.index, self.pod, node, self.now)?;
+    fn nominated_text(&self) -> Option<(&'r str, &'static str)> {
+        let node = self.request.pod.nominated_node()?;
+        let text = awaited_victims_text(self.extender, self.index, &self.request.pod, node, self.now)?;
         Some((node, text))
     }
 
     /// Returns true if kube-scheduler may know more nodes than the request has.
     fn may_be_sample(&self) -> bool {
-        (MIN_SAMPLE..self.index.n_nodes()).contains(&self.names.len())
+        (MIN_SAMPLE..self.index.n_nodes()).contains(&self.request.names.len())
     }
 
     /// The suffix that makes kube-scheduler try the refused pod again soon, if the nodes are a sample and another node fits.
     fn retry_suffix(&self, resources: &ResourceDemand<'_>) -> Option<&'static str> {
-        let fits_another = self.may_be_sample() && self.index.filter().fits_anywhere(resources);
-        // The hash reads every name, so it is taken only if it is needed, and before the lock.
-        let hash_of_nodes = if fits_another { hash_of_set(self.names) } else { 0 };
-        let limit = SampleRetries::limit(self.index.n_nodes(), self.names.len());
-        let n_openings = self.index.openings().all;
+        if !self.may_be_sample() || !self.index.filter().fits_anywhere(resources) {
+            self.extender.memory().retries.forget(resources.uid);
+            return None;
+        }
+        // The hash reads every name, so it is taken before the lock.
+        let hash_of_names = self.request.hash_of_names();
+        let limit = SampleRetries::limit(self.index.n_nodes(), self.request.names.len());
         let mut memory = self.extender.memory();
-        if fits_another && memory.retries.is_sample(resources.uid, hash_of_nodes) {
+        if memory.retries.is_sample(resources.uid, hash_of_names) {
+            let n_openings = self.index.openings().all;
             memory.retries.refuse(resources.uid, limit, n_openings, self.now)
         } else {
             memory.retries.forget(resources.uid);
@@ -307,47 +291,112 @@ impl<'p> Filter<'_, 'p> {
     }
 }
 
-/// Keeps room for the pod on the best node, or on the only one that fits, and remembers the attempt.
-fn keep_room(
-    extender: &Extender,
-    pod: &Pod,
-    resources: &ResourceDemand<'_>,
-    evaluation: &Evaluation,
-    names: &[Cow<'_, str>],
-    now: Instant,
-) {
-    let decision = Decision::of(pod);
-    let first = evaluation.reported.first();
-    let is_chosen_here = evaluation.reported.len() < evaluation.n_fitting;
-    match first.and_then(|(idx, _)| names.get(*idx)) {
-        Some(name) if is_chosen_here => extender.memory().attempts.send(resources.uid, name),
-        // kube-scheduler chooses, so that the pod's return says nothing of a node.
-        Some(_) => {}
-        None => extender.memory().attempts.excuse(resources.uid),
+/// Keeps the facts of a pod that no watch has shown, and the openings of room that its refusal took into account.
+fn remember(extender: &Extender, uid: &str, unseen_facts: Option<PodFacts>, refused_at: Option<Openings>) {
+    let mut memory = extender.memory();
+    if let Some(facts) = unseen_facts {
+        memory.facts.insert(uid, facts);
     }
-    let hinted = first.filter(|_| evaluation.is_ranked || evaluation.n_fitting == 1);
-    match hinted.and_then(|(_, node)| *node) {
-        Some(node) => extender.index.write().hint(node, resources, &decision, now),
-        // kube-scheduler may try several placements of a PodGroup in turn, and come back to one whose room is kept.
-        None if pod.is_in_gang() => extender
-            .index
-            .write()
-            .refuse_member(resources.uid, &decision, now),
-        None => {
-            let is_outdated = {
-                let index = extender.index.read();
-                index.hints().is_hinted(resources.uid) && !index.hints().is_nominated(resources.uid)
-            };
-            // The result names several nodes or none, so that the hint of an earlier result says nothing any more. A nomination
-            // is kube-scheduler's own decision, and stays.
-            if is_outdated {
-                extender.index.write().unhint(resources.uid);
-            }
-        }
+    if let Some(openings) = refused_at {
+        memory.waiting.refuse(uid, openings);
     }
 }
 
-fn count_reasons(demand: &Demand<'_>, evaluation: &Evaluation) -> [u64; Reason::ALL.len()] {
+/// Keeps room for the pod on the best node, or on the only one that fits, and remembers the attempt.
+fn keep_room(
+    extender: &Extender,
+    request: &FilterRequest<'_>,
+    resources: &ResourceDemand<'_>,
+    evaluation: &Evaluation<'_>,
+    now: Instant,
+) {
+    let (uid, attempt) = (resources.uid, Attempt::of(&request.pod));
+    let first = evaluation.reported.first();
+    match first {
+        None => extender.memory().attempts.close(uid),
+        Some(first) if evaluation.reported.len() < evaluation.n_fitting => {
+            extender.memory().attempts.send(uid, first.name);
+        }
+        // kube-scheduler chooses, so that the pod's return says nothing of a node.
+        Some(_) => {}
+    }
+    let chosen = first.filter(|_| evaluation.is_ranked || evaluation.n_fitting == 1);
+    if let Some(node) = chosen.and_then(|chosen| chosen.node) {
+        extender.index.write().hint(node, resources, &attempt, now);
+        return;
+    }
+    // kube-scheduler may try several placements of a PodGroup in turn, and come back to one whose room is kept.
+    if request.pod.is_in_gang() {
+        extender.index.write().refuse_member(uid, &attempt, now);
+        return;
+    }
+    let is_outdated = {
+        let index = extender.index.read();
+        index.hints().is_hinted(uid) && !index.hints().is_nominated(uid)
+    };
+    // The result names several nodes or none, so that the hint of an earlier result says nothing any more. A nomination is
+    // kube-scheduler's own decision, and stays.
+    if is_outdated {
+        extender.index.write().unhint(uid);
+    }
+}
+
+/// Writes the result in the form of the request: node names, or whole nodes as they came.
+fn write_result(
+    request: &FilterRequest<'_>,
+    evaluation: &Evaluation<'_>,
+    texts: &RefusalTexts<'_>,
+    misfit_nodes: MisfitNodes,
+) -> Vec<u8> {
+    let mut result = ExtenderFilterResult::default();
+    let reported = evaluation.reported.iter();
+    if let Some(nodes) = &request.whole_nodes {
+        let items = reported.filter_map(|fit| nodes.get(fit.idx)).collect();
+        result.nodes = Some(FittingNodes { items });
+    } else {
+        result.node_names = Some(reported.map(|fit| fit.name).collect());
+    }
+    // kube-scheduler uses the reasons only if no node fits.
+    if evaluation.reported.is_empty() {
+        let mut suffix = texts.suffix;
+        for (name, misfit) in &evaluation.misfits {
+            let text = texts.of(name, *misfit);
+            // One text is enough to make the refusal differ.
+            let text = match suffix.take_if(|_| !misfit.is_unknown_node) {
+                Some(suffix) => format!("{text}{suffix}").into(),
+                None => Cow::Borrowed(text),
+            };
+            if texts.is_resolvable(name, *misfit, misfit_nodes) {
+                result.failed_nodes.push((name, text));
+            } else {
+                result.failed_and_unresolvable_nodes.push((name, text));
+            }
+        }
+    }
+    // Texts and names always serialize.
+    serde_json::to_vec(&result).unwrap_or_default()
+}
+
+impl RefusalTexts<'_> {
+    fn of(&self, name: &str, misfit: NodeMisfit) -> &str {
+        match (self.uniform, self.nominated) {
+            (Some(text), _) => text,
+            (None, Some((node, text))) if node == name => text,
+            (None, _) => misfit.reason.as_str(),
+        }
+    }
+
+    /// Returns true if kube-scheduler may look for victims on a node.
+    fn is_resolvable(&self, name: &str, misfit: NodeMisfit, misfit_nodes: MisfitNodes) -> bool {
+        // kube-scheduler would evict further pods for a pod whose nominated node is unresolvable.
+        let is_nominated = self.nominated.is_some_and(|(node, _)| node == name);
+        let is_out_of_room = misfit_nodes == MisfitNodes::Resolvable && misfit.reason.is_lack_of_room();
+        misfit.is_unknown_node || is_nominated || is_out_of_room
+    }
+}
+
+/// The number of refused nodes for each reason, in the order of [`Reason::ALL`].
+fn count_reasons(demand: &Demand<'_>, evaluation: &Evaluation<'_>) -> [u64; Reason::ALL.len()] {
     let mut counts = [0; Reason::ALL.len()];
     // With a binding under way the other nodes were not evaluated.
     if matches!(demand, Demand::AssumedOn(_)) {
@@ -361,64 +410,47 @@ fn count_reasons(demand: &Demand<'_>, evaluation: &Evaluation) -> [u64; Reason::
     counts
 }
 
-/// Writes the result in the form of the request: node names, or whole nodes as they came.
-fn write_result(
-    names: &[Cow<'_, str>],
-    whole_nodes: Option<Vec<WholeNode>>,
-    evaluation: &Evaluation,
-    texts: &Texts<'_>,
-    misfit_nodes: MisfitNodes,
-) -> Vec<u8> {
-    let mut result = ExtenderFilterResult::default();
-    let reported = evaluation.reported.iter().map(|(idx, _)| *idx);
-    if let Some(nodes) = whole_nodes {
-        let mut nodes: Vec<Option<WholeNode>> = nodes.into_iter().map(Some).collect();
-        let items = reported.filter_map(|idx| nodes.get_mut(idx)?.take()).collect();
-        result.nodes = Some(NodeList { items });
-    } else {
-        result.node_names = Some(
-            reported
-                .filter_map(|idx| names.get(idx))
-                .map(|name| &**name)
-                .collect(),
-        );
-    }
-    // kube-scheduler uses the reasons only if no node fits.
-    if evaluation.reported.is_empty() {
-        let mut suffix = texts.suffix;
-        for (idx, misfit) in &evaluation.misfits {
-            let Some(name) = names.get(*idx) else { continue };
-            // One text is enough to make the refusal differ.
-            let suffix = if misfit.is_unknown_node {
-                None
-            } else {
-                suffix.take()
-            };
-            let text = texts.of(name, *misfit);
-            let text = suffix.map_or(Cow::Borrowed(text), |suffix| format!("{text}{suffix}").into());
-            if texts.is_resolvable(name, *misfit, misfit_nodes) {
-                result.failed_nodes.push((name, text));
-            } else {
-                result.failed_and_unresolvable_nodes.push((name, text));
+impl FilterResult {
+    /// Counts the refusals in metrics, and notes the pod's result.
+    fn count(&self, metrics: &Metrics, now: Instant) {
+        if let Some(uid) = &self.uid {
+            metrics.note_filter(uid, self.refusal_label(), now);
+        }
+        if self.is_retried {
+            metrics.count_sample_retry();
+        }
+        for (reason, n_nodes) in Reason::ALL.into_iter().zip(self.n_refused) {
+            if n_nodes > 0 {
+                metrics.count_refused_nodes(reason, n_nodes);
             }
         }
     }
-    serde_json::to_vec(&result).unwrap_or_default()
+
+    /// The metrics label of the reason that most nodes have, if no node fits.
+    fn refusal_label(&self) -> Option<&'static str> {
+        if self.fits {
+            return None;
+        }
+        let (mut reason, mut n_most) = (None, 0);
+        for (nth, n_nodes) in Reason::ALL.into_iter().zip(self.n_refused) {
+            // Nodes without GPUs say nothing about the pod, so that their reason counts only if there is no other.
+            let weight = match nth {
+                Reason::NoDevice => n_nodes.min(1),
+                _ => n_nodes.saturating_mul(2),
+            };
+            if weight > 0 && weight >= n_most {
+                (reason, n_most) = (Some(nth), weight);
+            }
+        }
+        Some(reason.unwrap_or(Reason::InvalidRequest).label())
+    }
 }
 
-impl Texts<'_> {
-    fn of(&self, name: &str, misfit: NodeMisfit) -> &str {
-        match (self.uniform, self.nominated) {
-            (Some(text), _) => text,
-            (None, Some((node, text))) if node == name => text,
-            (None, _) => misfit.reason.as_str(),
-        }
-    }
-
-    /// Returns true if kube-scheduler may look for victims on a node.
-    fn is_resolvable(&self, name: &str, misfit: NodeMisfit, misfit_nodes: MisfitNodes) -> bool {
-        misfit.is_unknown_node
-            || self.nominated.is_some_and(|(node, _)| node == name)
-            || (misfit_nodes == MisfitNodes::Resolvable && misfit.reason.is_lack_of_room())
-    }
+/// The result of a replica that does not lead: kube-scheduler tries the pod again.
+pub(super) fn error_result(reason: NotLeading) -> Vec<u8> {
+    let result = ExtenderFilterResult {
+        error: reason.to_string(),
+        ..ExtenderFilterResult::default()
+    };
+    serde_json::to_vec(&result).unwrap_or_default()
 }

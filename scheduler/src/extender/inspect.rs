@@ -71,8 +71,17 @@ async fn inspect_all(State(extender): State<Arc<Extender>>, RawQuery(query): Raw
         }
     };
     match acquire_view(&extender).await {
-        Ok(permit) => NodeStream::new(extender, page, permit).into_response(),
         Err(refusal) => refusal,
+        Ok(permit) => {
+            let stream = NodeStream {
+                extender,
+                listing: NodeListing::new(page),
+                started: Instant::now(),
+                is_complete: false,
+                _permit: permit,
+            };
+            stream.into_response()
+        }
     }
 }
 
@@ -89,7 +98,7 @@ async fn inspect_node(State(extender): State<Arc<Extender>>, Path(node): Path<St
 /// Waits for a permit; returns the refusal if none is free in time.
 async fn acquire_view(extender: &Extender) -> Result<OwnedSemaphorePermit, Response> {
     let permit = Arc::clone(&extender.view_limits.views).acquire_owned();
-    if let Ok(Ok(permit)) = tokio::time::timeout(extender.limits.read_timeout, permit).await {
+    if let Ok(Ok(permit)) = tokio::time::timeout(extender.serving.read_timeout, permit).await {
         return Ok(permit);
     }
     extender.metrics.time(Verb::Inspect).ending = Ending::Refused;
@@ -114,16 +123,6 @@ struct NodeStream {
 }
 
 impl NodeStream {
-    fn new(extender: Arc<Extender>, page: Page, permit: OwnedSemaphorePermit) -> Self {
-        Self {
-            extender,
-            listing: NodeListing::new(page),
-            started: Instant::now(),
-            is_complete: false,
-            _permit: permit,
-        }
-    }
-
     fn into_response(self) -> Response {
         let pieces = stream::unfold(self, async |mut stream| {
             let piece = stream.next_piece().await?;
@@ -141,6 +140,7 @@ impl NodeStream {
             return None;
         }
         let permit = self.extender.view_limits.rendering.acquire().await;
+        // Larger pieces would hold up the next view, smaller ones cost a frame each.
         let mut json = Vec::with_capacity(PIECE);
         while json.len() < PIECE && !self.is_complete {
             let written = self.listing.write_next(&self.extender.index, &mut json);

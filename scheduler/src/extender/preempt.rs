@@ -12,7 +12,7 @@ use proto::extender::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaVict
 use proto::pod::Pod;
 
 use super::evaluation::Demand;
-use super::{Extender, RequestError};
+use super::{Extender, RequestError, now};
 use crate::accounting::PodFacts;
 use crate::index::{Index, Preemptor, Promised, ResourceDemand};
 use crate::metrics::PreemptionCandidate;
@@ -50,15 +50,19 @@ impl NamedVictims {
             None => DELETED_WITHIN_WITHOUT_NOMINATION,
         };
         let is_recent = now.saturating_duration_since(self.at) < limit;
-        // As long as no watch shows the deletion of a victim, it may still come, or kube-scheduler has evicted others.
-        let is_awaited = |victim: &OwnerId| match index.is_victim_leaving(victim.as_str()) {
-            Some(is_leaving) => is_leaving || is_recent,
-            None => false,
+        // Without a nomination kube-scheduler may have chosen any of the nodes.
+        let victims: Vec<&OwnerId> = match on_nominated {
+            Some(victims) => victims.iter().collect(),
+            None => self.by_node.values().flatten().collect(),
         };
-        match on_nominated {
-            Some(victims) => victims.iter().any(is_awaited),
-            None => self.by_node.values().flatten().any(is_awaited),
+        for victim in victims {
+            match index.is_victim_leaving(victim.as_str()) {
+                // As long as no watch shows the deletion of a victim, it may still come, or kube-scheduler has evicted others.
+                Some(is_leaving) if is_leaving || is_recent => return true,
+                Some(_) | None => {}
+            }
         }
+        false
     }
 }
 
@@ -66,82 +70,95 @@ impl NamedVictims {
 ///
 /// # Errors
 /// The body is not a preempt request, or the watches have not synced.
-pub(super) fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<Vec<u8>, RequestError> {
+pub(super) fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError> {
     let malformed = |error: serde_json::Error| RequestError::malformed("preempt", &error);
     let args: ExtenderPreemptionArgs = serde_json::from_slice(body).map_err(malformed)?;
     // kube-scheduler sends either whole pods or their UIDs, by nodeCacheCapable.
-    let (pod, proposals) = args.into_proposals();
+    let (pod, mut proposals) = args.into_proposals();
     // Ports, volumes and the like, which only this verb needs: victims may be in the way of more than amounts of resources.
     let depends_on_other_pods = depends_on_other_pods(body, &pod).map_err(malformed)?;
-    extender.index.read().ready().map_err(RequestError::NotReady)?;
-    let facts = PodFacts::of(&pod, extender.index.read().names());
-    let demand = Demand::of(&extender.index.read(), &pod, facts.as_ref());
-    let candidates = match &demand {
+    let demand = {
+        let index = extender.index.read();
+        index.ready().map_err(RequestError::NotReady)?;
+        let facts = PodFacts::of(&pod, index.names());
+        Demand::of(&index, &pod, facts.as_ref())
+    };
+    let node_name_to_meta_victims = match &demand {
         Demand::Resources(resources) if resources.has_devices() => {
             // The filter refused the pod for the rule on every node, so that no eviction would help it.
             if extender.rules.refusal_of_filter(body, &pod).is_some() {
                 BTreeMap::new()
             } else {
-                candidates(extender, &pod, resources, depends_on_other_pods, proposals, now)
+                find_candidates(extender, &pod, resources, depends_on_other_pods, proposals)
             }
         }
         // The pod asks for no devices of this cluster, so that kube-scheduler's sums say everything.
         Demand::Nothing | Demand::Resources(_) => {
-            let mut proposals = proposals;
+            // kube-scheduler takes an answer without victims for an error of the extender.
             proposals.retain(|_, victims| !victims.pods.is_empty());
             proposals
         }
-        Demand::Rejected(_) | Demand::AssumedOn(_) => BTreeMap::new(),
+        Demand::Rejected(_) | Demand::GangPaused | Demand::AssumedOn(_) => BTreeMap::new(),
     };
-    tracing::info!(
-        pod = pod.display_name(),
-        n_candidates = candidates.len(),
-        "victims named"
-    );
+    let n_candidates = node_name_to_meta_victims.len();
+    tracing::info!(pod = pod.display_name(), n_candidates, "victims named");
     let result = ExtenderPreemptionResult {
-        node_name_to_meta_victims: candidates,
+        node_name_to_meta_victims,
     };
     serde_json::to_vec(&result).map_err(malformed)
 }
 
 /// The victims on each node that stays a candidate.
-fn candidates(
+fn find_candidates(
     extender: &Extender,
     pod: &Pod,
     resources: &ResourceDemand<'_>,
     depends_on_other_pods: bool,
     proposals: BTreeMap<String, MetaVictims>,
-    now: Instant,
 ) -> BTreeMap<String, MetaVictims> {
+    let began = now();
     // kube-scheduler may ask again before the room of the victims is seen here. More victims would be too many.
-    if awaits_victims(extender, pod, now) {
+    let is_waiting = {
+        let index = extender.index.read();
+        let mut memory = extender.memory();
+        let named = memory.victims.get_mut(pod.uid());
+        named.is_some_and(|named| named.are_awaited(&index, pod.nominated_node(), began))
+    };
+    if is_waiting {
         extender
             .metrics
-            .preempted(PreemptionCandidate::Waiting, proposals.len());
+            .count_candidates(PreemptionCandidate::Waiting, proposals.len());
         return BTreeMap::new();
     }
-    let promised = promised(extender, pod.uid(), now);
+    let promised = victims_of_other_pods(extender, pod.uid(), began);
     let preemptor = Preemptor::new(pod, resources, depends_on_other_pods, &promised);
-    let mut kept = BTreeMap::new();
+    let mut candidates = BTreeMap::new();
     for (node, proposed) in proposals {
-        // One node at a time under the lock: the search on a node may take milliseconds.
-        if !kept.is_empty() && super::now().saturating_duration_since(now) > SEARCH_LIMIT {
+        if !candidates.is_empty() && now().saturating_duration_since(began) > SEARCH_LIMIT {
             break;
         }
-        let victims = extender.index.read().victims(&node, &preemptor, &proposed);
-        let candidate = match &victims {
+        // One node at a time under the lock: the search on a node may take milliseconds.
+        let victims = preemptor.victims_on(&extender.index.read(), &node, &proposed);
+        let outcome = match &victims {
             None => PreemptionCandidate::Dropped,
             Some(victims) if victims.are_same_pods(&proposed) => PreemptionCandidate::Kept,
             Some(_) => PreemptionCandidate::Replaced,
         };
-        extender.metrics.preempted(candidate, 1);
-        kept.extend(victims.map(|victims| (node, victims)));
+        extender.metrics.count_candidates(outcome, 1);
+        if let Some(victims) = victims {
+            candidates.insert(node, victims);
+        }
     }
-    remember(extender, pod.uid(), &kept, now);
-    kept
+    remember_victims(extender, pod.uid(), &candidates, began);
+    candidates
 }
 
-fn remember(extender: &Extender, uid: &str, candidates: &BTreeMap<String, MetaVictims>, now: Instant) {
+fn remember_victims(
+    extender: &Extender,
+    uid: &str,
+    candidates: &BTreeMap<String, MetaVictims>,
+    now: Instant,
+) {
     // Without a candidate nothing is evicted, and the victims of an earlier answer may still be under way.
     if candidates.is_empty() || uid.is_empty() {
         return;
@@ -160,16 +177,8 @@ fn remember(extender: &Extender, uid: &str, candidates: &BTreeMap<String, MetaVi
     extender.memory().victims.insert(uid, named);
 }
 
-/// Returns true if victims of an earlier answer for the pod have not ended, as far as the watch shows.
-fn awaits_victims(extender: &Extender, pod: &Pod, now: Instant) -> bool {
-    let index = extender.index.read();
-    let mut memory = extender.memory();
-    let named = memory.victims.get(pod.uid());
-    named.is_some_and(|named| named.are_awaited(&index, pod.nominated_node(), now))
-}
-
-/// The victims on each node whose room is for the other pods that they were named for.
-fn promised(extender: &Extender, uid: &str, now: Instant) -> Promised {
+/// The victims on each node that were named for other pods, whose room theirs will be.
+fn victims_of_other_pods(extender: &Extender, uid: &str, now: Instant) -> Promised {
     let mut promised = Promised::new();
     let index = extender.index.read();
     for (other, named) in extender.memory().victims.iter() {
@@ -180,11 +189,10 @@ fn promised(extender: &Extender, uid: &str, now: Instant) -> Promised {
         let nominated = index.nominated_node(other);
         let is_recent = now.saturating_duration_since(named.at) < DELETED_WITHIN_WITHOUT_NOMINATION;
         for (node, victims) in &named.by_node {
+            // kube-scheduler evicts on one of the named nodes, and shows which by the nomination a moment later.
             if nominated.map_or(is_recent, |nominated| *nominated == **node) {
-                promised
-                    .entry(node.clone())
-                    .or_default()
-                    .extend(victims.iter().cloned());
+                let promised = promised.entry(node.clone()).or_default();
+                promised.extend(victims.iter().cloned());
             }
         }
     }
@@ -210,5 +218,6 @@ pub(super) fn awaited_victims_text(
         named.n_refusals = named.n_refusals.wrapping_add(1);
         return Some(if named.n_refusals % 2 == 1 { first } else { second });
     }
+    // A replica that became the leader has no memory of the answers, and goes by the deletions on the node.
     index.has_leaving(node, pod.priority()).then_some(first)
 }

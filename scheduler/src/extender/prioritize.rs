@@ -4,9 +4,7 @@ use std::borrow::Cow;
 
 use proto::extender::HostPriority;
 
-use super::evaluation::{Demand, Evaluator};
-use super::rank::{RankKey, Ranker};
-use super::request::FilterRequest;
+use super::evaluation::{Demand, Evaluator, FilterRequest, RankKey, Ranker};
 use super::{Extender, RequestError};
 use crate::accounting::PodFacts;
 use crate::index::Index;
@@ -19,18 +17,25 @@ const N_SCORES: usize = 11;
 /// # Errors
 /// The body is not a prioritize request, or the watches have not synced.
 pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError> {
-    let FilterRequest { pod, names, .. } =
-        FilterRequest::parse(body).map_err(|error| RequestError::malformed("prioritize", &error))?;
+    let FilterRequest { pod, names, .. } = FilterRequest::parse("prioritize", body)?;
     let index = extender.index.read();
     index.ready().map_err(RequestError::NotReady)?;
     let facts = PodFacts::of(&pod, index.names());
     // Evaluated again and not taken from the filter: kube-scheduler may ask about other nodes, and the cache has the results.
     let demand = Demand::of(&index, &pod, facts.as_ref());
     let failed = extender.memory().attempts.avoided(pod.uid(), super::now());
-    let scores = score_all(&index, &demand, &Ranker::new(&index, &pod.spec, &failed), &names);
-    let hosts = names.iter().zip(scores);
-    let answer: Vec<HostPriority<'_>> = hosts.map(|(host, score)| HostPriority { host, score }).collect();
-    serde_json::to_vec(&answer).map_err(|error| RequestError::malformed("prioritize", &error))
+    let ranker = Ranker {
+        index: &index,
+        spec: &pod.spec,
+        failed: &failed,
+    };
+    let scores = score_all(&index, &demand, &ranker, &names);
+    let mut answer = Vec::with_capacity(names.len());
+    for (host, score) in names.iter().zip(scores) {
+        answer.push(HostPriority { host, score });
+    }
+    // Names and numbers always serialize.
+    Ok(serde_json::to_vec(&answer).unwrap_or_default())
 }
 
 /// A score for each node; 0 where the pod does not fit, and everywhere if nodes do not differ for the pod.

@@ -36,14 +36,11 @@ impl<T> RecentPods<T> {
     }
 
     pub(super) fn get_mut(&mut self, uid: &str) -> Option<&mut T> {
+        // A use makes the value young again, so that it outlives those that are not used.
         if let Some((uid, value)) = self.old.remove_entry(uid) {
             self.insert_young(uid, value);
         }
         self.young.get_mut(uid)
-    }
-
-    pub(super) fn get(&mut self, uid: &str) -> Option<&T> {
-        self.get_mut(uid).map(|value| &*value)
     }
 
     pub(super) fn get_or_default(&mut self, uid: &str) -> &mut T
@@ -58,10 +55,8 @@ impl<T> RecentPods<T> {
 
     /// All values, in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &T)> {
-        self.young
-            .iter()
-            .chain(&self.old)
-            .map(|(uid, value)| (&**uid, value))
+        let values = self.young.iter().chain(&self.old);
+        values.map(|(uid, value)| (&**uid, value))
     }
 
     fn insert_young(&mut self, uid: Box<str>, value: T) {
@@ -83,10 +78,10 @@ mod tests {
         for nth in 0..4 * CAPACITY {
             assert_eq!(pods.insert(&nth.to_string(), nth), None);
             assert_eq!(pods.insert(&nth.to_string(), nth), Some(nth));
-            assert_eq!(pods.get("0"), Some(&0), "used all the time");
+            assert_eq!(pods.get_mut("0"), Some(&mut 0), "used all the time");
         }
         assert!(pods.young.len() <= CAPACITY && pods.old.len() <= CAPACITY);
-        assert_eq!(pods.get("1"), None);
+        assert_eq!(pods.get_mut("1"), None);
         let latest = (4 * CAPACITY - 1).to_string();
         assert!(pods.get_mut(&latest).is_some());
     }

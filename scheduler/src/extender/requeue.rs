@@ -110,6 +110,7 @@ impl SampleRetries {
         };
         self.pods.insert(uid.into(), retry);
         let [even, odd] = SUFFIXES;
+        // Beyond the limit the text stays the same, so that kube-scheduler writes no condition and leaves the pod alone.
         (n_in_row <= limit).then_some(if retry.is_odd { odd } else { even })
     }
 
@@ -135,25 +136,14 @@ struct WaitingPod {
 }
 
 /// Refused pods that are not bound yet, and the announcements for them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct WaitingPods {
     pods: FxHashMap<Box<str>, WaitingPod>,
     /// The first of the pods that are not tracked one by one.
     others: Option<WaitingPod>,
-    /// True until the first announcement: another process may have refused pods for hints that are lost with it.
-    is_new: bool,
+    /// True from the first announcement on.
+    has_announced: bool,
     paused_until: Option<Instant>,
-}
-
-impl Default for WaitingPods {
-    fn default() -> Self {
-        Self {
-            pods: FxHashMap::default(),
-            others: None,
-            is_new: true,
-            paused_until: None,
-        }
-    }
 }
 
 impl WaitingPods {
@@ -188,7 +178,8 @@ impl WaitingPods {
 
     /// Returns true if room has to be announced now.
     fn is_due(&mut self, openings: Openings, now: Instant) -> bool {
-        let mut is_due = self.is_new;
+        // Another process may have refused pods for hints that are lost with it.
+        let mut is_due = !self.has_announced;
         for waiting in self.pods.values_mut().chain(&mut self.others) {
             // Every pod that is behind takes note of the time, also if the announcement is due for another.
             is_due |= waiting.is_due(openings, now);
@@ -200,7 +191,7 @@ impl WaitingPods {
     fn announced(&mut self, openings: Openings, now: Instant) {
         self.pods.retain(|_, waiting| !waiting.seen.is_before(openings));
         self.others.take_if(|waiting| waiting.seen.is_before(openings));
-        self.is_new = false;
+        self.has_announced = true;
         self.pause(ANNOUNCEMENT_INTERVAL, now);
     }
 
@@ -231,6 +222,7 @@ pub async fn announce_room(extender: Arc<Extender>, room: Room) {
     let mut failure = None;
     loop {
         polls.tick().await;
+        // Without filter requests no other code ends expired hints.
         if extender.index.read().is_due(now()) {
             extender.index.write().tick(now());
         }
@@ -251,7 +243,7 @@ pub async fn announce_room(extender: Arc<Extender>, room: Room) {
         match room.announce().await {
             Ok(()) => {
                 extender.memory().waiting.announced(openings, now());
-                extender.metrics.room_announced();
+                extender.metrics.count_announcement();
                 debug!(openings.all, openings.silent, "announced that room has opened");
                 failure = None;
             }

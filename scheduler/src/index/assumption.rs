@@ -4,6 +4,8 @@ use std::time::Instant;
 
 use placement::{Reason, ReserveError};
 
+use proto::request::RequestError;
+
 use crate::bind::PodBinding;
 
 /// A bind that was decided and is not yet seen.
@@ -11,8 +13,8 @@ use crate::bind::PodBinding;
 pub struct Assumption {
     /// The binding as it is written, every time it is written.
     pub binding: PodBinding,
-    /// Its state.
-    pub moment: Moment,
+    /// The state of the write.
+    pub state: AssumptionState,
     /// True if a list has left out its pod since it was written.
     pub(super) unlisted: bool,
     /// True if this replica's term has ended since the decision.
@@ -22,20 +24,20 @@ pub struct Assumption {
 /// The phase of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Being written.
+    /// The binding is being written.
     Writing,
-    /// Written; the watch has not shown it yet.
+    /// The binding was written, and no watch has shown it yet.
     Written,
-    /// It may have been written.
-    Doubtful,
+    /// The binding may have been written or not.
+    Unknown,
 }
 
 /// The state of a decision at one moment, to compare with a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
+pub struct AssumptionState {
     /// The assume time of the decision, which differs from that of every other decision.
     pub stamp: u64,
-    /// Its phase.
+    /// The phase of the write.
     pub phase: Phase,
     /// The beginning of the phase.
     pub(super) since: Instant,
@@ -76,12 +78,9 @@ pub enum AssumeError {
     #[error("an earlier bind of the pod is not settled yet; another replica may have decided since")]
     Outlived,
     /// The request breaks a rule.
-    #[error("{detail}")]
-    Invalid {
-        /// The rule.
-        detail: String,
-    },
-    /// No room.
+    #[error(transparent)]
+    Invalid(#[from] RequestError),
+    /// The node has no room for the pod.
     #[error("node {node:?}: {reason}{}", .detail.as_ref().map(|detail| format!(": {detail}")).unwrap_or_default())]
     NoRoom {
         /// The node.
@@ -103,8 +102,24 @@ pub enum AssumeError {
 }
 
 impl Assumption {
-    /// The same binding again, for the same node.
-    pub(super) fn again(&mut self, node: &str, now: Instant) -> Result<Assumed, AssumeError> {
+    /// A decision that is about to be written.
+    pub(super) fn new(binding: PodBinding, stamp: u64, now: Instant) -> Self {
+        let state = AssumptionState {
+            stamp,
+            phase: Phase::Writing,
+            since: now,
+        };
+        Self {
+            binding,
+            state,
+            unlisted: false,
+            outlived: false,
+        }
+    }
+
+    /// Writes the same binding again: the API server merges the annotations into the pod, so that another choice of devices
+    /// would contradict a write that got through.
+    pub(super) fn repeat(&mut self, node: &str, now: Instant) -> Result<Assumed, AssumeError> {
         if self.binding.node != node {
             return Err(AssumeError::AssumedElsewhere {
                 node: self.binding.node.clone(),
@@ -114,11 +129,11 @@ impl Assumption {
         if self.outlived {
             return Err(AssumeError::Outlived);
         }
-        self.moment.phase = Phase::Writing;
-        self.moment.since = now;
+        self.state.phase = Phase::Writing;
+        self.state.since = now;
         Ok(Assumed::Write {
             binding: self.binding.clone(),
-            stamp: self.moment.stamp,
+            stamp: self.state.stamp,
             repeated: true,
         })
     }

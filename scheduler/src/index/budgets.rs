@@ -11,7 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 /// Budgets by namespace and name.
 pub(super) type Budgets = FxHashMap<(Box<str>, Box<str>), Budget>;
 
-/// One budget.
+/// The fields of a budget by which kube-scheduler counts violations.
 #[derive(Debug)]
 pub(super) struct Budget {
     /// `None` if it selects nothing.
@@ -26,33 +26,43 @@ pub(super) struct Budget {
 
 impl Budget {
     pub(super) fn of(budget: &PodDisruptionBudget, list: u32) -> Self {
-        let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
-        let selector = selector
-            .and_then(|selector| Selector::try_from(selector).ok())
-            .filter(|selector| !selector.selects_all());
-        let status = budget.status.as_ref();
-        let disrupted = status
-            .and_then(|status| status.disrupted_pods.as_ref())
-            .into_iter()
-            .flatten();
-        Self {
-            selector,
-            allowed: status.map_or(0, |status| status.disruptions_allowed.unwrap_or(0).into()),
-            disrupted: disrupted.map(|(name, _)| name.as_str().into()).collect(),
+        let mut read = Self {
+            selector: None,
+            allowed: 0,
+            disrupted: FxHashSet::default(),
             list,
+        };
+        let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
+        if let Some(Ok(selector)) = selector.map(Selector::try_from)
+            // kube-scheduler takes the empty selector of a budget for one that selects no pod.
+            && !selector.selects_all()
+        {
+            read.selector = Some(selector);
         }
+        // Until the disruption controller has written a status, no eviction is allowed.
+        if let Some(status) = &budget.status {
+            read.allowed = status.disruptions_allowed.unwrap_or(0).into();
+            for name in status.disrupted_pods.iter().flat_map(BTreeMap::keys) {
+                read.disrupted.insert(name.as_str().into());
+            }
+        }
+        read
     }
 
-    /// Returns true if evicting a pod of its namespace draws on it; as kube-scheduler has it.
+    /// Returns true if the eviction of a pod of the budget's namespace draws on the budget, by kube-scheduler's rules.
     pub(super) fn counts(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
-        let selects = |selector: &Selector| selector.matches(labels);
-        !labels.is_empty() && self.selector.as_ref().is_some_and(selects) && !self.disrupted.contains(name)
+        let Some(selector) = &self.selector else {
+            return false;
+        };
+        !labels.is_empty() && selector.matches(labels) && !self.disrupted.contains(name)
     }
 }
 
+/// Namespace and name.
 pub(super) fn key(budget: &PodDisruptionBudget) -> (Box<str>, Box<str>) {
-    let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
-    (text(&budget.metadata.namespace), text(&budget.metadata.name))
+    let namespace = budget.metadata.namespace.as_deref().unwrap_or_default();
+    let name = budget.metadata.name.as_deref().unwrap_or_default();
+    (namespace.into(), name.into())
 }
 
 #[cfg(test)]

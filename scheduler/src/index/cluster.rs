@@ -17,7 +17,8 @@ use proto::resource::{ISOLATION_PROVIDER, ResourceNames};
 use rustc_hash::FxHashMap;
 use tracing::warn;
 
-use super::pods::PodEntries;
+use super::assumption::Assumption;
+use super::pods::PodEntry;
 use super::resource_demand::ResourceDemand;
 use crate::accounting::kubelet_allocations::{self, AllocatedDevice, AllocationsByPod};
 use crate::accounting::{self, NodeContext, PluginReport, PodFacts, Recorded};
@@ -35,7 +36,7 @@ pub(super) struct Cluster {
     /// The device type of each resource.
     pub(super) kinds: Kinds,
     /// The nodes whose kubelet allocated devices to a pod of another scheduler, by its UID.
-    given_on: FxHashMap<Box<str>, Vec<Box<str>>>,
+    allocated_on: FxHashMap<Box<str>, Vec<Box<str>>>,
     /// Pods that have ended and are still listed, by UID, with the number of the list that named them last.
     pub(super) ended: FxHashMap<OwnerId, u32>,
     /// True if pods may see all devices of their node without holding any.
@@ -45,7 +46,7 @@ pub(super) struct Cluster {
     /// The number of nodes whose memory unit is not known.
     pub(super) n_opaque: usize,
     /// Pods that request device resources and are not terminal, by UID.
-    pub(super) pods: PodEntries,
+    pub(super) pods: FxHashMap<OwnerId, PodEntry>,
     /// The number of times room has opened without an event that kube-scheduler sees.
     pub(super) n_silent_openings: u64,
 }
@@ -59,9 +60,9 @@ pub(super) struct NodeState {
     pub(super) node_list: u32,
     pub(super) device_list: u32,
     /// The records that its plugin has swapped between pods, by UID.
-    pub(super) exchanged: BTreeMap<String, Recorded>,
+    pub(super) swapped: BTreeMap<String, Recorded>,
     /// The devices that its kubelet allocated to pods of other schedulers.
-    pub(super) given: AllocationsByPod,
+    pub(super) kubelet_allocations: AllocationsByPod,
     /// Pods that were allocated no device, as its plugin reports; `None` if it reports no such pods.
     pub(super) without_devices: Option<PodUids>,
     /// Pods bound to it that hold nothing and have a problem.
@@ -83,14 +84,38 @@ impl Cluster {
             fleet: Fleet::new(),
             nodes: FxHashMap::default(),
             kinds: Kinds::default(),
-            given_on: FxHashMap::default(),
+            allocated_on: FxHashMap::default(),
             ended: FxHashMap::default(),
             allows_all_devices: false,
             enforcement: DemandedEnforcement::Any,
             n_opaque: 0,
-            pods: PodEntries::default(),
+            pods: FxHashMap::default(),
             n_silent_openings: 0,
         }
+    }
+
+    /// The key of a pod, shared with its entry if there is one: most owners are known, and need no allocation.
+    pub(super) fn owner(&self, uid: &str) -> OwnerId {
+        match self.pods.get_key_value(uid) {
+            Some((owner, _)) => owner.clone(),
+            None => OwnerId::from(uid),
+        }
+    }
+
+    /// The decision about a pod that no watch has shown yet.
+    pub(super) fn assumption(&self, uid: &str) -> Option<&Assumption> {
+        self.pods.get(uid)?.assumption.as_deref()
+    }
+
+    /// The same, if it is the decision with this stamp.
+    pub(super) fn assumption_mut(&mut self, uid: &str, stamp: u64) -> Option<&mut Assumption> {
+        let assumption = self.pods.get_mut(uid)?.assumption.as_deref_mut();
+        assumption.filter(|assumption| assumption.state.stamp == stamp)
+    }
+
+    /// All decisions that no watch has shown yet.
+    pub(super) fn assumptions(&self) -> impl Iterator<Item = &Assumption> {
+        self.pods.values().filter_map(|entry| entry.assumption.as_deref())
     }
 
     /// The request of a pod for nodes; `None` if it requests no device.
@@ -122,6 +147,7 @@ impl Cluster {
             demanding.limits = LimitLevel::Driver;
             constraints = Some(Arc::new(demanding));
         }
+        // On a node whose memory unit is unknown, bytes and percent cannot be compared with the node's amounts.
         let counts_bytes = gpus.is_some_and(|gpus| {
             gpus.dialect == Dialect::Koordinator && !matches!(gpus.memory, Memory::Units(_))
         });
@@ -140,7 +166,8 @@ impl Cluster {
     }
 
     /// Returns true if a pod requests devices, validly or not.
-    pub(super) fn concerns(&self, facts: &PodFacts) -> bool {
+    pub(super) fn requests_devices(&self, facts: &PodFacts) -> bool {
+        // The UID matters only for hints.
         !matches!(self.demand("", facts), Ok(None))
     }
 
@@ -160,26 +187,25 @@ impl Cluster {
         };
         // The types of devices are counted over all nodes: the old object's give way to the new one's.
         let before = std::mem::replace(&mut state.device, device);
-        let classes = |device: &Option<DeviceReport>| {
-            device
-                .as_ref()
-                .map(|device| device.classes().to_vec())
-                .unwrap_or_default()
-        };
-        let changed = self
-            .kinds
-            .replace(&classes(&before), &classes(&state.device), &self.names);
+        let classes_before = before.as_ref().map(DeviceReport::classes).unwrap_or_default();
+        let classes = state
+            .device
+            .as_ref()
+            .map(DeviceReport::classes)
+            .unwrap_or_default();
+        let changed = self.kinds.replace(classes_before, classes, &self.names);
         self.refresh_node(name);
         if changed.is_empty() {
             return;
         }
-        let asks = |(resource, _): &(String, u64)| changed.iter().any(|changed| changed.as_str() == resource);
-        let affected = self
-            .pods
-            .iter()
-            .filter(|(_, entry)| entry.facts.request.others().iter().any(asks));
-        let affected: Vec<_> = affected.map(|(owner, _)| owner.clone()).collect();
+        let mut affected = Vec::new();
         // Pods on any node may request the resource whose device type has changed.
+        for (owner, entry) in &self.pods {
+            let mut requested = entry.facts.request.others().iter();
+            if requested.any(|(resource, _)| changed.iter().any(|changed| changed.as_str() == resource)) {
+                affected.push(owner.clone());
+            }
+        }
         for owner in affected {
             self.account(&owner);
         }
@@ -203,11 +229,10 @@ impl Cluster {
         self.n_opaque -= usize::from(state.is_opaque());
         state.report = report;
         self.n_opaque += usize::from(state.is_opaque());
-        let mut problems = state
-            .report
-            .as_ref()
-            .map(|report| report.problems.clone())
-            .unwrap_or_default();
+        let mut problems = Vec::new();
+        if let Some(report) = &state.report {
+            problems.clone_from(&report.problems);
+        }
         match &state.report {
             Some(report) if report.inventory.has_devices() => {
                 let unusable = self.fleet.set_inventory(name, report.inventory.clone());
@@ -224,17 +249,16 @@ impl Cluster {
             );
         }
         state.problems = problems;
-        self.account_again(name);
-        self.account_given_on(name);
+        self.account_pods_on(name);
+        self.account_kubelet_allocations_on(name);
         self.drop_unknown_node(name);
     }
 
     /// Removes a node of which neither object exists.
     fn drop_unknown_node(&mut self, name: &str) {
-        if self
-            .nodes
-            .get(name)
-            .is_some_and(|state| state.node.is_none() && state.device.is_none())
+        if let Some(state) = self.nodes.get(name)
+            && state.node.is_none()
+            && state.device.is_none()
         {
             self.nodes.remove(name);
         }
@@ -246,39 +270,31 @@ impl Cluster {
             return;
         };
         let Some(bound) = entry.bound() else { return };
-        let view = self
-            .fleet
-            .node_id(&bound.node)
-            .and_then(|node| self.fleet.view(node));
+        // Not `Self::view`: the entry is borrowed mutably.
+        let node = self.fleet.node_id(&bound.node);
+        let view = node.and_then(|node| self.fleet.view(node));
         let state = self.nodes.get(&*bound.node);
-        // The node's plugin has swapped the records of two pods, whose annotations change later.
-        let exchanged = state.and_then(|node| node.exchanged.get(owner.as_str()));
-        let given = state
-            .map(|state| state.given_to(owner.as_str()))
-            .unwrap_or_default();
-        let inventory = view.and_then(NodeView::inventory);
-        let report = state
-            .map(|state| state.report_on(owner.as_str()))
-            .unwrap_or_default();
+        let uid = owner.as_str();
         let context = NodeContext {
-            inventory,
+            inventory: view.and_then(NodeView::inventory),
             kinds: &self.kinds,
-            given,
+            given: state.map(|state| state.allocated_to(uid)).unwrap_or_default(),
             allows_all_devices: self.allows_all_devices,
-            report,
+            report: state.map(|state| state.report_on(uid)).unwrap_or_default(),
         };
-        let exchanged = exchanged.map(|record| record.clone().or_units_of(&bound.record));
-        let account = entry
-            .facts
-            .account_of(exchanged.as_ref().unwrap_or(&bound.record), context);
+        // The node's plugin has swapped the records of two pods, whose annotations change later.
+        let swapped = state.and_then(|state| state.swapped.get(uid));
+        let swapped = swapped.map(|record| record.clone().or_units_of(&bound.record));
+        let record = swapped.as_ref().unwrap_or(&bound.record);
+        let account = entry.facts.account_of(record, context);
         let problem: Option<Box<str>> = account.problem.map(Into::into);
-        if let Some(problem) = problem
-            .as_deref()
-            .filter(|problem| entry.problem.as_deref() != Some(problem))
+        // Logged once for each problem: the pod is accounted again with every change of its node.
+        if let Some(problem) = &problem
+            && entry.problem.as_ref() != Some(problem)
         {
             let (namespace, name, node) = (&entry.facts.namespace, &entry.facts.name, &bound.node);
             let contradicts = account.contradicts;
-            warn!(%namespace, pod = %name, %node, problem, contradicts, "a pod is counted conservatively, or its record does not count");
+            warn!(%namespace, pod = %name, %node, problem = &**problem, contradicts, "a pod is counted conservatively, or its record does not count");
         }
         let is_unheld = account.holdings.is_empty();
         if let Some(state) = self.nodes.get_mut(&*bound.node) {
@@ -318,36 +334,30 @@ impl Cluster {
     }
 
     /// Works out again what the pods on a node hold, after its devices or its memory unit have changed.
-    pub(super) fn account_again(&mut self, node: &str) {
-        let unheld = self
-            .nodes
-            .get(node)
-            .map(|state| state.unheld.clone())
-            .unwrap_or_default();
-        let view = self.fleet.node_id(node).and_then(|node| self.fleet.view(node));
-        let held: Vec<OwnerId> = view
-            .into_iter()
-            .flat_map(|node| node.held().map(|held| held.owner.clone()))
-            .collect();
+    pub(super) fn account_pods_on(&mut self, node: &str) {
+        let mut owners: Vec<OwnerId> = Vec::new();
+        if let Some(view) = self.view(node) {
+            owners.extend(view.held().map(|held| held.owner.clone()));
+        }
         // Pods that hold nothing are on no node of the fleet, but their records may count now.
-        for owner in held.into_iter().chain(unheld) {
+        if let Some(state) = self.nodes.get(node) {
+            owners.extend(state.unheld.iter().cloned());
+        }
+        for owner in owners {
             self.account(&owner);
         }
     }
 
     /// Reads the kubelet allocations of a Device object; an unreadable annotation changes nothing.
-    pub(super) fn read_given(&mut self, node: &str, device: &ObjectMeta) {
-        let read = device
-            .annotations
-            .as_ref()
-            .map(KubeletAllocations::read)
-            .transpose();
-        match read {
+    pub(super) fn read_kubelet_allocations(&mut self, node: &str, device: &ObjectMeta) {
+        let read = device.annotations.as_ref().map(KubeletAllocations::read);
+        match read.transpose() {
             Ok(checkpoints) => {
-                let given = checkpoints
-                    .flatten()
-                    .map(|checkpoints| kubelet_allocations::of_checkpoints(&checkpoints, &self.names));
-                self.replace_given(node, given.unwrap_or_default());
+                let allocated = match checkpoints.flatten() {
+                    Some(checkpoints) => kubelet_allocations::of_checkpoints(&checkpoints, &self.names),
+                    None => AllocationsByPod::new(),
+                };
+                self.replace_kubelet_allocations(node, allocated);
             }
             Err(error) => {
                 warn!(node, %error, "the kubelet allocations cannot be read; the previous ones stay");
@@ -375,80 +385,81 @@ impl Cluster {
         }
         let before = std::mem::replace(&mut state.without_devices, now.clone());
         if before.is_some() != now.is_some() {
-            self.account_again(node);
+            self.account_pods_on(node);
         }
         let (before, now) = (before.unwrap_or_default(), now.unwrap_or_default());
         for uid in before.symmetric_difference(&now) {
-            let owner = self.pods.owner(uid);
+            let owner = self.owner(uid);
             self.account(&owner);
         }
     }
 
     /// Replaces the kubelet allocations of a node, and accounts the pods that they concern.
-    pub(super) fn replace_given(&mut self, node: &str, now: AllocationsByPod) {
+    pub(super) fn replace_kubelet_allocations(&mut self, node: &str, now: AllocationsByPod) {
         let Some(state) = self.nodes.get_mut(node) else {
             return;
         };
-        if state.given == now {
+        if state.kubelet_allocations == now {
             return;
         }
-        let before = std::mem::replace(&mut state.given, now);
-        let uids: BTreeSet<Box<str>> = before.into_keys().chain(state.given.keys().cloned()).collect();
+        let before = std::mem::replace(&mut state.kubelet_allocations, now);
+        let uids: BTreeSet<Box<str>> = before
+            .into_keys()
+            .chain(state.kubelet_allocations.keys().cloned())
+            .collect();
         for uid in &uids {
-            let is_given = self
-                .nodes
-                .get(node)
-                .is_some_and(|state| state.given.contains_key(uid));
-            let nodes = self.given_on.entry(uid.clone()).or_default();
+            let is_allocated = !self.allocated_to(uid, node).is_empty();
+            let nodes = self.allocated_on.entry(uid.clone()).or_default();
             nodes.retain(|other| **other != *node);
-            if is_given {
+            if is_allocated {
                 nodes.push(node.into());
             } else if nodes.is_empty() {
-                self.given_on.remove(uid);
+                self.allocated_on.remove(uid);
             }
-            let owner = self.pods.owner(uid);
+            let owner = self.owner(uid);
             self.account(&owner);
-            self.account_alone(uid, node);
+            self.account_unknown_pod(uid, node);
         }
     }
 
     /// Accounts the kubelet allocations of a pod after the pod has changed.
-    pub(super) fn account_given(&mut self, uid: &str) {
-        for node in self.given_on.get(uid).cloned().unwrap_or_default() {
-            self.account_alone(uid, &node);
+    pub(super) fn account_kubelet_allocations(&mut self, uid: &str) {
+        for node in self.allocated_on.get(uid).cloned().unwrap_or_default() {
+            self.account_unknown_pod(uid, &node);
         }
     }
 
     /// Accounts the kubelet allocations on a node after its devices have changed.
-    pub(super) fn account_given_on(&mut self, node: &str) {
-        let uids: Vec<Box<str>> = self
-            .nodes
-            .get(node)
-            .map(|state| state.given.keys().cloned().collect())
-            .unwrap_or_default();
+    pub(super) fn account_kubelet_allocations_on(&mut self, node: &str) {
+        let Some(state) = self.nodes.get(node) else {
+            return;
+        };
+        let uids: Vec<Box<str>> = state.kubelet_allocations.keys().cloned().collect();
         for uid in uids {
-            self.account_alone(&uid, node);
+            self.account_unknown_pod(&uid, node);
         }
     }
 
+    /// The devices that kubelet allocated to a pod on a node.
+    fn allocated_to(&self, uid: &str, node: &str) -> &[AllocatedDevice] {
+        let state = self.nodes.get(node);
+        state.map(|state| state.allocated_to(uid)).unwrap_or_default()
+    }
+
     /// Accounts the kubelet allocations of a pod that is not known on that node, under an owner of their own.
-    fn account_alone(&mut self, uid: &str, node: &str) {
+    fn account_unknown_pod(&mut self, uid: &str, node: &str) {
+        // With the node's name, since a wrong checkpoint may name a pod of another node, whose own holdings must stay.
         let owner = OwnerId::from(format!("{uid}@{node}"));
-        let given = self
-            .nodes
-            .get(node)
-            .map(|state| state.given_to(uid))
-            .unwrap_or_default();
-        let is_known = self
-            .pods
-            .get(uid)
-            .is_some_and(|entry| entry.bound().is_some_and(|bound| *bound.node == *node));
-        if given.is_empty() || is_known || self.ended.contains_key(uid) {
+        let allocated = self.allocated_to(uid, node);
+        let bound = self.pods.get(uid).and_then(PodEntry::bound);
+        let is_known = bound.is_some_and(|bound| *bound.node == *node);
+        // kubelet's checkpoint lists a pod that has ended until kubelet allocates the next devices.
+        if allocated.is_empty() || is_known || self.ended.contains_key(uid) {
             self.fleet.release(owner.as_str());
             return;
         }
-        let view = self.fleet.node_id(node).and_then(|id| self.fleet.view(id));
-        let (holdings, problem) = kubelet_allocations::alone(given, view.and_then(NodeView::inventory));
+        let inventory = self.view(node).and_then(NodeView::inventory);
+        let (holdings, problem) = kubelet_allocations::alone(allocated, inventory);
         if let Some(problem) = problem {
             warn!(
                 node,
@@ -483,10 +494,8 @@ impl NodeState {
 
     /// The allocatable amount of a device resource, if the node has it.
     pub(super) fn allocatable_of(&self, resource: &str) -> Option<u64> {
-        self.allocatable
-            .iter()
-            .find(|(name, _)| **name == *resource)
-            .map(|(_, amount)| *amount)
+        let (_, amount) = self.allocatable.iter().find(|(name, _)| **name == *resource)?;
+        Some(*amount)
     }
 
     pub(super) fn is_opaque(&self) -> bool {
@@ -494,15 +503,15 @@ impl NodeState {
     }
 
     /// Reads the records that the plugin has swapped, and returns true if they have changed.
-    pub(super) fn exchange(&mut self, device: &ObjectMeta) -> bool {
+    pub(super) fn read_swapped_records(&mut self, device: &ObjectMeta) -> bool {
         match plugin_reports::read_swapped_records(device.annotations.as_ref()) {
-            Ok(exchanged) => {
-                let exchanged = exchanged
-                    .into_iter()
-                    .map(|(uid, record)| (uid, Recorded::of_allocations(&record)))
-                    .collect();
-                let has_changed = self.exchanged != exchanged;
-                self.exchanged = exchanged;
+            Ok(swapped) => {
+                let mut records = BTreeMap::new();
+                for (uid, record) in swapped {
+                    records.insert(uid, Recorded::of_allocations(&record));
+                }
+                let has_changed = self.swapped != records;
+                self.swapped = records;
                 has_changed
             }
             Err(error) => {
@@ -513,20 +522,21 @@ impl NodeState {
     }
 
     pub(super) fn has_devices(&self) -> bool {
-        self.report
-            .as_ref()
-            .is_some_and(|report| report.inventory.has_devices())
+        let report = self.report.as_ref();
+        report.is_some_and(|report| report.inventory.has_devices())
     }
 
     pub(super) fn shares_gpus(&self) -> bool {
-        self.report
-            .as_ref()
-            .is_some_and(|report| !report.inventory.gpus.is_empty())
+        let report = self.report.as_ref();
+        report.is_some_and(|report| !report.inventory.gpus.is_empty())
     }
 
     /// The devices that kubelet allocated to a pod.
-    pub(super) fn given_to(&self, uid: &str) -> &[AllocatedDevice] {
-        self.given.get(uid).map(Vec::as_slice).unwrap_or_default()
+    pub(super) fn allocated_to(&self, uid: &str) -> &[AllocatedDevice] {
+        self.kubelet_allocations
+            .get(uid)
+            .map(Vec::as_slice)
+            .unwrap_or_default()
     }
 
     /// The report of the node's plugin on a pod.

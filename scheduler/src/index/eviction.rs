@@ -8,7 +8,7 @@ use proto::pod::Pod;
 use proto::totals::NamedRequests;
 use rustc_hash::FxHashMap;
 
-/// The facts by which kube-scheduler chooses victims, of a pod that asks for our resources.
+/// The fields by which kube-scheduler chooses victims, of a pod that asks for device resources.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Eviction {
     pub(super) rank: EvictionRank,
@@ -42,13 +42,11 @@ impl Default for EvictionRank {
 
 impl EvictionRank {
     pub(super) fn of(pod: &Pod) -> Self {
-        let started = pod
-            .status
-            .start_time
-            .as_deref()
-            .and_then(|text| text.parse::<Timestamp>().ok());
+        let started = pod.status.start_time.as_deref();
+        let started = started.and_then(|text| text.parse::<Timestamp>().ok());
         Self {
             priority: pod.priority(),
+            // kube-scheduler takes a pod that has not started for the youngest, which goes first.
             started: started.map_or(i64::MAX, Timestamp::as_second),
         }
     }
@@ -66,16 +64,21 @@ impl Eviction {
         }
     }
 
+    /// The amount that the pod requests of a resource other than CPU and memory.
+    pub(super) fn requested(&self, resource: &str) -> u64 {
+        self.requests.0.get(resource).copied().unwrap_or(0)
+    }
+
     /// Returns true if kubelet has taken the pod on.
     pub(super) fn is_admitted(&self) -> bool {
         self.rank.started != EvictionRank::default().started
     }
 }
 
-/// Pods that use CPU and memory and ask for nothing of ours, by UID.
+/// Pods that use CPU and memory of a node and ask for no devices, by UID.
 pub(super) type PlainPods = FxHashMap<OwnerId, PlainPod>;
 
-/// The record of such a pod.
+/// A pod that uses CPU and memory of a node and asks for no devices.
 #[derive(Debug)]
 pub(super) struct PlainPod {
     pub(super) rank: EvictionRank,

@@ -34,7 +34,7 @@ pub(super) struct FailingNodes {
     nodes: FxHashMap<Box<str>, Failing>,
     unstamped: Vec<(Box<str>, Box<str>)>,
     /// Number of nodes that rank last.
-    n_last: usize,
+    n_ranking_last: usize,
     /// The time at which the first of them ranks as others again, or may be forgotten.
     next: Option<Instant>,
 }
@@ -52,6 +52,7 @@ struct Failing {
 /// Returns true if kubelet refused this pod: it has failed at admission, without having been started.
 pub(super) fn is_refused_by_kubelet(pod: &Pod) -> bool {
     let reason = pod.status.reason.as_deref().unwrap_or_default();
+    // kubelet's reasons: `OutOfcpu`, `OutOfpods` and the like, the device manager's error, and the topology manager's.
     let is_refusal = reason.starts_with("OutOf")
         || ["UnexpectedAdmissionError", "TopologyAffinityError"].contains(&reason);
     pod.status.phase.as_deref() == Some("Failed") && is_refusal
@@ -91,7 +92,7 @@ impl FailingNodes {
 
     pub(super) fn remove(&mut self, node: &str) {
         if let Some(failing) = self.nodes.remove(node) {
-            self.n_last -= usize::from(failing.last_until.is_some());
+            self.n_ranking_last -= usize::from(failing.last_until.is_some());
         }
     }
 
@@ -119,35 +120,29 @@ impl FailingNodes {
         }
         self.nodes
             .retain(|_, failing| failing.last_until.is_some() || failing.is_remembered(now));
-        self.n_last = self
-            .nodes
-            .values()
-            .filter(|failing| failing.last_until.is_some())
-            .count();
-        self.next = self
-            .nodes
-            .values()
-            .filter_map(|failing| {
-                failing
-                    .last_until
-                    .or(failing.latest?.checked_add(FORGOTTEN_AFTER))
-            })
-            .min();
+        (self.n_ranking_last, self.next) = (0, None);
+        for failing in self.nodes.values() {
+            self.n_ranking_last += usize::from(failing.last_until.is_some());
+            let forgotten = failing.latest.and_then(|at| at.checked_add(FORGOTTEN_AFTER));
+            let next = [self.next, failing.last_until.or(forgotten)];
+            self.next = next.into_iter().flatten().min();
+        }
     }
 
     /// Number of nodes that rank last.
-    pub(super) fn n_last(&self) -> usize {
-        self.n_last
+    pub(super) fn n_ranking_last(&self) -> usize {
+        self.n_ranking_last
     }
 
     /// Returns true if a node ranks behind all others.
     #[inline]
-    pub(super) fn is_last(&self, node: &str) -> bool {
-        self.n_last > 0
-            && self
-                .nodes
-                .get(node)
-                .is_some_and(|failing| failing.last_until.is_some())
+    pub(super) fn ranks_last(&self, node: &str) -> bool {
+        // Filters ask about every node, and in most clusters none fails.
+        if self.n_ranking_last == 0 {
+            return false;
+        }
+        let failing = self.nodes.get(node);
+        failing.is_some_and(|failing| failing.last_until.is_some())
     }
 }
 
@@ -171,21 +166,21 @@ mod tests {
         for uid in ["a", "a", "b"] {
             failing.fail("n1", uid, start);
         }
-        assert!(!failing.is_last("n1"), "the same pod counts once");
+        assert!(!failing.ranks_last("n1"), "the same pod counts once");
         failing.note("n1", "c");
         assert!(failing.is_due(start));
         failing.advance(start);
-        assert!(failing.is_last("n1") && !failing.is_last("n2"));
-        assert_eq!(failing.n_last(), 1);
+        assert!(failing.ranks_last("n1") && !failing.ranks_last("n2"));
+        assert_eq!(failing.n_ranking_last(), 1);
         let back = start + FIRST_PAUSE;
         assert!(!failing.is_due(back.checked_sub(Duration::from_secs(1)).unwrap()) && failing.is_due(back));
         failing.advance(back);
-        assert!(!failing.is_last("n1"));
+        assert!(!failing.ranks_last("n1"));
         failing.fail("n1", "d", back);
         failing.advance(back + FIRST_PAUSE);
-        assert!(failing.is_last("n1"), "twice as long");
+        assert!(failing.ranks_last("n1"), "twice as long");
         failing.advance(back + FIRST_PAUSE * 2);
-        assert!(!failing.is_last("n1"));
+        assert!(!failing.ranks_last("n1"));
     }
 
     #[test]
@@ -194,14 +189,14 @@ mod tests {
         for (nth, uid) in ["a", "b", "c", "d"].into_iter().enumerate() {
             failing.fail("n1", uid, start + WINDOW * u32::try_from(nth).unwrap() / 2);
         }
-        assert_eq!(failing.n_last(), 0, "never three in a window");
+        assert_eq!(failing.n_ranking_last(), 0, "never three in a window");
         failing.advance(start + WINDOW * 2 + FORGOTTEN_AFTER);
         assert!(failing.nodes.is_empty() && failing.next.is_none());
         for uid in ["a", "b", "c"] {
             failing.fail("n1", uid, start);
         }
         failing.remove("n1");
-        assert_eq!(failing.n_last(), 0);
+        assert_eq!(failing.n_ranking_last(), 0);
     }
 
     #[rstest]

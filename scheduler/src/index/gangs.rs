@@ -1,8 +1,8 @@
 //! The `PodGroups` that kube-scheduler asks about, and the end of the room that is kept for their members.
 //!
-//! kube-scheduler 1.36 asks about the members of a `PodGroup` one after the other, in one cycle, before it binds any of them. So
-//! the room of all members is kept together: each question about one of them puts the end off for all, or the room of the
-//! first would be free again before the last is asked about.
+//! kube-scheduler 1.36 filters the members of a `PodGroup` one after the other, in one cycle, before it binds any of them. So
+//! the room of all members is kept together: each filter request for one of them puts the end off for all, or the room of the
+//! first would be free again before the last is filtered.
 //!
 //! A cycle that comes to nothing leaves no trace in the API after the first one: kube-scheduler writes no condition whose text
 //! stays the same, and tries the group again and again. Therefore a group is remembered by the most members that found room in
@@ -15,7 +15,7 @@ use std::time::Instant;
 use placement::OwnerId;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// The outcome of a question about a member.
+/// The outcome of a filter request for a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FilteredMember {
     /// True if a node has room for it.
@@ -24,12 +24,12 @@ pub(super) struct FilteredMember {
     pub(super) has_failed: bool,
 }
 
-/// A group that was asked about.
+/// A group whose members were filtered.
 #[derive(Debug)]
 struct Gang {
-    /// The end of the room of all members, unless another question comes.
+    /// The end of the room of all members, unless another member is filtered before.
     end: Instant,
-    /// The members that were asked about since one was asked about again.
+    /// The members that were filtered since one was filtered for the second time: those of the current cycle.
     asked: FxHashSet<OwnerId>,
     /// The most members that found room in a cycle that came to nothing.
     n_in_vain: usize,
@@ -39,17 +39,17 @@ struct Gang {
     kept: FxHashSet<OwnerId>,
 }
 
-/// The groups that were asked about of late, by namespace and name.
+/// The groups whose members were filtered of late, by namespace and name.
 #[derive(Debug, Default)]
 pub(super) struct Gangs(FxHashMap<Box<str>, Gang>);
 
 impl Gang {
-    /// Returns true if the cycle is one that will come to nothing, as far as it has come.
+    /// Returns true if the current cycle will come to nothing, by the number of members that have found room in it.
     fn is_in_vain(&self) -> bool {
         !self.is_bound && self.kept.len() <= self.n_in_vain && !self.kept.is_empty()
     }
 
-    /// Takes note of a question about a member; returns true if it shows that room was kept in vain.
+    /// Notes a filter request for a member; returns true if it shows that room was kept in vain.
     fn note_filter(&mut self, owner: OwnerId, asked: FilteredMember) -> bool {
         let was_in_vain = self.is_in_vain();
         let mut is_news = false;
@@ -70,8 +70,8 @@ impl Gang {
 }
 
 impl Gangs {
-    /// A member was asked about; its room and that of the others is kept until `end`. Returns true if that shows that their room
-    /// was kept for a cycle that came to nothing.
+    /// Notes a filter request for a member; its room and that of the others is kept until `end`. Returns true if that shows that
+    /// their room was kept for a cycle that came to nothing.
     pub(super) fn note_filter(
         &mut self,
         group: &str,
@@ -83,13 +83,12 @@ impl Gangs {
             gang.end = end;
             return gang.note_filter(owner, asked);
         }
-        let (asked_about, kept) = (FxHashSet::default(), FxHashSet::default());
         let mut gang = Gang {
             end,
-            asked: asked_about,
+            asked: FxHashSet::default(),
             n_in_vain: 0,
             is_bound: false,
-            kept,
+            kept: FxHashSet::default(),
         };
         let is_news = gang.note_filter(owner, asked);
         self.0.insert(group.into(), gang);
@@ -97,8 +96,9 @@ impl Gangs {
     }
 
     /// A pod is bound or gone: if it is a member, its group has another future than its past cycles say.
-    pub(super) fn change(&mut self, uid: &str) {
+    pub(super) fn remove_member(&mut self, uid: &str) {
         for gang in self.0.values_mut() {
+            // A non-lazy `or`: the member leaves `kept` in any case.
             if gang.kept.remove(uid) | gang.asked.contains(uid) {
                 (gang.n_in_vain, gang.is_bound) = (0, true);
                 gang.asked.clear();
@@ -129,13 +129,13 @@ impl Gangs {
     /// A pod of this group, or of none, is asked about: the cycles of all others are over. Returns the members of those that
     /// came to nothing.
     pub(super) fn end_cycles(&mut self, asked: Option<&str>) -> Vec<OwnerId> {
-        let others = self
-            .0
-            .iter_mut()
-            .filter(|(group, gang)| gang.is_in_vain() && Some(&***group) != asked);
-        others
-            .flat_map(|(_, gang)| std::mem::take(&mut gang.kept))
-            .collect()
+        let mut members = Vec::new();
+        for (group, gang) in &mut self.0 {
+            if gang.is_in_vain() && Some(&**group) != asked {
+                members.extend(gang.kept.drain());
+            }
+        }
+        members
     }
 }
 
@@ -193,8 +193,8 @@ mod tests {
     fn a_bound_member_clears_the_failed_cycles_of_its_group() {
         let (mut gangs, now) = (Gangs::default(), Instant::now());
         ask(&mut gangs, "+a +b -c +A +B +C", now);
-        gangs.change("another");
-        gangs.change("a");
+        gangs.remove_member("another");
+        gangs.remove_member("a");
         assert!(!gangs.is_in_vain(None), "the others are about to be bound");
         ask(&mut gangs, "-D +E", now);
         assert!(!gangs.is_in_vain(None));

@@ -48,12 +48,13 @@ impl HintTimes {
     }
 }
 
-/// The fields of a filter's pod that decide when its hint ends.
+/// The fields of an unbound pod, in a filter request or as a watch shows it, by which hints begin and end: kube-scheduler's last
+/// attempt to schedule the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Decision {
-    /// The version of the pod that kube-scheduler asked about.
+pub struct Attempt {
+    /// The resource version of the pod.
     version: Option<u64>,
-    /// The failed attempt that it showed.
+    /// The failure that the pod's condition shows.
     failure: Option<Failure>,
     nominated: Option<Box<str>>,
     may_wait: bool,
@@ -80,22 +81,15 @@ struct Hint {
     version: Option<u64>,
     failure: Option<Failure>,
     is_nominated: bool,
-    /// An error that takes the nomination of a preemptor away, such as a filter that timed out, ends no hint once.
+    /// True until an error, such as a filter that timed out, has taken away the nomination of a preemptor: the first such error
+    /// ends no hint, since the pod's victims are being evicted.
     may_err: bool,
-}
-
-/// The fields of an unbound pod, as a watch shows it, that decide about its hint.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Shown<'a> {
-    version: Option<u64>,
-    failure: Option<Failure>,
-    nominated: Option<&'a str>,
 }
 
 /// Hints, and their ends.
 #[derive(Debug)]
 pub struct HintQueue {
-    times: HintTimes,
+    pub(super) times: HintTimes,
     hints: FxHashMap<OwnerId, Hint>,
     /// Those that are stamped, by their ends.
     ends: BTreeSet<(Instant, OwnerId)>,
@@ -111,31 +105,22 @@ pub struct HintQueue {
     n_tried: u64,
 }
 
-impl Decision {
-    /// Reads the pod of a request.
+impl Attempt {
+    /// Reads a pod.
     pub fn of(pod: &Pod) -> Self {
-        let Shown {
-            version,
-            failure,
-            nominated,
-        } = Shown::of(pod);
-        let group = Self::group_of(pod);
         Self {
-            version,
-            failure,
-            nominated: nominated.map(Into::into),
+            version: pod.version(),
+            failure: pod.failed_attempt().map(Failure::of),
+            nominated: pod.nominated_node().map(Into::into),
             may_wait: pod.may_wait_for_claims(),
-            group,
+            group: Self::group_of(pod),
         }
     }
 
     /// Namespace and name of the pod's `PodGroup`.
     pub fn group_of(pod: &Pod) -> Option<Box<str>> {
-        let (namespace, group) = (
-            pod.metadata.namespace.as_deref().unwrap_or_default(),
-            pod.pod_group()?,
-        );
-        Some(format!("{namespace}/{group}").into())
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        Some(format!("{namespace}/{}", pod.pod_group()?).into())
     }
 }
 
@@ -149,19 +134,9 @@ impl Failure {
     }
 }
 
-impl<'a> Shown<'a> {
-    pub(super) fn of(pod: &'a Pod) -> Self {
-        Self {
-            version: pod.version(),
-            failure: pod.failed_attempt().map(Failure::of),
-            nominated: pod.nominated_node(),
-        }
-    }
-}
-
 impl Hint {
-    /// Updates the hint by the state of the pod that a watch shows, and returns true if the hint goes on.
-    fn follow(&mut self, shown: Shown<'_>, times: HintTimes) -> bool {
+    /// Updates the hint by the state of the pod that a watch shows, and returns true if the hint stays.
+    fn update(&mut self, shown: &Attempt, times: HintTimes) -> bool {
         // Our watch may be behind the version of the pod that kube-scheduler asked about.
         if let (Some(shown), Some(decided)) = (shown.version, self.version)
             && shown <= decided
@@ -170,29 +145,29 @@ impl Hint {
         }
         let has_failed = shown.failure.is_some() && shown.failure != self.failure;
         let is_error = shown.failure.is_some_and(|failure| failure.is_error);
-        let is_nominated = shown.nominated == Some(&*self.node);
-        let lasts = match (self.is_nominated, is_nominated) {
+        let is_nominated = shown.nominated.as_ref() == Some(&self.node);
+        let stays = match (self.is_nominated, is_nominated) {
             (true, true) => true,
             (false, true) => {
                 // Waiting pods are nominated as they are; preemption writes a condition with the nomination.
                 self.may_err |= has_failed;
                 self.group = None;
-                self.last(times.nominated);
+                self.restart(times.nominated);
                 true
             }
             (true, false) => {
-                let lasts = shown.nominated.is_none() && is_error && std::mem::take(&mut self.may_err);
-                self.last(times.plain);
-                lasts
+                let stays = shown.nominated.is_none() && is_error && std::mem::take(&mut self.may_err);
+                self.restart(times.plain);
+                stays
             }
             (false, false) => !has_failed,
         };
         (self.is_nominated, self.failure) = (is_nominated, shown.failure);
-        lasts
+        stays
     }
 
-    /// Lasts as long from now on.
-    fn last(&mut self, lasts: Duration) {
+    /// Restarts the time of the hint, which lasts as long from the next [`HintQueue::advance`] on.
+    fn restart(&mut self, lasts: Duration) {
         (self.lasts, self.end) = (lasts, None);
     }
 }
@@ -212,18 +187,14 @@ impl HintQueue {
         }
     }
 
-    pub(super) fn set_times(&mut self, times: HintTimes) {
-        self.times = times;
-    }
-
     /// Forgets the end of a pod's hint and returns its node; the fleet forgets the hint itself when the pod is bound or gone.
     pub(super) fn remove(&mut self, uid: &str) -> Option<Box<str>> {
         self.nominees.remove(uid);
-        self.gangs.change(uid);
-        self.take(uid).map(|hint| hint.node)
+        self.gangs.remove_member(uid);
+        self.take_hint(uid).map(|hint| hint.node)
     }
 
-    fn take(&mut self, uid: &str) -> Option<Hint> {
+    fn take_hint(&mut self, uid: &str) -> Option<Hint> {
         let (owner, hint) = self.hints.remove_entry(uid)?;
         if let Some(end) = hint.end {
             self.ends.remove(&(end, owner));
@@ -231,7 +202,7 @@ impl HintQueue {
         Some(hint)
     }
 
-    fn put(&mut self, owner: OwnerId, hint: Hint) {
+    fn put_hint(&mut self, owner: OwnerId, hint: Hint) {
         match hint.end {
             Some(end) => {
                 self.ends.insert((end, owner.clone()));
@@ -243,13 +214,12 @@ impl HintQueue {
         self.hints.insert(owner, hint);
     }
 
-    /// The hint of an answer, in place of the pod's previous one: a repeated request without a failed attempt in between does not
-    /// prolong the hint. `None` while the pod rests.
-    fn decide(
+    /// The hint of an answer, in place of the pod's previous one; `None` while the pod rests.
+    fn new_hint(
         &self,
         uid: &str,
         node: &str,
-        decision: &Decision,
+        attempt: &Attempt,
         before: Option<&Hint>,
         now: Instant,
     ) -> Option<Hint> {
@@ -257,29 +227,27 @@ impl HintQueue {
         if before.is_none() && self.is_resting(uid, now) {
             return None;
         }
-        let is_nominated = decision.nominated.as_deref() == Some(node);
-        let lasts = match (is_nominated, decision.may_wait) {
+        let is_nominated = attempt.nominated.as_deref() == Some(node);
+        let lasts = match (is_nominated, attempt.may_wait) {
             (true, _) => self.times.nominated,
             (false, true) => self.times.claims,
             (false, false) => self.times.plain,
         };
-        let group = decision.group.clone().filter(|_| !is_nominated);
-        // The end of the earlier hint stands, or a pod that is filtered again and again would never give its room back.
-        let kept = before
-            .filter(|before| before.is_nominated == is_nominated)
-            .and_then(|before| before.end);
-        let end = if group.is_some() {
-            None
-        } else {
-            kept.or_else(|| now.checked_add(lasts))
+        let group = attempt.group.clone().filter(|_| !is_nominated);
+        let end = match before {
+            // The group ends the hints of its members together.
+            _ if group.is_some() => None,
+            // The end of the earlier hint stands, or a pod that is filtered again and again would never give its room back.
+            Some(before) if before.is_nominated == is_nominated && before.end.is_some() => before.end,
+            _ => now.checked_add(lasts),
         };
         Some(Hint {
             node: node.into(),
             group,
             lasts,
             end,
-            version: decision.version,
-            failure: decision.failure,
+            version: attempt.version,
+            failure: attempt.failure,
             is_nominated,
             may_err: is_nominated && before.is_none_or(|before| before.may_err || !before.is_nominated),
         })
@@ -292,6 +260,7 @@ impl HintQueue {
 
     /// Makes a pod whose hint expired rest: the room is for other pods for a while.
     fn rest(&mut self, owner: OwnerId, now: Instant) {
+        // Bounded like the hints: a pod whose rest ends early only gets a hint sooner.
         while self.rest_queue.len() >= MAX_HINTS {
             self.end_rest();
         }
@@ -320,21 +289,19 @@ impl HintQueue {
     }
 
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        let ends = [
-            self.ends.first().map(|(end, _)| end),
-            self.rest_queue.front().map(|(until, _)| until),
-        ];
         !self.unstamped.is_empty()
-            || ends.into_iter().flatten().any(|end| *end <= now)
+            || self.ends.first().is_some_and(|(end, _)| *end <= now)
+            || self.rest_queue.front().is_some_and(|(until, _)| *until <= now)
             || self.gangs.is_due(now)
     }
 
     fn stamp(&mut self, now: Instant) {
         for owner in std::mem::take(&mut self.unstamped) {
-            let Some(hint) = self.hints.get_mut(&owner).filter(|hint| hint.end.is_none()) else {
-                continue;
-            };
-            if let Some(end) = now.checked_add(hint.lasts) {
+            // The hint may have ended since, or have been replaced by one with an end.
+            if let Some(hint) = self.hints.get_mut(&owner)
+                && hint.end.is_none()
+                && let Some(end) = now.checked_add(hint.lasts)
+            {
                 hint.end = Some(end);
                 self.ends.insert((end, owner));
             }
@@ -342,7 +309,7 @@ impl HintQueue {
     }
 
     /// Takes out the first hint if it has ended by `now`, or there are too many.
-    fn pop(&mut self, now: Instant) -> Option<OwnerId> {
+    fn pop_ended(&mut self, now: Instant) -> Option<OwnerId> {
         let (end, _) = self.ends.first()?;
         // Beyond the limit the hint that ends first gives way, so that memory stays bounded.
         if *end > now && self.ends.len() < MAX_HINTS {
@@ -357,21 +324,11 @@ impl HintQueue {
         Some(owner)
     }
 
-    /// Takes out the hints of these members, if they still end with their group.
-    fn take_members(&mut self, members: Vec<OwnerId>) -> Vec<OwnerId> {
-        let mut taken = members;
-        taken.retain(|owner| self.hints.get(owner).is_some_and(|hint| hint.group.is_some()));
-        for owner in &taken {
-            self.hints.remove(owner);
-        }
-        taken
-    }
-
     /// Ends the hints whose time is up, those of a group together, and the pauses of pods that get no hint after one expired; then
     /// keeps room for the pods that kube-scheduler has nominated.
     pub(super) fn advance(&mut self, cluster: &mut Cluster, now: Instant) {
         self.stamp(now);
-        while let Some(owner) = self.pop(now) {
+        while let Some(owner) = self.pop_ended(now) {
             cluster.fleet.unhint(owner.as_str());
             cluster.note_silent_opening();
         }
@@ -391,17 +348,17 @@ impl HintQueue {
         cluster: &mut Cluster,
         node: NodeId,
         demand: &ResourceDemand<'_>,
-        decision: &Decision,
+        attempt: &Attempt,
         now: Instant,
     ) {
         // The group takes note first, since its hints must not end while this one is made.
-        self.note_member(cluster, demand.uid, decision, true, now);
-        let before = self.take(demand.uid);
+        self.note_member(cluster, demand.uid, attempt, true, now);
+        let before = self.take_hint(demand.uid);
         cluster.fleet.unhint(demand.uid);
         let Some(name) = cluster.fleet.view(node).map(|view| view.name().to_owned()) else {
             return;
         };
-        let hint = self.decide(demand.uid, &name, decision, before.as_ref(), now);
+        let hint = self.new_hint(demand.uid, &name, attempt, before.as_ref(), now);
         let is_kept = hint.is_some_and(|hint| self.keep(cluster, node, demand, hint));
         // Room of a group opens as a whole.
         if before.is_some_and(|before| before.group.is_none() && (!is_kept || *before.node != *name)) {
@@ -411,28 +368,29 @@ impl HintQueue {
 
     /// Ends a pod's hint.
     pub(super) fn unhint(&mut self, cluster: &mut Cluster, uid: &str) {
-        self.take(uid);
+        self.take_hint(uid);
         cluster.fleet.unhint(uid);
         cluster.note_silent_opening();
     }
 
-    /// Updates the hint of an unbound pod by the state that a watch shows.
-    pub(super) fn follow_attempt(&mut self, cluster: &mut Cluster, uid: &str, shown: Shown<'_>) {
+    /// Updates the hint of an unbound pod by the attempt that a watch shows.
+    pub(super) fn update_attempt(&mut self, cluster: &mut Cluster, uid: &str, shown: &Attempt) {
         let times = self.times;
-        if let Some(mut hint) = self.take(uid) {
-            if hint.follow(shown, times) {
-                let owner = cluster.pods.owner(uid);
-                return self.put(owner, hint);
+        if let Some(mut hint) = self.take_hint(uid) {
+            if hint.update(shown, times) {
+                let owner = cluster.owner(uid);
+                return self.put_hint(owner, hint);
             }
             cluster.fleet.unhint(uid);
             cluster.note_silent_opening();
         }
-        let owner = cluster.pods.owner(uid);
+        let owner = cluster.owner(uid);
         // The devices of a decision are reserved; a hint beside them would count twice.
-        let is_decided = cluster.pods.assumed_node(uid).is_some();
-        match shown.nominated.filter(|_| !is_decided) {
+        let is_decided = cluster.assumption(uid).is_some();
+        match shown.nominated.as_ref().filter(|_| !is_decided) {
             Some(node) => {
-                self.nominees.insert(owner, node.into());
+                self.nominees.insert(owner, node.clone());
+                // No number of openings: the new nominee is tried although no room has opened.
                 self.n_tried = u64::MAX;
             }
             None => {
@@ -449,52 +407,45 @@ impl HintQueue {
             return;
         }
         self.n_tried = n_openings;
-        let nominees: Vec<(OwnerId, Box<str>)> = self
-            .nominees
-            .iter()
-            .map(|(uid, node)| (uid.clone(), node.clone()))
-            .collect();
-        for (owner, name) in nominees {
-            let Some(facts) = cluster.pods.get(&owner).map(|entry| entry.facts.clone()) else {
+        // A copy, as a nominee that gets room leaves the map.
+        for (owner, name) in self.nominees.clone() {
+            let Some(entry) = cluster.pods.get(&owner) else {
                 continue;
             };
-            if facts.bound.is_some() || self.resting.contains_key(&owner) {
+            if entry.facts.bound.is_some() || self.resting.contains_key(&owner) {
                 continue;
             }
-            let (Ok(Some(demand)), Some(node)) = (
-                cluster.demand(owner.as_str(), &facts),
-                cluster.fleet.node_id(&name),
-            ) else {
+            let Ok(Some(demand)) = cluster.demand(owner.as_str(), &entry.facts) else {
                 continue;
             };
-            let hint = Hint {
-                node: name,
-                group: None,
-                lasts: self.times.nominated,
-                end: None,
-                version: None,
-                failure: None,
-                is_nominated: true,
-                may_err: true,
-            };
-            self.keep(cluster, node, &demand, hint);
+            if let Some(node) = cluster.fleet.node_id(&name) {
+                let hint = Hint {
+                    node: name,
+                    group: None,
+                    lasts: self.times.nominated,
+                    end: None,
+                    version: None,
+                    failure: None,
+                    is_nominated: true,
+                    may_err: true,
+                };
+                self.keep(cluster, node, &demand, hint);
+            }
         }
     }
 
     /// Keeps the room of a hint, and returns true if the node has it.
     fn keep(&mut self, cluster: &mut Cluster, node: NodeId, demand: &ResourceDemand<'_>, hint: Hint) -> bool {
-        let choice = cluster.fleet.choose(
-            node,
-            demand.devices(),
-            demand.policies.device,
-            Hints::RespectOthers(demand.uid),
-        );
-        let Ok(placement) = choice else { return false };
-        let owner = cluster.pods.owner(demand.uid);
+        let (policy, hints) = (demand.policies.device, Hints::RespectOthers(demand.uid));
+        let Ok(placement) = cluster.fleet.choose(node, demand.devices(), policy, hints) else {
+            return false;
+        };
+        let owner = cluster.owner(demand.uid);
+        // A pod that takes no device of the node needs no room kept.
         let is_kept = placement != Placement::default() && cluster.fleet.hint(&owner, node, &placement);
         if is_kept {
             self.nominees.remove(demand.uid);
-            self.put(owner, hint);
+            self.put_hint(owner, hint);
         }
         is_kept
     }
@@ -504,7 +455,7 @@ impl HintQueue {
         self.gangs.is_in_vain(asked)
     }
 
-    /// Frees the room of other `PodGroups` than this one whose cycle has come to nothing.
+    /// Frees the room of other `PodGroups` than this one whose cycle has come to nothing; nominated pods may have it.
     pub(super) fn end_gang_cycles(&mut self, cluster: &mut Cluster, asked: Option<&str>) {
         let members = self.gangs.end_cycles(asked);
         // Nominees were not refused for the room of this cycle, so they are tried again.
@@ -514,36 +465,36 @@ impl HintQueue {
         self.keep_for_nominees(cluster);
     }
 
-    /// Ends the hints of members, and returns true if there were any.
+    /// Ends the hints of members that still end with their group, and returns true if there were any.
     fn unhint_members(&mut self, cluster: &mut Cluster, members: Vec<OwnerId>) -> bool {
-        let taken = self.take_members(members);
-        for owner in &taken {
-            cluster.fleet.unhint(owner.as_str());
+        let n_before = self.hints.len();
+        for owner in members {
+            // A member that was nominated since has a hint of its own.
+            if self.hints.get(&owner).is_some_and(|hint| hint.group.is_some()) {
+                self.hints.remove(&owner);
+                cluster.fleet.unhint(owner.as_str());
+            }
         }
-        !taken.is_empty()
+        self.hints.len() < n_before
     }
 
+    /// Notes that a member of a `PodGroup` was filtered; `is_placed` if a node has room for it. Other pods do not count.
     pub(super) fn note_member(
         &mut self,
         cluster: &mut Cluster,
         uid: &str,
-        decision: &Decision,
+        attempt: &Attempt,
         is_placed: bool,
         now: Instant,
     ) {
-        let Some((group, end)) = decision.group.as_deref().zip(now.checked_add(self.times.plain)) else {
+        let Some((group, end)) = attempt.group.as_deref().zip(now.checked_add(self.times.plain)) else {
             return;
         };
-        let owner = cluster.pods.owner(uid);
-        if self.gangs.note_filter(
-            group,
-            owner,
-            FilteredMember {
-                is_placed,
-                has_failed: decision.failure.is_some(),
-            },
-            end,
-        ) {
+        let member = FilteredMember {
+            is_placed,
+            has_failed: attempt.failure.is_some(),
+        };
+        if self.gangs.note_filter(group, cluster.owner(uid), member, end) {
             cluster.note_silent_opening();
         }
     }

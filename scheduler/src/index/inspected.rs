@@ -6,12 +6,11 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use placement::{DeviceLocation, GpuView, NodeView, OtherDeviceView};
-use proto::device::ENFORCEMENT;
 use proto::memory_unit::MemoryUnit;
 use serde::Serialize;
 
 use super::cluster::Cluster;
-use super::node_filter::NodeFilter;
+use super::{Index, view};
 use crate::inventory::record_id;
 
 /// One node, in the old extender's JSON with more fields behind the old ones.
@@ -53,7 +52,7 @@ struct InspectedDevice {
 }
 
 /// The place of a device, as far as its node reports it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct InspectedPlace {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -81,10 +80,10 @@ struct InspectedGpu {
     healthy: bool,
     total_bytes: u64,
     used_bytes: u64,
-    total_core: u32,
-    used_core: u32,
-    total_slots: u32,
-    used_slots: u32,
+    total_core: u64,
+    used_core: u64,
+    total_slots: u64,
+    used_slots: u64,
     #[serde(flatten)]
     place: InspectedPlace,
     /// The enforcement level of memory limits: `driver`, `hami-core` or `none`.
@@ -109,8 +108,8 @@ struct InspectedPod {
 
 impl InspectedNode {
     /// A node; `None` if there is no such node.
-    pub(super) fn of(filter: NodeFilter<'_>, name: &str) -> Option<Self> {
-        let cluster = filter.cluster;
+    pub(super) fn of(index: &Index, name: &str) -> Option<Self> {
+        let cluster = &index.cluster;
         let state = cluster.nodes.get(name).filter(|state| state.exists())?;
         let view = cluster.view(name);
         let inventory = view.and_then(NodeView::inventory);
@@ -139,56 +138,46 @@ impl InspectedNode {
             unit_bytes,
             other_devices,
             problems: state.problems.clone(),
-            plugin: filter.plugin_problem(name),
+            plugin: index.filter().plugin_problem(name),
         })
     }
 }
 
 impl InspectedGpu {
     fn new(cluster: &Cluster, view: &GpuView<'_>, unit: u64) -> Self {
-        let used = view.used.plus(view.suspect);
-        let (total_bytes, used_bytes) = (view.gpu.memory_bytes, used.memory.bytes_ceil());
+        // Stranded memory, which alone depends on typical requests, is not part of this view.
+        let gpu = view::gpu(cluster, view, &[], None);
+        let (total_bytes, used_bytes) = (gpu.memory.total, gpu.memory.allocated);
         let used_gpu = used_units(used_bytes, total_bytes, unit);
-        let mut pods: Vec<InspectedPod> = Vec::with_capacity(view.holders.len());
-        for holder in &view.holders {
-            let entry = cluster.pods.get(holder.owner);
-            let facts = entry.map(|entry| &entry.facts);
+        let bytes: Vec<u64> = gpu.holders.iter().map(|holder| holder.memory).collect();
+        let mut pods = Vec::with_capacity(gpu.holders.len());
+        // The units of the pods add up to those of the GPU, as users of the old tools expect.
+        for (holder, used_gpu) in gpu.holders.into_iter().zip(shares(&bytes, used_gpu, unit)) {
             pods.push(InspectedPod {
-                name: facts.map(|facts| facts.name.to_string()).unwrap_or_default(),
-                namespace: facts.map(|facts| facts.namespace.to_string()).unwrap_or_default(),
-                used_gpu: 0,
-                uid: holder.owner.to_string(),
-                used_bytes: holder.amounts.memory.bytes_ceil(),
-                assumed: entry.is_some_and(|entry| entry.assumption.is_some()),
-                problem: entry.and_then(|entry| entry.problem.as_deref().map(str::to_owned)),
+                name: holder.name,
+                namespace: holder.namespace,
+                used_gpu,
+                uid: holder.uid,
+                used_bytes: holder.memory,
+                assumed: holder.assumed,
+                problem: holder.problem,
             });
         }
-        pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
-        // The units of the pods add up to those of the GPU, as users of the old tools expect.
-        let bytes: Vec<u64> = pods.iter().map(|pod| pod.used_bytes).collect();
-        for (pod, units) in pods.iter_mut().zip(shares(&bytes, used_gpu, unit)) {
-            pod.used_gpu = units;
-        }
         Self {
-            id: view.gpu.minor,
+            id: gpu.minor,
             total_gpu: total_bytes / unit,
             used_gpu,
             pods,
-            uuid: record_id(view.gpu.uuid.as_str()).to_owned(),
-            healthy: view.gpu.healthy,
+            uuid: gpu.uuid,
+            healthy: gpu.healthy,
             total_bytes,
             used_bytes,
-            total_core: view.gpu.core,
-            used_core: used.core,
-            total_slots: view.gpu.slots,
-            used_slots: used.slots,
+            total_core: gpu.core.total,
+            used_core: gpu.core.allocated,
+            total_slots: gpu.sharers.total,
+            used_slots: gpu.sharers.allocated,
             place: InspectedPlace::new(view.gpu.attributes.location.as_ref()),
-            enforcement: view
-                .gpu
-                .attributes
-                .labels
-                .get(ENFORCEMENT)
-                .map(ToString::to_string),
+            enforcement: gpu.enforcement,
         }
     }
 }
@@ -223,9 +212,12 @@ impl InspectedDevice {
 
 impl InspectedPlace {
     fn new(location: Option<&DeviceLocation>) -> Self {
+        let Some(location) = location else {
+            return Self::default();
+        };
         Self {
-            numa_node: location.and_then(|location| location.numa),
-            pcie_id: location.and_then(|location| Some(location.switch.as_ref()?.to_string())),
+            numa_node: location.numa,
+            pcie_id: location.switch.as_ref().map(ToString::to_string),
         }
     }
 }
@@ -245,19 +237,18 @@ fn used_units(used: u64, total: u64, unit: u64) -> u64 {
 /// this leaves go to the pods with the largest remainders.
 fn shares(bytes: &[u64], used: u64, unit: u64) -> Vec<u64> {
     let mut shares: Vec<u64> = bytes.iter().map(|bytes| bytes / unit).collect();
-    let left = used.saturating_sub(shares.iter().sum());
-    let mut remainders: Vec<(u64, &mut u64)> = Vec::new();
+    let mut n_left = used.saturating_sub(shares.iter().sum());
+    let mut remainders: Vec<(Reverse<u64>, &mut u64)> = Vec::new();
     for (bytes, share) in bytes.iter().zip(&mut shares) {
-        if bytes % unit > 0 {
-            remainders.push((bytes % unit, share));
-        }
+        remainders.push((Reverse(bytes % unit), share));
     }
-    remainders.sort_by_key(|(remainder, _)| Reverse(*remainder));
-    for (_, share) in remainders
-        .into_iter()
-        .take(usize::try_from(left).unwrap_or(usize::MAX))
-    {
-        *share += 1;
+    // A stable sort: of equal pods the first in the answer gets the unit.
+    remainders.sort_by_key(|(remainder, _)| *remainder);
+    for (Reverse(remainder), share) in remainders {
+        if n_left > 0 && remainder > 0 {
+            *share += 1;
+            n_left -= 1;
+        }
     }
     shares
 }

@@ -106,7 +106,7 @@ impl<'a> NodeFilter<'a> {
     /// Refuses a node whose plugin is away, or is on trial and has as many pods in flight as may be lost.
     #[inline]
     fn check_plugin(self, name: &str, demand: &ResourceDemand<'_>, counts_hints: bool) -> Result<(), Reason> {
-        if self.plugins.is_calm() || !demand.has_devices() {
+        if self.plugins.all_serve() || !demand.has_devices() {
             return Ok(());
         }
         let is_refused = match self.plugins.standing(name) {

@@ -1,23 +1,36 @@
 //! Objects of watches, carried into the index.
 
+use std::cmp::max;
+
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use placement::OwnerId;
+use placement::{HostAmounts, HostLoad, OwnerId};
 pub use proto::device::RawDevice;
 use proto::node::Node;
-use proto::pod::Pod;
+use proto::plugin_reports::PluginState;
+use proto::pod::{Pod, Taint};
 use proto::resource::is_gpu_resource;
 use proto::totals::HostResources;
 use rustc_hash::FxHashMap;
+use tracing::warn;
 
 use super::Index;
 use super::assumption::Phase;
 use super::budgets::{Budget, key};
 use super::cluster::NodeState;
+use super::eviction::{Eviction, EvictionRank, PlainPod};
 use super::failing::is_refused_by_kubelet;
-use super::hints::Shown;
+use super::hints::Attempt;
+use super::plugins::Standing;
+use super::pods::PodEntry;
+use crate::accounting::kubelet_allocations::AllocationsByPod;
 use crate::accounting::{self, PodFacts};
 use crate::inventory::{self, DeviceReport};
 use crate::watch::ObjectStore;
+
+/// The workload model is refreshed once this part of all pods has come or gone.
+const CHANGED_PART: u64 = 32;
+/// Or this number of pods, if they are few.
+const MIN_CHANGES: u64 = 16;
 
 impl ObjectStore<Node> for Index {
     const KIND: &'static str = "nodes";
@@ -30,31 +43,28 @@ impl ObjectStore<Node> for Index {
         self.cluster
             .fleet
             .set_host(name, host.map(accounting::host_amounts));
-        self.see_plugin_state(name, &node);
+        read_plugin_state(self, name, &node);
+        let mut allocatable = Vec::new();
+        for (resource, amount) in &node.status.allocatable {
+            if is_gpu_resource(resource, &self.cluster.names) {
+                allocatable.push((resource.as_str().into(), amount.units()));
+            }
+        }
+        let trimmed = inventory::trim(&node, &self.cluster.names);
         let state = self.cluster.nodes.entry(name.into()).or_default();
         state.node_list = self.node_list.number;
-        let ours = node
-            .status
-            .allocatable
-            .iter()
-            .filter(|(resource, _)| is_gpu_resource(resource, &self.cluster.names));
-        state.allocatable = ours
-            .map(|(resource, amount)| (resource.as_str().into(), amount.units()))
-            .collect();
-        let trimmed = inventory::trim(&node, &self.cluster.names);
+        state.allocatable = allocatable;
         // Nodes report their health every few seconds; most of that changes nothing here.
         if state.node.as_ref() != Some(&trimmed) {
-            self.note_taints(name, &trimmed.spec.taints);
-            if let Some(state) = self.cluster.nodes.get_mut(name) {
-                state.node = Some(trimmed);
-            }
+            set_soft_taints(&mut self.soft_taints, name, &trimmed.spec.taints);
+            state.node = Some(trimmed);
             self.cluster.refresh_node(name);
         }
     }
 
     fn delete(&mut self, node: &Node) {
         if let Some(name) = node.metadata.name.as_deref() {
-            self.forget_node(name);
+            forget_node(self, name);
         }
     }
 
@@ -65,14 +75,46 @@ impl ObjectStore<Node> for Index {
     /// Forgets the nodes that the complete list did not show.
     fn end_list(&mut self) {
         let number = self.node_list.number;
-        let gone = names_where(&self.cluster.nodes, |state| {
-            state.node.is_some() && state.node_list != number
-        });
-        for name in gone {
-            self.forget_node(&name);
+        let is_gone = |state: &NodeState| state.node.is_some() && state.node_list != number;
+        for name in names_where(&self.cluster.nodes, is_gone) {
+            forget_node(self, &name);
         }
         self.node_list.synced = true;
         self.cluster.note_silent_since(self.node_list.n_openings);
+    }
+}
+
+/// Takes in the annotation by which a node's plugin says if it serves.
+fn read_plugin_state(index: &mut Index, name: &str, node: &Node) {
+    match PluginState::read(node.metadata.annotations.as_ref()) {
+        Ok(state) => {
+            if index.plugins.set_state(name, state) {
+                index.cluster.note_silent_opening();
+            }
+        }
+        Err(error) => {
+            warn!(node = name, %error, "the state of the device plugin is taken to be as it was before");
+        }
+    }
+}
+
+fn set_soft_taints(by_node: &mut FxHashMap<Box<str>, Box<[Taint]>>, name: &str, taints: &[Taint]) {
+    // Few nodes have any, and filters skip the look-up altogether while the map is empty.
+    if taints.is_empty() {
+        by_node.remove(name);
+    } else {
+        by_node.insert(name.into(), taints.into());
+    }
+}
+
+fn forget_node(index: &mut Index, name: &str) {
+    set_soft_taints(&mut index.soft_taints, name, &[]);
+    index.failing.remove(name);
+    index.plugins.forget_node(name);
+    index.cluster.fleet.set_host(name, None);
+    if let Some(state) = index.cluster.nodes.get_mut(name) {
+        state.node = None;
+        index.cluster.refresh_node(name);
     }
 }
 
@@ -88,15 +130,16 @@ impl ObjectStore<RawDevice> for Index {
         let state = self.cluster.nodes.entry(name.into()).or_default();
         state.device_list = self.device_list.number;
         let report = DeviceReport::of(&device.metadata, &device.spec);
-        let has_exchanged = state.exchange(&device.metadata);
+        let has_swapped = state.read_swapped_records(&device.metadata);
         if state.device.as_ref() != Some(&report) {
             self.cluster.replace_device(name, Some(report));
         }
-        if has_exchanged {
-            self.cluster.account_again(name);
+        if has_swapped {
+            self.cluster.account_pods_on(name);
         }
-        self.cluster.read_given(name, &device.metadata);
+        self.cluster.read_kubelet_allocations(name, &device.metadata);
         self.cluster.read_without_devices(name, &device.metadata);
+        // kube-scheduler watches no Device objects.
         self.cluster.note_silent_since(n_openings);
         self.hints.keep_for_nominees(&mut self.cluster);
     }
@@ -104,7 +147,7 @@ impl ObjectStore<RawDevice> for Index {
     fn delete(&mut self, device: &RawDevice) {
         if let Some(name) = device.metadata.name.as_deref() {
             let n_openings = self.cluster.fleet.n_openings();
-            self.forget_device(name);
+            forget_device(self, name);
             self.cluster.note_silent_since(n_openings);
         }
     }
@@ -116,15 +159,38 @@ impl ObjectStore<RawDevice> for Index {
     /// Forgets the Device objects that the complete list did not show.
     fn end_list(&mut self) {
         let number = self.device_list.number;
-        let gone = names_where(&self.cluster.nodes, |state| {
-            state.device.is_some() && state.device_list != number
-        });
-        for name in gone {
-            self.forget_device(&name);
+        let is_gone = |state: &NodeState| state.device.is_some() && state.device_list != number;
+        for name in names_where(&self.cluster.nodes, is_gone) {
+            forget_device(self, &name);
         }
         self.device_list.synced = true;
         self.cluster.note_silent_since(self.device_list.n_openings);
     }
+}
+
+fn forget_device(index: &mut Index, name: &str) {
+    if let Some(state) = index.cluster.nodes.get_mut(name) {
+        let had_swapped = !std::mem::take(&mut state.swapped).is_empty();
+        index
+            .cluster
+            .replace_kubelet_allocations(name, AllocationsByPod::new());
+        index.cluster.replace_without_devices(name, None);
+        index.cluster.replace_device(name, None);
+        if had_swapped {
+            index.cluster.account_pods_on(name);
+        }
+    }
+}
+
+/// The names of the nodes whose state meets a condition, copied: the caller changes the nodes.
+fn names_where(nodes: &FxHashMap<Box<str>, NodeState>, is_met: impl Fn(&NodeState) -> bool) -> Vec<Box<str>> {
+    let mut names = Vec::new();
+    for (name, state) in nodes {
+        if is_met(state) {
+            names.push(name.clone());
+        }
+    }
+    names
 }
 
 impl ObjectStore<Pod> for Index {
@@ -135,18 +201,19 @@ impl ObjectStore<Pod> for Index {
         if uid.is_empty() {
             return;
         }
-        if self.plugins.see_pod(&pod, self.pod_list.number) {
+        if self.plugins.put_pod(&pod, self.pod_list.number) {
             self.cluster.note_silent_opening();
         }
         let facts = PodFacts::of(&pod, &self.cluster.names);
-        let asked = facts.as_ref().map(|facts| facts.host);
+        let requested = facts.as_ref().map(|facts| facts.host);
         match facts {
             Some(facts) if !pod.is_terminal() => {
                 let is_bound = facts.bound.is_some();
-                self.put_pod(uid, facts);
-                self.see_eviction(&pod);
+                put_pod(self, uid, facts);
+                put_eviction(self, &pod);
                 if !is_bound {
-                    self.hints.follow_attempt(&mut self.cluster, uid, Shown::of(&pod));
+                    self.hints
+                        .update_attempt(&mut self.cluster, uid, &Attempt::of(&pod));
                 }
                 // Pending pods may ask for anything, in any number; bound pods have passed admission.
                 if is_bound && !pod.is_tied_to_node() {
@@ -154,36 +221,37 @@ impl ObjectStore<Pod> for Index {
                 }
             }
             Some(facts) => {
-                if let Some(bound) = facts
-                    .bound
-                    .as_deref()
-                    .filter(|_| self.cluster.pods.contains_key(uid) && is_refused_by_kubelet(&pod))
+                // An entry exists only until the end of the pod is shown, so that each failure counts once.
+                let is_known = self.cluster.pods.contains_key(uid);
+                if let Some(bound) = &facts.bound
+                    && is_known
+                    && is_refused_by_kubelet(&pod)
                 {
                     self.failing.note(&bound.node, uid);
                     self.plugins.note_failure(&bound.node, &pod);
                 }
-                self.remove_pod(uid);
+                remove_pod(self, uid);
                 self.cluster
                     .ended
                     .insert(OwnerId::from(uid), self.pod_list.number);
             }
-            None => self.remove_pod(uid),
+            None => remove_pod(self, uid),
         }
-        self.see_use(&pod, asked);
-        self.cluster.account_given(uid);
+        put_host_use(self, &pod, requested);
+        self.cluster.account_kubelet_allocations(uid);
         self.hints.keep_for_nominees(&mut self.cluster);
-        self.refresh_workload_if_due();
+        refresh_workload_if_due(self);
     }
 
     fn delete(&mut self, pod: &Pod) {
         if self.plugins.remove_pod(pod.uid()) {
             self.cluster.note_silent_opening();
         }
-        self.remove_pod(pod.uid());
-        self.see_no_use(pod.uid());
-        self.refresh_workload_if_due();
+        remove_pod(self, pod.uid());
+        remove_host_use(self, pod.uid());
+        refresh_workload_if_due(self);
         self.cluster.ended.remove(pod.uid());
-        self.cluster.account_given(pod.uid());
+        self.cluster.account_kubelet_allocations(pod.uid());
         self.hints.keep_for_nominees(&mut self.cluster);
     }
 
@@ -200,13 +268,148 @@ impl ObjectStore<Pod> for Index {
         }
         if !self.pod_list.synced {
             let mut entries = self.cluster.pods.values();
-            self.began_with_pending =
-                entries.any(|entry| entry.facts.bound.is_none() && self.cluster.concerns(&entry.facts));
+            self.began_with_pending = entries
+                .any(|entry| entry.facts.bound.is_none() && self.cluster.requests_devices(&entry.facts));
         }
         self.pod_list.synced = true;
         self.cluster.note_silent_since(self.pod_list.n_openings);
         self.hints.keep_for_nominees(&mut self.cluster);
         self.refresh_workload();
+    }
+}
+
+/// Puts a pod that requests device resources into the cluster, as a watch shows it.
+fn put_pod(index: &mut Index, uid: &str, facts: PodFacts) {
+    let owner = index.cluster.owner(uid);
+    let list = index.pod_list.number;
+    let entries = &mut index.cluster.pods;
+    let Some(bound) = facts.bound.clone() else {
+        index.unbound.insert(owner.clone());
+        let entry = entries
+            .entry(owner)
+            .or_insert_with(|| PodEntry::new(facts.clone()));
+        let was_bound = entry.facts.bound.is_some() && entry.assumption.is_none();
+        (entry.facts, entry.list) = (facts, list);
+        // Kubernetes never unbinds a pod; after a restore of etcd a watch may show an older version of it.
+        if was_bound {
+            (entry.problem, entry.contradicts) = (None, false);
+            index.cluster.fleet.release(uid);
+        }
+        return;
+    };
+    // Records of an earlier leader order the binds too, so new assume times begin above theirs.
+    if let Some(nanos) = bound.assumed_at {
+        index.stamps.note_recorded(nanos);
+    }
+    index.unbound.remove(uid);
+    let entry = entries
+        .entry(owner.clone())
+        .or_insert_with(|| PodEntry::new(facts.clone()));
+    let is_known = entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
+    (entry.facts, entry.list) = (facts, list);
+    // The watch now shows what the decision anticipated.
+    entry.assumption = None;
+    index.hints.end(&mut index.cluster, uid, Some(&bound.node));
+    // A bound pod is shown many times; only its first binding, or a changed record, is news.
+    if !is_known || index.cluster.fleet.held_by(uid).is_none() {
+        index.cluster.account(&owner);
+    }
+}
+
+/// Removes a pod that requests device resources, with its hint and its holdings.
+pub(super) fn remove_pod(index: &mut Index, uid: &str) {
+    index.hints.end(&mut index.cluster, uid, None);
+    index.cluster.fleet.release(uid);
+    index.nominated.remove(uid);
+    index.unbound.remove(uid);
+    let Some(entry) = index.cluster.pods.remove(uid) else {
+        return;
+    };
+    if let Some(bound) = entry.bound()
+        && let Some(state) = index.cluster.nodes.get_mut(&*bound.node)
+    {
+        state.unheld.remove(uid);
+    }
+    index.cluster.fleet.clear_host_use(uid);
+    if let Some(profile) = entry.counted {
+        index.cluster.fleet.workload_mut().remove(&profile);
+    }
+}
+
+/// Takes note of the fields by which kube-scheduler chooses victims.
+fn put_eviction(index: &mut Index, pod: &Pod) {
+    let eviction = Eviction::of(pod);
+    let owner = index.cluster.owner(pod.uid());
+    let Some(entry) = index.cluster.pods.get_mut(&owner) else {
+        return;
+    };
+    // kubelet updates the status of a pod often; most updates change nothing that matters here.
+    if entry.eviction == eviction {
+        return;
+    }
+    if eviction.nominated.is_some() {
+        index.nominated.insert(owner);
+    } else {
+        index.nominated.remove(&owner);
+    }
+    let is_admitted = !entry.eviction.is_admitted() && eviction.is_admitted();
+    entry.eviction = eviction;
+    // A pod that kubelet has admitted no longer counts against a plugin on trial, so its node takes one more.
+    if let Some(bound) = &entry.facts.bound
+        && is_admitted
+        && index.plugins.standing(&bound.node) == Standing::Tried
+    {
+        index.cluster.note_silent_opening();
+    }
+}
+
+/// Counts the CPU and memory of a pod where it runs; `requested` is known of pods that request device resources.
+fn put_host_use(index: &mut Index, pod: &Pod, requested: Option<HostAmounts>) {
+    let uid = pod.uid();
+    let node = pod.spec.node_name.as_deref().unwrap_or_default();
+    if node.is_empty() || pod.is_terminal() {
+        // The CPU and memory of an assumed pod stay counted as long as the decision does.
+        if index.cluster.assumption(uid).is_none() {
+            remove_host_use(index, uid);
+        }
+        return;
+    }
+    let owner = index.cluster.owner(uid);
+    let load = HostLoad {
+        amounts: requested.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod))),
+        is_daemon: pod.is_tied_to_node(),
+    };
+    index.cluster.fleet.set_host_use(&owner, node, load);
+    if requested.is_some() {
+        index.plain.remove(uid);
+        return;
+    }
+    let plain = PlainPod {
+        rank: EvictionRank::of(pod),
+        list: index.pod_list.number,
+    };
+    index.plain.insert(owner, plain);
+}
+
+fn remove_host_use(index: &mut Index, uid: &str) {
+    index.cluster.fleet.clear_host_use(uid);
+    index.plain.remove(uid);
+}
+
+/// Refreshes the workload model of the policies that look ahead if enough pods have come or gone since the last time.
+fn refresh_workload_if_due(index: &mut Index) {
+    let workload = index.cluster.fleet.workload();
+    let n_changes = workload.n_changes();
+    let is_due =
+        n_changes.abs_diff(index.n_changes_at_refresh) >= max(MIN_CHANGES, workload.n_pods() / CHANGED_PART);
+    if !index.pod_list.synced || index.cluster.fleet.is_refreshing_workload() || !is_due {
+        return;
+    }
+    if index.prewarms {
+        index.n_changes_at_refresh = n_changes;
+        index.cluster.fleet.begin_workload_refresh();
+    } else {
+        index.refresh_workload();
     }
 }
 
@@ -216,7 +419,7 @@ fn mark_unlisted_decisions(index: &mut Index) {
     for entry in index.cluster.pods.values_mut() {
         if let Some(assumption) = entry.assumption.as_mut()
             && entry.list != index.pod_list.number
-            && assumption.moment.phase == Phase::Written
+            && assumption.state.phase == Phase::Written
         {
             assumption.unlisted = true;
             // Wakes the task of the bind, also if it waits only later.
@@ -229,35 +432,26 @@ fn mark_unlisted_decisions(index: &mut Index) {
 fn remove_unlisted_pods(index: &mut Index) {
     let number = index.pod_list.number;
     let mut gone: Vec<OwnerId> = Vec::new();
-    for (uid, entry) in index.cluster.pods.iter() {
+    for (uid, entry) in &index.cluster.pods {
         // An assumed pod may be younger than the list: it stays, and the task of its bind looks it up.
         if entry.list != number && entry.assumption.is_none() {
             gone.push(uid.clone());
         }
     }
     for uid in gone {
-        index.remove_pod(uid.as_str());
-        index.cluster.account_given(uid.as_str());
+        remove_pod(index, uid.as_str());
+        index.cluster.account_kubelet_allocations(uid.as_str());
     }
     let unlisted: Vec<_> = index.plain.extract_if(|_, plain| plain.list != number).collect();
     for (uid, _) in unlisted {
         index.cluster.fleet.clear_host_use(uid.as_str());
     }
     // Nothing shows the end of these pods any more, so kubelet's checkpoint decides again what they hold.
-    let forgotten: Vec<_> = index
-        .cluster
-        .ended
-        .extract_if(|_, list| *list != number)
-        .collect();
+    let ended = &mut index.cluster.ended;
+    let forgotten: Vec<_> = ended.extract_if(|_, list| *list != number).collect();
     for (uid, _) in forgotten {
-        index.cluster.account_given(uid.as_str());
+        index.cluster.account_kubelet_allocations(uid.as_str());
     }
-}
-
-/// The names of the nodes with a state that a condition holds for.
-fn names_where(nodes: &FxHashMap<Box<str>, NodeState>, holds: impl Fn(&NodeState) -> bool) -> Vec<Box<str>> {
-    let named = nodes.iter().filter(|(_, state)| holds(state));
-    named.map(|(name, _)| name.clone()).collect()
 }
 
 impl ObjectStore<PodDisruptionBudget> for Index {

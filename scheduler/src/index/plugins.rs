@@ -1,7 +1,7 @@
 //! The nodes whose device plugin is away, so that kubelet would fail the pods that ask for its resources.
 //!
 //! kubelet fails such a pod for good (`UnexpectedAdmissionError`); its controller creates another, and the node is the best one
-//! again. The scheduler knows by three signs that a plugin is away: its pod is being deleted, is gone or does not run; its
+//! again. Three signs show that a plugin is away: its pod is being deleted, is gone or does not run; its
 //! annotation of the Node says so ([`PluginState`]); a pod has failed on the node. After a failure the node is left out
 //! for a while, or until the plugin shows that it serves. A plugin that has died is tried with few pods at a time until it has
 //! served for a while.
@@ -65,7 +65,7 @@ pub(super) enum Away {
     Refusing,
 }
 
-/// What a node's plugin allows.
+/// The pods that a node takes on account of its plugin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Standing {
     /// Any pods.
@@ -82,7 +82,7 @@ pub(super) enum Standing {
 pub(super) struct Plugins {
     /// The namespace of the plugins' pods. Pods of other namespaces do not count, since any user may create them.
     namespace: Option<Box<str>>,
-    nodes: FxHashMap<Box<str>, OnNode>,
+    nodes: FxHashMap<Box<str>, NodePlugin>,
     /// The nodes of the plugins' pods, by UID.
     by_pod: FxHashMap<Box<str>, Box<str>>,
     /// The nodes whose deadlines begin at the next look at the clock.
@@ -93,9 +93,9 @@ pub(super) struct Plugins {
     n_limited: usize,
 }
 
-/// What is known of one node's plugin.
+/// The state of one node's plugin.
 #[derive(Debug, Default)]
-struct OnNode {
+struct NodePlugin {
     evidence: PluginEvidence,
     standing: Standing,
     /// Set while the node is left out because pods have failed there.
@@ -104,14 +104,14 @@ struct OnNode {
     paused: Option<(Duration, Instant)>,
     /// Set from the death of a plugin until it has served for long.
     trial: Option<Deadline>,
-    /// Set while the node has a word of a plugin that is away and no pod of one.
+    /// Set while the annotation, or a pod that has ended, shows a plugin that is away, and no pod of one exists.
     gone: Option<Deadline>,
 }
 
-/// A time that lasts from when a watch has shown something.
+/// A time span that begins when a watch has shown something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deadline {
-    /// The clock has not been looked at since.
+    /// It begins at the next [`Plugins::advance`].
     Unstamped,
     At(Instant),
 }
@@ -146,16 +146,19 @@ impl Plugins {
         }
     }
 
-    /// Returns true if no node is left out or tried.
+    /// Returns true if no node is left out or tried: filters then skip the look-up of each node.
     #[inline]
-    pub(super) const fn is_calm(&self) -> bool {
+    pub(super) const fn all_serve(&self) -> bool {
         self.n_limited == 0
     }
 
-    /// What a node's plugin allows.
+    /// The pods that a node takes on account of its plugin.
     #[inline]
     pub(super) fn standing(&self, node: &str) -> Standing {
-        self.nodes.get(node).map(|on| on.standing).unwrap_or_default()
+        self.nodes
+            .get(node)
+            .map(|plugin| plugin.standing)
+            .unwrap_or_default()
     }
 
     /// The UID of the plugin's pod on a node, and the address of its metrics, if it serves them.
@@ -167,22 +170,24 @@ impl Plugins {
     pub(super) fn n_out(&self) -> usize {
         self.nodes
             .values()
-            .filter(|on| matches!(on.standing, Standing::Out(_)))
+            .filter(|plugin| matches!(plugin.standing, Standing::Out(_)))
             .count()
     }
 
-    /// Takes in a pod that a list of this number, or a watch after it, shows. Returns true if a node takes more pods than before.
-    pub(super) fn see_pod(&mut self, pod: &Pod, list: u32) -> bool {
+    /// Adds or replaces a pod that a list of this number, or a watch after it, shows. Returns true if a node takes more pods than before.
+    pub(super) fn put_pod(&mut self, pod: &Pod, list: u32) -> bool {
         if self.namespace.is_none() || pod.metadata.namespace.as_deref() != self.namespace.as_deref() {
             return false;
         }
-        let Some((node, seen)) = PluginPod::of(pod, list) else {
+        let Some((node, plugin_pod)) = PluginPod::of(pod, list) else {
+            // Its label may have been taken away.
             return self.remove_pod(pod.uid());
         };
-        self.by_pod.insert(seen.uid.clone(), node.into());
-        let on = self.nodes.entry(node.into()).or_default();
-        if on.evidence.see(seen) {
-            on.trial = Some(Deadline::Unstamped);
+        // A deletion may come with a pod that names no node any more.
+        self.by_pod.insert(plugin_pod.uid.clone(), node.into());
+        let plugin = self.nodes.entry(node.into()).or_default();
+        if plugin.evidence.put_pod(plugin_pod) {
+            plugin.trial = Some(Deadline::Unstamped);
         }
         self.settle(node)
     }
@@ -192,37 +197,40 @@ impl Plugins {
         let Some(node) = self.by_pod.remove(uid) else {
             return false;
         };
-        if let Some(on) = self.nodes.get_mut(&node) {
-            on.evidence.lose(uid);
+        if let Some(plugin) = self.nodes.get_mut(&node) {
+            plugin.evidence.remove_pod(uid);
         }
         self.settle(&node)
     }
 
     /// A list is complete: pods that it did not name are gone. Returns true if a node takes more pods than before.
     pub(super) fn end_list(&mut self, list: u32) -> bool {
-        let unlisted = self.nodes.values().flat_map(|on| on.evidence.unlisted(list));
-        let unlisted: Vec<Box<str>> = unlisted.map(Into::into).collect();
-        unlisted
-            .iter()
-            .map(|uid| usize::from(self.remove_pod(uid)))
-            .sum::<usize>()
-            > 0
+        let mut unlisted: Vec<Box<str>> = Vec::new();
+        for plugin in self.nodes.values() {
+            unlisted.extend(plugin.evidence.unlisted(list).map(Into::into));
+        }
+        let mut takes_more = false;
+        for uid in unlisted {
+            takes_more |= self.remove_pod(&uid);
+        }
+        takes_more
     }
 
-    /// Takes in the annotation of a node. Returns true if the node takes more pods than before.
-    pub(super) fn see_state(&mut self, node: &str, state: Option<PluginState>) -> bool {
-        match self.nodes.get_mut(node) {
-            Some(on) => on.evidence.tell(state),
-            None if state.is_none() => return false,
-            None => self.nodes.entry(node.into()).or_default().evidence.tell(state),
+    /// Replaces the annotation of a node. Returns true if the node takes more pods than before.
+    pub(super) fn set_state(&mut self, node: &str, state: Option<PluginState>) -> bool {
+        // Most clusters have nodes without GPUs, which need no entry.
+        if state.is_none() && !self.nodes.contains_key(node) {
+            return false;
         }
+        let plugin = self.nodes.entry(node.into()).or_default();
+        plugin.evidence.set_state(state);
         self.settle(node)
     }
 
     /// A node is gone.
     pub(super) fn forget_node(&mut self, node: &str) {
-        if let Some(on) = self.nodes.remove(node) {
-            self.n_limited -= usize::from(on.standing != Standing::Offered);
+        if let Some(plugin) = self.nodes.remove(node) {
+            self.n_limited -= usize::from(plugin.standing != Standing::Offered);
             // Pods of a deleted node may be deleted later; they must not bring its entry back.
             self.by_pod.retain(|_, of_pod| **of_pod != *node);
         }
@@ -231,27 +239,27 @@ impl Plugins {
     /// Notes a pod that kubelet has failed on a node, if that may be because the plugin was away.
     pub(super) fn note_failure(&mut self, node: &str, pod: &Pod) {
         if is_for_want_of_plugin(pod) {
-            let at = pod
-                .status
-                .start_time
-                .as_deref()
-                .and_then(|time| time.parse().ok());
-            self.fail(node, at);
+            let started = pod.status.start_time.as_deref();
+            self.fail(node, started.and_then(|time| time.parse().ok()));
         }
     }
 
     /// kubelet has failed a pod on a node, at this time by the clock of the node.
     pub(super) fn fail(&mut self, node: &str, at: Option<Timestamp>) {
         // Nothing would show that a plugin without a pod and without a report is back.
-        let Some(on) = self.nodes.get_mut(node).filter(|on| on.evidence.is_any()) else {
+        let Some(plugin) = self
+            .nodes
+            .get_mut(node)
+            .filter(|plugin| plugin.evidence.shows_plugin())
+        else {
             return;
         };
         // The failure is older than the plugin that serves now.
-        if at.is_some_and(|at| on.evidence.has_served_after(at)) {
+        if at.is_some_and(|at| plugin.evidence.has_served_after(at)) {
             return;
         }
-        on.pause.get_or_insert(Deadline::Unstamped);
-        on.trial = Some(Deadline::Unstamped);
+        plugin.pause.get_or_insert(Deadline::Unstamped);
+        plugin.trial = Some(Deadline::Unstamped);
         self.settle(node);
     }
 
@@ -259,41 +267,42 @@ impl Plugins {
         !self.unstamped.is_empty() || self.next.is_some_and(|next| next <= now)
     }
 
-    /// Ends what has lasted long enough. Returns true if a node takes more pods than before.
+    /// Stamps new deadlines, and ends those that are over. Returns true if a node takes more pods than before.
     pub(super) fn advance(&mut self, now: Instant) -> bool {
         let mut changed: Vec<Box<str>> = self.unstamped.drain().collect();
         for node in &changed {
-            if let Some(on) = self.nodes.get_mut(node) {
-                on.stamp(now);
+            if let Some(plugin) = self.nodes.get_mut(node) {
+                plugin.stamp(now);
             }
         }
         if self.next.is_some_and(|next| next <= now) {
-            let ended = self
-                .nodes
-                .iter_mut()
-                .filter_map(|(node, on)| on.end(now).then(|| node.clone()));
-            changed.extend(ended);
+            for (node, plugin) in &mut self.nodes {
+                if plugin.end(now) {
+                    changed.push(node.clone());
+                }
+            }
         }
-        let mut n_opened = 0;
+        let mut takes_more = false;
         for node in &changed {
-            n_opened += usize::from(self.settle(node));
+            takes_more |= self.settle(node);
         }
-        self.next = self.nodes.values().filter_map(OnNode::next).min();
-        n_opened > 0
+        self.next = self.nodes.values().filter_map(NodePlugin::next).min();
+        takes_more
     }
 
-    /// Works out what a node's plugin allows now. Returns true if that is more than before.
+    /// Updates the standing of a node, the number of limited nodes and the deadlines to stamp. Returns true if the node takes more
+    /// pods than before.
     fn settle(&mut self, node: &str) -> bool {
-        let Some(on) = self.nodes.get_mut(node) else {
+        let Some(plugin) = self.nodes.get_mut(node) else {
             return false;
         };
-        let before = on.standing;
-        on.settle();
-        let after = on.standing;
-        if on.has_unstamped() {
+        let before = plugin.standing;
+        plugin.settle();
+        let after = plugin.standing;
+        if plugin.has_unstamped() {
             self.unstamped.insert(node.into());
         }
-        if on.is_void() {
+        if plugin.evidence.is_empty() && after == Standing::Offered {
             self.nodes.remove(node);
         }
         self.n_limited += usize::from(after != Standing::Offered);
@@ -301,13 +310,14 @@ impl Plugins {
         match (before, after) {
             (Standing::Out(_), Standing::Offered | Standing::Tried) => {
                 info!(node, "the node's device plugin serves, pods are sent there");
+                true
             }
             (Standing::Offered | Standing::Tried, Standing::Out(away)) => {
                 info!(node, reason = %away, "no pods are sent to the node");
+                false
             }
-            _ => {}
+            _ => (before, after) == (Standing::Tried, Standing::Offered),
         }
-        before.is_stricter_than(after)
     }
 }
 
@@ -318,16 +328,15 @@ fn is_for_want_of_plugin(pod: &Pod) -> bool {
         && WORDS.iter().any(|words| message.contains(words))
 }
 
-impl OnNode {
-    /// Works out what the plugin allows.
+impl NodePlugin {
+    /// Updates the standing by the evidence and the deadlines.
     fn settle(&mut self) {
         // A new pod, or a newer report, proves more than a failure that came before it.
         if std::mem::take(&mut self.evidence.shows_life) {
             self.pause = None;
         }
         let away = self.evidence.away();
-        let is_gone = away.is_some() && self.evidence.has_no_pod();
-        if !is_gone {
+        if away != Some(Away::Gone) {
             self.gone = None;
         } else if self.gone.is_none() {
             self.gone = Some(Deadline::Unstamped);
@@ -350,10 +359,12 @@ impl OnNode {
 
     fn stamp(&mut self, now: Instant) {
         if self.pause == Some(Deadline::Unstamped) {
-            let before = self
-                .paused
-                .filter(|(_, began)| now.saturating_duration_since(*began) < FORGOTTEN_AFTER);
-            let lasts = before.map_or(FIRST_PAUSE, |(lasted, _)| (lasted * 2).min(LONGEST_PAUSE));
+            let lasts = match self.paused {
+                Some((lasted, began)) if now.saturating_duration_since(began) < FORGOTTEN_AFTER => {
+                    (lasted * 2).min(LONGEST_PAUSE)
+                }
+                _ => FIRST_PAUSE,
+            };
             self.paused = Some((lasts, now));
             Deadline::stamp(&mut self.pause, now, lasts);
         }
@@ -363,7 +374,7 @@ impl OnNode {
         }
     }
 
-    /// Ends what is over, and returns true if anything is.
+    /// Ends the deadlines that are over, and returns true if there are any.
     fn end(&mut self, now: Instant) -> bool {
         let is_gone_for_good = Deadline::end(&mut self.gone, now);
         if is_gone_for_good {
@@ -381,25 +392,6 @@ impl OnNode {
             .into_iter()
             .filter_map(Deadline::at)
             .min()
-    }
-
-    /// Returns true if nothing is known any more.
-    fn is_void(&self) -> bool {
-        self.evidence.is_void() && self.standing == Standing::Offered
-    }
-}
-
-impl Standing {
-    const fn strictness(self) -> u8 {
-        match self {
-            Self::Offered => 0,
-            Self::Tried => 1,
-            Self::Out(_) => 2,
-        }
-    }
-
-    const fn is_stricter_than(self, other: Self) -> bool {
-        self.strictness() > other.strictness()
     }
 }
 

@@ -1,20 +1,14 @@
-//! The pods that request device resources, with what the cluster cache derives from each.
+//! A pod that requests device resources, with what the cluster cache derives from it.
 
 use std::borrow::Cow;
-use std::ops::{Deref, DerefMut};
 
-use placement::{OwnerId, PodProfile};
-use rustc_hash::FxHashMap;
+use placement::PodProfile;
 
 use super::assumption::Assumption;
 use super::eviction::Eviction;
 use crate::accounting::{Bound, PodFacts};
 
-/// The entries by UID.
-#[derive(Debug, Default)]
-pub(super) struct PodEntries(FxHashMap<OwnerId, PodEntry>);
-
-/// One pod.
+/// A pod that requests device resources.
 #[derive(Debug)]
 pub(super) struct PodEntry {
     pub(super) facts: PodFacts,
@@ -29,51 +23,6 @@ pub(super) struct PodEntry {
     pub(super) eviction: Eviction,
     /// The number of the list that named it last; zero if no watch has shown it.
     pub(super) list: u32,
-}
-
-impl Deref for PodEntries {
-    type Target = FxHashMap<OwnerId, PodEntry>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
-impl DerefMut for PodEntries {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
-    }
-}
-
-impl PodEntries {
-    /// The key of a pod, shared with the entry if there is one: most owners are known, and need no allocation.
-    pub(super) fn owner(&self, uid: &str) -> OwnerId {
-        match self.get_key_value(uid) {
-            Some((owner, _)) => owner.clone(),
-            None => OwnerId::from(uid),
-        }
-    }
-
-    /// The decision about a pod that no watch has shown yet.
-    pub(super) fn assumption(&self, uid: &str) -> Option<&Assumption> {
-        self.get(uid)?.assumption.as_deref()
-    }
-
-    /// The same, if it is the decision with this stamp.
-    pub(super) fn assumption_mut(&mut self, uid: &str, stamp: u64) -> Option<&mut Assumption> {
-        let assumption = self.get_mut(uid)?.assumption.as_deref_mut();
-        assumption.filter(|assumption| assumption.moment.stamp == stamp)
-    }
-
-    /// All decisions that no watch has shown yet.
-    pub(super) fn assumptions(&self) -> impl Iterator<Item = &Assumption> {
-        self.values().filter_map(|entry| entry.assumption.as_deref())
-    }
-
-    /// The node that the decision about a pod names, while no watch has shown the pod on it.
-    pub(super) fn assumed_node(&self, uid: &str) -> Option<&str> {
-        Some(self.assumption(uid)?.binding.node.as_str())
-    }
 }
 
 impl PodEntry {

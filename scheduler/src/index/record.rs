@@ -20,34 +20,32 @@ pub(super) fn record(
     placement: &Placement,
     stamp: u64,
 ) -> Record {
-    let state = cluster.nodes.get(node);
-    let opaque = state.is_some_and(NodeState::is_opaque);
+    let opaque = cluster.nodes.get(node).is_some_and(NodeState::is_opaque);
     let inventory = cluster.view(node).and_then(placement::NodeView::inventory);
     let mut allocations = DeviceAllocations::new();
     for share in &placement.shares {
-        allocations
-            .entry(TYPE_GPU.to_owned())
-            .or_default()
-            .push(allocation(share, inventory, opaque));
+        let of_type = allocations.entry(TYPE_GPU.to_owned()).or_default();
+        of_type.push(allocation(share, inventory, opaque));
     }
     for share in &placement.others {
-        allocations
-            .entry(share.kind.to_string())
-            .or_default()
-            .push(allocation_of_other(share));
+        let of_type = allocations.entry(share.kind.to_string()).or_default();
+        of_type.push(allocation_of_other(share));
     }
-    let memory = request.map(|request| (request.dialect, request.memory));
-    let gpushare = match (memory, placement.shares.first()) {
-        (Some((Dialect::Gpushare, Memory::Units(pod_units))), Some(share)) => Some(GpushareRecord {
+    let mut gpushare = None;
+    if let Some(share) = placement.shares.first()
+        && let Some(request) = request
+        && request.dialect == Dialect::Gpushare
+        && let Memory::Units(pod_units) = request.memory
+    {
+        let device_units = inventory.and_then(|inventory| units_of(share, inventory));
+        gpushare = Some(GpushareRecord {
             idx: share.minor,
             pod_units,
-            device_units: inventory
-                .and_then(|inventory| units_of(share, inventory))
-                .unwrap_or_default(),
+            device_units: device_units.unwrap_or_default(),
+            // The device plugin sets it when the container starts.
             assigned: false,
-        }),
-        _ => None,
-    };
+        });
+    }
     Record {
         allocations,
         assumed_at: Some(stamp),
@@ -55,24 +53,27 @@ pub(super) fn record(
     }
 }
 
-/// Koordinator's entry for one device.
+/// Koordinator's entry for one GPU.
 fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: bool) -> DeviceAllocation {
+    let placement::Amounts { memory, core, .. } = share.amounts;
+    let is_seen_only = memory == placement::Memory::ZERO && core == 0;
     let mut resources = BTreeMap::new();
-    let is_seen_only = share.amounts.memory == placement::Memory::ZERO && share.amounts.core == 0;
-    let mut put =
-        |resource: &str, amount: u64| resources.insert(resource.to_owned(), Quantity::from_unsigned(amount));
-    if share.amounts.core > 0 {
-        put(GPU_CORE, share.amounts.core.into());
+    if core > 0 {
+        resources.insert(GPU_CORE.to_owned(), Quantity::from_unsigned(core.into()));
     }
     // On a node whose unit is unknown the bytes are not real and must not be written.
     if !opaque && !is_seen_only {
-        put(GPU_MEMORY, share.amounts.memory.bytes_ceil());
+        let bytes = Quantity::from_unsigned(memory.bytes_ceil());
+        resources.insert(GPU_MEMORY.to_owned(), bytes);
     }
     let gpu = inventory.and_then(|inventory| inventory.gpus.iter().find(|gpu| gpu.uuid == share.gpu));
-    if let Some(gpu) = gpu.filter(|_| !is_seen_only) {
-        put(
-            GPU_MEMORY_RATIO,
-            share.amounts.memory.percent_of(gpu.total().memory).into(),
+    if let Some(gpu) = gpu
+        && !is_seen_only
+    {
+        let percent = memory.percent_of(gpu.total().memory);
+        resources.insert(
+            GPU_MEMORY_RATIO.to_owned(),
+            Quantity::from_unsigned(percent.into()),
         );
     }
     DeviceAllocation {
@@ -85,21 +86,24 @@ fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: b
 
 /// Koordinator's entry for one device of another type.
 fn allocation_of_other(share: &DeviceShare) -> DeviceAllocation {
-    let amounts = share.amounts.iter();
-    let functions = share.functions.iter();
-    let functions = functions.map(|function| VirtualFunction {
-        minor: function.minor,
-        bus_id: function.id.to_string(),
-    });
+    let mut resources = BTreeMap::new();
+    for (resource, amount) in &share.amounts {
+        resources.insert(resource.to_string(), Quantity::from_unsigned(*amount));
+    }
+    let mut functions = Vec::with_capacity(share.functions.len());
+    for function in &share.functions {
+        functions.push(VirtualFunction {
+            minor: function.minor,
+            bus_id: function.id.to_string(),
+        });
+    }
     DeviceAllocation {
         minor: i32::try_from(share.minor).unwrap_or(i32::MAX),
-        resources: amounts
-            .map(|(resource, amount)| (resource.to_string(), Quantity::from_unsigned(*amount)))
-            .collect(),
+        resources,
         id: record_id(share.id.as_str()).to_owned(),
         extension: None,
     }
-    .with_functions(&functions.collect::<Vec<_>>())
+    .with_functions(&functions)
 }
 
 /// Whole units of the node on the chosen device.

@@ -44,26 +44,34 @@ impl ResourceDemand<'_> {
 
     /// Returns true if only nodes fit that are known to have devices.
     pub(super) fn needs_known_devices(&self) -> bool {
+        // Whole GPUs without constraints may be the vendor plugin's, on nodes of which no Device object says anything.
+        let constraints = self.constraints.as_deref();
         matches!(self.gpus, RequestedGpus::Share(_) | RequestedGpus::All { .. })
-            || self
-                .constraints
-                .as_deref()
-                .is_some_and(|constraints| self.demands(constraints))
+            || constraints.is_some_and(|constraints| self.demands(constraints))
     }
 
     /// Returns true if constraints demand properties of requested devices, and do not only prefer some.
     fn demands(&self, constraints: &Constraints) -> bool {
-        let is_requested = |kind: &DeviceKind| match kind {
+        if constraints.partition.is_some() && self.requests(&DeviceKind::Gpu) {
+            return true;
+        }
+        for (kind, _) in &constraints.by_kind {
+            if self.requests(kind) {
+                return true;
+            }
+        }
+        let mut n_joined = 0;
+        for joint in constraints.joint.iter().filter(|joint| joint.same_switch) {
+            n_joined += joint.kinds.iter().filter(|kind| self.requests(kind)).count();
+        }
+        // One device alone is on the same switch as itself.
+        n_joined > 1
+    }
+
+    fn requests(&self, kind: &DeviceKind) -> bool {
+        match kind {
             DeviceKind::Gpu => self.gpus != RequestedGpus::Nothing,
             DeviceKind::Other(kind) => self.others.iter().any(|request| request.kind == *kind),
-        };
-        let joined = constraints
-            .joint
-            .iter()
-            .filter(|joint| joint.same_switch)
-            .flat_map(|joint| &joint.kinds);
-        constraints.by_kind.iter().any(|(kind, _)| is_requested(kind))
-            || (constraints.partition.is_some() && is_requested(&DeviceKind::Gpu))
-            || joined.filter(|kind| is_requested(kind)).count() > 1
+        }
     }
 }

@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use placement::NodeView;
 
 use super::cluster::Cluster;
-use super::failing::FailingNodes;
-use super::node_filter::NodeFilter;
-use super::view;
+use super::{Index, view};
 use crate::inventory::record_id;
 
 /// The state in numbers.
@@ -79,17 +77,13 @@ pub struct GpuSnapshot {
 
 impl Snapshot {
     /// Counts a cluster.
-    pub(super) fn of(
-        filter: NodeFilter<'_>,
-        failing: &FailingNodes,
-        synced: [(&'static str, bool); 3],
-    ) -> Self {
-        let NodeFilter { cluster, plugins } = filter;
+    pub(super) fn of(index: &Index) -> Self {
+        let cluster = &index.cluster;
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         let (mut n_pending, mut n_assumed, mut n_conservative, mut n_contradicting) = (0, 0, 0, 0);
         for entry in cluster.pods.values() {
             let is_undecided = entry.facts.bound.is_none() && entry.assumption.is_none();
-            n_pending += u64::from(is_undecided && cluster.concerns(&entry.facts));
+            n_pending += u64::from(is_undecided && cluster.requests_devices(&entry.facts));
             n_assumed += u64::from(entry.assumption.is_some());
             n_conservative += u64::from(entry.problem.is_some());
             n_contradicting += u64::from(entry.contradicts);
@@ -103,9 +97,9 @@ impl Snapshot {
             n_conservative,
             n_contradicting,
             n_hints: count(cluster.fleet.n_hints()),
-            n_failing: count(failing.n_last()),
-            n_plugin_away: count(plugins.n_out()),
-            synced,
+            n_failing: count(index.failing.n_ranking_last()),
+            n_plugin_away: count(index.plugins.n_out()),
+            synced: index.synced(),
             gpus: gpu_snapshots(cluster),
             namespaces: namespace_snapshots(cluster),
         }
@@ -117,6 +111,7 @@ fn namespace_snapshots(cluster: &Cluster) -> BTreeMap<String, NamespaceSnapshot>
     let mut namespaces: BTreeMap<&str, NamespaceSnapshot> = BTreeMap::new();
     for view in cluster.fleet.nodes().flat_map(NodeView::gpus) {
         for holder in &view.holders {
+            // Devices of other schedulers' pods are known by kubelet's checkpoint alone, which names no namespace.
             let Some(entry) = cluster.pods.get(holder.owner) else {
                 continue;
             };
@@ -137,6 +132,7 @@ fn gpu_snapshots(cluster: &Cluster) -> Vec<GpuSnapshot> {
     for node in cluster.fleet.nodes() {
         let unit = node.inventory().and_then(|inventory| inventory.unit_bytes);
         for view in node.gpus() {
+            // An amount that a pod only may hold is no room for others, and so counts as used.
             let used = view.used.plus(view.suspect);
             gpus.push(GpuSnapshot {
                 node: node.name().to_owned(),

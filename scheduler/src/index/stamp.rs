@@ -11,8 +11,8 @@ pub struct Stamps {
 }
 
 impl Stamps {
-    /// Notes an assume time in a record, which an earlier scheduler may have issued.
-    pub fn saw(&mut self, nanos: u64) {
+    /// Notes the assume time in the record of a pod, which an earlier scheduler may have issued.
+    pub fn note_recorded(&mut self, nanos: u64) {
         self.seen = self.seen.max(nanos);
     }
 
@@ -47,17 +47,17 @@ mod tests {
     #[test]
     fn assume_times_begin_above_those_of_records() {
         let mut stamps = Stamps::default();
-        stamps.saw(500);
+        stamps.note_recorded(500);
         assert_eq!(stamps.next(100), 501);
     }
 
     #[test]
     fn records_from_the_far_future_do_not_count() {
         let mut stamps = Stamps::default();
-        stamps.saw(u64::MAX);
+        stamps.note_recorded(u64::MAX);
         assert_eq!([stamps.next(100), stamps.next(100)], [100, 101]);
         let mut stamps = Stamps::default();
-        stamps.saw(100 + DAY - 1);
+        stamps.note_recorded(100 + DAY - 1);
         assert_eq!(stamps.next(100), 100 + DAY);
     }
 }

@@ -8,7 +8,7 @@ use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use serde_json::{Value, json};
 
-use super::{Assumed, Decision, Index, Phase};
+use super::{Assumed, Attempt, Index, Phase};
 use crate::accounting::PodFacts;
 use crate::bind::{PodId, PodLookup};
 use crate::offline;
@@ -46,7 +46,7 @@ fn assume(index: &mut Index, name: &str, now: Instant) -> u64 {
 /// The phase of the decision with this assume time.
 fn phase(index: &Index, stamp: u64) -> Option<Phase> {
     index
-        .moment("p")
+        .assumption_state("p")
         .filter(|moment| moment.stamp == stamp)
         .map(|moment| moment.phase)
 }
@@ -88,8 +88,8 @@ fn a_watched_pod_stays_pending_when_its_decision_is_forgotten() {
 fn a_pod_read_as_unbound_settles_its_decision_only_after_a_while() {
     let (mut index, now) = (index(), Instant::now());
     let stamp = assume(&mut index, "p", now);
-    index.doubt("p", stamp, now);
-    let moment = index.moment("p").unwrap();
+    index.mark_unknown("p", stamp, now);
+    let moment = index.assumption_state("p").unwrap();
     assert!(!index.settle("p", moment, &PodLookup::Unbound, now + Duration::from_secs(59)));
     assert_eq!(index.fleet().n_owners(), 1);
     assert!(index.settle("p", moment, &PodLookup::Unbound, now + Duration::from_secs(60)));
@@ -102,8 +102,8 @@ fn the_pod_read_from_the_api_server_settles_a_decision() {
         let (mut index, now) = (index(), Instant::now());
         index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
         let stamp = assume(&mut index, "p", now);
-        index.doubt("p", stamp, now);
-        let moment = index.moment("p").unwrap();
+        index.mark_unknown("p", stamp, now);
+        let moment = index.assumption_state("p").unwrap();
         assert!(index.settle("p", moment, &found, now), "{found:?}");
         assert_eq!(index.fleet().n_owners(), held, "{found:?}");
         assert_eq!(index.pod("p").is_none(), found == PodLookup::Gone, "{found:?}");
@@ -115,16 +115,16 @@ fn the_pod_read_from_the_api_server_settles_a_decision() {
 fn a_decision_that_was_repeated_meanwhile_is_not_settled() {
     let (mut index, now) = (index(), Instant::now());
     let stamp = assume(&mut index, "p", now);
-    index.doubt("p", stamp, now);
-    let moment = index.moment("p").unwrap();
+    index.mark_unknown("p", stamp, now);
+    let moment = index.assumption_state("p").unwrap();
     let later = now + Duration::from_secs(100);
     assert_eq!(assume(&mut index, "p", later), stamp);
     assert!(!index.settle("p", moment, &PodLookup::Unbound, later));
-    index.doubt("p", stamp, later);
+    index.mark_unknown("p", stamp, later);
     assert!(!index.settle("p", moment, &PodLookup::Gone, later));
     assert_eq!(
         (phase(&index, stamp), index.fleet().n_owners()),
-        (Some(Phase::Doubtful), 1)
+        (Some(Phase::Unknown), 1)
     );
 }
 
@@ -136,7 +136,7 @@ fn the_number_of_hints_is_bounded() {
         let uid = at.to_string();
         let node = index.fleet().node_id(&format!("n{}", at % 100)).unwrap();
         let ask = index.demand(&uid, &facts("p")).unwrap().unwrap();
-        index.hint(node, &ask, &Decision::default(), now);
+        index.hint(node, &ask, &Attempt::default(), now);
     }
     assert_eq!(index.fleet().n_hints(), 4096);
     assert!(!index.hints().is_hinted("0") && index.hints().is_hinted("4999"));
@@ -153,7 +153,7 @@ fn a_hint_is_not_renewed_forever() {
     let node = index.fleet().node_id("n1").unwrap();
     let mut hinted = |seconds: u64| {
         let at = now + Duration::from_secs(seconds);
-        index.hint(node, &ask, &Decision::default(), at);
+        index.hint(node, &ask, &Attempt::default(), at);
         index.hints().is_hinted("p")
     };
     assert_eq!([0, 10, 29].map(&mut hinted), [true; 3]);
@@ -186,7 +186,7 @@ fn the_readiness_error_names_the_missing_lists() {
     );
 }
 
-/// The node's plugin has exchanged two records: one event moves both pods, and each device holds one of them at every moment.
+/// The node's plugin has swapped two records: one event moves both pods, and each device holds one of them at every moment.
 #[test]
 fn swapped_records_count_before_annotations() {
     let record = |minor: u32| json!([{"minor": minor, "id": format!("GPU-{minor}"), "resources": {"koordinator.sh/gpu-memory": "4Gi"}}]);
@@ -198,7 +198,7 @@ fn swapped_records_count_before_annotations() {
         pod
     };
     let gpu = |minor: u32| json!({"type": "gpu", "id": format!("GPU-{minor}"), "minor": minor, "health": true, "resources": {"koordinator.sh/gpu-memory": "4Gi"}});
-    let device = |exchanged: &str| json!({"metadata": {"name": "n", "annotations": {"gpushare/exchanged-records": exchanged}}, "spec": {"devices": [gpu(0), gpu(1)]}});
+    let device = |swapped: &str| json!({"metadata": {"name": "n", "annotations": {"gpushare/swapped-records": swapped}}, "spec": {"devices": [gpu(0), gpu(1)]}});
     let node = json!({"metadata": {"name": "n", "annotations": {"aliyun.com/gpu-mem-unit": "4Gi"}}, "status": {"capacity": {"aliyun.com/gpu-mem": "2"}}});
     let mut index = offline::index(
         [node].into_iter(),
@@ -210,11 +210,11 @@ fn swapped_records_count_before_annotations() {
             .map(|owner| format!("{:?}", index.fleet().held_by(owner).unwrap().holdings).contains("GPU-1"))
     };
     assert_eq!(held(&index), [false, true]);
-    let exchanged = json!({"p": {"gpu": record(1)}, "q": {"gpu": record(0)}}).to_string();
-    let show = |index: &mut Index, exchanged: &str| {
-        index.apply(serde_json::from_value::<super::RawDevice>(device(exchanged)).unwrap());
+    let swapped = json!({"p": {"gpu": record(1)}, "q": {"gpu": record(0)}}).to_string();
+    let show = |index: &mut Index, swapped: &str| {
+        index.apply(serde_json::from_value::<super::RawDevice>(device(swapped)).unwrap());
     };
-    show(&mut index, &exchanged);
+    show(&mut index, &swapped);
     assert_eq!(held(&index), [true, false]);
     index.apply(serde_json::from_value::<Pod>(bound("p", 1)).unwrap());
     assert_eq!(

@@ -11,26 +11,38 @@ use proto::extender::{MetaPod, MetaVictims};
 use proto::pod::Pod;
 use proto::resource::is_gpu_resource;
 use proto::totals::NamedRequests;
-use rustc_hash::FxHashSet;
 
-use super::budgets::Budgets;
-use super::eviction::{Eviction, EvictionRank, PlainPods};
-use super::node_filter::NodeFilter;
+use super::Index;
+use super::budgets::Budget;
+use super::eviction::EvictionRank;
 use super::pods::PodEntry;
 use super::resource_demand::ResourceDemand;
 
-/// The pod that is to have room, and what the sums of nodes must have for it.
+/// The pod that is to have room, and the amounts that it asks for.
 #[derive(Debug)]
 pub struct Preemptor<'a> {
     pod: &'a Pod,
     demand: &'a ResourceDemand<'a>,
     depends_on_other_pods: bool,
     promised: &'a Promised,
-    sums: Sums,
+    /// The amounts of the pod's named resources, which kube-scheduler sums up by node beside CPU, memory and the pods themselves.
+    named: Vec<(String, u64)>,
 }
 
 /// Victims by node.
 pub type Promised = BTreeMap<Box<str>, BTreeSet<OwnerId>>;
+
+/// The search for victims on one node.
+struct VictimSearch<'a> {
+    index: &'a Index,
+    view: NodeView<'a>,
+    preemptor: &'a Preemptor<'a>,
+    proposed: &'a MetaVictims,
+    /// The UIDs of the proposed victims.
+    proposed_uids: BTreeSet<&'a str>,
+    /// All budgets with their namespaces, in the order in which the engine gets them.
+    budgets: Vec<(&'a str, &'a Budget)>,
+}
 
 impl<'a> Preemptor<'a> {
     /// A pod and its request for devices. `depends_on_other_pods` says that it may lack a node for other reasons than amounts, so that
@@ -41,322 +53,256 @@ impl<'a> Preemptor<'a> {
         depends_on_other_pods: bool,
         promised: &'a Promised,
     ) -> Self {
-        let sums = Sums {
-            host: demand.host,
-            named: NamedRequests::of_pod(pod).0.into_iter().collect(),
-        };
         Self {
             pod,
             demand,
             depends_on_other_pods,
             promised,
-            sums,
+            named: NamedRequests::of_pod(pod).0.into_iter().collect(),
         }
     }
 
-    fn is_promised(&self, node: &str, uid: &str) -> bool {
-        self.promised
-            .get(node)
-            .is_some_and(|victims| victims.contains(uid))
-    }
-}
-
-/// The amounts that a pod asks for and kube-scheduler sums up per node: CPU, memory, the pod itself, then the others by name.
-#[derive(Debug)]
-struct Sums {
-    host: HostAmounts,
-    named: Vec<(String, u64)>,
-}
-
-impl Sums {
-    /// The amount of each sum that evicting a pod with these requests frees.
-    fn freed(&self, host: HostAmounts, requests: &NamedRequests) -> Vec<u64> {
-        let named = self
-            .named
-            .iter()
-            .map(|(name, _)| requests.0.get(name).copied().unwrap_or(0));
-        [host.cpu_milli, host.memory, 1]
-            .into_iter()
-            .chain(named)
-            .collect()
-    }
-}
-
-/// Searches for victims on the nodes of a cluster.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ClusterVictimSearch<'a> {
-    pub(super) filter: NodeFilter<'a>,
-    pub(super) budgets: &'a Budgets,
-    pub(super) plain: &'a PlainPods,
-    /// Pods that kube-scheduler keeps a node for.
-    pub(super) nominated: &'a FxHashSet<OwnerId>,
-}
-
-impl ClusterVictimSearch<'_> {
-    /// The victims by which a pod fits on a node, instead of those that kube-scheduler proposes; `None` if none help.
+    /// The victims by which the pod fits on a node, instead of those that kube-scheduler proposes; `None` if none help.
     ///
-    /// All that is proposed where nothing of ours is short.
-    pub(super) fn victims(
-        self,
-        node: &str,
-        preemptor: &Preemptor<'_>,
-        proposed: &MetaVictims,
-    ) -> Option<MetaVictims> {
-        self.filter.check_served(node, preemptor.demand).ok()?;
-        let id = self.filter.cluster.fleet.node_id(node)?;
-        let view = self.filter.cluster.fleet.view(id)?;
-        let (budgets, pods) = self.evictable(view, preemptor, proposed);
-        let must_free = self.must_free(view, preemptor, &pods, proposed);
-        let outranked: Vec<OwnerId> = view
-            .hinted()
-            .filter(|owner| self.is_outranked(owner, preemptor))
-            .cloned()
-            .collect();
+    /// All that kube-scheduler proposes where no device is short.
+    pub fn victims_on(&self, index: &Index, node: &str, proposed: &MetaVictims) -> Option<MetaVictims> {
+        index.filter().check_served(node, self.demand).ok()?;
+        let fleet = index.fleet();
+        let id = fleet.node_id(node)?;
+        let mut budgets = Vec::with_capacity(index.budgets.len());
+        for ((namespace, _), budget) in &index.budgets {
+            budgets.push((&**namespace, budget));
+        }
+        let search = VictimSearch {
+            index,
+            view: fleet.view(id)?,
+            preemptor: self,
+            proposed,
+            proposed_uids: proposed.pods.iter().map(|pod| pod.uid.as_str()).collect(),
+            budgets,
+        };
+        let pods = search.evictable();
+        let allowed: Vec<i64> = search.budgets.iter().map(|(_, budget)| budget.allowed).collect();
         let preemption = Preemption {
             pods: &pods,
-            budgets: &budgets,
-            must_free: &must_free,
-            outranked: &outranked,
+            budgets: &allowed,
+            must_free: &search.must_free(&pods),
+            outranked: &search.outranked_hints(),
         };
-        let victims = self
-            .filter
-            .cluster
-            .fleet
-            .preempt(id, preemptor.demand.devices(), preemption)?;
+        let victims = fleet.preempt(id, self.demand.devices(), preemption)?;
         if victims.owners.is_empty() {
             // Devices are not what is short.
             return (!proposed.pods.is_empty()).then(|| proposed.clone());
         }
-        Some(self.with_violations(&victims, &pods, &budgets, proposed))
+        Some(search.with_violations(&victims, &pods, &allowed))
     }
 
-    /// Pods that may go for another, and what budgets allow: those that hold devices of the node, and those that are proposed.
-    fn evictable(
-        self,
-        view: NodeView<'_>,
-        preemptor: &Preemptor<'_>,
-        proposed: &MetaVictims,
-    ) -> (Vec<i64>, Vec<Evictable>) {
-        let sums = &preemptor.sums;
-        let budgets: Vec<_> = self.budgets.iter().collect();
-        let is_proposed: BTreeSet<&str> = proposed.pods.iter().map(|pod| pod.uid.as_str()).collect();
+    /// The amount of each of the pod's sums that evicting a pod with these requests frees: CPU, memory, pods, the named ones.
+    fn sums_freed(&self, host: HostAmounts, requests: Option<&NamedRequests>) -> Vec<u64> {
+        let mut freed = vec![host.cpu_milli, host.memory, 1];
+        for (name, _) in &self.named {
+            let amount = requests.and_then(|requests| requests.0.get(name));
+            freed.push(amount.copied().unwrap_or(0));
+        }
+        freed
+    }
+}
+
+impl VictimSearch<'_> {
+    /// Pods that may go for another: those that hold devices of the node, and those that are proposed.
+    fn evictable(&self) -> Vec<Evictable> {
         let mut pods = Vec::new();
-        for (owner, entry) in view
-            .held()
-            .filter_map(|held| self.filter.cluster.pods.get_key_value(held.owner))
-        {
+        for held in self.view.held() {
+            let Some((owner, entry)) = self.index.cluster.pods.get_key_value(held.owner) else {
+                continue;
+            };
+            let eviction = &entry.eviction;
+            let bound = entry.facts.bound.as_deref();
             // A pod that only a decision binds is not on the node for kube-scheduler, which cannot evict it.
-            let is_here = entry.list != 0
-                && entry
-                    .facts
-                    .bound
-                    .as_deref()
-                    .is_some_and(|bound| *bound.node == *view.name());
+            let is_here = entry.list != 0 && bound.is_some_and(|bound| *bound.node == *self.view.name());
             if !is_here
-                || entry.eviction.rank.priority >= preemptor.pod.priority()
-                || preemptor.is_promised(view.name(), owner.as_str())
+                || eviction.rank.priority >= self.preemptor.pod.priority()
+                || self.is_promised(owner.as_str())
             {
                 continue;
             }
-            let Eviction {
-                rank,
-                is_leaving,
-                repels,
-                labels,
-                requests,
-                ..
-            } = &entry.eviction;
-            let is_counted = |at: &usize| {
-                let budget = budgets
-                    .get(*at)
-                    .filter(|((namespace, _), _)| **namespace == *entry.facts.namespace);
-                budget.is_some_and(|(_, budget)| budget.counts(&entry.facts.name, labels))
-            };
             pods.push(Evictable {
                 owner: owner.clone(),
-                priority: rank.priority,
-                started: rank.started,
-                is_leaving: *is_leaving,
+                priority: eviction.rank.priority,
+                started: eviction.rank.started,
+                is_leaving: eviction.is_leaving,
                 // A proposed pod may be in the way by more than amounts: anti-affinity, ports or volumes.
-                is_forced: is_proposed.contains(owner.as_str())
-                    && (*repels || preemptor.depends_on_other_pods),
-                budgets: (0..budgets.len()).filter(is_counted).collect(),
-                frees: sums.freed(entry.facts.host, requests),
+                is_forced: self.proposed_uids.contains(owner.as_str())
+                    && (eviction.repels || self.preemptor.depends_on_other_pods),
+                budgets: self.budgets_of(entry),
+                frees: self
+                    .preemptor
+                    .sums_freed(entry.facts.host, Some(&eviction.requests)),
             });
         }
-        self.add_proposed(&mut pods, view.name(), preemptor, proposed);
-        (budgets.iter().map(|(_, budget)| budget.allowed).collect(), pods)
+        self.add_proposed(&mut pods);
+        pods
+    }
+
+    fn is_promised(&self, uid: &str) -> bool {
+        let promised = self.preemptor.promised.get(self.view.name());
+        promised.is_some_and(|victims| victims.contains(uid))
+    }
+
+    /// The indices of the budgets that the eviction of a pod draws on.
+    fn budgets_of(&self, entry: &PodEntry) -> Vec<usize> {
+        let mut drawn_on = Vec::new();
+        for (idx, (namespace, budget)) in self.budgets.iter().enumerate() {
+            if **namespace == *entry.facts.namespace
+                && budget.counts(&entry.facts.name, &entry.eviction.labels)
+            {
+                drawn_on.push(idx);
+            }
+        }
+        drawn_on
     }
 
     /// Adds the proposed victims that hold no device: they stay victims, as nothing is known here of why they are.
-    fn add_proposed(
-        self,
-        pods: &mut Vec<Evictable>,
-        node: &str,
-        preemptor: &Preemptor<'_>,
-        proposed: &MetaVictims,
-    ) {
-        let sums = &preemptor.sums;
+    fn add_proposed(&self, pods: &mut Vec<Evictable>) {
         let known: BTreeSet<OwnerId> = pods.iter().map(|pod| pod.owner.clone()).collect();
         // They come by falling importance, so that one that is not known is at most as important as the one before it.
         let mut last = EvictionRank {
-            priority: preemptor.pod.priority().saturating_sub(1),
+            priority: self.preemptor.pod.priority().saturating_sub(1),
             started: i64::MIN,
         };
-        for uid in proposed.pods.iter().map(|pod| pod.uid.as_str()) {
-            let entry = self.filter.cluster.pods.get(uid);
-            let rank = entry
-                .map(|entry| entry.eviction.rank)
-                .or_else(|| self.plain.get(uid).map(|plain| plain.rank))
-                .unwrap_or(last);
+        for pod in &self.proposed.pods {
+            let uid = pod.uid.as_str();
+            let entry = self.index.cluster.pods.get(uid);
+            let rank = match (entry, self.index.plain.get(uid)) {
+                (Some(entry), _) => entry.eviction.rank,
+                (None, Some(plain)) => plain.rank,
+                (None, None) => last,
+            };
             last = rank;
-            if known.contains(uid) || (entry.is_some() && preemptor.is_promised(node, uid)) {
+            if known.contains(uid) || (entry.is_some() && self.is_promised(uid)) {
                 continue;
             }
-            let nothing = NamedRequests::default();
-            let requests = entry.map_or(&nothing, |entry| &entry.eviction.requests);
-            let host = entry
-                .map(|entry| entry.facts.host)
-                .or_else(|| self.filter.cluster.fleet.host_use_of(uid))
-                .unwrap_or_default();
+            let host = match entry {
+                Some(entry) => entry.facts.host,
+                None => self.index.fleet().host_use_of(uid).unwrap_or_default(),
+            };
             pods.push(Evictable {
                 owner: OwnerId::from(uid),
                 priority: rank.priority,
                 started: rank.started,
                 is_leaving: false,
                 is_forced: true,
+                // kube-scheduler has counted the violations of these pods already.
                 budgets: Vec::new(),
-                frees: sums.freed(host, requests),
+                frees: self
+                    .preemptor
+                    .sums_freed(host, entry.map(|entry| &entry.eviction.requests)),
             });
         }
     }
 
     /// The amount of each sum that victims must free: the shortage, if the sum is known in full, and otherwise no less than all
     /// proposed victims free.
-    fn must_free(
-        self,
-        view: NodeView<'_>,
-        preemptor: &Preemptor<'_>,
-        pods: &[Evictable],
-        proposed: &MetaVictims,
-    ) -> Vec<u64> {
-        let sums = &preemptor.sums;
-        let is_proposed: BTreeSet<&str> = proposed.pods.iter().map(|pod| pod.uid.as_str()).collect();
-        let of_proposed = |sum: usize| {
-            let freed = pods
-                .iter()
-                .filter(|pod| is_proposed.contains(pod.owner.as_str()))
-                .filter_map(|pod| pod.frees.get(sum));
-            freed.fold(0, |freed: u64, more| freed.saturating_add(*more))
-        };
-        let free = view.host_free();
-        let short_of_cpu = free.map(|free| sums.host.cpu_milli.saturating_sub(free.cpu_milli));
-        let short_of_memory = free.map(|free| sums.host.memory.saturating_sub(free.memory));
-        let named = sums
-            .named
-            .iter()
-            .map(|(name, amount)| self.short_of(view, name, *amount, preemptor));
-        let short = [short_of_cpu, short_of_memory, None].into_iter().chain(named);
-        let needed = |(sum, short): (usize, Option<u64>)| match short {
-            None => of_proposed(sum),
-            Some(short) if proposed.pods.is_empty() => short,
-            // kube-scheduler knows best, and what it proposes suffices.
-            Some(short) => short.min(of_proposed(sum)),
-        };
-        short.enumerate().map(needed).collect()
-    }
-
-    /// The amount of a resource that a node lacks for a request, by kube-scheduler's sum; `None` if pods that are not known here
-    /// may have some of it.
-    fn short_of(
-        self,
-        view: NodeView<'_>,
-        resource: &str,
-        amount: u64,
-        preemptor: &Preemptor<'_>,
-    ) -> Option<u64> {
-        let total = self
-            .filter
-            .cluster
-            .nodes
-            .get(view.name())?
-            .allocatable_of(resource)
-            .filter(|_| is_gpu_resource(resource, &self.filter.cluster.names))?;
-        let of = |entry: &PodEntry| entry.eviction.requests.0.get(resource).copied().unwrap_or(0);
-        let held = view
-            .held()
-            .filter_map(|held| self.filter.cluster.pods.get_key_value(held.owner));
-        // kube-scheduler counts those that it keeps the node for, unless they are less important.
-        let nominated = self
-            .nominated
-            .iter()
-            .filter_map(|owner| self.filter.cluster.pods.get_key_value(owner))
-            .filter(|(owner, entry)| {
-                let eviction = &entry.eviction;
-                let is_here = eviction.nominated.as_deref() == Some(view.name()) && entry.bound().is_none();
-                is_here
-                    && eviction.rank.priority >= preemptor.pod.priority()
-                    && owner.as_str() != preemptor.pod.uid()
-            });
-        let used = held
-            .chain(nominated)
-            .map(|(_, entry)| of(entry))
-            .fold(0, u64::saturating_add);
-        Some(amount.saturating_sub(total.saturating_sub(used)))
-    }
-
-    /// Returns true if a hint is the pod's own, or that of a less important one.
-    fn is_outranked(self, owner: &OwnerId, preemptor: &Preemptor<'_>) -> bool {
-        let rank = self
-            .filter
-            .cluster
-            .pods
-            .get(owner)
-            .map(|entry| entry.eviction.rank);
-        owner.as_str() == preemptor.pod.uid()
-            || rank.is_some_and(|rank| rank.priority < preemptor.pod.priority())
-    }
-
-    /// The victims as kube-scheduler reads them; of budgets of pods without devices it alone knows, so its count of those stays.
-    fn with_violations(
-        self,
-        victims: &Victims,
-        pods: &[Evictable],
-        budgets: &[i64],
-        proposed: &MetaVictims,
-    ) -> MetaVictims {
-        let metas = victims
-            .owners
-            .iter()
-            .map(|owner| MetaPod {
-                uid: owner.to_string(),
-            })
-            .collect();
-        let is_proposed = |pod: &&Evictable| proposed.pods.iter().any(|meta| meta.uid == pod.owner.as_str());
-        let by_ours = placement::n_violations(pods.iter().filter(is_proposed), budgets);
-        let by_others = proposed
-            .n_pdb_violations
-            .saturating_sub(i64::try_from(by_ours).unwrap_or(i64::MAX))
-            .max(0);
-        let n_violations = i64::try_from(victims.n_violations).unwrap_or(i64::MAX);
-        // Budgets are counted here for pods that the index knows; of others only the proposal has a count.
-        let has_others = victims
-            .owners
-            .iter()
-            .any(|owner| !self.filter.cluster.pods.contains_key(owner));
-        let n_pdb_violations = n_violations.saturating_add(if has_others { by_others } else { 0 });
-        let chosen = MetaVictims {
-            pods: metas,
-            n_pdb_violations,
-        };
-        let n_pdb_violations = if chosen.are_same_pods(proposed) {
-            proposed.n_pdb_violations
-        } else {
-            n_pdb_violations
-        };
-        MetaVictims {
-            n_pdb_violations,
-            ..chosen
+    fn must_free(&self, pods: &[Evictable]) -> Vec<u64> {
+        let mut must_free = vec![0_u64; 3 + self.preemptor.named.len()];
+        for pod in pods {
+            if self.proposed_uids.contains(pod.owner.as_str()) {
+                for (sum, freed) in must_free.iter_mut().zip(&pod.frees) {
+                    *sum = sum.saturating_add(*freed);
+                }
+            }
         }
+        let (host, free) = (self.preemptor.demand.host, self.view.host_free());
+        let mut shortages = vec![
+            free.map(|free| host.cpu_milli.saturating_sub(free.cpu_milli)),
+            free.map(|free| host.memory.saturating_sub(free.memory)),
+            // kubelet's limit of pods is not known here.
+            None,
+        ];
+        for (name, amount) in &self.preemptor.named {
+            shortages.push(self.shortage(name, *amount));
+        }
+        for (sum, shortage) in must_free.iter_mut().zip(shortages) {
+            match shortage {
+                None => {}
+                Some(shortage) if self.proposed.pods.is_empty() => *sum = shortage,
+                // kube-scheduler knows best, and what it proposes suffices.
+                Some(shortage) => *sum = shortage.min(*sum),
+            }
+        }
+        must_free
+    }
+
+    /// The amount of a resource that the node lacks for a request, by kube-scheduler's sum; `None` if pods that are not known here
+    /// may have some of it.
+    fn shortage(&self, resource: &str, amount: u64) -> Option<u64> {
+        let cluster = &self.index.cluster;
+        if !is_gpu_resource(resource, &cluster.names) {
+            return None;
+        }
+        let state = cluster.nodes.get(self.view.name())?;
+        let mut free = state.allocatable_of(resource)?;
+        for held in self.view.held() {
+            if let Some(entry) = cluster.pods.get(held.owner) {
+                free = free.saturating_sub(entry.eviction.requested(resource));
+            }
+        }
+        for owner in &self.index.nominated {
+            let Some(entry) = cluster.pods.get(owner) else {
+                continue;
+            };
+            let eviction = &entry.eviction;
+            let is_here = eviction.nominated.as_deref() == Some(self.view.name()) && entry.bound().is_none();
+            // kube-scheduler counts the pods that it keeps the node for, unless they are less important.
+            if is_here
+                && eviction.rank.priority >= self.preemptor.pod.priority()
+                && owner.as_str() != self.preemptor.pod.uid()
+            {
+                free = free.saturating_sub(eviction.requested(resource));
+            }
+        }
+        Some(amount.saturating_sub(free))
+    }
+
+    /// The pods whose hints on the node do not count: the preemptor itself, and less important ones.
+    fn outranked_hints(&self) -> Vec<OwnerId> {
+        let mut outranked = Vec::new();
+        for owner in self.view.hinted() {
+            let entry = self.index.cluster.pods.get(owner);
+            let is_outranked =
+                entry.is_some_and(|entry| entry.eviction.rank.priority < self.preemptor.pod.priority());
+            if is_outranked || owner.as_str() == self.preemptor.pod.uid() {
+                outranked.push(owner.clone());
+            }
+        }
+        outranked
+    }
+
+    /// The victims as kube-scheduler reads them, with the number of violated budgets.
+    fn with_violations(&self, victims: &Victims, pods: &[Evictable], allowed: &[i64]) -> MetaVictims {
+        let mut chosen = MetaVictims {
+            pods: Vec::with_capacity(victims.owners.len()),
+            n_pdb_violations: i64::try_from(victims.n_violations).unwrap_or(i64::MAX),
+        };
+        let mut has_unknown_pods = false;
+        for owner in &victims.owners {
+            has_unknown_pods |= !self.index.cluster.pods.contains_key(owner);
+            chosen.pods.push(MetaPod {
+                uid: owner.to_string(),
+            });
+        }
+        if chosen.are_same_pods(self.proposed) {
+            chosen.n_pdb_violations = self.proposed.n_pdb_violations;
+            return chosen;
+        }
+        // Budgets of pods without devices are known to kube-scheduler alone, so its count of those stays.
+        if has_unknown_pods {
+            let is_proposed = |pod: &&Evictable| self.proposed_uids.contains(pod.owner.as_str());
+            let n_known = placement::n_violations(pods.iter().filter(is_proposed), allowed);
+            let n_known = i64::try_from(n_known).unwrap_or(i64::MAX);
+            let n_unknown = self.proposed.n_pdb_violations.saturating_sub(n_known).max(0);
+            chosen.n_pdb_violations = chosen.n_pdb_violations.saturating_add(n_unknown);
+        }
+        chosen
     }
 }

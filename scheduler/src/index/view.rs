@@ -1,7 +1,5 @@
 //! Nodes and pods in the terms of the read API.
 
-use std::collections::BTreeSet;
-
 use placement::{
     Amounts, Evictable, Fleet, GpuView, HolderView, NodeId, NodeView, OwnerId, Preemption, RequestedGpus,
 };
@@ -9,8 +7,8 @@ use proto::device::{ENFORCEMENT, GPU_MODEL_LABEL};
 use proto::read_api::{Amount, Gpu, Holder, Node, PendingPod, PodName};
 use proto::request::{Dialect, GpuRequest, Memory};
 
+use super::Index;
 use super::cluster::{Cluster, NodeState};
-use super::node_filter::NodeFilter;
 use super::resource_demand::ResourceDemand;
 use crate::accounting::ParsedRequest;
 use crate::inventory::record_id;
@@ -19,7 +17,7 @@ use crate::inventory::record_id;
 const TYPICAL: u32 = 20;
 
 /// The requests of typical pods, by which free memory counts as usable.
-pub(super) fn typical_requests(fleet: &Fleet) -> Vec<RequestedGpus> {
+pub(crate) fn typical_requests(fleet: &Fleet) -> Vec<RequestedGpus> {
     let mut typical = Vec::new();
     for (profile, permille) in fleet.expected_workload() {
         let is_new = !typical.contains(&profile.gpus);
@@ -31,15 +29,15 @@ pub(super) fn typical_requests(fleet: &Fleet) -> Vec<RequestedGpus> {
     typical
 }
 
-/// A node; `None` if it shares no GPUs and has no problem.
-pub(super) fn node(filter: NodeFilter<'_>, id: NodeId, typical: &[RequestedGpus]) -> Option<Node> {
-    let cluster = filter.cluster;
+/// A node in the terms of the read API; `None` if it shares no GPUs and has no problem.
+pub(crate) fn node(index: &Index, id: NodeId, typical: &[RequestedGpus]) -> Option<Node> {
+    let cluster = &index.cluster;
     let view = cluster.fleet.view(id)?;
     let state = cluster.nodes.get(view.name()).filter(|state| state.exists())?;
     let unit = view.inventory().and_then(|inventory| inventory.unit_bytes);
     let mut gpus = Vec::new();
-    for gpu in view.gpus() {
-        gpus.push(show_gpu(cluster, &gpu, typical, unit));
+    for gpu_view in view.gpus() {
+        gpus.push(gpu(cluster, &gpu_view, typical, unit));
     }
     if gpus.is_empty() && state.problems.is_empty() {
         return None;
@@ -49,7 +47,7 @@ pub(super) fn node(filter: NodeFilter<'_>, id: NodeId, typical: &[RequestedGpus]
         model: model(state, view),
         unit,
         problems: state.problems.clone(),
-        plugin: filter.plugin_problem(view.name()),
+        plugin: index.filter().plugin_problem(view.name()),
         gpus,
     })
 }
@@ -57,13 +55,12 @@ pub(super) fn node(filter: NodeFilter<'_>, id: NodeId, typical: &[RequestedGpus]
 /// The model that a node's label, or else its first GPU, names.
 fn model(state: &NodeState, view: NodeView<'_>) -> String {
     let labels = state.node.as_ref().and_then(|node| node.metadata.labels.as_ref());
-    let of_node = labels.and_then(|labels| labels.get(GPU_MODEL_LABEL)).cloned();
-    let of_gpu = || {
-        let gpu = view.inventory()?.gpus.first()?;
-        let labels = &gpu.attributes.labels;
-        labels.get(GPU_MODEL_LABEL).map(ToString::to_string)
-    };
-    of_node.or_else(of_gpu).unwrap_or_default()
+    if let Some(model) = labels.and_then(|labels| labels.get(GPU_MODEL_LABEL)) {
+        return model.clone();
+    }
+    let gpu = view.inventory().and_then(|inventory| inventory.gpus.first());
+    let model = gpu.and_then(|gpu| gpu.attributes.labels.get(GPU_MODEL_LABEL));
+    model.map(ToString::to_string).unwrap_or_default()
 }
 
 /// The free memory of a healthy GPU on which no typical pod fits; 0 if one does, or if no pods are typical.
@@ -77,13 +74,22 @@ pub(super) fn stranded_bytes(view: &GpuView<'_>, typical: &[RequestedGpus], unit
     }
 }
 
-fn show_gpu(cluster: &Cluster, view: &GpuView<'_>, typical: &[RequestedGpus], unit: Option<u64>) -> Gpu {
+/// A GPU in the terms of the read API; `unit` is the memory unit of its node.
+pub(super) fn gpu(
+    cluster: &Cluster,
+    view: &GpuView<'_>,
+    typical: &[RequestedGpus],
+    unit: Option<u64>,
+) -> Gpu {
     let gpu = &view.gpu;
+    let location = gpu.attributes.location.as_ref();
+    // A GPU that a pod may hold counts as held: other pods do not get it.
     let used = view.used.plus(view.suspect);
     let mut holders: Vec<Holder> = Vec::with_capacity(view.holders.len());
     for holder in &view.holders {
         holders.push(show_holder(cluster, holder));
     }
+    // The engine's order depends on what has happened; equal states must look equal to clients that compare.
     holders.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
     Gpu {
         minor: gpu.minor,
@@ -102,11 +108,7 @@ fn show_gpu(cluster: &Cluster, view: &GpuView<'_>, typical: &[RequestedGpus], un
             total: gpu.slots.into(),
             allocated: used.slots.into(),
         },
-        numa: gpu
-            .attributes
-            .location
-            .as_ref()
-            .and_then(|location| location.numa),
+        numa: location.and_then(|location| location.numa),
         enforcement: gpu.attributes.labels.get(ENFORCEMENT).map(ToString::to_string),
         used: None,
         holders,
@@ -116,17 +118,19 @@ fn show_gpu(cluster: &Cluster, view: &GpuView<'_>, typical: &[RequestedGpus], un
 /// Returns true if one GPU with these free amounts has room for its part of a request.
 fn has_room(request: RequestedGpus, free: Amounts, total: Amounts, unit: Option<u64>) -> bool {
     match request {
-        RequestedGpus::Share(share) => {
-            let memory = share.memory.on(total.memory, unit);
-            memory.is_some_and(|memory| {
-                let need = Amounts {
+        RequestedGpus::Share(share) => match share.memory.on(total.memory, unit) {
+            Some(memory) => {
+                let needed = Amounts {
                     memory,
                     core: share.core,
                     slots: share.slots,
                 };
-                need.within(free)
-            })
-        }
+                needed.within(free)
+            }
+            // A number of units on a node whose unit is not known.
+            None => false,
+        },
+        // A whole GPU takes no slots, so that only memory and compute have to be free.
         RequestedGpus::Whole(_) => free.memory == total.memory && free.core == total.core,
         RequestedGpus::All { .. } | RequestedGpus::Nothing => false,
     }
@@ -150,30 +154,26 @@ fn show_holder(cluster: &Cluster, holder: &HolderView<'_>) -> Holder {
 }
 
 /// The number of pods that wait for a node, and the first of them.
-pub(super) fn pending_pods(
-    cluster: &Cluster,
-    unbound: &BTreeSet<OwnerId>,
-    most: usize,
-) -> (usize, Vec<PendingPod>) {
+pub(crate) fn pending_pods(index: &Index, most: usize) -> (usize, Vec<PendingPod>) {
+    let cluster = &index.cluster;
     let (mut total, mut pods) = (0, Vec::new());
-    for uid in unbound {
+    for uid in &index.unbound {
         let Some(entry) = cluster.pods.get(uid) else {
             continue;
         };
         // A pod whose binding is under way is shown on its node.
-        if entry.assumption.is_some() || !cluster.concerns(&entry.facts) {
+        if entry.assumption.is_some() || !cluster.requests_devices(&entry.facts) {
             continue;
         }
         total += 1;
-        if pods.len() >= most {
-            continue;
+        if pods.len() < most {
+            pods.push(PendingPod {
+                namespace: entry.facts.namespace.to_string(),
+                name: entry.facts.name.to_string(),
+                uid: uid.to_string(),
+                asked: asked(&entry.facts.request),
+            });
         }
-        pods.push(PendingPod {
-            namespace: entry.facts.namespace.to_string(),
-            name: entry.facts.name.to_string(),
-            uid: uid.to_string(),
-            asked: asked(&entry.facts.request),
-        });
     }
     (total, pods)
 }
@@ -226,9 +226,11 @@ fn gib(bytes: u64) -> String {
     format!("{} {unit}", text.strip_suffix(".0").unwrap_or(&text))
 }
 
-/// Pods by whose end a request fits on a node, as the search for victims finds them; priorities do not count.
-pub(super) fn pods_in_the_way(cluster: &Cluster, node: NodeId, demand: &ResourceDemand<'_>) -> Vec<PodName> {
-    let Some(view) = cluster.fleet.view(node) else {
+/// Pods by whose end a request fits on a node, as the search for victims finds them; priorities do not count. None if no choice
+/// of them was found.
+pub(crate) fn pods_in_the_way(index: &Index, node: NodeId, demand: &ResourceDemand<'_>) -> Vec<PodName> {
+    let fleet = index.fleet();
+    let Some(view) = fleet.view(node) else {
         return Vec::new();
     };
     let mut pods = Vec::new();
@@ -250,15 +252,16 @@ pub(super) fn pods_in_the_way(cluster: &Cluster, node: NodeId, demand: &Resource
         must_free: &[],
         outranked: &outranked,
     };
-    let Some(victims) = cluster.fleet.preempt(node, demand.devices(), preemption) else {
-        return Vec::new();
-    };
     let mut names = Vec::new();
-    for owner in &victims.owners {
-        if let Some(entry) = cluster.pods.get(owner) {
+    if let Some(victims) = fleet.preempt(node, demand.devices(), preemption) {
+        for facts in victims
+            .owners
+            .iter()
+            .filter_map(|owner| index.pod(owner.as_str()))
+        {
             names.push(PodName {
-                namespace: entry.facts.namespace.to_string(),
-                name: entry.facts.name.to_string(),
+                namespace: facts.namespace.to_string(),
+                name: facts.name.to_string(),
             });
         }
     }

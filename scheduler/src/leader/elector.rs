@@ -302,7 +302,7 @@ impl Elector {
         if !self.source.is_own() {
             // kube-scheduler holds the Lease, so there is nothing to release.
             self.source.resign(now());
-        } else if led && self.index.read().has_doubts() {
+        } else if led && self.index.read().has_unknown_outcomes() {
             // The next leader waits for in-flight binds only if the Lease was not released.
             warn!("the outcome of a binding is unknown: the Lease is left to expire");
         } else if led {

@@ -15,18 +15,18 @@ const MOST: usize = 100_000;
 /// The reason of pods that fit and are being bound.
 const FITS: &str = "fits";
 
-/// One pod.
+/// A pod that is not bound yet.
 #[derive(Clone, Copy, Debug)]
 struct UnplacedPod {
     first_asked: Instant,
     reason: &'static str,
 }
 
-/// The pods. Clones share them.
+/// The pods that are not bound yet, by UID. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct UnplacedPods(Arc<Mutex<FxHashMap<Box<str>, UnplacedPod>>>);
 
-/// The pods in numbers.
+/// The numbers of these pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct UnplacedSummary {
     /// The number of pods by the reason of their last refusal.

@@ -8,7 +8,8 @@ use placement::{DeviceFit, Hints, OwnerId, Reason, RequestedGpus};
 use proto::read_api::{Explanation, GpuVerdict, NodeVerdict, VERSION};
 
 use crate::accounting::PodFacts;
-use crate::index::{Index, ResourceDemand, Shared, asked};
+use crate::index::view::{asked, pods_in_the_way};
+use crate::index::{Index, ResourceDemand, Shared};
 
 /// Nodes that are evaluated under one read lock: a watch that waits to write holds up filters, too.
 const NODES: usize = 64;
@@ -50,7 +51,7 @@ pub fn explain(index: &Shared<Index>, namespace: &str, name: &str, all: bool) ->
 fn find_pod(index: &Index, namespace: &str, name: &str) -> Option<(OwnerId, PodFacts)> {
     let mut found: Option<(&OwnerId, &PodFacts)> = None;
     for (uid, facts) in index.pods_named(namespace, name) {
-        if index.concerns(facts) && (found.is_none() || facts.bound.is_none()) {
+        if index.requests_devices(facts) && (found.is_none() || facts.bound.is_none()) {
             found = Some((uid, facts));
         }
     }
@@ -99,7 +100,7 @@ fn add_verdicts(
         if at < MAX_SEARCHES && explanation.fitting == 0 && reason.is_lack_of_room() {
             let node = index.fleet().node_id(name);
             verdict.would_fit_without = node
-                .map(|node| index.pods_in_the_way(node, demand))
+                .map(|node| pods_in_the_way(&index, node, demand))
                 .unwrap_or_default();
         }
         explanation.verdicts.push(verdict);

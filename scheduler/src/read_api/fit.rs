@@ -11,7 +11,8 @@ use proto::pod::Pod;
 use proto::read_api::{FitAnswer, FitPlacement, FitRequest, MAX_ADDED_NODES, MAX_REPLICAS, VERSION};
 
 use crate::accounting::PodFacts;
-use crate::index::{Index, ResourceDemand, Shared, asked};
+use crate::index::view::asked;
+use crate::index::{Index, ResourceDemand, Shared};
 
 /// Nodes that are evaluated under one read lock: a watch that waits to write holds up filters, too.
 const NODES: usize = 64;
@@ -62,7 +63,7 @@ pub fn fit(index: &Shared<Index>, request: &FitRequest) -> Result<FitAnswer, Fit
     let mut pod = Pod::clone(&request.pod);
     pod.spec.node_name = None;
     let facts = PodFacts::of(&pod, index.read().names());
-    let facts = facts.filter(|facts| index.read().concerns(facts));
+    let facts = facts.filter(|facts| index.read().requests_devices(facts));
     let Some(facts) = facts else {
         answer.invalid = Some("the pod asks for no device that gpushare schedules".to_owned());
         return Ok(answer);

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::doctor::node_findings;
 use super::names::{HiddenForms, SeenNames};
-use crate::index::{Index, Shared};
+use crate::index::{Index, Shared, view};
 
 /// The age at which a snapshot is renewed: clients see changes at most this much later.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
@@ -249,7 +249,7 @@ impl StatePublisher {
             {
                 let index = self.index.read();
                 for (id, version) in chunk {
-                    copies.push((*id, *version, index.view_node(*id, &changes.typical)));
+                    copies.push((*id, *version, view::node(&index, *id, &changes.typical)));
                 }
             }
             for (id, version, node) in copies {
@@ -266,7 +266,7 @@ impl StatePublisher {
     /// Finds the nodes that may have changed since the last renewal, by their versions.
     fn changes(&self) -> Changes {
         let index = self.index.read();
-        let typical = index.typical_requests();
+        let typical = view::typical_requests(index.fleet());
         let all_plugins_serve = index.all_plugins_serve();
         let may_have_away = !all_plugins_serve || !self.all_plugins_served;
         let typical_is_same = typical == self.typical;
@@ -294,7 +294,7 @@ impl StatePublisher {
             let is_gone = |id: &&NodeId| index.fleet().view(**id).is_none();
             gone.extend(self.rendered.keys().filter(is_gone).copied());
         }
-        let (total, pods) = index.pending_pods(MAX_PENDING);
+        let (total, pods) = view::pending_pods(&index, MAX_PENDING);
         Changes {
             nodes,
             gone,

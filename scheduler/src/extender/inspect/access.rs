@@ -14,11 +14,10 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures::future::join_all;
 use http::{HeaderMap, Request, StatusCode, header};
-use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use k8s_openapi::api::authentication::v1::{TokenReview, UserInfo};
 use k8s_openapi::api::authorization::v1::{
     NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::Semaphore;
@@ -169,6 +168,7 @@ impl Access {
 
     /// Checks that a client has a token of a user who may read the views.
     pub(crate) async fn authorize(&self, headers: &HeaderMap) -> Result<(), Denied> {
+        // Certificates were checked in the TLS handshake; here only tokens remain.
         let (Some(token), Some(client)) = (bearer_token(headers), self.client.as_ref()) else {
             return Err(Denied::NoCredentials {
                 path: self.path.clone(),
@@ -243,8 +243,8 @@ impl Access {
     }
 
     async fn review(&self, client: &Client, right: &Right, token: &str) -> Result<TokenVerdict, kube::Error> {
-        let known = self.fresh(token);
-        let user = match known {
+        // The user is known if the token was reviewed for another right.
+        let user = match self.fresh(token) {
             Some(reviewed) => reviewed.user,
             None => self.authenticate(client, token).await?,
         };
@@ -252,13 +252,13 @@ impl Access {
             return Ok(TokenVerdict::Unauthenticated);
         };
         let review = SubjectAccessReview {
-            metadata: ObjectMeta::default(),
             spec: self.access_spec(right, UserInfo::clone(&user)),
-            status: None,
+            ..SubjectAccessReview::default()
         };
         let reviewed = Api::<SubjectAccessReview>::all(client.clone())
             .create(&PostParams::default(), &review)
             .await?;
+        // A review without a status was not evaluated, and grants nothing.
         let is_allowed = reviewed.status.is_some_and(|status| status.allowed);
         if let Some(cached) = self.cache().get_mut(token) {
             cached.rights.insert(right.clone(), is_allowed);
@@ -268,39 +268,39 @@ impl Access {
 
     /// The user of a token; `None` if it belongs to none.
     async fn authenticate(&self, client: &Client, token: &str) -> Result<Option<Arc<UserInfo>>, kube::Error> {
-        let spec = TokenReviewSpec {
-            token: token.to_owned(),
-            ..TokenReviewSpec::default()
-        };
-        let review = TokenReview {
-            metadata: ObjectMeta::default(),
-            spec,
-            status: None,
-        };
+        let mut review = TokenReview::default();
+        token.clone_into(&mut review.spec.token);
         let reviewed = Api::<TokenReview>::all(client.clone())
             .create(&PostParams::default(), &review)
             .await?;
         // An authenticator may accept a token without naming a user, to whom RBAC could give no right.
-        let user = reviewed
+        let status = reviewed
             .status
-            .filter(|status| status.authenticated == Some(true))
-            .and_then(|status| status.user)
-            .map(Arc::new);
+            .filter(|status| status.authenticated == Some(true));
+        let user = status.and_then(|status| status.user).map(Arc::new);
+        // Cached also if the token belongs to no user: repeating it must not cost the API server a review each time.
         self.insert(token, user.clone());
         Ok(user)
     }
 
     fn access_spec(&self, right: &Right, user: UserInfo) -> SubjectAccessReviewSpec {
-        let (mut views, mut pods) = (None, None);
+        let mut spec = SubjectAccessReviewSpec {
+            user: user.username,
+            uid: user.uid,
+            // RBAC may give the right to a group, or by attributes that an authenticator adds.
+            groups: user.groups,
+            extra: user.extra,
+            ..SubjectAccessReviewSpec::default()
+        };
         match right {
             Right::Views => {
-                views = Some(NonResourceAttributes {
+                spec.non_resource_attributes = Some(NonResourceAttributes {
                     path: Some(self.path.clone()),
                     verb: Some("get".to_owned()),
                 });
             }
             Right::ListPods(namespace) => {
-                pods = Some(ResourceAttributes {
+                spec.resource_attributes = Some(ResourceAttributes {
                     namespace: namespace.as_deref().map(str::to_owned),
                     resource: Some("pods".to_owned()),
                     verb: Some("list".to_owned()),
@@ -308,15 +308,7 @@ impl Access {
                 });
             }
         }
-        SubjectAccessReviewSpec {
-            resource_attributes: pods,
-            user: user.username,
-            uid: user.uid,
-            // RBAC may give the right to a group, or by attributes that an authenticator adds.
-            groups: user.groups,
-            extra: user.extra,
-            non_resource_attributes: views,
-        }
+        spec
     }
 
     fn cached(&self, right: &Right, token: &str) -> Option<TokenVerdict> {
@@ -334,11 +326,8 @@ impl Access {
     }
 
     fn insert(&self, token: &str, user: Option<Arc<UserInfo>>) {
-        // Tokens come from anyone, so the cache must not grow with their number.
         let mut cache = self.cache();
-        if cache.len() >= MAX_CACHED {
-            cache.retain(|_, reviewed| reviewed.is_fresh());
-        }
+        // Tokens come from anyone, so the cache must not grow with their number.
         if cache.len() >= MAX_CACHED {
             let oldest = cache.iter().min_by_key(|(_, reviewed)| reviewed.since);
             let oldest = oldest.map(|(token, _)| token.clone());
@@ -359,11 +348,8 @@ impl Access {
 
 /// The bearer token of a request.
 fn bearer_token(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers
-        .get(header::AUTHORIZATION)?
-        .to_str()
-        .ok()?
-        .split_once(' ')?;
+    let credentials = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = credentials.split_once(' ')?;
     let token = token.trim();
     // The token goes into a review as it is: it must not be empty, huge, or more than a word.
     let is_plain =

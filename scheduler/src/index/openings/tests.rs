@@ -7,7 +7,7 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::super::{Assumed, Decision, Index, RawDevice};
+use super::super::{Assumed, Attempt, Index, RawDevice};
 use super::Openings;
 use crate::accounting::PodFacts;
 use crate::bind::{PodId, PodLookup};
@@ -71,7 +71,7 @@ impl World {
         let pod: Pod = of(pod(name, &json!({})));
         let facts = PodFacts::of(&pod, self.index.names()).unwrap();
         let ask = self.index.demand(name, &facts).unwrap().unwrap();
-        let (node, decision) = (self.index.fleet().node_id("n1").unwrap(), Decision::of(&pod));
+        let (node, decision) = (self.index.fleet().node_id("n1").unwrap(), Attempt::of(&pod));
         self.index.hint(node, &ask, &decision, self.began);
     }
 
@@ -89,8 +89,8 @@ impl World {
     }
 
     fn settle(&mut self, name: &str, found: &PodLookup) {
-        let moment = self.index.moment(name).unwrap();
-        assert!(self.index.settle(name, moment, found, self.began + HINT * 10));
+        let state = self.index.assumption_state(name).unwrap();
+        assert!(self.index.settle(name, state, found, self.began + HINT * 10));
     }
 }
 

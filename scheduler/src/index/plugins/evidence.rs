@@ -1,4 +1,4 @@
-//! The pods and the annotation by which one node's plugin is known, and what they say together.
+//! The evidence about one node's device plugin: its pods, and the annotation of the node in which it reports that it serves.
 
 use std::net::SocketAddr;
 
@@ -11,11 +11,11 @@ use super::Away;
 /// The label of the plugin's pods.
 const LABEL: &str = "app.kubernetes.io/name";
 
+/// The values of the label in the shipped manifests: the plugin, and the variant that advertises whole GPUs.
+const NAMES: [&str; 2] = ["gpushare-device-plugin", "gpushare-device-plugin-whole-gpus"];
+
 /// The name of the port at which the plugin serves its metrics, as shipped.
 const METRICS_PORT: &str = "health";
-
-/// Its values, as shipped.
-const NAMES: [&str; 2] = ["gpushare-device-plugin", "gpushare-device-plugin-whole-gpus"];
 
 /// One pod of the device plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(super) struct PluginPod {
     started: Option<Timestamp>,
     /// True if its readiness probe succeeds, which it does while all resources are registered.
     is_ready: bool,
-    /// True if the probe fails that has succeeded since the plugin's last word: the process hangs, and says nothing itself.
+    /// True if the readiness probe fails that had succeeded since the plugin's last report: a process that hangs reports nothing.
     is_silent: bool,
     /// The address at which it serves its metrics.
     metrics: Option<SocketAddr>,
@@ -41,7 +41,7 @@ pub(super) struct PluginEvidence {
     pods: Vec<PluginPod>,
     /// The annotation of the node.
     state: Option<PluginState>,
-    /// An annotation that counts no more, as the plugin has been gone for long.
+    /// An annotation that no longer counts, as the plugin has been gone for long.
     outdated: Option<PluginState>,
     /// UID of a plugin's pod that is gone, until a plugin reports that it serves.
     gone: Option<Box<str>>,
@@ -53,49 +53,47 @@ impl PluginPod {
     /// The node of a pod, and the pod, if it is a plugin's: one of a `DaemonSet` that bears the label.
     pub(super) fn of(pod: &Pod, list: u32) -> Option<(&str, Self)> {
         let node = pod.spec.node_name.as_deref()?;
-        let is_labelled = pod
-            .metadata
-            .labels
-            .as_ref()?
-            .get(LABEL)
-            .is_some_and(|name| NAMES.contains(&name.as_str()));
+        let name = pod.metadata.labels.as_ref()?.get(LABEL)?;
+        if !NAMES.contains(&name.as_str()) {
+            return None;
+        }
         let mut owners = pod.metadata.owner_references.iter().flatten();
-        let is_of_daemon_set =
-            owners.any(|owner| owner.kind == "DaemonSet" && owner.controller == Some(true));
-        if !is_labelled || !is_of_daemon_set {
+        if !owners.any(|owner| owner.kind == "DaemonSet" && owner.controller == Some(true)) {
             return None;
         }
         let container = pod.status.container_statuses.first();
         let running = container.and_then(|container| container.state.running.as_ref());
         let started = running.and_then(|running| running.started_at.as_deref()?.parse().ok());
-        let is_leaving = pod.is_deleting() || pod.is_terminal();
-        let is_ready = started.is_some() && container.is_some_and(|container| container.ready);
-        Some((
-            node,
-            Self {
-                uid: pod.uid().into(),
-                is_leaving,
-                started,
-                is_ready,
-                is_silent: false,
-                metrics: metrics_address(pod),
-                list,
-            },
-        ))
+        let plugin_pod = Self {
+            uid: pod.uid().into(),
+            is_leaving: pod.is_deleting() || pod.is_terminal(),
+            started,
+            is_ready: started.is_some() && container.is_some_and(|container| container.ready),
+            is_silent: false,
+            metrics: metrics_address(pod),
+            list,
+        };
+        Some((node, plugin_pod))
     }
 
     /// Returns true if kubelet can admit pods by this plugin.
     ///
-    /// The plugin's word is newer than the probe's, if it is one of the process that runs: kubelet probes every few seconds.
+    /// The report of the process that runs counts for more than the probe, since kubelet probes only every few seconds.
     fn serves(&self, state: Option<&PluginState>) -> bool {
-        let Some(started) = self.started.filter(|_| !self.is_leaving) else {
+        let Some(started) = self.started else {
             return false;
         };
-        let is_of_this_pod = |state: &PluginState| state.pod.as_deref().is_none_or(|uid| *uid == *self.uid);
-        // A report from before the start of the container was written by its predecessor.
-        match state.filter(|state| state.since >= started && is_of_this_pod(state)) {
-            Some(state) => state.serving && !self.is_silent,
-            None => self.is_ready,
+        if self.is_leaving {
+            return false;
+        }
+        match state {
+            // A report from before the start of the container was written by its predecessor.
+            Some(state)
+                if state.since >= started && state.pod.as_deref().is_none_or(|uid| *uid == *self.uid) =>
+            {
+                state.serving && !self.is_silent
+            }
+            _ => self.is_ready,
         }
     }
 
@@ -114,54 +112,52 @@ fn metrics_address(pod: &Pod) -> Option<SocketAddr> {
 }
 
 impl PluginEvidence {
-    /// The pod that runs and serves metrics, and its address.
+    /// The UID of the pod that runs and serves metrics, and the address.
     pub(super) fn metrics(&self) -> Option<(&str, SocketAddr)> {
-        let mut running = self
-            .pods
-            .iter()
-            .filter(|pod| pod.started.is_some() && !pod.is_leaving);
-        running.find_map(|pod| Some((&*pod.uid, pod.metrics?)))
+        for pod in &self.pods {
+            if let Some(address) = pod.metrics
+                && pod.started.is_some()
+                && !pod.is_leaving
+            {
+                return Some((&pod.uid, address));
+            }
+        }
+        None
     }
 
-    /// Takes in a pod. Returns true if its process has died.
-    pub(super) fn see(&mut self, seen: PluginPod) -> bool {
+    /// Adds or replaces a pod. Returns true if its process has died.
+    pub(super) fn put_pod(&mut self, mut pod: PluginPod) -> bool {
         let served = self.serves();
-        let known = self.pods.iter_mut().find(|pod| pod.uid == seen.uid);
-        let fails = |known: &PluginPod| {
-            (known.is_ready || known.is_silent) && known.started == seen.started && !seen.is_ready
-        };
-        let seen = PluginPod {
-            is_silent: known.as_deref().is_some_and(fails),
-            ..seen
-        };
-        let has_died = known.as_ref().is_some_and(|known| known.has_died(&seen));
-        match known {
-            Some(known) => *known = seen,
-            None => self.pods.push(seen),
+        let mut has_died = false;
+        if let Some(known) = self.pods.iter_mut().find(|known| known.uid == pod.uid) {
+            let was_ready = known.is_ready || known.is_silent;
+            pod.is_silent = was_ready && known.started == pod.started && !pod.is_ready;
+            has_died = known.has_died(&pod);
+            *known = pod;
+        } else {
+            self.pods.push(pod);
         }
         self.shows_life |= !served && self.serves();
         has_died
     }
 
-    /// A pod is gone.
-    pub(super) fn lose(&mut self, uid: &str) {
+    pub(super) fn remove_pod(&mut self, uid: &str) {
         self.pods.retain(|pod| *pod.uid != *uid);
         self.gone = Some(uid.into());
     }
 
-    /// Takes in the annotation.
-    pub(super) fn tell(&mut self, state: Option<PluginState>) {
+    /// Replaces the annotation.
+    pub(super) fn set_state(&mut self, state: Option<PluginState>) {
         if self.state == state || (state.is_some() && self.outdated == state) {
             return;
         }
-        let is_of_gone =
-            |state: &PluginState| state.pod.is_some() && state.pod.as_deref() == self.gone.as_deref();
-        if state
-            .as_ref()
-            .is_some_and(|state| state.serving && !is_of_gone(state))
-        {
-            self.gone = None;
-            self.shows_life = true;
+        if let Some(state) = &state {
+            // The watch of nodes may show the last report of a pod after the watch of pods has shown its end.
+            let is_of_gone = state.pod.is_some() && state.pod.as_deref() == self.gone.as_deref();
+            if state.serving && !is_of_gone {
+                self.gone = None;
+                self.shows_life = true;
+            }
         }
         self.state = state;
         for pod in &mut self.pods {
@@ -194,33 +190,29 @@ impl PluginEvidence {
 
     /// Returns true if a plugin has shown that it served after this second, by the clock of the node.
     pub(super) fn has_served_after(&self, at: Timestamp) -> bool {
-        let by_word = self
-            .state
-            .as_ref()
-            .filter(|state| state.serving)
-            .map(|state| state.since);
-        let by_probe = self
-            .pods
-            .iter()
-            .filter(|pod| pod.is_ready)
-            .filter_map(|pod| pod.started);
-        by_probe
-            .chain(by_word)
-            .any(|since| since.as_second() > at.as_second())
-    }
-
-    pub(super) fn has_no_pod(&self) -> bool {
-        self.pods.is_empty()
+        let mut beginnings = Vec::new();
+        if let Some(state) = &self.state
+            && state.serving
+        {
+            beginnings.push(state.since);
+        }
+        for pod in &self.pods {
+            if pod.is_ready {
+                beginnings.extend(pod.started);
+            }
+        }
+        // Kubernetes writes times of containers in whole seconds, so that equal seconds prove no order.
+        beginnings.iter().any(|since| since.as_second() > at.as_second())
     }
 
     /// Returns true if a plugin was seen, and not gone for long.
-    pub(super) fn is_any(&self) -> bool {
+    pub(super) fn shows_plugin(&self) -> bool {
         !self.pods.is_empty() || self.state.is_some() || self.gone.is_some()
     }
 
-    /// Returns true if nothing need be kept.
-    pub(super) fn is_void(&self) -> bool {
-        !self.is_any() && self.outdated.is_none()
+    /// Returns true if the evidence need not be kept.
+    pub(super) fn is_empty(&self) -> bool {
+        !self.shows_plugin() && self.outdated.is_none()
     }
 
     /// Forgets a plugin that has been gone for long.
@@ -228,11 +220,9 @@ impl PluginEvidence {
         (self.outdated, self.gone) = (self.state.take(), None);
     }
 
-    /// The pods that a list did not name, by UID.
+    /// The UIDs of the pods that a list did not name.
     pub(super) fn unlisted(&self, list: u32) -> impl Iterator<Item = &str> {
-        self.pods
-            .iter()
-            .filter(move |pod| pod.list != list)
-            .map(|pod| &*pod.uid)
+        let unlisted = self.pods.iter().filter(move |pod| pod.list != list);
+        unlisted.map(|pod| &*pod.uid)
     }
 }

@@ -79,19 +79,19 @@ fn pods_and_the_annotation_decide_if_a_node_is_offered(
     let expected = expected.map_or(Standing::Offered, Standing::Out);
     let (mut plugins, mut later) = (plugins(), plugins());
     for value in pods {
-        plugins.see_pod(&pod(value.clone()), 1);
+        plugins.put_pod(&pod(value.clone()), 1);
     }
-    plugins.see_state("n", state.clone());
-    later.see_state("n", state);
+    plugins.set_state("n", state.clone());
+    later.set_state("n", state);
     for value in pods {
-        later.see_pod(&pod(value.clone()), 1);
+        later.put_pod(&pod(value.clone()), 1);
     }
     assert_eq!(
         (plugins.standing("n"), later.standing("n")),
         (expected, expected),
         "in either order"
     );
-    assert_eq!(plugins.is_calm(), expected == Standing::Offered);
+    assert_eq!(plugins.all_serve(), expected == Standing::Offered);
 }
 
 #[rstest]
@@ -103,18 +103,18 @@ fn pods_that_are_not_of_the_daemon_set_are_ignored(#[case] path: &[&str], #[case
     let target = path.iter().fold(&mut forged, |at, key| &mut at[*key]);
     *target = value;
     let mut plugins = plugins();
-    plugins.see_pod(&pod(forged), 1);
+    plugins.put_pod(&pod(forged), 1);
     assert_eq!(plugins.standing("n"), Standing::Offered);
 }
 
 #[test]
 fn a_node_is_not_offered_during_a_rollout_until_the_new_plugin_serves() {
     let (mut plugins, now) = (plugins(), Instant::now());
-    plugins.see_pod(&pod(plugin("a", Some((1, true)))), 1);
-    plugins.see_state("n", Some(word(true, 1, Some("a"))));
-    assert!(!plugins.see_pod(&pod(leaving("a")), 1));
+    plugins.put_pod(&pod(plugin("a", Some((1, true)))), 1);
+    plugins.set_state("n", Some(word(true, 1, Some("a"))));
+    assert!(!plugins.put_pod(&pod(leaving("a")), 1));
     assert_eq!(plugins.standing("n"), Standing::Out(Away::Ending));
-    plugins.see_state("n", Some(word(false, 30, Some("a"))));
+    plugins.set_state("n", Some(word(false, 30, Some("a"))));
     assert!(!plugins.remove_pod("a"));
     assert_eq!(
         plugins.standing("n"),
@@ -122,11 +122,11 @@ fn a_node_is_not_offered_during_a_rollout_until_the_new_plugin_serves() {
         "its pod is gone, and no other is there yet"
     );
     plugins.advance(now);
-    plugins.see_pod(&pod(plugin("b", None)), 1);
-    plugins.see_pod(&pod(plugin("b", Some((33, false)))), 1);
+    plugins.put_pod(&pod(plugin("b", None)), 1);
+    plugins.put_pod(&pod(plugin("b", Some((33, false)))), 1);
     assert_eq!(plugins.standing("n"), Standing::Out(Away::NotServing));
     assert!(
-        plugins.see_state("n", Some(word(true, 34, Some("b")))),
+        plugins.set_state("n", Some(word(true, 34, Some("b")))),
         "room has opened"
     );
     assert_eq!(
@@ -134,22 +134,22 @@ fn a_node_is_not_offered_during_a_rollout_until_the_new_plugin_serves() {
         Standing::Offered,
         "a plugin that was replaced is not tried"
     );
-    assert!(!plugins.advance(now + GONE_COUNTS) && plugins.is_calm());
+    assert!(!plugins.advance(now + GONE_COUNTS) && plugins.all_serve());
 }
 
 /// The plugin's word stands as long as no probe contradicts it.
 #[test]
 fn a_failed_probe_overrides_the_annotation_of_a_plugin() {
     let mut plugins = plugins();
-    plugins.see_state("n", Some(word(true, 2, Some("a"))));
-    plugins.see_pod(&pod(plugin("a", Some((1, false)))), 1);
-    plugins.see_pod(&pod(plugin("a", Some((1, true)))), 1);
+    plugins.set_state("n", Some(word(true, 2, Some("a"))));
+    plugins.put_pod(&pod(plugin("a", Some((1, false)))), 1);
+    plugins.put_pod(&pod(plugin("a", Some((1, true)))), 1);
     assert_eq!(plugins.standing("n"), Standing::Offered);
     for _ in 0..2 {
-        plugins.see_pod(&pod(plugin("a", Some((1, false)))), 1);
+        plugins.put_pod(&pod(plugin("a", Some((1, false)))), 1);
         assert_eq!(plugins.standing("n"), Standing::Out(Away::NotServing));
     }
-    plugins.see_state("n", Some(word(true, 9, Some("a"))));
+    plugins.set_state("n", Some(word(true, 9, Some("a"))));
     assert_eq!(
         plugins.standing("n"),
         Standing::Offered,
@@ -188,7 +188,7 @@ fn failures_that_show_that_the_plugin_is_away(#[case] message: &str, #[case] exp
 #[test]
 fn a_deleted_plugin_pod_counts_for_a_while_or_until_another_is_ready() {
     let (mut plugins, now) = (plugins(), Instant::now());
-    plugins.see_pod(&pod(plugin("a", Some((1, true)))), 1);
+    plugins.put_pod(&pod(plugin("a", Some((1, true)))), 1);
     plugins.end_list(2);
     assert_eq!(plugins.standing("n"), Standing::Out(Away::Gone));
     plugins.advance(now);
@@ -203,32 +203,32 @@ fn a_deleted_plugin_pod_counts_for_a_while_or_until_another_is_ready() {
 #[test]
 fn an_expired_annotation_does_not_count_again() {
     let (mut plugins, now) = (plugins(), Instant::now());
-    plugins.see_state("n", Some(word(false, 1, None)));
+    plugins.set_state("n", Some(word(false, 1, None)));
     plugins.advance(now);
     assert!(plugins.advance(now + GONE_COUNTS));
-    plugins.see_state("n", Some(word(false, 1, None)));
+    plugins.set_state("n", Some(word(false, 1, None)));
     assert_eq!(
         plugins.standing("n"),
         Standing::Offered,
         "the Node is shown again and again"
     );
-    plugins.see_state("n", Some(word(false, 2, None)));
+    plugins.set_state("n", Some(word(false, 2, None)));
     assert_eq!(plugins.standing("n"), Standing::Out(Away::Gone));
     plugins.forget_node("n");
-    assert!(plugins.is_calm() && plugins.nodes.is_empty());
+    assert!(plugins.all_serve() && plugins.nodes.is_empty());
 }
 
 #[test]
 fn a_restarted_plugin_is_tried_before_it_is_ready() {
     let (mut plugins, now) = (plugins(), Instant::now());
-    plugins.see_pod(&pod(plugin("a", Some((1, true)))), 1);
-    plugins.see_pod(&pod(plugin("a", None)), 1);
+    plugins.put_pod(&pod(plugin("a", Some((1, true)))), 1);
+    plugins.put_pod(&pod(plugin("a", None)), 1);
     assert_eq!(plugins.standing("n"), Standing::Out(Away::NotServing));
-    plugins.see_pod(&pod(plugin("a", Some((10, false)))), 1);
+    plugins.put_pod(&pod(plugin("a", Some((10, false)))), 1);
     plugins.advance(now);
-    assert!(plugins.see_state("n", Some(word(true, 11, Some("a")))));
+    assert!(plugins.set_state("n", Some(word(true, 11, Some("a")))));
     assert_eq!(plugins.standing("n"), Standing::Tried);
-    assert!(!plugins.is_calm() && plugins.is_due(now));
+    assert!(!plugins.all_serve() && plugins.is_due(now));
     plugins.advance(now);
     assert!(plugins.advance(now + TRIAL));
     assert_eq!(plugins.standing("n"), Standing::Offered);
@@ -237,7 +237,7 @@ fn a_restarted_plugin_is_tried_before_it_is_ready() {
 #[test]
 fn a_node_on_which_a_pod_has_failed_is_not_offered() {
     let (mut plugins, now) = (plugins(), Instant::now());
-    plugins.see_state("n", Some(word(true, 1, None)));
+    plugins.set_state("n", Some(word(true, 1, None)));
     plugins.fail("n", Some(at(0).parse().unwrap()));
     assert_eq!(
         plugins.standing("n"),
@@ -255,7 +255,7 @@ fn a_node_on_which_a_pod_has_failed_is_not_offered() {
     plugins.advance(now + FIRST_PAUSE);
     assert!(!plugins.advance(now + FIRST_PAUSE * 2), "twice as long");
     assert!(
-        plugins.see_state("n", Some(word(true, 20, None))),
+        plugins.set_state("n", Some(word(true, 20, None))),
         "a sign of life"
     );
     assert_eq!(plugins.standing("n"), Standing::Tried);
@@ -294,12 +294,12 @@ proptest! {
                 Event::Other(which) => {
                     let mut elsewhere = leaving(&which.to_string());
                     elsewhere["spec"]["nodeName"] = json!("m");
-                    plugins.see_pod(&pod(elsewhere), nth);
-                    plugins.see_state("m", Some(word(which == 0, 7, None)));
+                    plugins.put_pod(&pod(elsewhere), nth);
+                    plugins.set_state("m", Some(word(which == 0, 7, None)));
                 }
                 Event::List => {
                     plugins.end_list(nth);
-                    plugins.see_state("n", None);
+                    plugins.set_state("n", None);
                 }
             }
             prop_assert_eq!(plugins.standing("n"), Standing::Offered);
