@@ -1,6 +1,6 @@
 //! Writes bindings to the API server, and reads their outcome. No other file writes any.
 //!
-//! Knows nothing of devices: the annotations come ready. A write whose outcome is unknown is not repeated here.
+//! This file does not choose devices: the caller has made the annotations. A write whose outcome is unknown is not repeated here.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -69,17 +69,17 @@ pub enum BindOutcome {
     Unknown(String),
 }
 
-/// A pod as the API server has it.
+/// The state of a pod that the API server returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodLookup {
-    /// Bound to a node.
+    /// The pod is bound to a node.
     Bound {
         /// The node.
         node: String,
         /// The pod's annotations.
         annotations: BTreeMap<String, String>,
     },
-    /// Not bound.
+    /// The pod exists and is not bound.
     Unbound,
     /// The API server has no pod with this UID.
     Gone,

@@ -257,7 +257,7 @@ impl Extender {
     }
 
     /// Reads a request's body, if the client may send one.
-    async fn receive(&self, request: Request<Body>) -> Result<Bytes, RequestError> {
+    async fn read_body(&self, request: Request<Body>) -> Result<Bytes, RequestError> {
         let (limit, read_timeout) = (self.serving.max_body, self.serving.read_timeout);
         if self.serving.demands_certificates() && request.extensions().get::<ClientCertificate>().is_none() {
             return Err(RequestError::NoCertificate);
@@ -306,7 +306,7 @@ pub fn health_router(extender: Arc<Extender>, metrics: MetricsText) -> Router {
 async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     // Before the body is read, so that clients whose requests fail are counted too.
     extender.filter_clients.count(&request);
-    let body = extender.receive(request).await;
+    let body = extender.read_body(request).await;
     // Metrics show the time from the whole request to the answer, not the network.
     let mut timer = extender.metrics.time(Verb::Filter);
     // After the body: a client that sends slowly must not hold a permit.
@@ -340,7 +340,7 @@ async fn answer_if_leading(
     request: Request<Body>,
     answer: fn(&Extender, &[u8]) -> Result<Vec<u8>, RequestError>,
 ) -> Response {
-    let body = extender.receive(request).await;
+    let body = extender.read_body(request).await;
     let mut timer = extender.metrics.time(verb);
     // After the body: a client that sends slowly must not hold a permit.
     let _permit = extender.answering.acquire().await;
@@ -354,7 +354,7 @@ async fn answer_if_leading(
 async fn bind(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     // The time that the body takes counts too: kube-scheduler's own timeout runs already.
     let deadline = tokio::time::Instant::now() + extender.binder.timeout();
-    let body = extender.receive(request).await;
+    let body = extender.read_body(request).await;
     let mut timer = extender.metrics.time(Verb::Bind);
     let answer = match body {
         Ok(body) => bind::answer(&extender, &body, deadline, &mut timer).await,

@@ -552,7 +552,7 @@ impl Index {
         let entry = entry.or_insert_with(|| PodEntry::new(facts.clone()));
         entry.assumption = Some(Box::new(Assumption::new(binding.clone(), stamp, now)));
         // The hint has served its purpose; on another node its room is free again.
-        self.hints.end(&mut self.cluster, &pod.uid, Some(node));
+        self.hints.end_hint(&mut self.cluster, &pod.uid, Some(node));
         // Policies that look ahead count the CPU of the pod now, not only when a watch shows the pod bound.
         self.cluster.fleet.set_host_use(&owner, node, facts.host);
         Ok(Assumed::Write {

@@ -364,7 +364,7 @@ fn fragmentation_ratio(gpus: &[GpuSnapshot]) -> f64 {
     if free == 0 {
         0.0
     } else {
-        number(stranded) / number(free)
+        as_f64(stranded) / as_f64(free)
     }
 }
 
@@ -378,14 +378,14 @@ fn encode_namespaces(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -
     };
     let help = "Memory of GPUs that the pods of a namespace hold";
     encode("namespace_gpu_memory_allocated_bytes", help, |sum| {
-        number(sum.bytes)
+        as_f64(sum.bytes)
     })?;
     let help = "Computing power that the pods of a namespace hold; 1 is a whole GPU";
     encode("namespace_gpu_core_allocated_ratio", help, |sum| {
-        number(sum.core) / 100.0
+        as_f64(sum.core) / 100.0
     })?;
     let help = "Parts of GPUs that the pods of a namespace hold";
-    encode("namespace_gpu_parts", help, |sum| number(sum.n_parts))
+    encode("namespace_gpu_parts", help, |sum| as_f64(sum.n_parts))
 }
 
 fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[GpuSnapshot]) -> fmt::Result {
@@ -400,12 +400,12 @@ fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[GpuSnapshot]) -> fmt
         Ok(())
     };
     encode("gpu_memory_total_bytes", "Memory of a GPU", |gpu| {
-        number(gpu.total)
+        as_f64(gpu.total)
     })?;
     let help = "Memory of a GPU that pods hold";
-    encode("gpu_memory_allocated_bytes", help, |gpu| number(gpu.used))?;
+    encode("gpu_memory_allocated_bytes", help, |gpu| as_f64(gpu.used))?;
     let help = "Free memory of a GPU on which no typical pod fits";
-    encode("gpu_memory_stranded_bytes", help, |gpu| number(gpu.stranded))?;
+    encode("gpu_memory_stranded_bytes", help, |gpu| as_f64(gpu.stranded))?;
     let help = "Computing power of a GPU; 1 is a whole GPU";
     encode("gpu_core_total_ratio", help, |gpu| f64::from(gpu.core.1) / 100.0)?;
     let help = "Computing power of a GPU that pods hold; 1 is a whole GPU";
@@ -425,7 +425,7 @@ fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[GpuSnapshot]) -> fmt
 
 /// A number as Prometheus stores it.
 #[expect(clippy::cast_precision_loss, reason = "exact up to 8 PiB of bytes")]
-fn number(number: u64) -> f64 {
+fn as_f64(number: u64) -> f64 {
     number as f64
 }
 

@@ -27,12 +27,12 @@ pub(super) struct Attempts(RecentPods<PodAttempts>);
 struct PodAttempts {
     /// The node that the pod was sent to, and the number of times it returned without a reported failure.
     open: Option<(Box<str>, u32)>,
-    /// The nodes that it avoids, and until when.
+    /// The nodes that the pod avoids, with the time until which it does.
     avoided: Vec<(Box<str>, Instant)>,
 }
 
 impl Attempts {
-    /// Begins an attempt of a pod. Returns the nodes that it avoids.
+    /// Counts the return of a pod from the node of its open attempt, if it has one. Returns the nodes that the pod avoids.
     pub(super) fn begin(&mut self, uid: &str, is_gang_member: bool, now: Instant) -> Vec<Box<str>> {
         let Some(attempt) = self.0.get_mut(uid) else {
             return Vec::new();

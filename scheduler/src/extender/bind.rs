@@ -26,7 +26,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// The time after which the pod of a written binding is read from the API server if no watch has shown the binding.
 const UNSEEN_LIMIT: Duration = Duration::from_secs(300);
-/// Time between two searches for such bindings. Those that a list should have shown are looked for when the list is complete.
+/// Time between two searches for such bindings. The end of a list that should have shown some begins a search at once.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The reason that a pod was not bound.
@@ -79,7 +79,7 @@ pub enum BindError {
 enum Cause {
     /// The node has no room for the pod.
     Node,
-    /// Nothing that another node would change.
+    /// The cause is the same on every node.
     Elsewhere,
     /// The API server does not say if another node would help.
     Unclear,

@@ -58,7 +58,7 @@ pub(super) fn routes(extender: &Arc<Extender>) -> Router<Arc<Extender>> {
     Router::new()
         .route(&format!("{PREFIX}/inspect"), get(inspect_all))
         .route(&format!("{PREFIX}/inspect/{{node}}"), get(inspect_node))
-        .route_layer(from_fn_with_state(Arc::clone(extender), access::admit))
+        .route_layer(from_fn_with_state(Arc::clone(extender), access::require_access))
 }
 
 async fn inspect_all(State(extender): State<Arc<Extender>>, RawQuery(query): RawQuery) -> Response {

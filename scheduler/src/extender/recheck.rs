@@ -2,9 +2,9 @@
 //!
 //! kube-scheduler tries a refused pod again when its own watches show a change, and then leaves the pod alone until the next
 //! change, or for five minutes. Its watches can be a moment ahead of this process's: a pod that is refused in that moment
-//! would wait although it fits. So `filter` holds a refusal back for a moment, and evaluates once more, if kube-scheduler had
-//! no cause to ask that this process knows of: no room has opened since the pod's last refusal, or the watch has not even
-//! shown the pod. Other pods that ended before this one was created are shown before it.
+//! would wait although it fits. So `filter` holds a refusal back for a moment, and evaluates once more, if kube-scheduler must
+//! have seen a change that this process has not: no room has opened here since the pod's last refusal, or the watch has not
+//! even shown the pod, and so perhaps not the end of other pods before it.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ pub(super) struct PodRefusal {
     pub(super) uid: Box<str>,
     /// True if no watch has shown the pod yet.
     pub(super) is_unseen: bool,
-    /// The number of times room had opened anywhere.
+    /// The number of times that room had opened on any node when the pod was refused.
     pub(super) n_openings: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Makes kube-scheduler try refused pods again where it sees no cause to.
+//! Makes kube-scheduler try refused pods again when it sees no event that could help them.
 //!
 //! kube-scheduler keeps a refused pod aside until an event of the API server may help it, and otherwise for five minutes. That
 //! is too long in two cases.
@@ -64,11 +64,11 @@ pub(super) struct SampleRetries {
     samples: RecentPods<u64>,
 }
 
-/// The last refusal of such a pod.
+/// The last refusal of a pod for a sample.
 #[derive(Clone, Copy, Debug)]
 struct Retry {
     at: Instant,
-    /// Selects the suffix.
+    /// Selects one of the two suffixes.
     is_odd: bool,
     n_in_row: usize,
     n_openings: u64,
@@ -131,7 +131,7 @@ impl SampleRetries {
 struct WaitingPod {
     /// The openings that the refusal had taken into account.
     seen: Openings,
-    /// The time at which room was first found to have opened since.
+    /// The time at which the poll first found that room had opened after the refusal.
     behind_since: Option<Instant>,
 }
 

@@ -59,7 +59,7 @@ impl Budget {
 }
 
 /// Namespace and name.
-pub(super) fn key(budget: &PodDisruptionBudget) -> (Box<str>, Box<str>) {
+pub(super) fn namespace_and_name(budget: &PodDisruptionBudget) -> (Box<str>, Box<str>) {
     let namespace = budget.metadata.namespace.as_deref().unwrap_or_default();
     let name = budget.metadata.name.as_deref().unwrap_or_default();
     (namespace.into(), name.into())

@@ -1,4 +1,4 @@
-//! Nodes, pods and the devices that pods hold: the part of the index that accounts.
+//! Nodes, pods and the devices that pods hold: the accounts of the index.
 //!
 //! A node counts by its Node and its Device object together, a pod by its spec, its record and the reports of its node. Whenever
 //! one of these changes, the holdings of the pods that it concerns are worked out again.
@@ -35,7 +35,7 @@ pub(super) struct Cluster {
     pub(super) nodes: FxHashMap<Box<str>, NodeState>,
     /// The device type of each resource.
     pub(super) kinds: Kinds,
-    /// The nodes whose kubelet allocated devices to a pod of another scheduler, by its UID.
+    /// The nodes whose kubelet allocated devices to a pod of another scheduler, by the UID of the pod.
     allocated_on: FxHashMap<Box<str>, Vec<Box<str>>>,
     /// Pods that have ended and are still listed, by UID, with the number of the list that named them last.
     pub(super) ended: FxHashMap<OwnerId, u32>,
@@ -56,7 +56,7 @@ pub(super) struct Cluster {
 pub(super) struct NodeState {
     pub(super) node: Option<Node>,
     pub(super) device: Option<DeviceReport>,
-    /// The numbers of the lists that named the two last.
+    /// The numbers of the last lists of nodes and of Device objects that named them.
     pub(super) node_list: u32,
     pub(super) device_list: u32,
     /// The records that its plugin has swapped between pods, by UID.
@@ -67,7 +67,7 @@ pub(super) struct NodeState {
     pub(super) without_devices: Option<PodUids>,
     /// Pods bound to it that hold nothing and have a problem.
     pub(super) unheld: BTreeSet<OwnerId>,
-    /// The inventory by both objects.
+    /// The inventory that follows from both objects.
     report: Option<NodeReport>,
     /// The allocatable amounts of device resources.
     pub(super) allocatable: Vec<(Box<str>, u64)>,
@@ -107,7 +107,7 @@ impl Cluster {
         self.pods.get(uid)?.assumption.as_deref()
     }
 
-    /// The same, if it is the decision with this stamp.
+    /// The decision about a pod if it has this assume time.
     pub(super) fn assumption_mut(&mut self, uid: &str, stamp: u64) -> Option<&mut Assumption> {
         let assumption = self.pods.get_mut(uid)?.assumption.as_deref_mut();
         assumption.filter(|assumption| assumption.state.stamp == stamp)
@@ -180,12 +180,12 @@ impl Cluster {
         self.fleet.view(self.fleet.node_id(name)?)
     }
 
-    /// Replaces a node's Device object, and accounts the pods whose resources have another device type by that.
+    /// Replaces a node's Device object, and accounts the pods with resources whose device type this changes.
     pub(super) fn replace_device(&mut self, name: &str, device: Option<DeviceReport>) {
         let Some(state) = self.nodes.get_mut(name) else {
             return;
         };
-        // The types of devices are counted over all nodes: the old object's give way to the new one's.
+        // The types of devices are counted over all nodes: those of the old object give way to those of the new one.
         let before = std::mem::replace(&mut state.device, device);
         let classes_before = before.as_ref().map(DeviceReport::classes).unwrap_or_default();
         let classes = state
@@ -481,7 +481,7 @@ impl Cluster {
         self.n_silent_openings += 1;
     }
 
-    /// Counts one opening as silent if room has opened since it had opened `n_before` times.
+    /// Counts one silent opening if the number of openings has changed from `n_before`.
     pub(super) fn note_silent_since(&mut self, n_before: u64) {
         self.n_silent_openings += u64::from(self.fleet.n_openings() != n_before);
     }

@@ -60,12 +60,12 @@ pub(super) fn is_refused_by_kubelet(pod: &Pod) -> bool {
 
 impl FailingNodes {
     /// Notes a failed pod, whose time is that of the next [`Self::advance`].
-    pub(super) fn note(&mut self, node: &str, uid: &str) {
+    pub(super) fn note_failure(&mut self, node: &str, uid: &str) {
         self.unstamped.push((node.into(), uid.into()));
     }
 
     /// Counts a failed pod.
-    pub(super) fn fail(&mut self, node: &str, uid: &str, now: Instant) {
+    pub(super) fn count_failure(&mut self, node: &str, uid: &str, now: Instant) {
         let failing = self.nodes.entry(node.into()).or_default();
         // The watch shows a failed pod once more with each change of its object.
         if failing.failures.iter().any(|(failed, _)| **failed == *uid) {
@@ -87,7 +87,7 @@ impl FailingNodes {
             (failing.pause, failing.last_until) = (Some(pause), now.checked_add(pause));
             tracing::warn!(node, pause = ?pause, "kubelet refuses pods on this node again and again: it ranks last for a while");
         }
-        self.settle(now);
+        self.end_pauses(now);
     }
 
     pub(super) fn remove(&mut self, node: &str) {
@@ -102,15 +102,15 @@ impl FailingNodes {
 
     pub(super) fn advance(&mut self, now: Instant) {
         for (node, uid) in std::mem::take(&mut self.unstamped) {
-            self.fail(&node, &uid, now);
+            self.count_failure(&node, &uid, now);
         }
         if self.next.is_some_and(|next| next <= now) {
-            self.settle(now);
+            self.end_pauses(now);
         }
     }
 
     /// Ends the times that are up, and forgets nodes without failures for long.
-    fn settle(&mut self, now: Instant) {
+    fn end_pauses(&mut self, now: Instant) {
         for failing in self.nodes.values_mut() {
             if failing.last_until.is_some_and(|until| until <= now) {
                 failing.last_until = None;
@@ -164,10 +164,10 @@ mod tests {
     fn a_failing_node_is_ranked_last_for_longer_each_time() {
         let (mut failing, start) = (FailingNodes::default(), Instant::now());
         for uid in ["a", "a", "b"] {
-            failing.fail("n1", uid, start);
+            failing.count_failure("n1", uid, start);
         }
         assert!(!failing.ranks_last("n1"), "the same pod counts once");
-        failing.note("n1", "c");
+        failing.note_failure("n1", "c");
         assert!(failing.is_due(start));
         failing.advance(start);
         assert!(failing.ranks_last("n1") && !failing.ranks_last("n2"));
@@ -176,7 +176,7 @@ mod tests {
         assert!(!failing.is_due(back.checked_sub(Duration::from_secs(1)).unwrap()) && failing.is_due(back));
         failing.advance(back);
         assert!(!failing.ranks_last("n1"));
-        failing.fail("n1", "d", back);
+        failing.count_failure("n1", "d", back);
         failing.advance(back + FIRST_PAUSE);
         assert!(failing.ranks_last("n1"), "twice as long");
         failing.advance(back + FIRST_PAUSE * 2);
@@ -187,13 +187,13 @@ mod tests {
     fn failures_long_ago_are_forgotten() {
         let (mut failing, start) = (FailingNodes::default(), Instant::now());
         for (nth, uid) in ["a", "b", "c", "d"].into_iter().enumerate() {
-            failing.fail("n1", uid, start + WINDOW * u32::try_from(nth).unwrap() / 2);
+            failing.count_failure("n1", uid, start + WINDOW * u32::try_from(nth).unwrap() / 2);
         }
         assert_eq!(failing.n_ranking_last(), 0, "never three in a window");
         failing.advance(start + WINDOW * 2 + FORGOTTEN_AFTER);
         assert!(failing.nodes.is_empty() && failing.next.is_none());
         for uid in ["a", "b", "c"] {
-            failing.fail("n1", uid, start);
+            failing.count_failure("n1", uid, start);
         }
         failing.remove("n1");
         assert_eq!(failing.n_ranking_last(), 0);

@@ -1,4 +1,4 @@
-//! The `PodGroups` that kube-scheduler asks about, and the end of the room that is kept for their members.
+//! The `PodGroup`s whose members kube-scheduler filters, and the end of the room that is kept for these members.
 //!
 //! kube-scheduler 1.36 filters the members of a `PodGroup` one after the other, in one cycle, before it binds any of them. So
 //! the room of all members is kept together: each filter request for one of them puts the end off for all, or the room of the
@@ -6,9 +6,9 @@
 //!
 //! A cycle that comes to nothing leaves no trace in the API after the first one: kube-scheduler writes no condition whose text
 //! stays the same, and tries the group again and again. Therefore a group is remembered by the most members that found room in
-//! a cycle that came to nothing, as a member that had failed before was asked about once more and none had been bound. A
+//! a cycle that came to nothing, which shows when a member that had failed before is filtered once more and none was bound. A
 //! later cycle that finds room for no more members will come to nothing too: its room is kept among the members alone, and is
-//! free as soon as another pod is asked about, since kube-scheduler has one cycle at a time.
+//! free as soon as another pod is filtered, since kube-scheduler has one cycle at a time.
 
 use std::time::Instant;
 
@@ -95,10 +95,10 @@ impl Gangs {
         is_news
     }
 
-    /// A pod is bound or gone: if it is a member, its group has another future than its past cycles say.
+    /// Removes a member that is bound or gone. The past cycles of its group then no longer say what the next ones come to.
     pub(super) fn remove_member(&mut self, uid: &str) {
         for gang in self.0.values_mut() {
-            // A non-lazy `or`: the member leaves `kept` in any case.
+            // No short-circuit: the member leaves `kept` in any case.
             if gang.kept.remove(uid) | gang.asked.contains(uid) {
                 (gang.n_in_vain, gang.is_bound) = (0, true);
                 gang.asked.clear();
@@ -119,15 +119,15 @@ impl Gangs {
     }
 
     /// Forgets the groups whose time is up; returns the members that room may be kept for.
-    pub(super) fn end(&mut self, now: Instant) -> Vec<OwnerId> {
+    pub(super) fn end_expired(&mut self, now: Instant) -> Vec<OwnerId> {
         self.0
             .extract_if(|_, gang| gang.end <= now)
             .flat_map(|(_, gang)| gang.kept)
             .collect()
     }
 
-    /// A pod of this group, or of none, is asked about: the cycles of all others are over. Returns the members of those that
-    /// came to nothing.
+    /// Ends the cycles of all other groups, since a pod of this group, or of none, is filtered. Returns the members of the groups
+    /// whose cycles came to nothing.
     pub(super) fn end_cycles(&mut self, asked: Option<&str>) -> Vec<OwnerId> {
         let mut members = Vec::new();
         for (group, gang) in &mut self.0 {
@@ -207,9 +207,9 @@ mod tests {
         let (mut gangs, now) = (Gangs::default(), Instant::now());
         ask(&mut gangs, "+a", now);
         ask(&mut gangs, "-b", now + 20 * SECOND);
-        assert!(!gangs.is_due(now + 49 * SECOND) && gangs.end(now + 49 * SECOND).is_empty());
+        assert!(!gangs.is_due(now + 49 * SECOND) && gangs.end_expired(now + 49 * SECOND).is_empty());
         assert!(gangs.is_due(now + 50 * SECOND));
-        assert_eq!(gangs.end(now + 50 * SECOND), [owner("a")]);
+        assert_eq!(gangs.end_expired(now + 50 * SECOND), [owner("a")]);
         assert!(!gangs.is_due(now + 99 * SECOND), "nothing is left of it");
     }
 }

@@ -23,22 +23,22 @@ use super::cluster::Cluster;
 use super::gangs::{FilteredMember, Gangs};
 use super::resource_demand::ResourceDemand;
 
-/// Most hints at one time, except for those of `PodGroups`.
+/// The most hints at one time, without those of `PodGroup` members.
 const MAX_HINTS: usize = 4096;
 
-/// The longest that hints last.
+/// The longest times that hints last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HintTimes {
-    /// Of a pod that kube-scheduler binds at once.
+    /// The time for the hint of a pod that kube-scheduler binds at once.
     pub plain: Duration,
-    /// Of a pod whose volumes or claims kube-scheduler may wait for: `VolumeBinding`'s `bindTimeoutSeconds`.
+    /// The time for the hint of a pod whose volumes or claims kube-scheduler may wait for: `VolumeBinding`'s `bindTimeoutSeconds`.
     pub claims: Duration,
-    /// While the pod's `status.nominatedNodeName` names the node.
+    /// The time for a hint while the pod's `status.nominatedNodeName` names the node.
     pub nominated: Duration,
 }
 
 impl HintTimes {
-    /// Times by which every hint lasts as long, nominated or not.
+    /// The same time for every hint, nominated or not.
     pub const fn all(lasts: Duration) -> Self {
         Self {
             plain: lasts,
@@ -62,21 +62,22 @@ pub struct Attempt {
     group: Option<Box<str>>,
 }
 
-/// A failed attempt, by a hash of its reason and message: kube-scheduler leaves the time of the condition as it is.
+/// A failed attempt to schedule a pod, identified by a hash of its reason and message: kube-scheduler does not update the time of
+/// the condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Failure {
     text: u64,
     is_error: bool,
 }
 
-/// A hint and how it ends.
+/// The room kept for one pod, and the rules for its end.
 #[derive(Clone, Debug)]
 struct Hint {
     node: Box<str>,
-    /// The `PodGroup` with which it ends.
+    /// The `PodGroup` with whose hints it ends; `None` if it ends by itself.
     group: Option<Box<str>>,
     lasts: Duration,
-    /// `None` until it is stamped, and of a group.
+    /// The end; `None` until the next [`HintQueue::advance`] stamps the hint, and for a hint that ends with its group.
     end: Option<Instant>,
     version: Option<u64>,
     failure: Option<Failure>,
@@ -86,27 +87,27 @@ struct Hint {
     may_err: bool,
 }
 
-/// Hints, and their ends.
+/// All hints, ordered by their ends.
 #[derive(Debug)]
 pub struct HintQueue {
     pub(super) times: HintTimes,
     hints: FxHashMap<OwnerId, Hint>,
-    /// Those that are stamped, by their ends.
+    /// The stamped hints by their ends.
     ends: BTreeSet<(Instant, OwnerId)>,
     unstamped: Vec<OwnerId>,
     gangs: Gangs,
     /// Pods whose hint expired, with the time from which they may have another one.
     resting: FxHashMap<OwnerId, Instant>,
-    /// In the order of their beginnings; an entry that differs from `resting` is outdated.
+    /// The pods of `resting` in the order in which their rests began; an entry that differs from `resting` is outdated.
     rest_queue: VecDeque<(Instant, OwnerId)>,
     /// Unbound pods without a hint and the nodes that they are nominated to, which had no room for them yet.
     nominees: FxHashMap<OwnerId, Box<str>>,
-    /// The number of times room had been made when nominees were tried last.
+    /// The number of times room had opened when the nominees were tried last.
     n_tried: u64,
 }
 
 impl Attempt {
-    /// Reads a pod.
+    /// Reads the fields of a pod.
     pub fn of(pod: &Pod) -> Self {
         Self {
             version: pod.version(),
@@ -137,7 +138,7 @@ impl Failure {
 impl Hint {
     /// Updates the hint by the state of the pod that a watch shows, and returns true if the hint stays.
     fn update(&mut self, shown: &Attempt, times: HintTimes) -> bool {
-        // Our watch may be behind the version of the pod that kube-scheduler asked about.
+        // The watch of this process may be behind the version of the pod that kube-scheduler sent.
         if let (Some(shown), Some(decided)) = (shown.version, self.version)
             && shown <= decided
         {
@@ -207,7 +208,7 @@ impl HintQueue {
             Some(end) => {
                 self.ends.insert((end, owner.clone()));
             }
-            // The group ends it, see `Gangs::end`.
+            // It ends with its group, see `Gangs::end_expired`.
             None if hint.group.is_some() => {}
             None => self.unstamped.push(owner.clone()),
         }
@@ -258,8 +259,8 @@ impl HintQueue {
         self.resting.get(uid).is_some_and(|until| *until > now)
     }
 
-    /// Makes a pod whose hint expired rest: the room is for other pods for a while.
-    fn rest(&mut self, owner: OwnerId, now: Instant) {
+    /// Makes a pod whose hint expired rest: it gets no hint for a while, so that other pods get the room.
+    fn begin_rest(&mut self, owner: OwnerId, now: Instant) {
         // Bounded like the hints: a pod whose rest ends early only gets a hint sooner.
         while self.rest_queue.len() >= MAX_HINTS {
             self.end_rest();
@@ -270,7 +271,7 @@ impl HintQueue {
         }
     }
 
-    /// Ends the rest that began first.
+    /// Ends the rest of the pod whose rest began first.
     fn end_rest(&mut self) {
         if let Some((until, owner)) = self.rest_queue.pop_front()
             && self.resting.get(&owner) == Some(&until)
@@ -308,7 +309,7 @@ impl HintQueue {
         }
     }
 
-    /// Takes out the first hint if it has ended by `now`, or there are too many.
+    /// Removes the hint that ends first if it has ended by `now`, or if there are too many hints; returns its pod.
     fn pop_ended(&mut self, now: Instant) -> Option<OwnerId> {
         let (end, _) = self.ends.first()?;
         // Beyond the limit the hint that ends first gives way, so that memory stays bounded.
@@ -319,7 +320,7 @@ impl HintQueue {
         self.hints.remove(&owner);
         // A hint that gave way to the limit was not in vain, so its pod need not rest.
         if end <= now {
-            self.rest(owner.clone(), now);
+            self.begin_rest(owner.clone(), now);
         }
         Some(owner)
     }
@@ -335,14 +336,14 @@ impl HintQueue {
         if self.end_rests(now) {
             cluster.note_silent_opening();
         }
-        let members = self.gangs.end(now);
+        let members = self.gangs.end_expired(now);
         if self.unhint_members(cluster, members) {
             cluster.note_silent_opening();
         }
         self.keep_for_nominees(cluster);
     }
 
-    /// Keeps room for a pod on the node that it was answered with.
+    /// Keeps room for a pod on the node that the answer to its filter request names.
     pub(super) fn hint(
         &mut self,
         cluster: &mut Cluster,
@@ -351,7 +352,7 @@ impl HintQueue {
         attempt: &Attempt,
         now: Instant,
     ) {
-        // The group takes note first, since its hints must not end while this one is made.
+        // The group is updated first, or its hints could end while this one is made.
         self.note_member(cluster, demand.uid, attempt, true, now);
         let before = self.take_hint(demand.uid);
         cluster.fleet.unhint(demand.uid);
@@ -360,7 +361,7 @@ impl HintQueue {
         };
         let hint = self.new_hint(demand.uid, &name, attempt, before.as_ref(), now);
         let is_kept = hint.is_some_and(|hint| self.keep(cluster, node, demand, hint));
-        // Room of a group opens as a whole.
+        // The room of a group opens for all its members at once, when its cycle ends.
         if before.is_some_and(|before| before.group.is_none() && (!is_kept || *before.node != *name)) {
             cluster.note_silent_opening();
         }
@@ -399,7 +400,7 @@ impl HintQueue {
         }
     }
 
-    /// Keeps room for pods on the nodes that they are nominated to, as soon as there is any.
+    /// Keeps room for nominated pods on their nodes, as soon as there is any.
     pub(super) fn keep_for_nominees(&mut self, cluster: &mut Cluster) {
         let n_openings = cluster.fleet.n_openings();
         // Without new room every further try would fail like the last one.
@@ -500,7 +501,7 @@ impl HintQueue {
     }
 
     /// Ends the hint of a pod that takes its devices on a node, or that is gone: room of the hint elsewhere opens.
-    pub(super) fn end(&mut self, cluster: &mut Cluster, uid: &str, bound_to: Option<&str>) {
+    pub(super) fn end_hint(&mut self, cluster: &mut Cluster, uid: &str, bound_to: Option<&str>) {
         if self.remove(uid).is_some_and(|node| bound_to != Some(&*node)) {
             cluster.note_silent_opening();
         }

@@ -100,7 +100,7 @@ struct InspectedPod {
     used_gpu: u64,
     uid: String,
     used_bytes: u64,
-    /// True if a bind has decided this and no watch has shown the binding yet.
+    /// True if a bind has chosen the node and no watch has shown the binding yet.
     assumed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
@@ -152,7 +152,7 @@ impl InspectedGpu {
         let bytes: Vec<u64> = gpu.holders.iter().map(|holder| holder.memory).collect();
         let mut pods = Vec::with_capacity(gpu.holders.len());
         // The units of the pods add up to those of the GPU, as users of the old tools expect.
-        for (holder, used_gpu) in gpu.holders.into_iter().zip(shares(&bytes, used_gpu, unit)) {
+        for (holder, used_gpu) in gpu.holders.into_iter().zip(split_units(&bytes, used_gpu, unit)) {
             pods.push(InspectedPod {
                 name: holder.name,
                 namespace: holder.namespace,
@@ -235,7 +235,7 @@ fn used_units(used: u64, total: u64, unit: u64) -> u64 {
 
 /// The bytes of each pod on a GPU in whole units, which add up to the `used` units of the GPU: rounded down, and the units that
 /// this leaves go to the pods with the largest remainders.
-fn shares(bytes: &[u64], used: u64, unit: u64) -> Vec<u64> {
+fn split_units(bytes: &[u64], used: u64, unit: u64) -> Vec<u64> {
     let mut shares: Vec<u64> = bytes.iter().map(|bytes| bytes / unit).collect();
     let mut n_left = used.saturating_sub(shares.iter().sum());
     let mut remainders: Vec<(Reverse<u64>, &mut u64)> = Vec::new();
@@ -271,7 +271,10 @@ mod tests {
     #[case::overcommitted(&[159, 20], 18, &[16, 2])]
     fn rounded(#[case] bytes: &[u64], #[case] used: u64, #[case] expected: &[u64]) {
         let found = used_units(bytes.iter().sum(), 159, 10);
-        assert_eq!((found, shares(bytes, found, 10).as_slice()), (used, expected));
+        assert_eq!(
+            (found, split_units(bytes, found, 10).as_slice()),
+            (used, expected)
+        );
     }
 
     proptest! {
@@ -279,7 +282,7 @@ mod tests {
         fn used_amounts_are_shown_within_the_totals(unit in 1_u64..50, total in 0_u64..1000, parts in prop::collection::vec(0_u64..300, 0..8)) {
             let used: u64 = parts.iter().sum();
             let shown = used_units(used, total, unit);
-            let shares = shares(&parts, shown, unit);
+            let shares = split_units(&parts, shown, unit);
             prop_assert!(shares.iter().sum::<u64>() <= shown);
             prop_assert!(used > total || shown <= total / unit);
             prop_assert!(shown.abs_diff(used / unit) <= 1 && shares.iter().zip(&parts).all(|(share, part)| share.abs_diff(part / unit) <= 1));

@@ -15,7 +15,7 @@ use tracing::warn;
 
 use super::Index;
 use super::assumption::Phase;
-use super::budgets::{Budget, key};
+use super::budgets::{Budget, namespace_and_name};
 use super::cluster::NodeState;
 use super::eviction::{Eviction, EvictionRank, PlainPod};
 use super::failing::is_refused_by_kubelet;
@@ -227,7 +227,7 @@ impl ObjectStore<Pod> for Index {
                     && is_known
                     && is_refused_by_kubelet(&pod)
                 {
-                    self.failing.note(&bound.node, uid);
+                    self.failing.note_failure(&bound.node, uid);
                     self.plugins.note_failure(&bound.node, &pod);
                 }
                 remove_pod(self, uid);
@@ -309,7 +309,7 @@ fn put_pod(index: &mut Index, uid: &str, facts: PodFacts) {
     (entry.facts, entry.list) = (facts, list);
     // The watch now shows what the decision anticipated.
     entry.assumption = None;
-    index.hints.end(&mut index.cluster, uid, Some(&bound.node));
+    index.hints.end_hint(&mut index.cluster, uid, Some(&bound.node));
     // A bound pod is shown many times; only its first binding, or a changed record, is news.
     if !is_known || index.cluster.fleet.held_by(uid).is_none() {
         index.cluster.account(&owner);
@@ -318,7 +318,7 @@ fn put_pod(index: &mut Index, uid: &str, facts: PodFacts) {
 
 /// Removes a pod that requests device resources, with its hint and its holdings.
 pub(super) fn remove_pod(index: &mut Index, uid: &str) {
-    index.hints.end(&mut index.cluster, uid, None);
+    index.hints.end_hint(&mut index.cluster, uid, None);
     index.cluster.fleet.release(uid);
     index.nominated.remove(uid);
     index.unbound.remove(uid);
@@ -459,12 +459,14 @@ impl ObjectStore<PodDisruptionBudget> for Index {
     const MAY_BE_ABSENT: bool = true;
 
     fn apply(&mut self, budget: PodDisruptionBudget) {
-        self.budgets
-            .insert(key(&budget), Budget::of(&budget, self.budget_list.number));
+        self.budgets.insert(
+            namespace_and_name(&budget),
+            Budget::of(&budget, self.budget_list.number),
+        );
     }
 
     fn delete(&mut self, budget: &PodDisruptionBudget) {
-        self.budgets.remove(&key(budget));
+        self.budgets.remove(&namespace_and_name(budget));
     }
 
     fn begin_list(&mut self) {

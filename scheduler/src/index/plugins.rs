@@ -36,14 +36,14 @@ const FIRST_PAUSE: Duration = Duration::from_secs(5);
 /// The longest time for which a node is left out after a failure.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// A node without failures for as long starts from the first pause.
+/// The time without failures after which the next failure on a node gets the first pause again.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(10 * 60);
 
-/// The time after which a plugin that is gone says nothing any more: kubelet takes its resources from the node after five minutes,
+/// The time after which a plugin that is gone no longer keeps pods away: kubelet takes its resources from the node after five minutes,
 /// and whatever offers them later is another plugin.
 const GONE_COUNTS: Duration = Duration::from_secs(6 * 60);
 
-/// kubelet's words (1.36) for a pod that it fails while the plugin of a resource is away: all devices are unhealthy when the device
+/// Parts of kubelet's messages (1.36) about pods that it fails while the plugin of a resource is away: all devices are unhealthy when the device
 /// list is closed, the resource is unknown after a restart of kubelet, and a call meets a socket that is closed.
 const WORDS: [&str; 4] = [
     "unhealthy devices",
@@ -68,12 +68,12 @@ pub(super) enum Away {
 /// The pods that a node takes on account of its plugin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// Any pods.
+    /// The node takes any pods.
     #[default]
     Offered,
-    /// [Few](TRIED_AT_ONCE) pods at a time.
+    /// The node takes [few](TRIED_AT_ONCE) pods at a time.
     Tried,
-    /// None.
+    /// The node takes no pods.
     Out(Away),
 }
 
@@ -85,7 +85,7 @@ pub(super) struct Plugins {
     nodes: FxHashMap<Box<str>, NodePlugin>,
     /// The nodes of the plugins' pods, by UID.
     by_pod: FxHashMap<Box<str>, Box<str>>,
-    /// The nodes whose deadlines begin at the next look at the clock.
+    /// The nodes with deadlines that begin at the next [`Plugins::advance`].
     unstamped: FxHashSet<Box<str>>,
     /// The first of all deadlines.
     next: Option<Instant>,
@@ -123,7 +123,7 @@ impl Deadline {
         }
     }
 
-    fn end(deadline: &mut Option<Self>, now: Instant) -> bool {
+    fn take_if_over(deadline: &mut Option<Self>, now: Instant) -> bool {
         deadline
             .take_if(|deadline| matches!(deadline, Self::At(at) if *at <= now))
             .is_some()
@@ -138,7 +138,7 @@ impl Deadline {
 }
 
 impl Plugins {
-    /// Takes pods of this namespace for those of plugins.
+    /// The state before any watch, for plugins whose pods are in this namespace.
     pub(super) fn of_namespace(namespace: &str) -> Self {
         Self {
             namespace: Some(namespace.into()),
@@ -167,7 +167,7 @@ impl Plugins {
     }
 
     /// Number of nodes that are left out.
-    pub(super) fn n_out(&self) -> usize {
+    pub(super) fn n_left_out(&self) -> usize {
         self.nodes
             .values()
             .filter(|plugin| matches!(plugin.standing, Standing::Out(_)))
@@ -189,10 +189,10 @@ impl Plugins {
         if plugin.evidence.put_pod(plugin_pod) {
             plugin.trial = Some(Deadline::Unstamped);
         }
-        self.settle(node)
+        self.update_standing(node)
     }
 
-    /// A pod is gone. Returns true if a node takes more pods than before.
+    /// Removes a pod that is gone. Returns true if a node takes more pods than before.
     pub(super) fn remove_pod(&mut self, uid: &str) -> bool {
         let Some(node) = self.by_pod.remove(uid) else {
             return false;
@@ -200,10 +200,10 @@ impl Plugins {
         if let Some(plugin) = self.nodes.get_mut(&node) {
             plugin.evidence.remove_pod(uid);
         }
-        self.settle(&node)
+        self.update_standing(&node)
     }
 
-    /// A list is complete: pods that it did not name are gone. Returns true if a node takes more pods than before.
+    /// Removes the pods that a complete list did not name. Returns true if a node takes more pods than before.
     pub(super) fn end_list(&mut self, list: u32) -> bool {
         let mut unlisted: Vec<Box<str>> = Vec::new();
         for plugin in self.nodes.values() {
@@ -224,10 +224,10 @@ impl Plugins {
         }
         let plugin = self.nodes.entry(node.into()).or_default();
         plugin.evidence.set_state(state);
-        self.settle(node)
+        self.update_standing(node)
     }
 
-    /// A node is gone.
+    /// Forgets a node that is gone.
     pub(super) fn forget_node(&mut self, node: &str) {
         if let Some(plugin) = self.nodes.remove(node) {
             self.n_limited -= usize::from(plugin.standing != Standing::Offered);
@@ -244,7 +244,7 @@ impl Plugins {
         }
     }
 
-    /// kubelet has failed a pod on a node, at this time by the clock of the node.
+    /// Leaves out a node whose kubelet has failed a pod, at this time by the clock of the node.
     pub(super) fn fail(&mut self, node: &str, at: Option<Timestamp>) {
         // Nothing would show that a plugin without a pod and without a report is back.
         let Some(plugin) = self
@@ -260,7 +260,7 @@ impl Plugins {
         }
         plugin.pause.get_or_insert(Deadline::Unstamped);
         plugin.trial = Some(Deadline::Unstamped);
-        self.settle(node);
+        self.update_standing(node);
     }
 
     pub(super) fn is_due(&self, now: Instant) -> bool {
@@ -277,14 +277,14 @@ impl Plugins {
         }
         if self.next.is_some_and(|next| next <= now) {
             for (node, plugin) in &mut self.nodes {
-                if plugin.end(now) {
+                if plugin.end_deadlines(now) {
                     changed.push(node.clone());
                 }
             }
         }
         let mut takes_more = false;
         for node in &changed {
-            takes_more |= self.settle(node);
+            takes_more |= self.update_standing(node);
         }
         self.next = self.nodes.values().filter_map(NodePlugin::next).min();
         takes_more
@@ -292,12 +292,12 @@ impl Plugins {
 
     /// Updates the standing of a node, the number of limited nodes and the deadlines to stamp. Returns true if the node takes more
     /// pods than before.
-    fn settle(&mut self, node: &str) -> bool {
+    fn update_standing(&mut self, node: &str) -> bool {
         let Some(plugin) = self.nodes.get_mut(node) else {
             return false;
         };
         let before = plugin.standing;
-        plugin.settle();
+        plugin.update_standing();
         let after = plugin.standing;
         if plugin.has_unstamped() {
             self.unstamped.insert(node.into());
@@ -330,12 +330,12 @@ fn is_for_want_of_plugin(pod: &Pod) -> bool {
 
 impl NodePlugin {
     /// Updates the standing by the evidence and the deadlines.
-    fn settle(&mut self) {
+    fn update_standing(&mut self) {
         // A new pod, or a newer report, proves more than a failure that came before it.
         if std::mem::take(&mut self.evidence.shows_life) {
             self.pause = None;
         }
-        let away = self.evidence.away();
+        let away = self.evidence.reason_away();
         if away != Some(Away::Gone) {
             self.gone = None;
         } else if self.gone.is_none() {
@@ -346,7 +346,7 @@ impl NodePlugin {
             None if self.trial.is_some() => Standing::Tried,
             None => Standing::Offered,
         };
-        // The trial lasts from when the plugin serves again.
+        // The trial begins when the plugin serves again.
         if self.trial.is_some() && self.standing != Standing::Tried {
             self.trial = Some(Deadline::Unstamped);
         }
@@ -375,14 +375,14 @@ impl NodePlugin {
     }
 
     /// Ends the deadlines that are over, and returns true if there are any.
-    fn end(&mut self, now: Instant) -> bool {
-        let is_gone_for_good = Deadline::end(&mut self.gone, now);
+    fn end_deadlines(&mut self, now: Instant) -> bool {
+        let is_gone_for_good = Deadline::take_if_over(&mut self.gone, now);
         if is_gone_for_good {
             self.evidence.forget_absent();
         }
         let has_ended = [
-            Deadline::end(&mut self.pause, now),
-            Deadline::end(&mut self.trial, now),
+            Deadline::take_if_over(&mut self.pause, now),
+            Deadline::take_if_over(&mut self.trial, now),
         ];
         is_gone_for_good || has_ended.contains(&true)
     }

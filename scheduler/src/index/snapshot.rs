@@ -98,7 +98,7 @@ impl Snapshot {
             n_contradicting,
             n_hints: count(cluster.fleet.n_hints()),
             n_failing: count(index.failing.n_ranking_last()),
-            n_plugin_away: count(index.plugins.n_out()),
+            n_plugin_away: count(index.plugins.n_left_out()),
             synced: index.synced(),
             gpus: gpu_snapshots(cluster),
             namespaces: namespace_snapshots(cluster),

@@ -198,7 +198,7 @@ fn swapped_records_count_before_annotations() {
         pod
     };
     let gpu = |minor: u32| json!({"type": "gpu", "id": format!("GPU-{minor}"), "minor": minor, "health": true, "resources": {"koordinator.sh/gpu-memory": "4Gi"}});
-    let device = |swapped: &str| json!({"metadata": {"name": "n", "annotations": {"gpushare/swapped-records": swapped}}, "spec": {"devices": [gpu(0), gpu(1)]}});
+    let device = |swapped: &str| json!({"metadata": {"name": "n", "annotations": {"gpushare/exchanged-records": swapped}}, "spec": {"devices": [gpu(0), gpu(1)]}});
     let node = json!({"metadata": {"name": "n", "annotations": {"aliyun.com/gpu-mem-unit": "4Gi"}}, "status": {"capacity": {"aliyun.com/gpu-mem": "2"}}});
     let mut index = offline::index(
         [node].into_iter(),

@@ -226,8 +226,8 @@ fn gib(bytes: u64) -> String {
     format!("{} {unit}", text.strip_suffix(".0").unwrap_or(&text))
 }
 
-/// Pods by whose end a request fits on a node, as the search for victims finds them; priorities do not count. None if no choice
-/// of them was found.
+/// Pods by whose end a request fits on a node, as the search for victims finds them; priorities do not count. Empty if the search
+/// finds none.
 pub(crate) fn pods_in_the_way(index: &Index, node: NodeId, demand: &ResourceDemand<'_>) -> Vec<PodName> {
     let fleet = index.fleet();
     let Some(view) = fleet.view(node) else {

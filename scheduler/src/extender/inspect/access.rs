@@ -358,7 +358,7 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Middleware that passes requests of authorized clients.
-pub(super) async fn admit(
+pub(super) async fn require_access(
     State(extender): State<Arc<Extender>>,
     request: Request<Body>,
     next: Next,

@@ -35,7 +35,7 @@ pub(super) struct PluginPod {
     list: u32,
 }
 
-/// What is known of one node's plugin.
+/// The pods and reports of one node's plugin.
 #[derive(Debug, Default)]
 pub(super) struct PluginEvidence {
     pods: Vec<PluginPod>,
@@ -50,7 +50,7 @@ pub(super) struct PluginEvidence {
 }
 
 impl PluginPod {
-    /// The node of a pod, and the pod, if it is a plugin's: one of a `DaemonSet` that bears the label.
+    /// Reads a pod and the name of its node; `None` for a pod without the label, or of no `DaemonSet`: it is no plugin.
     pub(super) fn of(pod: &Pod, list: u32) -> Option<(&str, Self)> {
         let node = pod.spec.node_name.as_deref()?;
         let name = pod.metadata.labels.as_ref()?.get(LABEL)?;
@@ -97,7 +97,7 @@ impl PluginPod {
         }
     }
 
-    /// Returns true if the process of this pod has ended since and not by a deletion.
+    /// Returns true if the process of this pod has ended, by its later state `now`, and not by a deletion.
     fn has_died(&self, now: &Self) -> bool {
         self.started.is_some() && self.started != now.started && !now.is_leaving
     }
@@ -165,8 +165,8 @@ impl PluginEvidence {
         }
     }
 
-    /// The reason for which the plugin is away; `None` if it serves, or nothing is known.
-    pub(super) fn away(&self) -> Option<Away> {
+    /// The reason for which the plugin is away; `None` if it serves, or if no plugin was seen.
+    pub(super) fn reason_away(&self) -> Option<Away> {
         if self.serves() {
             return None;
         }
@@ -205,7 +205,7 @@ impl PluginEvidence {
         beginnings.iter().any(|since| since.as_second() > at.as_second())
     }
 
-    /// Returns true if a plugin was seen, and not gone for long.
+    /// Returns true if a plugin was seen that has not been gone for long.
     pub(super) fn shows_plugin(&self) -> bool {
         !self.pods.is_empty() || self.state.is_some() || self.gone.is_some()
     }

@@ -247,7 +247,7 @@ fn a_node_on_which_a_pod_has_failed_is_not_offered() {
     plugins.fail("n", Some(at(5).parse().unwrap()));
     plugins.fail("n", None);
     assert_eq!(plugins.standing("n"), Standing::Out(Away::Refusing));
-    assert_eq!(plugins.n_out(), 1);
+    assert_eq!(plugins.n_left_out(), 1);
     plugins.advance(now);
     assert!(plugins.advance(now + FIRST_PAUSE));
     assert_eq!(plugins.standing("n"), Standing::Tried);
