@@ -14,6 +14,10 @@ use crate::injection::{Mode, OwnContainer};
 
 /// The settings of Allocate answers and CDI specs.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "one for each flag without a value, independent of the others"
+)]
 pub struct NodeSettings {
     /// The resources' names.
     pub names: ExtendedResourceNames,

@@ -99,17 +99,17 @@ impl Listeners {
         // A message may name another version or file each time; an event for each of these would say nothing new.
         if before.as_ref().map(|before| before.reason) != Some(decided.reason) {
             let (mode, reason, message) = (decided.mode.as_str(), decided.reason, decided.message.clone());
-            if !decided.is_possible() {
-                warn!(mode, reason, "no container can get a device: {message}");
-                let event = "GPUInjectionImpossible";
-                self.recorder.node(EventType::Warning, event, message);
-            } else {
+            if decided.is_possible() {
                 let certainty = decided.certainty.as_str();
                 info!(mode, certainty, "containers get their devices: {message}");
                 if before.is_some_and(|before| !before.is_possible()) {
                     let event = "GPUInjectionPossible";
                     self.recorder.node(EventType::Normal, event, message);
                 }
+            } else {
+                warn!(mode, reason, "no container can get a device: {message}");
+                let event = "GPUInjectionImpossible";
+                self.recorder.node(EventType::Warning, event, message);
             }
         }
         self.injection.send_replace(Some(decided));

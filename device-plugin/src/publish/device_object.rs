@@ -147,18 +147,18 @@ pub fn matches(stored: &RawDevice, wanted: &Device) -> bool {
     let stored_owners = stored.metadata.owner_references.as_ref().unwrap_or(&no_owners);
     let mut owners = wanted.metadata.owner_references.iter().flatten();
     stored.read().is_ok_and(|spec| spec == wanted.spec)
-        && includes(&stored.metadata.labels, &wanted.metadata.labels)
-        && includes(&stored.metadata.annotations, &wanted.metadata.annotations)
+        && includes(stored.metadata.labels.as_ref(), wanted.metadata.labels.as_ref())
+        && includes(stored.metadata.annotations.as_ref(), wanted.metadata.annotations.as_ref())
         // A Node that was deleted and created again has the same name and another UID.
         && owners.all(|owner| stored_owners.iter().any(|stored| stored.uid == owner.uid))
 }
 
 /// Labels or annotations of an object.
-type Pairs = Option<BTreeMap<String, String>>;
+type Pairs = BTreeMap<String, String>;
 
-fn includes(stored: &Pairs, wanted: &Pairs) -> bool {
-    let mut wanted = wanted.iter().flatten();
-    wanted.all(|(key, value)| stored.as_ref().and_then(|stored| stored.get(key)) == Some(value))
+fn includes(stored: Option<&Pairs>, wanted: Option<&Pairs>) -> bool {
+    let mut wanted = wanted.into_iter().flatten();
+    wanted.all(|(key, value)| stored.and_then(|stored| stored.get(key)) == Some(value))
 }
 
 /// The location in the form of the object. Unknown parts of the PCIe tree are empty.
