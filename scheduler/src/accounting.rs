@@ -1,5 +1,5 @@
-//! The devices that a pod requests and holds, as the engine counts them: from its spec, its allocation record, and the reports of
-//! its node.
+//! The devices that a pod requests and holds, in the engine's terms: by its spec, its allocation record, and the reports of its
+//! node.
 //!
 //! Pure. A bound pod that requests devices holds what it requests, and never more on account of its record. Where the record names
 //! too little, every device that the pod may use is charged, or one where the node's plugin lets no container start on a device
@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use placement::{
-    Constraints, DevicePolicy, DeviceRef, DeviceType, Gpu, GpuRef, GpuUuid, Holdings, HostAmounts, Inventory,
-    NamedAmounts, NodePolicy, Policies, RequestedGpus, RequestedMemory, ResourceName, ShareRequest,
+    Constraints, Device, DevicePolicy, DeviceRef, DeviceType, Holdings, HostAmounts, Inventory, NamedAmounts,
+    NodePolicy, Policies, RequestedGpus, RequestedMemory, ResourceName, ShareRequest,
 };
 use proto::device::TYPE_GPU;
 use proto::pod::{Pod, QuantityText};
@@ -117,7 +117,7 @@ pub enum Recorded {
 /// One device of a record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedShare {
-    gpu: GpuRef,
+    gpu: DeviceRef,
     bytes: Option<u64>,
     ratio: u32,
     core: u32,
@@ -157,7 +157,7 @@ pub struct NodeContext<'a> {
 
 impl<'a> NodeContext<'a> {
     /// The GPU that a record identifies, if the node is known to have it.
-    fn gpu(&self, gpu: &GpuRef) -> Option<&'a Gpu> {
+    fn gpu(&self, gpu: &DeviceRef) -> Option<&'a Device> {
         self.inventory?.gpu(gpu)
     }
 }
@@ -188,12 +188,8 @@ pub struct Account {
 impl PodFacts {
     /// Reads a pod; `None` if it neither requests nor holds devices.
     pub fn of(pod: &Pod, names: &ResourceNames) -> Option<Self> {
-        let bound = pod
-            .spec
-            .node_name
-            .as_deref()
-            .filter(|node| !node.is_empty())
-            .map(|node| Box::new(Bound::of(pod, node)));
+        let node = pod.spec.node_name.as_deref().filter(|node| !node.is_empty());
+        let bound = node.map(|node| Box::new(Bound::read(node, pod.metadata.annotations.as_ref())));
         // A bound pod may have been admitted under older rules; refusing its request would not stop it.
         let request = if bound.is_some() {
             PodRequest::read(pod, names)
@@ -201,40 +197,31 @@ impl PodFacts {
             PodRequest::read_new(pod, names)
         };
         // The runtime hook of another project may have followed a record that the pod does not request.
-        let is_recorded = bound
-            .as_ref()
-            .is_some_and(|bound| matches!(bound.record, Recorded::Devices { .. }));
+        let record = bound.as_ref().map(|bound| &bound.record);
+        let is_recorded = matches!(record, Some(Recorded::Devices { .. }));
         let request = match request {
             Ok(None) if !is_recorded => return None,
             Ok(request) => ParsedRequest::Valid(request.unwrap_or_default()),
             Err(_) if bound.is_some() && !asks_for_gpus(pod, names) => {
                 ParsedRequest::Valid(whole_others(pod))
             }
-            Err(error) => ParsedRequest::Invalid(Box::new(error), Bounds::of(pod, names)),
+            Err(error) => ParsedRequest::Invalid(Box::new(error), Bounds::read(pod, names)),
         };
-        let isolation = pod
-            .metadata
-            .labels
-            .as_ref()
-            .and_then(|labels| labels.get(ISOLATION_PROVIDER));
-        let isolation = isolation
-            .filter(|_| request.gpus().is_some())
-            .map(|provider| provider.as_str().into());
-        let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
-        let (namespace, name) = (text(&pod.metadata.namespace), text(&pod.metadata.name));
+        let labels = pod.metadata.labels.as_ref().filter(|_| request.gpus().is_some());
+        let isolation = labels.and_then(|labels| labels.get(ISOLATION_PROVIDER));
         let constraints = if bound.is_some() {
-            Ok(constraints::of_placed(pod))
+            Ok(constraints::read_placed(pod))
         } else {
-            constraints::of(pod)
+            constraints::read(pod)
         };
         Some(Self {
-            namespace,
-            name,
+            namespace: pod.metadata.namespace.as_deref().unwrap_or_default().into(),
+            name: pod.metadata.name.as_deref().unwrap_or_default().into(),
             request,
             constraints,
             host: host_amounts(HostResources::of_pod(pod)),
-            preference: Preference::of(pod),
-            isolation,
+            preference: Preference::read(pod),
+            isolation: isolation.map(|provider| provider.as_str().into()),
             bound,
         })
     }
@@ -248,11 +235,12 @@ impl PodFacts {
 
     /// The labels by which other projects find a pod on this node.
     pub fn labels_on(&self, node: &str) -> BTreeMap<String, String> {
-        let is_watched = self.isolation.as_deref() == Some(HAMI_CORE);
-        is_watched
-            .then(|| (HAMI_NODE.to_owned(), node.to_owned()))
-            .into_iter()
-            .collect()
+        let mut labels = BTreeMap::new();
+        // HAMi's monitor finds the pods of its node by this label.
+        if self.isolation.as_deref() == Some(HAMI_CORE) {
+            labels.insert(HAMI_NODE.to_owned(), node.to_owned());
+        }
+        labels
     }
 
     /// The devices that a bound pod holds; `None` if it is not bound.
@@ -262,11 +250,12 @@ impl PodFacts {
 }
 
 impl Preference {
-    /// Unknown names are refused with the request, and ignored here.
-    fn of(pod: &Pod) -> Self {
-        let parsed = |name: &str| name.parse().ok();
+    /// Reads the annotations of a pod. Unknown names are refused with the request, and ignored here.
+    fn read(pod: &Pod) -> Self {
         Self {
-            node: pod.annotation(hints::NODE_POLICY).and_then(parsed),
+            node: pod
+                .annotation(hints::NODE_POLICY)
+                .and_then(|name| name.parse().ok()),
             device: pod
                 .annotation(hints::DEVICE_POLICY)
                 .and_then(|name| name.parse().ok()),
@@ -313,19 +302,18 @@ fn amounts<'a>(
 ) -> impl Iterator<Item = (&'a String, &'a QuantityText)> {
     let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
     let amounts = containers.flat_map(|container| {
-        let resources = &container.resources;
-        let unlimited = resources
-            .requests
+        let (limits, requests) = (&container.resources.limits, &container.resources.requests);
+        // For extended resources a limit is the request too, and both are equal where both are set.
+        limits
             .iter()
-            .filter(|(name, _)| !resources.limits.contains_key(*name));
-        resources.limits.iter().chain(unlimited)
+            .chain(requests.iter().filter(|(name, _)| !limits.contains_key(*name)))
     });
     amounts.filter(|(name, _)| is_gpu_resource(name, names) || *name == RDMA || *name == FPGA)
 }
 
 impl Bounds {
     /// Sums over all containers: with init containers this may be more than the pod holds at one time.
-    fn of(pod: &Pod, names: &ResourceNames) -> Self {
+    fn read(pod: &Pod, names: &ResourceNames) -> Self {
         let mut sums = Self {
             is_known: true,
             units: 0,
@@ -339,19 +327,23 @@ impl Bounds {
                 sums.is_known = false;
                 continue;
             };
-            let add = |sum: &mut u64| *sum = sum.saturating_add(amount);
-            match canonical(name) {
-                GPU_MEMORY => add(&mut sums.bytes),
-                GPU_MEMORY_RATIO => add(&mut sums.ratio),
-                GPU_CORE => add(&mut sums.core),
-                GPU_SHARED => add(&mut sums.shared),
+            let sum = match canonical(name) {
+                GPU_MEMORY => &mut sums.bytes,
+                GPU_MEMORY_RATIO => &mut sums.ratio,
+                GPU_CORE => &mut sums.core,
+                GPU_SHARED => &mut sums.shared,
                 GPU => {
-                    add(&mut sums.ratio);
-                    add(&mut sums.core);
+                    // Koordinator's resource for both: as many percent of memory as of computing power.
+                    sums.core = sums.core.saturating_add(amount);
+                    &mut sums.ratio
                 }
-                name if name == names.memory => add(&mut sums.units),
-                _ => sums.is_known = sums.is_known && amount == 0,
-            }
+                name if name == names.memory => &mut sums.units,
+                _ => {
+                    sums.is_known &= amount == 0;
+                    continue;
+                }
+            };
+            *sum = sum.saturating_add(amount);
         }
         sums
     }
@@ -370,25 +362,22 @@ impl Bounds {
         let each = |sum: u64| sum.div_ceil(u64::from(devices));
         let unit = inventory.and_then(|inventory| inventory.unit_bytes);
         let largest = inventory.and_then(|inventory| inventory.gpus.iter().map(|gpu| gpu.memory_bytes).max());
-        let of_ratio =
-            |largest: u64| u64::try_from(u128::from(largest) * u128::from(ratio) / 100).unwrap_or(u64::MAX);
         let memory = match (units, bytes, ratio) {
-            _ if !is_known => None,
-            (0, bytes, 0) => Some(RequestedMemory::Bytes(each(bytes))),
-            (units, 0, 0) => Some(RequestedMemory::Units(each(units))),
-            (0, 0, ratio) => Some(RequestedMemory::Ratio(
-                u32::try_from(each(ratio)).unwrap_or(u32::MAX),
-            )),
-            _ => unit.zip(largest).map(|(unit, largest)| {
-                RequestedMemory::Bytes(each(
-                    units
-                        .saturating_mul(unit)
-                        .saturating_add(bytes)
-                        .saturating_add(of_ratio(largest)),
-                ))
-            }),
+            _ if !is_known => return WHOLE_DEVICE,
+            (0, bytes, 0) => RequestedMemory::Bytes(each(bytes)),
+            (units, 0, 0) => RequestedMemory::Units(each(units)),
+            (0, 0, ratio) => RequestedMemory::Ratio(u32::try_from(each(ratio)).unwrap_or(u32::MAX)),
+            // Amounts in several terms are added up, which takes the node's unit and largest GPU.
+            _ => {
+                let (Some(unit), Some(largest)) = (unit, largest) else {
+                    return WHOLE_DEVICE;
+                };
+                let by_ratio = u128::from(largest) * u128::from(ratio) / 100;
+                let by_ratio = u64::try_from(by_ratio).unwrap_or(u64::MAX);
+                let by_units = units.saturating_mul(unit);
+                RequestedMemory::Bytes(each(by_units.saturating_add(bytes).saturating_add(by_ratio)))
+            }
         };
-        let Some(memory) = memory else { return WHOLE_DEVICE };
         let core = u32::try_from(each(core)).unwrap_or(u32::MAX);
         ShareRequest {
             devices,
@@ -414,29 +403,22 @@ fn asks_for_gpus(pod: &Pod, names: &ResourceNames) -> bool {
 /// The holdings of a pod whose amounts of other devices are invalid: a whole device of each type.
 fn whole_others(pod: &Pod) -> PodRequest {
     let names = ResourceNames::default();
-    let asked = |resource: &&str| amounts(pod, &names).any(|(name, _)| name == resource);
-    let others = [FPGA, RDMA]
-        .into_iter()
-        .filter(asked)
-        .map(|resource| (resource.to_owned(), WHOLE_PERCENT));
-    PodRequest {
-        gpus: None,
-        others: others.collect(),
+    let mut others = Vec::new();
+    for resource in [FPGA, RDMA] {
+        if amounts(pod, &names).any(|(name, _)| name == resource) {
+            others.push((resource.to_owned(), WHOLE_PERCENT));
+        }
     }
+    PodRequest { gpus: None, others }
 }
 
 impl Bound {
-    fn of(pod: &Pod, node: &str) -> Self {
-        Self::read(node, pod.metadata.annotations.as_ref())
-    }
-
     /// Reads the annotations of a pod on this node.
     pub fn read(node: &str, annotations: Option<&BTreeMap<String, String>>) -> Self {
-        let record = annotations.map(Record::read).transpose();
-        let (record, assumed_at) = match record.map(Option::flatten) {
-            Ok(None) => (Recorded::Missing, None),
-            Ok(Some(record)) => (Recorded::of(&record), record.assumed_at),
-            Err(error) => (Recorded::Unreadable(error.to_string().into()), None),
+        let (record, assumed_at) = match annotations.map(Record::read) {
+            None | Some(Ok(None)) => (Recorded::Missing, None),
+            Some(Ok(Some(record))) => (Recorded::of(&record), record.assumed_at),
+            Some(Err(error)) => (Recorded::Unreadable(error.to_string().into()), None),
         };
         Self {
             node: node.into(),
@@ -489,78 +471,70 @@ impl Recorded {
         if allocations.values().all(Vec::is_empty) {
             return Self::Missing;
         }
-        let gpus = allocations
-            .get(TYPE_GPU)
-            .into_iter()
-            .flatten()
-            .map(RecordedShare::of)
-            .collect::<Result<Vec<_>, String>>();
-        let kinds = allocations.iter().filter(|(kind, _)| *kind != TYPE_GPU);
-        let others =
-            kinds.flat_map(|(kind, devices)| devices.iter().map(|device| RecordedDevice::of(kind, device)));
-        match (gpus, others.collect::<Result<Vec<_>, String>>()) {
-            (Ok(gpus), Ok(others)) => Self::Devices {
-                gpus: gpus.into(),
-                others: others.into(),
-                units: None,
-            },
-            (Err(problem), _) | (_, Err(problem)) => Self::Unreadable(problem.into()),
+        Self::devices(allocations).unwrap_or_else(|problem| Self::Unreadable(problem.into()))
+    }
+
+    fn devices(allocations: &DeviceAllocations) -> Result<Self, String> {
+        let (mut gpus, mut others) = (Vec::new(), Vec::new());
+        for (kind, devices) in allocations {
+            for device in devices {
+                if kind == TYPE_GPU {
+                    gpus.push(RecordedShare::read(device)?);
+                } else {
+                    others.push(RecordedDevice::read(kind, device)?);
+                }
+            }
         }
+        Ok(Self::Devices {
+            gpus: gpus.into(),
+            others: others.into(),
+            units: None,
+        })
     }
 }
 
 impl RecordedShare {
-    fn of(allocation: &DeviceAllocation) -> Result<Self, String> {
-        let amount = |resource: &str| {
-            allocation
-                .resources
-                .get(resource)
-                .map(|quantity| amount(resource, *quantity))
-                .transpose()
-        };
-        let percent = |resource: &str| {
-            amount(resource).map(|percent| u32::try_from(percent.unwrap_or(0)).unwrap_or(u32::MAX))
-        };
-        let gpu = if allocation.id.is_empty() {
-            GpuRef::Minor(minor(allocation)?)
-        } else {
-            GpuRef::Uuid(GpuUuid::from(allocation.id.as_str()))
+    fn read(allocation: &DeviceAllocation) -> Result<Self, String> {
+        let amount = |resource: &str| match allocation.resources.get(resource) {
+            Some(quantity) => amount(resource, *quantity).map(Some),
+            None => Ok(None),
         };
         Ok(Self {
-            gpu,
+            gpu: device_ref(allocation)?,
             bytes: amount(GPU_MEMORY)?,
-            ratio: percent(GPU_MEMORY_RATIO)?,
-            core: percent(GPU_CORE)?,
+            ratio: percent(amount(GPU_MEMORY_RATIO)?),
+            core: percent(amount(GPU_CORE)?),
         })
     }
 }
 
 impl RecordedDevice {
-    fn of(kind: &str, allocation: &DeviceAllocation) -> Result<Self, String> {
-        let device = if allocation.id.is_empty() {
-            DeviceRef::Minor(minor(allocation)?)
-        } else {
-            DeviceRef::Id(allocation.id.as_str().into())
-        };
-        let amounts = allocation.resources.iter();
-        let amounts = amounts.map(|(resource, quantity)| {
-            Ok((
+    fn read(kind: &str, allocation: &DeviceAllocation) -> Result<Self, String> {
+        let mut amounts = NamedAmounts::new();
+        for (resource, quantity) in &allocation.resources {
+            amounts.insert(
                 ResourceName::from(resource.as_str()),
                 amount(resource, *quantity)?,
-            ))
-        });
-        let functions = allocation.functions().into_iter();
-        let functions = functions.map(|function| RecordedFunction {
-            bus_id: function.bus_id.into(),
-            minor: function.minor,
-        });
+            );
+        }
+        let mut functions = Vec::new();
+        for function in allocation.functions() {
+            functions.push(RecordedFunction {
+                bus_id: function.bus_id.into(),
+                minor: function.minor,
+            });
+        }
         Ok(Self {
             kind: kind.into(),
-            device,
-            amounts: amounts.collect::<Result<_, String>>()?,
-            functions: functions.collect(),
+            device: device_ref(allocation)?,
+            amounts,
+            functions: functions.into(),
         })
     }
+}
+
+fn percent(amount: Option<u64>) -> u32 {
+    u32::try_from(amount.unwrap_or(0)).unwrap_or(u32::MAX)
 }
 
 fn amount(resource: &str, quantity: Quantity) -> Result<u64, String> {
@@ -569,9 +543,16 @@ fn amount(resource: &str, quantity: Quantity) -> Result<u64, String> {
         .ok_or_else(|| format!("the allocation record says {resource} is {quantity}, which is no amount"))
 }
 
-fn minor(allocation: &DeviceAllocation) -> Result<u32, String> {
-    u32::try_from(allocation.minor)
-        .map_err(|_| format!("the allocation record names minor {}", allocation.minor))
+/// The device that an entry of a record names. Records of other writers may have its minor alone.
+fn device_ref(allocation: &DeviceAllocation) -> Result<DeviceRef, String> {
+    let DeviceAllocation { id, minor, .. } = allocation;
+    if !id.is_empty() {
+        return Ok(DeviceRef::Id(id.as_str().into()));
+    }
+    match u32::try_from(*minor) {
+        Ok(minor) => Ok(DeviceRef::Minor(minor)),
+        Err(_) => Err(format!("the allocation record names minor {minor}")),
+    }
 }
 
 /// Converts CPU and memory to the engine's type.

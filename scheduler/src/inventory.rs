@@ -1,21 +1,21 @@
-//! What devices a node has: its Device object, or its capacity where there is none, in the engine's terms.
+//! The devices of a node in the engine's terms: as its Device object reports them, or as its capacity suggests where there is
+//! no object.
 //!
-//! Pure. Whatever cannot be read is left out and reported; the rest is used.
+//! Pure. A device or annotation that cannot be read is left out and reported; the rest is used.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use placement::{
-    Device, DeviceAttributes, DeviceId, DeviceLocation, DeviceType, DevicesOfType, Function, FunctionGroup,
-    FunctionId, GpuUuid, Inventory, Labels, LimitLevel, LinkGroup, ResourceName, SwitchId,
+    Device, DeviceAttributes, DeviceLocation, DeviceType, DevicesOfType, Function, FunctionGroup, FunctionId,
+    Inventory, Labels, LimitLevel, LinkGroup, ResourceName, SwitchId,
 };
 use proto::device::{
     DeviceInfo, DeviceTopology, ENFORCED_BY_DRIVER, ENFORCEMENT, GPU_MODEL_LABEL, GPU_VENDOR_LABEL,
-    SERVES_VENDOR_LABEL, SHARING_LABEL, TYPE_GPU,
+    SERVES_VENDOR_LABEL, SHARING_LABEL,
 };
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
-use proto::quantity::Quantity;
 use proto::resource::{
     DEFAULT_SLOTS, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_SHARED, ISOLATION_PROVIDER, ResourceNames, canonical,
 };
@@ -28,13 +28,13 @@ mod partitions;
 
 use partitions::ReportedTable;
 
-/// Most devices that a node's capacity is believed to speak of.
+/// Most GPUs that are read out of a node's capacity; a larger number is an error of its author.
 const MAX_GPUS: u64 = 1024;
 /// Most of a resource that a device may have, as for the memory of a GPU.
 const MAX_AMOUNT: u64 = 1 << 50;
-/// Prefix of the generated IDs of devices that are known from a node's capacity only.
+/// Prefix of the generated IDs of devices that are known by their minor only.
 const MADE_UP: &str = "minor-";
-/// Labels of nodes that are read.
+/// Labels of nodes that the scheduler reads.
 const NODE_LABELS: [&str; 4] = [
     ISOLATION_PROVIDER,
     GPU_VENDOR_LABEL,
@@ -47,16 +47,16 @@ const NODE_LABELS: [&str; 4] = [
 pub struct NodeReport {
     /// The devices and the unit.
     pub inventory: Inventory,
-    /// Whether the unit is unknown, so that a unit counts as 1 MiB and only pods that ask in units can be compared.
+    /// True if the size of a memory unit is unknown. A unit counts as 1 MiB then, and only requests in units can be compared.
     pub opaque: bool,
-    /// What could not be read, for people.
+    /// The parts that could not be read, for people.
     pub problems: Vec<String>,
 }
 
-/// What a Device object says.
+/// The devices that a Device object reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceReport {
-    gpus: Vec<placement::Gpu>,
+    gpus: Vec<Device>,
     classes: Vec<DevicesOfType>,
     serves_vendor: bool,
     table: ReportedTable,
@@ -64,11 +64,13 @@ pub struct DeviceReport {
     problems: Vec<String>,
 }
 
-/// A node's devices; `None` if it shares no GPUs, or if only its Device object can tell and has not been seen yet.
+/// A node's devices; `None` if it has none, or if its Device object is needed and has not been seen yet.
 pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames) -> Option<NodeReport> {
     match device {
-        // The author of the object has seen the devices; the capacity would only allow a guess.
-        Some(device) => (!device.is_empty() || !device.problems.is_empty()).then(|| device.on(node, names)),
+        // The author of the object has seen the devices; the capacity has sums alone.
+        Some(device) => {
+            (!device.is_empty() || !device.problems.is_empty()).then(|| device.with_node(node, names))
+        }
         // A plugin that states GPU memory in bytes writes a Device object too. Until the watch shows it, dividing the capacity
         // evenly among the GPUs would be a guess.
         None if node.capacity(GPU_MEMORY).is_some() => None,
@@ -80,24 +82,14 @@ pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames)
 pub fn trim(node: &Node, names: &ResourceNames) -> Node {
     let mut trimmed = Node::default();
     let key = names.memory_unit_annotation();
-    let unit = node
-        .metadata
-        .annotations
-        .as_ref()
-        .and_then(|annotations| annotations.get(&key));
-    trimmed.metadata.annotations = unit.map(|unit| [(key, unit.clone())].into());
-    let labels = NODE_LABELS
-        .into_iter()
-        .filter_map(|key| node.metadata.labels.as_ref()?.get_key_value(key));
-    let labels: BTreeMap<String, String> = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
-    trimmed.metadata.labels = (!labels.is_empty()).then_some(labels);
-    trimmed.spec.taints = node
+    trimmed.metadata.annotations = retained(node.metadata.annotations.as_ref(), &[&key]);
+    trimmed.metadata.labels = retained(node.metadata.labels.as_ref(), &NODE_LABELS);
+    let taints = node
         .spec
         .taints
         .iter()
-        .filter(|taint| taint.is_prefer_no_schedule())
-        .cloned()
-        .collect();
+        .filter(|taint| taint.is_prefer_no_schedule());
+    trimmed.spec.taints = taints.cloned().collect();
     for resource in [names.memory.as_str(), GPU_COUNT, GPU_MEMORY] {
         if let Some(value) = node.status.capacity.get(resource) {
             trimmed.status.capacity.insert(resource.to_owned(), value.clone());
@@ -106,48 +98,56 @@ pub fn trim(node: &Node, names: &ResourceNames) -> Node {
     trimmed
 }
 
+/// The entries of labels or annotations with these keys; `None` if there are none.
+fn retained(map: Option<&BTreeMap<String, String>>, keys: &[&str]) -> Option<BTreeMap<String, String>> {
+    let mut retained = BTreeMap::new();
+    for key in keys {
+        if let Some((key, value)) = map?.get_key_value(*key) {
+            retained.insert(key.clone(), value.clone());
+        }
+    }
+    (!retained.is_empty()).then_some(retained)
+}
+
 impl DeviceReport {
     /// Reads a Device object.
     pub fn of(metadata: &ObjectMeta, spec: &Value) -> Self {
-        let marks = [metadata.labels.as_ref(), metadata.annotations.as_ref()];
-        let serves_vendor = marks
-            .into_iter()
-            .flatten()
-            .any(|marks| marks.get(SERVES_VENDOR_LABEL).is_some_and(|mark| mark == "true"));
-        let mut report = Self {
-            serves_vendor,
-            ..Self::default()
-        };
+        let mut report = Self::default();
+        for map in [&metadata.labels, &metadata.annotations].into_iter().flatten() {
+            report.serves_vendor |= map.get(SERVES_VENDOR_LABEL).is_some_and(|value| value == "true");
+        }
         let entries = match spec.get("devices") {
             None | Some(Value::Null) => &[],
             Some(Value::Array(entries)) => entries.as_slice(),
             Some(_) => {
-                report
-                    .problems
-                    .push("Device object: spec.devices is no list".to_owned());
+                let problem = "Device object: spec.devices is no list";
+                report.problems.push(problem.to_owned());
                 &[]
             }
         };
         for (at, entry) in entries.iter().enumerate() {
             if let Err(problem) = report.add(entry) {
-                report
-                    .problems
-                    .push(format!("Device object: spec.devices[{at}]: {problem}"));
+                let problem = format!("Device object: spec.devices[{at}]: {problem}");
+                report.problems.push(problem);
             }
         }
-        report.table = ReportedTable::of(metadata, &mut report.problems);
+        report.table = ReportedTable::read(metadata, &mut report.problems);
         report.links = partitions::links(metadata, &mut report.problems);
         report
     }
 
     fn add(&mut self, entry: &Value) -> Result<(), String> {
         let info = DeviceInfo::deserialize(entry).map_err(|error| error.to_string())?;
-        if info.device_type == TYPE_GPU || info.device_type.is_empty() {
-            self.gpus.push(gpu(info)?);
+        let kind = if info.device_type.is_empty() {
+            DeviceType::Gpu
+        } else {
+            DeviceType::from(info.device_type.as_str())
+        };
+        if kind == DeviceType::Gpu {
+            self.gpus.push(gpu(&info)?);
             return Ok(());
         }
-        let kind = DeviceType::from(info.device_type.as_str());
-        let device = device(info)?;
+        let device = device_of_other_type(&info)?;
         match self.classes.iter_mut().find(|class| class.kind == kind) {
             Some(class) => class.devices.push(device),
             None => self.classes.push(DevicesOfType {
@@ -167,7 +167,8 @@ impl DeviceReport {
         self.gpus.is_empty() && self.classes.is_empty()
     }
 
-    fn on(&self, node: &Node, names: &ResourceNames) -> NodeReport {
+    /// The report of a node with this object.
+    fn with_node(&self, node: &Node, names: &ResourceNames) -> NodeReport {
         let mut problems = self.problems.clone();
         let unit = published_unit(node, names).unwrap_or_else(|problem| {
             problems.push(problem);
@@ -178,7 +179,7 @@ impl DeviceReport {
             unit_bytes: unit.map(MemoryUnit::bytes),
             serves_vendor: self.serves_vendor,
             other_devices: Some(self.classes.clone()),
-            partitions: self.table.on(node, &self.gpus),
+            partitions: self.table.table(node, &self.gpus),
             links: self.links.clone(),
         };
         NodeReport {
@@ -189,64 +190,63 @@ impl DeviceReport {
     }
 }
 
-fn gpu(info: DeviceInfo) -> Result<placement::Gpu, String> {
-    let minor = minor(&info)?;
-    let sharing = info
+fn gpu(info: &DeviceInfo) -> Result<Device, String> {
+    let mut gpu = device(info)?;
+    gpu.sharing = info
         .labels
         .get(SHARING_LABEL)
         .is_none_or(|sharing| sharing != "disabled");
-    let resources: BTreeMap<&str, Quantity> = info
-        .resources
-        .iter()
-        .map(|(name, amount)| (canonical(name), *amount))
-        .collect();
-    let amount = |resource: &str| match resources.get(resource) {
-        None => Ok(None),
-        Some(quantity) => quantity
-            .unsigned()
-            .map(Some)
-            .ok_or_else(|| format!("{resource} is {quantity}, not a whole number")),
-    };
-    let count = |resource: &str, usual: u32| match amount(resource)? {
-        None => Ok(usual),
-        Some(count) => u32::try_from(count).map_err(|_| format!("{resource} is {count}, which is absurd")),
-    };
-    Ok(placement::Gpu {
-        minor,
-        memory_bytes: amount(GPU_MEMORY)?.ok_or_else(|| format!("resources has no {GPU_MEMORY}"))?,
-        core: count(GPU_CORE, 100)?,
-        slots: count(GPU_SHARED, DEFAULT_SLOTS)?,
-        healthy: info.health,
-        sharing,
-        attributes: attributes(&info),
-        uuid: if info.id.is_empty() {
-            GpuUuid::from(made_up(minor))
-        } else {
-            GpuUuid::from(info.id)
-        },
-    })
+    let memory = amount(info, GPU_MEMORY)?;
+    gpu.memory_bytes = memory.ok_or_else(|| format!("resources has no {GPU_MEMORY}"))?;
+    gpu.core = count(info, GPU_CORE, 100)?;
+    gpu.slots = count(info, GPU_SHARED, DEFAULT_SLOTS)?;
+    Ok(gpu)
 }
 
-fn device(info: DeviceInfo) -> Result<Device, String> {
-    let minor = minor(&info)?;
-    let amount = |(name, quantity): (&String, &Quantity)| {
-        let amount = quantity.unsigned().filter(|amount| *amount <= MAX_AMOUNT);
-        let amount = amount.ok_or_else(|| format!("{name} is {quantity}, not a whole number up to 2^50"))?;
-        Ok((ResourceName::from(canonical(name)), amount))
+/// The amount of a GPU's resource, by whichever of its names the object has.
+fn amount(info: &DeviceInfo, resource: &str) -> Result<Option<u64>, String> {
+    let mut found = None;
+    for (name, quantity) in &info.resources {
+        if canonical(name) == resource {
+            let amount = quantity.unsigned();
+            found = Some(amount.ok_or_else(|| format!("{resource} is {quantity}, not a whole number"))?);
+        }
+    }
+    Ok(found)
+}
+
+fn count(info: &DeviceInfo, resource: &str, usual: u32) -> Result<u32, String> {
+    let Some(count) = amount(info, resource)? else {
+        return Ok(usual);
     };
-    let resources = info.resources.iter().map(amount).collect::<Result<_, String>>()?;
-    let attributes = attributes(&info);
+    u32::try_from(count).map_err(|_| format!("{resource} is {count}, which is absurd"))
+}
+
+fn device_of_other_type(info: &DeviceInfo) -> Result<Device, String> {
+    let mut device = device(info)?;
+    for (name, quantity) in &info.resources {
+        let Some(amount) = quantity.unsigned().filter(|amount| *amount <= MAX_AMOUNT) else {
+            return Err(format!("{name} is {quantity}, not a whole number up to 2^50"));
+        };
+        device
+            .resources
+            .insert(ResourceName::from(canonical(name)), amount);
+    }
+    Ok(device)
+}
+
+/// The device without its amounts.
+fn device(info: &DeviceInfo) -> Result<Device, String> {
+    let minor = minor(info)?;
     let id = if info.id.is_empty() {
-        DeviceId::from(made_up(minor))
+        made_up(minor)
     } else {
-        DeviceId::from(info.id)
+        info.id.clone()
     };
     Ok(Device {
-        id,
-        minor,
-        resources,
         healthy: info.health,
-        attributes,
+        attributes: attributes(info),
+        ..Device::new(id, minor)
     })
 }
 
@@ -255,7 +255,7 @@ fn minor(info: &DeviceInfo) -> Result<u32, String> {
     u32::try_from(minor).map_err(|_| format!("minor is {minor}"))
 }
 
-/// What stands for the ID of a device that is known by its minor only.
+/// A stand-in for the ID of a device that is known by its minor only.
 fn made_up(minor: u32) -> String {
     format!("{MADE_UP}{minor}")
 }
@@ -263,17 +263,15 @@ fn made_up(minor: u32) -> String {
 /// The unit that the node's plugin publishes.
 fn published_unit(node: &Node, names: &ResourceNames) -> Result<Option<MemoryUnit>, String> {
     let key = names.memory_unit_annotation();
-    let Some(text) = node
-        .metadata
-        .annotations
-        .as_ref()
+    let annotations = node.metadata.annotations.as_ref();
+    match annotations
         .and_then(|annotations| annotations.get(&key))
-    else {
-        return Ok(None);
-    };
-    text.parse()
-        .map(Some)
-        .map_err(|error| format!("node annotation {key}: {error}"))
+        .map(|text| text.parse())
+    {
+        None => Ok(None),
+        Some(Ok(unit)) => Ok(Some(unit)),
+        Some(Err(error)) => Err(format!("node annotation {key}: {error}")),
+    }
 }
 
 /// Equal devices, numbered from 0, of a node whose plugin is the old one.
@@ -289,7 +287,7 @@ fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     // Any unit serves to compare units with units; requests in bytes are refused on such a node.
     let unit_bytes = unit.unwrap_or(MemoryUnit::MIB).bytes();
     let gpus = equal_gpus(n_gpus, units.saturating_mul(unit_bytes));
-    // Zero units is what kubelet shows while a plugin has not registered again; nothing can be said until it has.
+    // kubelet shows zero units until a plugin that has restarted registers again; nothing is known until then.
     let gpus = if units == 0 { Vec::new() } else { gpus };
     let inventory = Inventory {
         gpus,
@@ -303,34 +301,27 @@ fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     })
 }
 
-/// What a node that does not exist yet would have, by its template alone.
+/// The devices that a node of an autoscaler's template would have.
 pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     let Some(bytes) = node.capacity(GPU_MEMORY) else {
         return of_capacity(node, names);
     };
-    let per_gpu = u64::from(DEFAULT_SLOTS);
-    let percent = || {
-        node.capacity(GPU_CORE)
-            .or_else(|| node.capacity(GPU_SHARED))
-            .map(|percent| percent / per_gpu)
-    };
+    // A plugin publishes as many percent of core, and as many slots, per GPU.
+    let percent = node.capacity(GPU_CORE).or_else(|| node.capacity(GPU_SHARED));
+    let by_percent = percent.map(|percent| percent / u64::from(DEFAULT_SLOTS));
     let n_gpus = node
         .capacity(GPU_COUNT)
-        .or_else(percent)
-        .filter(|count| (1..=MAX_GPUS).contains(count))?;
+        .or(by_percent)
+        .filter(|n| (1..=MAX_GPUS).contains(n))?;
     let unit_bytes = published_unit(node, names).ok().flatten().map(MemoryUnit::bytes);
     let mut gpus = equal_gpus(n_gpus, bytes / n_gpus);
-    // No plugin has seen the node: the operator says in the node group's template what its nodes can enforce.
-    let label = node
-        .metadata
-        .labels
-        .as_ref()
-        .and_then(|labels| labels.get(ENFORCEMENT));
-    let limits = limit_level(label);
+    // No plugin has seen the node, so the enforcement is the one that the operator has set in the node group's template.
+    let labels = node.metadata.labels.as_ref();
+    let limits = limit_level(labels.and_then(|labels| labels.get(ENFORCEMENT)));
     for gpu in &mut gpus {
         gpu.attributes.limits = limits;
     }
-    let partitions = ReportedTable::default().on(node, &gpus);
+    let partitions = ReportedTable::default().table(node, &gpus);
     let inventory = Inventory {
         gpus,
         unit_bytes,
@@ -344,18 +335,17 @@ pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     })
 }
 
-fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<placement::Gpu> {
-    let gpu = |minor: u32| placement::Gpu {
-        uuid: GpuUuid::from(made_up(minor)),
-        minor,
-        memory_bytes,
-        core: 100,
-        slots: DEFAULT_SLOTS,
-        healthy: true,
-        sharing: true,
-        attributes: DeviceAttributes::default(),
-    };
-    (0..u32::try_from(n_gpus).unwrap_or(0)).map(gpu).collect()
+fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<Device> {
+    let mut gpus = Vec::new();
+    for minor in 0..u32::try_from(n_gpus).unwrap_or(0) {
+        gpus.push(Device {
+            memory_bytes,
+            core: 100,
+            slots: DEFAULT_SLOTS,
+            ..Device::new(made_up(minor), minor)
+        });
+    }
+    gpus
 }
 
 /// The ID for records; empty for a device that is known by its minor only.
@@ -365,22 +355,29 @@ pub fn record_id(id: &str) -> &str {
 
 /// The attributes that distinguish a device. Functions without an address cannot be allocated, and are left out.
 fn attributes(info: &DeviceInfo) -> DeviceAttributes {
-    let groups = info.vf_groups.iter().map(|group| FunctionGroup {
-        labels: labels(&group.labels),
-        functions: group
-            .vfs
-            .iter()
-            .filter(|function| !function.bus_id.is_empty())
-            .map(function)
-            .collect(),
-    });
+    let mut groups = Vec::new();
+    for group in &info.vf_groups {
+        let mut functions = Vec::new();
+        for function in group.vfs.iter().filter(|function| !function.bus_id.is_empty()) {
+            functions.push(Function {
+                id: FunctionId::from(function.bus_id.as_str()),
+                minor: function.minor,
+            });
+        }
+        if !functions.is_empty() {
+            let labels = labels(&group.labels);
+            groups.push(FunctionGroup { labels, functions });
+        }
+    }
+    let is_numa_known = info
+        .labels
+        .get(NUMA_NODE)
+        .is_none_or(|label| label != NUMA_UNKNOWN);
+    let topology = info.topology.as_ref();
     DeviceAttributes {
         labels: labels(&info.labels),
-        location: info
-            .topology
-            .as_ref()
-            .and_then(|topology| place(topology, is_numa_known(info))),
-        functions: groups.filter(|group| !group.functions.is_empty()).collect(),
+        location: topology.and_then(|topology| location(topology, is_numa_known)),
+        functions: groups,
         limits: limit_level(info.labels.get(ENFORCEMENT)),
     }
 }
@@ -394,22 +391,10 @@ fn limit_level(label: Option<&String>) -> LimitLevel {
     }
 }
 
-fn function(function: &proto::device::VirtualFunction) -> Function {
-    Function {
-        id: FunctionId::from(function.bus_id.as_str()),
-        minor: function.minor,
-    }
-}
-
-/// Returns true if the NUMA node was read, and is not a default.
-fn is_numa_known(info: &DeviceInfo) -> bool {
-    info.labels
-        .get(NUMA_NODE)
-        .is_none_or(|label| label != NUMA_UNKNOWN)
-}
-
-/// Negative numbers and empty texts say that nothing is known.
-fn place(topology: &DeviceTopology, is_numa_known: bool) -> Option<DeviceLocation> {
+/// The location of a device; `None` if nothing is known. A NUMA node that the plugin could not read is 0 in the object, and
+/// marked by a label.
+fn location(topology: &DeviceTopology, is_numa_known: bool) -> Option<DeviceLocation> {
+    // Negative numbers, and empty or negative texts, mean that nothing is known.
     let numa = u32::try_from(topology.node_id).ok().filter(|_| is_numa_known);
     let switch = Some(topology.pcie_id.as_str())
         .filter(|id| !id.is_empty() && !id.starts_with('-'))

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use criterion::{BatchSize, Bencher, Criterion, criterion_group, criterion_main};
 use placement::{
-    DeviceAttributes, DevicePolicy, Fleet, Gpu, Hints, HostAmounts, Inventory, NodeId, NodePolicy,
-    NodeRequest, OwnerId, PodProfile, Policies, RequestedGpus, RequestedMemory, Score, ShareRequest,
+    Device, DevicePolicy, Fleet, Hints, HostAmounts, Inventory, NodeId, NodePolicy, NodeRequest, OwnerId,
+    PodProfile, Policies, RequestedGpus, RequestedMemory, Score, ShareRequest,
 };
 
 const GIB: u64 = 1 << 30;
@@ -64,19 +64,12 @@ fn empty_fleet() -> Fleet {
         for node in 0..n_nodes {
             let name = format!("node-{kind}-{node:04}");
             let gpu = |minor| {
-                let (uuid, attributes) = (
-                    format!("GPU-{kind}-{node:04}-{minor}").into(),
-                    DeviceAttributes::default(),
-                );
-                Gpu {
-                    uuid,
-                    minor,
+                let uuid = format!("GPU-{kind}-{node:04}-{minor}");
+                Device {
                     memory_bytes: gib * GIB,
                     core: 100,
                     slots: 100,
-                    healthy: true,
-                    sharing: true,
-                    attributes,
+                    ..Device::new(uuid, minor)
                 }
             };
             fleet.set_inventory(

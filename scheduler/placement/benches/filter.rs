@@ -6,8 +6,8 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use placement::{
-    Amounts, DevicePolicy, Fleet, Gpu, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Inventory, Memory,
-    Placement, Policies, RequestedMemory, Share, ShareRequest,
+    Amounts, Device, DevicePolicy, DeviceRef, DeviceType, Fleet, HeldMemory, HeldPart, Hints, Holdings,
+    Inventory, Memory, Placement, Policies, RequestedMemory, Share, ShareRequest,
 };
 
 const GIB: u64 = 1 << 30;
@@ -17,17 +17,13 @@ fn name(at: u32) -> String {
     format!("gpu-node-{at:05}.cluster.local")
 }
 
-fn gpu(node: u32, minor: u32) -> Gpu {
+fn gpu(node: u32, minor: u32) -> Device {
     let uuid = format!("GPU-00000000-0000-4000-8000-{node:08x}{minor:04x}").into();
-    Gpu {
-        uuid,
-        minor,
+    Device {
         memory_bytes: 80 * GIB,
         core: 100,
         slots: 100,
-        healthy: true,
-        sharing: true,
-        attributes: placement::DeviceAttributes::default(),
+        ..Device::new(uuid, minor)
     }
 }
 
@@ -35,7 +31,7 @@ fn gpu(node: u32, minor: u32) -> Gpu {
 fn half_full(n_nodes: u32) -> Fleet {
     let mut fleet = Fleet::new();
     for node in 0..n_nodes {
-        let gpus: Vec<Gpu> = (0..GPUS).map(|minor| gpu(node, minor)).collect();
+        let gpus: Vec<Device> = (0..GPUS).map(|minor| gpu(node, minor)).collect();
         fleet.set_inventory(
             &name(node),
             Inventory {
@@ -51,14 +47,13 @@ fn half_full(n_nodes: u32) -> Fleet {
             } else {
                 50 * GIB
             }));
-            let share = HeldShare {
-                gpu: GpuRef::Uuid(gpu.uuid),
+            let share = HeldPart {
                 memory,
                 core: 40,
                 slots: 1,
-                trusted: true,
+                ..HeldPart::new(DeviceType::Gpu, DeviceRef::Id(gpu.id))
             };
-            fleet.hold(&owner.as_str().into(), &name(node), HeldGpus::Shares(vec![share]));
+            fleet.hold(&owner.as_str().into(), &name(node), Holdings::from(vec![share]));
         }
     }
     fleet
@@ -72,9 +67,12 @@ fn hint_every_tenth(fleet: &mut Fleet, n_nodes: u32) {
             slots: 1,
         };
         let shares = vec![Share {
-            gpu: gpu(node, 0).uuid,
+            id: gpu(node, 0).id,
             minor: 0,
             amounts,
+            kind: DeviceType::Gpu,
+            resources: [].into(),
+            functions: Vec::new(),
         }];
         let id = fleet.node_id(&name(node)).unwrap();
         fleet.hint(

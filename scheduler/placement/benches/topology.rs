@@ -6,8 +6,8 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use placement::{
-    Constraints, Device, DeviceAttributes, DeviceKind, DeviceLocation, DevicePolicy, DeviceRequest,
-    DevicesOfType, Fleet, Gpu, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Inventory, JointAllocation,
+    Constraints, Device, DeviceAttributes, DeviceLocation, DevicePolicy, DeviceRef, DeviceRequest,
+    DeviceType, DevicesOfType, Fleet, HeldMemory, HeldPart, Hints, Holdings, Inventory, JointAllocation,
     LinkGroup, NodeId, NodeRequest, Partition, PartitionConstraint, PartitionTable, Policies, RequestedGpus,
     RequestedMemory,
 };
@@ -37,25 +37,20 @@ fn machine(node: u32, n_gpus: u32, n_nics: u32, n_switches: u32) -> Inventory {
     let gpu = |minor| {
         let uuid = format!("GPU-00000000-0000-4000-8000-{node:08x}{minor:04x}").into();
         let attributes = place(minor, n_gpus);
-        Gpu {
-            uuid,
-            minor,
+        Device {
             memory_bytes: 80 * GIB,
             core: 100,
             slots: 100,
-            healthy: true,
-            sharing: true,
             attributes,
+            ..Device::new(uuid, minor)
         }
     };
     let nic = |minor| {
         let id = format!("{node:04x}:{minor:02x}:00.0").into();
         Device {
-            id,
-            minor,
             resources: [("rdma".into(), 100)].into(),
-            healthy: true,
             attributes: place(minor, n_nics),
+            ..Device::new(id, minor)
         }
     };
     let other_devices = Some(vec![DevicesOfType {
@@ -94,7 +89,7 @@ fn rdma(amount: u64) -> DeviceRequest {
 }
 
 fn joint(leads: bool, same_switch: bool) -> Constraints {
-    let (gpu, nic) = (DeviceKind::Gpu, DeviceKind::Other("rdma".into()));
+    let (gpu, nic) = (DeviceType::Gpu, DeviceType::from("rdma"));
     Constraints {
         joint: Some(JointAllocation {
             kinds: if leads { vec![gpu, nic] } else { vec![nic, gpu] },
@@ -110,17 +105,16 @@ fn use_gpu(fleet: &mut Fleet, node: u32, minor: u32) {
         .as_str()
         .into();
     let memory = HeldMemory::Requested(RequestedMemory::Ratio(30));
-    let share = HeldShare {
-        gpu: GpuRef::Uuid(uuid),
+    let share = HeldPart {
         memory,
         core: 0,
         slots: 1,
-        trusted: true,
+        ..HeldPart::new(DeviceType::Gpu, DeviceRef::Id(uuid))
     };
     fleet.hold(
         &format!("pod-{node}-{minor}").as_str().into(),
         &name(node),
-        HeldGpus::Shares(vec![share]),
+        Holdings::from(vec![share]),
     );
 }
 

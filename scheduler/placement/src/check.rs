@@ -7,9 +7,7 @@ mod rules;
 
 use std::collections::BTreeMap;
 
-use crate::data::amounts::Dimension;
-use crate::data::constraints::DeviceKind;
-use crate::data::ident::{DeviceId, DeviceType, FunctionId, GpuUuid, OwnerId, ResourceName};
+use crate::data::ident::{DeviceId, DeviceType, FunctionId, OwnerId, ResourceName};
 use crate::data::request::RequestedGpus;
 use crate::data::workload::{PodProfile, Workload};
 use crate::state::equivalence::EquivalenceClassId;
@@ -19,33 +17,20 @@ use crate::state::nodes::Nodes;
 /// A violated invariant. Only amounts count that owners are known to hold, not those that are counted while a record is in doubt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// Owners are known to hold more of a GPU than it has.
+    /// Owners are known to hold more of a device than it has.
     Oversubscribed {
-        /// The node's name.
-        node: String,
-        /// The GPU.
-        gpu: GpuUuid,
-        /// The dimension.
-        dimension: Dimension,
-        /// The held amount; memory in hundredths of a byte.
-        used: u128,
-        /// The total, in the same unit.
-        total: u128,
-    },
-    /// Owners are known to hold more of a device of another type than it has.
-    DeviceOversubscribed {
         /// The node's name.
         node: String,
         /// The device's type.
         kind: DeviceType,
         /// The device.
         id: DeviceId,
-        /// The resource.
+        /// The named resource, or a GPU's memory, core or slots.
         resource: ResourceName,
-        /// The held amount.
+        /// The held amount; memory in hundredths of a byte.
         used: u128,
-        /// The total.
-        total: u64,
+        /// The total, in the same unit.
+        total: u128,
     },
     /// A value that is kept for requests differs from what the inventory and the holdings amount to.
     RowDiffers {
@@ -61,14 +46,14 @@ pub enum Violation {
         /// The nodes' names.
         nodes: Vec<String>,
     },
-    /// Two shares of one owner are on the same GPU.
+    /// Two parts that one owner holds are of the same GPU.
     SameGpuTwice {
         /// The node's name.
         node: String,
         /// The owner.
         owner: OwnerId,
         /// The GPU.
-        gpu: GpuUuid,
+        gpu: DeviceId,
     },
     /// Two owners are known to hold a virtual function.
     FunctionHeldTwice {
@@ -88,9 +73,9 @@ pub enum Violation {
         /// The owner that holds the device too, or a device on its switch.
         other: OwnerId,
         /// The device's type.
-        kind: DeviceKind,
-        /// Identifies the device.
-        device: String,
+        kind: DeviceType,
+        /// The device.
+        device: DeviceId,
     },
     /// An owner holds a share of a GPU that the node does not have.
     MissingGpu {
@@ -118,8 +103,7 @@ pub(crate) fn check(nodes: &Nodes) -> Vec<Violation> {
     check_host_uses(nodes, &mut violations);
     check_cpu_only(nodes, &mut violations);
     for (id, node) in nodes.iter() {
-        let mut found = amounts::check_gpus(node);
-        found.extend(amounts::check_devices(node));
+        let mut found = amounts::check_amounts(node);
         // Derived values follow from the rows, and would all be reported beside a wrong row.
         if found.is_empty() {
             found.extend(rules::check_derived(nodes, id, node));
@@ -211,13 +195,14 @@ fn check_classes(nodes: &Nodes, violations: &mut Vec<Violation>) {
     for class in nodes.summaries.iter().filter_map(|summary| summary.class) {
         *n_nodes.entry(class).or_default() += 1;
     }
-    let is_counted = |(class, n): (&EquivalenceClassId, &usize)| {
-        nodes
+    let mut are_counted = n_nodes.len() == nodes.classes.len();
+    for (class, n) in &n_nodes {
+        are_counted &= nodes
             .classes
             .get(*class)
-            .is_some_and(|(_, counted)| counted == *n)
-    };
-    if n_nodes.len() != nodes.classes.len() || !n_nodes.iter().all(is_counted) {
+            .is_some_and(|(_, counted)| counted == *n);
+    }
+    if !are_counted {
         let detail = "the equivalence classes are not those of the nodes".to_owned();
         violations.push(inconsistent(detail));
     }

@@ -4,10 +4,10 @@
 
 use crate::choice::fit::{fit_gpu, fit_whole, free_whole, need};
 use crate::data::amounts::{Amounts, HostAmounts, NamedAmounts};
-use crate::data::device::{Device, Gpu};
+use crate::data::device::Device;
 use crate::data::holding::{Held, Hints, Holdings, Origin};
 use crate::data::ident::{DeviceType, NodeId, OwnerId};
-use crate::data::inventory::Inventory;
+use crate::data::inventory::{GPUS, Inventory};
 use crate::data::reason::Reason;
 use crate::data::request::RequestedGpus;
 use crate::state::charges::charges_of_all;
@@ -20,33 +20,37 @@ pub struct NodeView<'a> {
     node: &'a Node,
 }
 
-/// One GPU of a node.
+/// One device of a node.
 #[derive(Clone, Debug)]
-pub struct GpuView<'a> {
-    /// The GPU.
-    pub gpu: &'a Gpu,
-    /// Amounts that are certainly held; may exceed the total.
+pub struct DeviceView<'a> {
+    /// Its type.
+    pub kind: &'a DeviceType,
+    /// The device.
+    pub device: &'a Device,
+    /// Amounts of a GPU that are certainly held; may exceed the total.
     pub used: Amounts,
-    /// Amounts that may be held besides.
+    /// Amounts of a GPU that may be held besides.
     pub suspect: Amounts,
-    /// Amounts of hints; `free` still includes them.
+    /// Amounts of hints on a GPU; `free` still includes them.
     pub hinted: Amounts,
-    /// The total less used and suspect amounts, at least zero; of an unhealthy GPU too.
+    /// The total of a GPU less used and suspect amounts, at least zero; of an unhealthy GPU too.
     pub free: Amounts,
+    /// Named resources that no owner holds, at least zero; of an unhealthy device too.
+    pub free_resources: NamedAmounts,
     /// Its holders, by owner.
     pub holders: Vec<HolderView<'a>>,
 }
 
-/// The part of one owner in one GPU.
+/// The part of one owner in one device.
 #[derive(Clone, Copy, Debug)]
 pub struct HolderView<'a> {
     /// The owner.
     pub owner: &'a OwnerId,
     /// The source of the holding.
     pub origin: Origin,
-    /// Amounts of this GPU.
+    /// Amounts of a GPU.
     pub amounts: Amounts,
-    /// True if the share may be on another GPU, or of another amount.
+    /// True if the part may be on another device, or of another amount.
     pub suspect: bool,
 }
 
@@ -63,22 +67,11 @@ pub struct HeldView<'a> {
     pub holdings: &'a Holdings,
 }
 
-/// One device of another type than GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OtherDeviceView<'a> {
-    /// Its type.
-    pub kind: &'a DeviceType,
-    /// The device.
-    pub device: &'a Device,
-    /// The amounts that no owner holds, at least zero; of an unhealthy device too.
-    pub free: NamedAmounts,
-}
-
 /// The result of comparing a request with one GPU.
 #[derive(Clone, Debug)]
 pub struct DeviceFit<'a> {
     /// The GPU.
-    pub gpu: &'a Gpu,
+    pub gpu: &'a Device,
     /// Amounts that are free for new shares: nothing if the GPU is unhealthy.
     pub free: Amounts,
     /// Everything that it has.
@@ -105,7 +98,7 @@ pub(crate) fn explain<'a>(
     };
     let mut fits = Vec::with_capacity(node.gpus().len());
     for ((row, gpu), flags) in node.rows_with(hints).zip(node.gpus()).zip(&node.flags) {
-        let need = need.on(row.total);
+        let need = need.amounts_on(row.total);
         fits.push(DeviceFit {
             gpu,
             free: row.free,
@@ -176,38 +169,46 @@ impl<'a> NodeView<'a> {
     }
 
     /// Its GPUs with their holders, by minor.
-    pub fn gpus(self) -> Vec<GpuView<'a>> {
-        let mut gpus: Vec<GpuView<'a>> = self.node.gpus().iter().map(GpuView::new).collect();
-        if let Some(inventory) = self.inventory() {
-            for (held, charge) in charges_of_all(inventory, &self.node.held) {
-                if let Some(gpu) = gpus.get_mut(charge.gpu) {
-                    gpu.add(HolderView {
-                        owner: &held.owner,
-                        origin: held.origin,
-                        amounts: charge.amounts,
-                        suspect: charge.suspect,
-                    });
-                }
-            }
-        }
-        for (gpu, amounts) in self.node.hints.iter().flat_map(|hint| &hint.charges) {
-            if let Some(gpu) = gpus.get_mut(*gpu) {
-                gpu.hinted = gpu.hinted.plus(*amounts);
-            }
-        }
-        gpus
+    pub fn gpus(self) -> Vec<DeviceView<'a>> {
+        let mut types = self.devices().into_iter();
+        types.next().unwrap_or_default()
     }
 
-    /// Its devices of other types, by type and minor.
-    pub fn other_devices(self) -> Vec<OtherDeviceView<'a>> {
-        let mut views = Vec::new();
-        for (of_type, free) in self.node.types().iter().zip(&self.node.free_devices) {
-            for (device, free) in of_type.devices.iter().zip(free) {
-                views.push(OtherDeviceView {
-                    kind: &of_type.kind,
-                    device,
-                    free: free.clone(),
+    /// Its devices of other types with their holders, by type and minor.
+    pub fn other_devices(self) -> Vec<DeviceView<'a>> {
+        self.devices().into_iter().skip(1).flatten().collect()
+    }
+
+    /// All devices, by type index and minor.
+    fn devices(self) -> Vec<Vec<DeviceView<'a>>> {
+        let Some(inventory) = self.inventory() else {
+            return Vec::new();
+        };
+        let mut views = Vec::with_capacity(inventory.n_types());
+        for (type_at, (kind, devices)) in inventory.types().enumerate() {
+            let mut of_type = Vec::with_capacity(devices.len());
+            for (at, device) in devices.iter().enumerate() {
+                let free = self.node.free_of_type(type_at).get(at);
+                of_type.push(DeviceView::new(kind, device, free.cloned().unwrap_or_default()));
+            }
+            views.push(of_type);
+        }
+        for (held, charge) in charges_of_all(inventory, &self.node.held) {
+            let of_type = views.get_mut(charge.type_at);
+            if let Some(view) = of_type.and_then(|of_type| of_type.get_mut(charge.device)) {
+                view.add(HolderView {
+                    owner: &held.owner,
+                    origin: held.origin,
+                    amounts: charge.amounts,
+                    suspect: charge.suspect,
                 });
+            }
+        }
+        for hint in &self.node.hints {
+            for (gpu, amounts) in &hint.gpu_charges {
+                if let Some(view) = views.get_mut(GPUS).and_then(|gpus| gpus.get_mut(*gpu)) {
+                    view.hinted = view.hinted.plus(*amounts);
+                }
             }
         }
         views
@@ -225,14 +226,16 @@ impl<'a> HeldView<'a> {
     }
 }
 
-impl<'a> GpuView<'a> {
-    fn new(gpu: &'a Gpu) -> Self {
+impl<'a> DeviceView<'a> {
+    fn new(kind: &'a DeviceType, device: &'a Device, free_resources: NamedAmounts) -> Self {
         Self {
-            gpu,
+            kind,
+            device,
             used: Amounts::ZERO,
             suspect: Amounts::ZERO,
             hinted: Amounts::ZERO,
-            free: gpu.total(),
+            free: device.total(),
+            free_resources,
             holders: Vec::new(),
         }
     }

@@ -1,12 +1,19 @@
-//! Pure engine: which GPUs, and other devices, of a node have room for a request, how good a node is, and which owner holds
-//! which device.
+//! The pure placement engine. It finds the devices of a node that have room for a request, scores nodes, and keeps account of the
+//! owner of each part of a device.
 //!
 //! It knows no Kubernetes, wire format, clock, file, network, environment or randomness: the same calls give the same
 //! answers. Callers bring inventories, facts (holdings that watches report), decisions (placements they are about to bind) and
 //! hints (placements they expect to bind soon) into a [`Fleet`] and query it.
 //!
-//! Amounts are per device: memory in hundredths of a byte ([`Memory`]), core in percent, slots in pods. Nothing wraps around:
-//! a device with more holdings than room has nothing free.
+//! One device model serves GPUs, RDMA adapters, FPGAs and all other types. A [`Device`] has an ID, amounts and attributes; a
+//! [`HeldPart`] is a part of a device in a record, and a [`Share`] a chosen part. Charges are the amounts that parts take of devices
+//! (`state/charges`); from them free amounts (`state/node`) and the use of devices (`state/occupancy`) follow, the same way
+//! for each type; one set of rules (`choice/topology/eligible`) leaves the candidates of each type. GPUs differ where their
+//! hardware does: their amounts are dense rows, since every request compares with them (`choice/fit`), they have partitions
+//! and links (`choice/topology/groups`), and they can be asked for whole in the vendor's name.
+//!
+//! Amounts are per device: memory in hundredths of a byte ([`Memory`]), core in percent, slots in pods, and named resources.
+//! Nothing wraps around: a device with more holdings than room has nothing free.
 //!
 //! Each module builds only on those before it: `data` (values), `state` (nodes and every change of them), `choice`
 //! (decisions on one node), `batch` (evaluations of many nodes, and their caches), with `explain` beside
@@ -31,18 +38,15 @@ pub use choice::admit::ReserveError;
 pub use choice::preempt::{Evictable, Preemption, Victims, n_violations};
 pub use data::amounts::{Amounts, Dimension, HostAmounts, HostLoad, Memory, NamedAmounts};
 pub use data::constraints::{
-    Constraints, DeviceConstraint, DeviceKind, Exclusion, JointAllocation, PartitionConstraint, Requirement,
-    Scope, Selector, Strategy, Test,
+    Constraints, DeviceConstraint, Exclusion, JointAllocation, PartitionConstraint, Requirement, Scope,
+    Selector, Strategy, Test,
 };
 pub use data::device::{
-    Device, DeviceAttributes, DeviceLocation, DeviceRef, DevicesOfType, Function, FunctionGroup, Gpu, Labels,
+    Device, DeviceAttributes, DeviceLocation, DeviceRef, DevicesOfType, Function, FunctionGroup, Labels,
     LimitLevel,
 };
-pub use data::holding::{
-    DeviceShare, GpuRef, HeldDevice, HeldGpus, HeldMemory, HeldShare, Hints, Holdings, Origin, Placement,
-    Share,
-};
-pub use data::ident::{DeviceId, DeviceType, FunctionId, GpuUuid, NodeId, OwnerId, ResourceName, SwitchId};
+pub use data::holding::{HeldMemory, HeldPart, Hints, Holdings, Origin, Placement, Share};
+pub use data::ident::{DeviceId, DeviceType, FunctionId, NodeId, OwnerId, ResourceName, SwitchId};
 pub use data::inventory::{Inventory, InventoryProblem, LinkGroup, Partition, PartitionTable};
 pub use data::misfit::{CandidateCounts, Misfit, NoPartition};
 pub use data::policy::{
@@ -51,6 +55,6 @@ pub use data::policy::{
 pub use data::reason::Reason;
 pub use data::request::{DeviceRequest, NodeRequest, RequestedGpus, RequestedMemory, ShareRequest};
 pub use data::workload::{PodProfile, Workload};
-pub use explain::{DeviceFit, GpuView, HeldView, HolderView, NodeView, OtherDeviceView};
+pub use explain::{DeviceFit, DeviceView, HeldView, HolderView, NodeView};
 pub use fleet::Fleet;
 pub use trial::Trial;

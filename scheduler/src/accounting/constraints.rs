@@ -1,12 +1,11 @@
-//! How a pod's devices are to be chosen: its annotations in the engine's terms.
+//! The constraints in a pod's annotations on the choice of its devices, in the engine's terms.
 
 use std::sync::Arc;
 
 use placement::{
-    Constraints, DeviceConstraint, DeviceKind, DeviceType, Exclusion, JointAllocation, PartitionConstraint,
-    Requirement, Scope, Selector, Strategy, Test,
+    Constraints, DeviceConstraint, DeviceType, Exclusion, JointAllocation, PartitionConstraint, Requirement,
+    Scope, Selector, Strategy, Test,
 };
-use proto::device::TYPE_GPU;
 use proto::pod::Pod;
 use proto::request::RequestError;
 use proto::request::hints::{
@@ -18,50 +17,45 @@ use proto::request::hints::{
 ///
 /// # Errors
 /// The first annotation that cannot be read.
-pub fn of(pod: &Pod) -> Result<Option<Arc<Constraints>>, Arc<RequestError>> {
-    Ok(some(Hints::read(pod)?))
+pub fn read(pod: &Pod) -> Result<Option<Arc<Constraints>>, Arc<RequestError>> {
+    Ok(unless_empty(Hints::read(pod)?))
 }
 
-/// The same of a pod that has its devices: annotations that cannot be read are passed over.
-pub fn of_placed(pod: &Pod) -> Option<Arc<Constraints>> {
-    some(Hints::read_placed(pod))
+/// The constraints of a pod that has its devices already; annotations that cannot be read do not count.
+pub fn read_placed(pod: &Pod) -> Option<Arc<Constraints>> {
+    unless_empty(Hints::read_placed(pod))
 }
 
-fn some(hints: Hints) -> Option<Arc<Constraints>> {
+fn unless_empty(hints: Hints) -> Option<Arc<Constraints>> {
     let constraints = constraints(hints);
     (constraints != Constraints::default()).then(|| Arc::new(constraints))
 }
 
 fn constraints(hints: Hints) -> Constraints {
     let joint = hints.joint.map(|joint| JointAllocation {
-        kinds: joint.device_types.iter().map(|kind| self::kind(kind)).collect(),
+        kinds: joint
+            .device_types
+            .iter()
+            .map(|kind| kind.as_str().into())
+            .collect(),
         same_switch: joint.same_pcie,
     });
     let partition = hints.partition.map(|spec| PartitionConstraint {
         restricted: spec.restricted,
         bandwidth: spec.ring_bus_bandwidth,
     });
-    let by_kind = hints
-        .by_type
-        .into_iter()
-        .map(|(kind, hint)| (self::kind(&kind), constraint(hint)));
-    let by_kind = by_kind
-        .filter(|(_, constraint)| *constraint != DeviceConstraint::default())
-        .collect();
+    let mut by_kind = Vec::new();
+    for (kind, hint) in hints.by_type {
+        let constraint = constraint(hint);
+        if constraint != DeviceConstraint::default() {
+            by_kind.push((DeviceType::from(kind.as_str()), constraint));
+        }
+    }
     Constraints {
         joint,
         partition,
         by_kind,
         ..Constraints::default()
-    }
-}
-
-/// The engine's word for a type of devices.
-fn kind(kind: &str) -> DeviceKind {
-    if kind == TYPE_GPU {
-        DeviceKind::Gpu
-    } else {
-        DeviceKind::Other(DeviceType::from(kind))
     }
 }
 
@@ -94,19 +88,23 @@ fn constraint(hint: DeviceHint) -> DeviceConstraint {
 }
 
 fn selector(selector: LabelSelector) -> Selector {
-    let values = |values: Vec<String>| values.into_iter().map(String::into_boxed_str).collect();
-    let requirement = |LabelRequirement { key, test }: LabelRequirement| Requirement {
-        key: key.into(),
-        test: match test {
-            LabelTest::In(wanted) => Test::In(values(wanted)),
-            LabelTest::NotIn(unwanted) => Test::NotIn(values(unwanted)),
-            LabelTest::Exists => Test::Exists,
-            LabelTest::DoesNotExist => Test::DoesNotExist,
-        },
-    };
-    Selector {
-        requirements: selector.requirements.into_iter().map(requirement).collect(),
+    let mut requirements = Vec::with_capacity(selector.requirements.len());
+    for LabelRequirement { key, test } in selector.requirements {
+        requirements.push(Requirement {
+            key: key.into(),
+            test: match test {
+                LabelTest::In(values) => Test::In(boxed(values)),
+                LabelTest::NotIn(values) => Test::NotIn(boxed(values)),
+                LabelTest::Exists => Test::Exists,
+                LabelTest::DoesNotExist => Test::DoesNotExist,
+            },
+        });
     }
+    Selector { requirements }
+}
+
+fn boxed(values: Vec<String>) -> Vec<Box<str>> {
+    values.into_iter().map(String::into_boxed_str).collect()
 }
 
 #[cfg(test)]
@@ -118,7 +116,7 @@ mod tests {
 
     fn read(annotations: &Value) -> Result<Option<Arc<Constraints>>, String> {
         let pod: Pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
-        of(&pod).map_err(|error| error.to_string())
+        super::read(&pod).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -131,7 +129,7 @@ mod tests {
             "scheduling.koordinator.sh/device-joint-allocate": r#"{"deviceTypes": ["rdma", "gpu"], "requiredScope": "SamePCIe"}"#,
             "scheduling.koordinator.sh/gpu-partition-spec": r#"{"allocatePolicy": "Restricted", "ringBusBandwidth": "1Ki"}"#,
         }));
-        let other = |kind: &str| DeviceKind::Other(kind.into());
+        let other = |kind: &str| DeviceType::from(kind);
         let gpu = DeviceConstraint {
             scope: Some(Scope::Numa),
             exclusion: Some(Exclusion::Switch),
@@ -151,14 +149,14 @@ mod tests {
         };
         let expected = Constraints {
             joint: Some(JointAllocation {
-                kinds: vec![other("rdma"), DeviceKind::Gpu],
+                kinds: vec![other("rdma"), DeviceType::Gpu],
                 same_switch: true,
             }),
             partition: Some(PartitionConstraint {
                 restricted: true,
                 bandwidth: Some(1024),
             }),
-            by_kind: vec![(DeviceKind::Gpu, gpu), (other("npu"), npu), (other("rdma"), rdma)],
+            by_kind: vec![(DeviceType::Gpu, gpu), (other("npu"), npu), (other("rdma"), rdma)],
             ..Constraints::default()
         };
         assert_eq!(read(&json!({})), Ok(None));

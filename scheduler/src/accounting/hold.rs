@@ -1,8 +1,7 @@
 //! The devices that a pod holds on its node: spec, record and kubelet's allocations combined.
 
 use placement::{
-    DeviceKind, Exclusion, GpuRef, HeldGpus, HeldMemory, HeldShare, Holdings, Memory, RequestedMemory,
-    ShareRequest,
+    DeviceRef, DeviceType, Exclusion, HeldMemory, HeldPart, Holdings, Memory, RequestedMemory, ShareRequest,
 };
 use proto::pod::ALL_DEVICES;
 use proto::request::{Dialect, GpuRequest};
@@ -26,7 +25,7 @@ impl PodFacts {
         };
         let mut holdings = gpus.holdings;
         let (others, problem) = others_held(self.request.others(), record, context);
-        holdings.others = others;
+        holdings.parts.extend(others);
         // After the devices: exclusive use counts only for types of which the pod holds some.
         holdings.exclusions = self.exclusions(&holdings, record, context);
         let beyond = kubelet_allocations::join(&mut holdings, context.given, context.inventory);
@@ -72,21 +71,19 @@ impl PodFacts {
         holdings: &Holdings,
         record: &Recorded,
         context: NodeContext<'_>,
-    ) -> Vec<(DeviceKind, Exclusion)> {
+    ) -> Vec<(DeviceType, Exclusion)> {
         let gpus = self.request.gpus();
         let sees_all = gpus.is_some_and(|gpus| gpus.dialect == Dialect::AllDevices);
         let mut exclusions = Vec::new();
         let constraints = self.constraints.iter().flatten();
         for (kind, constraint) in constraints.flat_map(|constraints| &constraints.by_kind) {
-            let holds = match kind {
-                // A pod that sees all GPUs holds none.
-                DeviceKind::Gpu if sees_all && all_devices_doubt(record, context).is_none() => false,
-                DeviceKind::Gpu => {
-                    holdings.unknown_whole > 0 || holdings.gpus != HeldGpus::Shares(Vec::new())
-                }
-                DeviceKind::Other(kind) => holdings.others.iter().any(|held| held.kind == *kind),
-            };
-            if let Some(exclusion) = constraint.exclusion.filter(|_| holds) {
+            // A pod that sees all GPUs holds none.
+            let sees_only =
+                *kind == DeviceType::Gpu && sees_all && all_devices_doubt(record, context).is_none();
+            if let Some(exclusion) = constraint.exclusion
+                && holdings.has(kind)
+                && !sees_only
+            {
                 exclusions.push((kind.clone(), exclusion));
             }
         }
@@ -112,6 +109,7 @@ fn shared(request: ShareRequest, record: &Recorded, context: NodeContext<'_>) ->
     match record {
         Recorded::Devices { gpus, units, .. } if !gpus.is_empty() => {
             from_shares(gpus, *units, &request, context)
+                .unwrap_or_else(|problem| unknown(request, context, problem))
         }
         Recorded::Gpushare(record) => from_gpushare(*record, &request, context),
         Recorded::Unreadable(problem) => unknown(request, context, problem.to_string()),
@@ -146,17 +144,17 @@ fn unrequested(record: &Recorded, context: NodeContext<'_>) -> Account {
             (None, 0) => RequestedMemory::Bytes(0),
             (None, ratio) => RequestedMemory::Ratio(ratio),
         };
-        held.push(HeldShare {
-            gpu: share.gpu.clone(),
+        held.push(HeldPart {
             memory: HeldMemory::Requested(memory),
             core: share.core,
             // The pod may run on the device, so others see one pod more there; nothing proves the amounts.
             slots: 1,
             trusted: false,
+            ..HeldPart::new(DeviceType::Gpu, share.gpu.clone())
         });
     }
     Account {
-        holdings: Holdings::from(HeldGpus::Shares(held)),
+        holdings: Holdings::from(held),
         problem: Some("its record names GPUs, its spec asks for none".to_owned()),
         contradicts: true,
     }
@@ -179,36 +177,34 @@ fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> A
         slots: 0,
         ..per_device(request)
     };
-    let account = from_shares(gpus, units, &per_device, context);
-    let HeldGpus::Shares(mut shares) = account.holdings.gpus else {
-        return whole_unknown(request.devices, account.problem, context);
+    let mut account = match from_shares(gpus, units, &per_device, context) {
+        Ok(account) => account,
+        Err(problem) => return whole_unknown(request.devices, Some(problem), context),
     };
     let mut given = Vec::new();
     for device in context.given {
-        given.push(context.gpu(&GpuRef::Uuid((&*device.id).into())));
+        given.push(context.gpu(&DeviceRef::Id((&*device.id).into())));
     }
-    let is_given = |share: &HeldShare| given.is_empty() || given.contains(&context.gpu(&share.gpu));
-    let is_contradicted = !shares.iter().all(is_given);
-    for share in &mut shares {
-        share.memory = HeldMemory::Requested(RequestedMemory::Ratio(100));
-        share.core = context.gpu(&share.gpu).map_or(WHOLE_CORE, |gpu| gpu.core);
-        share.trusted &= !is_contradicted;
+    let mut is_contradicted = false;
+    for part in &account.holdings.parts {
+        is_contradicted |= !given.is_empty() && !given.contains(&context.gpu(&part.device));
+    }
+    for part in &mut account.holdings.parts {
+        part.memory = HeldMemory::Requested(RequestedMemory::Ratio(100));
+        part.core = context.gpu(&part.device).map_or(WHOLE_CORE, |gpu| gpu.core);
+        part.trusted &= !is_contradicted;
     }
     let contradiction =
         is_contradicted.then(|| "kubelet has given it other GPUs than its record names".to_owned());
-    Account {
-        holdings: Holdings {
-            is_vendor: true,
-            ..Holdings::from(HeldGpus::Shares(shares))
-        },
-        problem: account.problem.or(contradiction),
-        contradicts: account.contradicts || is_contradicted,
-    }
+    account.holdings.is_vendor = true;
+    account.problem = account.problem.or(contradiction);
+    account.contradicts |= is_contradicted;
+    account
 }
 
 /// Whole GPUs that no usable record names.
 fn whole_unknown(n_requested: u32, problem: Option<String>, context: NodeContext<'_>) -> Account {
-    let is_gpu = |id: &str| context.inventory.is_none() || context.gpu(&GpuRef::Uuid(id.into())).is_some();
+    let is_gpu = |id: &str| context.inventory.is_none() || context.gpu(&DeviceRef::Id(id.into())).is_some();
     let n_given = context.given.iter().filter(|given| is_gpu(&given.id)).count();
     let missing = n_requested.saturating_sub(u32::try_from(n_given).unwrap_or(u32::MAX));
     let is_served = context.report == PluginReport::Pending
@@ -221,7 +217,7 @@ fn whole_unknown(n_requested: u32, problem: Option<String>, context: NodeContext
     if !is_served {
         holdings.unknown_whole = missing;
     } else if missing > 0 {
-        holdings.gpus = HeldGpus::Pending(ShareRequest {
+        holdings.pending = Some(ShareRequest {
             devices: missing,
             core: WHOLE_CORE,
             ..WHOLE_DEVICE
@@ -259,8 +255,8 @@ fn all_devices_doubt(record: &Recorded, context: NodeContext<'_>) -> Option<Stri
     let unnamed = inventory
         .gpus
         .iter()
-        .find(|gpu| gpu.healthy && !named.clone().any(|named| named.uuid == gpu.uuid))?;
-    let uuid = unnamed.uuid.as_str();
+        .find(|gpu| gpu.healthy && !named.clone().any(|named| named.id == gpu.id))?;
+    let uuid = &unnamed.id;
     Some(format!(
         "annotation {ALL_DEVICES} counts only where the record names every GPU of the node, and GPU {uuid} is not in it"
     ))
@@ -269,22 +265,21 @@ fn all_devices_doubt(record: &Recorded, context: NodeContext<'_>) -> Option<Stri
 /// All devices in the record, without amounts; the first holds the slots.
 fn all(slots: u32, record: &Recorded, context: NodeContext<'_>) -> Account {
     let mut problem = None;
-    let mut shares: Vec<HeldShare> = Vec::with_capacity(record.gpus().len());
+    let mut parts: Vec<HeldPart> = Vec::with_capacity(record.gpus().len());
     for share in record.gpus() {
         let absent = absent(&share.gpu, context);
-        if absent.is_none() && shares.iter().all(|held| held.gpu != share.gpu) {
-            shares.push(HeldShare {
-                gpu: share.gpu.clone(),
+        if absent.is_none() && parts.iter().all(|held| held.device != share.gpu) {
+            parts.push(HeldPart {
                 memory: HeldMemory::Exact(Memory::from_bytes(share.bytes.unwrap_or(0))),
                 core: share.core,
-                slots: if shares.is_empty() { slots } else { 0 },
-                trusted: true,
+                slots: if parts.is_empty() { slots } else { 0 },
+                ..HeldPart::new(DeviceType::Gpu, share.gpu.clone())
             });
         }
         problem = problem.or(absent);
     }
     Account {
-        holdings: Holdings::from(HeldGpus::Shares(shares)),
+        holdings: Holdings::from(parts),
         problem,
         contradicts: false,
     }

@@ -1,10 +1,10 @@
 //! Devices that kubelet allocated to pods of other schedulers, from the checkpoints on a node's Device object.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use placement::{
-    Device, DeviceRef, Function, GpuRef, GpuUuid, HeldDevice, HeldGpus, HeldMemory, HeldShare, Holdings,
-    Inventory, NamedAmounts, RequestedMemory,
+    Device, DeviceRef, DeviceType, Function, HeldMemory, HeldPart, Holdings, Inventory, NamedAmounts,
+    RequestedMemory,
 };
 use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, physical_id};
 use proto::resource::{FPGA, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
@@ -25,7 +25,7 @@ pub type AllocationsByPod = BTreeMap<Box<str>, Vec<AllocatedDevice>>;
 
 /// Reads the annotation of a node, except for the resources that our plugin serves.
 pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -> AllocationsByPod {
-    let mut by_pod: BTreeMap<Box<str>, BTreeSet<AllocatedDevice>> = BTreeMap::new();
+    let mut by_pod = AllocationsByPod::new();
     let ours = [GPU_SHARED, RDMA, FPGA, &names.memory];
     for KubeletAllocation {
         pod_uid,
@@ -34,25 +34,27 @@ pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -
         ..
     } in &checkpoints.entries
     {
+        // kubelet's IDs of resources that our plugin serves are no devices; the pods' records name these.
         if ours.contains(&resource_name.as_str()) {
             continue;
         }
-        let is_gpu = VENDOR_GPUS.contains(&resource_name.as_str());
-        let given = device_ids.iter().map(|id| {
+        let devices = by_pod.entry(pod_uid.as_str().into()).or_default();
+        for id in device_ids {
             let physical = physical_id(id);
-            AllocatedDevice {
+            devices.push(AllocatedDevice {
                 id: physical.into(),
                 // Replicas of time-slicing share a device, so that several pods may hold it whole.
                 is_replica: physical.len() != id.len(),
-                is_gpu,
-            }
-        });
-        by_pod.entry(pod_uid.as_str().into()).or_default().extend(given);
+                is_gpu: VENDOR_GPUS.contains(&resource_name.as_str()),
+            });
+        }
+    }
+    for devices in by_pod.values_mut() {
+        // Containers of a pod may have replicas of one device.
+        devices.sort();
+        devices.dedup();
     }
     by_pod
-        .into_iter()
-        .map(|(uid, given)| (uid, given.into_iter().collect()))
-        .collect()
 }
 
 /// Adds allocated devices to holdings, and returns the problem with those that cannot be counted.
@@ -61,14 +63,17 @@ pub fn join(
     given: &[AllocatedDevice],
     inventory: Option<&Inventory>,
 ) -> Option<String> {
-    let unknown: Vec<&AllocatedDevice> = given
-        .iter()
-        .filter(|device| !hold(holdings, device, inventory))
-        .collect();
-    let shown: String = unknown.first()?.id.chars().take(64).collect();
+    let mut unknown = Vec::new();
+    for device in given {
+        if !hold(holdings, device, inventory) {
+            unknown.push(&device.id);
+        }
+    }
+    // The text reaches people, and an ID of any length would come with it.
+    let shown: String = unknown.first()?.chars().take(64).collect();
+    let n_unknown = unknown.len();
     Some(format!(
-        "kubelet has given it {} devices that the node does not have, such as {shown:?}",
-        unknown.len()
+        "kubelet has given it {n_unknown} devices that the node does not have, such as {shown:?}"
     ))
 }
 
@@ -79,86 +84,96 @@ pub fn alone(given: &[AllocatedDevice], inventory: Option<&Inventory>) -> (Holdi
         ..Holdings::default()
     };
     let problem = join(&mut holdings, given, inventory);
-    let is_unknown =
-        |device: &&AllocatedDevice| device.is_gpu && !hold(&mut holdings.clone(), device, inventory);
-    holdings.unknown_whole = u32::try_from(given.iter().filter(is_unknown).count()).unwrap_or(u32::MAX);
+    for device in given {
+        // A GPU that the node does not report takes one of those that it reports, whichever that is.
+        let is_known = inventory.is_none_or(|inventory| find(inventory, &device.id).is_some());
+        holdings.unknown_whole += u32::from(device.is_gpu && !is_known);
+    }
     (holdings, problem)
 }
 
 /// Adds a device to holdings, and returns true if the node has it.
 fn hold(holdings: &mut Holdings, given: &AllocatedDevice, inventory: Option<&Inventory>) -> bool {
-    let gpu = inventory.map(|inventory| inventory.gpus.iter().find(|gpu| gpu.uuid.as_str() == &*given.id));
-    match gpu {
-        None if given.is_gpu => hold_gpu(holdings, given, None, 100),
-        Some(Some(gpu)) => hold_gpu(holdings, given, Some(gpu.minor), gpu.core),
-        None | Some(None) => return hold_other(holdings, given, inventory),
+    let found = inventory.and_then(|inventory| find(inventory, &given.id));
+    let mut part = match found {
+        Some((DeviceType::Gpu, gpu, _)) => whole_gpu(&given.id, gpu.core),
+        Some((kind, device, function)) => HeldPart {
+            // The part of the device that a virtual function uses is not known.
+            resources: if function.is_some() {
+                NamedAmounts::new()
+            } else {
+                device.resources.clone()
+            },
+            functions: function.into_iter().map(|function| function.id.clone()).collect(),
+            ..HeldPart::new(kind.clone(), DeviceRef::Id(device.id.clone()))
+        },
+        // As long as the node has not reported its devices, the resource must do.
+        None if inventory.is_none() && given.is_gpu => whole_gpu(&given.id, 100),
+        None => return false,
+    };
+    part.trusted = !given.is_replica;
+    let minor = found.map(|(_, device, _)| device.minor);
+    if !is_held(holdings, &part, minor) {
+        holdings.parts.push(part);
     }
     true
 }
 
-fn hold_gpu(holdings: &mut Holdings, given: &AllocatedDevice, minor: Option<u32>, core: u32) {
-    let HeldGpus::Shares(shares) = &mut holdings.gpus else {
-        return;
-    };
-    let gpu = GpuRef::Uuid(GpuUuid::from(&*given.id));
-    let is_held =
-        |share: &HeldShare| share.gpu == gpu || minor.is_some_and(|minor| share.gpu == GpuRef::Minor(minor));
-    if !shares.iter().any(is_held) {
-        let memory = HeldMemory::Requested(RequestedMemory::Ratio(100));
-        shares.push(HeldShare {
-            gpu,
-            memory,
-            core,
-            slots: 0,
-            trusted: !given.is_replica,
-        });
+fn whole_gpu(id: &str, core: u32) -> HeldPart {
+    HeldPart {
+        memory: HeldMemory::Requested(RequestedMemory::Ratio(100)),
+        core,
+        ..HeldPart::new(DeviceType::Gpu, DeviceRef::Id(id.into()))
     }
 }
 
-fn hold_other(holdings: &mut Holdings, given: &AllocatedDevice, inventory: Option<&Inventory>) -> bool {
-    let classes = inventory
-        .and_then(|inventory| inventory.other_devices.as_deref())
-        .unwrap_or_default();
-    let mut devices = classes
-        .iter()
-        .flat_map(|class| class.devices.iter().map(|device| (&class.kind, device)));
-    let named = |device: &Device| device.id.as_str() == &*given.id;
-    let Some((kind, device)) =
-        devices.find(|(_, device)| named(device) || function(device, &given.id).is_some())
-    else {
-        return false;
-    };
-    let reference = DeviceRef::Id(device.id.clone());
-    // The part of the device that a virtual function uses is not known.
-    let (amounts, functions) = match function(device, &given.id) {
-        Some(function) if !named(device) => (NamedAmounts::new(), vec![function.id.clone()]),
-        _ => (device.resources.clone(), Vec::new()),
-    };
-    let is_held = |held: &HeldDevice| {
-        let is_same = held.kind == *kind && held.device == reference;
-        is_same
-            && functions
-                .iter()
-                .all(|function| held.functions.is_empty() || held.functions.contains(function))
-    };
-    if !holdings.others.iter().any(is_held) {
-        holdings.others.push(HeldDevice {
-            kind: kind.clone(),
-            device: reference,
-            amounts,
-            functions,
-            trusted: !given.is_replica,
-        });
+/// The device with this ID, or the one with a virtual function of this PCI address, and the function.
+fn find<'a>(
+    inventory: &'a Inventory,
+    id: &str,
+) -> Option<(&'a DeviceType, &'a Device, Option<&'a Function>)> {
+    for (kind, devices) in inventory.types() {
+        for device in devices {
+            if device.id.as_str() == id {
+                return Some((kind, device, None));
+            }
+            // kubelet allocates no virtual functions of GPUs.
+            if *kind != DeviceType::Gpu
+                && let Some(function) = function(device, id)
+            {
+                return Some((kind, device, Some(function)));
+            }
+        }
     }
-    true
+    None
+}
+
+/// Returns true if holdings have a part already, by spec and record.
+fn is_held(holdings: &Holdings, part: &HeldPart, minor: Option<u32>) -> bool {
+    // Shares of unknown GPUs are charged to GPUs as they are, and one of these may be the allocated one.
+    if part.kind == DeviceType::Gpu && holdings.pending.is_some() {
+        return true;
+    }
+    for held in holdings.parts.iter().filter(|held| held.kind == part.kind) {
+        let is_device = match &held.device {
+            DeviceRef::Id(_) => held.device == part.device,
+            DeviceRef::Minor(held) => minor == Some(*held),
+            DeviceRef::Any => part.kind == DeviceType::Gpu,
+        };
+        let has_function = |function| held.functions.is_empty() || held.functions.contains(function);
+        if is_device && part.functions.iter().all(has_function) {
+            return true;
+        }
+    }
+    false
 }
 
 /// The virtual function of a device by its PCI address.
 fn function<'a>(device: &'a Device, id: &str) -> Option<&'a Function> {
-    device
+    let mut functions = device
         .attributes
         .functions
         .iter()
-        .flat_map(|group| &group.functions)
-        .find(|function| function.id.as_str() == id)
+        .flat_map(|group| &group.functions);
+    functions.find(|function| function.id.as_str() == id)
 }

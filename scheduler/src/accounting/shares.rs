@@ -1,7 +1,8 @@
 //! Shares of the GPUs in a record, compared with the request of the spec.
 
 use placement::{
-    GpuRef, HeldGpus, HeldMemory, HeldShare, Holdings, Memory as EngineMemory, RequestedMemory, ShareRequest,
+    DeviceRef, DeviceType, HeldMemory, HeldPart, Holdings, Memory as EngineMemory, RequestedMemory,
+    ShareRequest,
 };
 use proto::record::GpushareRecord;
 
@@ -9,46 +10,41 @@ use super::{Account, NodeContext, PluginReport, RecordedShare};
 
 /// The shares of a pod whose devices are not known.
 pub(super) fn unknown(request: ShareRequest, context: NodeContext<'_>, problem: String) -> Account {
-    let gpus = match context.report {
+    let holdings = match context.report {
         // The plugin of that node may have allocated any device, and checks no sum.
-        PluginReport::Silent => HeldGpus::Unknown(request),
-        PluginReport::Pending => HeldGpus::Pending(request),
-        PluginReport::NoDevices => HeldGpus::Shares(Vec::new()),
+        PluginReport::Silent => Holdings::from(vec![HeldPart::from(&request)]),
+        PluginReport::Pending => Holdings::pending(request),
+        PluginReport::NoDevices => Holdings::default(),
     };
     Account {
-        holdings: Holdings::from(gpus),
+        holdings,
         problem: Some(problem),
         contradicts: false,
     }
 }
 
 /// The shares of a record, limited by the spec.
+///
+/// # Errors
+/// The reason for which the record cannot be followed, so that the devices count as unknown.
 pub(super) fn from_shares(
     shares: &[RecordedShare],
     units: Option<GpushareRecord>,
     request: &ShareRequest,
     context: NodeContext<'_>,
-) -> Account {
+) -> Result<Account, String> {
     let n_shares = u32::try_from(shares.len()).unwrap_or(u32::MAX);
     if n_shares < request.devices {
-        return unknown(
-            *request,
-            context,
-            format!(
-                "its record names {n_shares} devices, its spec asks for {}",
-                request.devices
-            ),
-        );
+        return Err(format!(
+            "its record names {n_shares} devices, its spec asks for {}",
+            request.devices
+        ));
     }
     if let Some(problem) = shares.iter().find_map(|share| absent(&share.gpu, context)) {
-        return unknown(*request, context, problem);
+        return Err(problem);
     }
     if let Some(share) = named_twice(shares, context) {
-        return unknown(
-            *request,
-            context,
-            format!("its record names {} twice", name(&share.gpu)),
-        );
+        return Err(format!("its record names {} twice", name(&share.gpu)));
     }
     let mut problem = (n_shares > request.devices).then(|| {
         format!(
@@ -70,19 +66,19 @@ pub(super) fn from_shares(
         contradicts |= is_more;
         let trusted = trusted && doubt.is_none();
         problem = problem.or(doubt);
-        held.push(HeldShare {
-            gpu: share.gpu.clone(),
+        held.push(HeldPart {
             memory,
             core: request.core,
             slots: request.slots,
             trusted,
+            ..HeldPart::new(DeviceType::Gpu, share.gpu.clone())
         });
     }
-    Account {
-        holdings: Holdings::from(HeldGpus::Shares(held)),
+    Ok(Account {
+        holdings: Holdings::from(held),
         problem,
         contradicts,
-    }
+    })
 }
 
 /// The first share of a device that an earlier share names too.
@@ -176,7 +172,7 @@ pub(super) fn from_gpushare(
     request: &ShareRequest,
     context: NodeContext<'_>,
 ) -> Account {
-    let gpu = GpuRef::Minor(record.idx);
+    let gpu = DeviceRef::Minor(record.idx);
     if let Some(problem) = absent(&gpu, context) {
         return unknown(*request, context, problem);
     }
@@ -201,15 +197,15 @@ pub(super) fn from_gpushare(
                 differs.then(|| format!("its record says {} units, its spec {units}", record.pod_units));
             (HeldMemory::Requested(request.memory), problem, !differs)
         };
-    let share = HeldShare {
-        gpu,
+    let part = HeldPart {
         memory,
         core: request.core,
         slots: request.slots,
         trusted,
+        ..HeldPart::new(DeviceType::Gpu, gpu)
     };
     Account {
-        holdings: Holdings::from(HeldGpus::Shares(vec![share])),
+        holdings: Holdings::from(vec![part]),
         problem,
         contradicts: record.pod_units > units,
     }
@@ -217,7 +213,7 @@ pub(super) fn from_gpushare(
 
 /// The current units of the recorded device, its bytes and a unit's bytes, if the number of units has changed since the record.
 fn units_of_device(
-    gpu: &GpuRef,
+    gpu: &DeviceRef,
     record: GpushareRecord,
     context: NodeContext<'_>,
 ) -> Option<(u64, u64, u64)> {
@@ -228,7 +224,7 @@ fn units_of_device(
 }
 
 /// Returns true if two references name one device, as far as is known.
-fn is_same(one: &GpuRef, other: &GpuRef, context: NodeContext<'_>) -> bool {
+fn is_same(one: &DeviceRef, other: &DeviceRef, context: NodeContext<'_>) -> bool {
     match context.gpu(one) {
         Some(gpu) => context.gpu(other) == Some(gpu),
         None => one == other,
@@ -236,14 +232,15 @@ fn is_same(one: &GpuRef, other: &GpuRef, context: NodeContext<'_>) -> bool {
 }
 
 /// The problem if the node has devices, but not this one.
-pub(super) fn absent(gpu: &GpuRef, context: NodeContext<'_>) -> Option<String> {
+pub(super) fn absent(gpu: &DeviceRef, context: NodeContext<'_>) -> Option<String> {
     let is_absent = context.inventory.is_some() && context.gpu(gpu).is_none();
     is_absent.then(|| format!("its record names {}, which the node does not have", name(gpu)))
 }
 
-fn name(gpu: &GpuRef) -> String {
+fn name(gpu: &DeviceRef) -> String {
     match gpu {
-        GpuRef::Uuid(uuid) => format!("GPU {uuid}"),
-        GpuRef::Minor(minor) => format!("GPU minor {minor}"),
+        DeviceRef::Id(uuid) => format!("GPU {uuid}"),
+        DeviceRef::Minor(minor) => format!("GPU minor {minor}"),
+        DeviceRef::Any => "an unknown GPU".to_owned(),
     }
 }

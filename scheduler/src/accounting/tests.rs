@@ -1,8 +1,8 @@
 //! Devices that pods hold by spec and record, and the problems reported for missing, malformed and contradictory records.
 
 use placement::{
-    DevicePolicy, Gpu, GpuRef, GpuUuid, HeldGpus, HeldMemory, HeldShare, Holdings, Inventory, Memory,
-    NodePolicy, Policies, RequestedMemory,
+    Device, DevicePolicy, DeviceRef, DeviceType, HeldMemory, HeldPart, Holdings, Inventory, Memory,
+    NodePolicy, Policies, RequestedMemory, ShareRequest,
 };
 use proto::pod::Pod;
 use proto::request::hints::{DEVICE_POLICIES, DEVICE_POLICY, NODE_POLICIES, NODE_POLICY};
@@ -17,15 +17,11 @@ const MIB: u64 = 1 << 20;
 
 /// Two GPUs of 1000 MiB, counted in units of 10 MiB.
 fn inventory() -> Inventory {
-    let gpu = |minor| Gpu {
-        uuid: GpuUuid::from(format!("GPU-{minor}")),
-        minor,
+    let gpu = |minor| Device {
         memory_bytes: 1000 * MIB,
         core: 100,
         slots: 100,
-        healthy: true,
-        sharing: true,
-        attributes: placement::DeviceAttributes::default(),
+        ..Device::new(format!("GPU-{minor}"), minor)
     };
     Inventory {
         gpus: vec![gpu(0), gpu(1)],
@@ -103,22 +99,38 @@ fn old(idx: &str, pod: &str, device: &str) -> Value {
 
 /// Device, MiB of it if that is fixed, and whether the share is trusted.
 fn shown(account: &Account) -> Vec<(String, Option<u64>, bool)> {
-    let HeldGpus::Shares(shares) = &account.holdings.gpus else {
+    if unknown_gpus(&account.holdings).is_some() {
         return Vec::new();
-    };
-    let gpu = |gpu: &GpuRef| match gpu {
-        GpuRef::Uuid(uuid) => uuid.to_string(),
-        GpuRef::Minor(minor) => minor.to_string(),
+    }
+    let gpu = |gpu: &DeviceRef| match gpu {
+        DeviceRef::Id(uuid) => uuid.to_string(),
+        DeviceRef::Minor(minor) => minor.to_string(),
+        DeviceRef::Any => unreachable!("all are known"),
     };
     let mib = |memory: HeldMemory| match memory {
         HeldMemory::Exact(memory) => Some(memory.bytes_ceil() / MIB),
         HeldMemory::Requested(RequestedMemory::Units(units)) => Some(units * 10),
         HeldMemory::Requested(_) => None,
     };
-    shares
+    let gpus = account
+        .holdings
+        .parts
         .iter()
-        .map(|share| (gpu(&share.gpu), mib(share.memory), share.trusted))
+        .filter(|part| part.kind == DeviceType::Gpu);
+    gpus.map(|part| (gpu(&part.device), mib(part.memory), part.trusted))
         .collect()
+}
+
+/// The memory of GPUs that are held, but not known: charged to each of them, or pending.
+fn unknown_gpus(holdings: &Holdings) -> Option<HeldMemory> {
+    let mut unknown = holdings
+        .parts
+        .iter()
+        .filter(|part| part.kind == DeviceType::Gpu && part.device == DeviceRef::Any);
+    let pending = holdings
+        .pending
+        .map(|request| HeldMemory::Requested(request.memory));
+    unknown.next().map(|part| part.memory).or(pending)
 }
 
 #[rstest]
@@ -180,20 +192,17 @@ fn a_pod_with_unknown_devices_is_charged_as_its_node_reports(
     #[case] expected: RequestedMemory,
 ) {
     let of = |report| account_reported(report, false, &inventory(), &limits, &annotations);
-    let holding = |account: &Account| account.holdings.gpus.clone();
     let (silent, pending, nothing) = (
         of(PluginReport::Silent),
         of(PluginReport::Pending),
         of(PluginReport::NoDevices),
     );
-    assert!(
-        matches!(holding(&silent), HeldGpus::Unknown(request) if request.memory == expected),
-        "{silent:?}"
-    );
-    assert!(
-        matches!(holding(&pending), HeldGpus::Pending(request) if request.memory == expected),
-        "{pending:?}"
-    );
+    let memory = Some(HeldMemory::Requested(expected));
+    assert!(silent.holdings.pending.is_none(), "{silent:?}");
+    assert_eq!(unknown_gpus(&silent.holdings), memory, "{silent:?}");
+    let is_pending =
+        matches!(pending.holdings.pending, Some(ShareRequest { memory, .. }) if memory == expected);
+    assert!(is_pending && pending.holdings.parts.is_empty(), "{pending:?}");
     assert!(pending.problem.is_some());
     assert!(nothing.holdings.is_empty(), "{nothing:?}");
     assert_eq!(nothing.contradicts, annotations != json!({}), "{nothing:?}");
@@ -217,10 +226,7 @@ fn the_record_of_a_pod_without_a_request_takes_no_device_of_a_served_node(
     ] {
         let account = account_reported(report, false, &inventory(), &json!({"cpu": "1m"}), &annotations);
         assert_eq!(shown(&account).len(), expected, "{report:?}: {account:?}");
-        assert!(
-            matches!(account.holdings.gpus, HeldGpus::Shares(_)),
-            "{account:?}"
-        );
+        assert_eq!(unknown_gpus(&account.holdings), None, "{account:?}");
         assert!(account.contradicts && account.problem.is_some());
     }
 }
@@ -269,7 +275,7 @@ fn records_keep_their_bytes_when_the_memory_unit_changes(
 fn unknown_devices(#[case] limits: Value, #[case] annotations: Value, #[case] problem: &str) {
     let account = account(&limits, &annotations);
     assert!(
-        matches!(account.holdings.gpus, HeldGpus::Unknown(_)),
+        unknown_gpus(&account.holdings).is_some() && account.holdings.pending.is_none(),
         "{account:?}"
     );
     let found = account.problem.unwrap_or_default();
@@ -280,14 +286,13 @@ fn unknown_devices(#[case] limits: Value, #[case] annotations: Value, #[case] pr
 #[test]
 fn a_ratio_is_charged_by_the_spec_and_not_by_rounded_bytes() {
     let account = account(&ratio(2, 66), &record(&[(0, "GPU-0", 331), (1, "GPU-1", 331)]));
-    let share = |gpu: &str| HeldShare {
-        gpu: GpuRef::Uuid(GpuUuid::from(gpu)),
+    let share = |gpu: &str| HeldPart {
         memory: HeldMemory::Requested(RequestedMemory::Ratio(33)),
         core: 10,
         slots: 1,
-        trusted: true,
+        ..HeldPart::new(DeviceType::Gpu, DeviceRef::Id(gpu.into()))
     };
-    let holdings = Holdings::from(HeldGpus::Shares(vec![share("GPU-0"), share("GPU-1")]));
+    let holdings = Holdings::from(vec![share("GPU-0"), share("GPU-1")]);
     assert_eq!(
         account,
         Account {
@@ -303,9 +308,8 @@ fn a_bound_pod_with_an_invalid_request_is_charged() {
     let invalid =
         json!({"aliyun.com/gpu-mem": 8, "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": MIB});
     let unrecorded = account(&invalid, &json!({}));
-    assert!(
-        matches!(unrecorded.holdings.gpus, HeldGpus::Unknown(request) if request.memory == RequestedMemory::Bytes(81 * MIB))
-    );
+    let expected = HeldMemory::Requested(RequestedMemory::Bytes(81 * MIB));
+    assert_eq!(unknown_gpus(&unrecorded.holdings), Some(expected));
     let recorded = account(&invalid, &record(&[(0, "GPU-0", 50)]));
     assert!(
         recorded
@@ -313,7 +317,7 @@ fn a_bound_pod_with_an_invalid_request_is_charged() {
             .unwrap()
             .contains("use the resources of one dialect only")
     );
-    assert!(matches!(recorded.holdings.gpus, HeldGpus::Shares(_)));
+    assert_eq!(unknown_gpus(&recorded.holdings), None);
 }
 
 #[test]
@@ -322,11 +326,8 @@ fn a_record_rounded_down_by_another_writer_agrees_with_the_request() {
     let limits = json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-memory": 66 * MIB + 1});
     let account = account(&limits, &third);
     assert_eq!(account.problem, None);
-    let HeldGpus::Shares(shares) = account.holdings.gpus else {
-        panic!("two shares")
-    };
     assert_eq!(
-        shares[0].memory,
+        account.holdings.parts[0].memory,
         HeldMemory::Exact(Memory::from_bytes(33 * MIB + 1))
     );
 }
@@ -437,18 +438,13 @@ fn the_all_devices_annotation_counts_only_with_a_record_of_every_healthy_gpu(
         &json!({"koordinator.sh/gpu.shared": 1}),
         &annotations.into(),
     );
-    let holds_all_of = match account.holdings.gpus {
-        HeldGpus::Unknown(request) | HeldGpus::Pending(request) => vec![request.memory],
-        HeldGpus::Shares(shares) => shares
-            .into_iter()
-            .map(|share| match share.memory {
-                HeldMemory::Requested(memory) => memory,
-                HeldMemory::Exact(memory) => {
-                    RequestedMemory::Bytes(u64::from(memory != Memory::from_bytes(0)))
-                }
-            })
-            .collect(),
+    let memory_of = |part: &HeldPart| match part.memory {
+        HeldMemory::Requested(memory) => memory,
+        HeldMemory::Exact(memory) => RequestedMemory::Bytes(u64::from(memory != Memory::from_bytes(0))),
     };
+    let pending = account.holdings.pending.map(|request| request.memory);
+    let parts = account.holdings.parts.iter().map(memory_of);
+    let holds_all_of: Vec<RequestedMemory> = pending.into_iter().chain(parts).collect();
     match doubt {
         None => assert!(
             holds_all_of

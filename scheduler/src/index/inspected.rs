@@ -5,7 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use placement::{DeviceLocation, GpuView, NodeView, OtherDeviceView};
+use placement::{DeviceLocation, DeviceView, NodeView};
 use proto::memory_unit::MemoryUnit;
 use serde::Serialize;
 
@@ -117,7 +117,7 @@ impl InspectedNode {
         let unit_bytes = published.unwrap_or(MemoryUnit::MIB.bytes()).max(1);
         let (mut devs, mut other_devices) = (Vec::new(), Vec::new());
         if let Some(view) = view {
-            for gpu in view.gpus() {
+            for gpu in view.devices() {
                 devs.push(InspectedGpu::new(cluster, &gpu, unit_bytes));
             }
             for device in view.other_devices() {
@@ -144,7 +144,7 @@ impl InspectedNode {
 }
 
 impl InspectedGpu {
-    fn new(cluster: &Cluster, view: &GpuView<'_>, unit: u64) -> Self {
+    fn new(cluster: &Cluster, view: &DeviceView<'_>, unit: u64) -> Self {
         // Stranded memory, which alone depends on typical requests, is not part of this view.
         let gpu = view::gpu(cluster, view, &[], None);
         let (total_bytes, used_bytes) = (gpu.memory.total, gpu.memory.allocated);
@@ -176,24 +176,24 @@ impl InspectedGpu {
             used_core: gpu.core.allocated,
             total_slots: gpu.sharers.total,
             used_slots: gpu.sharers.allocated,
-            place: InspectedPlace::new(view.gpu.attributes.location.as_ref()),
+            place: InspectedPlace::new(view.device.attributes.location.as_ref()),
             enforcement: gpu.enforcement,
         }
     }
 }
 
 impl InspectedDevice {
-    fn new(node: NodeView<'_>, view: &OtherDeviceView<'_>) -> Self {
+    fn new(node: NodeView<'_>, view: &DeviceView<'_>) -> Self {
         let mut resources = BTreeMap::new();
         for (resource, total) in &view.device.resources {
-            let free = view.free.get(resource).copied().unwrap_or_default();
+            let free = view.free_resources.get(resource).copied().unwrap_or_default();
             let amount = InspectedAmount { free, total: *total };
             resources.insert(resource.to_string(), amount);
         }
         let mut functions = InspectedAmount { free: 0, total: 0 };
         let groups = view.device.attributes.functions.iter();
         for function in groups.flat_map(|group| &group.functions) {
-            let mut held = node.held().flat_map(|held| &held.holdings.others);
+            let mut held = node.held().flat_map(|held| &held.holdings.parts);
             let is_held = held.any(|held| held.kind == *view.kind && held.functions.contains(&function.id));
             functions.total += 1;
             functions.free += u64::from(!is_held);

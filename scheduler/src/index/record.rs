@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use placement::{DeviceShare, Inventory, Placement};
-use proto::device::{TYPE_GPU, VirtualFunction};
+use placement::{DeviceType, Inventory, Placement};
+use proto::device::VirtualFunction;
 use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
 use proto::request::{Dialect, GpuRequest, Memory};
@@ -24,15 +24,14 @@ pub(super) fn record(
     let inventory = cluster.view(node).and_then(placement::NodeView::inventory);
     let mut allocations = DeviceAllocations::new();
     for share in &placement.shares {
-        let of_type = allocations.entry(TYPE_GPU.to_owned()).or_default();
-        of_type.push(allocation(share, inventory, opaque));
-    }
-    for share in &placement.others {
-        let of_type = allocations.entry(share.kind.to_string()).or_default();
-        of_type.push(allocation_of_other(share));
+        let of_type = allocations.entry(share.kind.as_str().to_owned()).or_default();
+        of_type.push(match share.kind {
+            DeviceType::Gpu => allocation_of_gpu(share, inventory, opaque),
+            DeviceType::Other(_) => allocation_of_other(share),
+        });
     }
     let mut gpushare = None;
-    if let Some(share) = placement.shares.first()
+    if let Some(share) = placement.gpus().next()
         && let Some(request) = request
         && request.dialect == Dialect::Gpushare
         && let Memory::Units(pod_units) = request.memory
@@ -54,7 +53,11 @@ pub(super) fn record(
 }
 
 /// Koordinator's entry for one GPU.
-fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: bool) -> DeviceAllocation {
+fn allocation_of_gpu(
+    share: &placement::Share,
+    inventory: Option<&Inventory>,
+    opaque: bool,
+) -> DeviceAllocation {
     let placement::Amounts { memory, core, .. } = share.amounts;
     let is_seen_only = memory == placement::Memory::ZERO && core == 0;
     let mut resources = BTreeMap::new();
@@ -66,7 +69,7 @@ fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: b
         let bytes = Quantity::from_unsigned(memory.bytes_ceil());
         resources.insert(GPU_MEMORY.to_owned(), bytes);
     }
-    let gpu = inventory.and_then(|inventory| inventory.gpus.iter().find(|gpu| gpu.uuid == share.gpu));
+    let gpu = inventory.and_then(|inventory| inventory.gpus.iter().find(|gpu| gpu.id == share.id));
     if let Some(gpu) = gpu
         && !is_seen_only
     {
@@ -79,15 +82,15 @@ fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: b
     DeviceAllocation {
         minor: i32::try_from(share.minor).unwrap_or(i32::MAX),
         resources,
-        id: record_id(share.gpu.as_str()).to_owned(),
+        id: record_id(share.id.as_str()).to_owned(),
         extension: None,
     }
 }
 
 /// Koordinator's entry for one device of another type.
-fn allocation_of_other(share: &DeviceShare) -> DeviceAllocation {
+fn allocation_of_other(share: &placement::Share) -> DeviceAllocation {
     let mut resources = BTreeMap::new();
-    for (resource, amount) in &share.amounts {
+    for (resource, amount) in &share.resources {
         resources.insert(resource.to_string(), Quantity::from_unsigned(*amount));
     }
     let mut functions = Vec::with_capacity(share.functions.len());
@@ -108,6 +111,6 @@ fn allocation_of_other(share: &DeviceShare) -> DeviceAllocation {
 
 /// Whole units of the node on the chosen device.
 fn units_of(share: &placement::Share, inventory: &Inventory) -> Option<u64> {
-    let gpu = inventory.gpus.iter().find(|gpu| gpu.uuid == share.gpu)?;
+    let gpu = inventory.gpus.iter().find(|gpu| gpu.id == share.id)?;
     gpu.memory_bytes.checked_div(inventory.unit_bytes?)
 }

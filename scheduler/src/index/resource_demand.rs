@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use placement::{Constraints, DeviceKind, DeviceRequest, HostAmounts, NodeRequest, Policies, RequestedGpus};
+use placement::{Constraints, DeviceRequest, DeviceType, HostAmounts, NodeRequest, Policies, RequestedGpus};
 
 /// The demand of a pod for a node.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +52,7 @@ impl ResourceDemand<'_> {
 
     /// Returns true if constraints demand properties of requested devices, and do not only prefer some.
     fn demands(&self, constraints: &Constraints) -> bool {
-        if constraints.partition.is_some() && self.requests(&DeviceKind::Gpu) {
+        if constraints.partition.is_some() && self.requests(&DeviceType::Gpu) {
             return true;
         }
         for (kind, _) in &constraints.by_kind {
@@ -68,10 +68,10 @@ impl ResourceDemand<'_> {
         n_joined > 1
     }
 
-    fn requests(&self, kind: &DeviceKind) -> bool {
+    fn requests(&self, kind: &DeviceType) -> bool {
         match kind {
-            DeviceKind::Gpu => self.gpus != RequestedGpus::Nothing,
-            DeviceKind::Other(kind) => self.others.iter().any(|request| request.kind == *kind),
+            DeviceType::Gpu => self.gpus != RequestedGpus::Nothing,
+            DeviceType::Other(_) => self.others.iter().any(|request| request.kind == *kind),
         }
     }
 }

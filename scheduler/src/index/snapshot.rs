@@ -136,15 +136,15 @@ fn gpu_snapshots(cluster: &Cluster) -> Vec<GpuSnapshot> {
             let used = view.used.plus(view.suspect);
             gpus.push(GpuSnapshot {
                 node: node.name().to_owned(),
-                minor: view.gpu.minor,
-                uuid: record_id(view.gpu.uuid.as_str()).to_owned(),
-                total: view.gpu.memory_bytes,
+                minor: view.device.minor,
+                uuid: record_id(view.device.id.as_str()).to_owned(),
+                total: view.device.memory_bytes,
                 used: used.memory.bytes_ceil(),
                 stranded: view::stranded_bytes(&view, &typical, unit),
-                core: (used.core, view.gpu.core),
-                slots: (used.slots, view.gpu.slots),
+                core: (used.core, view.device.core),
+                slots: (used.slots, view.device.slots),
                 n_pods: u32::try_from(view.holders.len()).unwrap_or(u32::MAX),
-                healthy: view.gpu.healthy,
+                healthy: view.device.healthy,
             });
         }
     }

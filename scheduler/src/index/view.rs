@@ -1,7 +1,7 @@
 //! Nodes and pods in the terms of the read API.
 
 use placement::{
-    Amounts, Evictable, Fleet, GpuView, HolderView, NodeId, NodeView, OwnerId, Preemption, RequestedGpus,
+    Amounts, DeviceView, Evictable, Fleet, HolderView, NodeId, NodeView, OwnerId, Preemption, RequestedGpus,
 };
 use proto::device::{ENFORCEMENT, GPU_MODEL_LABEL};
 use proto::read_api::{Amount, Gpu, Holder, Node, PendingPod, PodName};
@@ -36,7 +36,7 @@ pub(crate) fn node(index: &Index, id: NodeId, typical: &[RequestedGpus]) -> Opti
     let state = cluster.nodes.get(view.name()).filter(|state| state.exists())?;
     let unit = view.inventory().and_then(|inventory| inventory.unit_bytes);
     let mut gpus = Vec::new();
-    for gpu_view in view.gpus() {
+    for gpu_view in view.devices() {
         gpus.push(gpu(cluster, &gpu_view, typical, unit));
     }
     if gpus.is_empty() && state.problems.is_empty() {
@@ -64,9 +64,9 @@ fn model(state: &NodeState, view: NodeView<'_>) -> String {
 }
 
 /// The free memory of a healthy GPU on which no typical pod fits; 0 if one does, or if no pods are typical.
-pub(super) fn stranded_bytes(view: &GpuView<'_>, typical: &[RequestedGpus], unit: Option<u64>) -> u64 {
-    let is_usable = |request: &RequestedGpus| has_room(*request, view.free, view.gpu.total(), unit);
-    let is_stranded = view.gpu.healthy && !typical.is_empty() && !typical.iter().any(is_usable);
+pub(super) fn stranded_bytes(view: &DeviceView<'_>, typical: &[RequestedGpus], unit: Option<u64>) -> u64 {
+    let is_usable = |request: &RequestedGpus| has_room(*request, view.free, view.device.total(), unit);
+    let is_stranded = view.device.healthy && !typical.is_empty() && !typical.iter().any(is_usable);
     if is_stranded {
         view.free.memory.bytes_floor()
     } else {
@@ -77,11 +77,11 @@ pub(super) fn stranded_bytes(view: &GpuView<'_>, typical: &[RequestedGpus], unit
 /// A GPU in the terms of the read API; `unit` is the memory unit of its node.
 pub(super) fn gpu(
     cluster: &Cluster,
-    view: &GpuView<'_>,
+    view: &DeviceView<'_>,
     typical: &[RequestedGpus],
     unit: Option<u64>,
 ) -> Gpu {
-    let gpu = &view.gpu;
+    let gpu = &view.device;
     let location = gpu.attributes.location.as_ref();
     // A GPU that a pod may hold counts as held: other pods do not get it.
     let used = view.used.plus(view.suspect);
@@ -93,7 +93,7 @@ pub(super) fn gpu(
     holders.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
     Gpu {
         minor: gpu.minor,
-        uuid: record_id(gpu.uuid.as_str()).to_owned(),
+        uuid: record_id(gpu.id.as_str()).to_owned(),
         healthy: gpu.healthy,
         memory: Amount {
             total: gpu.memory_bytes,

@@ -1,8 +1,9 @@
-//! Which type of device has which resource, learnt from Device objects: a new type needs no change here.
+//! The device type of each resource, learnt from the Device objects of all nodes, so that a new type of device needs no change
+//! here.
 //!
-//! RDMA and FPGA are known beforehand. Names of GPU resources say nothing about other devices.
+//! RDMA and FPGA are known beforehand. GPU resources belong to GPUs, whatever devices list them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{DeviceRequest, DeviceType, DevicesOfType, ResourceName};
 use proto::resource::{FPGA, RDMA, ResourceNames, WHOLE_PERCENT, is_gpu_resource};
@@ -18,34 +19,27 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// Takes in a node's devices in place of those that it had; which resources have got, or lost, a type by that.
+    /// Replaces the devices that a node had before; returns the resources that belong to another type now, or to none.
     pub fn replace(
         &mut self,
         before: &[DevicesOfType],
         now: &[DevicesOfType],
         names: &ResourceNames,
     ) -> Vec<ResourceName> {
-        let (before, now) = (pairs(before, names), pairs(now, names));
-        let touched: Vec<ResourceName> = before
-            .iter()
-            .chain(&now)
-            .map(|(resource, _)| resource.clone())
-            .collect();
-        let kinds: Vec<Option<DeviceType>> = touched
-            .iter()
-            .map(|resource| self.kind_of(resource.as_str()))
-            .collect();
+        let (before, now) = (resource_types(before, names), resource_types(now, names));
+        let mut kinds = Vec::new();
+        for (resource, _) in before.iter().chain(&now) {
+            kinds.push((resource.clone(), self.kind_of(resource.as_str())));
+        }
+        // The new devices are counted first, so that a type which the node keeps is never forgotten in between.
         for (resource, kind) in now {
             *self.learnt.entry(resource).or_default().entry(kind).or_default() += 1;
         }
         for (resource, kind) in before {
             self.forget(&resource, &kind);
         }
-        let changed = touched
-            .into_iter()
-            .zip(kinds)
-            .filter(|(resource, kind)| self.kind_of(resource.as_str()) != *kind);
-        changed.map(|(resource, _)| resource).collect()
+        kinds.retain(|(resource, kind)| self.kind_of(resource.as_str()) != *kind);
+        kinds.into_iter().map(|(resource, _)| resource).collect()
     }
 
     fn forget(&mut self, resource: &ResourceName, kind: &DeviceType) {
@@ -78,10 +72,8 @@ impl Kinds {
                 continue;
             };
             // A whole RDMA adapter or FPGA is 100 percent; of other types the node's largest device says what a whole one is.
-            let whole = PERCENT
-                .iter()
-                .any(|(name, _)| name == resource)
-                .then_some(WHOLE_PERCENT);
+            let is_percent = PERCENT.iter().any(|(name, _)| name == resource);
+            let whole = is_percent.then_some(WHOLE_PERCENT);
             let request = requests.entry(kind.clone()).or_insert_with(|| DeviceRequest {
                 kind,
                 amounts: BTreeMap::new(),
@@ -96,22 +88,16 @@ impl Kinds {
 }
 
 /// Every resource of every type, once.
-fn pairs(classes: &[DevicesOfType], names: &ResourceNames) -> Vec<(ResourceName, DeviceType)> {
-    let devices = classes
-        .iter()
-        .flat_map(|class| class.devices.iter().map(|device| (&class.kind, device)));
-    let pairs = devices.flat_map(|(kind, device)| {
-        device
-            .resources
-            .keys()
-            .map(|resource| (resource.clone(), kind.clone()))
-    });
-    let mut pairs: Vec<_> = pairs
-        .filter(|(resource, _)| !is_gpu_resource(resource.as_str(), names))
-        .collect();
-    pairs.sort();
-    pairs.dedup();
-    pairs
+fn resource_types(types: &[DevicesOfType], names: &ResourceNames) -> BTreeSet<(ResourceName, DeviceType)> {
+    let mut found = BTreeSet::new();
+    for of_type in types {
+        for resource in of_type.devices.iter().flat_map(|device| device.resources.keys()) {
+            if !is_gpu_resource(resource.as_str(), names) {
+                found.insert((resource.clone(), of_type.kind.clone()));
+            }
+        }
+    }
+    found
 }
 
 #[cfg(test)]
@@ -126,11 +112,8 @@ mod tests {
         DevicesOfType {
             kind: kind.into(),
             devices: vec![Device {
-                id: "d".into(),
-                minor: 0,
                 resources,
-                healthy: true,
-                attributes: placement::DeviceAttributes::default(),
+                ..Device::new("d", 0)
             }],
         }
     }

@@ -1,68 +1,61 @@
-//! Which GPUs of a node may be given away together, and how they are linked: by the Device object, or by what is known of the
-//! model.
+//! The sets of GPUs of a node that may be allocated together, and the links between GPUs: by annotations of the Device object,
+//! or by the model of the node's boards.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use placement::{Gpu, LinkGroup, Partition, PartitionTable};
+use placement::{Device, LinkGroup, Partition, PartitionTable};
 use proto::device::{GPU_MODEL_LABEL, GPU_VENDOR_LABEL};
 use proto::node::Node;
 use proto::quantity::Quantity;
 use proto::topology::{
-    BOARD_GPUS, GPU_LINKS, GPU_PARTITION_POLICY, GPU_PARTITIONS, GpuPartition, GpuPartitionPolicy,
-    GpuPartitionTable, partitions_of_board, read_links, read_partitions,
+    BOARD_GPUS, GPU_LINKS, GPU_PARTITION_POLICY, GPU_PARTITIONS, GpuPartitionPolicy, GpuPartitionTable,
+    partitions_of_board, read_links, read_partitions,
 };
 
-/// Boards of eight GPUs behind switches of their own, by the label of their model: as Koordinator calls them, and as their driver does.
+/// Models of GPUs on boards of eight behind NVSwitches, as the model label has them: Koordinator's names and the driver's.
 const KNOWN_MODELS: [&str; 4] = ["H100", "H800", "H20", "H100-80GB-HBM3"];
-/// The vendors under which they are known; a node need not name one.
+/// Values of the vendor label with which these models are known; a node need not have the label.
 const KNOWN_VENDORS: [&str; 2] = ["", "nvidia"];
 
-/// What a Device object says about partitions.
+/// The annotations and labels of a Device object about partitions of GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ReportedTable {
-    /// `None` if the object is silent about them; none that can be read are none.
+    /// `None` without the annotation; empty if the annotation cannot be read.
     partitions: Option<Vec<Partition>>,
     /// The object's labels that matter here.
     labels: BTreeMap<&'static str, String>,
 }
 
 impl ReportedTable {
-    /// Reads the object. A table that cannot be read is none.
-    pub(super) fn of(metadata: &ObjectMeta, problems: &mut Vec<String>) -> Self {
-        let label = |key: &'static str| Some((key, metadata.labels.as_ref()?.get(key)?.clone()));
-        let labels = [GPU_PARTITION_POLICY, GPU_MODEL_LABEL, GPU_VENDOR_LABEL]
-            .into_iter()
-            .filter_map(label)
-            .collect();
-        let partitions = match annotation(metadata, GPU_PARTITIONS).map(read_partitions) {
+    /// Reads the object, and reports a table that cannot be read.
+    pub(super) fn read(metadata: &ObjectMeta, problems: &mut Vec<String>) -> Self {
+        let mut labels = BTreeMap::new();
+        for key in [GPU_PARTITION_POLICY, GPU_MODEL_LABEL, GPU_VENDOR_LABEL] {
+            if let Some(value) = value_of(metadata.labels.as_ref(), key) {
+                labels.insert(key, value.to_owned());
+            }
+        }
+        let partitions = match value_of(metadata.annotations.as_ref(), GPU_PARTITIONS).map(read_partitions) {
             None => None,
             Some(Err(error)) => {
                 problems.push(format!("Device object: {error}"));
                 Some(Vec::new())
             }
-            Some(Ok(table)) => Some(sets(table)),
+            Some(Ok(table)) => Some(partitions_of(table)),
         };
         Self { partitions, labels }
     }
 
-    /// The table of a node: the object's own, else that of its model if it is a known one.
+    /// The table of a node: the object's own, else that of a known model.
     ///
-    /// Whether an own table binds, the object says; of a table that comes with the model, the node may say it too. One that
-    /// binds and cannot be read leaves no set to give away.
-    pub(super) fn on(&self, node: &Node, gpus: &[Gpu]) -> Option<PartitionTable> {
-        let of_node = |key: &str| {
-            node.metadata
-                .labels
-                .as_ref()
-                .and_then(|labels| labels.get(key))
-                .map(String::as_str)
-        };
+    /// A label decides if the table binds: of the object for its own table, of the object or the node for that of the model.
+    pub(super) fn table(&self, node: &Node, gpus: &[Device]) -> Option<PartitionTable> {
         let own = |key: &str| self.labels.get(key).map(String::as_str);
-        let either = |key: &str| own(key).or_else(|| of_node(key));
-        let binds = |policy| GpuPartitionPolicy::read(policy) == GpuPartitionPolicy::Honor;
+        let either = |key: &str| own(key).or_else(|| value_of(node.metadata.labels.as_ref(), key));
         if let Some(partitions) = &self.partitions {
-            let is_binding = binds(own(GPU_PARTITION_POLICY));
+            let is_binding = is_honored(own(GPU_PARTITION_POLICY));
+            // A table that binds and cannot be read leaves no set to allocate, which is safer than any set.
             return (is_binding || !partitions.is_empty()).then(|| PartitionTable {
                 is_binding,
                 partitions: partitions.clone(),
@@ -70,50 +63,58 @@ impl ReportedTable {
         }
         let is_known = either(GPU_MODEL_LABEL).is_some_and(|model| KNOWN_MODELS.contains(&model))
             && KNOWN_VENDORS.contains(&either(GPU_VENDOR_LABEL).unwrap_or_default())
-            && has_all(gpus);
+            && is_whole_board(gpus);
         is_known.then(|| PartitionTable {
-            is_binding: binds(either(GPU_PARTITION_POLICY)),
-            partitions: sets(partitions_of_board()),
+            is_binding: is_honored(either(GPU_PARTITION_POLICY)),
+            partitions: partitions_of(partitions_of_board()),
         })
     }
 }
 
-/// Whether these are all GPUs of a board, so that their minors say where they sit.
-fn has_all(gpus: &[Gpu]) -> bool {
+fn is_honored(policy: Option<&str>) -> bool {
+    GpuPartitionPolicy::read(policy) == GpuPartitionPolicy::Honor
+}
+
+/// Returns true if these are all GPUs of a board, so that their minors show their slots.
+fn is_whole_board(gpus: &[Device]) -> bool {
     u32::try_from(gpus.len()) == Ok(BOARD_GPUS)
         && (0..BOARD_GPUS).all(|minor| gpus.iter().any(|gpu| gpu.minor == minor))
 }
 
-/// A table in the engine's terms.
-fn sets(table: GpuPartitionTable) -> Vec<Partition> {
-    let set = |set: GpuPartition| Partition {
-        bandwidth: set.ring_bus_bandwidth.and_then(Quantity::unsigned),
-        minors: set.minors,
-        score: set.allocation_score,
-    };
-    table.into_values().flatten().map(set).collect()
+/// The partitions of a table in the engine's terms.
+fn partitions_of(table: GpuPartitionTable) -> Vec<Partition> {
+    let mut partitions = Vec::new();
+    for partition in table.into_values().flatten() {
+        partitions.push(Partition {
+            bandwidth: partition.ring_bus_bandwidth.and_then(Quantity::unsigned),
+            minors: partition.minors,
+            score: partition.allocation_score,
+        });
+    }
+    partitions
 }
 
 /// Groups of linked GPUs; none if they cannot be read.
 pub(super) fn links(metadata: &ObjectMeta, problems: &mut Vec<String>) -> Vec<LinkGroup> {
-    match annotation(metadata, GPU_LINKS).map(read_links) {
-        None => Vec::new(),
-        Some(Ok(groups)) => groups
-            .into_iter()
-            .map(|group| LinkGroup {
-                minors: group.minors,
-                n_links: group.links,
-            })
-            .collect(),
-        Some(Err(error)) => {
-            problems.push(format!("Device object: {error}"));
-            Vec::new()
+    let mut links = Vec::new();
+    match value_of(metadata.annotations.as_ref(), GPU_LINKS).map(read_links) {
+        None => {}
+        Some(Ok(groups)) => {
+            for group in groups {
+                links.push(LinkGroup {
+                    minors: group.minors,
+                    n_links: group.links,
+                });
+            }
         }
+        Some(Err(error)) => problems.push(format!("Device object: {error}")),
     }
+    links
 }
 
-fn annotation<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
-    metadata.annotations.as_ref()?.get(key).map(String::as_str)
+/// The value of a label or annotation.
+fn value_of<'a>(map: Option<&'a BTreeMap<String, String>>, key: &str) -> Option<&'a str> {
+    map?.get(key).map(String::as_str)
 }
 
 #[cfg(test)]

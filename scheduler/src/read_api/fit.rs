@@ -257,7 +257,7 @@ impl<'a> Search<'a> {
             self.used.push(at);
         }
         placed.pods += 1;
-        for share in &placement.shares {
+        for share in placement.gpus() {
             *placed.gpus.entry(share.minor).or_default() += 1;
         }
     }

@@ -143,15 +143,15 @@ impl DeviceTotals {
             return totals;
         };
         for gpu in view.gpus() {
-            let total = gpu.gpu.total();
+            let total = gpu.device.total();
             let put = |into: &mut Allocations, amounts: EngineAmounts| {
                 into.entry("gpu".to_owned())
                     .or_default()
-                    .insert(gpu.gpu.minor.into(), resources(amounts, total));
+                    .insert(gpu.device.minor.into(), resources(amounts, total));
             };
             put(&mut totals.used, gpu.used.plus(gpu.suspect));
             // An unhealthy device has nothing free.
-            if gpu.gpu.healthy {
+            if gpu.device.healthy {
                 put(&mut totals.total, total);
                 put(&mut totals.free, gpu.free);
             }
@@ -166,11 +166,11 @@ impl DeviceTotals {
                 .device
                 .resources
                 .iter()
-                .map(|(name, all)| (name.clone(), all - device.free.get(name).unwrap_or(&0)));
+                .map(|(name, all)| (name.clone(), all - device.free_resources.get(name).unwrap_or(&0)));
             put(&mut totals.used, &used.collect());
             if device.device.healthy {
                 put(&mut totals.total, &device.device.resources);
-                put(&mut totals.free, &device.free);
+                put(&mut totals.free, &device.free_resources);
             }
         }
         Self {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use placement::{Constraints, DeviceKind, Memory as EngineMemory, RequestedMemory, Scope};
+use placement::{Constraints, DeviceType, Memory as EngineMemory, RequestedMemory, Scope};
 use proto::pod::Pod;
 use proto::quantity::Quantity;
 use proto::record::{DEVICE_ALLOCATED, Record};
@@ -184,7 +184,7 @@ fn gpu_requirements(case: &Case<'_>) -> Outcome {
         pod(&input["normalized_requests_by_type"]["gpu"], &Value::Null),
         &annotations,
     ));
-    let constraints = scheduler::accounting::constraints::of(&asking);
+    let constraints = scheduler::accounting::constraints::read(&asking);
     match (
         read(&input["normalized_requests_by_type"]["gpu"]),
         constraints,
@@ -205,7 +205,7 @@ fn gpu_requirements(case: &Case<'_>) -> Outcome {
 fn compare_constraints(constraints: &Constraints, expected: &Value) -> Outcome {
     let partition = constraints.partition.unwrap_or_default();
     let scope = constraints
-        .of(&DeviceKind::Gpu)
+        .of(&DeviceType::Gpu)
         .and_then(|constraint| constraint.scope)
         .map(|scope| match scope {
             Scope::Device => "Device",

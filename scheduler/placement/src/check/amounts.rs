@@ -1,99 +1,113 @@
-//! The naive count of one node: for each device, a sum over every share.
+//! The naive count of one node: for each device of each type, a sum over every part that may be of it.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
-use super::{Violation, differs};
-use crate::data::amounts::{Amounts, Dimension};
-use crate::data::device::{Device, DeviceRef, DevicesOfType, Gpu};
-use crate::data::holding::{GpuRef, Held, HeldGpus, HeldMemory, HeldShare};
-use crate::data::ident::{GpuUuid, OwnerId, ResourceName};
-use crate::data::request::{RequestedMemory, ShareRequest};
+use super::{Violation, differs, inconsistent};
+use crate::data::amounts::Amounts;
+use crate::data::device::{Device, DeviceRef};
+use crate::data::holding::{HeldMemory, HeldPart};
+use crate::data::ident::{DeviceId, DeviceType, OwnerId};
+use crate::data::request::RequestedMemory;
 use crate::state::node::{GpuFlags, Hint, Node};
 
-/// Sums that cannot overflow: memory (hundredths of a byte), core, slots.
-type Sums = [u128; 3];
+/// Sums that cannot overflow, by resource. Memory of a GPU is in hundredths of a byte.
+type Sums<'a> = BTreeMap<&'a str, u128>;
 
-const DIMENSIONS: [Dimension; 3] = [Dimension::Memory, Dimension::Core, Dimension::Slots];
-
-/// One share of a holding, with its owner.
+/// One part of a holding, with its owner.
 struct Part<'a> {
     owner: &'a OwnerId,
-    /// `None` if the GPU is not known.
-    gpu: Option<&'a GpuRef>,
+    held: Cow<'a, HeldPart>,
     /// The GPU that a pending share is charged to.
-    charged_to: Option<&'a GpuUuid>,
-    memory: HeldMemory,
-    core: u32,
-    slots: u32,
-    trusted: bool,
+    charged_to: Option<&'a DeviceId>,
     is_vendor: bool,
 }
 
-impl<'a> Part<'a> {
-    fn of_share(held: &'a Held, share: &'a HeldShare) -> Self {
-        Self {
-            owner: &held.owner,
-            gpu: Some(&share.gpu),
-            charged_to: None,
-            memory: share.memory,
-            core: share.core,
-            slots: share.slots,
-            trusted: share.trusted,
-            is_vendor: held.holdings.is_vendor,
+impl Part<'_> {
+    /// The amounts that the part takes of a device if it is of that device.
+    fn amounts_of(&self, node: &Node, device: &Device) -> Sums<'_> {
+        let mut sums = named(&self.held.resources);
+        if self.held.kind == DeviceType::Gpu {
+            let (memory, _) = memory_on(device, self.held.memory, node.unit_bytes());
+            sums.insert("memory", memory);
+            sums.insert("core", self.held.core.into());
+            sums.insert("slots", self.held.slots.into());
         }
+        sums
     }
 
-    fn of_request(held: &'a Held, request: &ShareRequest, charged_to: Option<&'a GpuUuid>) -> Self {
-        Self {
-            owner: &held.owner,
-            gpu: None,
-            charged_to,
-            memory: HeldMemory::Requested(request.memory),
-            core: request.core,
-            slots: request.slots,
-            trusted: false,
-            is_vendor: held.holdings.is_vendor,
+    /// Returns true if the part may be of a device, as far as is known.
+    fn may_be_of(&self, node: &Node, kind: &DeviceType, device: &Device) -> bool {
+        if self.held.kind != *kind {
+            return false;
         }
-    }
-
-    fn sums_on(&self, node: &Node, gpu: &Gpu) -> Sums {
-        let (memory, _) = memory_on(gpu, self.memory, node.unit_bytes());
-        [memory, self.core.into(), self.slots.into()]
+        match &self.held.device {
+            DeviceRef::Id(id) => device.id == *id,
+            DeviceRef::Any => self.charged_to.is_none_or(|id| *id == device.id),
+            // Minors change: one that no device has may be any device.
+            DeviceRef::Minor(minor) => {
+                device.minor == *minor || !devices(node, kind).iter().any(|device| device.minor == *minor)
+            }
+        }
     }
 }
 
-/// Compares the rows and flags of all GPUs, and the hints on them, with a naive count.
-pub(super) fn check_gpus(node: &Node) -> Vec<Violation> {
+fn named(resources: &crate::data::amounts::NamedAmounts) -> Sums<'_> {
+    let mut sums = Sums::new();
+    for (resource, amount) in resources {
+        sums.insert(resource.as_str(), u128::from(*amount));
+    }
+    sums
+}
+
+fn devices<'a>(node: &'a Node, kind: &DeviceType) -> &'a [Device] {
+    let mut types = node.inventory.iter().flat_map(|inventory| inventory.types());
+    types
+        .find(|(of, _)| *of == kind)
+        .map_or(&[], |(_, devices)| devices)
+}
+
+/// Compares the free amounts of all devices, the flags of GPUs, and the hints on them, with a naive count.
+pub(super) fn check_amounts(node: &Node) -> Vec<Violation> {
     let mut violations = check_order(node);
     let parts = parts(node);
-    for (at, gpu) in node.gpus().iter().enumerate() {
-        let (certain, suspect) = count(node, gpu, &parts);
-        for ((dimension, used), total) in DIMENSIONS.into_iter().zip(certain).zip(totals(gpu)) {
-            if used > total {
-                violations.push(Violation::Oversubscribed {
-                    node: node.name.to_string(),
-                    gpu: gpu.uuid.clone(),
-                    dimension,
-                    used,
-                    total,
-                });
+    for (type_at, (kind, devices)) in node
+        .inventory
+        .iter()
+        .flat_map(|inventory| inventory.types())
+        .enumerate()
+    {
+        for (at, device) in devices.iter().enumerate() {
+            let (certain, suspect) = count(node, kind, device, &parts);
+            for (resource, total) in totals(kind, device) {
+                let used = certain.get(resource).copied().unwrap_or(0);
+                if used > total {
+                    violations.push(Violation::Oversubscribed {
+                        node: node.name.to_string(),
+                        kind: kind.clone(),
+                        id: device.id.clone(),
+                        resource: resource.into(),
+                        used,
+                        total,
+                    });
+                }
             }
-        }
-        violations.extend(check_row(node, at, gpu, &parts, add(certain, suspect)));
-        let named = parts
-            .iter()
-            .filter(|part| part.gpu.is_some_and(|reference| identifies(reference, gpu)));
-        let owners: Vec<&OwnerId> = named.map(|part| part.owner).collect();
-        for (owner, _) in owners
-            .iter()
-            .zip(owners.iter().skip(1))
-            .filter(|(one, next)| one == next)
-        {
-            violations.push(Violation::SameGpuTwice {
-                node: node.name.to_string(),
-                owner: (*owner).clone(),
-                gpu: gpu.uuid.clone(),
-            });
+            let free = free(node, kind, device, &add(certain, suspect));
+            if *kind == DeviceType::Gpu {
+                violations.extend(check_row(node, at, device, &free));
+                violations.extend(check_flags(node, at, device, &parts));
+                violations.extend(check_twice(node, device, &parts));
+            } else {
+                let kept = node
+                    .free_resources
+                    .get(type_at)
+                    .and_then(|of_type| of_type.get(at));
+                if kept.map(named).as_ref() != Some(&free) {
+                    let detail = format!("{kind} {}: {kept:?} is kept as free, not {free:?}", device.id);
+                    violations.push(differs(node, detail));
+                }
+            }
         }
     }
     if node.inventory.is_some() {
@@ -104,12 +118,12 @@ pub(super) fn check_gpus(node: &Node) -> Vec<Violation> {
 }
 
 /// Returns true if a GPU takes no shares: it is reserved for the vendor's plugin, or this may have given it away.
-fn is_withheld(node: &Node, gpu: &Gpu) -> bool {
+fn is_withheld(node: &Node, gpu: &Device) -> bool {
     let any_unknown = node.held.iter().any(|held| held.holdings.unknown_whole > 0);
     !gpu.sharing || (any_unknown && is_for_vendor(node, gpu))
 }
 
-fn is_for_vendor(node: &Node, gpu: &Gpu) -> bool {
+fn is_for_vendor(node: &Node, gpu: &Device) -> bool {
     let any_reserved = node.gpus().iter().any(|gpu| !gpu.sharing);
     node.serves_vendor() || !any_reserved || !gpu.sharing
 }
@@ -118,83 +132,67 @@ fn is_for_vendor(node: &Node, gpu: &Gpu) -> bool {
 fn parts(node: &Node) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     for held in &node.held {
-        match &held.holdings.gpus {
-            HeldGpus::Shares(shares) => parts.extend(shares.iter().map(|share| Part::of_share(held, share))),
-            HeldGpus::Unknown(request) => parts.push(Part::of_request(held, request, None)),
-            HeldGpus::Pending(_) => {}
+        for part in &held.holdings.parts {
+            parts.push(Part {
+                owner: &held.owner,
+                held: Cow::Borrowed(part),
+                charged_to: None,
+                is_vendor: held.holdings.is_vendor,
+            });
         }
     }
     for held in &node.held {
-        let HeldGpus::Pending(request) = &held.holdings.gpus else {
+        let Some(request) = &held.holdings.pending else {
             continue;
         };
-        let asked = Part::of_request(held, request, None);
+        let asked = |charged_to| Part {
+            owner: &held.owner,
+            held: Cow::Owned(HeldPart::from(request)),
+            charged_to,
+            is_vendor: held.holdings.is_vendor,
+        };
         let mut ranked = Vec::new();
         for (at, gpu) in node.gpus().iter().enumerate() {
-            let (certain, suspect) = count(node, gpu, &parts);
-            let free = free(node, gpu, add(certain, suspect));
-            let lacks_room = asked
-                .sums_on(node, gpu)
+            let (certain, suspect) = count(node, &DeviceType::Gpu, gpu, &parts);
+            let free = free(node, &DeviceType::Gpu, gpu, &add(certain, suspect));
+            let needed = asked(None);
+            let lacks_room = needed
+                .amounts_of(node, gpu)
                 .iter()
-                .zip(&free)
-                .any(|(asked, free)| asked > free);
-            let [memory, ..] = free;
-            ranked.push((lacks_room, Reverse(memory), at, &gpu.uuid));
+                .any(|(resource, n)| *n > free[resource]);
+            ranked.push((lacks_room, Reverse(free["memory"]), at, &gpu.id));
         }
         ranked.sort();
         ranked.truncate(usize::try_from(request.devices).unwrap_or(usize::MAX));
-        let placed = ranked
-            .into_iter()
-            .map(|(.., uuid)| Part::of_request(held, request, Some(uuid)));
-        parts.extend(placed);
+        for (.., id) in ranked {
+            parts.push(asked(Some(id)));
+        }
     }
     parts
 }
 
-fn identifies(reference: &GpuRef, gpu: &Gpu) -> bool {
-    match reference {
-        GpuRef::Uuid(uuid) => gpu.uuid == *uuid,
-        GpuRef::Minor(minor) => gpu.minor == *minor,
-    }
-}
-
-/// Amounts that are certainly held of a GPU, and amounts that may be held besides.
-fn count(node: &Node, gpu: &Gpu, parts: &[Part<'_>]) -> (Sums, Sums) {
-    let (mut certain, mut suspect) = (Sums::default(), Sums::default());
-    for part in parts.iter().filter(|part| may_be_on(node, part, gpu)) {
-        let is_named = part.gpu.is_some_and(|reference| identifies(reference, gpu));
-        let (_, is_known) = memory_on(gpu, part.memory, node.unit_bytes());
-        let sums = if is_named && is_known && part.trusted {
-            &mut certain
-        } else {
-            &mut suspect
-        };
-        *sums = add(*sums, part.sums_on(node, gpu));
+/// Amounts that are certainly held of a device, and amounts that may be held besides.
+fn count<'a>(node: &Node, kind: &DeviceType, device: &Device, parts: &'a [Part<'_>]) -> (Sums<'a>, Sums<'a>) {
+    let (mut certain, mut suspect) = (Sums::new(), Sums::new());
+    for part in parts.iter().filter(|part| part.may_be_of(node, kind, device)) {
+        let (_, is_known) = memory_on(device, part.held.memory, node.unit_bytes());
+        let is_certain = part.held.device.identifies(device) && is_known && part.held.trusted;
+        let sums = if is_certain { &mut certain } else { &mut suspect };
+        *sums = add(std::mem::take(sums), part.amounts_of(node, device));
     }
     (certain, suspect)
 }
 
-fn add(mut sums: Sums, more: Sums) -> Sums {
-    for (sum, more) in sums.iter_mut().zip(more) {
-        *sum += more;
+fn add<'a>(mut sums: Sums<'a>, more: Sums<'a>) -> Sums<'a> {
+    for (resource, amount) in more {
+        *sums.entry(resource).or_default() += amount;
     }
     sums
 }
 
-/// Returns true if a part may be on a GPU, as far as is known.
-fn may_be_on(node: &Node, part: &Part<'_>, gpu: &Gpu) -> bool {
-    match part.gpu {
-        None => part.charged_to.is_none_or(|uuid| *uuid == gpu.uuid),
-        Some(reference @ GpuRef::Uuid(_)) => identifies(reference, gpu),
-        Some(GpuRef::Minor(minor)) => {
-            gpu.minor == *minor || node.gpus().iter().all(|gpu| gpu.minor != *minor)
-        }
-    }
-}
-
 /// Memory in hundredths of a byte, and false if that is a guess.
-fn memory_on(gpu: &Gpu, memory: HeldMemory, unit_bytes: Option<u64>) -> (u128, bool) {
-    let bytes = u128::from(gpu.memory_bytes);
+fn memory_on(device: &Device, memory: HeldMemory, unit_bytes: Option<u64>) -> (u128, bool) {
+    let bytes = u128::from(device.memory_bytes);
     match memory {
         HeldMemory::Exact(memory) => (memory.hundredths().into(), true),
         HeldMemory::Requested(RequestedMemory::Bytes(asked)) => (u128::from(asked) * 100, true),
@@ -210,93 +208,131 @@ fn memory_on(gpu: &Gpu, memory: HeldMemory, unit_bytes: Option<u64>) -> (u128, b
     }
 }
 
-fn totals(gpu: &Gpu) -> Sums {
-    [
-        u128::from(gpu.memory_bytes) * 100,
-        gpu.core.into(),
-        gpu.slots.into(),
-    ]
-}
-
-fn sums(amounts: Amounts) -> Sums {
-    [
-        amounts.memory.hundredths().into(),
-        amounts.core.into(),
-        amounts.slots.into(),
-    ]
-}
-
-/// Amounts that are free for new shares when these are taken.
-fn free(node: &Node, gpu: &Gpu, [memory, core, slots]: Sums) -> Sums {
-    if !gpu.healthy || is_withheld(node, gpu) {
-        return Sums::default();
+fn totals<'a>(kind: &DeviceType, device: &'a Device) -> Sums<'a> {
+    let mut totals = named(&device.resources);
+    if *kind == DeviceType::Gpu {
+        totals.insert("memory", u128::from(device.memory_bytes) * 100);
+        totals.insert("core", device.core.into());
+        totals.insert("slots", device.slots.into());
     }
-    let [all_memory, all_core, all_slots] = totals(gpu);
-    [
-        all_memory.saturating_sub(memory),
-        all_core.saturating_sub(core),
-        all_slots.saturating_sub(slots),
-    ]
+    totals
 }
 
-fn check_row(node: &Node, at: usize, gpu: &Gpu, parts: &[Part<'_>], taken: Sums) -> Option<Violation> {
+fn sums(amounts: Amounts) -> Sums<'static> {
+    let memory = u128::from(amounts.memory.hundredths());
+    [
+        ("memory", memory),
+        ("core", amounts.core.into()),
+        ("slots", amounts.slots.into()),
+    ]
+    .into()
+}
+
+/// Amounts that are free for new owners when these are taken.
+fn free<'a>(node: &Node, kind: &DeviceType, device: &'a Device, taken: &Sums<'_>) -> Sums<'a> {
+    let is_gpu = *kind == DeviceType::Gpu;
+    let mut free = totals(kind, device);
+    for (resource, free) in &mut free {
+        let is_unavailable = is_gpu && (!device.healthy || is_withheld(node, device));
+        let taken = taken.get(resource).copied().unwrap_or(0);
+        *free = if is_unavailable {
+            0
+        } else {
+            free.saturating_sub(taken)
+        };
+    }
+    free
+}
+
+fn check_row(node: &Node, at: usize, gpu: &Device, free: &Sums<'_>) -> Option<Violation> {
     let Some(row) = node.rows.get(at) else {
-        return Some(differs(node, format!("GPU {} has no row", gpu.uuid)));
+        return Some(differs(node, format!("GPU {} has no row", gpu.id)));
     };
-    let (free, total) = (free(node, gpu, taken), totals(gpu));
-    if sums(row.total) != total || sums(row.free) != free {
+    let total = totals(&DeviceType::Gpu, gpu);
+    (sums(row.total) != total || sums(row.free) != *free).then(|| {
         let detail = format!(
             "GPU {} has the row {row:?}, but {free:?} of {total:?} is free",
-            gpu.uuid
+            gpu.id
         );
-        return Some(differs(node, detail));
-    }
-    let occupies = |part: &&Part<'_>| {
-        let [memory, core, _] = part.sums_on(node, gpu);
-        may_be_on(node, part, gpu) && (memory > 0 || core > 0)
-    };
-    let occupying: Vec<&Part<'_>> = parts.iter().filter(occupies).collect();
-    let expected = GpuFlags {
-        is_occupied: !occupying.is_empty(),
-        is_shared: occupying.iter().any(|part| !part.is_vendor),
-        is_withheld: is_withheld(node, gpu),
-    };
-    let flags = node.flags.get(at);
-    (flags != Some(&expected)).then(|| {
-        let detail = format!("GPU {} has the flags {flags:?}, not {expected:?}", gpu.uuid);
         differs(node, detail)
     })
 }
 
-fn missing_gpu(node: &Node, part: &Part<'_>) -> Option<Violation> {
-    let reference = part.gpu?;
-    if node.gpus().iter().any(|gpu| identifies(reference, gpu)) {
-        return None;
+fn check_flags(node: &Node, at: usize, gpu: &Device, parts: &[Part<'_>]) -> Option<Violation> {
+    // Reported as a missing row.
+    node.rows.get(at)?;
+    let mut expected = GpuFlags {
+        is_withheld: is_withheld(node, gpu),
+        ..GpuFlags::default()
+    };
+    for part in parts
+        .iter()
+        .filter(|part| part.may_be_of(node, &DeviceType::Gpu, gpu))
+    {
+        let amounts = part.amounts_of(node, gpu);
+        // A slot alone occupies nothing.
+        if amounts["memory"] > 0 || amounts["core"] > 0 {
+            expected.is_occupied = true;
+            expected.is_shared |= !part.is_vendor;
+        }
     }
-    Some(Violation::MissingGpu {
+    let flags = node.flags.get(at);
+    (flags != Some(&expected)).then(|| {
+        let detail = format!("GPU {} has the flags {flags:?}, not {expected:?}", gpu.id);
+        differs(node, detail)
+    })
+}
+
+/// Finds owners of which two parts name the same GPU.
+fn check_twice(node: &Node, gpu: &Device, parts: &[Part<'_>]) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    let mut last = None;
+    for part in parts {
+        if part.held.kind != DeviceType::Gpu || !part.held.device.identifies(gpu) {
+            continue;
+        }
+        // Parts are in the order of owners.
+        if last == Some(part.owner) {
+            violations.push(Violation::SameGpuTwice {
+                node: node.name.to_string(),
+                owner: part.owner.clone(),
+                gpu: gpu.id.clone(),
+            });
+        }
+        last = Some(part.owner);
+    }
+    violations
+}
+
+fn missing_gpu(node: &Node, part: &Part<'_>) -> Option<Violation> {
+    let gpu = match &part.held.device {
+        DeviceRef::Id(id) => id.to_string(),
+        DeviceRef::Minor(minor) => format!("minor {minor}"),
+        DeviceRef::Any => return None,
+    };
+    let is_found = node.gpus().iter().any(|gpu| part.held.device.identifies(gpu));
+    (part.held.kind == DeviceType::Gpu && !is_found).then(|| Violation::MissingGpu {
         node: node.name.to_string(),
         owner: part.owner.clone(),
-        gpu: match reference {
-            GpuRef::Uuid(uuid) => uuid.to_string(),
-            GpuRef::Minor(minor) => format!("minor {minor}"),
-        },
+        gpu,
     })
 }
 
 fn check_hint(node: &Node, hint: &Hint) -> Option<Violation> {
     let mut expected = Vec::new();
-    let HeldGpus::Shares(shares) = &hint.holdings.gpus else {
-        return Some(differs(
-            node,
-            format!("the hint of {} is of no known GPUs", hint.owner),
-        ));
-    };
-    for share in shares {
+    for part in hint
+        .holdings
+        .parts
+        .iter()
+        .filter(|part| part.kind == DeviceType::Gpu)
+    {
+        let (HeldMemory::Exact(memory), DeviceRef::Id(_)) = (part.memory, &part.device) else {
+            let detail = format!("the hint of {} is not of known amounts of known GPUs", hint.owner);
+            return Some(differs(node, detail));
+        };
         for (at, gpu) in node.gpus().iter().enumerate() {
-            if let HeldMemory::Exact(memory) = share.memory
-                && identifies(&share.gpu, gpu)
-            {
-                let (core, slots) = (share.core, share.slots);
+            if part.device.identifies(gpu) {
+                let (core, slots) = (part.core, part.slots);
                 expected.push((at, Amounts { memory, core, slots }));
             }
         }
@@ -306,20 +342,18 @@ fn check_hint(node: &Node, hint: &Hint) -> Option<Violation> {
             expected.push((at, gpu.total()));
         }
     }
-    let (owner, charges) = (&hint.owner, &hint.charges);
+    let (owner, charges) = (&hint.owner, &hint.gpu_charges);
     (**charges != *expected).then(|| {
-        differs(
-            node,
-            format!("the hint of {owner} is charged as {charges:?} instead of {expected:?}"),
-        )
+        let detail = format!("the hint of {owner} is charged as {charges:?} instead of {expected:?}");
+        differs(node, detail)
     })
 }
 
 /// Checks the orders and sizes that look-ups rely on.
 fn check_order(node: &Node) -> Vec<Violation> {
     let gpus = node.gpus();
-    let mut uuids: Vec<&GpuUuid> = gpus.iter().map(|gpu| &gpu.uuid).collect();
-    uuids.sort();
+    let mut ids: Vec<&DeviceId> = gpus.iter().map(|gpu| &gpu.id).collect();
+    ids.sort();
     let any_unavailable = gpus.iter().any(|gpu| !gpu.healthy || is_withheld(node, gpu));
     let conditions = [
         (node.rows.len() == gpus.len(), "there is not one row per GPU"),
@@ -327,10 +361,7 @@ fn check_order(node: &Node) -> Vec<Violation> {
             gpus.is_sorted_by(|one, next| one.minor < next.minor),
             "GPUs are not ordered by minor",
         ),
-        (
-            uuids.is_sorted_by(|one, next| one < next),
-            "two GPUs have one UUID",
-        ),
+        (ids.is_sorted_by(|one, next| one < next), "two GPUs have one UUID"),
         (
             node.any_unavailable == any_unavailable,
             "the flag for unavailable GPUs is wrong",
@@ -344,69 +375,11 @@ fn check_order(node: &Node) -> Vec<Violation> {
             "hints are not ordered by owner",
         ),
     ];
-    let violated = conditions.into_iter().filter(|(holds, _)| !holds);
-    violated
-        .map(|(_, detail)| super::inconsistent(format!("node {}: {detail}", node.name)))
-        .collect()
-}
-
-/// Compares the free amounts of devices of other types with a naive count.
-pub(super) fn check_devices(node: &Node) -> Vec<Violation> {
     let mut violations = Vec::new();
-    for (type_at, of_type) in node.types().iter().enumerate() {
-        for (at, device) in of_type.devices.iter().enumerate() {
-            for (resource, total) in &device.resources {
-                let (certain, suspect) = count_device(node, of_type, device, resource);
-                if certain > u128::from(*total) {
-                    violations.push(Violation::DeviceOversubscribed {
-                        node: node.name.to_string(),
-                        kind: of_type.kind.clone(),
-                        id: device.id.clone(),
-                        resource: resource.clone(),
-                        used: certain,
-                        total: *total,
-                    });
-                }
-                let free = u128::from(*total).saturating_sub(certain + suspect);
-                let kept = node
-                    .free_devices
-                    .get(type_at)
-                    .and_then(|of_type| of_type.get(at)?.get(resource));
-                if kept.map(|kept| u128::from(*kept)) != Some(free) {
-                    let (kind, id) = (&of_type.kind, &device.id);
-                    let detail = format!("{kind} {id}: {kept:?} of {resource} is kept as free, not {free}");
-                    violations.push(differs(node, detail));
-                }
-            }
+    for (holds, detail) in conditions {
+        if !holds {
+            violations.push(inconsistent(format!("node {}: {detail}", node.name)));
         }
     }
     violations
-}
-
-/// The amount that is certainly held of a device, and the amount that may be held besides.
-fn count_device(
-    node: &Node,
-    of_type: &DevicesOfType,
-    device: &Device,
-    resource: &ResourceName,
-) -> (u128, u128) {
-    let (mut certain, mut suspect) = (0, 0);
-    let parts = node.held.iter().flat_map(|held| &held.holdings.others);
-    for part in parts.filter(|part| part.kind == of_type.kind) {
-        let amount = u128::from(part.amounts.get(resource).copied().unwrap_or(0));
-        let (is_this, may_be_any) = match &part.device {
-            DeviceRef::Id(id) => (device.id == *id, false),
-            DeviceRef::Minor(minor) => {
-                let is_known = of_type.devices.iter().any(|device| device.minor == *minor);
-                (device.minor == *minor, !is_known)
-            }
-            DeviceRef::Any => (false, true),
-        };
-        if is_this && part.trusted {
-            certain += amount;
-        } else if is_this || may_be_any {
-            suspect += amount;
-        }
-    }
-    (certain, suspect)
 }

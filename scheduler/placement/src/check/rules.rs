@@ -1,10 +1,10 @@
 //! Compares holdings two by two (virtual functions, exclusive use), and what is derived from a node with the node.
 
 use super::{Violation, differs};
-use crate::data::constraints::{DeviceKind, Exclusion};
-use crate::data::device::{DeviceLocation, DeviceRef};
-use crate::data::holding::{GpuRef, Held, HeldGpus, Hints, Origin};
-use crate::data::ident::NodeId;
+use crate::data::constraints::Exclusion;
+use crate::data::device::{Device, DeviceRef};
+use crate::data::holding::{Held, Hints, Origin};
+use crate::data::ident::{DeviceType, NodeId};
 use crate::state::equivalence::{has_class, key_with};
 use crate::state::node::Node;
 use crate::state::nodes::Nodes;
@@ -47,11 +47,8 @@ pub(super) fn check_derived(nodes: &Nodes, id: NodeId, node: &Node) -> Vec<Viola
     }
     let any_held = node.held.iter().any(|held| !held.holdings.exclusions.is_empty());
     let any_hinted = node.hints.iter().any(|hint| !hint.holdings.exclusions.is_empty());
-    let table = node
-        .inventory
-        .as_ref()
-        .and_then(|inventory| inventory.partitions.as_ref());
-    let is_binding = table.is_some_and(|table| table.is_binding);
+    let partitions = node.inventory.iter().flat_map(|inventory| &inventory.partitions);
+    let is_binding = partitions.into_iter().any(|table| table.is_binding);
     if node.has_rules != (any_held || any_hinted || is_binding) {
         violations.push(differs(node, "the flag for rules is wrong"));
     }
@@ -60,14 +57,16 @@ pub(super) fn check_derived(nodes: &Nodes, id: NodeId, node: &Node) -> Vec<Viola
 
 /// Finds virtual functions that two owners certainly hold.
 fn check_functions(node: &Node, one: &Held, other: &Held, violations: &mut Vec<Violation>) {
-    for part in one.holdings.others.iter().filter(|part| part.trusted) {
-        let same_type = other
-            .holdings
-            .others
-            .iter()
-            .filter(|same| same.trusted && same.kind == part.kind);
-        for function in same_type.flat_map(|same| &same.functions) {
-            if part.functions.contains(function) {
+    for part in one.holdings.parts.iter().filter(|part| part.trusted) {
+        for same in &other.holdings.parts {
+            if !same.trusted || same.kind != part.kind {
+                continue;
+            }
+            for function in same
+                .functions
+                .iter()
+                .filter(|function| part.functions.contains(function))
+            {
                 violations.push(Violation::FunctionHeldTwice {
                     node: node.name.to_string(),
                     function: function.clone(),
@@ -80,60 +79,48 @@ fn check_functions(node: &Node, one: &Held, other: &Held, violations: &mut Vec<V
 
 /// Finds devices of which one owner has exclusive use and another holds them, if both are decisions of the engine.
 fn check_exclusions(node: &Node, keeper: &Held, other: &Held, violations: &mut Vec<Violation>) {
+    // Facts stand whether or not a rule allows them.
     if [keeper, other].iter().any(|held| held.origin == Origin::Fact) {
         return;
     }
     for (kind, exclusion) in &keeper.holdings.exclusions {
         let kept = devices(node, keeper, kind);
-        for (device, location) in devices(node, other, kind) {
-            let meets = |(kept, kept_location): &(String, Option<&DeviceLocation>)| {
-                let shares_switch =
-                    *kept_location == location && location.is_some_and(|location| location.switch.is_some());
-                *kept == device || (*exclusion == Exclusion::Switch && shares_switch)
-            };
-            if kept.iter().any(meets) {
+        for device in devices(node, other, kind) {
+            if kept.iter().any(|kept| excludes(*exclusion, kept, device)) {
                 violations.push(Violation::ExclusionBroken {
                     node: node.name.to_string(),
                     keeper: keeper.owner.clone(),
                     other: other.owner.clone(),
                     kind: kind.clone(),
-                    device,
+                    device: device.id.clone(),
                 });
             }
         }
     }
 }
 
-/// Devices of a type that an owner certainly holds, with their locations.
-fn devices<'a>(node: &'a Node, held: &Held, kind: &DeviceKind) -> Vec<(String, Option<&'a DeviceLocation>)> {
+/// Returns true if exclusive use of one device forbids the use of the other, of the same type.
+fn excludes(exclusion: Exclusion, kept: &Device, other: &Device) -> bool {
+    let location = &kept.attributes.location;
+    let is_switch_known = location
+        .as_ref()
+        .is_some_and(|location| location.switch.is_some());
+    let is_on_switch = is_switch_known && *location == other.attributes.location;
+    kept.id == other.id || (exclusion == Exclusion::Switch && is_on_switch)
+}
+
+/// Devices of a type that an owner certainly holds.
+fn devices<'a>(node: &'a Node, held: &Held, kind: &DeviceType) -> Vec<&'a Device> {
     let mut devices = Vec::new();
-    match kind {
-        DeviceKind::Gpu => {
-            let HeldGpus::Shares(shares) = &held.holdings.gpus else {
-                return devices;
-            };
-            for gpu in node.gpus() {
-                let is_held =
-                    |reference: &GpuRef| matches!(reference, GpuRef::Uuid(uuid) if *uuid == gpu.uuid);
-                if shares.iter().any(|share| share.trusted && is_held(&share.gpu)) {
-                    devices.push((gpu.uuid.to_string(), gpu.attributes.location.as_ref()));
-                }
-            }
-        }
-        DeviceKind::Other(kind) => {
-            let parts = || {
-                held.holdings
-                    .others
-                    .iter()
-                    .filter(|part| part.trusted && part.kind == *kind)
-            };
-            let of_type = node.types().iter().filter(|of_type| of_type.kind == *kind);
-            for device in of_type.flat_map(|of_type| &of_type.devices) {
-                let is_held =
-                    |reference: &DeviceRef| matches!(reference, DeviceRef::Id(id) if *id == device.id);
-                if parts().any(|part| is_held(&part.device)) {
-                    devices.push((device.id.to_string(), device.attributes.location.as_ref()));
-                }
+    for (of, all) in node.inventory.iter().flat_map(|inventory| inventory.types()) {
+        for device in all.iter().filter(|_| of == kind) {
+            // A minor is of a device for certain only until the devices of the node change.
+            let is_held = held.holdings.parts.iter().any(|part| {
+                let is_device = matches!(&part.device, DeviceRef::Id(id) if *id == device.id);
+                part.trusted && part.kind == *kind && is_device
+            });
+            if is_held {
+                devices.push(device);
             }
         }
     }

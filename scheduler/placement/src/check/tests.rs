@@ -4,35 +4,30 @@ use rstest::rstest;
 
 use super::Violation;
 use crate::data::amounts::{Amounts, HostAmounts, Memory};
-use crate::data::device::{Device, DeviceAttributes, DevicesOfType, Gpu};
-use crate::data::holding::{GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Placement, Share};
-use crate::data::ident::NodeId;
+use crate::data::device::{Device, DeviceRef, DevicesOfType};
+use crate::data::holding::{HeldMemory, HeldPart, Hints, Holdings, Placement, Share};
+use crate::data::ident::{DeviceType, NodeId};
 use crate::data::inventory::Inventory;
 use crate::fleet::Fleet;
 use crate::state::cpu_only::CpuOnlyPods;
 use crate::state::equivalence::key_with;
 use crate::state::node::Node;
 
-fn gpu(node: &str, minor: u32) -> Gpu {
-    Gpu {
-        uuid: format!("{node}-{minor}").into(),
-        minor,
+fn gpu(node: &str, minor: u32) -> Device {
+    Device {
         memory_bytes: 1000,
         core: 100,
         slots: 10,
-        healthy: true,
-        sharing: true,
-        attributes: DeviceAttributes::default(),
+        ..Device::new(format!("{node}-{minor}"), minor)
     }
 }
 
-fn share(gpu: GpuRef, memory: u64, core: u32, slots: u32) -> HeldShare {
-    HeldShare {
-        gpu,
+fn share(gpu: DeviceRef, memory: u64, core: u32, slots: u32) -> HeldPart {
+    HeldPart {
         memory: HeldMemory::Exact(Memory::from_bytes(memory)),
         core,
         slots,
-        trusted: true,
+        ..HeldPart::new(DeviceType::Gpu, gpu)
     }
 }
 
@@ -42,11 +37,8 @@ fn fleet() -> Fleet {
     for node in ["n", "m"] {
         let resources = [("rdma".into(), 100)].into();
         let nic = Device {
-            id: "nic".into(),
-            minor: 0,
             resources,
-            healthy: true,
-            attributes: DeviceAttributes::default(),
+            ..Device::new("nic", 0)
         };
         let other_devices = Some(vec![DevicesOfType {
             kind: "rdma".into(),
@@ -65,7 +57,7 @@ fn fleet() -> Fleet {
         fleet.hold(
             &owner.into(),
             "n",
-            HeldGpus::Shares(vec![share(GpuRef::Minor(minor), 100, 10, 1)]),
+            Holdings::from(vec![share(DeviceRef::Minor(minor), 100, 10, 1)]),
         );
     }
     let amounts = Amounts {
@@ -75,9 +67,12 @@ fn fleet() -> Fleet {
     };
     let placement = Placement {
         shares: vec![Share {
-            gpu: "n-0".into(),
+            id: "n-0".into(),
             minor: 0,
             amounts,
+            kind: DeviceType::Gpu,
+            resources: [].into(),
+            functions: Vec::new(),
         }],
         ..Placement::default()
     };
@@ -123,13 +118,13 @@ fn m(fleet: &mut Fleet) -> &mut Node {
 #[case::flag_of_a_shared_gpu(|fleet: &mut Fleet| n(fleet).flags[1].is_shared = false, &["RowDiffers"])]
 #[case::flag_of_a_withheld_gpu(|fleet: &mut Fleet| m(fleet).flags[0].is_withheld = true, &["RowDiffers"])]
 #[case::free_of_another_device(
-    |fleet: &mut Fleet| { n(fleet).free_devices[0][0].insert("rdma".into(), 99); },
+    |fleet: &mut Fleet| { n(fleet).free_resources[1][0].insert("rdma".into(), 99); },
     &["RowDiffers"]
 )]
-#[case::another_device_missing(|fleet: &mut Fleet| m(fleet).free_devices.clear(), &["RowDiffers"])]
+#[case::another_device_missing(|fleet: &mut Fleet| m(fleet).free_resources.clear(), &["RowDiffers"])]
 #[case::row_missing(|fleet: &mut Fleet| m(fleet).rows.resize(0), &["Index", "RowDiffers", "RowDiffers"])]
 #[case::gpus_out_of_order(|fleet: &mut Fleet| m(fleet).inventory.as_mut().unwrap().gpus.reverse(), &["Index"])]
-#[case::uuid_twice(|fleet: &mut Fleet| m(fleet).inventory.as_mut().unwrap().gpus[1].uuid = "m-0".into(), &["Index"])]
+#[case::uuid_twice(|fleet: &mut Fleet| m(fleet).inventory.as_mut().unwrap().gpus[1].id = "m-0".into(), &["Index"])]
 #[case::name_lost(|fleet: &mut Fleet| { fleet.nodes.names.remove("m"); }, &["Index", "Index"])]
 #[case::name_of_another_node(|fleet: &mut Fleet| { fleet.nodes.names.insert("m", NodeId { index: 0, generation: 0 }); }, &["Index"])]
 #[case::name_of_nothing(|fleet: &mut Fleet| { fleet.nodes.names.insert("x", NodeId { index: 7, generation: 0 }); }, &["Index"])]
@@ -147,7 +142,7 @@ fn m(fleet: &mut Fleet) -> &mut Node {
     },
     &["Index"]
 )]
-#[case::hint_charged_elsewhere(|fleet: &mut Fleet| n(fleet).hints[0].charges[0].0 = 1, &["RowDiffers"])]
+#[case::hint_charged_elsewhere(|fleet: &mut Fleet| n(fleet).hints[0].gpu_charges[0].0 = 1, &["RowDiffers"])]
 #[case::holdings_out_of_order(|fleet: &mut Fleet| n(fleet).held.reverse(), &["Index"])]
 #[case::owner_on_two_nodes(
     |fleet: &mut Fleet| {
@@ -186,17 +181,17 @@ fn keep_free_when_unhealthy(node: &mut Node) {
 }
 
 #[rstest]
-#[case::memory(share(GpuRef::Minor(0), 901, 0, 0), &["Oversubscribed"])]
-#[case::core(share(GpuRef::Minor(0), 1, 91, 0), &["Oversubscribed"])]
-#[case::slots(share(GpuRef::Uuid("n-0".into()), 1, 0, 10), &["Oversubscribed"])]
-#[case::all_at_once(share(GpuRef::Minor(0), 901, 91, 10), &["Oversubscribed", "Oversubscribed", "Oversubscribed"])]
-#[case::just_full(share(GpuRef::Minor(0), 900, 90, 9), &[])]
-#[case::no_such_minor(share(GpuRef::Minor(9), 5000, 0, 0), &["MissingGpu"])]
-#[case::no_such_uuid(share(GpuRef::Uuid("x".into()), 5000, 0, 0), &["MissingGpu"])]
-#[case::in_doubt(HeldShare { trusted: false, ..share(GpuRef::Minor(0), 5000, 0, 0) }, &[])]
-fn facts_that_break_an_invariant_are_found(#[case] share: HeldShare, #[case] expected: &[&str]) {
+#[case::memory(share(DeviceRef::Minor(0), 901, 0, 0), &["Oversubscribed"])]
+#[case::core(share(DeviceRef::Minor(0), 1, 91, 0), &["Oversubscribed"])]
+#[case::slots(share(DeviceRef::Id("n-0".into()), 1, 0, 10), &["Oversubscribed"])]
+#[case::all_at_once(share(DeviceRef::Minor(0), 901, 91, 10), &["Oversubscribed", "Oversubscribed", "Oversubscribed"])]
+#[case::just_full(share(DeviceRef::Minor(0), 900, 90, 9), &[])]
+#[case::no_such_minor(share(DeviceRef::Minor(9), 5000, 0, 0), &["MissingGpu"])]
+#[case::no_such_uuid(share(DeviceRef::Id("x".into()), 5000, 0, 0), &["MissingGpu"])]
+#[case::in_doubt(HeldPart { trusted: false, ..share(DeviceRef::Minor(0), 5000, 0, 0) }, &[])]
+fn facts_that_break_an_invariant_are_found(#[case] share: HeldPart, #[case] expected: &[&str]) {
     let mut fleet = fleet();
-    fleet.hold(&"fact".into(), "n", HeldGpus::Shares(vec![share]));
+    fleet.hold(&"fact".into(), "n", Holdings::from(vec![share]));
     assert_eq!(kinds(&fleet), expected, "{:#?}", fleet.check());
 }
 
@@ -204,11 +199,11 @@ fn facts_that_break_an_invariant_are_found(#[case] share: HeldShare, #[case] exp
 fn one_device_shared_twice_by_one_owner_is_found() {
     let mut fleet = fleet();
     let shares = vec![
-        share(GpuRef::Minor(0), 1, 0, 0),
-        share(GpuRef::Minor(1), 1, 0, 0),
-        share(GpuRef::Uuid("n-0".into()), 1, 0, 0),
+        share(DeviceRef::Minor(0), 1, 0, 0),
+        share(DeviceRef::Minor(1), 1, 0, 0),
+        share(DeviceRef::Id("n-0".into()), 1, 0, 0),
     ];
-    fleet.hold(&"twice".into(), "n", HeldGpus::Shares(shares));
+    fleet.hold(&"twice".into(), "n", Holdings::from(shares));
     let expected = Violation::SameGpuTwice {
         node: "n".into(),
         owner: "twice".into(),
@@ -220,7 +215,7 @@ fn one_device_shared_twice_by_one_owner_is_found() {
 #[test]
 fn holdings_of_unhealthy_or_missing_devices_violate_nothing() {
     let mut fleet = fleet();
-    let unhealthy = Gpu {
+    let unhealthy = Device {
         healthy: false,
         ..gpu("n", 0)
     };
@@ -240,7 +235,6 @@ fn holdings_of_unhealthy_or_missing_devices_violate_nothing() {
 fn kinds(fleet: &Fleet) -> Vec<&'static str> {
     let kind = |violation: &Violation| match violation {
         Violation::Oversubscribed { .. } => "Oversubscribed",
-        Violation::DeviceOversubscribed { .. } => "DeviceOversubscribed",
         Violation::RowDiffers { .. } => "RowDiffers",
         Violation::OwnerOnSeveralNodes { .. } => "OwnerOnSeveralNodes",
         Violation::SameGpuTwice { .. } => "SameGpuTwice",

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use crate::choice::fit::fit_whole;
-use crate::data::amounts::{Amounts, Dimension, Memory, is_within};
-use crate::data::constraints::{DeviceKind, widest};
-use crate::data::holding::{DeviceShare, Hints, Holdings, Placement, Share};
-use crate::data::ident::{DeviceId, DeviceType, FunctionId, GpuUuid};
+use crate::data::amounts::{Amounts, Dimension, Memory};
+use crate::data::constraints::widest_exclusion;
+use crate::data::device::Device;
+use crate::data::holding::{HeldPart, Hints, Holdings, Placement, Share};
+use crate::data::ident::{DeviceId, DeviceType, FunctionId, ResourceName};
+use crate::data::inventory::{GPUS, Inventory};
 use crate::data::reason::Reason;
 use crate::state::charges::charges;
 use crate::state::node::Node;
@@ -21,21 +23,17 @@ pub enum ReserveError {
     /// The placement takes nothing, or computing power without memory.
     #[error("the placement takes nothing")]
     Empty,
-    /// The GPU has gone since the choice was made.
-    #[error("GPU {gpu} is gone")]
-    UnknownGpu {
-        /// The GPU.
-        gpu: GpuUuid,
+    /// The device has gone since the choice was made.
+    #[error("{kind} {id} is gone")]
+    UnknownDevice {
+        /// Its type.
+        kind: DeviceType,
+        /// The device.
+        id: DeviceId,
     },
-    /// The GPU has become unhealthy since the choice was made.
-    #[error("GPU {gpu} is unhealthy")]
+    /// The device has become unhealthy since the choice was made.
+    #[error("{kind} {id} is unhealthy")]
     Unhealthy {
-        /// The GPU.
-        gpu: GpuUuid,
-    },
-    /// A device that is not a GPU is gone or unhealthy, or too little of it is free.
-    #[error("{kind} device {id} has no room for the pod")]
-    NoRoomOnDevice {
         /// Its type.
         kind: DeviceType,
         /// The device.
@@ -47,17 +45,19 @@ pub enum ReserveError {
         /// The reason.
         reason: Reason,
     },
-    /// Two shares of one GPU.
-    #[error("GPU {gpu} is chosen twice")]
-    SameGpuTwice {
-        /// The GPU.
-        gpu: GpuUuid,
+    /// Two shares of one device.
+    #[error("{kind} {id} is chosen twice")]
+    SameDeviceTwice {
+        /// Its type.
+        kind: DeviceType,
+        /// The device.
+        id: DeviceId,
     },
-    /// Too little is free.
-    #[error("GPU {gpu} has too little {dimension} free: {free} for {needed}")]
+    /// Too little of a GPU is free.
+    #[error("GPU {id} has too little {dimension} free: {free} for {needed}")]
     NoRoom {
         /// The GPU.
-        gpu: GpuUuid,
+        id: DeviceId,
         /// The first dimension that is short.
         dimension: Dimension,
         /// The free amounts.
@@ -65,13 +65,27 @@ pub enum ReserveError {
         /// The amounts of the share.
         needed: Amounts,
     },
+    /// Too little of a named resource of a device is free.
+    #[error("{kind} {id} has too little {resource} free: {free} for {needed}")]
+    NoResource {
+        /// Its type.
+        kind: DeviceType,
+        /// The device.
+        id: DeviceId,
+        /// The first resource that is short.
+        resource: ResourceName,
+        /// The free amount.
+        free: u64,
+        /// The amount of the share.
+        needed: u64,
+    },
     /// Another owner has exclusive use of a device, or uses one of which the placement would have exclusive use.
-    #[error("{kind} {device}: exclusive use does not allow it")]
+    #[error("{kind} {id}: exclusive use does not allow it")]
     Exclusive {
         /// Its type.
-        kind: DeviceKind,
-        /// Identifies the device.
-        device: String,
+        kind: DeviceType,
+        /// The device.
+        id: DeviceId,
     },
     /// A virtual function is gone or held.
     #[error("virtual function {function} is gone or taken")]
@@ -93,14 +107,14 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
         shares,
         unknown_whole,
         is_vendor,
-        others,
         ..
     } = placement;
-    let is_empty =
-        shares.iter().all(|share| share.amounts == Amounts::ZERO) && *unknown_whole == 0 && others.is_empty();
+    let takes_gpus_only = placement.others().next().is_none();
+    let takes_no_amounts = placement.gpus().all(|share| share.amounts == Amounts::ZERO);
+    let is_empty = takes_gpus_only && takes_no_amounts && *unknown_whole == 0;
     let lacks_memory =
         |share: &Share| share.amounts.memory == Memory::ZERO && (share.amounts.core > 0 || *is_vendor);
-    if is_empty || shares.iter().any(lacks_memory) {
+    if is_empty || placement.gpus().any(lacks_memory) {
         return Err(ReserveError::Empty);
     }
     // Binds may come long after the choice, so everything is checked again, and hints of other pods do not count.
@@ -109,46 +123,71 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
     }
     for (at, share) in shares.iter().enumerate() {
         admit_share(node, share, *is_vendor)?;
-        if shares.iter().take(at).any(|other| other.gpu == share.gpu) {
-            let gpu = share.gpu.clone();
-            return Err(ReserveError::SameGpuTwice { gpu });
-        }
-    }
-    for (at, share) in others.iter().enumerate() {
-        let is_same = |other: &DeviceShare| other.kind == share.kind && other.id == share.id;
-        if others.iter().take(at).any(is_same) || !has_room(node, share) {
-            return Err(ReserveError::NoRoomOnDevice {
-                kind: share.kind.clone(),
-                id: share.id.clone(),
-            });
+        let mut earlier = shares.iter().take(at);
+        if earlier.any(|other| (&other.kind, &other.id) == (&share.kind, &share.id)) {
+            let (kind, id) = (share.kind.clone(), share.id.clone());
+            return Err(ReserveError::SameDeviceTwice { kind, id });
         }
     }
     admit_by_rules(node, placement)
 }
 
+/// Checks that the device of a share exists, is healthy and has room.
 fn admit_share(node: &Node, share: &Share, is_vendor: bool) -> Result<(), ReserveError> {
-    let gpu = share.gpu.clone();
-    let found = node.inventory.as_ref().and_then(|inventory| {
-        let at = inventory.index_of(&gpu)?;
-        Some((
-            inventory,
-            inventory.gpus.get(at)?,
-            node.rows.get(at)?,
-            node.flags.get(at)?,
-        ))
-    });
-    let Some((inventory, device, row, flags)) = found else {
-        return Err(ReserveError::UnknownGpu { gpu });
+    let (kind, id) = (&share.kind, &share.id);
+    let found = node
+        .inventory
+        .as_ref()
+        .and_then(|inventory| inventory.device(kind, id));
+    let Some((type_at, at, device)) = found else {
+        let (kind, id) = (kind.clone(), id.clone());
+        return Err(ReserveError::UnknownDevice { kind, id });
     };
     if !device.healthy {
-        return Err(ReserveError::Unhealthy { gpu });
+        let (kind, id) = (kind.clone(), id.clone());
+        return Err(ReserveError::Unhealthy { kind, id });
     }
+    if type_at == GPUS {
+        return admit_share_of_gpu(node, at, device, share, is_vendor);
+    }
+    let free = node.free_of_type(type_at).get(at);
+    for (resource, needed) in &share.resources {
+        let free = free.and_then(|free| free.get(resource)).copied().unwrap_or(0);
+        if *needed > free {
+            return Err(ReserveError::NoResource {
+                kind: kind.clone(),
+                id: id.clone(),
+                resource: resource.clone(),
+                free,
+                needed: *needed,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn admit_share_of_gpu(
+    node: &Node,
+    at: usize,
+    gpu: &Device,
+    share: &Share,
+    is_vendor: bool,
+) -> Result<(), ReserveError> {
+    let flags = node.flags.get(at).copied().unwrap_or_default();
+    let row = node.rows.get(at).copied().unwrap_or_default();
+    let is_for_vendor = node
+        .inventory
+        .as_ref()
+        .is_some_and(|inventory| inventory.is_for_vendor(gpu));
     // A GPU that takes no shares can be had whole; the free amounts of its row are for shares.
-    let is_free_whole = is_vendor && !flags.is_occupied && inventory.is_for_vendor(device);
-    let free = if is_free_whole { device.whole() } else { row.free };
+    let free = if is_vendor && !flags.is_occupied && is_for_vendor {
+        gpu.whole()
+    } else {
+        row.free
+    };
     match share.amounts.lacking(free) {
         Some(dimension) => Err(ReserveError::NoRoom {
-            gpu,
+            id: gpu.id.clone(),
             dimension,
             free,
             needed: share.amounts,
@@ -157,18 +196,9 @@ fn admit_share(node: &Node, share: &Share, is_vendor: bool) -> Result<(), Reserv
     }
 }
 
-/// Returns true if a device of another type exists, is healthy and has room for a share.
-fn has_room(node: &Node, share: &DeviceShare) -> bool {
-    let Some((_, of_type, free)) = node.type_at(&share.kind) else {
-        return false;
-    };
-    let mut devices = of_type.devices.iter().zip(free);
-    devices.any(|(device, free)| device.id == share.id && device.healthy && is_within(&share.amounts, free))
-}
-
 /// Checks exclusive use and virtual functions.
 fn admit_by_rules(node: &Node, placement: &Placement) -> Result<(), ReserveError> {
-    let has_functions = placement.others.iter().any(|share| !share.functions.is_empty());
+    let has_functions = placement.shares.iter().any(|share| !share.functions.is_empty());
     // Most placements have nothing to do with rules, and occupancy takes allocations to compute.
     if !node.has_rules && placement.exclusions.is_empty() && !has_functions {
         return Ok(());
@@ -176,43 +206,25 @@ fn admit_by_rules(node: &Node, placement: &Placement) -> Result<(), ReserveError
     let (Some(inventory), Some(hardware)) = (&node.inventory, &node.hardware) else {
         return Ok(());
     };
-    let occupancy = Occupancy::of(node, Hints::Ignore);
-    let exclusion = widest(&placement.exclusions, &DeviceKind::Gpu);
-    for share in &placement.shares {
-        let at = inventory.index_of(&share.gpu);
-        if !at.is_some_and(|at| permits(exclusion, at, &hardware.locations.gpus, &occupancy.gpus)) {
-            return Err(ReserveError::Exclusive {
-                kind: DeviceKind::Gpu,
-                device: share.gpu.to_string(),
-            });
-        }
-    }
+    let occupancy = Occupancy::new(node, Hints::Ignore);
     let mut taken: Vec<&FunctionId> = Vec::new();
-    for share in &placement.others {
-        let Some((type_at, of_type, _)) = node.type_at(&share.kind) else {
+    for share in &placement.shares {
+        let Some((type_at, at, device)) = inventory.device(&share.kind, &share.id) else {
             continue;
         };
-        let kind = DeviceKind::Other(share.kind.clone());
-        let exclusion = widest(&placement.exclusions, &kind);
+        let exclusion = widest_exclusion(&placement.exclusions, &share.kind);
         let (locations, uses) = (hardware.locations.of_type(type_at), occupancy.of_type(type_at));
-        let at = of_type.devices.iter().position(|device| device.id == share.id);
-        let device = at.filter(|at| permits(exclusion, *at, locations, uses));
-        let Some(device) = device.and_then(|at| of_type.devices.get(at)) else {
-            return Err(ReserveError::Exclusive {
-                kind,
-                device: share.id.to_string(),
-            });
-        };
+        if !permits(exclusion, at, locations, uses) {
+            let (kind, id) = (share.kind.clone(), share.id.clone());
+            return Err(ReserveError::Exclusive { kind, id });
+        }
         for function in &share.functions {
-            let exists = device
-                .attributes
-                .all_functions()
-                .any(|known| known.id == function.id);
+            let mut known = device.attributes.all_functions();
+            let exists = known.any(|known| known.id == function.id);
             let is_held = occupancy.functions_of(type_at).contains(&&function.id);
             if !exists || is_held || taken.contains(&&function.id) {
-                return Err(ReserveError::FunctionTaken {
-                    function: function.id.clone(),
-                });
+                let function = function.id.clone();
+                return Err(ReserveError::FunctionTaken { function });
             }
             taken.push(&function.id);
         }
@@ -229,23 +241,31 @@ pub(crate) fn is_placement(node: &Node, holdings: &Holdings, placement: &Placeme
     let Some(inventory) = &node.inventory else {
         return false;
     };
-    if holdings.others != expected.others || holdings.unknown_whole != expected.unknown_whole {
+    if !other_parts(holdings).eq(other_parts(&expected)) || holdings.unknown_whole != expected.unknown_whole {
         return false;
     }
     // A watch may state in units, or by minor, what the placement states in bytes and by UUID.
-    let (mut held, mut chosen) = (BTreeMap::new(), BTreeMap::new());
-    for charge in charges(inventory, &holdings.gpus) {
-        if charge.suspect || held.insert(charge.gpu, charge.amounts).is_some() {
-            return false;
+    match (
+        gpus_for_certain(inventory, holdings),
+        gpus_for_certain(inventory, &expected),
+    ) {
+        (Some(held), Some(chosen)) => held == chosen,
+        _ => false,
+    }
+}
+
+fn other_parts(holdings: &Holdings) -> impl Iterator<Item = &HeldPart> {
+    holdings.parts.iter().filter(|part| part.kind != DeviceType::Gpu)
+}
+
+/// The amounts held of each GPU by its index; `None` if one is doubtful, is gone, or is held twice.
+fn gpus_for_certain(inventory: &Inventory, holdings: &Holdings) -> Option<BTreeMap<usize, Amounts>> {
+    let mut amounts = BTreeMap::new();
+    for charge in charges(inventory, holdings).filter(|charge| charge.type_at == GPUS) {
+        if charge.suspect || amounts.insert(charge.device, charge.amounts).is_some() {
+            return None;
         }
     }
-    for share in &placement.shares {
-        let Some(at) = inventory.index_of(&share.gpu) else {
-            return false;
-        };
-        if chosen.insert(at, share.amounts).is_some() {
-            return false;
-        }
-    }
-    held == chosen
+    let gpu_parts = holdings.parts.iter().filter(|part| part.kind == DeviceType::Gpu);
+    (amounts.len() == gpu_parts.count()).then_some(amounts)
 }

@@ -3,10 +3,11 @@
 use crate::choice::cost::{
     CostBasis, LookAhead, PlacementCost, WorkloadModel, cheapest, cost_decides, cost_of_gpus,
 };
-use crate::choice::fit::{choose_all, fit_gpus, free_whole, need};
+use crate::choice::fit::{choose_all, fit_gpus, free_whole, need, share_of_gpu};
 use crate::choice::order::{DeviceOrder, chosen_rows, resource_scores};
 use crate::choice::topology::decide;
-use crate::data::device::Gpu;
+use crate::data::amounts::Amounts;
+use crate::data::device::Device;
 use crate::data::holding::{Hints, Placement, Share};
 use crate::data::misfit::Misfit;
 use crate::data::policy::{
@@ -32,11 +33,19 @@ impl<'a> ChoiceContext<'a> {
         }
     }
 
-    fn order(&self, policy: DevicePolicy, look_ahead: Option<LookAhead<'a>>) -> DeviceOrder<'a> {
+    /// The order in which devices of a node are taken for a request.
+    fn order(&self, policy: DevicePolicy, node: &Node, request: NodeRequest<'_>) -> DeviceOrder<'a> {
+        DeviceOrder {
+            look_ahead: cost_decides(node, request).then(|| self.look_ahead(request)),
+            ..self.order_without_cost(policy)
+        }
+    }
+
+    fn order_without_cost(&self, policy: DevicePolicy) -> DeviceOrder<'a> {
         DeviceOrder {
             policy,
             weights: self.weights,
-            look_ahead,
+            look_ahead: None,
         }
     }
 }
@@ -74,58 +83,52 @@ pub(crate) fn choose(
     context: ChoiceContext<'_>,
 ) -> Result<Placement, Reason> {
     let hints = context.hints;
-    let order = context.order(
-        policy,
-        cost_decides(node, request).then(|| context.look_ahead(request)),
-    );
+    let order = context.order(policy, node, request);
     let mut placement = Placement {
         is_vendor: matches!(request.gpus, RequestedGpus::Whole(_)),
         ..Placement::default()
     };
-    let gpus: Vec<usize> = if needs_decision(node, request) {
+    let (gpus, mut others) = if needs_decision(node, request) {
         let decision = decide(node, request, order, hints).map_err(|misfit| misfit.reason())?;
-        placement.others = decision.others;
-        decision.gpus
+        (decision.gpus, decision.others)
     } else {
         fit_gpus(node, &request.gpus, hints)?;
-        choose_gpus(node, request.gpus, &order, hints)?
+        (choose_gpus(node, request.gpus, &order, hints)?, Vec::new())
     };
     match request.gpus {
         RequestedGpus::Nothing => {}
         RequestedGpus::All { slots } => placement.shares = choose_all(node, slots, hints)?,
         RequestedGpus::Share(request) => {
             let need = need(node, &request)?;
-            placement.shares = shares_of(node, &gpus, |gpu| need.on(gpu.total()));
+            placement.shares = shares_of(node, &gpus, |gpu| need.amounts_on(gpu.total()));
         }
         RequestedGpus::Whole(n) => {
-            placement.shares = shares_of(node, &gpus, Gpu::whole);
+            placement.shares = shares_of(node, &gpus, Device::whole);
             placement.unknown_whole = if gpus.is_empty() { n } else { 0 };
         }
     }
-    let constraints = request
+    placement.shares.append(&mut others);
+    for (kind, constraint) in request
         .constraints
-        .map_or(&[][..], |constraints| &constraints.by_kind);
-    for (kind, constraint) in constraints.iter().filter(|(kind, _)| request.takes(kind)) {
-        let exclusion = constraint.exclusion.map(|exclusion| (kind.clone(), exclusion));
-        placement.exclusions.extend(exclusion);
+        .iter()
+        .flat_map(|constraints| &constraints.by_kind)
+    {
+        // Exclusive use counts only for types of which the pod takes devices.
+        if let Some(exclusion) = constraint.exclusion
+            && request.takes(kind)
+        {
+            placement.exclusions.push((kind.clone(), exclusion));
+        }
     }
     Ok(placement)
 }
 
 /// Shares of GPUs by their indices, by rising minor.
-fn shares_of(
-    node: &Node,
-    gpus: &[usize],
-    amounts: impl Fn(&Gpu) -> crate::data::amounts::Amounts,
-) -> Vec<Share> {
-    let chosen = gpus.iter().filter_map(|at| node.gpus().get(*at));
-    let mut shares: Vec<Share> = chosen
-        .map(|gpu| Share {
-            gpu: gpu.uuid.clone(),
-            minor: gpu.minor,
-            amounts: amounts(gpu),
-        })
-        .collect();
+fn shares_of(node: &Node, gpus: &[usize], amounts: impl Fn(&Device) -> Amounts) -> Vec<Share> {
+    let mut shares = Vec::with_capacity(gpus.len());
+    for gpu in gpus.iter().filter_map(|at| node.gpus().get(*at)) {
+        shares.push(share_of_gpu(gpu, amounts(gpu)));
+    }
     shares.sort_by_key(|share| share.minor);
     shares
 }
@@ -163,28 +166,26 @@ pub(crate) fn score(
     }
     let hints = context.hints;
     fit(node, request, hints)?;
-    let order = context.order(
-        policies.device,
-        cost_decides(node, request).then(|| context.look_ahead(request)),
-    );
-    let share_of_best = |strategy| {
-        let scores = resource_scores(node, request, context.weights, strategy, hints);
-        scores.fold((0, 0), |(sum, best), score| {
-            (sum + u128::from(score), best + u128::from(BEST))
-        })
-    };
-    let (part, total) = match policies.node {
-        // Returned above.
-        NodePolicy::Fill => (0, 1),
-        NodePolicy::Binpack => {
+    let strategy = match policies.node {
+        NodePolicy::LeastAllocated => ScoringStrategy::LeastAllocated,
+        NodePolicy::MostAllocated => ScoringStrategy::MostAllocated,
+        NodePolicy::Fill | NodePolicy::Binpack | NodePolicy::Spread => {
+            let order = context.order(policies.device, node, request);
             let (left, total) = memory_left(node, request.gpus, &order, hints);
-            (total.saturating_sub(left), total)
+            let is_binpack = policies.node == NodePolicy::Binpack;
+            let part = if is_binpack {
+                total.saturating_sub(left)
+            } else {
+                left
+            };
+            return Ok(Score::of_share(part, total));
         }
-        NodePolicy::Spread => memory_left(node, request.gpus, &order, hints),
-        NodePolicy::LeastAllocated => share_of_best(ScoringStrategy::LeastAllocated),
-        NodePolicy::MostAllocated => share_of_best(ScoringStrategy::MostAllocated),
     };
-    Ok(Score::of_share(part, total))
+    let (mut sum, mut best) = (0, 0);
+    for score in resource_scores(node, request, context.weights, strategy, hints) {
+        (sum, best) = (sum + u128::from(score), best + u128::from(BEST));
+    }
+    Ok(Score::of_share(sum, best))
 }
 
 /// The cost of the best choice of GPUs, or the reason for which there is no room.
@@ -212,7 +213,7 @@ pub(crate) fn cost(
                 let cheapest = cheapest(node, need, &basis, hints);
                 return cheapest.map(|(.., cost)| cost).ok_or(Reason::TooFew);
             }
-            let order = context.order(policy, None);
+            let order = context.order_without_cost(policy);
             Ok(cost_of(
                 &mut chosen_rows(node, need, &order, hints).map(|(at, _)| at),
             ))
@@ -232,7 +233,7 @@ pub(crate) fn gpus_by_rules(
     policy: DevicePolicy,
     context: ChoiceContext<'_>,
 ) -> Result<Vec<usize>, Reason> {
-    let order = context.order(policy, None);
+    let order = context.order_without_cost(policy);
     let decision = decide(node, request, order, context.hints).map_err(|misfit| misfit.reason())?;
     Ok(decision.gpus)
 }
@@ -253,7 +254,7 @@ fn memory_left(
         RequestedGpus::Share(request) => need(node, &request).map_or(0, |need| {
             let chosen = chosen_rows(node, need, order, hints);
             chosen
-                .map(|(_, row)| u128::from(need.on(row.total).memory.hundredths()))
+                .map(|(_, row)| u128::from(need.amounts_on(row.total).memory.hundredths()))
                 .sum()
         }),
         RequestedGpus::Whole(n) => {

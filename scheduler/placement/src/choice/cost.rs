@@ -193,7 +193,7 @@ pub(crate) fn cost_of_gpus(
     };
     let taken = gpus.filter_map(|at| {
         let total = node.rows.get(at)?.total;
-        let part = need.map_or(GpuPart::WHOLE, |need| taken_part(need.on(total), total));
+        let part = need.map_or(GpuPart::WHOLE, |need| taken_part(need.amounts_on(total), total));
         Some((at, part))
     });
     CostBasis::new(node, look_ahead, hints).cost_of(taken)
@@ -211,7 +211,7 @@ pub(crate) fn cheapest(
 ) -> Option<(usize, Row, PlacementCost)> {
     let mut best: Option<(CheapestKey, Row, PlacementCost)> = None;
     for (at, row) in node.rows_with(hints).enumerate() {
-        let amounts = need.on(row.total);
+        let amounts = need.amounts_on(row.total);
         // Of GPUs with equal rows the first is as good as any.
         if !amounts.within(row.free) || node.rows_with(hints).take(at).any(|known| known == row) {
             continue;

@@ -5,8 +5,10 @@
 //! of its GPUs, shared pods stay off all of these.
 
 use crate::data::amounts::Amounts;
-use crate::data::device::Gpu;
-use crate::data::holding::{Held, Hints, Share};
+use crate::data::amounts::NamedAmounts;
+use crate::data::device::Device;
+use crate::data::holding::{Hints, Share};
+use crate::data::ident::DeviceType;
 use crate::data::inventory::Inventory;
 use crate::data::reason::Reason;
 use crate::data::request::{RequestedGpus, ShareNeed, ShareRequest};
@@ -98,7 +100,7 @@ fn compare(need: ShareNeed, rows: impl Iterator<Item = Row>) -> Comparison {
     let mut n_missing = need.devices;
     let mut lacks = Lacks::default();
     for Row { free, total } in rows {
-        let needed = need.on(total);
+        let needed = need.amounts_on(total);
         // Without branches, since most of a filter's time goes into this loop.
         let set = u8::from(needed.memory > free.memory)
             | u8::from(needed.core > free.core) << 1
@@ -139,7 +141,7 @@ impl Lacks {
 }
 
 /// Checks one GPU against the amounts that a request takes of it.
-pub(crate) fn fit_gpu(gpu: &Gpu, flags: GpuFlags, free: Amounts, need: Amounts) -> Result<(), Reason> {
+pub(crate) fn fit_gpu(gpu: &Device, flags: GpuFlags, free: Amounts, need: Amounts) -> Result<(), Reason> {
     if !need.within(gpu.total()) {
         return Err(Reason::TooLarge);
     }
@@ -158,12 +160,12 @@ pub(crate) fn fit_whole(node: &Node, n: u32, hints: Hints<'_>) -> Result<(), Rea
     let inventory = node.inventory.as_ref();
     let Some(inventory) = inventory.filter(|inventory| !inventory.gpus.is_empty()) else {
         // kube-scheduler knows how many GPUs kubelet offers, but not which pods share them.
-        let shares = |held: &Held| !held.holdings.is_vendor && !held.holdings.gpus.is_empty();
-        return if node.held.iter().any(shares) {
-            Err(Reason::Vendor)
-        } else {
-            Ok(())
-        };
+        for held in &node.held {
+            if !held.holdings.is_vendor && held.holdings.has_parts_of(&DeviceType::Gpu) {
+                return Err(Reason::Vendor);
+            }
+        }
+        return Ok(());
     };
     let n = usize::try_from(n).unwrap_or(usize::MAX);
     if inventory.for_vendor().count() < n {
@@ -172,11 +174,10 @@ pub(crate) fn fit_whole(node: &Node, n: u32, hints: Hints<'_>) -> Result<(), Rea
     if !inventory.serves_vendor && is_any_shared(node, inventory, hints) {
         return Err(Reason::Vendor);
     }
-    let n_unknown = node
-        .counted_hints(hints)
-        .fold(node.n_unknown_whole(), |sum, hint| {
-            sum.saturating_add(hint.holdings.unknown_whole)
-        });
+    let mut n_unknown = node.n_unknown_whole();
+    for hint in node.counted_hints(hints) {
+        n_unknown = n_unknown.saturating_add(hint.holdings.unknown_whole);
+    }
     // The vendor's plugin knows which of its GPUs are in use; a choice of the engine may hit one of them.
     if inventory.serves_vendor && n_unknown > 0 {
         return Err(Reason::Vendor);
@@ -184,6 +185,7 @@ pub(crate) fn fit_whole(node: &Node, n: u32, hints: Hints<'_>) -> Result<(), Rea
     if inventory.for_vendor().filter(|(_, gpu)| gpu.healthy).count() < n {
         return Err(Reason::Unhealthy);
     }
+    // Free GPUs by the holdings may be in use by pods whose GPUs are not known.
     let n_unknown = usize::try_from(n_unknown).unwrap_or(usize::MAX);
     if free_whole(node, hints).count().saturating_sub(n_unknown) < n {
         return Err(Reason::TooFew);
@@ -193,14 +195,17 @@ pub(crate) fn fit_whole(node: &Node, n: u32, hints: Hints<'_>) -> Result<(), Rea
 
 /// Returns true if a GPU that the vendor's plugin may take is shared.
 fn is_any_shared(node: &Node, inventory: &Inventory, hints: Hints<'_>) -> bool {
-    inventory.for_vendor().any(|(at, _)| {
+    for (at, _) in inventory.for_vendor() {
         let is_shared = node.flags.get(at).is_some_and(|flags| flags.is_shared);
-        is_shared || node.counted_hints(hints).any(|hint| hint.occupies(at))
-    })
+        if is_shared || node.counted_hints(hints).any(|hint| hint.occupies(at)) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Healthy unused GPUs that a request for whole ones may get: those first that are not shared anyway.
-pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<Item = (usize, &'a Gpu)> {
+pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<Item = (usize, &'a Device)> {
     let for_vendor = node.inventory.iter().flat_map(Inventory::for_vendor);
     let free = for_vendor.filter(move |(at, gpu)| {
         let is_occupied = node.flags.get(*at).is_none_or(|flags| flags.is_occupied);
@@ -218,6 +223,7 @@ pub(crate) fn choose_all(node: &Node, slots: u32, hints: Hints<'_>) -> Result<Ve
         return Err(Reason::NoDevice);
     }
     let healthy = node.healthy_rows(hints);
+    // Pods that see all GPUs are spread over the GPUs by their slots, of which a busy GPU has few.
     let with_slots = healthy.clone().filter(|(row, ..)| row.free.slots >= slots);
     let Some((_, first, _)) = with_slots.min_by_key(|(row, gpu, _)| (!row.free.slots, gpu.minor)) else {
         let any_healthy = healthy.clone().next().is_some();
@@ -227,19 +233,27 @@ pub(crate) fn choose_all(node: &Node, slots: u32, hints: Hints<'_>) -> Result<Ve
             Reason::Unhealthy
         });
     };
-    let others = healthy.filter(|(_, gpu, _)| gpu.uuid != first.uuid);
-    let mut shares = vec![share_of_slots(first, slots)];
-    shares.extend(others.map(|(_, gpu, _)| share_of_slots(gpu, 0)));
+    let slots_alone = Amounts {
+        slots,
+        ..Amounts::ZERO
+    };
+    let mut shares = vec![share_of_gpu(first, slots_alone)];
+    for (_, gpu, _) in healthy {
+        if gpu.id != first.id {
+            shares.push(share_of_gpu(gpu, Amounts::ZERO));
+        }
+    }
     Ok(shares)
 }
 
-fn share_of_slots(gpu: &Gpu, slots: u32) -> Share {
+/// A share of a GPU.
+pub(crate) fn share_of_gpu(gpu: &Device, amounts: Amounts) -> Share {
     Share {
-        gpu: gpu.uuid.clone(),
+        kind: DeviceType::Gpu,
+        id: gpu.id.clone(),
         minor: gpu.minor,
-        amounts: Amounts {
-            slots,
-            ..Amounts::ZERO
-        },
+        amounts,
+        resources: NamedAmounts::new(),
+        functions: Vec::new(),
     }
 }

@@ -1,5 +1,7 @@
 //! The order in which a policy prefers devices of one node, and scores by weighted resources.
 
+use std::borrow::Cow;
+
 use crate::choice::cost::{CostBasis, LookAhead, cheapest};
 use crate::choice::fit::need;
 use crate::data::amounts::{Amounts, NamedAmounts};
@@ -33,7 +35,7 @@ impl DeviceOrder<'_> {
 
     /// A key that is smaller for a GPU that the policy prefers; no two GPUs of a node have the same.
     fn row_key(&self, need: ShareNeed, at: usize, row: &Row) -> RowKey {
-        let left = row.free.less(need.on(row.total));
+        let left = row.free.less(need.amounts_on(row.total));
         let (memory, core, slots) = (left.memory.hundredths(), left.core, left.slots);
         let by_score = |strategy: ScoringStrategy| {
             let score = strategy.score(gpu_usages(self.weights, [*row], need.stated()));
@@ -49,37 +51,42 @@ impl DeviceOrder<'_> {
     }
 
     /// A key that is smaller for a GPU that the policy prefers; GPUs between which it does not decide have the same.
-    pub(crate) fn gpu_preference(&self, need: ShareNeed, at: usize, row: &Row) -> impl Ord + use<> {
+    pub(crate) fn gpu_preference(&self, need: ShareNeed, at: usize, row: &Row) -> [u64; 4] {
         let (memory, core, slots, at) = self.row_key(need, at, row);
         let at = if self.policy == DevicePolicy::InOrder {
             at
         } else {
             0
         };
-        (memory, core, slots, at)
+        [memory, core.into(), slots.into(), at as u64]
     }
 
-    /// A key that is smaller for a device of another type that the policy prefers.
-    pub(crate) fn device_preference(
+    /// A key that is smaller for a device that the policy prefers, by the named resources that it has left.
+    pub(crate) fn resource_preference(
         &self,
         device: &Device,
-        free: &NamedAmounts,
+        free: Cow<'_, NamedAmounts>,
         amounts: &NamedAmounts,
-    ) -> (Vec<u64>, u32) {
-        let left = amounts
-            .iter()
-            .map(|(resource, taken)| free.get(resource).unwrap_or(&0).saturating_sub(*taken));
-        let by_score = |strategy: ScoringStrategy| {
-            let score = strategy.score(device_usages(self.weights, &[(device, free)], amounts));
-            vec![u64::from(BEST.saturating_sub(score))]
+    ) -> Vec<u64> {
+        let strategy = match self.policy {
+            DevicePolicy::LeastAllocated => ScoringStrategy::LeastAllocated,
+            DevicePolicy::MostAllocated => ScoringStrategy::MostAllocated,
+            DevicePolicy::InOrder => return vec![device.minor.into()],
+            DevicePolicy::Fill | DevicePolicy::Binpack | DevicePolicy::Spread => {
+                let mut key = Vec::with_capacity(amounts.len());
+                for (resource, taken) in amounts {
+                    let left = free.get(resource).unwrap_or(&0).saturating_sub(*taken);
+                    key.push(if self.policy == DevicePolicy::Spread {
+                        !left
+                    } else {
+                        left
+                    });
+                }
+                return key;
+            }
         };
-        match self.policy {
-            DevicePolicy::Fill | DevicePolicy::Binpack => (left.collect(), 0),
-            DevicePolicy::Spread => (left.map(|left| !left).collect(), 0),
-            DevicePolicy::InOrder => (Vec::new(), device.minor),
-            DevicePolicy::LeastAllocated => (by_score(ScoringStrategy::LeastAllocated), 0),
-            DevicePolicy::MostAllocated => (by_score(ScoringStrategy::MostAllocated), 0),
-        }
+        let score = strategy.score(resource_usages(self.weights, &[(device, free)], amounts));
+        vec![u64::from(BEST.saturating_sub(score))]
     }
 }
 
@@ -117,7 +124,7 @@ fn next_best(
 ) -> Option<(RowKey, Row)> {
     let mut best: Option<(RowKey, Row)> = None;
     for (at, row) in node.rows_with(hints).enumerate() {
-        if !need.on(row.total).within(row.free) {
+        if !need.amounts_on(row.total).within(row.free) {
             continue;
         }
         let key = order.row_key(need, at, &row);
@@ -170,18 +177,16 @@ fn device_score(
     strategy: ScoringStrategy,
     hints: Hints<'_>,
 ) -> Option<u32> {
-    let (_, of_type, free) = node.type_at(&request.kind)?;
-    let (_, amounts) = request.split(of_type)?;
-    let healthy = of_type
-        .devices
-        .iter()
-        .zip(free)
-        .filter(|(device, _)| device.healthy);
-    let free: Vec<(&Device, NamedAmounts)> = healthy
-        .map(|(device, free)| (device, node.free_of_device(&request.kind, device, free, hints)))
-        .collect();
-    let devices: Vec<(&Device, &NamedAmounts)> = free.iter().map(|(device, free)| (*device, free)).collect();
-    Some(strategy.score(device_usages(weights, &devices, &amounts)))
+    let type_at = node.inventory.as_ref()?.type_index(&request.kind)?;
+    let devices = node.devices(type_at);
+    let (_, amounts) = request.split(devices)?;
+    let mut healthy = Vec::with_capacity(devices.len());
+    for (at, device) in devices.iter().enumerate() {
+        if device.healthy {
+            healthy.push((device, node.free_resources_with(type_at, at, hints)));
+        }
+    }
+    Some(strategy.score(resource_usages(weights, &healthy, &amounts)))
 }
 
 /// Weighted resources of GPUs, summed: memory in percent, memory in bytes, computing power.
@@ -218,23 +223,25 @@ fn gpu_usages(
 }
 
 /// Weighted resources of devices of another type, summed; resources without a weight are left out.
-fn device_usages<'a>(
-    weights: &'a ResourceWeights,
-    devices: &'a [(&Device, &NamedAmounts)],
-    requested: &'a NamedAmounts,
-) -> impl Iterator<Item = ResourceUsage> + 'a {
-    weights.others.iter().map(move |(resource, weight)| {
-        let amount = |amounts: &NamedAmounts| amounts.get(resource).copied().unwrap_or(0);
+fn resource_usages(
+    weights: &ResourceWeights,
+    devices: &[(&Device, Cow<'_, NamedAmounts>)],
+    requested: &NamedAmounts,
+) -> Vec<ResourceUsage> {
+    let amount = |amounts: &NamedAmounts, resource| amounts.get(resource).copied().unwrap_or(0);
+    let mut usages = Vec::with_capacity(weights.others.len());
+    for (resource, weight) in &weights.others {
         let (mut total, mut free) = (0_u64, 0_u64);
         for (device, free_of_device) in devices {
-            total = total.saturating_add(amount(&device.resources));
-            free = free.saturating_add(amount(free_of_device));
+            total = total.saturating_add(amount(&device.resources, resource));
+            free = free.saturating_add(amount(free_of_device, resource));
         }
-        ResourceUsage {
+        usages.push(ResourceUsage {
             weight: *weight,
             total,
             free,
-            requested: amount(requested),
-        }
-    })
+            requested: amount(requested, resource),
+        });
+    }
+    usages
 }

@@ -14,6 +14,7 @@ use crate::choice::choose::fit;
 use crate::data::device::DeviceLocation;
 use crate::data::holding::{Held, Hints};
 use crate::data::ident::OwnerId;
+use crate::data::inventory::GPUS;
 use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus};
 use crate::state::charges::charges;
 use crate::state::node::Node;
@@ -456,8 +457,8 @@ impl PodState {
         let held = node.held_by(pod.owner.as_str()).cloned();
         let (mut gpus, mut size, mut holds_requested_devices) = (BTreeSet::new(), 0_u128, false);
         if let (Some(held), Some(inventory)) = (&held, &node.inventory) {
-            for charge in charges(inventory, &held.holdings.gpus) {
-                gpus.insert(charge.gpu);
+            for charge in charges(inventory, &held.holdings).filter(|charge| charge.type_at == GPUS) {
+                gpus.insert(charge.device);
                 size += u128::from(charge.amounts.memory.bytes_ceil());
             }
             if held.holdings.unknown_whole > 0 {
@@ -465,7 +466,7 @@ impl PodState {
                 gpus.extend(0..inventory.gpus.len());
             }
         }
-        for part in held.iter().flat_map(|held| &held.holdings.others) {
+        for part in held.iter().flat_map(|held| &held.holdings.parts) {
             holds_requested_devices |= requests.iter().any(|request| request.kind == part.kind);
         }
         let allowed = pod.budgets.iter().filter_map(|budget| budgets.get(*budget)).min();

@@ -16,20 +16,20 @@ mod problem;
 mod search;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use crate::choice::fit::{fit_gpus, free_whole};
 use crate::choice::order::DeviceOrder;
 use crate::choice::topology::candidates::{MAX_MEMBERS, Pool, Set};
-use crate::choice::topology::eligible::{
-    DecisionContext, TypeDemand, eligible_devices, eligible_gpus, takes_whole_gpus,
-};
+use crate::choice::topology::eligible::{DecisionContext, TypeDemand, takes_whole_gpus};
 use crate::choice::topology::groups::{GpuSet, Links, Partitions};
 use crate::choice::topology::problem::{Follower, FollowerRank, Problem, Rank};
 use crate::choice::topology::search::search;
-use crate::data::constraints::{Constraints, DeviceKind, JointAllocation, Scope};
+use crate::data::constraints::{Constraints, JointAllocation, Scope};
 use crate::data::device::LimitLevel;
-use crate::data::holding::{DeviceShare, Hints};
-use crate::data::ident::SwitchId;
+use crate::data::holding::{Hints, Share};
+use crate::data::ident::{DeviceType, SwitchId};
+use crate::data::inventory::GPUS;
 use crate::data::misfit::Misfit;
 use crate::data::reason::Reason;
 use crate::data::request::{NodeRequest, RequestedGpus};
@@ -42,11 +42,11 @@ use crate::state::occupancy::Occupancy;
 pub(crate) struct DeviceChoice {
     /// Indices of GPUs, where the engine chooses them.
     pub(crate) gpus: Vec<usize>,
-    pub(crate) others: Vec<DeviceShare>,
+    pub(crate) others: Vec<Share>,
 }
 
 /// Chosen devices of one type, by their indices in the inventory.
-type Chosen<'p> = (&'p DeviceKind, Vec<usize>);
+type Chosen<'p> = (&'p DeviceType, Vec<usize>);
 
 /// The devices that a request gets, or the rule that no choice meets.
 pub(crate) fn decide(
@@ -68,13 +68,13 @@ pub(crate) fn decide(
         node,
         inventory,
         hardware,
-        occupancy: Occupancy::of(node, hints),
+        occupancy: Occupancy::new(node, hints),
         constraints: request.constraints,
         order,
         hints,
     };
     let sees_all = matches!(request.gpus, RequestedGpus::All { .. });
-    if sees_all && context.occupancy.gpus.iter().any(|gpu| gpu.is_exclusive) {
+    if sees_all && context.occupancy.of_type(GPUS).iter().any(|gpu| gpu.is_exclusive) {
         return Err(Misfit::SeesExclusive);
     }
     decide_types(&context, request)
@@ -110,31 +110,35 @@ fn decide_types(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Resu
     let requests = if reports_devices { request.others } else { &[] };
     let (mut demands, mut pools) = (Vec::new(), Vec::new());
     for request in requests {
-        let (demand, pool) = eligible_devices(context, request)?;
+        let demand = TypeDemand::of_others(context, request)?;
+        pools.push(demand.eligible(context)?);
         demands.push(demand);
-        pools.push(pool);
     }
     // Devices of other types come first, so that the misfit names them where both are missing.
-    let gpus = eligible_gpus(context, request.gpus)?;
+    let gpus = match TypeDemand::of_gpus(context, request.gpus)? {
+        Some(demand) => Some(demand.eligible(context)?),
+        None => None,
+    };
     let gpu_sets = match &gpus {
         Some(pool) => gpu_sets(context, pool, takes_whole_gpus(context, request.gpus, pool))?,
         None => Vec::new(),
     };
+    let (mut chosen, mut vendor_gpus) = (Vec::new(), None);
     let joint = context
         .constraints
         .and_then(|constraints| constraints.joint.as_ref());
-    let mut chosen = match joint {
-        Some(joint) => choose_joint(context, joint, gpus.as_ref(), &demands, &pools, &gpu_sets)?,
-        None => Vec::new(),
-    };
-    let vendor_gpus = vendor_gpus(context, request.gpus);
+    if let Some(joint) = joint {
+        chosen = choose_joint(context, joint, gpus.as_ref(), &demands, &pools, &gpu_sets)?;
+        vendor_gpus = leading_vendor_gpus(context, request.gpus, joint);
+    }
     for pool in gpus.iter().chain(&pools) {
         if chosen.iter().any(|(kind, _)| **kind == pool.kind) {
             continue;
         }
+        let is_joint = joint.is_some_and(|joint| joint.kinds.contains(&pool.kind));
         match &vendor_gpus {
-            Some(gpus) if joint.is_some_and(|joint| follows_gpus(joint, pool)) => {
-                chosen.push((&pool.kind, near(pool, gpus)));
+            Some(gpus) if is_joint && pool.n <= MAX_MEMBERS => {
+                chosen.push((&pool.kind, devices_near(pool, gpus)));
             }
             _ => chosen.extend(choose(context, &[pool], &gpu_sets, false)?),
         }
@@ -145,35 +149,35 @@ fn decide_types(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Resu
         let shares = demand.shares(devices_of(&chosen, &pool.kind));
         decision.others.extend(shares);
     }
-    decision.gpus = devices_of(&chosen, &DeviceKind::Gpu).to_vec();
+    decision.gpus = devices_of(&chosen, &DeviceType::Gpu).to_vec();
     Ok(decision)
 }
 
-fn devices_of<'c>(chosen: &'c [Chosen<'_>], kind: &DeviceKind) -> &'c [usize] {
+fn devices_of<'c>(chosen: &'c [Chosen<'_>], kind: &DeviceType) -> &'c [usize] {
     let found = chosen.iter().find(|(of, _)| *of == kind);
     found.map_or(&[], |(_, devices)| devices)
 }
 
-/// The locations of the GPUs that the vendor's plugin will choose, if the pod takes all that are free.
-fn vendor_gpus(context: &DecisionContext<'_>, request: RequestedGpus) -> Option<Vec<Location>> {
+/// The locations of the GPUs that the vendor's plugin will choose, if they lead the joint allocation and can be foreseen.
+fn leading_vendor_gpus(
+    context: &DecisionContext<'_>,
+    request: RequestedGpus,
+    joint: &JointAllocation,
+) -> Option<Vec<Location>> {
     let RequestedGpus::Whole(n) = request else {
         return None;
     };
-    let free =
-        free_whole(context.node, context.hints).filter_map(|(at, _)| context.hardware.locations.gpus.get(at));
+    let locations = context.hardware.locations.of_type(GPUS);
+    let free = free_whole(context.node, context.hints).filter_map(|(at, _)| locations.get(at));
     let free: Vec<Location> = free.copied().collect();
+    // The plugin takes any free GPUs; only a pod that takes all of them leaves it no choice.
     let takes_all_free = usize::try_from(n).is_ok_and(|n| n == free.len());
-    (takes_all_free && !context.inventory.serves_vendor).then_some(free)
-}
-
-/// Returns true if the devices of a pool are allocated close to GPUs.
-fn follows_gpus(joint: &JointAllocation, pool: &Pool) -> bool {
-    let leads = joint.kinds.first() == Some(&DeviceKind::Gpu);
-    leads && joint.kinds.contains(&pool.kind) && pool.n <= MAX_MEMBERS
+    let leads = joint.kinds.first() == Some(&DeviceType::Gpu);
+    (leads && takes_all_free && !context.inventory.serves_vendor).then_some(free)
 }
 
 /// Devices that follow GPUs at these locations.
-fn near(pool: &Pool, gpus: &[Location]) -> Vec<usize> {
+fn devices_near(pool: &Pool, gpus: &[Location]) -> Vec<usize> {
     let pool = &*pool.narrowed();
     let follower = Follower {
         pool,
@@ -222,7 +226,7 @@ fn choose<'p>(
     let Some(lead) = pools.first() else {
         return Ok(Vec::new());
     };
-    let is_gpu = lead.kind == DeviceKind::Gpu;
+    let is_gpu = lead.kind == DeviceType::Gpu;
     if pools.len() == 1 {
         let is_unrestricted = !is_gpu || *gpu_sets == [GpuSet::plain(lead.all())];
         let takes_all = lead.n == lead.candidates.len() && !is_gpu;
@@ -255,7 +259,7 @@ fn best_sets(
 ) -> Option<Vec<Set>> {
     let (lead, rest) = pools.split_first()?;
     let without_gpus = [GpuSet::plain(Set::EMPTY)];
-    let has_gpus = pools.iter().any(|pool| pool.kind == DeviceKind::Gpu);
+    let has_gpus = pools.iter().any(|pool| pool.kind == DeviceType::Gpu);
     let gpu_sets = if has_gpus { gpu_sets } else { &without_gpus };
     let mut best: Option<(Rank, Vec<FollowerRank>, Vec<Set>)> = None;
     for gpu_set in gpu_sets {
@@ -294,7 +298,7 @@ fn best_sets(
 /// The sets of GPUs to choose from, each of which breaks no rule.
 fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Result<Vec<GpuSet>, Misfit> {
     let pool = &*pool.narrowed();
-    let constraint = context.constraint(&DeviceKind::Gpu);
+    let constraint = context.constraint(&DeviceType::Gpu);
     let scope = constraint
         .and_then(|constraint| constraint.scope)
         .unwrap_or(Scope::Machine);
@@ -318,7 +322,7 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Re
         table: context.inventory.partitions.as_ref(),
         constraint: context.constraints.and_then(|constraints| constraints.partition),
         gpus: &context.inventory.gpus,
-        uses: &context.occupancy.gpus,
+        uses: context.occupancy.of_type(GPUS),
         pool,
     };
     // Partitions consist of whole GPUs; shares of GPUs are chosen as if there were no table.
@@ -341,25 +345,27 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Re
 
 /// Sets of candidates that are within one scope each.
 fn sets_within(pool: &Pool, scope: Scope) -> Vec<Set> {
-    let place: fn(Location) -> Option<u16> = match scope {
-        Scope::Machine => return vec![pool.all()],
-        Scope::Numa => |location| location.knows_numa.then_some(location.numa),
-        Scope::Switch => |location| location.knows_switch.then_some(location.switch),
-        Scope::Device if pool.n > 1 => return Vec::new(),
-        Scope::Device => {
-            let placed = pool.select(|candidate| candidate.location.is_reported);
-            return placed.members().map(|at| Set::EMPTY.with(at)).collect();
+    if scope == Scope::Machine {
+        return vec![pool.all()];
+    }
+    if scope == Scope::Device && pool.n > 1 {
+        return Vec::new();
+    }
+    let mut sets: BTreeMap<usize, Set> = BTreeMap::new();
+    for (at, candidate) in pool.candidates.iter().enumerate() {
+        let location = candidate.location;
+        // A device of unknown location is within no scope for certain.
+        let (is_known, place) = match scope {
+            Scope::Machine | Scope::Device => (location.is_reported, at),
+            Scope::Switch => (location.knows_switch, location.switch.into()),
+            Scope::Numa => (location.knows_numa, location.numa.into()),
+        };
+        if is_known {
+            let set = sets.entry(place).or_default();
+            *set = set.with(at);
         }
-    };
-    let mut places: Vec<u16> = pool
-        .candidates
-        .iter()
-        .filter_map(|candidate| place(candidate.location))
-        .collect();
-    places.sort_unstable();
-    places.dedup();
-    let at_place = |at: u16| pool.select(|candidate| place(candidate.location) == Some(at));
-    places.into_iter().map(at_place).collect()
+    }
+    sets.into_values().collect()
 }
 
 /// The misfit where devices of several types are not close enough: the type that is missing where they nearly are.
@@ -397,10 +403,7 @@ fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misf
     })
 }
 
-fn switch_of(context: &DecisionContext<'_>, kind: &DeviceKind, at: usize) -> Option<SwitchId> {
-    let attributes = match kind {
-        DeviceKind::Gpu => &context.inventory.gpus.get(at)?.attributes,
-        DeviceKind::Other(kind) => &context.node.type_at(kind)?.1.devices.get(at)?.attributes,
-    };
-    attributes.location.as_ref()?.switch.clone()
+fn switch_of(context: &DecisionContext<'_>, kind: &DeviceType, at: usize) -> Option<SwitchId> {
+    let devices = context.inventory.devices(context.inventory.type_index(kind)?);
+    devices.get(at)?.attributes.location.as_ref()?.switch.clone()
 }

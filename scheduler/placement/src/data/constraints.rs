@@ -1,33 +1,15 @@
-//! Constraints: rules that a pod sets for the choice of its devices.
+//! Constraints: rules that a pod sets for the choice of its devices, by Koordinator's annotations.
 
 use std::fmt;
 
 use crate::data::device::{Labels, LimitLevel};
 use crate::data::ident::DeviceType;
 
-/// A type of devices, GPUs included.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum DeviceKind {
-    /// GPUs.
-    Gpu,
-    /// Devices of another type.
-    Other(DeviceType),
-}
-
-impl fmt::Display for DeviceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gpu => f.write_str("GPU"),
-            Self::Other(kind) => kind.fmt(f),
-        }
-    }
-}
-
 /// Devices of several types that are allocated close to one another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JointAllocation {
     /// The types, the leading one first.
-    pub kinds: Vec<DeviceKind>,
+    pub kinds: Vec<DeviceType>,
     /// True if they must share their PCIe switches: every switch has devices of all types, or of none.
     pub same_switch: bool,
 }
@@ -110,36 +92,48 @@ pub struct Constraints {
     /// The weakest enforcement of memory limits on GPUs that the pod shares.
     pub limits: LimitLevel,
     /// Constraints by type, each type once.
-    pub by_kind: Vec<(DeviceKind, DeviceConstraint)>,
+    pub by_kind: Vec<(DeviceType, DeviceConstraint)>,
 }
 
 impl Constraints {
     /// The constraints on devices of a type.
-    pub fn of(&self, kind: &DeviceKind) -> Option<&DeviceConstraint> {
+    pub fn of(&self, kind: &DeviceType) -> Option<&DeviceConstraint> {
         let (_, constraint) = self.by_kind.iter().find(|(of, _)| of == kind)?;
         Some(constraint)
     }
 
-    /// Returns true if they bear on which GPUs are taken.
+    /// Returns true if some constraint bears on the choice of GPUs.
     pub(crate) fn narrow_gpus(&self) -> bool {
-        let needs_switch =
-            |joint: &JointAllocation| joint.same_switch && joint.kinds.contains(&DeviceKind::Gpu);
-        let narrows = |gpus: &DeviceConstraint| {
-            gpus.selector.is_some()
-                || gpus.functions.is_some()
-                || gpus.scope.is_some_and(|scope| scope < Scope::Machine)
-                || gpus.exclusion == Some(Exclusion::Switch)
+        if let Some(joint) = &self.joint
+            && joint.same_switch
+            && joint.kinds.contains(&DeviceType::Gpu)
+        {
+            return true;
+        }
+        let Some(gpus) = self.of(&DeviceType::Gpu) else {
+            return self.partition.is_some();
         };
         self.partition.is_some()
-            || self.joint.as_ref().is_some_and(needs_switch)
-            || self.of(&DeviceKind::Gpu).is_some_and(narrows)
+            || gpus.selector.is_some()
+            || gpus.functions.is_some()
+            || gpus.scope.is_some_and(|scope| scope < Scope::Machine)
+            // Exclusive use of a device alone restricts other pods, not the choice.
+            || gpus.exclusion == Some(Exclusion::Switch)
     }
 }
 
 /// The widest exclusion that a list has for a type.
-pub(crate) fn widest(exclusions: &[(DeviceKind, Exclusion)], kind: &DeviceKind) -> Option<Exclusion> {
-    let of_kind = exclusions.iter().filter(|(of, _)| of == kind);
-    of_kind.map(|(_, exclusion)| *exclusion).max()
+pub(crate) fn widest_exclusion(
+    exclusions: &[(DeviceType, Exclusion)],
+    kind: &DeviceType,
+) -> Option<Exclusion> {
+    let mut widest = None;
+    for (of, exclusion) in exclusions {
+        if of == kind {
+            widest = widest.max(Some(*exclusion));
+        }
+    }
+    widest
 }
 
 /// A condition on one label, as Kubernetes defines the operators of label selectors.
@@ -174,22 +168,30 @@ pub struct Selector {
 impl Selector {
     /// Returns true if all requirements hold.
     pub fn selects(&self, labels: &Labels) -> bool {
-        self.requirements
-            .iter()
-            .all(|Requirement { key, test }| test.passes(labels.get(key).map(|value| &**value)))
+        for Requirement { key, test } in &self.requirements {
+            let value = labels.get(key).map(AsRef::as_ref);
+            if !test.passes(value) {
+                return false;
+            }
+        }
+        true
     }
 }
 
 impl Test {
     fn passes(&self, value: Option<&str>) -> bool {
-        let is_one_of = |values: &[Box<str>]| values.iter().any(|one| value == Some(&**one));
         match self {
-            Self::In(values) => is_one_of(values),
-            Self::NotIn(values) => !is_one_of(values),
+            Self::In(values) => is_one_of(value, values),
+            // As for label selectors in Kubernetes, a missing label passes.
+            Self::NotIn(values) => !is_one_of(value, values),
             Self::Exists => value.is_some(),
             Self::DoesNotExist => value.is_none(),
         }
     }
+}
+
+fn is_one_of(value: Option<&str>, values: &[Box<str>]) -> bool {
+    value.is_some_and(|value| values.iter().any(|one| **one == *value))
 }
 
 impl fmt::Display for Selector {

@@ -1,36 +1,55 @@
-//! Devices of a node as its device plugin reports them: GPUs, and devices of other types with named amounts.
+//! Devices of a node as its device plugin reports them. One model serves all types: a device has an ID, a minor number, amounts,
+//! health, and attributes that bear on the choice.
 //!
-//! GPUs have typed, dense amounts, because every request compares with them. The engine knows no other type, and no
-//! resource of it, by name.
+//! Amounts come in two forms. GPUs have memory, computing power and slots, which are dense numbers, because every request
+//! of a scheduling cycle compares with them. All other types have named resources, which Device objects define: the engine
+//! knows none of them by name.
 
 use std::collections::BTreeMap;
 
 use crate::data::amounts::{Amounts, Memory, NamedAmounts};
-use crate::data::ident::{DeviceId, DeviceType, FunctionId, GpuUuid, ResourceName, SwitchId};
+use crate::data::ident::{DeviceId, DeviceType, FunctionId, ResourceName, SwitchId};
 
-/// One GPU.
+/// One device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Gpu {
-    /// Its UUID.
-    pub uuid: GpuUuid,
-    /// Its minor number, unique on its node; for display and to order equals.
+pub struct Device {
+    /// Identifies it among the devices of its type: the UUID of a GPU.
+    pub id: DeviceId,
+    /// Its minor number, unique among those of its type on its node; for display and to order equals.
     pub minor: u32,
-    /// Its memory in bytes, from 1 to 2^50.
+    /// Memory of a GPU in bytes, from 1 to 2^50; 0 for other types.
     pub memory_bytes: u64,
-    /// Its computing power in percent, up to 2^20; usually 100.
+    /// Computing power of a GPU in percent, up to 2^20 and usually 100; 0 for other types.
     pub core: u32,
-    /// Number of pods that can share it, up to 2^20; usually 100.
+    /// Number of pods that can share a GPU, up to 2^20 and usually 100; 0 for other types.
     pub slots: u32,
-    /// False if it takes no new shares; those that it has stay counted.
+    /// Amounts of named resources; empty for a GPU.
+    pub resources: NamedAmounts,
+    /// False if it takes no new owners; those that it has stay counted.
     pub healthy: bool,
-    /// False if it takes no shares at all: it is left to requests for whole GPUs in the vendor's name.
+    /// False for a GPU that takes no shares at all: it is left to requests for whole GPUs in the vendor's name.
     pub sharing: bool,
-    /// Labels, location and virtual functions.
+    /// Labels, location, virtual functions and enforcement of memory limits.
     pub attributes: DeviceAttributes,
 }
 
-impl Gpu {
-    /// Everything that the GPU has, healthy or not.
+impl Device {
+    /// A healthy device without amounts and attributes, to be completed.
+    pub fn new(id: impl Into<DeviceId>, minor: u32) -> Self {
+        Self {
+            id: id.into(),
+            minor,
+            memory_bytes: 0,
+            core: 0,
+            slots: 0,
+            resources: NamedAmounts::new(),
+            healthy: true,
+            sharing: true,
+            attributes: DeviceAttributes::default(),
+        }
+    }
+
+    /// Memory, computing power and slots that the device has, healthy or not.
     pub fn total(&self) -> Amounts {
         Amounts {
             memory: Memory::from_bytes(self.memory_bytes),
@@ -48,21 +67,6 @@ impl Gpu {
     }
 }
 
-/// One device of a type other than GPU.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Device {
-    /// Identifies it among the devices of its type.
-    pub id: DeviceId,
-    /// Its minor number, unique among those of its type on its node.
-    pub minor: u32,
-    /// Everything that it has.
-    pub resources: NamedAmounts,
-    /// False if it takes no new owners; those that it has stay counted.
-    pub healthy: bool,
-    /// Labels, location and virtual functions.
-    pub attributes: DeviceAttributes,
-}
-
 /// The devices of one type on one node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DevicesOfType {
@@ -72,52 +76,41 @@ pub struct DevicesOfType {
     pub devices: Vec<Device>,
 }
 
-/// How a record identifies a device of a type other than GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeviceRef {
-    /// By its ID, which is exact.
-    Id(DeviceId),
-    /// By its minor number at the time of the record.
-    Minor(u32),
-    /// Not at all: the share is charged to each device of the type.
-    Any,
-}
-
-impl DeviceRef {
-    /// Returns true if the record means this device for certain.
-    pub(crate) fn identifies(&self, device: &Device) -> bool {
-        match self {
-            Self::Id(id) => device.id == *id,
-            Self::Minor(minor) => device.minor == *minor,
-            Self::Any => false,
-        }
-    }
-}
-
 impl DevicesOfType {
     /// The device that a record identifies, if it exists.
     pub fn find(&self, device: &DeviceRef) -> Option<&Device> {
         self.devices.iter().find(|candidate| device.identifies(candidate))
     }
+}
 
-    /// Returns true if a record may mean this device. A minor that no device has may mean any, as minors change with the
-    /// devices of a node; an ID that none has means a device that is gone.
-    pub(crate) fn may_be(&self, held: &DeviceRef, device: &Device) -> bool {
-        held.identifies(device)
-            || match held {
-                DeviceRef::Id(_) => false,
-                DeviceRef::Minor(_) => self.find(held).is_none(),
-                DeviceRef::Any => true,
-            }
-    }
+/// The largest amount of a resource that any one device has.
+pub(crate) fn largest_amount(devices: &[Device], resource: &ResourceName) -> Option<u64> {
+    devices
+        .iter()
+        .filter_map(|device| device.resources.get(resource))
+        .max()
+        .copied()
+}
 
-    /// The largest amount of a resource that any one device has.
-    pub(crate) fn largest(&self, resource: &ResourceName) -> Option<u64> {
-        let amounts = self
-            .devices
-            .iter()
-            .filter_map(|device| device.resources.get(resource));
-        amounts.max().copied()
+/// How a record identifies a device of a known type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceRef {
+    /// By its ID, which is exact.
+    Id(DeviceId),
+    /// By its minor number on its node at the time of the record.
+    Minor(u32),
+    /// Not at all: the part is charged to each device of the type.
+    Any,
+}
+
+impl DeviceRef {
+    /// Returns true if the record means this device for certain.
+    pub fn identifies(&self, device: &Device) -> bool {
+        match self {
+            Self::Id(id) => device.id == *id,
+            Self::Minor(minor) => device.minor == *minor,
+            Self::Any => false,
+        }
     }
 }
 

@@ -1,21 +1,12 @@
 //! Holdings: the devices that an owner holds, as a record states them or as the engine has chosen them.
 
 use crate::data::amounts::{Amounts, Memory, NamedAmounts};
-use crate::data::constraints::{DeviceKind, Exclusion};
+use crate::data::constraints::Exclusion;
 use crate::data::device::{DeviceRef, Function};
-use crate::data::ident::{DeviceId, DeviceType, FunctionId, GpuUuid, OwnerId};
+use crate::data::ident::{DeviceId, DeviceType, FunctionId, OwnerId};
 use crate::data::request::{RequestedMemory, ShareRequest};
 
-/// How a record identifies a GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GpuRef {
-    /// By UUID, which is exact.
-    Uuid(GpuUuid),
-    /// By its minor number on its node at the time of the record.
-    Minor(u32),
-}
-
-/// How a record states memory.
+/// How a record states memory of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeldMemory {
     /// An exact amount.
@@ -24,92 +15,104 @@ pub enum HeldMemory {
     Requested(RequestedMemory),
 }
 
-/// A share of one GPU that an owner holds according to a record.
+/// A part of one device that an owner holds according to a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldShare {
-    /// The GPU.
-    pub gpu: GpuRef,
-    /// Memory of it.
-    pub memory: HeldMemory,
-    /// Percent of its computing power.
-    pub core: u32,
-    /// Slots.
-    pub slots: u32,
-    /// False if the record is doubtful: the share takes its room from the GPU, but does not count as oversubscription.
-    pub trusted: bool,
-}
-
-/// The shares of GPUs that one owner holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HeldGpus {
-    /// Shares of GPUs that the record identifies.
-    Shares(Vec<HeldShare>),
-    /// Shares of unknown GPUs of the node: the request is charged to each GPU.
-    Unknown(ShareRequest),
-    /// Shares that the node has not allocated yet, and will refuse on a GPU without room: the request is charged once, to
-    /// the GPUs with the most room.
-    Pending(ShareRequest),
-}
-
-impl HeldGpus {
-    /// Returns true if no GPU is held.
-    pub(crate) fn is_empty(&self) -> bool {
-        matches!(self, Self::Shares(shares) if shares.is_empty())
-    }
-}
-
-/// A part of a device that is not a GPU; a record says that an owner holds it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldDevice {
+pub struct HeldPart {
     /// The device's type.
     pub kind: DeviceType,
     /// The device.
     pub device: DeviceRef,
-    /// Amounts of it.
-    pub amounts: NamedAmounts,
-    /// Its virtual functions that are held, if it is not held itself.
+    /// Memory of a GPU.
+    pub memory: HeldMemory,
+    /// Percent of a GPU's computing power.
+    pub core: u32,
+    /// Slots of a GPU.
+    pub slots: u32,
+    /// Amounts of the named resources of a device of another type.
+    pub resources: NamedAmounts,
+    /// Virtual functions of the device that are held, if it is not held itself.
     pub functions: Vec<FunctionId>,
-    /// False if the record is doubtful: the part is charged, but does not count as oversubscription.
+    /// False if the record is doubtful: the part takes its room from the device, but does not count as oversubscription.
     pub trusted: bool,
 }
 
-/// Everything that one owner holds of a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holdings {
-    /// Shares of GPUs.
-    pub gpus: HeldGpus,
-    /// Number of whole GPUs that the vendor's plugin has given, or will give, to the owner and whose UUIDs are unknown.
-    pub unknown_whole: u32,
-    /// True if the owner asks in the vendor's name, and so shares its GPUs with no other.
-    pub is_vendor: bool,
-    /// Parts of devices of other types.
-    pub others: Vec<HeldDevice>,
-    /// Exclusive use, by type.
-    pub exclusions: Vec<(DeviceKind, Exclusion)>,
-}
-
-impl From<HeldGpus> for Holdings {
-    fn from(gpus: HeldGpus) -> Self {
+impl HeldPart {
+    /// A part without amounts, to be completed.
+    pub fn new(kind: DeviceType, device: DeviceRef) -> Self {
         Self {
-            gpus,
-            unknown_whole: 0,
-            is_vendor: false,
-            others: Vec::new(),
-            exclusions: Vec::new(),
+            kind,
+            device,
+            memory: HeldMemory::Exact(Memory::ZERO),
+            core: 0,
+            slots: 0,
+            resources: NamedAmounts::new(),
+            functions: Vec::new(),
+            trusted: true,
         }
     }
 }
 
-impl Default for Holdings {
-    fn default() -> Self {
-        Self::from(HeldGpus::Shares(Vec::new()))
+/// A share of an unknown GPU: the request is charged to every GPU of the node.
+impl From<&ShareRequest> for HeldPart {
+    fn from(request: &ShareRequest) -> Self {
+        Self {
+            memory: HeldMemory::Requested(request.memory),
+            core: request.core,
+            slots: request.slots,
+            trusted: false,
+            ..Self::new(DeviceType::Gpu, DeviceRef::Any)
+        }
+    }
+}
+
+/// Everything that one owner holds of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// Parts of devices.
+    pub parts: Vec<HeldPart>,
+    /// Shares of GPUs that the node has not allocated yet, and will refuse on a GPU without room: the request is charged
+    /// once, to the GPUs with the most room.
+    pub pending: Option<ShareRequest>,
+    /// Number of whole GPUs that the vendor's plugin has given, or will give, to the owner and whose UUIDs are unknown.
+    pub unknown_whole: u32,
+    /// True if the owner asks in the vendor's name, and so shares its GPUs with no other.
+    pub is_vendor: bool,
+    /// Exclusive use, by type.
+    pub exclusions: Vec<(DeviceType, Exclusion)>,
+}
+
+impl From<Vec<HeldPart>> for Holdings {
+    fn from(parts: Vec<HeldPart>) -> Self {
+        Self {
+            parts,
+            ..Self::default()
+        }
     }
 }
 
 impl Holdings {
+    /// Shares that the node has not allocated yet.
+    pub fn pending(request: ShareRequest) -> Self {
+        Self {
+            pending: Some(request),
+            ..Self::default()
+        }
+    }
+
     /// Returns true if nothing is held.
     pub fn is_empty(&self) -> bool {
-        self.gpus.is_empty() && self.unknown_whole == 0 && self.others.is_empty()
+        self.parts.is_empty() && self.pending.is_none() && self.unknown_whole == 0
+    }
+
+    /// Returns true if some device of a type is held, known or not.
+    pub fn has(&self, kind: &DeviceType) -> bool {
+        self.has_parts_of(kind) || (*kind == DeviceType::Gpu && self.unknown_whole > 0)
+    }
+
+    /// Returns true if a part of some device of a type is held; whole GPUs of unknown UUID do not count.
+    pub(crate) fn has_parts_of(&self, kind: &DeviceType) -> bool {
+        let is_pending = *kind == DeviceType::Gpu && self.pending.is_some();
+        is_pending || self.parts.iter().any(|part| part.kind == *kind)
     }
 }
 
@@ -132,72 +135,71 @@ pub(crate) struct Held {
 
 /// Number of whole GPUs that holdings have and whose UUIDs are not known.
 pub(crate) fn n_unknown_whole(held: &[Held]) -> u32 {
-    held.iter()
-        .fold(0, |sum, held| sum.saturating_add(held.holdings.unknown_whole))
+    let mut n_unknown: u32 = 0;
+    for held in held {
+        n_unknown = n_unknown.saturating_add(held.holdings.unknown_whole);
+    }
+    n_unknown
 }
 
-/// A chosen share of one GPU.
+/// A chosen part of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// The GPU.
-    pub gpu: GpuUuid,
-    /// Its minor number at the time of the choice.
-    pub minor: u32,
-    /// Amounts of it.
-    pub amounts: Amounts,
-}
-
-/// A chosen part of a device of another type.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceShare {
     /// The device's type.
     pub kind: DeviceType,
     /// The device.
     pub id: DeviceId,
     /// Its minor number at the time of the choice.
     pub minor: u32,
-    /// Amounts of it.
-    pub amounts: NamedAmounts,
-    /// Its virtual functions that are taken, if it is not taken itself.
+    /// Memory, computing power and slots of a GPU.
+    pub amounts: Amounts,
+    /// Amounts of the named resources of a device of another type.
+    pub resources: NamedAmounts,
+    /// Virtual functions of the device that are taken, if it is not taken itself.
     pub functions: Vec<Function>,
 }
 
 /// Chosen devices of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// Shares of distinct GPUs, by rising minor; of an owner that sees all GPUs, the one whose slots it takes comes first.
+    /// Parts of distinct devices: GPUs first, then other types in the order of the request, each type by rising minor. Of an
+    /// owner that sees all GPUs, the one whose slots it takes comes first.
     pub shares: Vec<Share>,
     /// Number of whole GPUs that the vendor's plugin will choose.
     pub unknown_whole: u32,
     /// True if the request is in the vendor's name.
     pub is_vendor: bool,
-    /// Parts of devices of other types, by type and minor.
-    pub others: Vec<DeviceShare>,
     /// Exclusive use, by type.
-    pub exclusions: Vec<(DeviceKind, Exclusion)>,
+    pub exclusions: Vec<(DeviceType, Exclusion)>,
 }
 
-impl From<&Share> for HeldShare {
-    fn from(share: &Share) -> Self {
-        let Amounts { memory, core, slots } = share.amounts;
-        Self {
-            gpu: GpuRef::Uuid(share.gpu.clone()),
-            memory: HeldMemory::Exact(memory),
-            core,
-            slots,
-            trusted: true,
-        }
+impl Placement {
+    /// Chosen GPUs.
+    pub fn gpus(&self) -> impl Iterator<Item = &Share> {
+        self.shares.iter().filter(|share| share.kind == DeviceType::Gpu)
+    }
+
+    /// Chosen devices of types other than GPU.
+    pub fn others(&self) -> impl Iterator<Item = &Share> {
+        self.shares.iter().filter(|share| share.kind != DeviceType::Gpu)
     }
 }
 
-impl From<&DeviceShare> for HeldDevice {
-    fn from(share: &DeviceShare) -> Self {
-        let functions = share.functions.iter().map(|function| function.id.clone());
+impl From<&Share> for HeldPart {
+    fn from(share: &Share) -> Self {
+        let Amounts { memory, core, slots } = share.amounts;
         Self {
             kind: share.kind.clone(),
             device: DeviceRef::Id(share.id.clone()),
-            amounts: share.amounts.clone(),
-            functions: functions.collect(),
+            memory: HeldMemory::Exact(memory),
+            core,
+            slots,
+            resources: share.resources.clone(),
+            functions: share
+                .functions
+                .iter()
+                .map(|function| function.id.clone())
+                .collect(),
             trusted: true,
         }
     }
@@ -206,10 +208,10 @@ impl From<&DeviceShare> for HeldDevice {
 impl From<&Placement> for Holdings {
     fn from(placement: &Placement) -> Self {
         Self {
-            gpus: HeldGpus::Shares(placement.shares.iter().map(HeldShare::from).collect()),
+            parts: placement.shares.iter().map(HeldPart::from).collect(),
+            pending: None,
             unknown_whole: placement.unknown_whole,
             is_vendor: placement.is_vendor,
-            others: placement.others.iter().map(HeldDevice::from).collect(),
             exclusions: placement.exclusions.clone(),
         }
     }
@@ -218,11 +220,11 @@ impl From<&Placement> for Holdings {
 /// Selects the hints that count as taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hints<'a> {
-    /// None.
+    /// No hint counts.
     Ignore,
-    /// All.
+    /// All hints count.
     Respect,
-    /// All but those of this owner.
+    /// All hints but those of this owner count.
     RespectOthers(&'a str),
 }
 

@@ -1,4 +1,4 @@
-//! Identifiers of devices, device types, resources, owners of shares, and nodes; the engine only compares them.
+//! Identifiers of devices, device types, resources, owners of devices, and nodes; the engine only compares them.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -50,22 +50,13 @@ macro_rules! ident {
 }
 
 ident! {
-    /// A GPU's UUID; cheap to clone.
-    GpuUuid
-}
-
-ident! {
     /// The owner of a share, such as a pod by its UID; cheap to clone.
     OwnerId
 }
 
 ident! {
-    /// A type of devices other than GPUs, such as `rdma`; cheap to clone.
-    DeviceType
-}
-
-ident! {
-    /// Identifies a device among those of its type on its node, such as its PCI address; cheap to clone.
+    /// Identifies a device among those of its type on its node, such as a GPU by its UUID and an adapter by its PCI address;
+    /// cheap to clone.
     DeviceId
 }
 
@@ -82,6 +73,47 @@ ident! {
 ident! {
     /// A resource that devices have amounts of; cheap to clone.
     ResourceName
+}
+
+/// A type of devices; cheap to clone.
+///
+/// GPUs sort before all other types, which the engine distinguishes by their names alone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DeviceType {
+    /// GPUs.
+    Gpu,
+    /// Another type, such as `rdma`.
+    Other(Arc<str>),
+}
+
+impl DeviceType {
+    /// The name of the type, as Device objects and allocation records have it.
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Gpu => "gpu",
+            Self::Other(name) => name,
+        }
+    }
+}
+
+impl From<&str> for DeviceType {
+    fn from(name: &str) -> Self {
+        if name == Self::Gpu.as_str() {
+            Self::Gpu
+        } else {
+            Self::Other(name.into())
+        }
+    }
+}
+
+/// The type in messages, where GPUs are written as usual.
+impl fmt::Display for DeviceType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gpu => f.write_str("GPU"),
+            Self::Other(name) => f.write_str(name),
+        }
+    }
 }
 
 /// A node of a fleet. It refers to nothing once the node is gone, even after another node has taken its index.

@@ -1,22 +1,24 @@
-//! The inventory of one node: its devices, how they are linked, and which sets of them may be allocated together.
+//! The inventory of one node: its devices by type, how GPUs are linked, and which sets of GPUs may be allocated together.
 
 use std::collections::BTreeSet;
 
 use crate::data::amounts::Memory;
-use crate::data::device::{DevicesOfType, Gpu};
-use crate::data::holding::GpuRef;
-use crate::data::ident::{DeviceId, DeviceType, GpuUuid};
+use crate::data::device::{Device, DeviceRef, DevicesOfType};
+use crate::data::ident::{DeviceId, DeviceType};
 
-/// Most memory that a GPU may have: 1 PiB.
+/// Most memory that a GPU may have: 1 PiB. Sums over the GPUs of a node, in hundredths of a byte, then fit 64 bits.
 const MAX_MEMORY_BYTES: u64 = 1 << 50;
 /// Most core percent, and most slots, that a GPU may have.
 const MAX_COUNT: u32 = 1 << 20;
 
+/// Index of GPUs among the device types of an inventory: they come first, whether the node has any or not.
+pub(crate) const GPUS: usize = 0;
+
 /// The devices of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Inventory {
-    /// The GPUs, in any order.
-    pub gpus: Vec<Gpu>,
+    /// The GPUs, in any order. They are apart from other types, because units, partitions and links refer to them.
+    pub gpus: Vec<Device>,
     /// Bytes of one memory unit on this node; `None` if it serves no units or they are unknown.
     pub unit_bytes: Option<u64>,
     /// True if the node gives a pod exactly the whole GPUs that the engine chooses. Otherwise the vendor's plugin takes
@@ -71,45 +73,39 @@ pub(crate) struct GpuModel {
 /// A part of an inventory that cannot be used; the rest of it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InventoryProblem {
-    /// Two GPUs with one UUID; only the one with the lower minor is used.
-    #[error("GPU {uuid} is listed twice; the one with minor {minor} is ignored")]
-    DuplicateUuid {
-        /// The UUID.
-        uuid: GpuUuid,
-        /// Minor of the GPU that is ignored.
+    /// Two devices of one type with one ID; only the one with the lower minor is used.
+    #[error("{kind} {id} is listed twice; the one with minor {minor} is ignored")]
+    DuplicateId {
+        /// Its type.
+        kind: DeviceType,
+        /// The ID.
+        id: DeviceId,
+        /// Minor of the device that is ignored.
         minor: u32,
     },
-    /// Two devices of another type with one ID or one minor; only the first is used.
-    #[error("{kind} device {id} (minor {minor}) is listed twice by ID or minor; it is ignored")]
-    DuplicateDevice {
+    /// Two devices of one type with one minor; only the one with the lower ID is used.
+    #[error("minor {minor} is listed twice; {kind} {id} is ignored")]
+    DuplicateMinor {
         /// Its type.
         kind: DeviceType,
         /// ID of the device that is ignored.
         id: DeviceId,
-        /// Its minor.
-        minor: u32,
-    },
-    /// Two GPUs with one minor; only the one with the lower UUID is used.
-    #[error("minor {minor} is listed twice; GPU {uuid} is ignored")]
-    DuplicateMinor {
-        /// UUID of the GPU that is ignored.
-        uuid: GpuUuid,
         /// The minor.
         minor: u32,
     },
     /// A GPU with no memory, or more than any GPU has.
-    #[error("GPU {uuid} has {memory_bytes} bytes of memory, which is not from 1 to 2^50; it is ignored")]
+    #[error("GPU {id} has {memory_bytes} bytes of memory, which is not from 1 to 2^50; it is ignored")]
     Memory {
         /// The GPU, which is ignored.
-        uuid: GpuUuid,
+        id: DeviceId,
         /// Its reported memory.
         memory_bytes: u64,
     },
     /// A GPU with an absurd core percentage or number of slots.
-    #[error("GPU {uuid} has core {core} and {slots} slots, of which one is more than 2^20; it is ignored")]
+    #[error("GPU {id} has core {core} and {slots} slots, of which one is more than 2^20; it is ignored")]
     Count {
         /// The GPU, which is ignored.
-        uuid: GpuUuid,
+        id: DeviceId,
         /// Its reported core percentage.
         core: u32,
         /// Its reported slots.
@@ -128,30 +124,58 @@ pub enum InventoryProblem {
 impl Inventory {
     /// Returns true if there is any device, usable or not.
     pub fn has_devices(&self) -> bool {
-        !self.gpus.is_empty() || self.types().iter().any(|of_type| !of_type.devices.is_empty())
+        self.types().any(|(_, devices)| !devices.is_empty())
     }
 
-    /// Devices of other types; empty if the node reports none.
-    pub(crate) fn types(&self) -> &[DevicesOfType] {
-        self.other_devices.as_deref().unwrap_or_default()
+    /// Every device type with its devices, in the order of type indices: GPUs first.
+    pub fn types(&self) -> impl Iterator<Item = (&DeviceType, &[Device])> {
+        let gpus = (&DeviceType::Gpu, self.gpus.as_slice());
+        let others = self.other_devices.as_deref().unwrap_or_default();
+        std::iter::once(gpus).chain(
+            others
+                .iter()
+                .map(|of_type| (&of_type.kind, of_type.devices.as_slice())),
+        )
     }
 
-    /// Index of the GPU with this UUID.
-    pub(crate) fn index_of(&self, uuid: &GpuUuid) -> Option<usize> {
-        self.gpus.iter().position(|gpu| gpu.uuid == *uuid)
+    /// Number of device types, GPUs included.
+    pub(crate) fn n_types(&self) -> usize {
+        1 + self.other_devices.as_ref().map_or(0, Vec::len)
     }
 
-    /// Index of a GPU that a record identifies.
-    pub(crate) fn position(&self, gpu: &GpuRef) -> Option<usize> {
-        self.gpus.iter().position(|candidate| match gpu {
-            GpuRef::Uuid(uuid) => candidate.uuid == *uuid,
-            GpuRef::Minor(minor) => candidate.minor == *minor,
-        })
+    /// The devices of the type at an index.
+    pub(crate) fn devices(&self, type_at: usize) -> &[Device] {
+        if type_at == GPUS {
+            return &self.gpus;
+        }
+        let others = self.other_devices.as_deref().unwrap_or_default();
+        others.get(type_at - 1).map_or(&[], |of_type| &of_type.devices)
+    }
+
+    /// The index of a device type, if the node reports it.
+    pub(crate) fn type_index(&self, kind: &DeviceType) -> Option<usize> {
+        // Most requests and holdings are of GPUs, which need no comparison of names.
+        if *kind == DeviceType::Gpu {
+            return Some(GPUS);
+        }
+        let others = self.other_devices.as_deref()?;
+        others
+            .iter()
+            .position(|of_type| of_type.kind == *kind)
+            .map(|at| at + 1)
+    }
+
+    /// The device of a type with this ID: the index of the type, its own index among the type's, and the device.
+    pub(crate) fn device(&self, kind: &DeviceType, id: &DeviceId) -> Option<(usize, usize, &Device)> {
+        let type_at = self.type_index(kind)?;
+        let mut devices = self.devices(type_at).iter().enumerate();
+        let (at, device) = devices.find(|(_, device)| device.id == *id)?;
+        Some((type_at, at, device))
     }
 
     /// The GPU that a record identifies.
-    pub fn gpu(&self, gpu: &GpuRef) -> Option<&Gpu> {
-        self.gpus.get(self.position(gpu)?)
+    pub fn gpu(&self, gpu: &DeviceRef) -> Option<&Device> {
+        self.gpus.iter().find(|candidate| gpu.identifies(candidate))
     }
 
     /// Indices of the GPUs with these minors, each once; minors that no GPU has are left out.
@@ -180,14 +204,13 @@ impl Inventory {
     }
 
     /// Returns true if a request for whole GPUs in the vendor's name may get this GPU.
-    ///
-    /// Where the vendor's plugin chooses, its GPUs are those that are marked as not shared; all, if none is marked.
-    pub(crate) fn is_for_vendor(&self, gpu: &Gpu) -> bool {
+    pub(crate) fn is_for_vendor(&self, gpu: &Device) -> bool {
+        // The vendor's plugin is configured to serve the GPUs that are marked as not shared; all, if none is marked.
         self.serves_vendor || !gpu.sharing || self.gpus.iter().all(|gpu| gpu.sharing)
     }
 
     /// Indices of the GPUs that a request for whole GPUs in the vendor's name may get.
-    pub(crate) fn for_vendor(&self) -> impl Iterator<Item = (usize, &Gpu)> + Clone {
+    pub(crate) fn for_vendor(&self) -> impl Iterator<Item = (usize, &Device)> + Clone {
         self.gpus
             .iter()
             .enumerate()
@@ -195,31 +218,16 @@ impl Inventory {
     }
 
     /// Returns true if a GPU takes no shares while `n_unknown` whole GPUs are in use whose UUIDs are not known.
-    pub(crate) fn is_withheld(&self, gpu: &Gpu, n_unknown: u32) -> bool {
+    pub(crate) fn is_withheld(&self, gpu: &Device, n_unknown: u32) -> bool {
         !gpu.sharing || (n_unknown > 0 && self.is_for_vendor(gpu))
     }
 
     /// Orders devices by minor, and types by name; removes and reports those that cannot be used.
     pub(crate) fn normalize(&mut self) -> Vec<InventoryProblem> {
-        let mut problems = Vec::new();
-        self.gpus
-            .sort_by(|a, b| (a.minor, &a.uuid).cmp(&(b.minor, &b.uuid)));
-        let mut gpus: Vec<Gpu> = Vec::with_capacity(self.gpus.len());
-        let mut seen = BTreeSet::new();
-        // Sorted by minor, then UUID: of two GPUs with one minor the same one is kept, whatever the order of the report.
-        for gpu in std::mem::take(&mut self.gpus) {
-            let is_minor_taken = gpus.last().is_some_and(|last| last.minor == gpu.minor);
-            if let Some(problem) = gpu_problem(&gpu, seen.contains(&gpu.uuid), is_minor_taken) {
-                problems.push(problem);
-                continue;
-            }
-            seen.insert(gpu.uuid.clone());
-            gpus.push(gpu);
-        }
-        self.gpus = gpus;
+        let mut problems = remove_unusable(&DeviceType::Gpu, &mut self.gpus);
         if let Some(types) = &mut self.other_devices {
             for of_type in types.iter_mut() {
-                problems.extend(remove_duplicates(of_type));
+                problems.extend(remove_unusable(&of_type.kind, &mut of_type.devices));
             }
             types.sort_by(|a, b| a.kind.cmp(&b.kind));
         }
@@ -235,56 +243,52 @@ fn is_possible_memory(bytes: u64) -> bool {
     (1..=MAX_MEMORY_BYTES).contains(&bytes)
 }
 
-fn gpu_problem(gpu: &Gpu, is_uuid_taken: bool, is_minor_taken: bool) -> Option<InventoryProblem> {
-    let Gpu {
-        ref uuid,
+/// Orders the devices of one type by minor and removes those that cannot be used.
+fn remove_unusable(kind: &DeviceType, devices: &mut Vec<Device>) -> Vec<InventoryProblem> {
+    let mut problems = Vec::new();
+    // Sorted by minor, then ID: of two devices with one minor the same one is kept, whatever the order of the report.
+    devices.sort_by(|a, b| (a.minor, &a.id).cmp(&(b.minor, &b.id)));
+    let mut kept: Vec<Device> = Vec::with_capacity(devices.len());
+    // Only devices that are kept claim their ID and minor.
+    let mut ids = BTreeSet::new();
+    for device in std::mem::take(devices) {
+        let is_minor_taken = kept.last().is_some_and(|last| last.minor == device.minor);
+        match problem_of(kind, &device, ids.contains(&device.id), is_minor_taken) {
+            Some(problem) => problems.push(problem),
+            None => {
+                ids.insert(device.id.clone());
+                kept.push(device);
+            }
+        }
+    }
+    *devices = kept;
+    problems
+}
+
+/// The reason for which a device cannot be used.
+fn problem_of(
+    kind: &DeviceType,
+    device: &Device,
+    is_id_taken: bool,
+    is_minor_taken: bool,
+) -> Option<InventoryProblem> {
+    let (kind, id) = (kind.clone(), device.id.clone());
+    let Device {
         minor,
         memory_bytes,
         core,
         slots,
         ..
-    } = *gpu;
-    let uuid = || uuid.clone();
-    if !is_possible_memory(memory_bytes) {
-        Some(InventoryProblem::Memory {
-            uuid: uuid(),
-            memory_bytes,
-        })
-    } else if core > MAX_COUNT || slots > MAX_COUNT {
-        Some(InventoryProblem::Count {
-            uuid: uuid(),
-            core,
-            slots,
-        })
-    } else if is_uuid_taken {
-        Some(InventoryProblem::DuplicateUuid { uuid: uuid(), minor })
+    } = *device;
+    if kind == DeviceType::Gpu && !is_possible_memory(memory_bytes) {
+        Some(InventoryProblem::Memory { id, memory_bytes })
+    } else if kind == DeviceType::Gpu && (core > MAX_COUNT || slots > MAX_COUNT) {
+        Some(InventoryProblem::Count { id, core, slots })
+    } else if is_id_taken {
+        Some(InventoryProblem::DuplicateId { kind, id, minor })
     } else if is_minor_taken {
-        Some(InventoryProblem::DuplicateMinor { uuid: uuid(), minor })
+        Some(InventoryProblem::DuplicateMinor { kind, id, minor })
     } else {
         None
     }
-}
-
-/// Orders devices by minor and removes those whose ID or minor is taken.
-fn remove_duplicates(of_type: &mut DevicesOfType) -> Vec<InventoryProblem> {
-    of_type
-        .devices
-        .sort_by(|a, b| (a.minor, &a.id).cmp(&(b.minor, &b.id)));
-    let (mut ids, mut minors, mut problems) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
-    of_type.devices.retain(|device| {
-        // A device that is removed claims neither its ID nor its minor.
-        let is_new = !ids.contains(&device.id) && !minors.contains(&device.minor);
-        if is_new {
-            ids.insert(device.id.clone());
-            minors.insert(device.minor);
-        } else {
-            problems.push(InventoryProblem::DuplicateDevice {
-                kind: of_type.kind.clone(),
-                id: device.id.clone(),
-                minor: device.minor,
-            });
-        }
-        is_new
-    });
-    problems
 }

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::data::constraints::{DeviceKind, Scope, Selector};
+use crate::data::constraints::{Scope, Selector};
 use crate::data::device::LimitLevel;
-use crate::data::ident::SwitchId;
+use crate::data::ident::{DeviceType, SwitchId};
 use crate::data::reason::Reason;
 
 /// Why a node cannot take a request, in the terms of the node.
@@ -15,7 +15,7 @@ pub enum Misfit {
     /// Too few devices of a type are eligible.
     TooFew {
         /// The type.
-        kind: DeviceKind,
+        kind: DeviceType,
         /// Number of devices that the request needs.
         needed: usize,
         /// Number of devices after each rule.
@@ -24,7 +24,7 @@ pub enum Misfit {
     /// The request takes every selected device of a type, and one of them is not eligible.
     NotAll {
         /// The type.
-        kind: DeviceKind,
+        kind: DeviceType,
         /// Number of devices after each rule.
         tally: CandidateCounts,
     },
@@ -47,11 +47,11 @@ pub enum Misfit {
     /// Devices of several types are not on the same switches.
     Together {
         /// The leading type.
-        lead: DeviceKind,
+        lead: DeviceType,
         /// Number of its devices that the request needs.
         needed: usize,
         /// Another type with too few devices there.
-        lacking: DeviceKind,
+        lacking: DeviceType,
         /// The switch without a device of that type, if it is one switch.
         switch: Option<SwitchId>,
     },
@@ -115,7 +115,7 @@ impl Misfit {
         match self {
             Self::Plain(reason) => *reason,
             Self::TooFew {
-                kind: DeviceKind::Gpu,
+                kind: DeviceType::Gpu,
                 ..
             }
             | Self::SeesExclusive => Reason::Selected,
@@ -143,7 +143,7 @@ impl fmt::Display for Misfit {
             }
             Self::Partition { needed, problem } => problem.write(*needed, f),
             Self::Scope { needed, scope, most } => {
-                let (scope, gpus) = (scope.name(), count(*needed, &DeviceKind::Gpu));
+                let (scope, gpus) = (scope.name(), count(*needed, &DeviceType::Gpu));
                 write!(
                     f,
                     "no {scope} has {gpus} that may be taken; the most on one {scope} is {most}"
@@ -179,7 +179,7 @@ impl fmt::Display for Misfit {
 
 impl NoPartition {
     fn write(self, needed: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gpus = count(needed, &DeviceKind::Gpu);
+        let gpus = count(needed, &DeviceType::Gpu);
         match self {
             Self::Table => write!(f, "the node has no table of GPU partitions"),
             Self::Size => write!(f, "the node's table has no partition of {gpus}"),
@@ -195,10 +195,10 @@ impl NoPartition {
 
 impl CandidateCounts {
     /// Writes the counts up to the first rule that leaves too few devices.
-    fn write(&self, kind: &DeviceKind, needed: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write(&self, kind: &DeviceType, needed: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut noun = match kind {
-            DeviceKind::Gpu => "GPUs".to_owned(),
-            DeviceKind::Other(kind) => format!("devices of type {kind}"),
+            DeviceType::Gpu => "GPUs".to_owned(),
+            DeviceType::Other(kind) => format!("devices of type {kind}"),
         };
         if self.all < needed {
             return write!(f, "the node has {} {noun}", self.all);
@@ -236,10 +236,10 @@ impl CandidateCounts {
     }
 }
 
-fn count(n: usize, kind: &DeviceKind) -> String {
+fn count(n: usize, kind: &DeviceType) -> String {
     match kind {
-        DeviceKind::Gpu if n == 1 => "1 GPU".to_owned(),
-        DeviceKind::Gpu => format!("{n} GPUs"),
-        DeviceKind::Other(kind) => format!("{n} {kind}"),
+        DeviceType::Gpu if n == 1 => "1 GPU".to_owned(),
+        DeviceType::Gpu => format!("{n} GPUs"),
+        DeviceType::Other(kind) => format!("{n} {kind}"),
     }
 }

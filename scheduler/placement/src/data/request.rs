@@ -1,9 +1,9 @@
 //! Requests: the devices that a pod asks of one node.
 
 use crate::data::amounts::{Amounts, HostAmounts, Memory, NamedAmounts};
-use crate::data::constraints::{Constraints, DeviceKind};
-use crate::data::device::DevicesOfType;
-use crate::data::ident::DeviceType;
+use crate::data::constraints::Constraints;
+use crate::data::device::{Device, largest_amount};
+use crate::data::ident::{DeviceType, ResourceName};
 use crate::data::reason::Reason;
 
 /// Memory on one GPU, in the terms of the request.
@@ -93,11 +93,11 @@ impl From<RequestedGpus> for NodeRequest<'_> {
 }
 
 impl NodeRequest<'_> {
-    /// Returns true if the request takes devices of this kind; access to all GPUs takes none of them.
-    pub(crate) fn takes(&self, kind: &DeviceKind) -> bool {
+    /// Returns true if the request takes devices of this type; access to all GPUs takes none of them.
+    pub(crate) fn takes(&self, kind: &DeviceType) -> bool {
         match kind {
-            DeviceKind::Gpu => matches!(self.gpus, RequestedGpus::Share(_) | RequestedGpus::Whole(_)),
-            DeviceKind::Other(kind) => self.others.iter().any(|request| request.kind == *kind),
+            DeviceType::Gpu => matches!(self.gpus, RequestedGpus::Share(_) | RequestedGpus::Whole(_)),
+            DeviceType::Other(_) => self.others.iter().any(|request| request.kind == *kind),
         }
     }
 }
@@ -118,32 +118,33 @@ impl RequestedMemory {
 }
 
 impl DeviceRequest {
-    /// The number of devices that the request comes to on a node, and the amounts on each; `None` if it is not a number
-    /// of whole devices.
-    pub(crate) fn split(&self, of_type: &DevicesOfType) -> Option<(usize, NamedAmounts)> {
+    /// The number of devices that the request comes to on a node with these devices, and the amounts on each; `None` if it is
+    /// neither a part of one device nor a number of whole devices.
+    pub(crate) fn split(&self, devices: &[Device]) -> Option<(usize, NamedAmounts)> {
         let mut n_devices = 1;
         for (resource, amount) in &self.amounts {
-            let whole = self.whole_device(of_type, resource).filter(|whole| *whole > 0)?;
+            let whole = self.whole_device(devices, resource)?;
+            if whole == 0 {
+                return None;
+            }
             // More than a device has must be whole devices: a share cannot span two of them.
             if *amount > whole {
-                let n = amount.is_multiple_of(whole).then_some(amount / whole)?;
-                n_devices = n_devices.max(n);
+                if !amount.is_multiple_of(whole) {
+                    return None;
+                }
+                n_devices = n_devices.max(amount / whole);
             }
         }
-        let each = self
-            .amounts
-            .iter()
-            .map(|(resource, amount)| (resource.clone(), amount.div_ceil(n_devices)));
-        Some((usize::try_from(n_devices).ok()?, each.collect()))
+        let mut each = self.amounts.clone();
+        for amount in each.values_mut() {
+            *amount = amount.div_ceil(n_devices);
+        }
+        Some((usize::try_from(n_devices).ok()?, each))
     }
 
-    /// The amount of a resource that is a whole device on a node.
-    pub(crate) fn whole_device(
-        &self,
-        of_type: &DevicesOfType,
-        resource: &crate::data::ident::ResourceName,
-    ) -> Option<u64> {
-        self.whole.or_else(|| of_type.largest(resource))
+    /// The amount of a resource that is a whole device on a node with these devices.
+    pub(crate) fn whole_device(&self, devices: &[Device], resource: &ResourceName) -> Option<u64> {
+        self.whole.or_else(|| largest_amount(devices, resource))
     }
 }
 
@@ -211,7 +212,7 @@ impl ShareNeed {
 
     /// The amounts on a GPU with `total`.
     #[inline]
-    pub(crate) fn on(self, total: Amounts) -> Amounts {
+    pub(crate) fn amounts_on(self, total: Amounts) -> Amounts {
         let memory = match self.memory {
             NeededMemory::Absolute(memory) => memory,
             NeededMemory::Percent(percent) => total.memory.percent(percent),

@@ -1,145 +1,176 @@
-//! Charges: the amounts that a holding takes of each GPU of the inventory as it is now.
+//! Charges: the amounts that a holding takes of each device of the inventory as it is now.
 
 use std::cmp::Reverse;
-use std::ops::Range;
 
-use crate::data::amounts::Amounts;
-use crate::data::device::Gpu;
-use crate::data::holding::{GpuRef, Held, HeldGpus, HeldMemory, HeldShare, n_unknown_whole};
-use crate::data::inventory::Inventory;
+use crate::data::amounts::{Amounts, Memory, NamedAmounts};
+use crate::data::device::{Device, DeviceRef};
+use crate::data::holding::{Held, HeldMemory, HeldPart, Holdings, n_unknown_whole};
+use crate::data::inventory::{GPUS, Inventory};
 use crate::data::request::ShareRequest;
 
-/// The amounts that one share takes of one GPU.
+static NO_RESOURCES: NamedAmounts = NamedAmounts::new();
+
+/// The amounts that one part of a holding takes of one device.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Charge {
-    /// Index of the GPU in the inventory.
-    pub(crate) gpu: usize,
+pub(crate) struct Charge<'a> {
+    /// Index of the device's type in the inventory.
+    pub(crate) type_at: usize,
+    /// Index of the device among those of its type.
+    pub(crate) device: usize,
+    /// Memory, computing power and slots of a GPU.
     pub(crate) amounts: Amounts,
-    /// True if the share may be on another GPU or of another amount, or its record is doubtful: it takes its room, and
-    /// explanations list it apart from what is used for sure.
+    /// Named resources of a device of another type.
+    pub(crate) resources: &'a NamedAmounts,
+    /// True if the part may be on another device or of another amount, or its record is doubtful: it takes its room, and
+    /// explanations list it apart from amounts that are certainly used.
     pub(crate) suspect: bool,
+}
+
+impl Charge<'_> {
+    /// Returns true if the device is in use by the charge: a slot of a GPU alone leaves the GPU free for requests for whole
+    /// GPUs.
+    pub(crate) fn occupies(&self) -> bool {
+        self.type_at != GPUS || self.amounts.occupies()
+    }
 }
 
 /// All charges of the holdings of a node, which are ordered by owner.
 ///
 /// Pending holdings come last: each goes to the GPUs where the most room is left by then.
-pub(crate) fn charges_of_all<'a>(inventory: &Inventory, held: &'a [Held]) -> Vec<(&'a Held, Charge)> {
+pub(crate) fn charges_of_all<'a>(inventory: &'a Inventory, held: &'a [Held]) -> Vec<(&'a Held, Charge<'a>)> {
     let mut all = Vec::with_capacity(held.len());
-    let mut pending = Vec::new();
+    let mut any_pending = false;
     for one in held {
-        if let HeldGpus::Pending(request) = &one.holdings.gpus {
-            pending.push((one, request));
-        } else {
-            all.extend(charges(inventory, &one.holdings.gpus).map(|charge| (one, charge)));
+        any_pending |= one.holdings.pending.is_some();
+        for part in &one.holdings.parts {
+            all.extend(charges_of_part(inventory, part).map(|charge| (one, charge)));
         }
     }
-    if pending.is_empty() {
-        return all;
+    // Only nodes whose plugin reports containers that wait have such holdings, and a look at all GPUs takes time.
+    if any_pending {
+        add_pending(inventory, held, &mut all);
     }
+    all
+}
+
+fn add_pending<'a>(inventory: &'a Inventory, held: &'a [Held], all: &mut Vec<(&'a Held, Charge<'a>)>) {
     let n_unknown = n_unknown_whole(held);
     let mut free: Vec<Amounts> = Vec::with_capacity(inventory.gpus.len());
     for gpu in &inventory.gpus {
         let is_available = gpu.healthy && !inventory.is_withheld(gpu, n_unknown);
         free.push(if is_available { gpu.total() } else { Amounts::ZERO });
     }
-    for (_, charge) in &all {
-        subtract(&mut free, *charge);
+    for (_, charge) in all.iter() {
+        subtract(&mut free, charge);
     }
-    for (held, request) in pending {
+    for one in held {
+        let Some(request) = &one.holdings.pending else {
+            continue;
+        };
         for charge in pending_charges(inventory, request, &free) {
-            subtract(&mut free, charge);
-            all.push((held, charge));
+            subtract(&mut free, &charge);
+            all.push((one, charge));
         }
     }
-    all
 }
 
-fn subtract(free: &mut [Amounts], charge: Charge) {
-    if let Some(free) = free.get_mut(charge.gpu) {
+fn subtract(free: &mut [Amounts], charge: &Charge<'_>) {
+    if charge.type_at == GPUS
+        && let Some(free) = free.get_mut(charge.device)
+    {
         *free = free.less(charge.amounts);
     }
 }
 
 /// The charges of a request that the node has not allocated yet: GPUs with room first, of these the one with most memory.
-fn pending_charges(inventory: &Inventory, request: &ShareRequest, free: &[Amounts]) -> Vec<Charge> {
-    let charges = charges_of_request(inventory, request).zip(free);
-    let mut ranked: Vec<_> = charges
-        .map(|(charge, free)| {
-            let lacks_room = !charge.amounts.within(*free);
-            ((lacks_room, Reverse(free.memory), charge.gpu), charge)
-        })
-        .collect();
+fn pending_charges<'a>(
+    inventory: &'a Inventory,
+    request: &'a ShareRequest,
+    free: &[Amounts],
+) -> Vec<Charge<'a>> {
+    let mut ranked = Vec::with_capacity(free.len());
+    for (charge, free) in charges_of_request(inventory, request).zip(free) {
+        let lacks_room = !charge.amounts.within(*free);
+        ranked.push(((lacks_room, Reverse(free.memory), charge.device), charge));
+    }
     ranked.sort_by_key(|(key, _)| *key);
     ranked.truncate(usize::try_from(request.devices).unwrap_or(usize::MAX));
     ranked.into_iter().map(|(_, charge)| charge).collect()
 }
 
-/// The charges of one holding, in the order of its shares. A share of an unknown GPU is charged to every GPU.
-pub(crate) fn charges<'a>(inventory: &'a Inventory, held: &'a HeldGpus) -> impl Iterator<Item = Charge> + 'a {
-    let (shares, request) = match held {
-        HeldGpus::Shares(shares) => (&shares[..], None),
-        HeldGpus::Unknown(request) | HeldGpus::Pending(request) => (&[][..], Some(request)),
-    };
-    let of_shares = shares.iter().flat_map(|share| charges_of_share(inventory, share));
-    let of_request = request
-        .into_iter()
-        .flat_map(|request| charges_of_request(inventory, request));
-    of_shares.chain(of_request)
-}
-
-/// The charges of one share: on its GPU, or on every GPU if the record does not say for sure which one it is.
-fn charges_of_share<'a>(inventory: &'a Inventory, share: &'a HeldShare) -> impl Iterator<Item = Charge> + 'a {
-    let found = inventory.position(&share.gpu);
-    let gpus = match (found, &share.gpu) {
-        (Some(at), _) => at..at + 1,
-        // The GPU is gone, and nothing says that the share is on another one.
-        (None, GpuRef::Uuid(_)) => 0..0,
-        // Minors change with the devices of a node, so the share may be on any GPU.
-        (None, GpuRef::Minor(_)) => 0..inventory.gpus.len(),
-    };
-    charges_on(inventory, gpus, share.memory, share.core, share.slots).map(
-        move |(charge, is_memory_known)| Charge {
-            suspect: found.is_none() || !is_memory_known || !share.trusted,
-            ..charge
-        },
+/// The charges of one holding, in the order of its parts. A pending request is charged to every GPU.
+pub(crate) fn charges<'a>(
+    inventory: &'a Inventory,
+    holdings: &'a Holdings,
+) -> impl Iterator<Item = Charge<'a>> + 'a {
+    let of_parts = holdings
+        .parts
+        .iter()
+        .flat_map(|part| charges_of_part(inventory, part));
+    let request = holdings.pending.as_ref();
+    of_parts.chain(
+        request
+            .into_iter()
+            .flat_map(|request| charges_of_request(inventory, request)),
     )
 }
 
-fn charges_of_request(inventory: &Inventory, request: &ShareRequest) -> impl Iterator<Item = Charge> {
-    let memory = HeldMemory::Requested(request.memory);
-    let all = 0..inventory.gpus.len();
-    charges_on(inventory, all, memory, request.core, request.slots).map(|(charge, _)| charge)
-}
-
-/// Charges on a range of GPUs, and whether their memory is known: memory in unknown units counts as all of the GPU's.
-fn charges_on(
-    inventory: &Inventory,
-    gpus: Range<usize>,
-    memory: HeldMemory,
-    core: u32,
-    slots: u32,
-) -> impl Iterator<Item = (Charge, bool)> {
-    let listed = inventory
-        .gpus
-        .iter()
-        .enumerate()
-        .skip(gpus.start)
-        .take(gpus.len());
-    listed.map(move |(at, gpu)| {
-        let known = memory_on(gpu, memory, inventory.unit_bytes);
-        let memory = known.unwrap_or(gpu.total().memory);
-        let charge = Charge {
-            gpu: at,
-            amounts: Amounts { memory, core, slots },
-            suspect: true,
-        };
-        (charge, known.is_some())
+/// The charges of one part: on its device, or on every device of the type that it may be on.
+fn charges_of_part<'a>(inventory: &'a Inventory, part: &'a HeldPart) -> impl Iterator<Item = Charge<'a>> {
+    let type_at = inventory.type_index(&part.kind);
+    let devices = type_at.map_or(&[][..], |type_at| inventory.devices(type_at));
+    let found = devices.iter().position(|device| part.device.identifies(device));
+    let (first, n) = match (found, &part.device) {
+        (Some(at), _) => (at, 1),
+        // The device is gone, and nothing says that the part is on another one.
+        (None, DeviceRef::Id(_)) => (0, 0),
+        // Minors change with the devices of a node, so the part may be on any device.
+        (None, DeviceRef::Minor(_) | DeviceRef::Any) => (0, devices.len()),
+    };
+    let listed = devices.iter().enumerate().skip(first).take(n);
+    listed.map(move |(at, device)| {
+        let known = memory_on(device, part.memory, inventory.unit_bytes);
+        Charge {
+            type_at: type_at.unwrap_or(GPUS),
+            device: at,
+            amounts: Amounts {
+                // Memory in units of unknown size may be all that the GPU has.
+                memory: known.unwrap_or(device.total().memory),
+                core: part.core,
+                slots: part.slots,
+            },
+            resources: &part.resources,
+            suspect: found.is_none() || known.is_none() || !part.trusted,
+        }
     })
 }
 
-fn memory_on(gpu: &Gpu, memory: HeldMemory, unit_bytes: Option<u64>) -> Option<crate::data::amounts::Memory> {
+fn charges_of_request<'a>(
+    inventory: &'a Inventory,
+    request: &'a ShareRequest,
+) -> impl Iterator<Item = Charge<'a>> {
+    let ShareRequest {
+        memory, core, slots, ..
+    } = *request;
+    inventory.gpus.iter().enumerate().map(move |(at, gpu)| {
+        let total = gpu.total().memory;
+        Charge {
+            type_at: GPUS,
+            device: at,
+            amounts: Amounts {
+                memory: memory.on(total, inventory.unit_bytes).unwrap_or(total),
+                core,
+                slots,
+            },
+            resources: &NO_RESOURCES,
+            suspect: true,
+        }
+    })
+}
+
+fn memory_on(device: &Device, memory: HeldMemory, unit_bytes: Option<u64>) -> Option<Memory> {
     match memory {
         HeldMemory::Exact(memory) => Some(memory),
-        HeldMemory::Requested(requested) => requested.on(gpu.total().memory, unit_bytes),
+        HeldMemory::Requested(requested) => requested.on(device.total().memory, unit_bytes),
     }
 }

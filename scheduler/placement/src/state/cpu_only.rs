@@ -2,6 +2,9 @@
 //!
 //! They are counted as they come and go, so that no update of the model has to visit all pods.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use crate::data::amounts::HostAmounts;
 use crate::data::request::RequestedGpus;
 use crate::data::workload::{PodProfile, Workload};
@@ -21,7 +24,7 @@ pub(crate) struct CpuOnlyPods {
 struct CpuOnlyNode {
     has_gpus: bool,
     /// Numbers of pods by the amounts that they use.
-    counts: Vec<(HostAmounts, u32)>,
+    counts: BTreeMap<HostAmounts, u32>,
 }
 
 impl CpuOnlyPods {
@@ -32,19 +35,14 @@ impl CpuOnlyPods {
 
     /// Counts one more pod.
     pub(crate) fn add(&mut self, used: HostUse) {
+        let (Some(node), workload) = self.node(used.index) else {
+            return;
+        };
+        // Pods of a DaemonSet come with the node, so they are no part of the workload to come.
         if used.is_daemon {
             return;
         }
-        let (node, workload) = self.node(used.index);
-        let Some(node) = node else { return };
-        match node
-            .counts
-            .iter_mut()
-            .find(|(amounts, _)| *amounts == used.amounts)
-        {
-            Some((_, count)) => *count += 1,
-            None => node.counts.push((used.amounts, 1)),
-        }
+        *node.counts.entry(used.amounts).or_default() += 1;
         if node.has_gpus {
             workload.add(profile(used.amounts));
         }
@@ -52,29 +50,25 @@ impl CpuOnlyPods {
 
     /// Counts one pod less: it ended, or holds devices now.
     pub(crate) fn remove(&mut self, used: HostUse) {
+        let (Some(node), workload) = self.node(used.index) else {
+            return;
+        };
+        let Entry::Occupied(mut count) = node.counts.entry(used.amounts) else {
+            return;
+        };
         if used.is_daemon {
             return;
         }
-        let (node, workload) = self.node(used.index);
-        let Some(node) = node else { return };
-        let Some(at) = node
-            .counts
-            .iter()
-            .position(|(amounts, _)| *amounts == used.amounts)
-        else {
-            return;
-        };
-        if let Some((_, count)) = node.counts.get_mut(at).filter(|(_, count)| *count > 1) {
-            *count -= 1;
-        } else {
-            node.counts.swap_remove(at);
+        *count.get_mut() -= 1;
+        if *count.get() == 0 {
+            count.remove();
         }
         if node.has_gpus {
             workload.remove(&profile(used.amounts));
         }
     }
 
-    /// Records whether a node has GPUs, on which it depends whether its pods count.
+    /// Records that a node has GPUs or none; its pods count only if it has some.
     pub(crate) fn set_has_gpus(&mut self, index: u32, has_gpus: bool) {
         let (node, workload) = self.node(index);
         let Some(node) = node.filter(|node| node.has_gpus != has_gpus) else {

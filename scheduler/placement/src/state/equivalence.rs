@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::data::amounts::Amounts;
 use crate::data::holding::Hints;
+use crate::data::inventory::{GPUS, Inventory};
 use crate::state::node::Node;
 use crate::state::occupancy::{DeviceUse, Occupancy};
 
@@ -93,33 +94,35 @@ impl EquivalenceClasses {
 /// Returns true if a node belongs to an equivalence class: its devices differ in more than the free amounts of GPUs, so
 /// that an answer takes more than a few comparisons.
 pub(crate) fn has_class(node: &Node) -> bool {
-    !node.types().is_empty() || node.has_rules || node.has_topology()
+    !node.free_resources.is_empty() || node.has_rules || node.has_topology()
 }
 
 /// The key of a node with the hints that count.
 pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
-    let occupancy = Occupancy::of(node, hints);
+    let occupancy = Occupancy::new(node, hints);
     let hinted = node.counted_hints(hints);
-    let n_hinted_unknown = hinted.clone().fold(0_u64, |sum, hint| {
-        sum.saturating_add(hint.holdings.unknown_whole.into())
-    });
+    let mut n_hinted_unknown = 0_u64;
+    for hint in hinted.clone() {
+        n_hinted_unknown += u64::from(hint.holdings.unknown_whole);
+    }
     let mut words = vec![u64::from(node.n_unknown_whole()), n_hinted_unknown];
     let mut bits = Bits::default();
-    let gpus = node.rows_with(hints).zip(&node.flags).zip(&occupancy.gpus);
-    for (at, ((row, flags), gpu)) in gpus.enumerate() {
+    for (at, (row, flags)) in node.rows_with(hints).zip(&node.flags).enumerate() {
         let Amounts { memory, core, slots } = row.free;
         words.extend([memory.hundredths(), u64::from(core) << 32 | u64::from(slots)]);
         for bit in [flags.is_occupied, flags.is_shared, flags.is_withheld] {
             bits.push(bit);
         }
         bits.push(hinted.clone().any(|hint| hint.occupies(at)));
-        bits.push_use(*gpu);
     }
-    let types = node.types().iter().zip(&node.free_devices);
-    for (at, (of_type, free)) in types.enumerate() {
-        let functions = occupancy.functions_of(at);
-        for ((device, free), device_use) in of_type.devices.iter().zip(free).zip(occupancy.of_type(at)) {
-            words.extend(node.free_of_device(&of_type.kind, device, free, hints).values());
+    let n_types = node.inventory.as_ref().map_or(0, Inventory::n_types);
+    for type_at in 0..n_types {
+        let functions = occupancy.functions_of(type_at);
+        let devices = node.devices(type_at).iter().zip(occupancy.of_type(type_at));
+        for (at, (device, device_use)) in devices.enumerate() {
+            if type_at != GPUS {
+                words.extend(node.free_resources_with(type_at, at, hints).values());
+            }
             bits.push_use(*device_use);
             for function in device.attributes.all_functions() {
                 bits.push(functions.contains(&&function.id));

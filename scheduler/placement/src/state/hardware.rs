@@ -28,33 +28,24 @@ pub(crate) struct Location {
 /// The locations of all devices of a node, in the order of its inventory.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Locations {
-    pub(crate) gpus: Box<[Location]>,
-    /// By type.
-    others: Box<[Box<[Location]>]>,
+    /// By the index of the device type.
+    by_type: Vec<Box<[Location]>>,
 }
 
 impl Locations {
-    fn of(inventory: &Inventory) -> Self {
-        let mut numbers = Numbers::default();
-        let gpus = inventory
-            .gpus
-            .iter()
-            .map(|gpu| numbers.locate(&gpu.attributes))
-            .collect();
-        let mut others = Vec::with_capacity(inventory.types().len());
-        for of_type in inventory.types() {
-            let devices = of_type.devices.iter();
-            others.push(devices.map(|device| numbers.locate(&device.attributes)).collect());
+    fn new(inventory: &Inventory) -> Self {
+        let mut numbers = LocationNumbers::default();
+        let mut by_type = Vec::with_capacity(inventory.n_types());
+        for (_, devices) in inventory.types() {
+            let locations = devices.iter().map(|device| numbers.locate(&device.attributes));
+            by_type.push(locations.collect());
         }
-        Self {
-            gpus,
-            others: others.into(),
-        }
+        Self { by_type }
     }
 
     /// The locations of the devices of the type at an index.
-    pub(crate) fn of_type(&self, at: usize) -> &[Location] {
-        self.others.get(at).map_or(&[], |locations| locations)
+    pub(crate) fn of_type(&self, type_at: usize) -> &[Location] {
+        self.by_type.get(type_at).map_or(&[], |locations| locations)
     }
 }
 
@@ -76,17 +67,14 @@ impl HardwareClass {
         let inventory = without_identifiers(inventory);
         let mut hasher = FxHasher::default();
         inventory.hash(&mut hasher);
-        let devices = inventory.types().iter().flat_map(|of_type| &of_type.devices);
-        let mut attributes = inventory
-            .gpus
-            .iter()
-            .map(|gpu| &gpu.attributes)
-            .chain(devices.map(|device| &device.attributes));
-        let has_topology = attributes.any(|attributes| *attributes != DeviceAttributes::default())
-            || inventory.partitions.is_some()
-            || !inventory.links.is_empty();
+        let mut has_topology = inventory.partitions.is_some() || !inventory.links.is_empty();
+        for (_, devices) in inventory.types() {
+            has_topology |= devices
+                .iter()
+                .any(|device| device.attributes != DeviceAttributes::default());
+        }
         Self {
-            locations: Locations::of(&inventory),
+            locations: Locations::new(&inventory),
             has_topology,
             number,
             hash: hasher.finish(),
@@ -134,37 +122,31 @@ impl HardwareClasses {
 /// The inventory without the identifiers by which one node's devices differ from another's.
 fn without_identifiers(inventory: &Inventory) -> Inventory {
     let mut inventory = inventory.clone();
-    for gpu in &mut inventory.gpus {
-        // Memory, core, health and attributes stay: answers depend on them.
-        gpu.uuid = "".into();
-        clear_functions(&mut gpu.attributes);
-    }
-    let types = inventory.other_devices.iter_mut().flatten();
-    for device in types.flat_map(|of_type| &mut of_type.devices) {
+    let others = inventory.other_devices.iter_mut().flatten();
+    let devices = inventory
+        .gpus
+        .iter_mut()
+        .chain(others.flat_map(|of_type| &mut of_type.devices));
+    for device in devices {
+        // Amounts, health and attributes stay: answers depend on them.
         device.id = "".into();
-        clear_functions(&mut device.attributes);
+        for group in &mut device.attributes.functions {
+            for function in &mut group.functions {
+                (function.id, function.minor) = ("".into(), 0);
+            }
+        }
     }
     inventory
 }
 
-fn clear_functions(attributes: &mut DeviceAttributes) {
-    for function in attributes
-        .functions
-        .iter_mut()
-        .flat_map(|group| &mut group.functions)
-    {
-        (function.id, function.minor) = ("".into(), 0);
-    }
-}
-
 /// Assigns numbers to switches and NUMA nodes; `None` stands for a device of unknown location.
 #[derive(Default)]
-struct Numbers<'a> {
+struct LocationNumbers<'a> {
     switches: Vec<Option<&'a DeviceLocation>>,
     numas: Vec<Option<&'a DeviceLocation>>,
 }
 
-impl<'a> Numbers<'a> {
+impl<'a> LocationNumbers<'a> {
     fn locate(&mut self, attributes: &'a DeviceAttributes) -> Location {
         let location = attributes.location.as_ref();
         let with_switch = location.filter(|location| location.switch.is_some());
@@ -190,14 +172,18 @@ fn number<'a>(
     location: Option<&'a DeviceLocation>,
     is_same: fn(&DeviceLocation, &DeviceLocation) -> bool,
 ) -> u16 {
-    let same = |other: Option<&DeviceLocation>| {
-        location
-            .zip(other)
-            .is_some_and(|(one, other)| is_same(one, other))
-    };
-    let at = known.iter().position(|other| same(*other)).unwrap_or_else(|| {
+    let mut at = known.len();
+    for (nth, other) in known.iter().enumerate() {
+        if let (Some(location), Some(other)) = (location, other)
+            && is_same(location, other)
+        {
+            at = nth;
+            break;
+        }
+    }
+    if at == known.len() {
+        // An unknown location is listed too, so that no later device gets its number.
         known.push(location);
-        known.len() - 1
-    });
+    }
     u16::try_from(at).unwrap_or(u16::MAX)
 }

@@ -1,15 +1,16 @@
-//! One node: its inventory, the holdings and hints on it, and the dense rows of free amounts that requests are compared with.
+//! One node: its inventory, the holdings and hints on it, and the free amounts of its devices that requests are compared with.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::data::amounts::{Amounts, HostAmounts, NamedAmounts, subtract};
-use crate::data::device::{Device, DevicesOfType, Gpu};
-use crate::data::holding::{GpuRef, Held, HeldGpus, Hints, Holdings, n_unknown_whole};
-use crate::data::ident::{DeviceType, OwnerId};
-use crate::data::inventory::{GpuModel, Inventory};
+use crate::data::device::{Device, DeviceRef};
+use crate::data::holding::{Held, HeldPart, Hints, Holdings, n_unknown_whole};
+use crate::data::ident::OwnerId;
+use crate::data::inventory::{GPUS, GpuModel, Inventory};
 use crate::state::charges::{charges, charges_of_all};
 use crate::state::hardware::HardwareClass;
 
@@ -20,7 +21,7 @@ const N_IN_PLACE: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) name: Box<str>,
-    /// Sorted by minor; `None` while the node, or its report of devices, is missing.
+    /// Devices sorted by minor; `None` while the node, or its report of devices, is missing.
     pub(crate) inventory: Option<Inventory>,
     /// The inventory without identifiers, shared with nodes of the same hardware; `None` without an inventory.
     pub(crate) hardware: Option<Arc<HardwareClass>>,
@@ -32,14 +33,14 @@ pub(crate) struct Node {
     /// True if a request without constraints may break a rule although there is room: the partition table binds, or a pod
     /// has exclusive use of devices.
     pub(crate) has_rules: bool,
-    /// One per GPU of the inventory, in its order.
+    /// Free amounts of the GPUs, one row per GPU of the inventory in its order.
     pub(crate) rows: Rows,
     /// One per GPU of the inventory, in its order.
     pub(crate) flags: Box<[GpuFlags]>,
     /// True if some GPU is unhealthy or takes no shares.
     pub(crate) any_unavailable: bool,
-    /// Free amounts of devices of other types, in the order of the inventory.
-    pub(crate) free_devices: Vec<Vec<NamedAmounts>>,
+    /// Free named resources, by the index of the device's type and its own; none for GPUs, whose free amounts are rows.
+    pub(crate) free_resources: Vec<Vec<NamedAmounts>>,
     /// Sorted by owner.
     pub(crate) held: Vec<Held>,
     /// Sorted by owner.
@@ -53,14 +54,14 @@ pub(crate) struct Hint {
     /// The holdings that the reservation would give the owner.
     pub(crate) holdings: Holdings,
     /// The amounts that they take of GPUs, by the index of the GPU in the current inventory.
-    pub(crate) charges: Box<[(usize, Amounts)]>,
+    pub(crate) gpu_charges: Box<[(usize, Amounts)]>,
 }
 
 impl Hint {
     /// Returns true if the hint leaves no whole GPU at this index. Whole GPUs of unknown UUID are counted, not located.
     pub(crate) fn occupies(&self, gpu: usize) -> bool {
         let is_occupied = |(at, amounts): &(usize, Amounts)| *at == gpu && amounts.occupies();
-        self.holdings.unknown_whole == 0 && self.charges.iter().any(is_occupied)
+        self.holdings.unknown_whole == 0 && self.gpu_charges.iter().any(is_occupied)
     }
 }
 
@@ -78,7 +79,7 @@ pub(crate) struct GpuFlags {
 /// CPU and memory of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Host {
-    /// `None` as long as it is not known; there is enough, then.
+    /// All that pods can use; `None` if unknown, and then taken to be enough.
     pub(crate) total: Option<HostAmounts>,
     pub(crate) used: HostAmounts,
     /// Number of owners that use something.
@@ -99,7 +100,7 @@ pub(crate) struct HostUse {
     /// Index of the node.
     pub(crate) index: u32,
     pub(crate) amounts: HostAmounts,
-    /// True if the owner is bound to the node and says nothing about pods to come.
+    /// True if the pod is tied to the node, as that of a `DaemonSet` is: it says nothing about pods to come.
     pub(crate) is_daemon: bool,
 }
 
@@ -116,7 +117,7 @@ impl Node {
             rows: Rows::default(),
             flags: Box::default(),
             any_unavailable: false,
-            free_devices: Vec::new(),
+            free_resources: Vec::new(),
             held: Vec::new(),
             hints: Vec::new(),
         }
@@ -135,7 +136,6 @@ impl Node {
             ..Self::new(self.name.clone())
         };
         copy.update_free();
-        copy.update_rules();
         copy
     }
 
@@ -145,19 +145,20 @@ impl Node {
         self.inventory.is_none() && self.held.is_empty() && self.hints.is_empty() && is_host_unknown
     }
 
-    pub(crate) fn gpus(&self) -> &[Gpu] {
-        self.inventory.as_ref().map_or(&[], |inventory| &inventory.gpus)
+    pub(crate) fn gpus(&self) -> &[Device] {
+        self.devices(GPUS)
     }
 
-    /// Devices of types other than GPU.
-    pub(crate) fn types(&self) -> &[DevicesOfType] {
-        self.inventory.as_ref().map_or(&[], Inventory::types)
+    /// The devices of the type at an index.
+    pub(crate) fn devices(&self, type_at: usize) -> &[Device] {
+        self.inventory
+            .as_ref()
+            .map_or(&[], |inventory| inventory.devices(type_at))
     }
 
-    /// Devices of one type, their free amounts and the index of the type.
-    pub(crate) fn type_at(&self, kind: &DeviceType) -> Option<(usize, &DevicesOfType, &[NamedAmounts])> {
-        let at = self.types().iter().position(|of_type| of_type.kind == *kind)?;
-        Some((at, self.types().get(at)?, self.free_devices.get(at)?))
+    /// Free named resources of the devices of the type at an index; empty for GPUs.
+    pub(crate) fn free_of_type(&self, type_at: usize) -> &[NamedAmounts] {
+        self.free_resources.get(type_at).map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn unit_bytes(&self) -> Option<u64> {
@@ -212,10 +213,17 @@ impl Node {
         })
     }
 
+    /// The row of the GPU at an index, less the hints that count.
+    pub(crate) fn row_at(&self, at: usize, hints: Hints<'_>) -> Option<Row> {
+        Some(self.row_with(at, *self.rows.get(at)?, hints))
+    }
+
     fn row_with(&self, at: usize, mut row: Row, hints: Hints<'_>) -> Row {
-        for (gpu, amounts) in self.counted_hints(hints).flat_map(|hint| &hint.charges) {
-            if *gpu == at {
-                row.free = row.free.less(*amounts);
+        for hint in self.counted_hints(hints) {
+            for (gpu, amounts) in &hint.gpu_charges {
+                if *gpu == at {
+                    row.free = row.free.less(*amounts);
+                }
             }
         }
         row
@@ -225,24 +233,30 @@ impl Node {
     pub(crate) fn healthy_rows<'a>(
         &'a self,
         hints: Hints<'a>,
-    ) -> impl Iterator<Item = (Row, &'a Gpu, GpuFlags)> + Clone {
+    ) -> impl Iterator<Item = (Row, &'a Device, GpuFlags)> + Clone {
         let rows = self.rows_with(hints).zip(self.gpus()).zip(&self.flags);
         rows.filter(|((_, gpu), _)| gpu.healthy)
             .map(|((row, gpu), flags)| (row, gpu, *flags))
     }
 
-    /// Free amounts of one device of another type, less the hints that count.
-    pub(crate) fn free_of_device(
+    /// Free named resources of a device by the index of its type and its own, less the hints that count.
+    pub(crate) fn free_resources_with(
         &self,
-        kind: &DeviceType,
-        device: &Device,
-        free: &NamedAmounts,
+        type_at: usize,
+        device: usize,
         hints: Hints<'_>,
-    ) -> NamedAmounts {
-        let mut free = free.clone();
-        for part in self.counted_hints(hints).flat_map(|hint| &hint.holdings.others) {
-            if part.kind == *kind && part.device.identifies(device) {
-                subtract(&mut free, &part.amounts);
+    ) -> Cow<'_, NamedAmounts> {
+        let free = self.free_of_type(type_at).get(device);
+        let mut free = free.map_or(Cow::Owned(NamedAmounts::new()), Cow::Borrowed);
+        for hint in self.counted_hints(hints) {
+            for charge in self
+                .inventory
+                .iter()
+                .flat_map(|inventory| charges(inventory, &hint.holdings))
+            {
+                if (charge.type_at, charge.device) == (type_at, device) {
+                    subtract(free.to_mut(), charge.resources);
+                }
             }
         }
         free
@@ -250,7 +264,7 @@ impl Node {
 
     /// Inserts a holding in place of the one that the owner has here.
     pub(crate) fn insert_held(&mut self, mut held: Held) {
-        self.share_uuids(&mut held.holdings.gpus);
+        self.share_ids(&mut held.holdings);
         // Sorted by owner, so that equal holdings give equal rows whatever the order of events.
         match self.held.binary_search_by(|other| other.owner.cmp(&held.owner)) {
             Ok(at) => self.held.splice(at..=at, [held]).for_each(drop),
@@ -277,7 +291,7 @@ impl Node {
         let hint = Hint {
             owner,
             holdings,
-            charges: Box::default(),
+            gpu_charges: Box::default(),
         };
         self.hints.insert(at, hint);
         self.locate_hints();
@@ -305,19 +319,17 @@ impl Node {
     /// Computes everything that is free from the inventory and the holdings.
     fn update_free(&mut self) {
         self.update_rules();
+        self.any_unavailable = false;
+        self.free_resources.clear();
         let Some(inventory) = &self.inventory else {
-            self.free_devices.clear();
             self.rows.resize(0);
             self.flags = Box::default();
-            self.any_unavailable = false;
             return;
         };
-        self.free_devices = free_devices(inventory, &self.held);
         self.rows.resize(inventory.gpus.len());
         if self.flags.len() != inventory.gpus.len() {
             self.flags = vec![GpuFlags::default(); inventory.gpus.len()].into();
         }
-        self.any_unavailable = false;
         let n_unknown = n_unknown_whole(&self.held);
         for ((row, flags), gpu) in self.rows.iter_mut().zip(&mut self.flags).zip(&inventory.gpus) {
             *flags = GpuFlags {
@@ -326,18 +338,32 @@ impl Node {
             };
             // An unavailable GPU has no free amounts, so that the hot path need not look at flags.
             let is_available = gpu.healthy && !flags.is_withheld;
-            let total = gpu.total();
-            row.free = if is_available { total } else { Amounts::ZERO };
-            row.total = total;
+            row.total = gpu.total();
+            row.free = if is_available { row.total } else { Amounts::ZERO };
             self.any_unavailable |= !is_available;
+        }
+        // Most nodes have GPUs alone, and need no list of named resources.
+        if inventory.n_types() > 1 {
+            self.free_resources.push(Vec::new());
+            for (_, devices) in inventory.types().skip(1) {
+                let resources = devices.iter().map(|device| device.resources.clone());
+                self.free_resources.push(resources.collect());
+            }
         }
         // From scratch at every change: sums that are added to and subtracted from would drift with saturation.
         for (held, charge) in charges_of_all(inventory, &self.held) {
-            if let (Some(row), Some(flags)) = (self.rows.get_mut(charge.gpu), self.flags.get_mut(charge.gpu))
-            {
+            if charge.type_at != GPUS {
+                let free = self.free_resources.get_mut(charge.type_at);
+                if let Some(free) = free.and_then(|free| free.get_mut(charge.device)) {
+                    subtract(free, charge.resources);
+                }
+            } else if let (Some(row), Some(flags)) = (
+                self.rows.get_mut(charge.device),
+                self.flags.get_mut(charge.device),
+            ) {
                 row.free = row.free.less(charge.amounts);
-                flags.is_occupied |= charge.amounts.occupies();
-                flags.is_shared |= charge.amounts.occupies() && !held.holdings.is_vendor;
+                flags.is_occupied |= charge.occupies();
+                flags.is_shared |= charge.occupies() && !held.holdings.is_vendor;
             }
         }
     }
@@ -356,54 +382,36 @@ impl Node {
     fn locate_hints(&mut self) {
         self.update_rules();
         for hint in &mut self.hints {
-            let Some(inventory) = &self.inventory else {
-                hint.charges = Box::default();
-                continue;
-            };
             let mut taken = Vec::new();
-            for charge in charges(inventory, &hint.holdings.gpus) {
-                taken.push((charge.gpu, charge.amounts));
-            }
-            if hint.holdings.unknown_whole > 0 {
-                // The vendor's plugin may take any of them.
-                taken.extend(inventory.for_vendor().map(|(at, gpu)| (at, gpu.total())));
-            }
-            hint.charges = taken.into();
-        }
-    }
-
-    /// Replaces UUIDs of a holding by clones of the inventory's, so that their texts are in memory once.
-    fn share_uuids(&self, held: &mut HeldGpus) {
-        let HeldGpus::Shares(shares) = held else { return };
-        shares.shrink_to_fit();
-        for share in shares {
-            if let GpuRef::Uuid(uuid) = &mut share.gpu
-                && let Some(gpu) = self.gpus().iter().find(|gpu| gpu.uuid == *uuid)
-            {
-                *uuid = gpu.uuid.clone();
-            }
-        }
-    }
-}
-
-/// Free amounts of every device of other types, in the order of the inventory.
-fn free_devices(inventory: &Inventory, held: &[Held]) -> Vec<Vec<NamedAmounts>> {
-    let mut free_devices = Vec::with_capacity(inventory.types().len());
-    for of_type in inventory.types() {
-        let mut of_this_type = Vec::with_capacity(of_type.devices.len());
-        for device in &of_type.devices {
-            let mut free = device.resources.clone();
-            let parts = held.iter().flat_map(|held| &held.holdings.others);
-            for part in parts.filter(|part| part.kind == of_type.kind) {
-                if of_type.may_be(&part.device, device) {
-                    subtract(&mut free, &part.amounts);
+            if let Some(inventory) = &self.inventory {
+                for charge in charges(inventory, &hint.holdings).filter(|charge| charge.type_at == GPUS) {
+                    taken.push((charge.device, charge.amounts));
+                }
+                if hint.holdings.unknown_whole > 0 {
+                    // The vendor's plugin may take any of them.
+                    taken.extend(inventory.for_vendor().map(|(at, gpu)| (at, gpu.total())));
                 }
             }
-            of_this_type.push(free);
+            hint.gpu_charges = taken.into();
         }
-        free_devices.push(of_this_type);
     }
-    free_devices
+
+    /// Replaces device IDs of a holding by clones of the inventory's, so that their texts are in memory once.
+    fn share_ids(&self, holdings: &mut Holdings) {
+        let Some(inventory) = &self.inventory else { return };
+        // A cluster has very many holdings, and they stay as they are.
+        holdings.parts.shrink_to_fit();
+        for HeldPart { kind, device, .. } in &mut holdings.parts {
+            if let DeviceRef::Id(id) = device
+                && let Some((type_at, _, known)) = inventory.device(kind, id)
+            {
+                *id = known.id.clone();
+                if let Some((known, _)) = inventory.types().nth(type_at) {
+                    *kind = known.clone();
+                }
+            }
+        }
+    }
 }
 
 /// The amounts of one GPU that requests are compared with.

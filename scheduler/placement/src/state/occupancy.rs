@@ -1,147 +1,178 @@
 //! Occupancy: which devices of a node are in use, as far as exclusive use, whole groups and virtual functions depend on it.
 
-use crate::data::constraints::{DeviceKind, Exclusion, widest};
-use crate::data::holding::{Held, HeldGpus, Hints, Holdings};
+use crate::data::constraints::Exclusion;
+use crate::data::holding::{Held, Hints, Holdings};
 use crate::data::ident::FunctionId;
-use crate::data::inventory::Inventory;
+use crate::data::inventory::{GPUS, Inventory};
 use crate::state::charges::{charges, charges_of_all};
 use crate::state::hardware::{Location, Locations};
-use crate::state::node::Node;
+use crate::state::node::{Hint, Node};
 
 /// The use of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeviceUse {
     /// True if an owner may hold a part of it, or see it.
     pub(crate) is_held: bool,
-    /// True if an owner may hold memory or computing power of it, or any amount of a device of another type.
+    /// True if an owner may hold memory or computing power of it, or any amount of a device of another type than GPU.
     pub(crate) is_occupied: bool,
     /// True if an owner has exclusive use of it.
     pub(crate) is_exclusive: bool,
 }
 
-/// The use of all devices of a node, in the order of its inventory.
+/// The use of all devices of a node, by the index of their type and in the order of its inventory.
 #[derive(Debug, Default)]
 pub(crate) struct Occupancy<'a> {
-    pub(crate) gpus: Vec<DeviceUse>,
-    pub(crate) others: Vec<Vec<DeviceUse>>,
-    /// Virtual functions that are held, by type.
-    pub(crate) functions: Vec<Vec<&'a FunctionId>>,
+    uses: Vec<Vec<DeviceUse>>,
+    /// Virtual functions that are held, by the index of the device's type.
+    functions: Vec<Vec<&'a FunctionId>>,
+}
+
+/// A device that an owner may hold a part of, as far as is known.
+struct DeviceInUse {
+    type_at: usize,
+    device: usize,
+    is_occupied: bool,
 }
 
 impl<'a> Occupancy<'a> {
-    /// The occupancy with the hints that count.
-    pub(crate) fn of(node: &'a Node, hints: Hints<'_>) -> Self {
+    /// The occupancy by all holdings and the hints that count.
+    pub(crate) fn new(node: &'a Node, hints: Hints<'_>) -> Self {
         let (Some(inventory), Some(hardware)) = (&node.inventory, &node.hardware) else {
             return Self::default();
         };
-        let locations = &hardware.locations;
-        let mut occupancy = Self::empty(inventory);
-        for (gpu, flags) in occupancy.gpus.iter_mut().zip(&node.flags) {
-            gpu.is_occupied = flags.is_occupied;
+        let mut uses = Vec::with_capacity(inventory.n_types());
+        for (_, devices) in inventory.types() {
+            uses.push(vec![DeviceUse::default(); devices.len()]);
         }
-        // Holdings add who may see a device, and exclusive use, which amounts do not show.
+        let functions = vec![Vec::new(); uses.len()];
+        let mut occupancy = Self { uses, functions };
         for held in &node.held {
-            let gpus = gpus_of(node, inventory, held);
-            occupancy.add(inventory, locations, &held.holdings, &gpus);
+            let in_use = devices_of_held(node, inventory, held);
+            occupancy.add(inventory, &hardware.locations, &held.holdings, &in_use);
         }
         for hint in node.hints.iter().filter(|hint| hints.counts(&hint.owner)) {
-            let gpus: Vec<usize> = hint.charges.iter().map(|(gpu, _)| *gpu).collect();
-            occupancy.add(inventory, locations, &hint.holdings, &gpus);
-            // The flags of the node count what is held; hints come on top.
-            for (gpu, amounts) in &hint.charges {
-                if let Some(gpu) = occupancy.gpus.get_mut(*gpu) {
-                    gpu.is_occupied |= amounts.occupies();
-                }
-            }
+            let in_use = devices_of_hint(inventory, hint);
+            occupancy.add(inventory, &hardware.locations, &hint.holdings, &in_use);
         }
         occupancy
     }
 
-    /// Adds an owner's devices: the GPUs at these indices, and parts of devices of other types.
-    fn add(&mut self, inventory: &Inventory, locations: &Locations, holdings: &'a Holdings, gpus: &[usize]) {
-        let exclusion = |kind: &DeviceKind| widest(&holdings.exclusions, kind);
-        mark(&mut self.gpus, &locations.gpus, gpus, exclusion(&DeviceKind::Gpu));
-        if holdings.others.is_empty() {
-            return;
-        }
-        for (type_at, of_type) in inventory.types().iter().enumerate() {
-            let mut held = Vec::new();
-            for part in holdings.others.iter().filter(|part| part.kind == of_type.kind) {
-                for (at, device) in of_type.devices.iter().enumerate() {
-                    if of_type.may_be(&part.device, device) {
-                        held.push(at);
-                    }
-                }
-                if let Some(functions) = self.functions.get_mut(type_at) {
-                    functions.extend(&part.functions);
-                }
-            }
-            let exclusion = exclusion(&DeviceKind::Other(of_type.kind.clone()));
-            let Some(uses) = self.others.get_mut(type_at) else {
-                continue;
-            };
-            mark(uses, locations.of_type(type_at), &held, exclusion);
-            for at in held {
-                if let Some(device) = uses.get_mut(at) {
-                    device.is_occupied = true;
-                }
+    /// Adds the devices of one owner, its virtual functions and its exclusive use.
+    fn add(
+        &mut self,
+        inventory: &Inventory,
+        locations: &Locations,
+        holdings: &'a Holdings,
+        in_use: &[DeviceInUse],
+    ) {
+        for one in in_use {
+            let uses = self.uses.get_mut(one.type_at);
+            if let Some(device) = uses.and_then(|uses| uses.get_mut(one.device)) {
+                device.is_held = true;
+                device.is_occupied |= one.is_occupied;
             }
         }
-    }
-
-    fn empty(inventory: &Inventory) -> Self {
-        let types = inventory.types();
-        Self {
-            gpus: vec![DeviceUse::default(); inventory.gpus.len()],
-            others: types
-                .iter()
-                .map(|of_type| vec![DeviceUse::default(); of_type.devices.len()])
-                .collect(),
-            functions: vec![Vec::new(); types.len()],
+        for part in holdings.parts.iter().filter(|part| !part.functions.is_empty()) {
+            let type_at = inventory.type_index(&part.kind);
+            if let Some(functions) = type_at.and_then(|at| self.functions.get_mut(at)) {
+                functions.extend(&part.functions);
+            }
+        }
+        for (kind, exclusion) in &holdings.exclusions {
+            if let Some(type_at) = inventory.type_index(kind)
+                && let Some(uses) = self.uses.get_mut(type_at)
+            {
+                let own = in_use.iter().filter(|one| one.type_at == type_at);
+                exclude(
+                    uses,
+                    locations.of_type(type_at),
+                    own.map(|one| one.device),
+                    *exclusion,
+                );
+            }
         }
     }
 
     /// The use of the devices of the type at an index.
-    pub(crate) fn of_type(&self, at: usize) -> &[DeviceUse] {
-        self.others.get(at).map_or(&[], |uses| uses)
+    pub(crate) fn of_type(&self, type_at: usize) -> &[DeviceUse] {
+        self.uses.get(type_at).map_or(&[], Vec::as_slice)
     }
 
     /// The virtual functions of the type at an index that are held.
-    pub(crate) fn functions_of(&self, at: usize) -> &[&'a FunctionId] {
-        self.functions.get(at).map_or(&[], |functions| functions)
+    pub(crate) fn functions_of(&self, type_at: usize) -> &[&'a FunctionId] {
+        self.functions.get(type_at).map_or(&[], Vec::as_slice)
     }
 }
 
-/// Enters that an owner may hold some devices of a type, and its exclusive use of these or of their switches.
-fn mark(uses: &mut [DeviceUse], locations: &[Location], held: &[usize], exclusion: Option<Exclusion>) {
-    for at in held {
-        if let Some(device) = uses.get_mut(*at) {
-            device.is_held = true;
-            device.is_exclusive |= exclusion == Some(Exclusion::Device);
+/// Records an owner's exclusive use of its devices of one type, or of all devices of the type on their switches.
+fn exclude(
+    uses: &mut [DeviceUse],
+    locations: &[Location],
+    own: impl Iterator<Item = usize>,
+    exclusion: Exclusion,
+) {
+    for at in own {
+        if let Some(device) = uses.get_mut(at) {
+            device.is_exclusive = true;
         }
-    }
-    if exclusion == Some(Exclusion::Switch) {
+        let Some(own) = locations.get(at).filter(|_| exclusion == Exclusion::Switch) else {
+            continue;
+        };
         for (device, location) in uses.iter_mut().zip(locations) {
-            let mut held = held.iter().filter_map(|at| locations.get(*at));
-            device.is_exclusive |= held.any(|held| held.switch == location.switch);
+            device.is_exclusive |= location.switch == own.switch;
         }
     }
 }
 
-/// GPUs that an owner may hold a part of, as far as is known, or to which its pending holding is charged.
-fn gpus_of(node: &Node, inventory: &Inventory, held: &Held) -> Vec<usize> {
-    let mut gpus: Vec<usize> = Vec::new();
-    if let HeldGpus::Pending(_) = held.holdings.gpus {
-        let all = charges_of_all(inventory, &node.held);
-        let own = all.iter().filter(|(other, _)| other.owner == held.owner);
-        gpus.extend(own.map(|(_, charge)| charge.gpu));
+/// Devices that an owner may hold a part of, or to which its pending holding is charged.
+fn devices_of_held(node: &Node, inventory: &Inventory, held: &Held) -> Vec<DeviceInUse> {
+    let mut in_use = Vec::new();
+    let mut add = |type_at, device, is_occupied| {
+        in_use.push(DeviceInUse {
+            type_at,
+            device,
+            is_occupied,
+        });
+    };
+    if held.holdings.pending.is_some() {
+        // A pending holding is charged where the holdings of all owners leave room.
+        for (other, charge) in charges_of_all(inventory, &node.held) {
+            if other.owner == held.owner {
+                add(charge.type_at, charge.device, charge.occupies());
+            }
+        }
     } else {
-        gpus.extend(charges(inventory, &held.holdings.gpus).map(|charge| charge.gpu));
+        for charge in charges(inventory, &held.holdings) {
+            add(charge.type_at, charge.device, charge.occupies());
+        }
     }
     if held.holdings.unknown_whole > 0 {
-        gpus.extend(inventory.for_vendor().map(|(at, _)| at));
+        for (at, _) in inventory.for_vendor() {
+            // Which of these GPUs are in use is not known, only how many, and that is counted apart.
+            add(GPUS, at, false);
+        }
     }
-    gpus
+    in_use
+}
+
+/// Devices that an owner will hold a part of once its hint becomes a reservation.
+fn devices_of_hint(inventory: &Inventory, hint: &Hint) -> Vec<DeviceInUse> {
+    let mut in_use = Vec::new();
+    for (device, amounts) in &hint.gpu_charges {
+        in_use.push(DeviceInUse {
+            type_at: GPUS,
+            device: *device,
+            is_occupied: amounts.occupies(),
+        });
+    }
+    for charge in charges(inventory, &hint.holdings).filter(|charge| charge.type_at != GPUS) {
+        in_use.push(DeviceInUse {
+            type_at: charge.type_at,
+            device: charge.device,
+            is_occupied: true,
+        });
+    }
+    in_use
 }
 
 /// Returns true if exclusive use, of other owners and of the asking one, leaves the device at an index.
@@ -154,10 +185,12 @@ pub(crate) fn permits(own: Option<Exclusion>, at: usize, locations: &[Location],
         Some(Exclusion::Device) => !device.is_held,
         Some(Exclusion::Switch) => {
             let switch = locations.get(at).map(|location| location.switch);
-            let is_held_on_switch = |(location, device): (&Location, &DeviceUse)| {
-                Some(location.switch) == switch && device.is_held
-            };
-            !locations.iter().zip(uses).any(is_held_on_switch)
+            for (location, device) in locations.iter().zip(uses) {
+                if Some(location.switch) == switch && device.is_held {
+                    return false;
+                }
+            }
+            true
         }
     }
 }

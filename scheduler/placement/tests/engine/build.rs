@@ -1,8 +1,8 @@
 //! Builders for tests.
 
 use placement::{
-    Fleet, Gpu, GpuRef, GpuView, HeldGpus, HeldMemory, HeldShare, Hints, Inventory, Memory, NodeId, OwnerId,
-    Placement, Reason, RequestedMemory, ShareRequest,
+    Device, DeviceRef, DeviceType, DeviceView, Fleet, HeldMemory, HeldPart, Hints, Holdings, Inventory,
+    Memory, NodeId, OwnerId, Placement, Reason, RequestedMemory, ShareRequest,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -13,16 +13,12 @@ pub(crate) fn mib(mib: u64) -> Memory {
 }
 
 /// A healthy GPU named `<node>-<minor>`.
-pub(crate) fn gpu(node: &str, minor: u32, memory_bytes: u64) -> Gpu {
-    Gpu {
-        uuid: format!("{node}-{minor}").into(),
-        minor,
+pub(crate) fn gpu(node: &str, minor: u32, memory_bytes: u64) -> Device {
+    Device {
         memory_bytes,
         core: 100,
         slots: 100,
-        healthy: true,
-        sharing: true,
-        attributes: placement::DeviceAttributes::default(),
+        ..Device::new(format!("{node}-{minor}"), minor)
     }
 }
 
@@ -64,26 +60,25 @@ pub(crate) fn ratio(percent: u32) -> ShareRequest {
     ask(1, RequestedMemory::Ratio(percent))
 }
 
-pub(crate) fn share(gpu: GpuRef, memory: RequestedMemory) -> HeldShare {
-    HeldShare {
-        gpu,
+pub(crate) fn share(gpu: DeviceRef, memory: RequestedMemory) -> HeldPart {
+    HeldPart {
         memory: HeldMemory::Requested(memory),
         core: 0,
         slots: 1,
-        trusted: true,
+        ..HeldPart::new(DeviceType::Gpu, gpu)
     }
 }
 
-pub(crate) fn on_uuid(uuid: &str, memory: RequestedMemory) -> HeldGpus {
-    HeldGpus::Shares(vec![share(GpuRef::Uuid(uuid.into()), memory)])
+pub(crate) fn on_uuid(id: &str, memory: RequestedMemory) -> Holdings {
+    Holdings::from(vec![share(DeviceRef::Id(id.into()), memory)])
 }
 
-pub(crate) fn on_minor(minor: u32, memory: RequestedMemory) -> HeldGpus {
-    HeldGpus::Shares(vec![share(GpuRef::Minor(minor), memory)])
+pub(crate) fn on_minor(minor: u32, memory: RequestedMemory) -> Holdings {
+    Holdings::from(vec![share(DeviceRef::Minor(minor), memory)])
 }
 
 /// Sets a fact.
-pub(crate) fn hold(fleet: &mut Fleet, owner: &str, node: &str, holding: HeldGpus) {
+pub(crate) fn hold(fleet: &mut Fleet, owner: &str, node: &str, holding: Holdings) {
     fleet.hold(&owner.into(), node, holding);
 }
 
@@ -92,7 +87,7 @@ pub(crate) fn fill(fleet: &mut Fleet, node: &str, free_mib: &[u64]) {
     let id = fleet.node_id(node).unwrap();
     let totals: Vec<(u32, u64)> = gpus(fleet, id)
         .iter()
-        .map(|gpu| (gpu.gpu.minor, gpu.gpu.memory_bytes / MIB))
+        .map(|gpu| (gpu.device.minor, gpu.device.memory_bytes / MIB))
         .collect();
     for ((minor, total), free) in totals
         .into_iter()
@@ -126,10 +121,10 @@ pub(crate) fn place(
 }
 
 pub(crate) fn minors(placement: &Placement) -> Vec<u32> {
-    placement.shares.iter().map(|share| share.minor).collect()
+    placement.gpus().map(|share| share.minor).collect()
 }
 
-pub(crate) fn gpus(fleet: &Fleet, node: NodeId) -> Vec<GpuView<'_>> {
+pub(crate) fn gpus(fleet: &Fleet, node: NodeId) -> Vec<DeviceView<'_>> {
     fleet.view(node).unwrap().gpus()
 }
 

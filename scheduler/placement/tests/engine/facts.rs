@@ -1,7 +1,7 @@
 //! Facts from watches: they come in any order, may contradict the inventory, and are never refused.
 
 use placement::{
-    Amounts, Fleet, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Reason, RequestedMemory, Violation,
+    Amounts, DeviceRef, Fleet, HeldMemory, HeldPart, Hints, Holdings, Reason, RequestedMemory, Violation,
 };
 use rstest::rstest;
 
@@ -30,12 +30,12 @@ fn e1_oversubscription_leaves_nothing_free(#[case] used: u64) {
 fn e1_sums_of_huge_facts_do_not_wrap_around() {
     let (mut fleet, id) = one_node(&[8192]);
     for owner in ["a", "b", "c"] {
-        let huge = HeldShare {
+        let huge = HeldPart {
             core: u32::MAX,
             slots: u32::MAX,
-            ..share(GpuRef::Minor(0), RequestedMemory::Bytes(u64::MAX))
+            ..share(DeviceRef::Minor(0), RequestedMemory::Bytes(u64::MAX))
         };
-        hold(&mut fleet, owner, "n", HeldGpus::Shares(vec![huge]));
+        hold(&mut fleet, owner, "n", Holdings::from(vec![huge]));
     }
     assert_eq!(gpus(&fleet, id)[0].free, Amounts::ZERO);
     assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::Memory));
@@ -173,9 +173,9 @@ fn a_share_of_a_missing_gpu_is_reported_and_not_charged() {
 }
 
 #[rstest]
-#[case::unknown_devices(HeldGpus::Unknown(units(5000)))]
+#[case::unknown_devices(Holdings::from(vec![HeldPart::from(&units(5000))]))]
 #[case::unknown_minor(on_minor(7, RequestedMemory::Units(5000)))]
-fn a_share_of_unknown_gpus_is_charged_to_every_gpu(#[case] holding: HeldGpus) {
+fn a_share_of_unknown_gpus_is_charged_to_every_gpu(#[case] holding: Holdings) {
     let (mut fleet, id) = one_node(&[8192, 8192, 4096]);
     hold(&mut fleet, "pod", "n", holding);
     assert_eq!(free_mib(&fleet, "n"), [3192, 3192, 0]);
@@ -204,11 +204,11 @@ fn an_amount_in_unknown_units_takes_the_whole_device() {
 #[test]
 fn an_untrusted_record_is_charged_and_violates_nothing() {
     let (mut fleet, _) = one_node(&[8192]);
-    let doubtful = HeldShare {
+    let doubtful = HeldPart {
         trusted: false,
-        ..share(GpuRef::Minor(0), RequestedMemory::Units(9000))
+        ..share(DeviceRef::Minor(0), RequestedMemory::Units(9000))
     };
-    hold(&mut fleet, "pod", "n", HeldGpus::Shares(vec![doubtful]));
+    hold(&mut fleet, "pod", "n", Holdings::from(vec![doubtful]));
     assert_eq!(free_mib(&fleet, "n"), [0]);
     assert_eq!(fleet.check(), []);
 }
@@ -250,12 +250,12 @@ fn shares_of_an_unhealthy_gpu_stay_counted() {
 #[test]
 fn views_list_the_holders_of_devices() {
     let (mut fleet, id) = one_node(&[8192]);
-    let exact = HeldShare {
+    let exact = HeldPart {
         memory: HeldMemory::Exact(mib(10)),
         core: 30,
-        ..share(GpuRef::Minor(0), RequestedMemory::Units(0))
+        ..share(DeviceRef::Minor(0), RequestedMemory::Units(0))
     };
-    hold(&mut fleet, "b", "n", HeldGpus::Shares(vec![exact]));
+    hold(&mut fleet, "b", "n", Holdings::from(vec![exact]));
     hold(&mut fleet, "a", "n", on_minor(0, RequestedMemory::Ratio(50)));
     let gpu = gpus(&fleet, id).remove(0);
     assert_eq!(

@@ -87,8 +87,7 @@ fn e13_gpus_of_unequal_size_are_not_averaged() {
     );
     let placement = place(&mut fleet, "pod", id, &ask(2, RequestedMemory::Ratio(50))).unwrap();
     let shares: Vec<_> = placement
-        .shares
-        .iter()
+        .gpus()
         .map(|share| (share.minor, share.amounts.memory))
         .collect();
     assert_eq!(

@@ -75,8 +75,8 @@ fn a_hint_follows_a_change_of_the_inventory() {
     let (mut fleet, id) = one_node(&[8192]);
     assert!(hint(&mut fleet, "a", id, 5000));
     let mut moved = inventory("n", &[4096, 8192]);
-    moved.gpus[0].uuid = "new".into();
-    moved.gpus[1].uuid = "n-0".into();
+    moved.gpus[0].id = "new".into();
+    moved.gpus[1].id = "n-0".into();
     fleet.set_inventory("n", moved);
     assert_eq!(fleet.fit(id, &units(4096), Hints::Respect), Ok(()));
     assert_eq!(fleet.fit(id, &units(4097), Hints::Respect), Err(Reason::Memory));

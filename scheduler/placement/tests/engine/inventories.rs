@@ -1,11 +1,11 @@
 //! Inventories that are partly unusable.
 
-use placement::{Fleet, Gpu, Hints, Inventory, InventoryProblem, Reason, RequestedMemory};
+use placement::{Device, Fleet, Hints, Inventory, InventoryProblem, Reason, RequestedMemory};
 use rstest::rstest;
 
 use crate::build::{GIB, ask, gpu, gpus, units};
 
-fn problems(extra: Gpu, unit_bytes: u64) -> (Vec<InventoryProblem>, usize) {
+fn problems(extra: Device, unit_bytes: u64) -> (Vec<InventoryProblem>, usize) {
     let mut fleet = Fleet::new();
     let inventory = Inventory {
         gpus: vec![extra, gpu("n", 0, GIB), gpu("n", 1, GIB)],
@@ -19,8 +19,8 @@ fn problems(extra: Gpu, unit_bytes: u64) -> (Vec<InventoryProblem>, usize) {
 }
 
 #[rstest]
-#[case::uuid_twice(Gpu { minor: 2, ..gpu("n", 0, GIB) }, "GPU n-0 is listed twice; the one with minor 2 is ignored")]
-#[case::minor_twice(Gpu { uuid: "x".into(), ..gpu("n", 1, GIB) }, "minor 1 is listed twice; GPU x is ignored")]
+#[case::uuid_twice(Device { minor: 2, ..gpu("n", 0, GIB) }, "GPU n-0 is listed twice; the one with minor 2 is ignored")]
+#[case::minor_twice(Device { id: "x".into(), ..gpu("n", 1, GIB) }, "minor 1 is listed twice; GPU x is ignored")]
 #[case::no_memory(
     gpu("n", 2, 0),
     "GPU n-2 has 0 bytes of memory, which is not from 1 to 2^50; it is ignored"
@@ -30,14 +30,14 @@ fn problems(extra: Gpu, unit_bytes: u64) -> (Vec<InventoryProblem>, usize) {
     "GPU n-2 has 1125899906842625 bytes of memory, which is not from 1 to 2^50; it is ignored"
 )]
 #[case::absurd_core(
-    Gpu { core: u32::MAX, ..gpu("n", 2, GIB) },
+    Device { core: u32::MAX, ..gpu("n", 2, GIB) },
     "GPU n-2 has core 4294967295 and 100 slots, of which one is more than 2^20; it is ignored"
 )]
 #[case::absurd_slots(
-    Gpu { slots: u32::MAX, ..gpu("n", 2, GIB) },
+    Device { slots: u32::MAX, ..gpu("n", 2, GIB) },
     "GPU n-2 has core 100 and 4294967295 slots, of which one is more than 2^20; it is ignored"
 )]
-fn gpus_that_cannot_be_used_are_left_out(#[case] extra: Gpu, #[case] message: &str) {
+fn gpus_that_cannot_be_used_are_left_out(#[case] extra: Device, #[case] message: &str) {
     let (problems, n_left) = problems(extra, GIB);
     assert_eq!(
         problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -51,11 +51,11 @@ fn gpus_that_cannot_be_used_are_left_out(#[case] extra: Gpu, #[case] message: &s
 fn the_order_of_devices_does_not_matter() {
     let devices = [
         gpu("n", 0, GIB),
-        Gpu {
-            uuid: "a".into(),
+        Device {
+            id: "a".into(),
             ..gpu("n", 0, 2 * GIB)
         },
-        Gpu {
+        Device {
             minor: 5,
             ..gpu("n", 0, 3 * GIB)
         },
@@ -92,7 +92,7 @@ fn an_impossible_memory_unit_counts_as_unknown(#[case] unit_bytes: u64) {
 fn the_largest_devices_are_counted_exactly() {
     let mut fleet = Fleet::new();
     let gpus = (0..16)
-        .map(|minor| Gpu {
+        .map(|minor| Device {
             core: 1 << 20,
             slots: 1 << 20,
             ..gpu("n", minor, 1 << 50)

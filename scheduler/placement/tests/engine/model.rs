@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{
-    DevicePolicy, Gpu, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Inventory, NodePolicy, Placement,
-    Policies, Reason, RequestedMemory, ShareRequest,
+    Device, DevicePolicy, DeviceRef, DeviceType, HeldMemory, HeldPart, Hints, Holdings, Inventory,
+    NodePolicy, Placement, Policies, Reason, RequestedMemory, ShareRequest,
 };
 
 /// Memory in hundredths of a byte, core, slots.
@@ -16,14 +16,14 @@ pub(crate) type Triple = [i128; 3];
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Model {
     pub(crate) inventories: BTreeMap<String, Inventory>,
-    pub(crate) holdings: BTreeMap<String, (String, HeldGpus)>,
+    pub(crate) holdings: BTreeMap<String, (String, Holdings)>,
     pub(crate) hints: BTreeMap<String, (String, Placement)>,
 }
 
 /// The total and free amounts of a GPU.
 #[derive(Clone, Debug)]
-struct Device {
-    gpu: Gpu,
+struct Candidate {
+    gpu: Device,
     total: Triple,
     free: Triple,
     need: Triple,
@@ -31,7 +31,7 @@ struct Device {
 
 impl Model {
     /// Amounts that are certainly held of each GPU, and amounts that may be.
-    pub(crate) fn used(&self, node: &str) -> Vec<(Gpu, Triple, Triple)> {
+    pub(crate) fn used(&self, node: &str) -> Vec<(Device, Triple, Triple)> {
         let Some(inventory) = self.inventories.get(node) else {
             return Vec::new();
         };
@@ -40,17 +40,18 @@ impl Model {
             .values()
             .filter(|(at, _)| at == node)
             .map(|(_, holding)| holding);
-        let shares: Vec<(HeldShare, bool)> = holdings.flat_map(flatten).collect();
-        let used = |gpu: &Gpu| {
+        let shares: Vec<(HeldPart, bool)> = holdings.flat_map(flatten).collect();
+        let used = |gpu: &Device| {
             let (mut certain, mut suspect) = ([0; 3], [0; 3]);
             for (share, known_gpu) in &shares {
-                let is_here = match &share.gpu {
-                    GpuRef::Uuid(uuid) => gpu.uuid == *uuid,
-                    GpuRef::Minor(minor) => gpu.minor == *minor,
+                let is_here = match &share.device {
+                    DeviceRef::Id(uuid) => gpu.id == *uuid,
+                    DeviceRef::Minor(minor) => gpu.minor == *minor,
+                    DeviceRef::Any => false,
                 };
-                let is_nowhere = match &share.gpu {
-                    GpuRef::Uuid(_) => false,
-                    GpuRef::Minor(minor) => !inventory.gpus.iter().any(|gpu| gpu.minor == *minor),
+                let is_nowhere = match &share.device {
+                    DeviceRef::Id(_) | DeviceRef::Any => false,
+                    DeviceRef::Minor(minor) => !inventory.gpus.iter().any(|gpu| gpu.minor == *minor),
                 };
                 let (amounts, is_guess) = held_on(gpu, share, inventory.unit_bytes);
                 if *known_gpu && is_here && share.trusted && !is_guess {
@@ -61,22 +62,25 @@ impl Model {
             }
             (gpu.clone(), certain, suspect)
         };
-        let mut used: Vec<(Gpu, Triple, Triple)> = inventory.gpus.iter().map(used).collect();
+        let mut used: Vec<(Device, Triple, Triple)> = inventory.gpus.iter().map(used).collect();
         let holdings = self
             .holdings
             .values()
             .filter(|(at, _)| at == node)
             .map(|(_, holding)| holding);
         for holding in holdings {
-            let HeldGpus::Pending(request) = holding else {
-                continue;
-            };
+            let Some(request) = &holding.pending else { continue };
             place_pending(request, &mut used, inventory.unit_bytes);
         }
         used
     }
 
-    fn devices(&self, node: &str, request: &ShareRequest, hints: Hints<'_>) -> Result<Vec<Device>, Reason> {
+    fn devices(
+        &self,
+        node: &str,
+        request: &ShareRequest,
+        hints: Hints<'_>,
+    ) -> Result<Vec<Candidate>, Reason> {
         let Some(inventory) = self
             .inventories
             .get(node)
@@ -95,7 +99,7 @@ impl Model {
         if matches!(request.memory, RequestedMemory::Units(_)) && inventory.unit_bytes.is_none() {
             return Err(Reason::NotServed);
         }
-        let device = |(gpu, certain, suspect): (Gpu, Triple, Triple)| {
+        let device = |(gpu, certain, suspect): (Device, Triple, Triple)| {
             let total = total_of(&gpu);
             let (core, slots) = (request.core.into(), request.slots.into());
             let need = [
@@ -111,9 +115,8 @@ impl Model {
                     Hints::RespectOthers(own) => owner != own,
                 };
                 for share in placement
-                    .shares
-                    .iter()
-                    .filter(|share| counts && at == node && share.gpu == gpu.uuid)
+                    .gpus()
+                    .filter(|share| counts && at == node && share.id == gpu.id)
                 {
                     let amounts = share.amounts;
                     let taken = [
@@ -124,7 +127,7 @@ impl Model {
                     free = minus(free, taken).map(|left| left.max(0));
                 }
             }
-            Device {
+            Candidate {
                 gpu,
                 total,
                 free,
@@ -138,7 +141,7 @@ impl Model {
     pub(crate) fn fit(&self, node: &str, request: &ShareRequest, hints: Hints<'_>) -> Result<(), Reason> {
         let devices = self.devices(node, request, hints)?;
         let wanted = request.devices as usize;
-        let fits_if = |change: &dyn Fn(&mut Device)| {
+        let fits_if = |change: &dyn Fn(&mut Candidate)| {
             let mut changed = devices.clone();
             changed.iter_mut().for_each(change);
             changed.iter().filter(|device| device.has_room()).count()
@@ -173,7 +176,7 @@ impl Model {
         hints: Hints<'_>,
     ) -> Option<Vec<u32>> {
         let sign = if policy == DevicePolicy::Binpack { 1 } else { -1 };
-        let key = |device: &Device| {
+        let key = |device: &Candidate| {
             (
                 minus(device.free, device.need).map(|left| left * sign),
                 device.gpu.minor,
@@ -224,7 +227,7 @@ impl Model {
     }
 
     /// Every set of the requested number of GPUs, all with room.
-    fn sets(&self, node: &str, request: &ShareRequest, hints: Hints<'_>) -> Vec<Vec<Device>> {
+    fn sets(&self, node: &str, request: &ShareRequest, hints: Hints<'_>) -> Vec<Vec<Candidate>> {
         let devices = self.devices(node, request, hints).unwrap_or_default();
         let subsets = (0_u32..1 << devices.len()).filter(|bits| bits.count_ones() == request.devices);
         let subsets = subsets.map(|bits| {
@@ -235,14 +238,14 @@ impl Model {
         });
         subsets
             .map(Iterator::collect)
-            .filter(|set: &Vec<Device>| !set.is_empty() && set.iter().all(Device::has_room))
+            .filter(|set: &Vec<Candidate>| !set.is_empty() && set.iter().all(Candidate::has_room))
             .collect()
     }
 
     /// Returns true if a reservation is possible: every share exists once, on healthy GPUs, for a new owner.
     pub(crate) fn admits(&self, owner: &str, node: &str, placement: &Placement) -> bool {
         let used = self.used(node);
-        let distinct: BTreeSet<_> = placement.shares.iter().map(|share| &share.gpu).collect();
+        let distinct: BTreeSet<_> = placement.gpus().map(|share| &share.id).collect();
         let has_room = |share: &placement::Share| {
             let amounts = share.amounts;
             let taken = [
@@ -253,29 +256,29 @@ impl Model {
             used.iter().any(|(gpu, certain, suspect)| {
                 let left = minus(total_of(gpu), plus(plus(*certain, *suspect), taken));
                 let fits = (0..3).all(|at| left[at] >= 0 || taken[at] == 0);
-                gpu.uuid == share.gpu && gpu.healthy && fits
+                gpu.id == share.id && gpu.healthy && fits
             })
         };
         !self.holdings.contains_key(owner)
             && distinct.len() == placement.shares.len()
-            && placement.shares.iter().all(has_room)
+            && placement.gpus().all(has_room)
     }
 }
 
-impl Device {
+impl Candidate {
     fn has_room(&self) -> bool {
         self.gpu.healthy && (0..3).all(|at| self.need[at] <= self.free[at])
     }
 }
 
 /// Adds a pending request: GPUs with room first, of these the one with most free memory.
-fn place_pending(request: &ShareRequest, used: &mut [(Gpu, Triple, Triple)], unit_bytes: Option<u64>) {
-    let share = HeldShare {
-        gpu: GpuRef::Minor(u32::MAX),
+fn place_pending(request: &ShareRequest, used: &mut [(Device, Triple, Triple)], unit_bytes: Option<u64>) {
+    let share = HeldPart {
         memory: HeldMemory::Requested(request.memory),
         core: request.core,
         slots: request.slots,
         trusted: false,
+        ..HeldPart::new(DeviceType::Gpu, DeviceRef::Minor(u32::MAX))
     };
     let mut order: Vec<usize> = (0..used.len()).collect();
     order.sort_by_key(|&at| {
@@ -295,31 +298,14 @@ fn place_pending(request: &ShareRequest, used: &mut [(Gpu, Triple, Triple)], uni
     }
 }
 
-/// The shares of a holding, each with false if its GPU is unknown.
-fn flatten(holding: &HeldGpus) -> Vec<(HeldShare, bool)> {
-    match holding {
-        HeldGpus::Shares(shares) => shares.iter().map(|share| (share.clone(), true)).collect(),
-        // Placed once all others are.
-        HeldGpus::Pending(_) => Vec::new(),
-        HeldGpus::Unknown(request) => {
-            let memory = HeldMemory::Requested(request.memory);
-            let gpu = GpuRef::Minor(u32::MAX);
-            vec![(
-                HeldShare {
-                    gpu,
-                    memory,
-                    core: request.core,
-                    slots: request.slots,
-                    trusted: false,
-                },
-                false,
-            )]
-        }
-    }
+/// The shares of a holding, each with false if its GPU is unknown. Pending ones are placed once all others are.
+fn flatten(holding: &Holdings) -> Vec<(HeldPart, bool)> {
+    let known = |part: &HeldPart| (part.clone(), part.device != DeviceRef::Any);
+    holding.parts.iter().map(known).collect()
 }
 
 /// Amounts of a share on a GPU, with true if they are a guess.
-fn held_on(gpu: &Gpu, share: &HeldShare, unit_bytes: Option<u64>) -> (Triple, bool) {
+fn held_on(gpu: &Device, share: &HeldPart, unit_bytes: Option<u64>) -> (Triple, bool) {
     let memory = match share.memory {
         HeldMemory::Exact(memory) => Some(memory.hundredths().into()),
         HeldMemory::Requested(ask) => asked(gpu, ask, unit_bytes),
@@ -334,7 +320,7 @@ fn held_on(gpu: &Gpu, share: &HeldShare, unit_bytes: Option<u64>) -> (Triple, bo
     )
 }
 
-fn asked(gpu: &Gpu, ask: RequestedMemory, unit_bytes: Option<u64>) -> Option<i128> {
+fn asked(gpu: &Device, ask: RequestedMemory, unit_bytes: Option<u64>) -> Option<i128> {
     match ask {
         RequestedMemory::Bytes(bytes) => Some(i128::from(bytes) * 100),
         RequestedMemory::Units(units) => unit_bytes.map(|unit| i128::from(units) * i128::from(unit) * 100),
@@ -342,7 +328,7 @@ fn asked(gpu: &Gpu, ask: RequestedMemory, unit_bytes: Option<u64>) -> Option<i12
     }
 }
 
-pub(crate) fn total_of(gpu: &Gpu) -> Triple {
+pub(crate) fn total_of(gpu: &Device) -> Triple {
     [
         i128::from(gpu.memory_bytes) * 100,
         gpu.core.into(),

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use placement::{
-    DevicePolicy, Fleet, Gpu, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, HostAmounts, Inventory, Memory,
-    NodePolicy, NodeRequest, OwnerId, Placement, PodProfile, Policies, Reason, RequestedMemory, ShareRequest,
-    Violation,
+    Device, DevicePolicy, DeviceRef, DeviceType, Fleet, HeldMemory, HeldPart, Hints, Holdings, HostAmounts,
+    Inventory, Memory, NodePolicy, NodeRequest, OwnerId, Placement, PodProfile, Policies, Reason,
+    RequestedMemory, ShareRequest, Violation,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -22,7 +22,7 @@ const HINTS: [Hints<'_>; 3] = [Hints::Respect, Hints::Ignore, Hints::RespectOthe
 enum Step {
     Inventory(&'static str, Inventory),
     Remove(&'static str),
-    Hold(&'static str, &'static str, HeldGpus),
+    Hold(&'static str, &'static str, Holdings),
     Release(&'static str),
     /// Choose by this policy, and reserve.
     Place(&'static str, &'static str, ShareRequest, DevicePolicy),
@@ -139,7 +139,7 @@ impl Pair {
         let Ok(placement) = choice else { return };
         // The look-ahead has a naive model of its own, in the tests of the simulation.
         if policy != DevicePolicy::Fill {
-            let minors: Vec<u32> = placement.shares.iter().map(|share| share.minor).collect();
+            let minors: Vec<u32> = placement.gpus().map(|share| share.minor).collect();
             assert_eq!(Some(minors), self.model.choose(node, request, policy, hints));
         }
         self.reserve(owner, node, &placement);
@@ -161,10 +161,9 @@ impl Pair {
         }
         if reserved.is_ok() && !repeated {
             self.model.hints.remove(owner);
-            self.model.holdings.insert(
-                owner.to_owned(),
-                (node.to_owned(), placement::Holdings::from(placement).gpus),
-            );
+            self.model
+                .holdings
+                .insert(owner.to_owned(), (node.to_owned(), Holdings::from(placement)));
         }
     }
 
@@ -209,13 +208,8 @@ impl Pair {
                 self.explanation_agrees(node, request, hints, fit);
                 for device in [DevicePolicy::Binpack, DevicePolicy::Spread] {
                     let chosen = self.fleet.choose(id, request, device, hints).ok();
-                    let minors = chosen.map(|placement| {
-                        placement
-                            .shares
-                            .iter()
-                            .map(|share| share.minor)
-                            .collect::<Vec<u32>>()
-                    });
+                    let minors = chosen
+                        .map(|placement| placement.gpus().map(|share| share.minor).collect::<Vec<u32>>());
                     assert_eq!(minors, self.model.choose(node, request, device, hints));
                     for policies in
                         [NodePolicy::Binpack, NodePolicy::Spread].map(|node| Policies { node, device })
@@ -302,7 +296,7 @@ impl Pair {
         let seen: Vec<_> = view
             .gpus()
             .iter()
-            .map(|gpu| (gpu.gpu.clone(), triple(gpu.used), triple(gpu.suspect)))
+            .map(|gpu| (gpu.device.clone(), triple(gpu.used), triple(gpu.suspect)))
             .collect();
         assert_eq!(seen, self.model.used(node));
     }
@@ -313,7 +307,7 @@ impl Pair {
         for node in NODES {
             for (gpu, certain, _) in self.model.used(node) {
                 let dimensions = (0..3).filter(|at| certain[*at] > total_of(&gpu)[*at]);
-                found.extend(dimensions.map(|at| (node.to_owned(), gpu.uuid.to_string(), at)));
+                found.extend(dimensions.map(|at| (node.to_owned(), gpu.id.to_string(), at)));
             }
         }
         found.sort();
@@ -354,15 +348,12 @@ fn inventory(node: &'static str, may_be_unhealthy: bool) -> impl Strategy<Value 
         move |(minors, gpus, unit_bytes, alike)| {
             let gpu = |(at, minor): (usize, u32)| {
                 let (memory_bytes, core, slots, healthy) = gpus[if alike { 0 } else { at }];
-                Gpu {
-                    uuid: format!("{node}-{minor}").into(),
-                    minor,
+                Device {
                     memory_bytes,
                     core,
                     slots,
                     healthy,
-                    sharing: true,
-                    attributes: placement::DeviceAttributes::default(),
+                    ..Device::new(format!("{node}-{minor}"), minor)
                 }
             };
             Inventory {
@@ -374,44 +365,47 @@ fn inventory(node: &'static str, may_be_unhealthy: bool) -> impl Strategy<Value 
     )
 }
 
-fn held_share(node: &'static str) -> impl Strategy<Value = HeldShare> {
+fn held_share(node: &'static str) -> impl Strategy<Value = HeldPart> {
     let gpu = prop_oneof![
-        (0_u32..7).prop_map(move |minor| GpuRef::Uuid(format!("{node}-{minor}").into())),
-        (0_u32..7).prop_map(GpuRef::Minor),
+        (0_u32..7).prop_map(move |minor| DeviceRef::Id(format!("{node}-{minor}").into())),
+        (0_u32..7).prop_map(DeviceRef::Minor),
     ];
     let memory = prop_oneof![
         (0_u64..6000).prop_map(|hundredths| HeldMemory::Exact(Memory::from_hundredths(hundredths))),
         memory_ask().prop_map(HeldMemory::Requested),
     ];
     (gpu, memory, 0_u32..60, 0_u32..3, any::<bool>()).prop_map(|(gpu, memory, core, slots, trusted)| {
-        HeldShare {
-            gpu,
+        HeldPart {
             memory,
             core,
             slots,
             trusted,
+            ..HeldPart::new(DeviceType::Gpu, gpu)
         }
     })
 }
 
-fn holding(node: &'static str) -> impl Strategy<Value = HeldGpus> {
+fn holding(node: &'static str) -> impl Strategy<Value = Holdings> {
     prop_oneof![
-        3 => proptest::collection::vec(held_share(node), 0..3).prop_map(HeldGpus::Shares),
-        1 => request().prop_map(HeldGpus::Unknown),
-        1 => request().prop_map(HeldGpus::Pending),
+        3 => proptest::collection::vec(held_share(node), 0..3).prop_map(Holdings::from),
+        1 => request().prop_map(|request| Holdings::from(vec![HeldPart::from(&request)])),
+        1 => request().prop_map(Holdings::pending),
     ]
 }
 
 fn misplacement(node: &'static str) -> impl Strategy<Value = Placement> {
     let amounts = (1_u64..4000, 0_u32..60, 0_u32..3);
     let share = (0_u32..6, amounts).prop_map(move |(minor, (memory, core, slots))| placement::Share {
-        gpu: format!("{node}-{minor}").into(),
+        id: format!("{node}-{minor}").into(),
         minor,
         amounts: placement::Amounts {
             memory: Memory::from_hundredths(memory),
             core,
             slots,
         },
+        kind: DeviceType::Gpu,
+        resources: [].into(),
+        functions: Vec::new(),
     });
     proptest::collection::vec(share, 1..3).prop_map(|shares| Placement {
         shares,
@@ -496,7 +490,10 @@ proptest! {
             let mut oversubscribed = Vec::new();
             for violation in pair.fleet.check() {
                 match violation {
-                    Violation::Oversubscribed { node, gpu, dimension, .. } => oversubscribed.push((node, gpu.to_string(), dimension as usize)),
+                    Violation::Oversubscribed { node, id, resource, .. } => {
+                        let at = ["memory", "core", "slots"].iter().position(|name| *name == resource.as_str());
+                        oversubscribed.push((node, id.to_string(), at.unwrap_or(usize::MAX)));
+                    }
                     Violation::MissingGpu { .. } | Violation::SameGpuTwice { .. } => {}
                     other => prop_assert!(false, "{:?} after {:?}", other, step),
                 }

@@ -48,14 +48,14 @@ fn chosen(query: &Query, policy: DevicePolicy) -> (Result<Choice, Reason>, Resul
     if fleet.check() != before {
         agree = Err(format!("{placement:?} breaks {:?}", fleet.check()));
     }
-    let nic = |share: &placement::DeviceShare| {
+    let nic = |share: &placement::Share| {
         (
             share.minor,
             share.functions.first().map(|function| function.id.to_string()),
         )
     };
-    let gpus = placement.shares.iter().map(|share| share.minor).collect();
-    (Ok((gpus, placement.others.iter().map(nic).collect())), agree)
+    let gpus = placement.gpus().map(|share| share.minor).collect();
+    (Ok((gpus, placement.others().map(nic).collect())), agree)
 }
 
 proptest! {

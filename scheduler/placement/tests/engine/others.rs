@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{
-    Device, DevicePolicy, DeviceRef, DeviceRequest, DevicesOfType, Fleet, HeldDevice, Hints, Holdings,
+    Device, DevicePolicy, DeviceRef, DeviceRequest, DevicesOfType, Fleet, HeldPart, Hints, Holdings,
     Inventory, InventoryProblem, NamedAmounts, NodeRequest, Placement, Reason, RequestedGpus, ReserveError,
     Violation,
 };
@@ -21,11 +21,8 @@ fn amounts(pairs: &[(&str, u64)]) -> NamedAmounts {
 
 fn device(minor: u32, pairs: &[(&str, u64)]) -> Device {
     Device {
-        id: format!("d{minor}").as_str().into(),
-        minor,
         resources: amounts(pairs),
-        healthy: true,
-        attributes: placement::DeviceAttributes::default(),
+        ..Device::new(format!("d{minor}"), minor)
     }
 }
 
@@ -98,9 +95,8 @@ fn choose(fleet: &Fleet, requests: &[DeviceRequest]) -> Result<Placement, Reason
 }
 
 fn shown(placement: &Placement) -> Vec<String> {
-    let share =
-        |share: &placement::DeviceShare| format!("{} {} {:?}", share.kind, share.minor, share.amounts);
-    placement.others.iter().map(share).collect()
+    let share = |share: &placement::Share| format!("{} {} {:?}", share.kind, share.minor, share.resources);
+    placement.others().map(share).collect()
 }
 
 #[rstest]
@@ -136,7 +132,7 @@ fn a_node_without_a_list_of_other_devices_refuses_no_request_for_them() {
         },
     );
     assert_eq!(
-        choose(&fleet, &[percent(300)]).map(|placement| placement.others),
+        choose(&fleet, &[percent(300)]).map(|placement| placement.shares),
         Ok(Vec::new())
     );
 }
@@ -172,22 +168,25 @@ fn gpus_and_other_devices_are_reserved_together_or_not_at_all() {
         Err(ReserveError::NoRoom { .. })
     ));
     let others = Placement {
-        shares: Vec::new(),
+        shares: placement.others().cloned().collect(),
         ..placement
     };
-    let full = ReserveError::NoRoomOnDevice {
+    let full = ReserveError::NoResource {
         kind: "rdma".into(),
         id: "d0".into(),
+        resource: "rdma".into(),
+        free: 40,
+        needed: 60,
     };
     assert_eq!(fleet.reserve(&"b".into(), id, &others), Err(full));
     let twice = Placement {
-        others: [others.others.clone(), others.others].concat(),
+        shares: [others.shares.clone(), others.shares].concat(),
         ..Placement::default()
     };
     fleet.release("a");
     assert!(matches!(
         fleet.reserve(&"b".into(), id, &twice),
-        Err(ReserveError::NoRoomOnDevice { .. })
+        Err(ReserveError::SameDeviceTwice { .. })
     ));
     assert_eq!((fleet.n_owners(), fleet.check()), (0, Vec::new()));
 }
@@ -204,7 +203,7 @@ fn devices_with_a_duplicate_id_or_minor_are_left_out() {
         device(1, &[("x", 1)]),
     ];
     let problems = Fleet::new().set_inventory("n", with(vec![class("t", devices)]));
-    let left_out = |minor: u32, id: &str| InventoryProblem::DuplicateDevice {
+    let left_out = |minor: u32, id: &str| InventoryProblem::DuplicateId {
         kind: "t".into(),
         id: id.into(),
         minor,
@@ -215,18 +214,16 @@ fn devices_with_a_duplicate_id_or_minor_are_left_out() {
 #[test]
 fn check_finds_holdings_that_exceed_a_device() {
     let mut fleet = fleet();
-    let held = |device, trusted| HeldDevice {
-        kind: "rdma".into(),
-        device,
-        amounts: amounts(&[("rdma", 101)]),
-        functions: Vec::new(),
+    let held = |device, trusted| HeldPart {
+        resources: amounts(&[("rdma", 101)]),
         trusted,
+        ..HeldPart::new("rdma".into(), device)
     };
     fleet.hold(
         &"a".into(),
         "n",
         Holdings {
-            others: vec![held(DeviceRef::Minor(0), true)],
+            parts: vec![held(DeviceRef::Minor(0), true)],
             ..Holdings::default()
         },
     );
@@ -234,14 +231,14 @@ fn check_finds_holdings_that_exceed_a_device() {
         &"b".into(),
         "n",
         Holdings {
-            others: vec![held(DeviceRef::Any, false)],
+            parts: vec![held(DeviceRef::Any, false)],
             ..Holdings::default()
         },
     );
     assert!(
         matches!(
             fleet.check().as_slice(),
-            [Violation::DeviceOversubscribed {
+            [Violation::Oversubscribed {
                 used: 101,
                 total: 100,
                 ..
@@ -297,7 +294,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Model {
     devices: Option<Vec<Device>>,
-    held: BTreeMap<u8, Vec<HeldDevice>>,
+    held: BTreeMap<u8, Vec<HeldPart>>,
     hints: BTreeMap<u8, Placement>,
 }
 
@@ -321,11 +318,11 @@ impl Model {
                 .hints
                 .iter()
                 .filter(|(owner, _)| Some(**owner) != own)
-                .flat_map(|(_, hint)| &hint.others);
+                .flat_map(|(_, hint)| hint.others());
             let hinted = hinted
                 .filter(|share| share.id == device.id)
-                .flat_map(|share| &share.amounts);
-            for (name, amount) in on_this.flat_map(|held| &held.amounts).chain(hinted) {
+                .flat_map(|share| &share.resources);
+            for (name, amount) in on_this.flat_map(|held| &held.resources).chain(hinted) {
                 if let Some(free) = free.get_mut(name.as_str()) {
                     *free -= i128::from(*amount);
                 }
@@ -406,18 +403,16 @@ fn take(fleet: &mut Fleet, model: &mut Model, step: &Step) {
         }
         Step::Hold(owner, reference, x, trusted) => {
             let amounts = amounts(&[("x", *x)]);
-            let held = HeldDevice {
-                kind: "t".into(),
-                device: reference.clone(),
-                amounts,
-                functions: Vec::new(),
+            let held = HeldPart {
+                resources: amounts,
                 trusted: *trusted,
+                ..HeldPart::new("t".into(), reference.clone())
             };
             fleet.hold(
                 &name(*owner).as_str().into(),
                 "n",
                 Holdings {
-                    others: vec![held.clone()],
+                    parts: vec![held.clone()],
                     ..Holdings::default()
                 },
             );
@@ -451,16 +446,16 @@ fn place(fleet: &mut Fleet, model: &mut Model, owner: u8, request: &DeviceReques
     let choice = fleet.choose(id, ask, policy, Hints::RespectOthers(&own));
     assert_eq!(choice.is_ok(), model.fits(request, Some(owner)), "{request:?}");
     let Ok(placement) = choice else { return };
-    let distinct: BTreeSet<_> = placement.others.iter().map(|share| share.minor).collect();
-    assert_eq!(distinct.len(), placement.others.len());
-    if model.held.contains_key(&owner) || placement.others.is_empty() {
+    let distinct: BTreeSet<_> = placement.others().map(|share| share.minor).collect();
+    assert_eq!(distinct.len(), placement.others().count());
+    if model.held.contains_key(&owner) || placement.others().next().is_none() {
         return;
     }
     assert_eq!(fleet.reserve(&own.as_str().into(), id, &placement), Ok(()));
     model.hints.remove(&owner);
     model
         .held
-        .insert(owner, placement.others.iter().map(HeldDevice::from).collect());
+        .insert(owner, placement.others().map(HeldPart::from).collect());
 }
 
 fn hint(fleet: &mut Fleet, model: &mut Model, owner: u8, request: DeviceRequest) {
@@ -489,7 +484,7 @@ proptest! {
         let (mut fleet, mut model) = (Fleet::new(), Model::default());
         for step in &steps {
             take(&mut fleet, &mut model, step);
-            let only_facts = |violation: &Violation| matches!(violation, Violation::DeviceOversubscribed { .. });
+            let only_facts = |violation: &Violation| matches!(violation, Violation::Oversubscribed { .. });
             prop_assert!(fleet.check().iter().all(only_facts), "{:?} after {step:?}", fleet.check());
             let facts = steps.iter().any(|step| matches!(step, Step::Hold(..)));
             let changes = steps.iter().filter(|step| matches!(step, Step::Devices(_))).count() > 1;

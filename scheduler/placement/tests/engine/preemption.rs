@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 
 use placement::{
-    Evictable, Fleet, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Memory, NodeId, NodeRequest, OwnerId,
-    Preemption, RequestedGpus, RequestedMemory, ShareRequest, Victims,
+    DeviceRef, DeviceType, Evictable, Fleet, HeldMemory, HeldPart, Hints, Holdings, Memory, NodeId,
+    NodeRequest, OwnerId, Preemption, RequestedGpus, RequestedMemory, ShareRequest, Victims,
 };
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
@@ -40,18 +40,17 @@ fn running(name: &str, priority: i32, shares: &[(u32, u64)]) -> Running {
 }
 
 impl Running {
-    fn holding(&self) -> HeldGpus {
+    fn holding(&self) -> Holdings {
         let share = |(minor, gib): &(u32, u64)| {
             let memory = HeldMemory::Exact(Memory::from_bytes(gib * GIB));
-            HeldShare {
-                gpu: GpuRef::Minor(*minor),
+            HeldPart {
                 memory,
                 core: self.core,
                 slots: 1,
-                trusted: true,
+                ..HeldPart::new(DeviceType::Gpu, DeviceRef::Minor(*minor))
             }
         };
-        HeldGpus::Shares(self.shares.iter().map(share).collect())
+        Holdings::from(self.shares.iter().map(share).collect::<Vec<_>>())
     }
 
     fn leaving(mut self) -> Self {
@@ -455,7 +454,7 @@ fn unhealthy_gpus_are_not_freed() {
     let pods = [running("a", 0, &[(0, 80)]), running("b", 5, &[(1, 80)])];
     let (mut fleet, _) = node_of(2, &pods);
     let mut inventory = crate::build::inventory("n", &[80 << 10, 80 << 10]);
-    inventory.gpus[0] = placement::Gpu {
+    inventory.gpus[0] = placement::Device {
         healthy: false,
         ..gpu("n", 0, 80 * GIB)
     };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use placement::{GpuRef, HeldGpus, HeldShare, Hints, Reason, RequestedMemory, ShareRequest};
+use placement::{DeviceRef, HeldPart, Hints, Holdings, Reason, RequestedMemory, ShareRequest};
 use rstest::rstest;
 
 use crate::build::{ask, hold, inventory, one_node, share, units};
@@ -40,16 +40,16 @@ fn with_slots(slots: u32) -> ShareRequest {
 fn reasons(#[case] taken: [(u64, u32, u32); 2], #[case] request: ShareRequest, #[case] expected: Reason) {
     let (mut fleet, id) = one_node(&[8192, 8192]);
     for (minor, (memory, core, slots)) in (0..).zip(taken) {
-        let share = HeldShare {
+        let share = HeldPart {
             core,
             slots,
-            ..share(GpuRef::Minor(minor), RequestedMemory::Units(memory))
+            ..share(DeviceRef::Minor(minor), RequestedMemory::Units(memory))
         };
         hold(
             &mut fleet,
             &format!("taker-{minor}"),
             "n",
-            HeldGpus::Shares(vec![share]),
+            Holdings::from(vec![share]),
         );
     }
     assert_eq!(fleet.fit(id, &request, Hints::Respect), Err(expected));

@@ -1,6 +1,8 @@
 //! Reservations: checked, idempotent, and undone by release.
 
-use placement::{Amounts, Hints, OwnerId, Placement, Reason, RequestedMemory, ReserveError, Share};
+use placement::{
+    Amounts, DeviceType, Hints, OwnerId, Placement, Reason, RequestedMemory, ReserveError, Share,
+};
 use rstest::rstest;
 
 use crate::build::{
@@ -9,13 +11,16 @@ use crate::build::{
 
 fn share(gpu: &str, minor: u32, mib_taken: u64) -> Share {
     Share {
-        gpu: gpu.into(),
+        id: gpu.into(),
         minor,
         amounts: Amounts {
             memory: mib(mib_taken),
             core: 10,
             slots: 1,
         },
+        kind: DeviceType::Gpu,
+        resources: [].into(),
+        functions: Vec::new(),
     }
 }
 
@@ -99,7 +104,7 @@ fn e9_a_repeated_reservation_changes_nothing() {
 #[case::by_uuid(on_uuid("n-0", RequestedMemory::Ratio(50)), true)]
 #[case::another_amount(on_uuid("n-0", RequestedMemory::Ratio(49)), false)]
 #[case::another_gpu(on_minor(1, RequestedMemory::Units(4096)), false)]
-fn a_holding_in_other_terms_confirms_a_reservation(#[case] fact: placement::HeldGpus, #[case] same: bool) {
+fn a_holding_in_other_terms_confirms_a_reservation(#[case] fact: placement::Holdings, #[case] same: bool) {
     let (mut fleet, id) = one_node(&[8192, 8192]);
     let decision = place(&mut fleet, "pod", id, &units(4096)).unwrap();
     hold(&mut fleet, "pod", "n", fact);

@@ -1,10 +1,10 @@
 //! The choice of devices by topology and constraints: the examples of the proposals, and the rules one by one.
 
 use placement::{
-    Constraints, Device, DeviceAttributes, DeviceConstraint, DeviceKind, DeviceLocation, DevicePolicy,
-    DeviceRequest, DevicesOfType, Exclusion, Fleet, Function, FunctionGroup, Gpu, Hints, Inventory,
-    JointAllocation, LimitLevel, LinkGroup, NodeRequest, Partition, PartitionConstraint, PartitionTable,
-    Placement, Reason, RequestedGpus, Scope, Selector, Strategy,
+    Constraints, Device, DeviceAttributes, DeviceConstraint, DeviceLocation, DevicePolicy, DeviceRequest,
+    DeviceType, DevicesOfType, Exclusion, Fleet, Function, FunctionGroup, Hints, Inventory, JointAllocation,
+    LimitLevel, LinkGroup, NodeRequest, Partition, PartitionConstraint, PartitionTable, Placement, Reason,
+    RequestedGpus, Scope, Selector, Strategy,
 };
 use rstest::rstest;
 
@@ -17,8 +17,8 @@ fn place(numa: u32, switch: u32) -> DeviceLocation {
     }
 }
 
-fn gpu_at(minor: u32, numa: u32, switch: u32) -> Gpu {
-    Gpu {
+fn gpu_at(minor: u32, numa: u32, switch: u32) -> Device {
+    Device {
         attributes: DeviceAttributes {
             location: Some(place(numa, switch)),
             ..DeviceAttributes::default()
@@ -34,11 +34,9 @@ fn nic_at(minor: u32, numa: u32, switch: u32) -> Device {
         ..DeviceAttributes::default()
     };
     Device {
-        id: format!("nic{minor}").into(),
-        minor,
         resources,
-        healthy: true,
         attributes,
+        ..Device::new(format!("nic{minor}"), minor)
     }
 }
 
@@ -71,7 +69,7 @@ fn fleet_of(inventory: Inventory) -> Fleet {
 }
 
 /// A node that gives its GPUs whole too, and has no other devices.
-fn fleet_of_gpus(gpus: Vec<Gpu>) -> Fleet {
+fn fleet_of_gpus(gpus: Vec<Device>) -> Fleet {
     fleet_of(Inventory {
         gpus,
         serves_vendor: true,
@@ -95,21 +93,21 @@ fn rdma(amount: u64) -> DeviceRequest {
     }
 }
 
-fn nic() -> DeviceKind {
-    DeviceKind::Other("rdma".into())
+fn nic() -> DeviceType {
+    DeviceType::from("rdma")
 }
 
 fn joint(same_switch: bool) -> Constraints {
     Constraints {
         joint: Some(JointAllocation {
-            kinds: vec![DeviceKind::Gpu, nic()],
+            kinds: vec![DeviceType::Gpu, nic()],
             same_switch,
         }),
         ..Constraints::default()
     }
 }
 
-fn constraint_of(kind: DeviceKind, constraint: DeviceConstraint) -> Constraints {
+fn constraint_of(kind: DeviceType, constraint: DeviceConstraint) -> Constraints {
     Constraints {
         by_kind: vec![(kind, constraint)],
         ..Constraints::default()
@@ -141,8 +139,8 @@ fn try_choose(
 fn chosen(choice: Result<Placement, Reason>) -> Result<(Vec<u32>, Vec<u32>), Reason> {
     let minors = |placement: Placement| {
         (
-            placement.shares.iter().map(|share| share.minor).collect(),
-            placement.others.iter().map(|share| share.minor).collect(),
+            placement.gpus().map(|share| share.minor).collect(),
+            placement.others().map(|share| share.minor).collect(),
         )
     };
     choice.map(minors)
@@ -510,7 +508,7 @@ fn a_required_scope_holds_for_more_than_64_gpus() {
     let fleet = fleet_of_gpus(gpus);
     let within = |scope| {
         constraint_of(
-            DeviceKind::Gpu,
+            DeviceType::Gpu,
             DeviceConstraint {
                 scope: Some(scope),
                 ..DeviceConstraint::default()
@@ -578,7 +576,7 @@ fn a_required_scope_limits_the_choice(
     let gpus = (0..8).map(|minor| gpu_at(minor, minor / 4, minor / 2)).collect();
     let fleet = fleet_of_gpus(gpus);
     let constraints = constraint_of(
-        DeviceKind::Gpu,
+        DeviceType::Gpu,
         DeviceConstraint {
             scope: Some(scope),
             ..DeviceConstraint::default()
@@ -632,12 +630,13 @@ fn an_exclusive_switch_excludes_earlier_and_later_pods() {
         "0 of the 4 devices of type rdma that have room are not ruled out by exclusive use, 1 is needed"
     );
     let late = Placement {
-        others: vec![placement::DeviceShare {
+        shares: vec![placement::Share {
             kind: "rdma".into(),
             id: "nic1".into(),
             minor: 1,
-            amounts: [("rdma".into(), 1)].into(),
+            resources: [("rdma".into(), 1)].into(),
             functions: Vec::new(),
+            amounts: placement::Amounts::ZERO,
         }],
         ..Placement::default()
     };
@@ -674,8 +673,7 @@ fn with_functions(minor: u32, label: &str, ids: &[&str]) -> Device {
 
 fn functions(placement: &Placement) -> Vec<String> {
     placement
-        .others
-        .iter()
+        .others()
         .flat_map(|share| &share.functions)
         .map(|function| function.id.to_string())
         .collect()
@@ -769,9 +767,8 @@ fn the_allocation_strategy_turns_amounts_into_devices(
     );
     let amounts = |placement: Placement| {
         placement
-            .others
-            .iter()
-            .flat_map(|share| share.amounts.values().copied())
+            .others()
+            .flat_map(|share| share.resources.values().copied())
             .collect::<Vec<u64>>()
     };
     assert_eq!(choice.map(amounts), expected);
@@ -797,9 +794,9 @@ fn devices_of_three_types_are_placed_on_the_same_switches() {
     };
     let kinds = vec![
         nic(),
-        DeviceKind::Gpu,
-        DeviceKind::Other("npu".into()),
-        DeviceKind::Other("fpga".into()),
+        DeviceType::Gpu,
+        DeviceType::from("npu"),
+        DeviceType::from("fpga"),
     ];
     let constraints = Constraints {
         joint: Some(JointAllocation {
@@ -906,7 +903,7 @@ fn a_share_goes_where_memory_limits_are_enforced(
 fn pods_that_see_all_gpus_and_exclusive_pods_use_different_nodes() {
     let all = RequestedGpus::All { slots: 1 };
     let keeps = constraint_of(
-        DeviceKind::Gpu,
+        DeviceType::Gpu,
         DeviceConstraint {
             exclusion: Some(Exclusion::Device),
             ..DeviceConstraint::default()
@@ -937,19 +934,17 @@ fn pods_that_see_all_gpus_and_exclusive_pods_use_different_nodes() {
 fn a_holder_of_unknown_devices_blocks_exclusive_use_of_all() {
     let mut fleet = fleet_of(eight_switches(&[0, 1]));
     let device = placement::DeviceRef::Any;
-    let held = placement::HeldDevice {
-        kind: "rdma".into(),
-        device,
-        amounts: [("rdma".into(), 1)].into(),
-        functions: vec![],
+    let held = placement::HeldPart {
+        resources: [("rdma".into(), 1)].into(),
         trusted: false,
+        ..placement::HeldPart::new("rdma".into(), device)
     };
     let exclusions = vec![(nic(), Exclusion::Device)];
     fleet.hold(
         &"doubtful".into(),
         "n",
         placement::Holdings {
-            others: vec![held],
+            parts: vec![held],
             exclusions,
             ..placement::Holdings::default()
         },
@@ -983,7 +978,7 @@ fn constraints_refuse_gpus_that_the_vendors_plugin_chooses() {
     );
     let choice = try_choose(&fleet, RequestedGpus::Whole(2), &[rdma(1)], Some(&joint(false)));
     assert_eq!(
-        choice.map(|placement| (placement.unknown_whole, placement.others.len())),
+        choice.map(|placement| (placement.unknown_whole, placement.others().count())),
         Ok((2, 1)),
         "NICs are chosen by themselves"
     );
@@ -1029,7 +1024,7 @@ fn one_result_per_equivalence_class() {
         inventory
             .gpus
             .iter_mut()
-            .for_each(|gpu| gpu.uuid = format!("{name}-{}", gpu.minor).as_str().into());
+            .for_each(|gpu| gpu.id = format!("{name}-{}", gpu.minor).as_str().into());
         fleet.set_inventory(&name, inventory);
         if node % 2 == 0 {
             crate::build::hold(
@@ -1041,19 +1036,20 @@ fn one_result_per_equivalence_class() {
         }
         if node % 5 == 0 {
             let id = fleet.node_id(&name).into_iter().next();
-            let share = placement::DeviceShare {
+            let share = placement::Share {
                 kind: "rdma".into(),
                 id: "nic0".into(),
                 minor: 0,
-                amounts: [("rdma".into(), 100)].into(),
+                resources: [("rdma".into(), 100)].into(),
                 functions: vec![],
+                amounts: placement::Amounts::ZERO,
             };
             let hinted = id.is_some_and(|id| {
                 fleet.hint(
                     &format!("h{node}").as_str().into(),
                     id,
                     &Placement {
-                        others: vec![share],
+                        shares: vec![share],
                         ..Placement::default()
                     },
                 )
@@ -1101,7 +1097,7 @@ fn cached_evaluations_equal_fresh_ones_for_every_policy() {
         inventory
             .gpus
             .iter_mut()
-            .for_each(|gpu| gpu.uuid = format!("{node}-{}", gpu.minor).as_str().into());
+            .for_each(|gpu| gpu.id = format!("{node}-{}", gpu.minor).as_str().into());
         fleet.set_inventory(node, inventory);
     }
     crate::build::hold(
@@ -1197,23 +1193,22 @@ fn check_finds_double_holdings_and_broken_exclusive_use() {
     fleet.set_inventory("n", of([1, 1]));
     let broken = fleet.check();
     assert!(
-        matches!(broken.as_slice(), [placement::Violation::ExclusionBroken { device, .. }] if device == "nic1"),
+        matches!(broken.as_slice(), [placement::Violation::ExclusionBroken { device, .. }] if device.as_str() == "nic1"),
         "{broken:?}"
     );
     fleet.release("other");
-    let held = placement::HeldDevice {
-        kind: "rdma".into(),
-        device: placement::DeviceRef::Id("nic1".into()),
-        amounts: [("rdma".into(), 1)].into(),
+    let held = placement::HeldPart {
+        resources: [("rdma".into(), 1)].into(),
         functions: vec!["f".into()],
         trusted: true,
+        ..placement::HeldPart::new("rdma".into(), placement::DeviceRef::Id("nic1".into()))
     };
     for owner in ["one", "two"] {
         fleet.hold(
             &owner.into(),
             "n",
             placement::Holdings {
-                others: vec![held.clone()],
+                parts: vec![held.clone()],
                 ..placement::Holdings::default()
             },
         );
@@ -1264,9 +1259,9 @@ fn the_search_over_many_device_types_is_bounded() {
         whole: None,
     };
     let requests: Vec<DeviceRequest> = kinds.iter().map(request).collect();
-    let joined = [DeviceKind::Gpu]
+    let joined = [DeviceType::Gpu]
         .into_iter()
-        .chain(kinds.iter().map(|kind| DeviceKind::Other(kind.as_str().into())))
+        .chain(kinds.iter().map(|kind| DeviceType::from(kind.as_str())))
         .collect();
     let constraints = Constraints {
         joint: Some(JointAllocation {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use placement::{
-    DevicePolicy, Fleet, Gpu, GpuRef, HeldGpus, HeldMemory, HeldShare, Hints, Holdings, Inventory, Placement,
-    Reason, RequestedGpus, RequestedMemory, ReserveError,
+    Device, DevicePolicy, DeviceRef, DeviceType, Fleet, HeldMemory, HeldPart, Hints, Holdings, Inventory,
+    Placement, Reason, RequestedGpus, RequestedMemory, ReserveError,
 };
 use proptest::prelude::*;
 use rstest::rstest;
@@ -13,7 +13,7 @@ use crate::build::{MIB, ask, gpu, minors, on_minor, ratio, units};
 
 /// GPUs of 1000 MiB; `apart` are left to the vendor's plugin.
 fn inventory(n: u32, serves_vendor: bool, apart: &[u32]) -> Inventory {
-    let gpu = |minor| Gpu {
+    let gpu = |minor| Device {
         sharing: !apart.contains(&minor),
         ..gpu("n", minor, 1000 * MIB)
     };
@@ -52,19 +52,18 @@ fn share(fleet: &mut Fleet, owner: &str, mib: u64) -> Result<(Vec<u32>, u32), Re
 /// A pod whose whole GPU kubelet has reported.
 fn reported(fleet: &mut Fleet, owner: &str, minor: u32) {
     let memory = HeldMemory::Requested(RequestedMemory::Ratio(100));
-    let share = HeldShare {
-        gpu: GpuRef::Uuid(format!("n-{minor}").into()),
+    let share = HeldPart {
         memory,
         core: 100,
         slots: 0,
-        trusted: true,
+        ..HeldPart::new(DeviceType::Gpu, DeviceRef::Id(format!("n-{minor}").into()))
     };
     fleet.hold(
         &owner.into(),
         "n",
         Holdings {
             is_vendor: true,
-            ..Holdings::from(HeldGpus::Shares(vec![share]))
+            ..Holdings::from(vec![share])
         },
     );
 }
@@ -245,11 +244,11 @@ fn hints_keep_whole_and_shared_gpus_apart() {
 fn a_pod_that_sees_all_gpus_is_charged_slots_only() {
     let mut fleet = fleet(true, &[3]);
     assert_eq!(share(&mut fleet, "s", 1000), Ok((vec![0], 0)));
-    let slot = HeldShare {
+    let slot = HeldPart {
         slots: 1,
-        ..crate::build::share(GpuRef::Minor(1), RequestedMemory::Units(0))
+        ..crate::build::share(DeviceRef::Minor(1), RequestedMemory::Units(0))
     };
-    fleet.hold(&"t".into(), "n", HeldGpus::Shares(vec![slot]));
+    fleet.hold(&"t".into(), "n", Holdings::from(vec![slot]));
     assert_eq!(
         place(&mut fleet, "m", RequestedGpus::All { slots: 1 }),
         Ok((vec![2, 0, 1, 3], 0))
@@ -293,7 +292,7 @@ fn empty_and_partial_placements_are_not_reserved() {
         .choose(id, RequestedGpus::Whole(3), DevicePolicy::Binpack, Hints::Ignore)
         .unwrap();
     let mut taken = whole.clone();
-    taken.shares[0].gpu = "n-0".into();
+    taken.shares[0].id = "n-0".into();
     assert!(
         matches!(
             fleet.reserve(&"v".into(), id, &taken),

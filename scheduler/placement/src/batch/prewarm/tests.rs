@@ -1,8 +1,8 @@
 //! Prewarming evaluates the current requests under the next model, whatever changes meanwhile.
 
 use crate::data::amounts::HostAmounts;
-use crate::data::device::{DeviceAttributes, Gpu};
-use crate::data::holding::{HeldGpus, Hints};
+use crate::data::device::Device;
+use crate::data::holding::{HeldPart, Hints, Holdings};
 use crate::data::inventory::Inventory;
 use crate::data::policy::Policies;
 use crate::data::request::{NodeRequest, RequestedGpus, RequestedMemory, ShareRequest};
@@ -15,15 +15,11 @@ const N_NODES: usize = 150;
 fn fleet() -> Fleet {
     let mut fleet = Fleet::new();
     for node in 0..N_NODES {
-        let gpu = |minor| Gpu {
-            uuid: format!("GPU-{node}-{minor}").as_str().into(),
-            minor,
+        let gpu = |minor| Device {
             memory_bytes: 1000,
             core: 100,
             slots: 10,
-            healthy: true,
-            sharing: true,
-            attributes: DeviceAttributes::default(),
+            ..Device::new(format!("GPU-{node}-{minor}"), minor)
         };
         fleet.set_inventory(
             &format!("n{node}"),
@@ -97,12 +93,12 @@ fn current_requests_are_cached_when_the_model_takes_effect() {
     fleet.hold(
         &"late".into(),
         "n3",
-        HeldGpus::Unknown(ShareRequest {
+        Holdings::from(vec![HeldPart::from(&ShareRequest {
             devices: 1,
             memory: RequestedMemory::Ratio(10),
             core: 0,
             slots: 1,
-        }),
+        })]),
     );
     fleet.finish_workload_refresh();
     let counts = [30, 60, 90].map(|percent| n_cached(&fleet, percent));

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::data::constraints::DeviceKind;
+use crate::data::ident::DeviceType;
 use crate::state::hardware::Location;
 
 /// Most members that a set can have.
@@ -21,7 +21,7 @@ pub(crate) struct Candidate {
 /// All devices of one type that may be taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pool {
-    pub(crate) kind: DeviceKind,
+    pub(crate) kind: DeviceType,
     /// Number of devices that the request takes.
     pub(crate) n: usize,
     /// By rising minor.
@@ -30,8 +30,9 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// A pool of devices with keys that are smaller for preferred ones.
-    pub(crate) fn new<K: Ord>(kind: DeviceKind, n: usize, keyed: &[(usize, Location, K)]) -> Self {
+    pub(crate) fn new<K: Ord>(kind: DeviceType, n: usize, keyed: &[(usize, Location, K)]) -> Self {
         let mut order: Vec<&K> = keyed.iter().map(|(.., key)| key).collect();
+        // Equal keys share a place, so that locations decide between devices that the policy does not distinguish.
         order.sort_unstable();
         order.dedup();
         let mut candidates = Vec::with_capacity(keyed.len());
@@ -90,15 +91,17 @@ impl Pool {
 
     /// Sum of the members' places in the order of preference.
     pub(crate) fn preferences(&self, set: Set) -> u32 {
-        set.members()
-            .fold(0, |sum, at| sum.saturating_add(self.preference(at)))
+        let mut sum: u32 = 0;
+        for at in set.members() {
+            sum = sum.saturating_add(self.preference(at));
+        }
+        sum
     }
 
     pub(crate) fn location(&self, at: usize) -> Location {
         self.candidates
             .get(at)
-            .map(|candidate| candidate.location)
-            .unwrap_or_default()
+            .map_or_else(Location::default, |candidate| candidate.location)
     }
 
     /// Indices in the inventory of the members of a set.
@@ -145,6 +148,10 @@ impl Set {
 
     pub(crate) fn is_within(self, other: Self) -> bool {
         self.without(other).is_empty()
+    }
+
+    pub(crate) fn contains(self, at: usize) -> bool {
+        !self.and(Self::EMPTY.with(at)).is_empty()
     }
 
     pub(crate) fn is_empty(self) -> bool {

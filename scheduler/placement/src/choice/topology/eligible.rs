@@ -1,20 +1,23 @@
 //! Eligible devices: the devices of each type that health, room, labels, virtual functions and exclusive use leave.
+//!
+//! All types pass the same rules in the same order. They differ in one thing, the amounts that are taken of a device:
+//! [`NeededAmounts`].
 
 use crate::choice::cost::{CostBasis, taken_part};
 use crate::choice::fit::{free_whole, need};
 use crate::choice::order::DeviceOrder;
 use crate::choice::topology::candidates::Pool;
-use crate::choice::topology::groups::{gpu_losses, losses};
-use crate::data::amounts::{NamedAmounts, is_within};
-use crate::data::constraints::{Constraints, DeviceConstraint, DeviceKind, Exclusion, Strategy};
-use crate::data::device::{Device, DevicesOfType, Function, Labels};
-use crate::data::holding::{DeviceShare, Hints};
-use crate::data::ident::FunctionId;
-use crate::data::inventory::Inventory;
+use crate::choice::topology::groups::{Loss, losses};
+use crate::data::amounts::{Amounts, NamedAmounts, is_within};
+use crate::data::constraints::{Constraints, DeviceConstraint, Exclusion, Strategy};
+use crate::data::device::{Device, Function, Labels};
+use crate::data::holding::{Hints, Share};
+use crate::data::ident::{DeviceType, FunctionId};
+use crate::data::inventory::{GPUS, Inventory};
 use crate::data::misfit::{CandidateCounts, Misfit};
 use crate::data::reason::Reason;
-use crate::data::request::{DeviceRequest, RequestedGpus, ShareRequest};
-use crate::state::hardware::{HardwareClass, Location};
+use crate::data::request::{DeviceRequest, RequestedGpus, ShareNeed};
+use crate::state::hardware::HardwareClass;
 use crate::state::node::Node;
 use crate::state::occupancy::{Occupancy, permits};
 
@@ -30,19 +33,8 @@ pub(crate) struct DecisionContext<'a> {
 }
 
 impl<'a> DecisionContext<'a> {
-    pub(crate) fn constraint(&self, kind: &DeviceKind) -> Option<&'a DeviceConstraint> {
+    pub(crate) fn constraint(&self, kind: &DeviceType) -> Option<&'a DeviceConstraint> {
         self.constraints.and_then(|constraints| constraints.of(kind))
-    }
-
-    /// Returns true if memory limits are enforced on a GPU as strongly as the request demands.
-    fn has_limits(&self, at: usize) -> bool {
-        let demanded = self.constraints.map(|constraints| constraints.limits);
-        let gpu = self.inventory.gpus.get(at);
-        gpu.is_some_and(|gpu| gpu.attributes.limits >= demanded.unwrap_or_default())
-    }
-
-    fn gpu_location(&self, at: usize) -> Location {
-        self.hardware.locations.gpus.get(at).copied().unwrap_or_default()
     }
 }
 
@@ -87,91 +79,215 @@ impl<'a> RuleCheck<'a> {
     }
 }
 
-/// GPUs that may be taken; `None` if the engine chooses none.
-pub(crate) fn eligible_gpus(
-    context: &DecisionContext<'_>,
-    request: RequestedGpus,
-) -> Result<Option<Pool>, Misfit> {
-    let mut check = RuleCheck::new(context.constraint(&DeviceKind::Gpu));
-    let pool = match request {
-        RequestedGpus::Nothing | RequestedGpus::All { .. } => return Ok(None),
-        RequestedGpus::Whole(_) if !context.inventory.serves_vendor => return Ok(None),
-        RequestedGpus::Share(request) => gpus_with_room(context, &request, &mut check)?,
-        RequestedGpus::Whole(n) => whole_gpus(context, n, &mut check),
-    };
-    if pool.candidates.len() < pool.n {
-        return Err(Misfit::TooFew {
-            kind: DeviceKind::Gpu,
-            needed: pool.n,
-            tally: check.counts,
-        });
-    }
-    Ok(Some(pool))
+/// The part of a request for the devices of one type, in the terms of a node.
+pub(crate) struct TypeDemand<'a> {
+    kind: &'a DeviceType,
+    type_at: usize,
+    devices: &'a [Device],
+    /// Number of devices to take.
+    n: usize,
+    /// True if every selected device is taken, whatever their number.
+    pub(crate) takes_all: bool,
+    amounts: NeededAmounts<'a>,
+    constraint: Option<&'a DeviceConstraint>,
+    held_functions: &'a [&'a FunctionId],
 }
 
-fn gpus_with_room(
-    context: &DecisionContext<'_>,
-    request: &ShareRequest,
-    check: &mut RuleCheck<'_>,
-) -> Result<Pool, Misfit> {
-    let (node, hints) = (context.node, context.hints);
-    let need = need(node, request).map_err(Misfit::Plain)?;
-    let look_ahead = context.order.look_ahead_for(need);
-    let basis = look_ahead.map(|look_ahead| CostBasis::new(node, look_ahead, hints));
-    let losses = gpu_losses(
-        context.inventory,
-        &context.hardware.locations.gpus,
-        &context.occupancy.gpus,
-    );
-    let mut keyed = Vec::new();
-    for (at, row) in node.rows_with(hints).enumerate() {
-        let taken = need.on(row.total);
-        if context.has_limits(at) && gpu_passes(context, check, at, taken.within(row.free)) {
-            let cost = basis
-                .as_ref()
-                .map(|basis| basis.cost_of([(at, taken_part(taken, row.total))]).rank());
-            let preference = context.order.gpu_preference(need, at, &row);
-            keyed.push((
-                at,
-                context.gpu_location(at),
-                (cost, preference, losses.get(at).copied()),
-            ));
+/// The amounts that are taken of each device.
+enum NeededAmounts<'a> {
+    /// A share of a GPU, and the costs of taking it where they decide.
+    Share(ShareNeed, Option<CostBasis<'a>>),
+    /// A whole GPU in the vendor's name, out of those at these indices.
+    Whole(Vec<usize>),
+    /// Named resources.
+    Resources(NamedAmounts),
+}
+
+/// The preference among devices of one type that may be taken; smaller is better, the first field weighs most.
+#[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Preference {
+    /// Rank of the cost, where it decides.
+    cost: Option<u32>,
+    /// By policy, of GPUs.
+    gpu: [u64; 4],
+    /// By policy, of devices of other types.
+    resources: Vec<u64>,
+    /// The groups of devices that are broken.
+    loss: Option<Loss>,
+}
+
+impl<'a> TypeDemand<'a> {
+    /// The demand for GPUs; `None` if the engine chooses none.
+    pub(crate) fn of_gpus(
+        context: &'a DecisionContext<'a>,
+        request: RequestedGpus,
+    ) -> Result<Option<Self>, Misfit> {
+        let (node, hints) = (context.node, context.hints);
+        let (n, amounts) = match request {
+            RequestedGpus::Nothing | RequestedGpus::All { .. } => return Ok(None),
+            RequestedGpus::Whole(_) if !context.inventory.serves_vendor => return Ok(None),
+            RequestedGpus::Whole(n) => {
+                let free = free_whole(node, hints).map(|(at, _)| at);
+                let n = usize::try_from(n).unwrap_or(usize::MAX);
+                (n, NeededAmounts::Whole(free.collect()))
+            }
+            RequestedGpus::Share(request) => {
+                let need = need(node, &request).map_err(Misfit::Plain)?;
+                let look_ahead = context.order.look_ahead_for(need);
+                let basis = look_ahead.map(|look_ahead| CostBasis::new(node, look_ahead, hints));
+                (need.devices, NeededAmounts::Share(need, basis))
+            }
+        };
+        Ok(Some(Self {
+            kind: &DeviceType::Gpu,
+            type_at: GPUS,
+            devices: &context.inventory.gpus,
+            n,
+            takes_all: false,
+            amounts,
+            constraint: context.constraint(&DeviceType::Gpu),
+            held_functions: &[],
+        }))
+    }
+
+    /// The demand for devices of another type.
+    pub(crate) fn of_others(
+        context: &'a DecisionContext<'a>,
+        request: &'a DeviceRequest,
+    ) -> Result<Self, Misfit> {
+        let lacking = Misfit::Plain(Reason::OtherDevices);
+        let Some(type_at) = context.inventory.type_index(&request.kind) else {
+            return Err(lacking);
+        };
+        let devices = context.inventory.devices(type_at);
+        let constraint = context.constraint(&request.kind);
+        let (n, amounts, takes_all) = split(request, devices, constraint).ok_or(lacking)?;
+        Ok(Self {
+            kind: &request.kind,
+            type_at,
+            devices,
+            n,
+            takes_all,
+            amounts: NeededAmounts::Resources(amounts),
+            constraint,
+            held_functions: context.occupancy.functions_of(type_at),
+        })
+    }
+
+    /// The devices that may be taken.
+    pub(crate) fn eligible(&self, context: &DecisionContext<'_>) -> Result<Pool, Misfit> {
+        let locations = context.hardware.locations.of_type(self.type_at);
+        let uses = context.occupancy.of_type(self.type_at);
+        let mut check = RuleCheck::new(self.constraint);
+        let losses = losses(context.inventory, self.type_at, locations, uses);
+        let mut keyed = Vec::with_capacity(self.devices.len());
+        for (at, device) in self.devices.iter().enumerate() {
+            if !self.has_limits(context, device) {
+                continue;
+            }
+            let has_function = !check.counts.wants_functions || self.function(device).is_some();
+            let preference = self.preference(context, at, device);
+            let is_permitted = permits(check.exclusion(), at, locations, uses);
+            let labels = &device.attributes.labels;
+            if check.passes(labels, has_function, preference.is_some(), is_permitted)
+                && let Some(mut preference) = preference
+            {
+                preference.loss = losses.get(at).copied();
+                keyed.push((at, locations.get(at).copied().unwrap_or_default(), preference));
+            }
         }
-    }
-    Ok(Pool::new(DeviceKind::Gpu, need.devices, &keyed))
-}
-
-fn whole_gpus(context: &DecisionContext<'_>, n: u32, check: &mut RuleCheck<'_>) -> Pool {
-    let free: Vec<usize> = free_whole(context.node, context.hints)
-        .map(|(at, _)| at)
-        .collect();
-    let losses = gpu_losses(
-        context.inventory,
-        &context.hardware.locations.gpus,
-        &context.occupancy.gpus,
-    );
-    let mut keyed = Vec::new();
-    for (at, gpu) in context.inventory.gpus.iter().enumerate() {
-        if gpu_passes(context, check, at, free.contains(&at)) {
-            keyed.push((
-                at,
-                context.gpu_location(at),
-                (gpu.sharing, losses.get(at).copied()),
-            ));
+        let (kind, tally) = (self.kind.clone(), check.counts);
+        if self.takes_all && (tally.selected == 0 || keyed.len() < tally.selected) {
+            return Err(Misfit::NotAll { kind, tally });
         }
+        // All selected devices are eligible here, so their number is the number to take.
+        let needed = if self.takes_all { keyed.len() } else { self.n };
+        if keyed.len() < needed {
+            return Err(Misfit::TooFew { kind, needed, tally });
+        }
+        Ok(Pool::new(kind, needed, &keyed))
     }
-    Pool::new(DeviceKind::Gpu, usize::try_from(n).unwrap_or(usize::MAX), &keyed)
-}
 
-fn gpu_passes(context: &DecisionContext<'_>, check: &mut RuleCheck<'_>, at: usize, has_room: bool) -> bool {
-    let Some(gpu) = context.inventory.gpus.get(at) else {
-        return false;
-    };
-    // Pods take no virtual functions of GPUs.
-    let has_function = !check.counts.wants_functions;
-    let (locations, uses) = (&context.hardware.locations.gpus, &context.occupancy.gpus);
-    let is_permitted = permits(check.exclusion(), at, locations, uses);
-    check.passes(&gpu.attributes.labels, has_function, has_room, is_permitted)
+    /// Returns true if memory limits are enforced on a device as strongly as the request demands of shared GPUs.
+    fn has_limits(&self, context: &DecisionContext<'_>, device: &Device) -> bool {
+        // A pod that has GPUs whole needs no limits, and other devices know none.
+        let NeededAmounts::Share(..) = self.amounts else {
+            return true;
+        };
+        let demanded = context.constraints.map(|constraints| constraints.limits);
+        device.attributes.limits >= demanded.unwrap_or_default()
+    }
+
+    /// The preference for a device, apart from the groups that it breaks; `None` if it has no room.
+    fn preference(&self, context: &DecisionContext<'_>, at: usize, device: &Device) -> Option<Preference> {
+        let mut preference = Preference::default();
+        match &self.amounts {
+            NeededAmounts::Share(need, basis) => {
+                let row = context.node.row_at(at, context.hints)?;
+                let taken: Amounts = need.amounts_on(row.total);
+                if !taken.within(row.free) {
+                    return None;
+                }
+                preference.gpu = context.order.gpu_preference(*need, at, &row);
+                if let Some(basis) = basis {
+                    preference.cost = Some(basis.cost_of([(at, taken_part(taken, row.total))]).rank());
+                }
+            }
+            NeededAmounts::Whole(free) => {
+                if !free.contains(&at) {
+                    return None;
+                }
+                // GPUs that take no shares come first, as pods that share can use the others.
+                preference.gpu = [device.sharing.into(), 0, 0, 0];
+            }
+            NeededAmounts::Resources(amounts) => {
+                let free = context.node.free_resources_with(self.type_at, at, context.hints);
+                if !device.healthy || !is_within(amounts, &free) {
+                    return None;
+                }
+                preference.resources = context.order.resource_preference(device, free, amounts);
+            }
+        }
+        Some(preference)
+    }
+
+    /// The virtual function to take of a device: the first by ID that is free and of the requested kind.
+    fn function<'d>(&self, device: &'d Device) -> Option<&'d Function> {
+        let selector = self.constraint?.functions.as_ref()?;
+        let mut first: Option<&Function> = None;
+        for group in &device.attributes.functions {
+            // Pods take no virtual functions of GPUs.
+            if self.type_at == GPUS || !selector.selects(&group.labels) {
+                continue;
+            }
+            for function in &group.functions {
+                let is_earlier = first.is_none_or(|first| function.id < first.id);
+                if is_earlier && !self.held_functions.contains(&&function.id) {
+                    first = Some(function);
+                }
+            }
+        }
+        first
+    }
+
+    /// Shares of devices of another type than GPU, by their indices.
+    pub(crate) fn shares(&self, devices: &[usize]) -> Vec<Share> {
+        let NeededAmounts::Resources(resources) = &self.amounts else {
+            return Vec::new();
+        };
+        let mut shares = Vec::with_capacity(devices.len());
+        for device in devices.iter().filter_map(|at| self.devices.get(*at)) {
+            shares.push(Share {
+                kind: self.kind.clone(),
+                id: device.id.clone(),
+                minor: device.minor,
+                amounts: Amounts::ZERO,
+                resources: resources.clone(),
+                functions: self.function(device).cloned().into_iter().collect(),
+            });
+        }
+        shares
+    }
 }
 
 /// Returns true if the request takes whole GPUs, in whatever terms, which a partition can serve.
@@ -182,113 +298,23 @@ pub(crate) fn takes_whole_gpus(context: &DecisionContext<'_>, request: Requested
     let Ok(need) = need(context.node, &share) else {
         return false;
     };
-    pool.candidates.iter().all(|candidate| {
+    for candidate in &pool.candidates {
         let gpu = context.inventory.gpus.get(candidate.device);
-        gpu.is_some_and(|gpu| need.on(gpu.total()).memory >= gpu.total().memory)
-    })
-}
-
-/// The part of a request for devices of one type other than GPU.
-pub(crate) struct TypeDemand<'a> {
-    of_type: &'a DevicesOfType,
-    /// Amounts taken of each device.
-    amounts: NamedAmounts,
-    /// True if every selected device is taken.
-    pub(crate) takes_all: bool,
-    constraint: Option<&'a DeviceConstraint>,
-    held_functions: &'a [&'a FunctionId],
-}
-
-impl TypeDemand<'_> {
-    /// The virtual function to take of a device: the first by ID that is free and of the requested kind.
-    fn function<'d>(&self, device: &'d Device) -> Option<&'d Function> {
-        let selector = self.constraint?.functions.as_ref()?;
-        let groups = device.attributes.functions.iter();
-        let selected = groups.filter(|group| selector.selects(&group.labels));
-        let free = selected
-            .flat_map(|group| &group.functions)
-            .filter(|function| !self.held_functions.contains(&&function.id));
-        free.min_by(|one, other| one.id.cmp(&other.id))
-    }
-
-    /// Shares of devices by their indices.
-    pub(crate) fn shares(&self, devices: &[usize]) -> Vec<DeviceShare> {
-        let mut shares = Vec::with_capacity(devices.len());
-        for device in devices.iter().filter_map(|at| self.of_type.devices.get(*at)) {
-            shares.push(DeviceShare {
-                kind: self.of_type.kind.clone(),
-                id: device.id.clone(),
-                minor: device.minor,
-                amounts: self.amounts.clone(),
-                functions: self.function(device).cloned().into_iter().collect(),
-            });
-        }
-        shares
-    }
-}
-
-/// Devices of another type that may be taken, and the part of the request that they serve.
-pub(crate) fn eligible_devices<'a>(
-    context: &'a DecisionContext<'a>,
-    request: &'a DeviceRequest,
-) -> Result<(TypeDemand<'a>, Pool), Misfit> {
-    let kind = DeviceKind::Other(request.kind.clone());
-    let plain = || Misfit::Plain(Reason::OtherDevices);
-    let (type_at, of_type, free) = context.node.type_at(&request.kind).ok_or_else(plain)?;
-    let (locations, uses) = (
-        context.hardware.locations.of_type(type_at),
-        context.occupancy.of_type(type_at),
-    );
-    let mut check = RuleCheck::new(context.constraint(&kind));
-    let constraint = check.constraint;
-    let (n, amounts, takes_all) = split(request, of_type, constraint).ok_or_else(plain)?;
-    let demand = TypeDemand {
-        of_type,
-        amounts,
-        takes_all,
-        constraint,
-        held_functions: context.occupancy.functions_of(type_at),
-    };
-    let losses = losses(locations, uses);
-    let mut keyed = Vec::new();
-    for (at, (device, free)) in of_type.devices.iter().zip(free).enumerate() {
-        let free = context
-            .node
-            .free_of_device(&request.kind, device, free, context.hints);
-        let has_function = !check.counts.wants_functions || demand.function(device).is_some();
-        let has_room = device.healthy && is_within(&demand.amounts, &free);
-        let is_permitted = permits(check.exclusion(), at, locations, uses);
-        if check.passes(&device.attributes.labels, has_function, has_room, is_permitted) {
-            let preference = context.order.device_preference(device, &free, &demand.amounts);
-            let location = locations.get(at).copied().unwrap_or_default();
-            keyed.push((at, location, (preference, losses.get(at).copied())));
+        if gpu.is_none_or(|gpu| need.amounts_on(gpu.total()).memory < gpu.total().memory) {
+            return false;
         }
     }
-    let tally = check.counts;
-    if takes_all && (tally.selected == 0 || keyed.len() < tally.selected) {
-        return Err(Misfit::NotAll { kind, tally });
-    }
-    // All selected devices are eligible here, so their number is the number to take.
-    let n = if takes_all { keyed.len() } else { n };
-    if keyed.len() < n {
-        return Err(Misfit::TooFew {
-            kind,
-            needed: n,
-            tally,
-        });
-    }
-    Ok((demand, Pool::new(kind, n, &keyed)))
+    true
 }
 
-/// The number of devices to take, the amounts of each, and whether all selected ones are taken; `None` if none can be.
-///
-/// A number of whole devices stays that, whatever strategy the pod sets.
+/// The number of devices to take, the amounts of each, and true if all selected ones are taken; `None` if none can be.
 fn split(
     request: &DeviceRequest,
-    of_type: &DevicesOfType,
+    devices: &[Device],
     constraint: Option<&DeviceConstraint>,
 ) -> Option<(usize, NamedAmounts, bool)> {
-    let split = request.split(of_type);
+    let split = request.split(devices);
+    // A number of whole devices stays that, whatever strategy the pod sets.
     let strategy = constraint
         .and_then(|constraint| constraint.strategy)
         .filter(|_| split.as_ref().is_none_or(|(n, _)| *n == 1));
@@ -302,7 +328,7 @@ fn split(
             let mut amounts = NamedAmounts::new();
             for resource in request.amounts.keys() {
                 // A counted device is taken whole for exclusive use, else a unit of it.
-                let whole = request.whole_device(of_type, resource).filter(|_| is_exclusive);
+                let whole = request.whole_device(devices, resource).filter(|_| is_exclusive);
                 amounts.insert(resource.clone(), whole.unwrap_or(1));
             }
             Some((usize::try_from(n).ok()?, amounts, false))

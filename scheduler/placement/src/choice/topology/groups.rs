@@ -1,21 +1,23 @@
-//! Groups of GPUs: partitions of a table, links, and the loss when a device is taken out of a group that is whole.
+//! Groups of devices: partitions of a table, linked GPUs, devices of one switch or NUMA node, and the loss when a device is taken
+//! out of a group that is entirely free.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::choice::topology::candidates::{Pool, Set};
-use crate::data::constraints::{DeviceKind, PartitionConstraint};
-use crate::data::device::Gpu;
-use crate::data::inventory::{Inventory, LinkGroup, Partition, PartitionTable};
+use crate::data::constraints::PartitionConstraint;
+use crate::data::device::Device;
+use crate::data::ident::DeviceType;
+use crate::data::inventory::{GPUS, Inventory, LinkGroup, Partition, PartitionTable};
 use crate::data::misfit::{Misfit, NoPartition};
 use crate::state::hardware::Location;
 use crate::state::occupancy::DeviceUse;
 
-/// A set of GPUs to choose from.
+/// A set of GPUs to choose from: those of a partition, or all within a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GpuSet {
     pub(crate) allowed: Set,
-    /// Place of its partition's score among the scores, if only partitions will do.
+    /// Place of its partition's score among the scores, 0 for the best, if only partitions will do.
     pub(crate) score: u32,
     /// Place of the partition in the order of preference; the last place if it is none.
     pub(crate) partition: u32,
@@ -34,8 +36,8 @@ impl GpuSet {
     /// The candidates of a pool that may be taken: the set restricts GPUs alone.
     pub(crate) fn allowed_of(self, pool: &Pool) -> Set {
         match pool.kind {
-            DeviceKind::Gpu => self.allowed,
-            DeviceKind::Other(_) => pool.all(),
+            DeviceType::Gpu => self.allowed,
+            DeviceType::Other(_) => pool.all(),
         }
     }
 }
@@ -44,7 +46,7 @@ impl GpuSet {
 pub(crate) struct Partitions<'a> {
     pub(crate) table: Option<&'a PartitionTable>,
     pub(crate) constraint: Option<PartitionConstraint>,
-    pub(crate) gpus: &'a [Gpu],
+    pub(crate) gpus: &'a [Device],
     pub(crate) uses: &'a [DeviceUse],
     pub(crate) pool: &'a Pool,
 }
@@ -61,14 +63,10 @@ impl Partitions<'_> {
     /// largest free partition, then the largest bandwidth of those, then the most free partitions of each size from the
     /// largest on; then the order of the table decides.
     pub(crate) fn choices(&self) -> Result<Vec<GpuSet>, Misfit> {
-        let misfit = |problem| Misfit::Partition {
-            needed: self.pool.n,
-            problem,
-        };
-        let table = self.table.ok_or(misfit(NoPartition::Table))?;
+        let table = self.table.ok_or(self.misfit(NoPartition::Table))?;
         let of_size = table.partitions.iter().filter(|one| size(one) == self.pool.n);
         let best_score = of_size.clone().map(|one| one.score).max();
-        let best_score = best_score.ok_or(misfit(NoPartition::Size))?;
+        let best_score = best_score.ok_or(self.misfit(NoPartition::Size))?;
         let constraint = self.constraint.unwrap_or_default();
         let mut usable: Vec<(&Partition, Set)> = Vec::new();
         let (mut best_free, mut best_fast) = (None::<i64>, None::<i64>);
@@ -87,11 +85,9 @@ impl Partitions<'_> {
             }
         }
         if usable.is_empty() {
-            return Err(misfit(match (best_fast, best_free) {
-                (Some(free), _) => NoPartition::Score {
-                    wanted: best_score,
-                    free,
-                },
+            let wanted = best_score;
+            return Err(self.misfit(match (best_fast, best_free) {
+                (Some(free), _) => NoPartition::Score { wanted, free },
                 (None, Some(_)) => NoPartition::Bandwidth,
                 (None, None) => NoPartition::Free,
             }));
@@ -112,6 +108,11 @@ impl Partitions<'_> {
         Ok(choices)
     }
 
+    fn misfit(&self, problem: NoPartition) -> Misfit {
+        let needed = self.pool.n;
+        Misfit::Partition { needed, problem }
+    }
+
     fn sort(&self, table: &PartitionTable, usable: &mut [(&Partition, Set)]) {
         let (mut whole, mut none) = (Vec::new(), LeftBySize::new());
         for partition in &table.partitions {
@@ -126,14 +127,13 @@ impl Partitions<'_> {
 
     /// The candidates that a partition consists of, if all of them may be taken and none is in use.
     fn free_members(&self, partition: &Partition) -> Option<Set> {
-        let members = self.pool.select(|candidate| {
-            let gpu = self.gpus.get(candidate.device);
-            gpu.is_some_and(|gpu| partition.minors.contains(&gpu.minor))
-                && self
-                    .uses
-                    .get(candidate.device)
-                    .is_some_and(|gpu| !gpu.is_occupied)
-        });
+        let mut members = Set::EMPTY;
+        for (at, candidate) in self.pool.candidates.iter().enumerate() {
+            let minor = self.gpus.get(candidate.device)?.minor;
+            if partition.minors.contains(&minor) && is_free(self.uses, candidate.device) {
+                members = members.with(at);
+            }
+        }
         (members.len() == size(partition)).then_some(members)
     }
 }
@@ -157,19 +157,19 @@ fn left_without(taken: &Partition, whole: &[&Partition], mut left: LeftBySize) -
 }
 
 /// Returns true if all GPUs of a partition exist, are healthy and are not in use.
-fn is_whole(partition: &Partition, gpus: &[Gpu], uses: &[DeviceUse]) -> bool {
-    partition.minors.iter().all(|minor| {
+fn is_whole(partition: &Partition, gpus: &[Device], uses: &[DeviceUse]) -> bool {
+    for minor in &partition.minors {
         let found = gpus.iter().zip(uses).find(|(gpu, _)| gpu.minor == *minor);
-        found.is_some_and(|(gpu, used)| gpu.healthy && !used.is_occupied)
-    })
+        if found.is_none_or(|(gpu, used)| !gpu.healthy || used.is_occupied) {
+            return false;
+        }
+    }
+    true
 }
 
 /// Number of GPUs of a partition; a GPU that it names twice counts once.
 fn size(partition: &Partition) -> usize {
-    let mut minors = partition.minors.clone();
-    minors.sort_unstable();
-    minors.dedup();
-    minors.len()
+    partition.minors.iter().collect::<BTreeSet<_>>().len()
 }
 
 /// The groups that are broken when a device is taken; smaller for a device to prefer.
@@ -185,51 +185,53 @@ pub(crate) struct Loss {
     switch: bool,
 }
 
-/// The loss with each device of a type by its location; a device that is alone at its location breaks nothing.
-pub(crate) fn losses(locations: &[Location], uses: &[DeviceUse]) -> Vec<Loss> {
+/// The loss with each device of the type at an index. A device that is alone in its group breaks nothing.
+pub(crate) fn losses(
+    inventory: &Inventory,
+    type_at: usize,
+    locations: &[Location],
+    uses: &[DeviceUse],
+) -> Vec<Loss> {
     let mut losses = Vec::with_capacity(locations.len());
     for location in locations {
+        let (mut n_on_numa, mut n_on_switch) = (0, 0);
+        let (mut is_numa_free, mut is_switch_free) = (true, true);
+        for (at, other) in locations.iter().enumerate() {
+            if other.numa == location.numa {
+                n_on_numa += 1;
+                is_numa_free &= is_free(uses, at);
+            }
+            if other.switch == location.switch {
+                n_on_switch += 1;
+                is_switch_free &= is_free(uses, at);
+            }
+        }
         losses.push(Loss {
-            numa: is_free_group(locations, uses, |other| other.numa == location.numa),
-            switch: is_free_group(locations, uses, |other| other.switch == location.switch),
+            numa: n_on_numa > 1 && is_numa_free,
+            switch: n_on_switch > 1 && is_switch_free,
             ..Loss::default()
         });
     }
-    losses
-}
-
-/// Returns true if the devices at some locations are several, and all of them free.
-fn is_free_group(locations: &[Location], uses: &[DeviceUse], is_there: impl Fn(&Location) -> bool) -> bool {
-    let mut n_devices = 0;
-    for (at, location) in locations.iter().enumerate() {
-        if is_there(location) {
-            if !is_free(uses, at) {
-                return false;
-            }
-            n_devices += 1;
-        }
+    // Only GPUs are linked, and allocated in partitions.
+    if type_at != GPUS {
+        return losses;
     }
-    n_devices > 1
-}
-
-fn is_free(uses: &[DeviceUse], at: usize) -> bool {
-    uses.get(at).is_some_and(|device| !device.is_occupied)
-}
-
-/// The loss with each GPU.
-pub(crate) fn gpu_losses(inventory: &Inventory, locations: &[Location], uses: &[DeviceUse]) -> Vec<Loss> {
-    let mut losses = losses(locations, uses);
     let partitions = inventory.partitions.iter().flat_map(|table| &table.partitions);
     for partition in partitions.filter(|one| is_whole(one, &inventory.gpus, uses)) {
         add_loss(&mut losses, &inventory.indices_of(&partition.minors));
     }
     for group in &inventory.links {
         let gpus = inventory.indices_of(&group.minors);
+        // Unlike a partition, a group of links stays whole without a GPU that the node has lost.
         if gpus.iter().all(|at| is_free(uses, *at)) {
             add_loss(&mut losses, &gpus);
         }
     }
     losses
+}
+
+fn is_free(uses: &[DeviceUse], at: usize) -> bool {
+    uses.get(at).is_some_and(|device| !device.is_occupied)
 }
 
 fn add_loss(losses: &mut [Loss], group: &BTreeSet<usize>) {
@@ -256,7 +258,7 @@ pub(crate) struct Links {
 
 impl Links {
     /// `None` if the node has no links.
-    pub(crate) fn new(groups: &[LinkGroup], gpus: &[Gpu], pool: &Pool) -> Option<Self> {
+    pub(crate) fn new(groups: &[LinkGroup], gpus: &[Device], pool: &Pool) -> Option<Self> {
         if groups.is_empty() {
             return None;
         }
@@ -266,8 +268,13 @@ impl Links {
             between: vec![0; n * n],
         };
         for group in groups {
-            let is_in = |at: usize| gpus.get(at).is_some_and(|gpu| group.minors.contains(&gpu.minor));
-            let members = pool.select(|candidate| is_in(candidate.device));
+            let mut members = Set::EMPTY;
+            for (at, candidate) in pool.candidates.iter().enumerate() {
+                let gpu = gpus.get(candidate.device);
+                if gpu.is_some_and(|gpu| group.minors.contains(&gpu.minor)) {
+                    members = members.with(at);
+                }
+            }
             for one in members.members() {
                 for other in members.members().filter(|other| *other != one) {
                     if let Some(between) = links.between.get_mut(one * n + other) {
@@ -279,28 +286,26 @@ impl Links {
         Some(links)
     }
 
-    /// The links of all pairs of a set.
-    fn pairs(&self, set: Set) -> impl Iterator<Item = u32> + '_ {
-        set.members().flat_map(move |one| {
-            let lower = set.members().take_while(move |other| *other < one);
-            lower.map(move |other| self.between.get(one * self.n + other).copied().unwrap_or(0))
-        })
-    }
-
-    /// The fewest links between any two members, and those of all together; zero for less than two.
-    pub(crate) fn among(&self, set: Set) -> (u32, u32) {
-        if set.len() < 2 {
-            return (0, 0);
+    /// The fewest links between any two members, the most, and those of all pairs together; zero for less than two.
+    pub(crate) fn among(&self, set: Set) -> (u32, u32, u32) {
+        let (mut fewest, mut most, mut sum) = (u32::MAX, 0, 0_u32);
+        for one in set.members() {
+            for other in set.members().take_while(|other| *other < one) {
+                let links = self.between.get(one * self.n + other).copied().unwrap_or(0);
+                (fewest, most) = (fewest.min(links), most.max(links));
+                sum = sum.saturating_add(links);
+            }
         }
-        self.pairs(set)
-            .fold((u32::MAX, 0), |(fewest, sum): (u32, u32), links| {
-                (fewest.min(links), sum.saturating_add(links))
-            })
+        if set.len() < 2 {
+            (0, 0, 0)
+        } else {
+            (fewest, most, sum)
+        }
     }
 
     /// Returns true if all pairs of members have the same number of links.
     pub(crate) fn are_equal(&self, set: Set) -> bool {
-        let mut pairs = self.pairs(set);
-        pairs.next().is_none_or(|first| pairs.all(|links| links == first))
+        let (fewest, most, _) = self.among(set);
+        fewest == most
     }
 }

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 
 use crate::choice::topology::candidates::{Pool, Set};
 use crate::choice::topology::groups::Links;
-use crate::data::constraints::DeviceKind;
+use crate::data::ident::DeviceType;
 use crate::state::hardware::Location;
 
 /// The rank of a choice; smaller is better, the first field weighs most, and no two choices of leading devices are equal.
@@ -71,7 +71,7 @@ pub(crate) struct Follower<'a> {
 impl Follower<'_> {
     /// Returns true if more devices may be taken than requested. Not for GPUs: they are the expensive part.
     pub(crate) fn may_exceed_request(&self) -> bool {
-        self.pool.kind != DeviceKind::Gpu
+        self.pool.kind != DeviceType::Gpu
     }
 
     /// The devices that follow leading ones at these locations.
@@ -81,26 +81,33 @@ impl Follower<'_> {
     /// lowest minors.
     pub(crate) fn follow(&self, lead: &[Location]) -> (Set, FollowerRank) {
         let Self { pool, allowed } = *self;
-        let distance = |at: usize| distance(pool.location(at), lead);
-        let mut order = pool.by_preference(allowed);
-        order.sort_by_key(|at| distance(*at));
+        let mut order = Vec::with_capacity(allowed.len());
+        for at in pool.by_preference(allowed) {
+            order.push((distance(pool.location(at), lead), at));
+        }
+        // Devices at one distance stay in the order of preference.
+        order.sort_by_key(|(distance, _)| *distance);
         let mut switches = Vec::new();
         let mut taken = Set::EMPTY;
         // One device per switch first, so that no leading device has to go without while another has two.
-        for at in order.iter().filter(|at| distance(**at) == Distance::Switch) {
+        for (distance, at) in &order {
             let switch = pool.location(*at).switch;
-            if !switches.contains(&switch) && (self.may_exceed_request() || taken.len() < pool.n) {
+            let may_take = self.may_exceed_request() || taken.len() < pool.n;
+            if *distance == Distance::Switch && may_take && !switches.contains(&switch) {
                 switches.push(switch);
                 taken = taken.with(*at);
             }
         }
-        for at in order {
+        let mut distances = Vec::with_capacity(taken.len().max(pool.n));
+        for (distance, at) in order {
             if taken.len() < pool.n {
                 taken = taken.with(at);
             }
+            if taken.contains(at) {
+                distances.push(distance);
+            }
         }
-        let mut distances: Vec<Distance> = taken.members().map(distance).collect();
-        distances.sort_unstable_by_key(|distance| Reverse(*distance));
+        distances.reverse();
         (
             taken,
             (distances, pool.preferences(taken), Reverse(taken.lowness())),
@@ -109,13 +116,16 @@ impl Follower<'_> {
 }
 
 fn distance(location: Location, lead: &[Location]) -> Distance {
-    if lead.iter().any(|other| other.switch == location.switch) {
-        Distance::Switch
-    } else if lead.iter().any(|other| other.numa == location.numa) {
-        Distance::Numa
-    } else {
-        Distance::Machine
+    let mut nearest = Distance::Machine;
+    for other in lead {
+        if other.switch == location.switch {
+            return Distance::Switch;
+        }
+        if other.numa == location.numa {
+            nearest = Distance::Numa;
+        }
     }
+    nearest
 }
 
 /// The devices to choose from and the rules between their types.
@@ -228,10 +238,13 @@ impl<'a> Problem<'a> {
 
     /// Most switches that leading devices may be on, so that each has a device of every type; `None` without a limit.
     pub(crate) fn max_switches(&self) -> Option<usize> {
+        if !self.same_switch {
+            return None;
+        }
         let limited = self
             .followers
             .iter()
-            .filter(|follower| self.same_switch && !follower.may_exceed_request());
+            .filter(|follower| !follower.may_exceed_request());
         limited.map(|follower| follower.pool.n).min()
     }
 
@@ -246,7 +259,7 @@ impl<'a> Problem<'a> {
 
     /// The rank of a choice of leading devices, apart from its partition; `None` if it breaks a rule.
     pub(crate) fn rank(&self, chosen: Set) -> Option<Rank> {
-        let (fewest_links, links) = self.links.map_or((0, 0), |links| links.among(chosen));
+        let (fewest_links, _, links) = self.links.map_or((0, 0, 0), |links| links.among(chosen));
         let mut rank = Rank {
             score: 0,
             distances: Distances::default(),

@@ -1,11 +1,11 @@
 //! Small random machines and requests.
 
 use placement::{
-    Constraints, Device, DeviceAttributes, DeviceConstraint, DeviceKind, DeviceLocation, DeviceRef,
-    DeviceRequest, DeviceShare, DevicesOfType, Exclusion, Fleet, Function, FunctionGroup, Gpu, GpuRef,
-    HeldDevice, HeldGpus, HeldMemory, HeldShare, Holdings, Inventory, JointAllocation, Labels, LimitLevel,
-    LinkGroup, NodeRequest, Partition, PartitionConstraint, PartitionTable, Placement, RequestedGpus,
-    RequestedMemory, Requirement, Scope, Selector, Share, Strategy as Count, Test,
+    Constraints, Device, DeviceAttributes, DeviceConstraint, DeviceLocation, DeviceRef, DeviceRequest,
+    DeviceType, DevicesOfType, Exclusion, Fleet, Function, FunctionGroup, HeldMemory, HeldPart, Holdings,
+    Inventory, JointAllocation, Labels, LimitLevel, LinkGroup, NodeRequest, Partition, PartitionConstraint,
+    PartitionTable, Placement, RequestedGpus, RequestedMemory, Requirement, Scope, Selector, Share,
+    Strategy as Count, Test,
 };
 use proptest::collection::{btree_set, vec};
 use proptest::option;
@@ -210,12 +210,12 @@ fn selector(label: bool) -> Selector {
 }
 
 fn constraints(asked: &Asked) -> Option<Constraints> {
-    let nic = || DeviceKind::Other("rdma".into());
+    let nic = || DeviceType::from("rdma");
     let joint = asked.joint.map(|(nics_lead, same_switch)| {
         let kinds = if nics_lead {
-            vec![nic(), DeviceKind::Gpu]
+            vec![nic(), DeviceType::Gpu]
         } else {
-            vec![DeviceKind::Gpu, DeviceKind::Other("fpga".into()), nic()]
+            vec![DeviceType::Gpu, DeviceType::from("fpga"), nic()]
         };
         JointAllocation { kinds, same_switch }
     });
@@ -245,11 +245,11 @@ fn constraints(asked: &Asked) -> Option<Constraints> {
         joint,
         partition,
         limits: asked.limits,
-        by_kind: vec![(DeviceKind::Gpu, gpu), (nic(), nics)],
+        by_kind: vec![(DeviceType::Gpu, gpu), (nic(), nics)],
     };
     let nothing = Constraints {
         by_kind: vec![
-            (DeviceKind::Gpu, DeviceConstraint::default()),
+            (DeviceType::Gpu, DeviceConstraint::default()),
             (nic(), DeviceConstraint::default()),
         ],
         ..Constraints::default()
@@ -285,15 +285,15 @@ pub(super) fn function(nic: u32, at: u32) -> String {
     format!("f{nic}-{at}")
 }
 
-fn held_gpus(owner: &Owner) -> HeldGpus {
-    let share = |(minor, percent): &(u32, u32)| HeldShare {
-        gpu: GpuRef::Uuid(format!("n-{minor}").as_str().into()),
+fn held_gpu((minor, percent): &(u32, u32)) -> HeldPart {
+    HeldPart {
         memory: HeldMemory::Requested(RequestedMemory::Ratio(*percent)),
-        core: 0,
         slots: 1,
-        trusted: true,
-    };
-    HeldGpus::Shares(owner.gpus.iter().map(share).collect())
+        ..HeldPart::new(
+            DeviceType::Gpu,
+            DeviceRef::Id(format!("n-{minor}").as_str().into()),
+        )
+    }
 }
 
 impl Query {
@@ -303,18 +303,17 @@ impl Query {
                 functions: Vec::new(),
                 ..attributes(part, minor)
             };
-            Gpu {
+            Device {
                 attributes,
                 healthy: part.healthy,
                 ..gpu("n", minor, GIB)
             }
         });
         let nics = (0..).zip(&self.nics).map(|(minor, part)| Device {
-            id: format!("nic{minor}").as_str().into(),
-            minor,
             resources: [("rdma".into(), 100)].into(),
             healthy: part.healthy,
             attributes: attributes(part, minor),
+            ..Device::new(format!("nic{minor}"), minor)
         });
         let partition = |(minors, bandwidth, score): &Row| Partition {
             minors: minors.clone(),
@@ -359,30 +358,32 @@ impl Query {
         fleet
     }
 
-    fn exclusions(owner: &Owner) -> Vec<(DeviceKind, Exclusion)> {
+    fn exclusions(owner: &Owner) -> Vec<(DeviceType, Exclusion)> {
         let [gpus, nics] = owner.keeps;
         let (gpus, nics) = (
-            gpus.map(|one| (DeviceKind::Gpu, one)),
-            nics.map(|one| (DeviceKind::Other("rdma".into()), one)),
+            gpus.map(|one| (DeviceType::Gpu, one)),
+            nics.map(|one| (DeviceType::from("rdma"), one)),
         );
         gpus.into_iter().chain(nics).collect()
     }
 
     fn holdings(owner: &Owner) -> Holdings {
-        let nics = owner.nics.iter().map(|(minor, amount, at)| HeldDevice {
-            kind: "rdma".into(),
-            device: DeviceRef::Id(format!("nic{minor}").as_str().into()),
-            amounts: [("rdma".into(), *amount)].into(),
+        let nics = owner.nics.iter().map(|(minor, amount, at)| HeldPart {
+            resources: [("rdma".into(), *amount)].into(),
             functions: at
                 .map(|at| function(*minor, at).as_str().into())
                 .into_iter()
                 .collect(),
             trusted: true,
+            ..HeldPart::new(
+                "rdma".into(),
+                DeviceRef::Id(format!("nic{minor}").as_str().into()),
+            )
         });
         Holdings {
-            others: nics.collect(),
+            parts: owner.gpus.iter().map(held_gpu).chain(nics).collect(),
             exclusions: Self::exclusions(owner),
-            ..Holdings::from(held_gpus(owner))
+            ..Holdings::default()
         }
     }
 
@@ -399,16 +400,19 @@ impl Query {
                 slots: 1,
             };
             Share {
-                gpu: format!("n-{minor}").as_str().into(),
+                id: format!("n-{minor}").as_str().into(),
                 minor: *minor,
                 amounts,
+                kind: DeviceType::Gpu,
+                resources: [].into(),
+                functions: Vec::new(),
             }
         };
-        let nic = |(minor, amount, at): &(u32, u64, Option<u32>)| DeviceShare {
+        let nic = |(minor, amount, at): &(u32, u64, Option<u32>)| Share {
             kind: "rdma".into(),
             id: format!("nic{minor}").as_str().into(),
             minor: *minor,
-            amounts: [("rdma".into(), *amount)].into(),
+            resources: [("rdma".into(), *amount)].into(),
             functions: at
                 .map(|at| Function {
                     id: function(*minor, at).as_str().into(),
@@ -416,17 +420,12 @@ impl Query {
                 })
                 .into_iter()
                 .collect(),
+            amounts: placement::Amounts::ZERO,
         };
         let n_gpus = u32::try_from(self.gpus.len()).unwrap_or(0);
-        let shares = owner
-            .gpus
-            .iter()
-            .filter(|(minor, _)| *minor < n_gpus)
-            .map(share)
-            .collect();
+        let gpus = owner.gpus.iter().filter(|(minor, _)| *minor < n_gpus);
         Placement {
-            shares,
-            others: owner.nics.iter().map(nic).collect(),
+            shares: gpus.map(share).chain(owner.nics.iter().map(nic)).collect(),
             exclusions: Self::exclusions(owner),
             ..Placement::default()
         }

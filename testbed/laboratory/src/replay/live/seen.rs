@@ -178,13 +178,13 @@ impl<'s> Live<'s> {
             let view = id.and_then(|id| index.fleet().view(id));
             let gpus = view.map(placement::NodeView::gpus).unwrap_or_default();
             let mut minors = Vec::new();
-            for (gpu, view) in gpus.iter().filter(|view| view.gpu.healthy).enumerate() {
-                minors.push(i32::try_from(view.gpu.minor).unwrap_or(-1));
+            for (gpu, view) in gpus.iter().filter(|view| view.device.healthy).enumerate() {
+                minors.push(i32::try_from(view.device.minor).unwrap_or(-1));
                 n_gpus += 1;
-                bytes += i64::try_from(view.gpu.memory_bytes).unwrap_or(0);
+                bytes += i64::try_from(view.device.memory_bytes).unwrap_or(0);
                 // Suspect holders have a record that contradicts another; they hold nothing for certain.
                 for holder in view.holders.iter().filter(|holder| !holder.suspect) {
-                    let memory = holder.amounts.memory.percent_of(view.gpu.total().memory);
+                    let memory = holder.amounts.memory.percent_of(view.device.total().memory);
                     let milli = i64::from(memory.max(holder.amounts.core)) * PERCENT;
                     let parts = self.held.entry(holder.owner.as_str().to_owned()).or_default();
                     parts.push(GpuShare { gpu, milli });
