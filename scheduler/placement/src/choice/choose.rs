@@ -245,23 +245,24 @@ fn memory_left(
     order: &DeviceOrder<'_>,
     hints: Hints<'_>,
 ) -> (u128, u128) {
-    let (mut free, mut total) = (0_u128, 0_u128);
+    let (mut free, mut total, mut n_healthy) = (0_u128, 0_u128, 0_u128);
     for (row, ..) in node.healthy_rows(hints) {
         free += u128::from(row.free.memory.hundredths());
         total += u128::from(row.total.memory.hundredths());
+        n_healthy += 1;
     }
-    let taken = match request {
-        RequestedGpus::Share(request) => need(node, &request).map_or(0, |need| {
-            let chosen = chosen_rows(node, need, order, hints);
-            chosen
-                .map(|(_, row)| u128::from(need.amounts_on(row.total).memory.hundredths()))
-                .sum()
-        }),
-        RequestedGpus::Whole(n) => {
-            let n_gpus = u128::try_from(node.gpus().len()).unwrap_or(u128::MAX);
-            total * u128::from(n) / n_gpus.max(1)
+    let mut taken = 0;
+    match request {
+        RequestedGpus::Share(request) => {
+            if let Ok(need) = need(node, &request) {
+                for (_, row) in chosen_rows(node, need, order, hints) {
+                    taken += u128::from(need.amounts_on(row.total).memory.hundredths());
+                }
+            }
         }
-        RequestedGpus::All { .. } | RequestedGpus::Nothing => 0,
-    };
+        // Only healthy GPUs are taken. On a node of several models each counts as the mean: the vendor's plugin may take any.
+        RequestedGpus::Whole(n) => taken = total * u128::from(n) / n_healthy.max(1),
+        RequestedGpus::All { .. } | RequestedGpus::Nothing => {}
+    }
     (free.saturating_sub(taken), total)
 }

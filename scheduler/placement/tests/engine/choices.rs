@@ -1,7 +1,8 @@
 //! The choice of devices, and the scores of nodes.
 
 use placement::{
-    DevicePolicy, Fleet, Hints, NodePolicy, Policies, RequestedMemory, ResourceWeights, ShareRequest,
+    DevicePolicy, Fleet, Hints, NodePolicy, Policies, RequestedGpus, RequestedMemory, ResourceWeights,
+    ShareRequest,
 };
 use rstest::rstest;
 
@@ -225,4 +226,25 @@ fn unknown_policies_are_refused_with_the_known_ones(#[case] text: &str) {
         error.ends_with("choose one of fill, binpack, spread, least-allocated, most-allocated"),
         "{error}"
     );
+}
+
+/// A whole GPU is one of the healthy ones, which are all that a score counts.
+#[test]
+fn a_whole_gpu_counts_fully_beside_unhealthy_ones() {
+    let (mut fleet, id) = one_node(&[10000; 4]);
+    let mut devices = inventory("n", &[10000; 4]);
+    devices.serves_vendor = true;
+    devices.gpus[2].healthy = false;
+    devices.gpus[3].healthy = false;
+    fleet.set_inventory("n", devices);
+    let score = |node| {
+        let policies = Policies {
+            node,
+            ..Policies::default()
+        };
+        let score = fleet.score(id, RequestedGpus::Whole(1), policies, Hints::Respect);
+        score.parts_per_million()
+    };
+    assert_eq!(score(NodePolicy::Binpack), 500_000);
+    assert_eq!(score(NodePolicy::Spread), 500_000);
 }
