@@ -18,7 +18,7 @@ fn name(at: u32) -> String {
 }
 
 fn gpu(node: u32, minor: u32) -> Device {
-    let uuid = format!("GPU-00000000-0000-4000-8000-{node:08x}{minor:04x}").into();
+    let uuid = format!("GPU-00000000-0000-4000-8000-{node:08x}{minor:04x}");
     Device {
         memory_bytes: 80 * GIB,
         core: 100,

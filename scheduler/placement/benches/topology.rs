@@ -35,7 +35,7 @@ fn machine(node: u32, n_gpus: u32, n_nics: u32, n_switches: u32) -> Inventory {
         attributes(switch * 2 / n_switches, switch)
     };
     let gpu = |minor| {
-        let uuid = format!("GPU-00000000-0000-4000-8000-{node:08x}{minor:04x}").into();
+        let uuid = format!("GPU-00000000-0000-4000-8000-{node:08x}{minor:04x}");
         let attributes = place(minor, n_gpus);
         Device {
             memory_bytes: 80 * GIB,
@@ -46,7 +46,7 @@ fn machine(node: u32, n_gpus: u32, n_nics: u32, n_switches: u32) -> Inventory {
         }
     };
     let nic = |minor| {
-        let id = format!("{node:04x}:{minor:02x}:00.0").into();
+        let id = format!("{node:04x}:{minor:02x}:00.0");
         Device {
             resources: [("rdma".into(), 100)].into(),
             attributes: place(minor, n_nics),

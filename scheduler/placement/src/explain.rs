@@ -112,7 +112,7 @@ pub(crate) fn explain<'a>(
 
 fn explain_whole<'a>(node: &'a Node, n: u32, hints: Hints<'_>) -> Vec<DeviceFit<'a>> {
     let reason = fit_whole(node, n, hints).err();
-    let free: Vec<usize> = free_whole(node, hints).map(|(at, _)| at).collect();
+    let free: Vec<usize> = free_whole(node, hints).collect();
     let mut fits = Vec::with_capacity(node.gpus().len());
     for (at, (gpu, row)) in node.gpus().iter().zip(node.rows.iter()).enumerate() {
         let fit = match reason {
@@ -170,6 +170,7 @@ impl<'a> NodeView<'a> {
 
     /// Its GPUs with their holders, by minor.
     pub fn gpus(self) -> Vec<DeviceView<'a>> {
+        // GPUs are the first type of every inventory.
         let mut types = self.devices().into_iter();
         types.next().unwrap_or_default()
     }

@@ -115,6 +115,7 @@ impl Fleet {
             });
         }
         admit(target, placement)?;
+        // Counted at once: the watch shows the bound pod later, as a fact that takes the place of this decision.
         self.nodes
             .hold(owner, node.index, Origin::Decision, Holdings::from(placement));
         Ok(())
@@ -378,6 +379,7 @@ impl Fleet {
     /// Computes the workload model of the present pods, in place of one that has not taken effect yet; returns false if it is
     /// the same as the one in effect. It takes effect with [`Self::finish_workload_refresh`].
     pub fn begin_workload_refresh(&mut self) -> bool {
+        // The simulations of all GPU models take milliseconds, so this is apart from putting the model into effect.
         let sample = self.workload.sample(self.nodes.cpu_only.workload());
         self.next_model = self.model.successor(sample, self.n_models);
         if let Some(next) = &self.next_model {
@@ -390,6 +392,7 @@ impl Fleet {
     pub fn finish_workload_refresh(&mut self) {
         if let Some(next) = self.next_model.take() {
             self.model = next;
+            // Results under the old model will never be read again.
             self.cache.retain_model(self.model.number());
         }
     }

@@ -83,6 +83,7 @@ impl Trial {
             origin: Origin::Decision,
             holdings: Holdings::from(&placement),
         });
+        // The next request must see the CPU that this one takes, as kube-scheduler would.
         node.host.used = node.host.used.plus(request.host);
         node.value_cache = NodeValueCache::default();
         Ok(placement)

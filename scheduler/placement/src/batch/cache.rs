@@ -13,7 +13,7 @@ use crate::data::policy::{Policies, Score};
 use crate::data::reason::Reason;
 use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus};
 
-/// Kinds of requests in the cache; the one that was evaluated longest ago gives way.
+/// Kinds of requests in the cache; the one that was evaluated longest ago gives way. Each takes one word per node.
 const MAX_REQUESTS: usize = 128;
 
 /// Bits of a result; the rest of a word is a version, which repeats after 68 billion changes.
@@ -79,6 +79,7 @@ impl ScoreCache {
         n_nodes: usize,
     ) -> Arc<CachedScores> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // From the end: pods of one owner come in a row.
         let found = known
             .iter()
             .rposition(|(key, _)| key.is_for(request, policies, model));
@@ -148,6 +149,7 @@ impl CachedScores {
     /// The result on a node of this version, if it is known.
     #[inline]
     pub(crate) fn get(&self, index: u32, version: u64) -> Option<Result<Score, Reason>> {
+        // No order with other words matters: a word is right or wrong by itself.
         let word = self.words.get(index as usize)?.load(Ordering::Relaxed);
         // The version in the word makes a stale result worthless, so nothing has to be invalidated.
         if word >> RESULT_BITS != version & VERSION_MASK {

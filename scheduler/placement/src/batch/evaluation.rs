@@ -115,6 +115,7 @@ impl<'a> BatchEvaluation<'a> {
         if summary.has_hints && self.may_differ_by_owner(node.index) {
             return self.compute(node, &summary, policies);
         }
+        // Other requests may have evaluated the node since this one began.
         let scores = self.cached_scores(policies);
         let version = self.nodes.version_at(node.index);
         if let Some(result) = scores.get(node.index, version) {
@@ -150,6 +151,7 @@ impl<'a> BatchEvaluation<'a> {
         };
         results.take_if(|(of, _)| *of != policies);
         let (_, evaluated) = results.get_or_insert_with(|| {
+            // The value of a node depends on its CPU and memory, which a class does not have in common.
             let evaluated = match policies.node {
                 NodePolicy::Fill => Evaluated::Gpus(gpus_by_rules(node, request, policies.device, context)),
                 _ => Evaluated::Score(compute()),

@@ -52,6 +52,7 @@ impl Prewarm {
                 .evaluate(NodeId { index, generation }, key.policies)
                 .ok();
         }
+        // Nodes that come or change meanwhile are evaluated by the first request that asks about them.
         self.from += N_NODES_PER_STEP;
         if self.from >= nodes.slots.len() {
             self.from = 0;

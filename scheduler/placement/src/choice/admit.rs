@@ -10,7 +10,7 @@ use crate::data::holding::{HeldPart, Hints, Holdings, Placement, Share};
 use crate::data::ident::{DeviceId, DeviceType, FunctionId, ResourceName};
 use crate::data::inventory::{GPUS, Inventory};
 use crate::data::reason::Reason;
-use crate::state::charges::charges;
+use crate::state::charges::gpu_charges;
 use crate::state::node::Node;
 use crate::state::occupancy::{Occupancy, permits};
 
@@ -111,6 +111,7 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
     } = placement;
     let takes_gpus_only = placement.others().next().is_none();
     let takes_no_amounts = placement.gpus().all(|share| share.amounts == Amounts::ZERO);
+    // Slots alone are an amount: a pod that sees all GPUs takes nothing else.
     let is_empty = takes_gpus_only && takes_no_amounts && *unknown_whole == 0;
     let lacks_memory =
         |share: &Share| share.amounts.memory == Memory::ZERO && (share.amounts.core > 0 || *is_vendor);
@@ -123,6 +124,7 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
     }
     for (at, share) in shares.iter().enumerate() {
         admit_share(node, share, *is_vendor)?;
+        // Each share by itself may fit where both together do not.
         let mut earlier = shares.iter().take(at);
         if earlier.any(|other| (&other.kind, &other.id) == (&share.kind, &share.id)) {
             let (kind, id) = (share.kind.clone(), share.id.clone());
@@ -209,6 +211,7 @@ fn admit_by_rules(node: &Node, placement: &Placement) -> Result<(), ReserveError
     let occupancy = Occupancy::new(node, Hints::Ignore);
     let mut taken: Vec<&FunctionId> = Vec::new();
     for share in &placement.shares {
+        // Every device was found above.
         let Some((type_at, at, device)) = inventory.device(&share.kind, &share.id) else {
             continue;
         };
@@ -261,7 +264,7 @@ fn other_parts(holdings: &Holdings) -> impl Iterator<Item = &HeldPart> {
 /// The amounts held of each GPU by its index; `None` if one is doubtful, is gone, or is held twice.
 fn gpus_for_certain(inventory: &Inventory, holdings: &Holdings) -> Option<BTreeMap<usize, Amounts>> {
     let mut amounts = BTreeMap::new();
-    for charge in charges(inventory, holdings).filter(|charge| charge.type_at == GPUS) {
+    for charge in gpu_charges(inventory, holdings) {
         if charge.suspect || amounts.insert(charge.device, charge.amounts).is_some() {
             return None;
         }

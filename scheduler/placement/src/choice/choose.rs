@@ -4,7 +4,7 @@ use crate::choice::cost::{
     CostBasis, LookAhead, PlacementCost, WorkloadModel, cheapest, cost_decides, cost_of_gpus,
 };
 use crate::choice::fit::{choose_all, fit_gpus, free_whole, need, share_of_gpu};
-use crate::choice::order::{DeviceOrder, chosen_rows, resource_scores};
+use crate::choice::order::{DeviceOrder, chosen_gpus, resource_scores};
 use crate::choice::topology::decide;
 use crate::data::amounts::Amounts;
 use crate::data::device::Device;
@@ -55,13 +55,17 @@ impl<'a> ChoiceContext<'a> {
 pub(crate) fn fit(node: &Node, request: NodeRequest<'_>, hints: Hints<'_>) -> Result<(), Reason> {
     // Rules and other devices need a full decision; everything else is a few comparisons.
     if node.has_rules || request.constraints.is_some() || !request.others.is_empty() {
-        return misfit(node, request, hints).map_or(Ok(()), |misfit| Err(misfit.reason()));
+        return match misfit(node, request, hints) {
+            Some(misfit) => Err(misfit.into()),
+            None => Ok(()),
+        };
     }
     fit_gpus(node, &request.gpus, hints)
 }
 
 /// The detailed explanation of a refusal; `None` if there is room.
 pub(crate) fn misfit(node: &Node, request: NodeRequest<'_>, hints: Hints<'_>) -> Option<Misfit> {
+    // Any order will do: if some choice fits, each order finds one.
     let order = DeviceOrder {
         policy: DevicePolicy::InOrder,
         weights: &ResourceWeights::default(),
@@ -89,7 +93,7 @@ pub(crate) fn choose(
         ..Placement::default()
     };
     let (gpus, mut others) = if needs_decision(node, request) {
-        let decision = decide(node, request, order, hints).map_err(|misfit| misfit.reason())?;
+        let decision = decide(node, request, order, hints)?;
         (decision.gpus, decision.others)
     } else {
         fit_gpus(node, &request.gpus, hints)?;
@@ -104,6 +108,7 @@ pub(crate) fn choose(
         }
         RequestedGpus::Whole(n) => {
             placement.shares = shares_of(node, &gpus, Device::whole);
+            // Where the vendor's plugin chooses, only the number is known.
             placement.unknown_whole = if gpus.is_empty() { n } else { 0 };
         }
     }
@@ -129,6 +134,7 @@ fn shares_of(node: &Node, gpus: &[usize], amounts: impl Fn(&Device) -> Amounts) 
     for gpu in gpus.iter().filter_map(|at| node.gpus().get(*at)) {
         shares.push(share_of_gpu(gpu, amounts(gpu)));
     }
+    // Records list devices by minor, and equal choices give equal records.
     shares.sort_by_key(|share| share.minor);
     shares
 }
@@ -141,13 +147,10 @@ fn choose_gpus(
     hints: Hints<'_>,
 ) -> Result<Vec<usize>, Reason> {
     match request {
-        RequestedGpus::Share(request) => {
-            let chosen = chosen_rows(node, need(node, &request)?, order, hints);
-            Ok(chosen.map(|(at, _)| at).collect())
-        }
+        RequestedGpus::Share(request) => Ok(chosen_gpus(node, need(node, &request)?, order, hints).collect()),
         RequestedGpus::Whole(n) if node.serves_vendor() => {
             let n = usize::try_from(n).unwrap_or(usize::MAX);
-            Ok(free_whole(node, hints).map(|(at, _)| at).take(n).collect())
+            Ok(free_whole(node, hints).take(n).collect())
         }
         RequestedGpus::Whole(_) | RequestedGpus::All { .. } | RequestedGpus::Nothing => Ok(Vec::new()),
     }
@@ -197,6 +200,7 @@ pub(crate) fn cost(
 ) -> Result<PlacementCost, Reason> {
     let (hints, look_ahead) = (context.hints, context.look_ahead(request));
     let cost_decides = cost_decides(node, request);
+    // By a trait object: three kinds of iterators come here, and the simulation takes far longer than a call.
     let cost_of =
         |gpus: &mut dyn Iterator<Item = usize>| cost_of_gpus(node, request, gpus, look_ahead, hints);
     // Where the cost decides, it also decides between GPUs of different locations.
@@ -210,17 +214,15 @@ pub(crate) fn cost(
             let need = need(node, &share)?;
             if policy == DevicePolicy::Fill && cost_decides {
                 let basis = CostBasis::new(node, look_ahead, hints);
-                let cheapest = cheapest(node, need, &basis, hints);
-                return cheapest.map(|(.., cost)| cost).ok_or(Reason::TooFew);
+                let (_, cost) = cheapest(node, need, &basis, hints).ok_or(Reason::TooFew)?;
+                return Ok(cost);
             }
             let order = context.order_without_cost(policy);
-            Ok(cost_of(
-                &mut chosen_rows(node, need, &order, hints).map(|(at, _)| at),
-            ))
+            Ok(cost_of(&mut chosen_gpus(node, need, &order, hints)))
         }
         RequestedGpus::Whole(n) => {
             let n = usize::try_from(n).unwrap_or(usize::MAX);
-            Ok(cost_of(&mut free_whole(node, hints).map(|(at, _)| at).take(n)))
+            Ok(cost_of(&mut free_whole(node, hints).take(n)))
         }
         RequestedGpus::All { .. } | RequestedGpus::Nothing => Ok(cost_of(&mut std::iter::empty())),
     }
@@ -234,8 +236,7 @@ pub(crate) fn gpus_by_rules(
     context: ChoiceContext<'_>,
 ) -> Result<Vec<usize>, Reason> {
     let order = context.order_without_cost(policy);
-    let decision = decide(node, request, order, context.hints).map_err(|misfit| misfit.reason())?;
-    Ok(decision.gpus)
+    Ok(decide(node, request, order, context.hints)?.gpus)
 }
 
 /// Memory of healthy GPUs that would be free after the best choice, and all of it, in hundredths of a byte.
@@ -255,8 +256,9 @@ fn memory_left(
     match request {
         RequestedGpus::Share(request) => {
             if let Ok(need) = need(node, &request) {
-                for (_, row) in chosen_rows(node, need, order, hints) {
-                    taken += u128::from(need.amounts_on(row.total).memory.hundredths());
+                for gpu in chosen_gpus(node, need, order, hints) {
+                    let total = node.rows.get(gpu).map(|row| row.total).unwrap_or_default();
+                    taken += u128::from(need.amounts_on(total).memory.hundredths());
                 }
             }
         }

@@ -21,7 +21,7 @@ use crate::data::request::{NodeRequest, RequestedGpus, ShareNeed, ShareRequest};
 use crate::data::workload::Sample;
 use crate::state::node::{Node, Row};
 
-/// Thousandths of a GPU that do not count as a difference.
+/// Thousandths of a GPU that do not count as a difference: the simulation is no more exact.
 const STEP: i64 = 10;
 
 /// The rank of a cost of zero, in steps: a choice may cost less than nothing.
@@ -47,8 +47,10 @@ impl WorkloadModel {
         }
         // The numbers of a model and its successor differ in their last bit, so that nodes cache values under both.
         let number = used + 1 + (used + 1 + self.number + 1) % 2;
-        let models = self.by_gpu.keys();
-        let by_gpu = models.map(|gpu| (*gpu, Simulation::new(&sample, *gpu))).collect();
+        let mut by_gpu = FxHashMap::default();
+        for gpu in self.by_gpu.keys() {
+            by_gpu.insert(*gpu, Simulation::new(&sample, *gpu));
+        }
         Some(Self {
             sample,
             number,
@@ -104,6 +106,7 @@ impl PlacementCost {
         let steps = -(-sum).div_euclid(STEP * Self::SCALE) + ZERO_STEPS;
         let most_steps = i64::from(COST_END >> LEFT_BITS) - 1;
         let steps = u32::try_from(steps.clamp(0, most_steps)).unwrap_or(0);
+        // Fifteen bits have room for half of the thousandths of 64 GPUs, which are the most that count.
         steps << LEFT_BITS | (self.left / 2).min((1 << LEFT_BITS) - 1)
     }
 }
@@ -193,6 +196,7 @@ pub(crate) fn cost_of_gpus(
     };
     let taken = gpus.filter_map(|at| {
         let total = node.rows.get(at)?.total;
+        // A request that is no share takes GPUs whole.
         let part = need.map_or(GpuPart::WHOLE, |need| taken_part(need.amounts_on(total), total));
         Some((at, part))
     });
@@ -208,8 +212,8 @@ pub(crate) fn cheapest(
     need: ShareNeed,
     basis: &CostBasis<'_>,
     hints: Hints<'_>,
-) -> Option<(usize, Row, PlacementCost)> {
-    let mut best: Option<(CheapestKey, Row, PlacementCost)> = None;
+) -> Option<(usize, PlacementCost)> {
+    let mut best: Option<(CheapestKey, PlacementCost)> = None;
     for (at, row) in node.rows_with(hints).enumerate() {
         let amounts = need.amounts_on(row.total);
         // Of GPUs with equal rows the first is as good as any.
@@ -219,11 +223,11 @@ pub(crate) fn cheapest(
         let cost = basis.cost_of([(at, taken_part(amounts, row.total))]);
         let left = row.free.less(amounts);
         let key = (cost.rank(), left.memory, left.core, left.slots, at);
-        if best.is_none_or(|(best, ..)| key < best) {
-            best = Some((key, row, cost));
+        if best.is_none_or(|(best, _)| key < best) {
+            best = Some((key, cost));
         }
     }
-    best.map(|((.., at), row, cost)| (at, row, cost))
+    best.map(|((.., at), cost)| (at, cost))
 }
 
 /// Free amounts as a part of a GPU, rounded down.

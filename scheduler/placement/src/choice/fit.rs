@@ -38,6 +38,7 @@ pub(crate) fn need(node: &Node, request: &ShareRequest) -> Result<ShareNeed, Rea
 #[inline]
 pub(crate) fn fit_shares(node: &Node, request: &ShareRequest, hints: Hints<'_>) -> Result<ShareNeed, Reason> {
     let need = need(node, request)?;
+    // Rows without hints are compared where they lie, which is the way of nearly all nodes.
     let comparison = if node.any_hint_counts(hints) {
         compare(need, node.rows_with(hints))
     } else {
@@ -54,6 +55,7 @@ pub(crate) fn fit_shares(node: &Node, request: &ShareRequest, hints: Hints<'_>) 
 
 /// The reason where some GPUs are unhealthy or withheld: they lack everything, so they hide what the others lack.
 fn reason_with_unavailable(node: &Node, need: ShareNeed, hints: Hints<'_>, all: Comparison) -> Reason {
+    // Health and vendors do not matter if even an empty node were too small.
     if all.has_too_few_large_enough(need) {
         return Reason::TooLarge;
     }
@@ -168,9 +170,11 @@ pub(crate) fn fit_whole(node: &Node, n: u32, hints: Hints<'_>) -> Result<(), Rea
         return Ok(());
     };
     let n = usize::try_from(n).unwrap_or(usize::MAX);
+    // No eviction would help, so kube-scheduler need not try one.
     if inventory.for_vendor().count() < n {
         return Err(Reason::TooLarge);
     }
+    // The plugin would give a shared GPU away, since it knows nothing of shares.
     if !inventory.serves_vendor && is_any_shared(node, inventory, hints) {
         return Err(Reason::Vendor);
     }
@@ -204,17 +208,15 @@ fn is_any_shared(node: &Node, inventory: &Inventory, hints: Hints<'_>) -> bool {
     false
 }
 
-/// Healthy unused GPUs that a request for whole ones may get: those first that are not shared anyway.
-pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<Item = (usize, &'a Device)> {
+/// Indices of the healthy unused GPUs that a request for whole ones may get: those first that take no shares anyway.
+pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<Item = usize> + 'a {
     let for_vendor = node.inventory.iter().flat_map(Inventory::for_vendor);
     let free = for_vendor.filter(move |(at, gpu)| {
         let is_occupied = node.flags.get(*at).is_none_or(|flags| flags.is_occupied);
         gpu.healthy && !is_occupied && !node.counted_hints(hints).any(|hint| hint.occupies(*at))
     });
-    let (reserved, shareable) = (free.clone(), free);
-    reserved
-        .filter(|(_, gpu)| !gpu.sharing)
-        .chain(shareable.filter(|(_, gpu)| gpu.sharing))
+    let of_sharing = move |sharing: bool| free.clone().filter(move |(_, gpu)| gpu.sharing == sharing);
+    of_sharing(false).chain(of_sharing(true)).map(|(at, _)| at)
 }
 
 /// A share of all healthy GPUs, of which the pod takes slots on the first alone: on the GPU with most slots free.

@@ -42,6 +42,7 @@ impl DeviceOrder<'_> {
             (u64::from(BEST.saturating_sub(score)), 0, 0, at)
         };
         match self.policy {
+            // Where the cost does not decide, `fill` packs GPUs, which leaves whole ones for large pods.
             DevicePolicy::Fill | DevicePolicy::Binpack => (memory, core, slots, at),
             DevicePolicy::Spread => (!memory, !core, !slots, at),
             DevicePolicy::InOrder => (0, 0, 0, at),
@@ -90,46 +91,45 @@ impl DeviceOrder<'_> {
     }
 }
 
-/// The GPUs that shares are taken of, best first; they are known to have room.
-pub(crate) fn chosen_rows<'a>(
+/// Indices of the GPUs that shares are taken of, best first; enough GPUs are known to have room.
+pub(crate) fn chosen_gpus<'a>(
     node: &'a Node,
     need: ShareNeed,
     order: &'a DeviceOrder<'a>,
     hints: Hints<'a>,
-) -> impl Iterator<Item = (usize, Row)> + 'a {
-    let look_ahead = order.look_ahead_for(need);
-    let cheapest = look_ahead.and_then(|look_ahead| {
-        let (at, row, _) = cheapest(node, need, &CostBasis::new(node, look_ahead, hints), hints)?;
-        Some((at, row))
-    });
+) -> impl Iterator<Item = usize> + 'a {
+    // The look-ahead takes the place of the order; it only applies to a single GPU.
+    let (mut cheapest_gpu, mut n_by_order) = (None, need.devices);
+    if let Some(look_ahead) = order.look_ahead_for(need) {
+        let basis = CostBasis::new(node, look_ahead, hints);
+        (cheapest_gpu, n_by_order) = (cheapest(node, need, &basis, hints), 0);
+    }
     let mut last: Option<RowKey> = None;
     // Each step looks for the next best among the few GPUs of a node, so that nothing is allocated.
     let by_order = std::iter::from_fn(move || {
-        let (key, row) = next_best(node, need, order, hints, last)?;
-        last = Some(key);
-        Some((key.3, row))
+        last = Some(next_best(node, need, order, hints, last)?);
+        last.map(|(.., at)| at)
     });
-    // The look-ahead takes the place of the order; it only applies to a single GPU.
-    let n_by_order = if look_ahead.is_some() { 0 } else { need.devices };
-    cheapest.into_iter().chain(by_order.take(n_by_order))
+    let cheapest_gpu = cheapest_gpu.map(|(at, _)| at);
+    cheapest_gpu.into_iter().chain(by_order.take(n_by_order))
 }
 
-/// The best fitting GPU whose key is larger than the last one's.
+/// The key of the best fitting GPU whose key is larger than the last one's.
 fn next_best(
     node: &Node,
     need: ShareNeed,
     order: &DeviceOrder<'_>,
     hints: Hints<'_>,
     last: Option<RowKey>,
-) -> Option<(RowKey, Row)> {
-    let mut best: Option<(RowKey, Row)> = None;
+) -> Option<RowKey> {
+    let mut best: Option<RowKey> = None;
     for (at, row) in node.rows_with(hints).enumerate() {
         if !need.amounts_on(row.total).within(row.free) {
             continue;
         }
         let key = order.row_key(need, at, &row);
-        if last.is_none_or(|last| key > last) && best.is_none_or(|(best, _)| key < best) {
-            best = Some((key, row));
+        if last.is_none_or(|last| key > last) && best.is_none_or(|best| key < best) {
+            best = Some(key);
         }
     }
     best
@@ -149,11 +149,12 @@ pub(crate) fn resource_scores<'a>(
         let healthy = node.healthy_rows(hints);
         strategy.score(gpu_usages(weights, healthy.map(|(row, ..)| row), stated))
     });
+    // A type that the node does not report scores 0.
     let others = request
         .others
         .iter()
-        .map(move |request| device_score(node, request, weights, strategy, hints).unwrap_or(0));
-    gpus.into_iter().chain(others)
+        .map(move |request| device_score(node, request, weights, strategy, hints));
+    gpus.into_iter().chain(others.map(Option::unwrap_or_default))
 }
 
 /// The amounts asked of one GPU; `None` if no GPU is asked for.
@@ -195,17 +196,17 @@ fn gpu_usages(
     rows: impl IntoIterator<Item = Row>,
     requested: StatedAmounts,
 ) -> [ResourceUsage; 3] {
-    let usage = |weight, requested| ResourceUsage {
+    let mut usages = [
+        (weights.memory_ratio, requested.ratio),
+        (weights.memory, requested.bytes),
+        (weights.core, requested.core),
+    ]
+    .map(|(weight, requested)| ResourceUsage {
         weight,
         total: 0,
         free: 0,
         requested,
-    };
-    let mut usages = [
-        usage(weights.memory_ratio, requested.ratio),
-        usage(weights.memory, requested.bytes),
-        usage(weights.core, requested.core),
-    ];
+    });
     for Row { free, total } in rows {
         let Amounts { memory: used, .. } = total.less(free);
         let free_ratio = WHOLE.saturating_sub(u64::from(used.percent_of(total.memory)));

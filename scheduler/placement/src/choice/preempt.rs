@@ -14,18 +14,17 @@ use crate::choice::choose::fit;
 use crate::data::device::DeviceLocation;
 use crate::data::holding::{Held, Hints};
 use crate::data::ident::OwnerId;
-use crate::data::inventory::GPUS;
 use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus};
-use crate::state::charges::charges;
+use crate::state::charges::gpu_charges;
 use crate::state::node::Node;
 
-/// Most sets of GPUs that are tried on one node, besides those that its topology defines.
+/// Most sets of GPUs that are tried on one node, besides those that its topology defines: all sets of 4 of 8 GPUs.
 const MAX_SETS: usize = 70;
 
-/// Most comparisons of the request with one node.
+/// Most comparisons of the request with one node: kube-scheduler waits for the answer about all nodes.
 const MAX_CHECKS: u32 = 4096;
 
-/// Most pods of which every set is tried.
+/// Most pods of which every set is tried: 256 sets.
 const FEW_PODS: usize = 8;
 
 /// A pod that may be evicted.
@@ -155,6 +154,7 @@ impl<'a> VictimSearch<'a> {
         for gpus in self.sets_of_gpus() {
             for by_device_first in [true, false] {
                 let order = self.eviction_order(&gpus, by_device_first);
+                // Without any victims yet the search goes on: some set helps, as the eviction of all pods does.
                 let may_try = best.is_none() || self.n_checks < MAX_CHECKS;
                 if may_try && tried.insert(order.clone()) {
                     self.evict_and_reprieve(&order, &mut best);
@@ -178,6 +178,7 @@ impl<'a> VictimSearch<'a> {
             }
             // Costs are cheap to compare; whether the request fits is not.
             let cost = self.cost(&set);
+            // Of equal costs the smaller set: pods that are being deleted anyway cost nothing, but need not all go.
             let is_cheapest = match best {
                 Some((cheapest, known)) => (&cost, set.len()) < (&*cheapest, known.len()),
                 None => true,
@@ -218,6 +219,7 @@ impl<'a> VictimSearch<'a> {
             return;
         }
         let evicted = self.evicted();
+        // Among pods of one priority small ones first spares more pods, and early ones first those that have run long.
         for small_first in [false, true] {
             self.restore_all();
             self.evict(&evicted);
@@ -235,6 +237,7 @@ impl<'a> VictimSearch<'a> {
     fn reprieve(&mut self, evicted: &[usize], small_first: bool) {
         let mut keyed = Vec::with_capacity(evicted.len());
         for at in evicted {
+            // A forced victim stays one, whether or not the request fits without its eviction.
             if let (Some(pod), Some(state)) = (self.pod(*at), self.pods.get(*at))
                 && !pod.is_forced
             {
@@ -338,14 +341,16 @@ impl<'a> VictimSearch<'a> {
                 (state.protection, distance)
             };
             let key = (first, second, pod.priority);
+            // They go in any case, so their room counts before any other pod is evicted.
             let costs_nothing = pod.is_leaving || pod.is_forced;
             keyed.push((Some(key).filter(|_| !costs_nothing), at));
         }
         keyed.sort_unstable();
-        keyed
-            .chunk_by(|(key, _), (other, _)| key == other)
-            .map(|group| group.iter().map(|(_, at)| *at).collect())
-            .collect()
+        let mut order = EvictionOrder::new();
+        for group in keyed.chunk_by(|(key, _), (other, _)| key == other) {
+            order.push(group.iter().map(|(_, at)| *at).collect());
+        }
+        order
     }
 
     /// The sets of GPUs that may serve the request.
@@ -363,6 +368,7 @@ impl<'a> VictimSearch<'a> {
             Vec::new()
         };
         sets.extend(combinations(n_gpus, n_needed).unwrap_or_else(|| self.growing_sets(n_needed)));
+        // Last, so that the search finds victims wherever evicting all pods helps.
         sets.push((0..n_gpus).collect());
         sets
     }
@@ -423,6 +429,7 @@ impl<'a> VictimSearch<'a> {
     }
 
     fn cost(&self, victims: &[usize]) -> EvictionCost {
+        // The budgets are drawn on in this order too.
         let order = self.by_importance(victims);
         let mut cost = EvictionCost {
             n_violations: n_violations(order.iter().copied(), self.preemption.budgets),
@@ -457,7 +464,7 @@ impl PodState {
         let held = node.held_by(pod.owner.as_str()).cloned();
         let (mut gpus, mut size, mut holds_requested_devices) = (BTreeSet::new(), 0_u128, false);
         if let (Some(held), Some(inventory)) = (&held, &node.inventory) {
-            for charge in charges(inventory, &held.holdings).filter(|charge| charge.type_at == GPUS) {
+            for charge in gpu_charges(inventory, &held.holdings) {
                 gpus.insert(charge.device);
                 size += u128::from(charge.amounts.memory.bytes_ceil());
             }
@@ -469,6 +476,7 @@ impl PodState {
         for part in held.iter().flat_map(|held| &held.holdings.parts) {
             holds_requested_devices |= requests.iter().any(|request| request.kind == part.kind);
         }
+        // The strictest budget decides.
         let allowed = pod.budgets.iter().filter_map(|budget| budgets.get(*budget)).min();
         let protection = allowed.map_or(0, |allowed| if *allowed <= 0 { 2 } else { 1 });
         Self {

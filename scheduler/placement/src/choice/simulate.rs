@@ -132,6 +132,7 @@ impl Simulation {
         }
         let mut sequences = Vec::with_capacity(usize::from(N_SEQUENCES));
         for profiles in sample.chunks(LENGTH) {
+            // Pods that no GPU of the model can take say nothing about its nodes.
             let pods = profiles
                 .iter()
                 .filter_map(|profile| SimulatedPod::new(profile, model));
@@ -162,6 +163,7 @@ impl Simulation {
     /// Idle thousandths of GPUs that are of no use to a typical pod, summed over as many pods as there are sequences.
     pub(crate) fn unusable(&self, gpus: &FreeGpus, host: HostAmounts) -> u32 {
         let (mut sum, mut n_pods) = (0, 0);
+        // Equal pods are counted once, as a sample has few kinds.
         for (kind, n) in &self.kinds {
             sum += u64::from(*n) * u64::from(gpus.unusable_to(kind, host));
             n_pods += u64::from(*n);
@@ -173,10 +175,12 @@ impl Simulation {
     pub(crate) fn idle_weight(&self, n_gpus: usize, host: Option<HostAmounts>) -> u64 {
         let n_gpus = u64::try_from(n_gpus).unwrap_or(u64::MAX);
         let HostAmounts { cpu_milli, memory } = self.host_per_gpu;
-        let suffices = |host: HostAmounts| {
-            cpu_milli.saturating_mul(n_gpus) <= host.cpu_milli && memory.saturating_mul(n_gpus) <= host.memory
+        let Some(host) = host else {
+            return IDLE_WEIGHT;
         };
-        if host.is_none_or(suffices) {
+        let has_cpu = cpu_milli.saturating_mul(n_gpus) <= host.cpu_milli;
+        let has_memory = memory.saturating_mul(n_gpus) <= host.memory;
+        if has_cpu && has_memory {
             IDLE_WEIGHT
         } else {
             IDLE_WEIGHT / 2
@@ -186,17 +190,21 @@ impl Simulation {
 
 /// CPU and memory of all pods of a sample, per GPU that the pods of these kinds ask for.
 fn host_per_gpu(sample: &Sample, kinds: &[(SimulatedPod, u32)]) -> HostAmounts {
-    let thousandths = kinds
-        .iter()
-        .map(|(pod, n)| u128::from(pod.size()) * u128::from(*n));
-    let gpus: u128 = thousandths.sum();
+    let (mut thousandths, mut cpu_milli, mut memory) = (0_u128, 0_u128, 0_u128);
+    for (pod, n) in kinds {
+        thousandths += u128::from(pod.size()) * u128::from(*n);
+    }
+    for pod in sample {
+        cpu_milli += u128::from(pod.host.cpu_milli);
+        memory += u128::from(pod.host.memory);
+    }
     let per_gpu = |sum: u128| {
-        let each = (sum * 1000).checked_div(gpus).unwrap_or(0);
+        let each = (sum * 1000).checked_div(thousandths).unwrap_or(0);
         u64::try_from(each).unwrap_or(u64::MAX)
     };
     HostAmounts {
-        cpu_milli: per_gpu(sample.iter().map(|pod| u128::from(pod.host.cpu_milli)).sum()),
-        memory: per_gpu(sample.iter().map(|pod| u128::from(pod.host.memory)).sum()),
+        cpu_milli: per_gpu(cpu_milli),
+        memory: per_gpu(memory),
     }
 }
 
@@ -409,6 +417,7 @@ impl FreeGpus {
 
     /// Takes a part of each of `n` GPUs, those with least left; returns false, and takes nothing, if fewer fit.
     fn take_tightest(&mut self, part: GpuPart, n: u16) -> bool {
+        // Most pods ask for one GPU, which takes no second pass.
         if n == 1 {
             let Some(at) = self.tightest(part) else {
                 return false;
@@ -416,6 +425,7 @@ impl FreeGpus {
             self.take(at, part);
             return true;
         }
+        // A copy takes less time than a list of what was taken: no node has more than 64 GPUs here.
         let untouched = *self;
         let mut taken = 0_u64;
         for _ in 0..n {
@@ -444,6 +454,7 @@ impl FreeGpus {
         let mut best: Option<(i16, usize)> = None;
         for (nth, block) in self.used_blocks().enumerate() {
             let key = block.tightest(part);
+            // The place in the block is no part of the comparison: of equals the first block wins.
             if key < i16::MAX && best.is_none_or(|(best, _)| key >> 3 < best >> 3) {
                 best = Some((key, nth));
             }

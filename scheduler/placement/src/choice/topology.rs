@@ -55,6 +55,7 @@ pub(crate) fn decide(
     order: DeviceOrder<'_>,
     hints: Hints<'_>,
 ) -> Result<DeviceChoice, Misfit> {
+    // Limits first: the reason stays the same however much room there is.
     refuse_weak_limits(node, request)?;
     fit_gpus(node, &request.gpus, hints).map_err(Misfit::Plain)?;
     let vendor_chooses = matches!(request.gpus, RequestedGpus::Whole(_)) && !node.serves_vendor();
@@ -74,6 +75,7 @@ pub(crate) fn decide(
         hints,
     };
     let sees_all = matches!(request.gpus, RequestedGpus::All { .. });
+    // A pod that sees a GPU can use it, so it must not see one that another pod has for itself.
     if sees_all && context.occupancy.of_type(GPUS).iter().any(|gpu| gpu.is_exclusive) {
         return Err(Misfit::SeesExclusive);
     }
@@ -168,7 +170,7 @@ fn leading_vendor_gpus(
         return None;
     };
     let locations = context.hardware.locations.of_type(GPUS);
-    let free = free_whole(context.node, context.hints).filter_map(|(at, _)| locations.get(at));
+    let free = free_whole(context.node, context.hints).filter_map(|at| locations.get(at));
     let free: Vec<Location> = free.copied().collect();
     // The plugin takes any free GPUs; only a pod that takes all of them leaves it no choice.
     let takes_all_free = usize::try_from(n).is_ok_and(|n| n == free.len());
@@ -228,6 +230,7 @@ fn choose<'p>(
     };
     let is_gpu = lead.kind == DeviceType::Gpu;
     if pools.len() == 1 {
+        // Where only preferences matter, no search is needed.
         let is_unrestricted = !is_gpu || *gpu_sets == [GpuSet::plain(lead.all())];
         let takes_all = lead.n == lead.candidates.len() && !is_gpu;
         if lead.n > MAX_MEMBERS || (lead.n == 1 && is_unrestricted) || takes_all {
@@ -269,6 +272,7 @@ fn best_sets(
             followers.push(Follower { pool, allowed });
         }
         let problem = Problem::new(lead, gpu_set.allowed_of(lead), followers, same_switch, links);
+        // A partition has as many GPUs as are requested, which leaves nothing to search.
         let found = if problem.allowed.len() == lead.n {
             problem.rank(problem.allowed).map(|rank| (problem.allowed, rank))
         } else {
@@ -298,9 +302,9 @@ fn best_sets(
 /// The sets of GPUs to choose from, each of which breaks no rule.
 fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Result<Vec<GpuSet>, Misfit> {
     let pool = &*pool.narrowed();
-    let constraint = context.constraint(&DeviceType::Gpu);
-    let scope = constraint
-        .and_then(|constraint| constraint.scope)
+    let scope = context
+        .constraint(&DeviceType::Gpu)
+        .scope
         .unwrap_or(Scope::Machine);
     let mut scopes = sets_within(pool, scope);
     let misfit = Misfit::Scope {

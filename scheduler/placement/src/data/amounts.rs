@@ -47,13 +47,14 @@ impl Memory {
     /// A percentage of this amount; exact when this amount is a whole number of bytes.
     #[must_use]
     pub const fn percent(self, percent: u32) -> Self {
-        // The cast widens without loss; `From` is not const.
+        // Bytes times percent are hundredths of a byte. The cast widens without loss; `From` is not const.
         Self((self.0 / HUNDREDTHS).saturating_mul(percent as u64))
     }
 
     /// This amount in percent of `total`, rounded up; 0 if `total` is zero.
     pub fn percent_of(self, total: Self) -> u32 {
         let scaled = u128::from(self.0) * 100;
+        // Rounded up: a record must not name less than the pod holds.
         let percent = if total.0 == 0 {
             0
         } else {
@@ -181,14 +182,19 @@ pub type NamedAmounts = BTreeMap<ResourceName, u64>;
 
 /// Returns true if `free` has at least these amounts of every resource.
 pub(crate) fn is_within(amounts: &NamedAmounts, free: &NamedAmounts) -> bool {
-    amounts
-        .iter()
-        .all(|(resource, amount)| free.get(resource).is_some_and(|free| amount <= free))
+    for (resource, amount) in amounts {
+        // A resource that the device does not have is not free, whatever the amount.
+        if free.get(resource).is_none_or(|free| amount > free) {
+            return false;
+        }
+    }
+    true
 }
 
 /// Subtracts amounts of the resources that `free` has, each down to zero at most.
 pub(crate) fn subtract(free: &mut NamedAmounts, amounts: &NamedAmounts) {
     for (resource, amount) in amounts {
+        // Records may name resources that the device has no more.
         if let Some(free) = free.get_mut(resource) {
             *free = free.saturating_sub(*amount);
         }

@@ -81,6 +81,15 @@ pub struct DeviceConstraint {
     pub scope: Option<Scope>,
 }
 
+/// No constraint at all.
+pub(crate) static UNCONSTRAINED: DeviceConstraint = DeviceConstraint {
+    selector: None,
+    functions: None,
+    strategy: None,
+    exclusion: None,
+    scope: None,
+};
+
 /// All constraints of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Constraints {

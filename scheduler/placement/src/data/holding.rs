@@ -59,6 +59,7 @@ impl From<&ShareRequest> for HeldPart {
             memory: HeldMemory::Requested(request.memory),
             core: request.core,
             slots: request.slots,
+            // The pod holds this of one GPU, so none of the others is oversubscribed by it.
             trusted: false,
             ..Self::new(DeviceType::Gpu, DeviceRef::Any)
         }
@@ -111,6 +112,7 @@ impl Holdings {
 
     /// Returns true if a part of some device of a type is held; whole GPUs of unknown UUID do not count.
     pub(crate) fn has_parts_of(&self, kind: &DeviceType) -> bool {
+        // A pending holding has no part yet.
         let is_pending = *kind == DeviceType::Gpu && self.pending.is_some();
         is_pending || self.parts.iter().any(|part| part.kind == *kind)
     }

@@ -6,7 +6,7 @@ use crate::data::amounts::Memory;
 use crate::data::device::{Device, DeviceRef, DevicesOfType};
 use crate::data::ident::{DeviceId, DeviceType};
 
-/// Most memory that a GPU may have: 1 PiB. Sums over the GPUs of a node, in hundredths of a byte, then fit 64 bits.
+/// Most memory that a GPU may have: 1 PiB. In hundredths of a byte that is far from the end of 64 bits.
 const MAX_MEMORY_BYTES: u64 = 1 << 50;
 /// Most core percent, and most slots, that a GPU may have.
 const MAX_COUNT: u32 = 1 << 20;
@@ -196,6 +196,7 @@ impl Inventory {
 
     /// The model of the GPUs: that of the largest. `None` without GPUs.
     pub(crate) fn model(&self) -> Option<GpuModel> {
+        // Nodes rarely have GPUs of several models; the largest one decides which pods fit at all.
         let memory = self.gpus.iter().map(|gpu| gpu.total().memory).max()?;
         Some(GpuModel {
             memory,
@@ -219,6 +220,7 @@ impl Inventory {
 
     /// Returns true if a GPU takes no shares while `n_unknown` whole GPUs are in use whose UUIDs are not known.
     pub(crate) fn is_withheld(&self, gpu: &Device, n_unknown: u32) -> bool {
+        // Any GPU that the vendor's plugin may take could be one of those in use.
         !gpu.sharing || (n_unknown > 0 && self.is_for_vendor(gpu))
     }
 
@@ -229,10 +231,12 @@ impl Inventory {
             for of_type in types.iter_mut() {
                 problems.extend(remove_unusable(&of_type.kind, &mut of_type.devices));
             }
+            // Sorted, so that equal hardware gives equal inventories, whatever the order of the report.
             types.sort_by(|a, b| a.kind.cmp(&b.kind));
         }
         if let Some(unit_bytes) = self.unit_bytes.filter(|unit| !is_possible_memory(*unit)) {
             problems.push(InventoryProblem::Unit { unit_bytes });
+            // Requests in bytes and percent are served nevertheless.
             self.unit_bytes = None;
         }
         problems

@@ -128,6 +128,12 @@ impl Misfit {
     }
 }
 
+impl From<Misfit> for Reason {
+    fn from(misfit: Misfit) -> Self {
+        misfit.reason()
+    }
+}
+
 impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

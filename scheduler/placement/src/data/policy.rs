@@ -103,7 +103,7 @@ named!(NodePolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Score(u32);
 
-/// The best score, below 2^27.
+/// The best score: a multiple of a million below 2^27, as a cached result has 27 bits for it.
 const BEST_SCORE: u32 = 134_000_000;
 /// Points per millionth of the best score.
 const POINTS_PER_MILLIONTH: u32 = BEST_SCORE / 1_000_000;
@@ -180,6 +180,7 @@ impl ScoringStrategy {
     /// The weighted mean over all resources with a total above zero, requested or not; from 0 to 100.
     pub fn score(self, usages: impl IntoIterator<Item = ResourceUsage>) -> u32 {
         let (mut sum, mut weights) = (0_u64, 0_u64);
+        // A resource that no device has would pull the mean towards an end.
         for usage in usages.into_iter().filter(|usage| usage.total > 0) {
             let weight = u64::from(usage.weight);
             sum += weight * u64::from(self.score_one(usage));
@@ -197,6 +198,7 @@ impl ScoringStrategy {
             Self::LeastAllocated => usage.total.saturating_sub(used),
             Self::MostAllocated => used.min(usage.total),
         };
+        // Each resource is rounded down before it is weighed, as kube-scheduler does.
         let scaled = u128::from(part) * u128::from(BEST) / u128::from(usage.total.max(1));
         u32::try_from(scaled).unwrap_or(BEST)
     }

@@ -178,6 +178,7 @@ impl ShareNeed {
     /// Translates a request for a node with this memory unit.
     #[inline]
     pub(crate) fn new(request: &ShareRequest, unit_bytes: Option<u64>) -> Result<Self, Reason> {
+        // A share without memory would hold a GPU that others count as free.
         if request.devices == 0 || request.memory.is_zero() {
             return Err(Reason::InvalidRequest);
         }
@@ -187,12 +188,14 @@ impl ShareNeed {
             (RequestedMemory::Units(units), Some(unit)) => {
                 NeededMemory::Absolute(Memory::from_bytes(units.saturating_mul(unit)))
             }
+            // Units of unknown size compare with nothing.
             (RequestedMemory::Units(_), None) => return Err(Reason::NotServed),
         };
         Ok(Self {
             memory,
             core: request.core,
             slots: request.slots,
+            // More than any node has, so that the request is refused as too large.
             devices: usize::try_from(request.devices).unwrap_or(usize::MAX),
         })
     }

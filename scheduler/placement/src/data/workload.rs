@@ -38,6 +38,7 @@ pub(crate) type Sample = Vec<PodProfile>;
 impl Workload {
     /// Counts one more pod of this kind, unless it asks for nothing.
     pub fn add(&mut self, profile: PodProfile) {
+        // Such a pod fits anywhere, so it says nothing about room.
         if !profile.asks_for_gpus() && profile.host == HostAmounts::default() {
             return;
         }
@@ -48,6 +49,7 @@ impl Workload {
 
     /// Counts one pod of this kind less.
     pub fn remove(&mut self, profile: &PodProfile) {
+        // A pod that asks for nothing was never counted.
         let Some(count) = self.counts.get_mut(profile) else {
             return;
         };
@@ -91,6 +93,7 @@ impl Workload {
         };
         let mut places = Vec::new();
         for place in 0..u64::from(N_PLACES) {
+            // The middle of each place, which favours neither the first nor the last kind.
             let point = (2 * place + 1) * n_pods / (2 * u64::from(N_PLACES));
             while end <= point
                 && let Some((next, count)) = line.next()

@@ -115,6 +115,14 @@ pub(crate) fn charges<'a>(
     )
 }
 
+/// The charges of one holding on GPUs.
+pub(crate) fn gpu_charges<'a>(
+    inventory: &'a Inventory,
+    holdings: &'a Holdings,
+) -> impl Iterator<Item = Charge<'a>> + 'a {
+    charges(inventory, holdings).filter(|charge| charge.type_at == GPUS)
+}
+
 /// The charges of one part: on its device, or on every device of the type that it may be on.
 fn charges_of_part<'a>(inventory: &'a Inventory, part: &'a HeldPart) -> impl Iterator<Item = Charge<'a>> {
     let type_at = inventory.type_index(&part.kind);

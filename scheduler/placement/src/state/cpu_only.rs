@@ -75,6 +75,7 @@ impl CpuOnlyPods {
             return;
         };
         node.has_gpus = has_gpus;
+        // Its pods came before it was known to have GPUs, or stay although its report is gone.
         for (amounts, count) in &node.counts {
             for _ in 0..*count {
                 if has_gpus {

@@ -94,6 +94,7 @@ impl EquivalenceClasses {
 /// Returns true if a node belongs to an equivalence class: its devices differ in more than the free amounts of GPUs, so
 /// that an answer takes more than a few comparisons.
 pub(crate) fn has_class(node: &Node) -> bool {
+    // Named resources are listed on nodes with devices of other types alone.
     !node.free_resources.is_empty() || node.has_rules || node.has_topology()
 }
 
@@ -129,6 +130,7 @@ pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
             }
         }
     }
+    // Words of all nodes of a hardware class are as many, so that no separator is needed.
     words.append(&mut bits.words);
     EquivalenceKey {
         hardware: node.hardware.as_ref().map(|hardware| hardware.number),

@@ -65,6 +65,7 @@ pub(crate) struct HardwareClass {
 impl HardwareClass {
     fn new(inventory: &Inventory, number: u64) -> Self {
         let inventory = without_identifiers(inventory);
+        // A hash of its own, since an inventory is large and is compared only if hashes agree.
         let mut hasher = FxHasher::default();
         inventory.hash(&mut hasher);
         let mut has_topology = inventory.partitions.is_some() || !inventory.links.is_empty();
@@ -111,6 +112,7 @@ impl HardwareClasses {
             return;
         };
         if let Some(same_hash) = self.by_hash.get_mut(&hash) {
+            // One count is that of this list.
             same_hash.retain(|known| Arc::strong_count(known) > 1);
             if same_hash.is_empty() {
                 self.by_hash.remove(&hash);

@@ -11,7 +11,7 @@ use crate::data::device::{Device, DeviceRef};
 use crate::data::holding::{Held, HeldPart, Hints, Holdings, n_unknown_whole};
 use crate::data::ident::OwnerId;
 use crate::data::inventory::{GPUS, GpuModel, Inventory};
-use crate::state::charges::{charges, charges_of_all};
+use crate::state::charges::{charges, charges_of_all, gpu_charges};
 use crate::state::hardware::HardwareClass;
 
 /// Most rows that are kept inside the node; nodes rarely have more GPUs.
@@ -185,6 +185,7 @@ impl Node {
     }
 
     pub(crate) fn held_by(&self, owner: &str) -> Option<&Held> {
+        // Nodes have tens of owners, and a bind looks one up.
         let at = self.held.binary_search_by(|held| held.owner.as_str().cmp(owner));
         self.held.get(at.ok()?)
     }
@@ -299,6 +300,7 @@ impl Node {
 
     pub(crate) fn remove_hint(&mut self, owner: &str) {
         self.hints.retain(|hint| hint.owner.as_str() != owner);
+        // Rows are without hints, so nothing that is free has changed.
         self.update_rules();
     }
 
@@ -311,6 +313,7 @@ impl Node {
         self.inventory = inventory;
         self.model = self.inventory.as_ref().and_then(Inventory::model);
         let replaced = std::mem::replace(&mut self.hardware, hardware);
+        // Records by minor may mean other GPUs now, and shares in percent other amounts.
         self.update_free();
         self.locate_hints();
         replaced
@@ -327,6 +330,7 @@ impl Node {
             return;
         };
         self.rows.resize(inventory.gpus.len());
+        // Most changes are of holdings, and need no new allocation.
         if self.flags.len() != inventory.gpus.len() {
             self.flags = vec![GpuFlags::default(); inventory.gpus.len()].into();
         }
@@ -363,6 +367,7 @@ impl Node {
             ) {
                 row.free = row.free.less(charge.amounts);
                 flags.is_occupied |= charge.occupies();
+                // The vendor's plugin must not choose a GPU that is shared.
                 flags.is_shared |= charge.occupies() && !held.holdings.is_vendor;
             }
         }
@@ -384,7 +389,7 @@ impl Node {
         for hint in &mut self.hints {
             let mut taken = Vec::new();
             if let Some(inventory) = &self.inventory {
-                for charge in charges(inventory, &hint.holdings).filter(|charge| charge.type_at == GPUS) {
+                for charge in gpu_charges(inventory, &hint.holdings) {
                     taken.push((charge.device, charge.amounts));
                 }
                 if hint.holdings.unknown_whole > 0 {

@@ -33,6 +33,7 @@ pub(crate) struct Nodes {
     pub(crate) cpu_only: CpuOnlyPods,
     hardware: HardwareClasses,
     pub(crate) classes: EquivalenceClasses,
+    /// Number of changes by which a refused request may fit.
     pub(crate) n_openings: u64,
     n_changes: u64,
 }
@@ -64,7 +65,12 @@ impl Nodes {
     #[inline]
     pub(crate) fn get(&self, id: NodeId) -> Option<&Node> {
         let slot = self.slots.get(id.index as usize)?;
-        slot.node.as_ref().filter(|_| slot.generation == id.generation)
+        // Another node may have the index by now.
+        if slot.generation == id.generation {
+            slot.node.as_ref()
+        } else {
+            None
+        }
     }
 
     pub(crate) fn at(&self, index: u32) -> Option<&Node> {
@@ -84,7 +90,11 @@ impl Nodes {
     #[inline]
     pub(crate) fn summary(&self, id: NodeId) -> Option<&NodeSummary> {
         let summary = self.summaries.get(id.index as usize)?;
-        Some(summary).filter(|summary| summary.generation == id.generation)
+        if summary.generation == id.generation {
+            Some(summary)
+        } else {
+            None
+        }
     }
 
     /// Grows with every change of the node at an index, also from one node to its successor there; 0 without any so far.
@@ -95,6 +105,7 @@ impl Nodes {
 
     /// Sets a node's inventory, which is normalized.
     pub(crate) fn set_inventory(&mut self, name: &str, inventory: Inventory) {
+        // A report that is no larger may still make room: a GPU has become healthy, or takes shares again.
         self.n_openings += 1;
         let index = self.enter(name);
         let hardware = self.hardware.class_of(&inventory);
@@ -111,6 +122,7 @@ impl Nodes {
 
     fn replace_inventory(&mut self, index: u32, inventory: Option<(Inventory, Arc<HardwareClass>)>) {
         let replaced = self.change(index, |node| node.set_inventory(inventory));
+        // CPU-only pods count for the workload model on nodes with GPUs alone.
         let has_gpus = self.at(index).is_some_and(|node| !node.rows.is_empty());
         self.cpu_only.set_has_gpus(index, has_gpus);
         self.hardware.drop_unused(replaced.flatten());
@@ -123,6 +135,7 @@ impl Nodes {
             // The new holding may be smaller, or on another node.
             self.n_openings += 1;
         } else if let Some(used) = self.host_uses.get(owner) {
+            // An owner of devices is no CPU-only pod any more.
             self.cpu_only.remove(*used);
         }
         let held = Held {
@@ -132,10 +145,13 @@ impl Nodes {
         };
         // The new node gets its holding first: the owner's hint may be all that it exists for.
         self.change(index, |node| node.insert_held(held));
-        if let Some(replaced) = replaced.filter(|replaced| *replaced != index) {
+        if let Some(replaced) = replaced
+            && replaced != index
+        {
             self.change(replaced, |node| node.remove_held(owner.as_str()));
             self.remove_if_idle(replaced);
         }
+        // The hint was for this holding, or is out of date.
         self.unhint(owner.as_str());
     }
 
@@ -146,6 +162,7 @@ impl Nodes {
             return false;
         };
         if let Some(used) = self.host_uses.get(owner) {
+            // The pod still runs, without devices as far as is known, until its CPU is released too.
             self.cpu_only.add(*used);
         }
         self.change(index, |node| node.remove_held(owner));
@@ -161,7 +178,7 @@ impl Nodes {
             return false;
         }
         self.change(node.index, |node| {
-            node.insert_hint(owner.clone(), Holdings::from(placement));
+            node.insert_hint(owner.clone(), Holdings::from(placement))
         });
         self.hinted.insert(owner.clone(), node.index);
         true
@@ -184,6 +201,7 @@ impl Nodes {
         let Some(index) = known.or_else(|| total.map(|_| self.enter(name))) else {
             return;
         };
+        // Nodes are reported again and again without a change, and a change makes the cached results of a node worthless.
         if self.at(index).is_some_and(|node| node.host.total != total) {
             self.change(index, |node| node.host.total = total);
         }
@@ -209,6 +227,7 @@ impl Nodes {
         if !holds_devices {
             self.cpu_only.add(used);
         }
+        // The new use is added before the old one is subtracted, so that a node with this pod alone is never idle.
         if let Some(replaced) = self.host_uses.insert(owner.clone(), used) {
             self.subtract_host_use(replaced, holds_devices);
         }

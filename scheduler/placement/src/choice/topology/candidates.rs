@@ -9,7 +9,7 @@ use crate::state::hardware::Location;
 pub(crate) const MAX_MEMBERS: usize = 64;
 
 /// A device that may be taken.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Candidate {
     /// Its index in the inventory, which orders devices by minor.
     pub(crate) device: usize,
@@ -55,6 +55,7 @@ impl Pool {
         let mut pool = self.clone();
         pool.candidates
             .sort_by_key(|candidate| (candidate.preference, candidate.device));
+        // A set has one bit for each candidate.
         pool.candidates.truncate(MAX_MEMBERS);
         pool.candidates.sort_by_key(|candidate| candidate.device);
         Cow::Owned(pool)
@@ -83,10 +84,12 @@ impl Pool {
         members
     }
 
+    fn candidate(&self, at: usize) -> Candidate {
+        self.candidates.get(at).copied().unwrap_or_default()
+    }
+
     pub(crate) fn preference(&self, at: usize) -> u32 {
-        self.candidates
-            .get(at)
-            .map_or(0, |candidate| candidate.preference)
+        self.candidate(at).preference
     }
 
     /// Sum of the members' places in the order of preference.
@@ -99,15 +102,12 @@ impl Pool {
     }
 
     pub(crate) fn location(&self, at: usize) -> Location {
-        self.candidates
-            .get(at)
-            .map_or_else(Location::default, |candidate| candidate.location)
+        self.candidate(at).location
     }
 
     /// Indices in the inventory of the members of a set.
     pub(crate) fn devices(&self, set: Set) -> Vec<usize> {
-        let members = set.members().filter_map(|at| self.candidates.get(at));
-        members.map(|candidate| candidate.device).collect()
+        set.members().map(|at| self.candidate(at).device).collect()
     }
 
     /// Indices in the inventory of the preferred candidates, regardless of their locations.
@@ -198,6 +198,7 @@ impl Set {
         if n > all {
             return 0;
         }
+        // After each step the product is a binomial coefficient, so that every division is exact.
         let mut product: u64 = 1;
         for at in 0..n.min(all - n) {
             product = product.saturating_mul(all.saturating_sub(at) as u64) / (at as u64 + 1);

@@ -9,7 +9,7 @@ use crate::choice::order::DeviceOrder;
 use crate::choice::topology::candidates::Pool;
 use crate::choice::topology::groups::{Loss, losses};
 use crate::data::amounts::{Amounts, NamedAmounts, is_within};
-use crate::data::constraints::{Constraints, DeviceConstraint, Exclusion, Strategy};
+use crate::data::constraints::{Constraints, DeviceConstraint, Exclusion, Strategy, UNCONSTRAINED};
 use crate::data::device::{Device, Function, Labels};
 use crate::data::holding::{Hints, Share};
 use crate::data::ident::{DeviceType, FunctionId};
@@ -33,29 +33,28 @@ pub(crate) struct DecisionContext<'a> {
 }
 
 impl<'a> DecisionContext<'a> {
-    pub(crate) fn constraint(&self, kind: &DeviceType) -> Option<&'a DeviceConstraint> {
-        self.constraints.and_then(|constraints| constraints.of(kind))
+    /// The constraints on devices of a type.
+    pub(crate) fn constraint(&self, kind: &DeviceType) -> &'a DeviceConstraint {
+        self.constraints
+            .and_then(|constraints| constraints.of(kind))
+            .unwrap_or(&UNCONSTRAINED)
     }
 }
 
 /// Counts the devices that pass each rule.
 struct RuleCheck<'a> {
-    constraint: Option<&'a DeviceConstraint>,
+    constraint: &'a DeviceConstraint,
     counts: CandidateCounts,
 }
 
 impl<'a> RuleCheck<'a> {
-    fn new(constraint: Option<&'a DeviceConstraint>) -> Self {
+    fn new(constraint: &'a DeviceConstraint) -> Self {
         let counts = CandidateCounts {
-            selector: constraint.and_then(|constraint| constraint.selector.clone()),
-            wants_functions: constraint.is_some_and(|constraint| constraint.functions.is_some()),
+            selector: constraint.selector.clone(),
+            wants_functions: constraint.functions.is_some(),
             ..CandidateCounts::default()
         };
         Self { constraint, counts }
-    }
-
-    fn exclusion(&self) -> Option<Exclusion> {
-        self.constraint.and_then(|constraint| constraint.exclusion)
     }
 
     /// Returns true if a device passes all rules; counts the rules that it passes before the first failure.
@@ -64,6 +63,7 @@ impl<'a> RuleCheck<'a> {
         let is_selected = selector.is_none_or(|selector| selector.selects(labels));
         let counts = &mut self.counts;
         counts.all += 1;
+        // In the order in which an explanation names them: the first rule that leaves too few devices.
         for (passes, count) in [
             (is_selected, &mut counts.selected),
             (has_function, &mut counts.with_function),
@@ -89,7 +89,7 @@ pub(crate) struct TypeDemand<'a> {
     /// True if every selected device is taken, whatever their number.
     pub(crate) takes_all: bool,
     amounts: NeededAmounts<'a>,
-    constraint: Option<&'a DeviceConstraint>,
+    constraint: &'a DeviceConstraint,
     held_functions: &'a [&'a FunctionId],
 }
 
@@ -127,9 +127,8 @@ impl<'a> TypeDemand<'a> {
             RequestedGpus::Nothing | RequestedGpus::All { .. } => return Ok(None),
             RequestedGpus::Whole(_) if !context.inventory.serves_vendor => return Ok(None),
             RequestedGpus::Whole(n) => {
-                let free = free_whole(node, hints).map(|(at, _)| at);
                 let n = usize::try_from(n).unwrap_or(usize::MAX);
-                (n, NeededAmounts::Whole(free.collect()))
+                (n, NeededAmounts::Whole(free_whole(node, hints).collect()))
             }
             RequestedGpus::Share(request) => {
                 let need = need(node, &request).map_err(Misfit::Plain)?;
@@ -187,7 +186,7 @@ impl<'a> TypeDemand<'a> {
             }
             let has_function = !check.counts.wants_functions || self.function(device).is_some();
             let preference = self.preference(context, at, device);
-            let is_permitted = permits(check.exclusion(), at, locations, uses);
+            let is_permitted = permits(check.constraint.exclusion, at, locations, uses);
             let labels = &device.attributes.labels;
             if check.passes(labels, has_function, preference.is_some(), is_permitted)
                 && let Some(mut preference) = preference
@@ -253,7 +252,7 @@ impl<'a> TypeDemand<'a> {
 
     /// The virtual function to take of a device: the first by ID that is free and of the requested kind.
     fn function<'d>(&self, device: &'d Device) -> Option<&'d Function> {
-        let selector = self.constraint?.functions.as_ref()?;
+        let selector = self.constraint.functions.as_ref()?;
         let mut first: Option<&Function> = None;
         for group in &device.attributes.functions {
             // Pods take no virtual functions of GPUs.
@@ -311,19 +310,17 @@ pub(crate) fn takes_whole_gpus(context: &DecisionContext<'_>, request: Requested
 fn split(
     request: &DeviceRequest,
     devices: &[Device],
-    constraint: Option<&DeviceConstraint>,
+    constraint: &DeviceConstraint,
 ) -> Option<(usize, NamedAmounts, bool)> {
     let split = request.split(devices);
     // A number of whole devices stays that, whatever strategy the pod sets.
-    let strategy = constraint
-        .and_then(|constraint| constraint.strategy)
-        .filter(|_| split.as_ref().is_none_or(|(n, _)| *n == 1));
+    let is_several = matches!(split, Some((2.., _)));
+    let strategy = if is_several { None } else { constraint.strategy };
     match strategy {
         None => split.map(|(n, amounts)| (n, amounts, false)),
         Some(Strategy::All) => Some((0, request.amounts.clone(), true)),
         Some(Strategy::Count) => {
-            let is_exclusive =
-                constraint.is_some_and(|constraint| constraint.exclusion == Some(Exclusion::Device));
+            let is_exclusive = constraint.exclusion == Some(Exclusion::Device);
             let n = request.amounts.values().max().copied()?;
             let mut amounts = NamedAmounts::new();
             for resource in request.amounts.keys() {

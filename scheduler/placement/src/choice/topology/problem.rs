@@ -42,6 +42,7 @@ pub(crate) struct Distances(u64);
 
 impl Distances {
     fn then(self, distance: Distance) -> Self {
+        // There are three distances, so that numbers to the base of three compare type by type.
         Self(self.0.saturating_mul(3).saturating_add(distance as u64))
     }
 }
@@ -273,17 +274,19 @@ impl<'a> Problem<'a> {
             lowness: Reverse(chosen.lowness()),
         };
         let mut on_switches = Set::EMPTY;
-        for numa in self.numas.iter().filter(|numa| numa.is_used(chosen)) {
-            rank.n_numas += 1;
-            for switch in numa.switches.iter().filter(|switch| switch.is_used(chosen)) {
-                rank.n_switches += 1;
-                rank.n_bare += switch.n_bare();
-                on_switches = on_switches.or(switch.lead);
+        for numa in &self.numas {
+            rank.n_numas += u32::from(numa.is_used(chosen));
+            for switch in &numa.switches {
+                if switch.is_used(chosen) {
+                    rank.n_switches += 1;
+                    rank.n_bare += switch.n_bare();
+                    on_switches = on_switches.or(switch.lead);
+                }
             }
         }
-        let is_too_wide = self
-            .max_switches()
-            .is_some_and(|max| rank.n_switches as usize > max);
+        let max_switches = self.max_switches();
+        let is_too_wide = max_switches.is_some_and(|max| rank.n_switches as usize > max);
+        // A switch that must not be used is in no NUMA node's list, so its devices are on none of these switches.
         if chosen.len() != self.lead.n || !chosen.is_within(on_switches) || is_too_wide {
             return None;
         }
@@ -297,12 +300,18 @@ impl<'a> Problem<'a> {
     fn distance(&self, at: usize, chosen: Set) -> Option<Distance> {
         let follower = self.followers.get(at)?;
         let (mut on_switches, mut on_numas) = (0, 0);
-        for numa in self.numas.iter().filter(|numa| numa.is_used(chosen)) {
+        for numa in &self.numas {
+            if !numa.is_used(chosen) {
+                continue;
+            }
             on_numas += numa.n_followers.get(at).copied().unwrap_or(0);
-            for switch in numa.switches.iter().filter(|switch| switch.is_used(chosen)) {
-                on_switches += switch.n_followers.get(at).copied().unwrap_or(0);
+            for switch in &numa.switches {
+                if switch.is_used(chosen) {
+                    on_switches += switch.n_followers.get(at).copied().unwrap_or(0);
+                }
             }
         }
+        // More devices may follow than are requested, but only as many have to be near.
         let n = follower.pool.n;
         if on_switches >= n {
             Some(Distance::Switch)

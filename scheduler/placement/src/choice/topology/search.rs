@@ -21,12 +21,13 @@ const MAX_SUBSETS: u64 = 13_000;
 /// The best choice of leading devices and its rank; `None` if there is none.
 pub(crate) fn search(problem: &Problem<'_>) -> Option<(Set, Rank)> {
     let n = problem.lead.n;
-    let has_different_links = problem
-        .links
-        .is_some_and(|links| n > 1 && !links.are_equal(problem.allowed));
+    let links = problem.links;
+    // Links between pairs do not add up over switches, so the search by states cannot count them.
+    let has_different_links = links.is_some_and(|links| n > 1 && !links.are_equal(problem.allowed));
     if has_different_links && problem.allowed.n_subsets(n) <= MAX_SUBSETS {
         return try_all(problem);
     }
+    // Most often all types fit on the switches, and no farther choice is better than one there.
     let nearest = search_within(problem, &vec![Distance::Switch; problem.followers.len()]);
     if nearest.is_some() || problem.same_switch {
         return nearest;
@@ -154,6 +155,7 @@ impl StateTable {
         // The first half has the ways that use nothing of the current NUMA node.
         let mut ways = vec![NO_WAY; half * 2];
         ways.first_mut()?.cost = 0;
+        // Two tables, so that no state takes devices of one switch twice.
         let mut next = ways.clone();
         for numa in &problem.numas {
             for switch in &numa.switches {
@@ -170,11 +172,15 @@ impl StateTable {
                 *used = NO_WAY;
             }
         }
-        let complete = |used: usize| ways.get((self.n * n_used + used) * n_near + n_near - 1);
-        let complete = (0..n_used)
-            .filter_map(complete)
-            .filter(|way| way.cost != u128::MAX);
-        complete.min_by_key(|way| way.cost).map(|way| way.chosen)
+        let mut best = NO_WAY;
+        for used in 0..n_used {
+            // All leading devices are taken, and as many followers are near as the limits demand.
+            let complete = ways.get((self.n * n_used + used) * n_near + n_near - 1)?;
+            if complete.cost < best.cost {
+                best = *complete;
+            }
+        }
+        (best.cost != u128::MAX).then_some(best.chosen)
     }
 
     /// Takes every number of devices of one switch from every state.
@@ -194,6 +200,7 @@ impl StateTable {
                 cost: way.cost + cost_of_switch(switch.n_bare(), !is_numa_used),
                 chosen: way.chosen,
             };
+            // Of one switch the preferred devices are taken first: any others would cost more and be no nearer.
             for (count, at) in (1..).zip(order.iter().take(self.n - taken)) {
                 way.cost += cost_of_device(problem.lead.preference(*at), *at);
                 way.chosen = way.chosen.with(*at);
