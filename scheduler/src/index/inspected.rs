@@ -117,7 +117,7 @@ impl InspectedNode {
         let unit_bytes = published.unwrap_or(MemoryUnit::MIB.bytes()).max(1);
         let (mut devs, mut other_devices) = (Vec::new(), Vec::new());
         if let Some(view) = view {
-            for gpu in view.devices() {
+            for gpu in view.gpus() {
                 devs.push(InspectedGpu::new(cluster, &gpu, unit_bytes));
             }
             for device in view.other_devices() {

@@ -36,7 +36,7 @@ pub(crate) fn node(index: &Index, id: NodeId, typical: &[RequestedGpus]) -> Opti
     let state = cluster.nodes.get(view.name()).filter(|state| state.exists())?;
     let unit = view.inventory().and_then(|inventory| inventory.unit_bytes);
     let mut gpus = Vec::new();
-    for gpu_view in view.devices() {
+    for gpu_view in view.gpus() {
         gpus.push(gpu(cluster, &gpu_view, typical, unit));
     }
     if gpus.is_empty() && state.problems.is_empty() {
