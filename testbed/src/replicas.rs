@@ -182,8 +182,11 @@ impl Replicas {
             }
         }
         invocation.set(KUBECONFIG, &kubeconfig(&self.dir, name).display());
-        let pod = ["--pod-name", name, "--namespace", NAMESPACE];
-        Ok((invocation.args(FLAGS).args(pod), ports))
+        // A scheduler with webhooks already has the flag, which may be given only once.
+        if !invocation.set("--namespace", NAMESPACE) {
+            invocation = invocation.flag("--namespace", NAMESPACE);
+        }
+        Ok((invocation.args(FLAGS).flag("--pod-name", name), ports))
     }
 
     fn replica(&mut self, name: &str) -> Result<&mut ReplicaProcess> {
