@@ -189,9 +189,9 @@ fn clear_annotation(device: &StoredDevice) -> Option<(String, String)> {
 /// The devices of the fleet that the annotation's value names.
 fn named_devices(value: &str, fleet: &NodeFleet) -> Vec<PhysicalId> {
     let names: Vec<&str> = value.split(',').map(str::trim).collect();
-    let mut named: Vec<PhysicalId> = fleet.ids_of_devices().cloned().collect();
-    named.retain(|id| names.contains(&"all") || names.contains(&id.as_str()));
-    named
+    let mut devices: Vec<PhysicalId> = fleet.ids_of_devices().cloned().collect();
+    devices.retain(|id| names.contains(&"all") || names.contains(&id.as_str()));
+    devices
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ impl FromStr for SharedDevices {
             // No UUID of NVIDIA's is a number.
             if let Ok(minor) = name.parse() {
                 minors.insert(minor);
-            } else if let Ok(uuid) = name.parse() {
+            } else if let Ok(uuid) = PhysicalId::from_str(name) {
                 uuids.insert(uuid);
             } else {
                 return Err("write all, or UUIDs and minor numbers of GPUs, separated by commas");

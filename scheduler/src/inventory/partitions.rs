@@ -13,7 +13,7 @@ use proto::topology::{
     partitions_of_board, read_links, read_partitions,
 };
 
-/// Models of GPUs on boards of eight behind NVSwitches, as the model label has them: Koordinator's names and the driver's.
+/// Models of GPUs on boards of eight behind `NVSwitch` chips, as the model label has them: Koordinator's names and the driver's.
 const KNOWN_MODELS: [&str; 4] = ["H100", "H800", "H20", "H100-80GB-HBM3"];
 /// Values of the vendor label with which these models are known; a node need not have the label.
 const KNOWN_VENDORS: [&str; 2] = ["", "nvidia"];

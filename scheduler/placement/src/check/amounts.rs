@@ -9,6 +9,7 @@ use crate::data::amounts::Amounts;
 use crate::data::device::{Device, DeviceRef};
 use crate::data::holding::{HeldMemory, HeldPart};
 use crate::data::ident::{DeviceId, DeviceType, OwnerId};
+use crate::data::inventory::Inventory;
 use crate::data::request::RequestedMemory;
 use crate::state::node::{GpuFlags, Hint, Node};
 
@@ -61,8 +62,13 @@ fn named(resources: &crate::data::amounts::NamedAmounts) -> Sums<'_> {
     sums
 }
 
+/// An amount by its resource; zero where there is none.
+fn amount(sums: &Sums<'_>, resource: &str) -> u128 {
+    sums.get(resource).copied().unwrap_or(0)
+}
+
 fn devices<'a>(node: &'a Node, kind: &DeviceType) -> &'a [Device] {
-    let mut types = node.inventory.iter().flat_map(|inventory| inventory.types());
+    let mut types = node.inventory.iter().flat_map(Inventory::types);
     types
         .find(|(of, _)| *of == kind)
         .map_or(&[], |(_, devices)| devices)
@@ -72,12 +78,7 @@ fn devices<'a>(node: &'a Node, kind: &DeviceType) -> &'a [Device] {
 pub(super) fn check_amounts(node: &Node) -> Vec<Violation> {
     let mut violations = check_order(node);
     let parts = parts(node);
-    for (type_at, (kind, devices)) in node
-        .inventory
-        .iter()
-        .flat_map(|inventory| inventory.types())
-        .enumerate()
-    {
+    for (type_at, (kind, devices)) in node.inventory.iter().flat_map(Inventory::types).enumerate() {
         for (at, device) in devices.iter().enumerate() {
             let (certain, suspect) = count(node, kind, device, &parts);
             for (resource, total) in totals(kind, device) {
@@ -159,8 +160,8 @@ fn parts(node: &Node) -> Vec<Part<'_>> {
             let lacks_room = needed
                 .amounts_of(node, gpu)
                 .iter()
-                .any(|(resource, n)| *n > free[resource]);
-            ranked.push((lacks_room, Reverse(free["memory"]), at, &gpu.id));
+                .any(|(resource, n)| *n > amount(&free, resource));
+            ranked.push((lacks_room, Reverse(amount(&free, "memory")), at, &gpu.id));
         }
         ranked.sort();
         ranked.truncate(usize::try_from(request.devices).unwrap_or(usize::MAX));
@@ -271,7 +272,7 @@ fn check_flags(node: &Node, at: usize, gpu: &Device, parts: &[Part<'_>]) -> Opti
     {
         let amounts = part.amounts_of(node, gpu);
         // A slot alone occupies nothing.
-        if amounts["memory"] > 0 || amounts["core"] > 0 {
+        if amount(&amounts, "memory") > 0 || amount(&amounts, "core") > 0 {
             expected.is_occupied = true;
             expected.is_shared |= !part.is_vendor;
         }

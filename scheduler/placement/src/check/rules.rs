@@ -5,6 +5,7 @@ use crate::data::constraints::Exclusion;
 use crate::data::device::{Device, DeviceRef};
 use crate::data::holding::{Held, Hints, Origin};
 use crate::data::ident::{DeviceType, NodeId};
+use crate::data::inventory::Inventory;
 use crate::state::equivalence::{has_class, key_with};
 use crate::state::node::Node;
 use crate::state::nodes::Nodes;
@@ -112,7 +113,7 @@ fn excludes(exclusion: Exclusion, kept: &Device, other: &Device) -> bool {
 /// Devices of a type that an owner certainly holds.
 fn devices<'a>(node: &'a Node, held: &Held, kind: &DeviceType) -> Vec<&'a Device> {
     let mut devices = Vec::new();
-    for (of, all) in node.inventory.iter().flat_map(|inventory| inventory.types()) {
+    for (of, all) in node.inventory.iter().flat_map(Inventory::types) {
         for device in all.iter().filter(|_| of == kind) {
             // A minor is of a device for certain only until the devices of the node change.
             let is_held = held.holdings.parts.iter().any(|part| {

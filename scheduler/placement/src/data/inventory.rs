@@ -257,13 +257,12 @@ fn remove_unusable(kind: &DeviceType, devices: &mut Vec<Device>) -> Vec<Inventor
     let mut ids = BTreeSet::new();
     for device in std::mem::take(devices) {
         let is_minor_taken = kept.last().is_some_and(|last| last.minor == device.minor);
-        match problem_of(kind, &device, ids.contains(&device.id), is_minor_taken) {
-            Some(problem) => problems.push(problem),
-            None => {
-                ids.insert(device.id.clone());
-                kept.push(device);
-            }
+        if let Some(problem) = problem_of(kind, &device, ids.contains(&device.id), is_minor_taken) {
+            problems.push(problem);
+            continue;
         }
+        ids.insert(device.id.clone());
+        kept.push(device);
     }
     *devices = kept;
     problems

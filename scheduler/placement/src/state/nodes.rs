@@ -178,7 +178,7 @@ impl Nodes {
             return false;
         }
         self.change(node.index, |node| {
-            node.insert_hint(owner.clone(), Holdings::from(placement))
+            node.insert_hint(owner.clone(), Holdings::from(placement));
         });
         self.hinted.insert(owner.clone(), node.index);
         true

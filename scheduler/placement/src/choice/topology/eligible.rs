@@ -94,6 +94,10 @@ pub(crate) struct TypeDemand<'a> {
 }
 
 /// The amounts that are taken of each device.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a decision has one for each device type; a box would only allocate"
+)]
 enum NeededAmounts<'a> {
     /// A share of a GPU, and the costs of taking it where they decide.
     Share(ShareNeed, Option<CostBasis<'a>>),

@@ -285,9 +285,9 @@ pub(super) fn function(nic: u32, at: u32) -> String {
     format!("f{nic}-{at}")
 }
 
-fn held_gpu((minor, percent): &(u32, u32)) -> HeldPart {
+fn held_gpu((minor, percent): (u32, u32)) -> HeldPart {
     HeldPart {
-        memory: HeldMemory::Requested(RequestedMemory::Ratio(*percent)),
+        memory: HeldMemory::Requested(RequestedMemory::Ratio(percent)),
         slots: 1,
         ..HeldPart::new(
             DeviceType::Gpu,
@@ -381,7 +381,7 @@ impl Query {
             )
         });
         Holdings {
-            parts: owner.gpus.iter().map(held_gpu).chain(nics).collect(),
+            parts: owner.gpus.iter().copied().map(held_gpu).chain(nics).collect(),
             exclusions: Self::exclusions(owner),
             ..Holdings::default()
         }
