@@ -11,7 +11,7 @@ fn instructions(stage: &str, instruction: &str) -> Vec<String> {
     let text = read("docker/Dockerfile");
     let stages = text.split("\nFROM ").skip(1);
     let is_named = |text: &&str| text.lines().next().unwrap().ends_with(&format!(" AS {stage}"));
-    let stage = stages.into_iter().find(is_named).expect(stage);
+    let stage = stages.into_iter().find(is_named).unwrap();
     let lines = stage.lines().filter_map(|line| line.strip_prefix(instruction));
     lines.map(|line| line.trim().to_owned()).collect()
 }
