@@ -7,9 +7,9 @@
 //! 2. finds the pod that [owns](crate::verify::owner) the device IDs of kubelet's call,
 //! 3. [verifies](crate::verify) the pod's allocation, the health of its devices, and their
 //!    [capacity](crate::verify::capacity),
-//! 4. and writes the container's CDI spec ([`specs`]).
+//! 4. and writes the container's CDI spec (`specs`).
 //!
-//! Beside them stand the reasons to [block](blocked) a start, the [adoption](adopt) of pods that have no record, and
+//! Beside them stand the reasons to [block](blocked) a start, the adoption (`adopt`) of pods that have no record, and
 //! [`crate::envvar`] for containers that get their devices by the vendor's variable. kubelet tries a blocked start again, and the
 //! pod's events have the reason. [`reconcile`] compares running pods with their records after the start.
 

@@ -1,7 +1,7 @@
 //! The part of the pre-start check that only answers by variable need: such an answer fixes the devices of a container before it is
 //! certain for which pod kubelet allocates.
 //!
-//! [`settle`] is the only call of the pre-start check to this folder.
+//! `settle` is the only call of the pre-start check to this folder.
 
 use tracing::info;
 

@@ -17,7 +17,7 @@ use crate::rbac::{Permission, Rbac, RbacTarget};
 pub struct User {
     /// Name, such as `system:serviceaccount:default:scheduler`.
     pub name: String,
-    /// Groups that the token names; [`Self::all_groups`] adds the implied ones.
+    /// Groups that the token names; `all_groups` adds the implied ones.
     pub groups: Vec<String>,
     /// Extra attributes of the user, such as the pod that a service-account token was made for.
     pub extra: BTreeMap<String, Vec<String>>,
