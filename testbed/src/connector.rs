@@ -96,6 +96,7 @@ impl Connector {
         }
     }
 
+    /// Connects to the host of a URL, or to the fixed address, with TLS if the scheme is `https`.
     async fn connect(self, uri: Uri) -> io::Result<TokioIo<Stream>> {
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
         let stream = match self.address {
@@ -121,6 +122,7 @@ impl Connector {
     }
 }
 
+/// Reads a file of certificate authorities.
 fn roots(authorities: &Path) -> anyhow::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let certificates = CertificateDer::pem_file_iter(authorities)

@@ -152,6 +152,7 @@ impl Binaries {
         LOCATED.get_or_try_init(Self::build_and_find).await.cloned()
     }
 
+    /// Builds the daemons if cargo has started this program, and returns the directory where they lie.
     async fn build_and_find() -> Result<Self, DaemonError> {
         let own = std::env::current_exe().map_err(DaemonError::OwnPath)?;
         // A program that was started by hand takes the binaries as they are, whoever built them.
@@ -206,6 +207,7 @@ fn is_test(executable: &Path) -> bool {
     executable.parent().is_some_and(|dir| dir.ends_with("deps"))
 }
 
+/// Runs `cargo build` for all daemons, with the profile and target directory of this program.
 async fn build(
     cargo: &OsString,
     manifest_dir: &Path,
@@ -497,6 +499,7 @@ struct ProcessKeeper {
 }
 
 impl ProcessKeeper {
+    /// Waits for the end of the process, or kills it on request. An end that the testbed did not ask for is a crash.
     async fn keep(mut self, invocation: Invocation) {
         let ended = tokio::select! {
             ended = self.child.wait() => ended,
@@ -522,6 +525,7 @@ impl ProcessKeeper {
     }
 }
 
+/// The last lines of a log file.
 fn tail(log: &Path) -> String {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

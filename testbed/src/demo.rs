@@ -154,6 +154,8 @@ struct Demo {
 }
 
 impl Demo {
+    /// Plays the demo: the figure of the filter, the figure of the bind, then the sample pods. Each is followed by
+    /// checks.
     async fn play(&mut self) -> Result<()> {
         self.filter_figure().await?;
         self.check_everything("after the filter").await?;
@@ -256,6 +258,7 @@ impl Demo {
         self.until_running(&names).await
     }
 
+    /// Creates a pod of so many memory units, on a node if one is named, and waits until it runs.
     async fn run_pod(&self, name: &str, units: u64, node: Option<&str>) -> Result<()> {
         let spec = PodBuilder::units(name, units);
         let spec = match node {
@@ -282,6 +285,7 @@ impl Demo {
         self.delete(&names).await
     }
 
+    /// Deletes pods and waits until they are gone.
     async fn delete(&self, names: &[String]) -> Result<()> {
         for name in names {
             self.pods.delete(name).await?;
@@ -309,6 +313,7 @@ impl Demo {
         ))
     }
 
+    /// Waits for the scheduling loop's next attempt to schedule this pod.
     async fn next_attempt_of(&mut self, pod: &str) -> Result<SchedulingAttempt> {
         let key = format!("{NAMESPACE}/{pod}");
         let found = async {
@@ -323,6 +328,7 @@ impl Demo {
         tokio::time::timeout(DEADLINE, found).await?
     }
 
+    /// Checks the free MiB of each GPU of a node.
     fn check_free(&mut self, name: &str, node: &str, wanted: &[u64]) {
         let accounts = invariants::accounts(&self.cluster.observer().now(), &BTreeSet::new());
         let free: Vec<u64> = of_node(&accounts, node)
@@ -335,6 +341,7 @@ impl Demo {
         ));
     }
 
+    /// Checks that no GPU is oversubscribed and that each container sees the GPUs of its pod's record.
     async fn check_everything(&mut self, when: &str) -> Result<()> {
         let snapshot = self.cluster.observer().now();
         let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
@@ -361,6 +368,7 @@ fn of_node<'a>(accounts: &'a Accounts, node: &'a str) -> impl Iterator<Item = &'
     accounts.gpus.values().filter(move |gpu| gpu.node == node)
 }
 
+/// Prints the GPUs, the devices that each container sees, and the checks; returns true if all checks hold.
 async fn show(cluster: &LocalCluster, console: &Console, checks: Vec<Check>) -> Result<bool> {
     let snapshot = cluster.observer().now();
     let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
@@ -402,6 +410,7 @@ async fn show(cluster: &LocalCluster, console: &Console, checks: Vec<Check>) -> 
     Ok(is_ok)
 }
 
+/// A line about a container: its node, and the GPUs that it sees.
 fn describe_view(view: &ContainerView, snapshot: &ClusterSnapshot) -> String {
     let node = snapshot.pod(&view.pod).and_then(node_of).unwrap_or("no node");
     let sees = if view.sees.is_empty() {

@@ -108,6 +108,7 @@ pub async fn on_testbed(
     Ok(futures::future::try_join_all(endings).await?.concat())
 }
 
+/// Starts the cluster of a stage, runs scenarios on it, and stops it. The logs stay if a scenario has failed.
 async fn on_stage(
     console: &Console,
     stage: ScenarioStage,
@@ -138,6 +139,7 @@ async fn on_stage(
     Ok(endings)
 }
 
+/// Runs scenarios one after the other; after a failure the world recovers before the next one.
 async fn run_all(
     console: &Console,
     world: &mut World,
@@ -194,6 +196,7 @@ fn choose(args: &E2eArgs, commands: &Commands) -> Result<Vec<Scenario>> {
     Ok(chosen)
 }
 
+/// Prints the results as a table, and as JSON if the console is for JSON.
 fn show(console: &Console, endings: &[ScenarioResult]) {
     let mut results = table(["SCENARIO", "CLUSTER", "RESULT", "SECONDS", ""]);
     for ending in endings {

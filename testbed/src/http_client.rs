@@ -59,6 +59,7 @@ impl HttpClient {
         self.request(Method::POST, url, body.into()).await
     }
 
+    /// Sends a request, and reads the whole body of its answer.
     async fn request(
         &self,
         method: Method,

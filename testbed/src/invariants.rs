@@ -98,6 +98,7 @@ struct RequestedShare {
 }
 
 impl RequestedShare {
+    /// The share that a pod requests; `None` if it requests no GPU.
     fn of(pod: &Pod) -> Option<Self> {
         let amounts = ResourceAmounts::of_pod(pod).ok()?;
         let whole = |name: &str| u64::try_from(amounts.get(name) / 1000).unwrap_or(0);
@@ -277,6 +278,7 @@ fn unmet_demands(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Vec<
 }
 
 impl Accounts {
+    /// Adds a GPU of a node's Device object, which no pod holds yet.
     fn add_gpu(&mut self, node: &str, info: &DeviceInfo) {
         let minor = info.minor.unwrap_or(-1);
         let total = info
@@ -298,6 +300,7 @@ impl Accounts {
         }
     }
 
+    /// Adds the amounts of a pod to its GPUs; the error is the pod's first violation.
     fn add_pod(
         &mut self,
         snapshot: &ClusterSnapshot,
@@ -357,6 +360,7 @@ impl Accounts {
         }
     }
 
+    /// Adds a violation for each GPU of which pods hold more memory or computing power than it has.
     fn check_limits(&mut self) {
         for gpu in self.gpus.values() {
             let name = format!("GPU {} of {}", gpu.minor, gpu.node);
@@ -405,6 +409,7 @@ fn check_recorded_amounts(
     }
 }
 
+/// Checks the annotations of the old gpushare extender: GPU and units of the pod, and the time of its binding.
 fn check_gpushare_annotations(
     pod: &Pod,
     share: RequestedShare,
@@ -601,6 +606,7 @@ fn is_limited(container: &Container, resources: &[&str]) -> bool {
     limited.any(|(name, _)| resources.contains(&name.as_str()))
 }
 
+/// The containers of a pod that have ever started, by the pod's status.
 fn started_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     let mut started = BTreeSet::new();
     for status in init_container_statuses(pod).chain(container_statuses(pod)) {

@@ -164,6 +164,7 @@ struct Loop {
 }
 
 impl Loop {
+    /// A scheduling loop with an empty cache and queue, by the parsed `KubeSchedulerConfiguration`.
     fn new(
         client: Client,
         configuration: &SchedulerConfiguration,
@@ -201,6 +202,8 @@ impl Loop {
         })
     }
 
+    /// Runs the loop: handles what the watches show, and schedules the next pod of the queue, until its future is
+    /// dropped.
     async fn run(mut self, client: Client) {
         let (sender, mut inbox) = mpsc::unbounded_channel();
         let (reports, written) = mpsc::unbounded_channel();
@@ -264,6 +267,7 @@ impl Loop {
         }
     }
 
+    /// Handles one input: an event of a watch, or the end of a binding.
     fn handle(&mut self, input: Input) {
         match input {
             Input::Node(event) => self.handle_node(*event),
@@ -278,6 +282,7 @@ impl Loop {
         }
     }
 
+    /// Updates the cache by an event of the watch of nodes, and wakes waiting pods if the change may let them fit.
     fn handle_node(&mut self, event: watcher::Event<Node>) {
         let changed = match event {
             watcher::Event::Init => {
@@ -305,6 +310,7 @@ impl Loop {
         self.wake_if(changed);
     }
 
+    /// Updates cache and queue by an event of the watch of pods.
     fn handle_pod(&mut self, event: watcher::Event<Pod>, arrived: Instant) {
         match event {
             watcher::Event::Init => self.pods.seen.clear(),
@@ -324,6 +330,7 @@ impl Loop {
         }
     }
 
+    /// Updates the PodDisruptionBudgets by an event of their watch.
     fn handle_budget(&mut self, event: watcher::Event<PodDisruptionBudget>) {
         match event {
             watcher::Event::Init => self.budgets.clear(),
@@ -352,6 +359,7 @@ impl Loop {
         }
     }
 
+    /// Puts a pod where it belongs: a bound one into the cache, a waiting one of this scheduler into the queue.
     fn update_pod(&mut self, pod: Pod, arrived: Instant) {
         let Some(uid) = pod.uid() else { return };
         let pod = Arc::new(pod);
@@ -377,6 +385,7 @@ impl Loop {
         }
     }
 
+    /// Returns true if this scheduler schedules the pod: it has one of the loop's names and no scheduling gate.
     fn is_ours(&self, pod: &Pod) -> bool {
         let spec = pod.spec.as_ref();
         let scheduler = spec
@@ -402,6 +411,7 @@ impl Loop {
         }
     }
 
+    /// Forgets a pod that has ended or was deleted, and wakes pods that may fit in its room.
     fn remove_pod(&mut self, uid: &str) {
         self.queue.remove(uid);
         self.nominated.remove(uid);
@@ -415,6 +425,7 @@ impl Loop {
         }
     }
 
+    /// Runs one scheduling cycle: chooses a node and starts the binding, or tries preemption and parks the pod.
     async fn schedule(&mut self, uid: &str, pod: Arc<Pod>) {
         let mut diagnosis = SchedulingDiagnosis::default();
         let found = match ResourceAmounts::of_pod(&pod) {
@@ -492,6 +503,7 @@ impl Loop {
         round.nomination
     }
 
+    /// Starts the binding of a pod as a task; its end comes back as an input of the loop.
     fn start_binding(&mut self, uid: String, pod: Arc<Pod>, node: String, diagnosis: SchedulingDiagnosis) {
         let Some(inbox) = self.own_inbox.clone() else {
             return;
@@ -544,6 +556,7 @@ impl Loop {
         }
     }
 
+    /// Ends an attempt by an error: the pod is tried again after its backoff.
     fn fail(&mut self, uid: &str, pod: &Arc<Pod>, diagnosis: SchedulingDiagnosis, message: String) {
         self.queue.retry(uid, Instant::now());
         self.nominated.remove(uid);
@@ -551,6 +564,7 @@ impl Loop {
         self.record(pod, diagnosis, SchedulingOutcome::Error(message));
     }
 
+    /// Passes news about a pod to the task that writes its condition and event.
     fn report(&self, uid: &str, pod: &Arc<Pod>, news: ReportContent) {
         let newest = self.queue.get(uid).unwrap_or(pod);
         if let Some(reports) = &self.reports {
@@ -559,6 +573,7 @@ impl Loop {
         }
     }
 
+    /// Writes an attempt to the journal, if the caller of the loop reads one.
     fn record(&self, pod: &Pod, diagnosis: SchedulingDiagnosis, outcome: SchedulingOutcome) {
         if let Some(journal) = &self.journal {
             let attempt = SchedulingAttempt {
@@ -572,6 +587,7 @@ impl Loop {
     }
 }
 
+/// Sends the events of the watch of one kind to the loop, and starts a broken watch again.
 async fn watch_kind<K>(
     api: Api<K>,
     wrap: fn(Box<watcher::Event<K>>) -> Input,

@@ -201,6 +201,7 @@ impl ClusterSnapshot {
     }
 }
 
+/// The reason why a pod does not run: from its scheduling, its status or a waiting container.
 fn reason_not_running(pod: &Pod) -> String {
     if let Some(message) = unscheduled_because(pod) {
         return message.to_owned();
@@ -220,6 +221,7 @@ fn reason_not_running(pod: &Pod) -> String {
     }
 }
 
+/// All objects of a resource, by `namespace/name` or name.
 fn all_objects<K: ResourceExt + DeserializeOwned>(api: &ApiObjects, resource: &str) -> BTreeMap<String, K> {
     let mut objects = BTreeMap::new();
     for object in api.list(resource, None).unwrap_or_default() {
@@ -230,6 +232,7 @@ fn all_objects<K: ResourceExt + DeserializeOwned>(api: &ApiObjects, resource: &s
     objects
 }
 
+/// `namespace/name` of an object, or its name if it has no namespace.
 fn key(object: &impl ResourceExt) -> String {
     match object.namespace() {
         Some(namespace) => format!("{namespace}/{}", object.name_any()),
@@ -237,6 +240,7 @@ fn key(object: &impl ResourceExt) -> String {
     }
 }
 
+/// Watches all objects of a kind, and keeps them in the snapshot.
 fn watch_kind<K>(
     client: &Client,
     name: &'static str,

@@ -128,6 +128,7 @@ impl Commands {
             .with_context(|| format!("{} does not say how to break a cluster", path.display()))
     }
 
+    /// Parses the file of commands and checks that they are complete.
     fn parse(text: &str, kubeconfig: &Path) -> Result<Self> {
         let commands: Self = serde_yaml_ng::from_str(text)?;
         for (part, of_part) in &commands.parts {
@@ -194,6 +195,7 @@ impl Commands {
             .await
     }
 
+    /// Runs one command in a shell, with the node and the kubeconfig in its environment.
     async fn run(&self, name: &str, command: Option<&String>, node: &str) -> Result<()> {
         let command = command.with_context(|| format!("the file has no {name}"))?;
         let mut shell = Command::new("sh");

@@ -164,6 +164,7 @@ impl PodBuilder {
         }
     }
 
+    /// Adds a container to a list of the spec: `containers` or `initContainers`.
     fn push(&mut self, list: &str, container: Value) {
         let Some(Value::Object(spec)) = self.0.get_mut("spec") else {
             return;
@@ -188,6 +189,7 @@ pub fn set_in(object: &mut Value, parent: &str, field: &str, value: Value) {
     }
 }
 
+/// A container that prints its environment and then sleeps.
 fn container(name: &str, limits: &Limits<'_>) -> Value {
     let limits: BTreeMap<&str, &str> = limits.iter().copied().collect();
     json!({
@@ -242,6 +244,7 @@ impl NamespacePods {
             .await
     }
 
+    /// Deletes all pods of the namespace in one call.
     async fn delete_all_with(&self, params: &DeleteParams) -> Result<()> {
         self.api
             .delete_collection(params, &ListParams::default())
@@ -250,6 +253,7 @@ impl NamespacePods {
             .context("cannot delete all pods")
     }
 
+    /// Deletes a pod; it is no error if there is none.
     async fn delete_with(&self, name: &str, params: &DeleteParams) -> Result<()> {
         match self.api.delete(name, params).await {
             Ok(_) => Ok(()),
@@ -307,6 +311,7 @@ pub(crate) async fn read_log(api: &Api<Pod>, pod: &str, container: &Container) -
     }
 }
 
+/// Returns true if a log contains [`LAST_VARIABLE`], and so the whole environment.
 fn has_last(log: &str) -> bool {
     log.lines().any(|line| {
         line.split_once('=')

@@ -48,6 +48,7 @@ pub fn free_address() -> Result<SocketAddr> {
 }
 
 impl Own {
+    /// Takes the first free block of ports. A socket of a fixed name keeps other processes of the testbed away from it.
     fn take_block(&mut self) -> Result<()> {
         for first in PORTS.step_by(usize::from(BLOCK)) {
             let name = UnixAddr::from_abstract_name(format!("gpushare-testbed-ports-{first}"))?;

@@ -144,6 +144,7 @@ impl Rbac {
         Ok(rbac)
     }
 
+    /// Adds the object if it is a role or a binding of one.
     fn read(&mut self, object: &Value) -> Result<(), RbacError> {
         match object::text(object, "/kind") {
             "ClusterRole" | "Role" => self.roles.push(parse(object)?),
@@ -202,6 +203,7 @@ impl Rbac {
 }
 
 impl SubjectBinding {
+    /// Returns true if the binding grants this role.
     fn refers_to(&self, role: &NamedRole) -> bool {
         let namespace = match self.role_ref.kind.as_str() {
             "Role" => self.metadata.namespace.as_ref(),
@@ -225,6 +227,7 @@ impl fmt::Display for Permission<'_> {
     }
 }
 
+/// Decodes a role or binding.
 fn parse<T: DeserializeOwned>(object: &Value) -> Result<T, RbacError> {
     T::deserialize(object).map_err(|source| RbacError {
         kind: object::text(object, "/kind").to_owned(),
@@ -244,6 +247,7 @@ fn groups_of(user: &str) -> Vec<String> {
     groups
 }
 
+/// Returns true if a subject of a binding is the user or one of the user's groups.
 fn is_meant(subject: &Subject, user: &str, groups: &[String]) -> bool {
     match subject.kind.as_str() {
         "ServiceAccount" => {
@@ -262,6 +266,7 @@ fn is_named(rule: &PolicyRule, name: &str) -> bool {
     names.is_empty() || names.iter().any(|allowed| allowed == name)
 }
 
+/// Returns true if a rule of a role allows the access.
 fn rule_allows(rule: &PolicyRule, access: Permission<'_>) -> bool {
     let has = |words: &Option<Vec<String>>, word: &str| words.iter().flatten().any(|w| w == word || w == "*");
     let resource = match access.subresource {
@@ -275,6 +280,7 @@ fn rule_allows(rule: &PolicyRule, access: Permission<'_>) -> bool {
         && rule.verbs.iter().any(|verb| verb == access.verb || verb == "*")
 }
 
+/// The permissions that a rule lists, one for each combination of group, resource and verb.
 fn permissions_of(rule: &PolicyRule) -> Vec<Permission<'_>> {
     let mut all = Vec::new();
     for group in rule.api_groups.iter().flatten() {

@@ -175,6 +175,7 @@ impl AdmissionChain {
         Ok(objects.new)
     }
 
+    /// Calls one mutating webhook and applies the JSON patch of its answer to the new object.
     async fn apply_webhook(
         &self,
         hook: &WebhookConfig,

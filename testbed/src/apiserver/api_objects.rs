@@ -115,6 +115,7 @@ impl ApiObjects {
         found.ok_or_else(|| ApiError::new(404, format!("the server doesn't have a resource type \"{name}\"")))
     }
 
+    /// The target of a call for the object of this name; the namespace is ignored for cluster-scoped resources.
     fn target(&self, resource: &str, namespace: &str, name: &str) -> Result<RequestTarget, ApiError> {
         let resource = self.resource(resource)?;
         let namespace = if resource.namespaced {
@@ -166,6 +167,7 @@ impl ApiObjects {
         Ok(Arc::clone(&written.version.value))
     }
 
+    /// The target that an object itself names. `apiVersion`, `kind` and namespace are filled in where they are missing.
     fn target_of(&self, resource: &str, value: &mut Value) -> Result<RequestTarget, ApiError> {
         let mut target = self.target(resource, "", object::text(value, "/metadata/name"))?;
         let map = object::make_object(value);
@@ -211,6 +213,7 @@ impl ApiObjects {
         self.apply_patch(&target, format, json!({"status": patch}))
     }
 
+    /// Patches an object and returns it as it is afterwards.
     fn apply_patch(
         &self,
         target: &RequestTarget,
@@ -290,6 +293,7 @@ impl ApiObjects {
     }
 }
 
+/// The options of all writes by callers in this process.
 fn options() -> WriteOptions {
     WriteOptions {
         dry_run: false,

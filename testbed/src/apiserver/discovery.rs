@@ -40,6 +40,7 @@ pub(crate) fn answer_discovery(registry: &Registry, path: &str) -> Option<Value>
     }
 }
 
+/// The API groups that are served, each once; the core group has no name and is not among them.
 fn groups(registry: &Registry) -> Vec<&str> {
     let mut groups: Vec<&str> = Vec::new();
     for resource in registry.all() {
@@ -50,6 +51,7 @@ fn groups(registry: &Registry) -> Vec<&str> {
     groups
 }
 
+/// The served versions of a group, each once.
 fn versions<'a>(registry: &'a Registry, group: &str) -> Vec<&'a str> {
     let mut versions: Vec<&str> = Vec::new();
     for resource in registry.all().iter().filter(|r| r.group == group) {
@@ -60,6 +62,7 @@ fn versions<'a>(registry: &'a Registry, group: &str) -> Vec<&'a str> {
     versions
 }
 
+/// One entry of an `APIGroupList`: a group with its versions.
 fn group(registry: &Registry, name: &str) -> Value {
     let versions: Vec<Value> = versions(registry, name)
         .into_iter()
@@ -68,6 +71,7 @@ fn group(registry: &Registry, name: &str) -> Value {
     json!({"name": name, "versions": versions, "preferredVersion": versions.first()})
 }
 
+/// The resources of one group and version.
 fn resources_of<'a>(registry: &'a Registry, group: &str, version: &str) -> Vec<&'a Resource> {
     registry
         .all()
@@ -77,6 +81,7 @@ fn resources_of<'a>(registry: &'a Registry, group: &str, version: &str) -> Vec<&
         .collect()
 }
 
+/// The `APIResourceList` of a group and version; `None` if nothing is served there.
 fn resource_list(registry: &Registry, group: &str, version: &str) -> Option<Value> {
     let members = resources_of(registry, group, version);
     if members.is_empty() {
@@ -89,6 +94,7 @@ fn resource_list(registry: &Registry, group: &str, version: &str) -> Option<Valu
     }))
 }
 
+/// The entries of an `APIResourceList` for one resource: the resource itself and its subresources.
 fn discovery_entries(resource: &Resource) -> Vec<Value> {
     // `bindings` is the one resource here that nothing can read: a POST to it binds the pod that it names.
     let verbs = match resource.plural.as_str() {
@@ -133,6 +139,7 @@ fn discovery_entries(resource: &Resource) -> Vec<Value> {
     described
 }
 
+/// The entry of an `APIResourceList` for a subresource.
 fn subresource(resource: &Resource, name: &str, kind: &str, verbs: &[&str]) -> Value {
     json!({
         "name": format!("{}/{name}", resource.plural), "singularName": "", "namespaced": resource.namespaced,
@@ -140,6 +147,7 @@ fn subresource(resource: &Resource, name: &str, kind: &str, verbs: &[&str]) -> V
     })
 }
 
+/// The answer to `/openapi/v3`: the URL of the OpenAPI document of each group and version.
 fn openapi_index(registry: &Registry) -> Value {
     let mut paths = Map::new();
     for resource in registry.all() {
@@ -151,6 +159,7 @@ fn openapi_index(registry: &Registry) -> Value {
     json!({"paths": paths})
 }
 
+/// The OpenAPI document of a group and version, cut down to the parts that kubectl reads.
 fn openapi(registry: &Registry, group: &str, version: &str) -> Option<Value> {
     let members = resources_of(registry, group, version);
     if members.is_empty() {

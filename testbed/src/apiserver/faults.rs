@@ -92,6 +92,7 @@ impl Matching {
         self
     }
 
+    /// Returns true if a rule with these conditions applies to a call; a condition that is not set accepts everything.
     fn accepts(&self, call: &ApiCall<'_>) -> bool {
         let is = |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|w| w == found);
         is(&self.verb, call.verb)

@@ -62,6 +62,7 @@ async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response
         .unwrap_or_else(|error| error_answer(&error))
 }
 
+/// Answers a request: probes, discovery, port forwarding, or a verb on a resource. Errors become Status objects.
 async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiError> {
     let path = request.uri().path().trim_matches('/').to_owned();
     match path.as_str() {
@@ -97,6 +98,7 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
     with_faults(server, request).await
 }
 
+/// Answers a request as the injected fault that matches it demands, or without a fault by its verb alone.
 async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Response, ApiError> {
     let named = request.fault_name();
     let call = ApiCall {
@@ -129,6 +131,7 @@ fn hang_up() -> Response {
     response
 }
 
+/// Calls the handler of the request's verb and subresource.
 async fn dispatch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     match (request.route.verb, request.route.subresource.as_str()) {
         ("list", _) => collection::list(server, request),
@@ -169,6 +172,7 @@ pub(crate) async fn serve(listener: TcpListener, server: Arc<Server>) {
     connections.wait().await;
 }
 
+/// Serves one client connection until the client closes it or the server stops.
 async fn serve_connection(
     (stream, peer): (TcpStream, SocketAddr),
     router: Router,

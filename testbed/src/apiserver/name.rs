@@ -85,6 +85,7 @@ pub(crate) fn check_metadata(object: &Value) -> Vec<InvalidField> {
     errors
 }
 
+/// Adds an error if a key of labels or annotations is not a legal qualified name.
 fn check_key(field: &str, key: &str, errors: &mut Vec<InvalidField>) {
     let (prefix, name) = match key.rsplit_once('/') {
         Some((prefix, name)) => (Some(prefix), name),

@@ -60,6 +60,7 @@ pub(crate) fn default_spec(pod: &mut Value) {
     }
 }
 
+/// Fills in the defaults of a container.
 fn default_container(container: &mut Value) {
     let image = object::text(container, "/image");
     let name = image.rsplit('/').next().unwrap_or(image);
@@ -77,6 +78,7 @@ fn default_container(container: &mut Value) {
     default_requests(container);
 }
 
+/// Adds the tolerations of unreachable nodes that kube-apiserver gives every pod.
 fn tolerate_unreachable(spec: &mut Map<String, Value>) {
     // DefaultTolerationSeconds: pods survive a short absence of their node, unless they say how long themselves.
     let tolerations = object::make_array(spec.entry("tolerations").or_insert(Value::Null));
@@ -149,6 +151,7 @@ pub(crate) fn validate(pod: &Value) -> Vec<InvalidField> {
     errors
 }
 
+/// Adds the errors of a container: its name, which must be unique in the pod, its image and its resources.
 fn check_container<'a>(
     container: &'a Value,
     at: &str,
@@ -333,6 +336,7 @@ fn check_resources(container: &Value, at: &str, errors: &mut Vec<InvalidField>) 
     }
 }
 
+/// Adds the errors of one amount in the limits or requests of a container: an illegal name, a negative or broken amount.
 fn check_amount(list: &str, name: &str, value: &Value, errors: &mut Vec<InvalidField>) {
     let field = format!("{list}[{name}]");
     let text = text_of(value);

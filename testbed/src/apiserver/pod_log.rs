@@ -23,6 +23,7 @@ impl PodLogs {
         Self(Mutex::new(HashMap::new()))
     }
 
+    /// Appends text to the log of a container; the logs of an earlier pod of the same name are dropped.
     pub(crate) fn append(&self, key: Key, uid: String, container: &str, text: &str) {
         let mut logs = self.0.lock();
         let log = logs.entry(key).or_default();

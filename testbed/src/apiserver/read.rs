@@ -83,6 +83,7 @@ pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<Li
     })
 }
 
+/// The 410 for a revision that is no longer in the log; a list that continues gets the advice to start again.
 fn expired(at: u64, oldest: u64, continued: bool) -> ApiError {
     let mut error = ApiError::expired(at, oldest);
     if continued {
@@ -93,6 +94,7 @@ fn expired(at: u64, oldest: u64, continued: bool) -> ApiError {
     error
 }
 
+/// The revision and key in a `continue` token.
 fn parse_token(token: &str) -> Result<(u64, Key), ApiError> {
     let parts: Vec<&str> = token.splitn(3, '/').collect();
     if let [revision, namespace, name] = parts.as_slice()

@@ -232,6 +232,7 @@ impl Registry {
         registry
     }
 
+    /// Adds a resource, in the place of one with the same group, version and plural.
     fn add(&mut self, resource: Resource) {
         let path = (
             resource.group.clone(),
@@ -316,6 +317,7 @@ pub(crate) fn established(definition: &Value) -> Value {
     })
 }
 
+/// The resource that one version of a CustomResourceDefinition defines.
 fn custom_resource(definition: &Value, version: &Value) -> Resource {
     let group = object::text(definition, "/spec/group").to_owned();
     let names = |field: &str| object::text(definition, &format!("/spec/names/{field}")).to_owned();
@@ -356,6 +358,7 @@ fn custom_resource(definition: &Value, version: &Value) -> Resource {
     }
 }
 
+/// One of `additionalPrinterColumns`, which `kubectl get` prints.
 fn printed_column(value: &Value) -> PrintedColumn {
     PrintedColumn {
         name: object::text(value, "/name").to_owned(),

@@ -56,6 +56,7 @@ impl Selectors {
 }
 
 impl ParsedSelector {
+    /// Parses a label selector, such as `app=web,tier in (a, b),!old`.
     pub(crate) fn parse(text: &str) -> Result<Self, ApiError> {
         let mut requirements = Vec::new();
         for part in split_outside_parentheses(text) {
@@ -92,6 +93,7 @@ impl ParsedSelector {
         Self(requirements)
     }
 
+    /// Returns true if the labels of an object meet all requirements.
     pub(crate) fn matches(&self, object: &Value) -> bool {
         let labels = object.pointer("/metadata/labels");
         for requirement in &self.0 {
@@ -105,6 +107,7 @@ impl ParsedSelector {
 }
 
 impl FieldSelector {
+    /// Parses a field selector, such as `spec.nodeName=n1,status.phase!=Failed`.
     pub(crate) fn parse(text: &str) -> Result<Self, ApiError> {
         let parts = text.split(',').map(str::trim).filter(|p| !p.is_empty());
         let parsed: Option<Vec<_>> = parts.map(parse_equality).collect();
@@ -124,6 +127,7 @@ impl FieldSelector {
         self
     }
 
+    /// Returns true if the fields of an object meet all requirements.
     pub(crate) fn matches(&self, object: &Value) -> bool {
         self.0.iter().all(|r| {
             let found = r.key.split('.').try_fold(object, |value, field| value.get(field));
@@ -143,6 +147,7 @@ impl SelectorRequirement {
         let key = key.to_owned();
         Self { key, test }
     }
+    /// Returns true if a value, or the absence of one, meets the requirement.
     fn accepts(&self, found: Option<&str>) -> bool {
         match (&self.test, found) {
             (SelectorTest::In(values), Some(found)) => values.iter().any(|value| value == found),
@@ -154,6 +159,7 @@ impl SelectorRequirement {
     }
 }
 
+/// Splits at commas, except those inside the parentheses of `in (a, b)`.
 fn split_outside_parentheses(text: &str) -> Vec<&str> {
     let mut depth = 0_i32;
     text.split(move |c| {
@@ -169,6 +175,7 @@ fn split_outside_parentheses(text: &str) -> Vec<&str> {
     .collect()
 }
 
+/// Parses one requirement of a label selector.
 fn parse_label(part: &str) -> Result<SelectorRequirement, String> {
     if let Some(requirement) = parse_equality(part) {
         return with_legal_key(requirement);
@@ -193,6 +200,7 @@ fn parse_label(part: &str) -> Result<SelectorRequirement, String> {
     })
 }
 
+/// Returns the requirement, or an error if its key cannot be a label.
 fn with_legal_key(requirement: SelectorRequirement) -> Result<SelectorRequirement, String> {
     let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
     let key = &requirement.key;
@@ -202,6 +210,7 @@ fn with_legal_key(requirement: SelectorRequirement) -> Result<SelectorRequiremen
     Ok(requirement)
 }
 
+/// Parses `key=value`, `key==value` or `key!=value`; `None` if the text has another form.
 fn parse_equality(part: &str) -> Option<SelectorRequirement> {
     if part.contains('(') {
         return None;

@@ -195,6 +195,7 @@ impl ApiError {
         }
     }
 
+    /// Adds the details of a Status: the name of the object, and its resource as `plural` or `plural.group`.
     fn with_details_of(mut self, resource: &str, name: &str) -> Self {
         let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
         let mut details = json!({"name": name, "kind": plural});
@@ -235,6 +236,7 @@ pub(crate) fn success(code: u16, details: Option<Value>) -> Value {
     status
 }
 
+/// The reason of a Status that has no better one than its HTTP status.
 fn reason_of(code: u16) -> &'static str {
     match code {
         400 => "BadRequest",

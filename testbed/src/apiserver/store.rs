@@ -201,6 +201,7 @@ impl Store {
         }
     }
 
+    /// The collection of a resource, which its first use makes.
     fn collection(&mut self, storage: &str) -> &mut Collection {
         if !self.collections.contains_key(storage) {
             // A collection that is new after a compaction must not serve revisions from before it.
@@ -238,6 +239,7 @@ impl Collection {
     }
 }
 
+/// The version of an object with this revision as its `resourceVersion`.
 fn stamp(mut value: Value, rv: u64) -> ObjectVersion {
     object::meta(&mut value).insert("resourceVersion".to_owned(), Value::from(rv.to_string()));
     // Serialised here, once per version, and not once for each of the watches and lists that send it.

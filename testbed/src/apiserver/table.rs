@@ -12,6 +12,8 @@ use super::resource::Resource;
 /// A cell of a row: the name of its column, true if only `-o wide` shows the column, and the value.
 type Cell = (&'static str, bool, Value);
 
+/// The columns that `kubectl get` prints for an object of a built-in kind: heading, whether only `-o wide` shows it,
+/// value.
 fn cells(resource: &Resource, value: &Value) -> Vec<Cell> {
     let at = |pointer: &str| Value::from(text(value, pointer));
     let number = |pointer: &str| value.pointer(pointer).cloned().unwrap_or_else(|| Value::from(0));
@@ -58,6 +60,7 @@ fn of_type<'a>(object: &'a Value, list: &str, kind: &str) -> Option<&'a Value> {
         .find(|item| text(item, "/type") == kind)
 }
 
+/// The columns of a Node.
 fn node_cells(node: &Value) -> Vec<Cell> {
     let at = |pointer: &str| Value::from(text(node, pointer));
     let ready = of_type(node, "/status/conditions", "Ready");
@@ -95,6 +98,7 @@ fn node_cells(node: &Value) -> Vec<Cell> {
     ]
 }
 
+/// The columns of an Event.
 fn event_cells(event: &Value) -> Vec<Cell> {
     let at = |pointer: &str| text(event, pointer);
     let first = |pointers: &[&str]| {
@@ -155,6 +159,7 @@ pub(crate) fn row(resource: &Resource, value: &Value, include: RowObject) -> Val
     }
 }
 
+/// The values of a custom resource's printer columns.
 fn custom_cells(resource: &Resource, value: &Value) -> Vec<Value> {
     let mut cells = vec![Value::from(text(value, "/metadata/name"))];
     for column in &resource.columns {
@@ -207,6 +212,7 @@ fn age_since(time: &str) -> Value {
     }
 }
 
+/// An age as kubectl prints it, such as `5m10s`.
 fn print_age(seconds: i64) -> String {
     let pair = |high: i64, unit: char, low: i64, small: char| {
         if low == 0 {
@@ -227,6 +233,7 @@ fn print_age(seconds: i64) -> String {
     }
 }
 
+/// The columns of a Pod.
 fn pod_cells(pod: &Value) -> Vec<Cell> {
     let statuses = array(pod, "/status/containerStatuses");
     let n_ready = statuses.iter().filter(|s| is_true(s, "/ready")).count();
@@ -279,6 +286,7 @@ fn is_ready(pod: &Value) -> bool {
     of_type(pod, "/status/conditions", "Ready").is_some_and(|c| text(c, "/status") == "True")
 }
 
+/// The reason why a container waits or has ended, for the status column of its pod.
 fn stuck_reason(container: &Value) -> Option<String> {
     let waiting = container.pointer("/state/waiting");
     let state = waiting.or_else(|| container.pointer("/state/terminated"))?;
@@ -290,6 +298,7 @@ fn stuck_reason(container: &Value) -> Option<String> {
     }
 }
 
+/// The status column of a pod whose init containers have not all completed; `None` once they have.
 fn init_status(pod: &Value) -> Option<String> {
     let specs = array(pod, "/spec/initContainers");
     // Statuses do not say which init containers are sidecars; the specification does.

@@ -70,6 +70,7 @@ impl RequestTarget {
         &self.resource.storage
     }
 
+    /// The manager that a write to this target records for the fields that it changes.
     fn writer<'a>(&'a self, options: &'a WriteOptions, api_version: &'a str) -> FieldWriter<'a> {
         let subresource = if self.status { "status" } else { "" };
         FieldWriter {
@@ -108,6 +109,7 @@ impl ApiState {
             .ok_or_else(|| target.not_found())
     }
 
+    /// Stores an object. A dry run only returns the version that would have been stored.
     fn store_unless_dry_run(
         &mut self,
         target: &RequestTarget,
@@ -156,6 +158,7 @@ fn check_kind(target: &RequestTarget, body: &mut Value) -> Result<(), ApiError> 
     check_string_maps(body)
 }
 
+/// Checks that labels and annotations have strings as values, and that finalizers are strings.
 fn check_string_maps(body: &Value) -> Result<(), ApiError> {
     for field in ["labels", "annotations"] {
         let at = format!("/metadata/{field}");
@@ -221,6 +224,7 @@ fn decode_error<'a, T: Deserialize<'a>>(body: &'a Value) -> Option<String> {
     T::deserialize(body).err().map(|error| error.to_string())
 }
 
+/// The error text of the first amount of a pod that does not parse.
 fn bad_quantity(pod: &Value) -> Option<String> {
     let text = pod::first_unparsable(pod)?;
     Some(format!(

@@ -57,6 +57,7 @@ pub struct Watch {
 }
 
 impl Watch {
+    /// Starts a watch. It fails if the log no longer reaches back to the revision to start after.
     pub(crate) fn new(
         shared: &SharedState,
         storage: &str,

@@ -43,6 +43,8 @@ pub(super) async fn differences(client: &HttpClient, scheduler: &str, accounts: 
     }
 }
 
+/// Lists the GPUs of which the scheduler reports other amounts than the records of the pods add up to, and all problems
+/// that the scheduler reports of nodes.
 fn compare(nodes: Vec<NodeAmounts>, accounts: &Accounts) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut held = BTreeMap::new();

@@ -136,6 +136,7 @@ impl RunRecorder {
         self.known.lock()
     }
 
+    /// The GPUs that a started container sees and should see; `None` if its pod is no longer known.
     fn view(&self, node: &str, start: &ContainerStart) -> Option<ContainerView> {
         let (api, container) = (self.api.get()?, &start.container);
         let device: Option<Device> = typed(api, "devices.scheduling.koordinator.sh", "", node);

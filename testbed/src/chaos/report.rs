@@ -144,6 +144,7 @@ impl Figures {
     }
 }
 
+/// The median and the longest of some durations, in milliseconds.
 fn median_and_worst(durations: &[Duration]) -> [f64; 2] {
     let mut sorted = durations.to_vec();
     sorted.sort_unstable();

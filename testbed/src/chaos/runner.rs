@@ -169,6 +169,7 @@ impl Runner {
         self.cdi.get(node).context("there is no such node")
     }
 
+    /// Deletes pods and waits until the API server no longer shows them.
     async fn delete(&mut self, numbers: &[usize]) -> Result<()> {
         let names = pod_names(numbers);
         self.wanted.retain(|name| !names.contains(name));
@@ -176,6 +177,7 @@ impl Runner {
         self.until_gone(numbers).await
     }
 
+    /// Crashes every running app container of these pods, and waits until all of them have started again.
     async fn crash(&mut self, numbers: &[usize]) -> Result<()> {
         let names = pod_names(numbers);
         for node in self.cluster.nodes() {
@@ -210,6 +212,7 @@ impl Runner {
         self.until_offered(node).await
     }
 
+    /// Restarts kubelet on a node, and waits until it has synced its pods and the node offers its GPUs again.
     async fn restart_kubelet(&mut self, node: usize) -> Result<()> {
         self.node(node)?.restart_kubelet().await?;
         let what = "the restarted kubelet to have seen its pods";
@@ -228,6 +231,7 @@ impl Runner {
             .await
     }
 
+    /// Waits until the kubelet of a node meets a condition; `what` names the condition in the error.
     async fn until_kubelet(
         &mut self,
         node: usize,

@@ -167,6 +167,7 @@ pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<ChaosStep> {
 }
 
 impl RoomCount {
+    /// Draws the next step at random, and counts the room that it takes or frees.
     fn step(&mut self) -> ChaosStep {
         let node = self.dice.random_range(0..self.n_nodes);
         // A node that is nearly full is emptied, so that device IDs change hands and batches stay large.
@@ -189,6 +190,7 @@ impl RoomCount {
         }
     }
 
+    /// GPU memory units that the pods on a node hold together.
     fn used(&self, node: usize) -> u64 {
         self.placed
             .iter()
@@ -197,6 +199,7 @@ impl RoomCount {
             .sum()
     }
 
+    /// Numbers of the pods on a node.
     fn pods_on(&self, node: usize) -> Vec<usize> {
         self.placed
             .iter()
@@ -205,6 +208,7 @@ impl RoomCount {
             .collect()
     }
 
+    /// Draws one to eight pods of a node.
     fn some_of(&mut self, node: usize) -> Vec<usize> {
         let mut numbers = self.pods_on(node);
         numbers.shuffle(&mut self.dice);
@@ -222,6 +226,7 @@ impl RoomCount {
         numbers
     }
 
+    /// Draws a batch of pods that fits a node: their number and shape, the early deletions, and a disruption.
     fn batch(&mut self, node: usize) -> ChaosStep {
         let shape = self.shape(node);
         let room = usize::try_from((MOST_UNITS - self.used(node)) / shape.units()).unwrap_or(0);
@@ -280,6 +285,7 @@ impl RoomCount {
         })
     }
 
+    /// Draws a shape of pods that fits a node.
     fn shape(&mut self, node: usize) -> Shape {
         let units = self.dice.random_range(1..=4);
         let fits_two = self.used(node) <= MOST_UNITS_FOR_TWO;
@@ -293,6 +299,7 @@ impl RoomCount {
         }
     }
 
+    /// Draws the disruption that happens while a batch starts.
     fn meanwhile(&mut self) -> Disruption {
         use Disruption as M;
         match self.dice.random_range(0..100) {

@@ -85,6 +85,7 @@ fn in_place_of(path: &Path, put: impl Fn() -> io::Result<()>) -> io::Result<()> 
     done
 }
 
+/// Removes a file or directory; it is no error if there is none.
 fn remove(path: &Path) -> io::Result<()> {
     let removed = if path.is_dir() {
         std::fs::remove_dir_all(path)

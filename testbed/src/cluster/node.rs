@@ -52,6 +52,7 @@ pub struct SimulatedNode {
 }
 
 impl SimulatedNode {
+    /// Starts a node: its kubelet with its runtime, and the device plugin as a real process if the spec has one.
     pub(super) async fn start(
         spec: NodeSetup,
         dir: &Path,
@@ -324,6 +325,7 @@ impl SimulatedNode {
         Some(format!("{name} has no allocatable {missing}"))
     }
 
+    /// Stops the plugin and kubelet; returns false if the plugin did not end by itself with success.
     pub(super) async fn stop(self, grace: Duration) -> bool {
         let clean = match self.plugin {
             Some(plugin) if !plugin.is_down() => plugin.stop(grace).await,
@@ -349,6 +351,7 @@ fn plugin_kubeconfig(api: &ApiServer, dir: &Path, node: &str) -> Result<PathBuf>
     Ok(path)
 }
 
+/// The command line of a node's device plugin. A shell script stands before it if the spec demands one.
 fn plugin_invocation(
     spec: &NodeSetup,
     program: PathBuf,
@@ -506,6 +509,7 @@ fn write_whole(path: &Path, document: &Value) -> Result<()> {
     files::replace(path, &format!("{document:#}\n"))
 }
 
+/// The inventory file from which the plugin reads its simulated GPUs and other devices.
 fn inventory(spec: &NodeSetup) -> Value {
     let mut gpus = Vec::new();
     for gpu in &spec.gpus {
@@ -572,6 +576,7 @@ fn all(spec: &NodeSetup) -> Value {
     json!({"name": "all", "containerEdits": {"deviceNodes": nodes}})
 }
 
+/// The edits of a CDI spec that the GPU driver of a real node would add to containers: a library and device nodes.
 fn driver_edits() -> Value {
     let library = format!("/usr/lib/x86_64-linux-gnu/libcuda.so.{DRIVER_VERSION}");
     json!({

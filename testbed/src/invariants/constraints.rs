@@ -155,6 +155,7 @@ impl<'a> Case<'a> {
         places.map(|(numa, switch)| format!("{numa}/{switch}")).collect()
     }
 
+    /// Lists the demands of a pod's hint for one device type that the devices it holds do not meet.
     fn unmet(&self, kind: &str, hint: &HintDemands, held: &[DeviceAllocation]) -> Vec<String> {
         let mut unmet = Vec::new();
         for one in held {
@@ -183,6 +184,7 @@ impl<'a> Case<'a> {
         unmet
     }
 
+    /// A sentence if the hint demands one PCIe switch or NUMA node and the pod's GPUs lie at several.
     fn scope(&self, kind: &str, hint: &HintDemands) -> Option<String> {
         let places = self.places(kind);
         let n_places = match hint.required_topology_scope.as_str() {
@@ -204,6 +206,7 @@ impl<'a> Case<'a> {
     }
 }
 
+/// Returns true if a device has the labels that the hint selects; without a selector every device has.
 fn is_selected(hint: &HintDemands, info: &DeviceInfo) -> bool {
     match &hint.selector {
         Some(selector) => selects(selector, &info.labels),
@@ -262,6 +265,7 @@ pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
     clashes
 }
 
+/// Bus IDs of the virtual functions that the record allocates of a device.
 fn functions(held: &DeviceAllocation) -> Vec<String> {
     let extension = held.extension.as_ref();
     let functions = extension.and_then(|extension| extension.get("vfs")?.as_array());

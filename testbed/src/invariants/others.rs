@@ -21,6 +21,7 @@ pub(super) struct OtherDevices {
 }
 
 impl OtherDevices {
+    /// Adds the devices of a node that are not GPUs, which no pod holds yet.
     pub(super) fn add_node(&mut self, node: &str, device: &Device) {
         for info in &device.spec.devices {
             if info.device_type == TYPE_GPU {
@@ -82,6 +83,7 @@ impl OtherDevices {
         Ok(())
     }
 
+    /// A sentence for each device of which pods hold more than it has.
     pub(super) fn oversubscribed(&self) -> Vec<String> {
         let mut sentences = Vec::new();
         for ((node, kind, minor, resource), (total, used, pods)) in &self.amounts {

@@ -74,6 +74,7 @@ impl ResourceAmounts {
         }
     }
 
+    /// Raises each amount to that of `other` if that is larger.
     fn raise_to(&mut self, other: &Self) {
         for (name, amount) in &other.0 {
             let entry = self.0.entry(name.clone()).or_default();
@@ -121,6 +122,8 @@ impl ResourceAmounts {
     }
 }
 
+/// The amounts that the scheduler counts for a pod: the sum of its containers or the peak of its init containers, with
+/// overhead.
 fn of_spec(spec: &PodSpec) -> Result<ResourceAmounts, AmountError> {
     let (mut running, mut sidecars, mut init_peak) = (
         ResourceAmounts::default(),
@@ -157,6 +160,7 @@ fn of_container(container: &Container) -> Result<ResourceAmounts, AmountError> {
     Ok(amounts)
 }
 
+/// Parses amounts of resources into thousandths.
 fn read<'a>(
     quantities: impl Iterator<Item = (&'a String, &'a Quantity)>,
 ) -> Result<ResourceAmounts, AmountError> {
@@ -164,6 +168,7 @@ fn read<'a>(
     Ok(ResourceAmounts(parsed.collect::<Result<_, _>>()?))
 }
 
+/// Parses one amount into thousandths.
 fn thousandths(resource: &str, quantity: &Quantity) -> Result<i128, AmountError> {
     let fail = |_| AmountError {
         resource: resource.to_owned(),

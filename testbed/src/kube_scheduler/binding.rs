@@ -56,6 +56,7 @@ impl PodBinder {
         bound.map_err(|error| error.to_string())
     }
 
+    /// Binds a pod by its `binding` subresource, as kube-scheduler does if no extender binds the pod.
     async fn bind_directly(&self, pod: &Pod, uid: &str, node: &str) -> kube::Result<()> {
         let target = ObjectReference {
             api_version: Some("v1".to_owned()),
@@ -131,6 +132,7 @@ impl VolumeClaims {
     }
 }
 
+/// Namespace and name of each volume claim of a pod.
 fn claims(pod: &Pod) -> Vec<(String, String)> {
     let mut claims = Vec::new();
     for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {

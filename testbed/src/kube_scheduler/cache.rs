@@ -114,6 +114,7 @@ impl Cache {
         true
     }
 
+    /// Counts a pod on a node, assumed or bound, in the place of an earlier count of the same pod.
     fn hold(&mut self, uid: &str, node: &str, pod: &Arc<Pod>, amounts: ResourceAmounts, assumed: bool) {
         self.release(uid);
         self.used.entry(node.to_owned()).or_default().add(&amounts);
@@ -127,6 +128,7 @@ impl Cache {
     }
 }
 
+/// Returns true if a node has changed in a way that may let another pod fit.
 fn is_changed(old: &Node, new: &Node) -> bool {
     // A heartbeat every few seconds must not wake pods, so only fields count that a filter reads
     // (NodeSchedulingPropertiesChange).

@@ -295,6 +295,7 @@ impl FromStr for SchedulerConfiguration {
 }
 
 impl Document {
+    /// Checks the rules of a configuration that kube-scheduler refuses to start without.
     fn check(&self) -> Result<(), ConfigurationError> {
         if self.api_version != API_VERSION || self.kind != KIND {
             let is = format!("is {} {}, not {API_VERSION} {KIND}", self.api_version, self.kind);
@@ -344,6 +345,7 @@ impl ExtenderConfiguration {
         })
     }
 
+    /// Checks the rules of one extender; the error names the field and the broken rule.
     fn check(&self) -> Result<(), (&'static str, String)> {
         let scheme = if self.enable_https { "https://" } else { "http://" };
         if !self.url_prefix.starts_with(scheme) {
@@ -367,6 +369,7 @@ impl ExtenderConfiguration {
     }
 }
 
+/// The error of a broken rule about a field.
 fn rule(field: &str, rule: String) -> ConfigurationError {
     ConfigurationError::Rule {
         field: field.to_owned(),
@@ -395,6 +398,7 @@ fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::E
         .ok_or_else(|| D::Error::custom(format!("{text:?} is no duration such as 500ms or 1m30s")))
 }
 
+/// Parses a duration in Go's notation, such as `1m30s`.
 fn parse_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);

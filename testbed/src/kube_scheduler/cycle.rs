@@ -127,6 +127,7 @@ impl Cycle {
         }
     }
 
+    /// Asks each interested extender to filter the feasible nodes, and removes the nodes that it refuses.
     async fn ask_extenders(
         &self,
         pod: &Pod,
@@ -192,6 +193,7 @@ impl Cycle {
         scores
     }
 
+    /// Chooses one of the nodes with the best score.
     fn select_host(&mut self, scores: &BTreeMap<String, i64>) -> String {
         let best = scores.values().max();
         let tied = scores.iter().filter(|(_, score)| Some(*score) == best);

@@ -311,6 +311,7 @@ impl ExtenderClient {
         }
     }
 
+    /// The arguments of a filter or prioritize call: the pod, and the nodes as objects or as names.
     fn args<'a>(&self, pod: &'a Pod, nodes: &BTreeMap<&'a str, &'a Node>) -> Args<'a> {
         // nodeCacheCapable: the extender watches nodes itself, so names suffice.
         let is_capable = self.configuration.node_cache_capable;
@@ -324,6 +325,7 @@ impl ExtenderClient {
         }
     }
 
+    /// Calls a verb of the extender and decodes its answer; the timeout of the configuration is for the whole call.
     async fn post<A: DeserializeOwned>(&self, verb: &str, args: &impl Serialize) -> Result<A, ExtenderError> {
         let url = format!("{}/{verb}", self.configuration.url_prefix.trim_end_matches('/'));
         let timeout = self.configuration.http_timeout;
@@ -344,6 +346,7 @@ impl ExtenderClient {
         }
     }
 
+    /// Sends one POST, and returns the status and body of the answer.
     async fn exchange(&self, url: &str, args: &impl Serialize) -> Result<(StatusCode, Bytes), String> {
         let body = serde_json::to_vec(args).map_err(chain)?;
         let request = Request::post(url).header(header::CONTENT_TYPE, "application/json");

@@ -40,6 +40,7 @@ pub fn repels(pod: &Pod, node: &Node) -> bool {
     repulsion(pod, node).is_some()
 }
 
+/// The reason why a node repels a pod: it is cordoned, has a taint, or is not selected. `None` if it does not.
 fn repulsion(pod: &Pod, node: &Node) -> Option<String> {
     if is_cordoned(node) && !tolerates_cordon(pod) {
         return Some("node(s) were unschedulable".to_owned());
@@ -60,6 +61,7 @@ fn is_cordoned(node: &Node) -> bool {
         .is_some_and(|spec| spec.unschedulable == Some(true))
 }
 
+/// Returns true if a pod tolerates the taint of cordoned nodes.
 fn tolerates_cordon(pod: &Pod) -> bool {
     let effect = "NoSchedule".to_owned();
     let taint = Taint {
@@ -70,6 +72,7 @@ fn tolerates_cordon(pod: &Pod) -> bool {
     tolerations(pod).any(|toleration| tolerates(toleration, &taint))
 }
 
+/// The first taint of a node that keeps the pod away.
 fn untolerated<'a>(pod: &Pod, node: &'a Node) -> Option<&'a Taint> {
     let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     taints.find(|taint| {
@@ -94,6 +97,7 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     matches_value && (effect.is_empty() || effect == taint.effect) && (key.is_empty() || key == taint.key)
 }
 
+/// Returns true if a node has all labels of the pod's `nodeSelector`.
 fn selects(pod: &Pod, node: &Node) -> bool {
     let mut wanted = pod
         .spec

@@ -91,6 +91,7 @@ impl SchedulerElector {
         }
     }
 
+    /// Tries to get or renew the Lease within the renew deadline; returns true if this process holds it now.
     async fn try_acquire_or_renew(&mut self) -> bool {
         timeout(self.settings.renew_deadline, self.attempt())
             .await
@@ -102,6 +103,7 @@ impl SchedulerElector {
             })
     }
 
+    /// Reads the Lease, and writes it if there is none, if this process holds it or if the holder's term has run out.
     async fn attempt(&mut self) -> kube::Result<bool> {
         let Some(found) = self.api.get_opt(&self.settings.resource_name).await? else {
             let metadata = ObjectMeta {
@@ -145,6 +147,7 @@ impl SchedulerElector {
         Ok(true)
     }
 
+    /// Remembers the Lease, and the time at which this process first saw it like this.
     fn observe(&mut self, lease: Lease) {
         let is_same = self
             .observed
@@ -157,6 +160,7 @@ impl SchedulerElector {
         }
     }
 
+    /// The Lease with this process as holder; the acquire time stays if it held the Lease before.
     fn lease_spec(&self, before: Option<&LeaseSpec>) -> LeaseSpec {
         let now = MicroTime(Timestamp::now());
         let same = before.filter(|before| before.holder_identity.as_deref() == Some(&self.identity));

@@ -89,6 +89,7 @@ enum GroupVerdict {
 }
 
 impl MemberResult {
+    /// The node on which the member has, or will have, a place.
     fn node(&self) -> Option<&str> {
         match self {
             Self::Place(node) | Self::AfterVictims(node, _) => Some(node),
@@ -177,6 +178,7 @@ pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popp
     }
 }
 
+/// Looks for the node of one member, by preemption if need be.
 async fn look_at_member(scheduling: &mut Loop, uid: String, pod: Arc<Pod>) -> Member {
     let mut diagnosis = SchedulingDiagnosis::default();
     let request = match ResourceAmounts::of_pod(&pod) {
@@ -210,6 +212,7 @@ async fn look_at_member(scheduling: &mut Loop, uid: String, pod: Arc<Pod>) -> Me
     }
 }
 
+/// Ends the attempt of one member after the verdict on its group: starts its binding, or reports why it waits.
 fn end_member(scheduling: &mut Loop, member: Member, verdict: GroupVerdict) {
     let Member {
         uid,

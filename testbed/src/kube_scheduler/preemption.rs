@@ -41,6 +41,7 @@ pub(super) struct PreemptionRound {
 }
 
 impl PreemptionRound {
+    /// The result of a round that evicts no pod.
     fn without_victims(nomination: Nomination) -> Self {
         Self {
             nomination,
@@ -193,6 +194,7 @@ impl PreemptionContext<'_> {
         Ok(candidates)
     }
 
+    /// Finds the pods behind the UIDs that an extender answered as victims; an unknown one is an error.
     fn resolve_victims(
         &self,
         answer: &BTreeMap<String, MetaVictims>,
@@ -303,6 +305,7 @@ fn with_violations(pods: &[Arc<Pod>], budgets: &[PodDisruptionBudget]) -> Vec<(A
     violations
 }
 
+/// Returns true if the eviction of a pod would count against a PodDisruptionBudget.
 fn is_protected_by(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
     let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
     let Some(Ok(selector)) = selector.map(Selector::try_from) else {

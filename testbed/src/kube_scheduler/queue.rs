@@ -223,6 +223,7 @@ impl Queue {
 }
 
 impl QueuedPod {
+    /// The pause before the next attempt, which doubles with each attempt up to a maximum.
     fn backoff(&self, (initial, max): (Duration, Duration)) -> Duration {
         // calculateBackoffDuration: podInitialBackoffSeconds, doubled with each further attempt up to
         // podMaxBackoffSeconds.
@@ -230,6 +231,7 @@ impl QueuedPod {
         initial.saturating_mul(1 << doublings).min(max)
     }
 
+    /// Moves an unschedulable pod back: to the active pods, or to the backoff if that has not run out.
     fn wake(&mut self, backoff: (Duration, Duration), now: Instant) {
         if let QueuePosition::Unschedulable { since } = self.place {
             // The backoff counts from the failed attempt, so an event that comes late activates the pod at
@@ -251,6 +253,7 @@ fn priority(pod: &Pod) -> i64 {
     i64::from(pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0))
 }
 
+/// Returns true if a pod has changed in a way that may make it schedulable.
 fn is_changed(old: &Pod, new: &Pod) -> bool {
     let (before, after) = (&old.metadata, &new.metadata);
     old.spec != new.spec

@@ -93,6 +93,7 @@ pub(super) fn nominated_node(pod: &Pod) -> Option<&str> {
         .filter(|node| !node.is_empty())
 }
 
+/// Writes the event of a failed attempt, and the pod's condition and nomination if they change.
 async fn write_failure(
     client: &Client,
     component: &str,
@@ -136,6 +137,7 @@ pub(super) async fn nominate(client: &Client, pod: &Pod, node: &str) -> kube::Re
         .map(|_| ())
 }
 
+/// Returns true if the pod's condition already has this reason and message.
 fn is_reported_already(pod: &Pod, reason: &str, message: &str) -> bool {
     let Some(scheduled) = condition(pod, "PodScheduled") else {
         return false;
@@ -145,6 +147,7 @@ fn is_reported_already(pod: &Pod, reason: &str, message: &str) -> bool {
         && scheduled.message.as_deref() == Some(message)
 }
 
+/// Writes an event about a pod, named as kube-scheduler names its events.
 async fn write_event(
     client: &Client,
     component: &str,

@@ -53,6 +53,7 @@ pub(crate) struct CdiHook {
 }
 
 impl RecordedEdits {
+    /// Adds the edits of another CDI device.
     fn append(&mut self, other: &Self) {
         self.env.extend(other.env.iter().cloned());
         self.device_nodes.extend(other.device_nodes.iter().cloned());
@@ -82,6 +83,7 @@ struct SpecFileVersion {
 }
 
 impl SpecFileVersion {
+    /// Identifies the version of a spec file, so that a changed file is noticed.
     fn of(path: &Path, metadata: &Metadata) -> Self {
         Self {
             path: path.to_owned(),
@@ -340,6 +342,7 @@ async fn refresh_on_change(
     }
 }
 
+/// The CDI spec files of a directory in order of their names; none if it cannot be read.
 fn spec_files(dir: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -357,6 +360,7 @@ fn is_spec_name(name: &OsStr) -> bool {
     extension.is_some_and(|extension| extension == "json" || extension == "yaml")
 }
 
+/// Reads a CDI spec in JSON or YAML; `None` if it is gone or does not parse.
 fn read_spec(path: &Path) -> Option<CdiSpec> {
     let mut opened = File::open(path).ok()?;
     let file = SpecFileVersion::of(path, &opened.metadata().ok()?);

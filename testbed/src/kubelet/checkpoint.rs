@@ -105,6 +105,7 @@ pub(crate) fn read(path: &Path) -> Result<Option<CheckpointData>, CheckpointFile
     Ok(Some(file.data))
 }
 
+/// The checksum of this model's checkpoints: FNV over words of eight bytes.
 fn checksum(data: &str) -> u32 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for bytes in data.as_bytes().chunks(8) {

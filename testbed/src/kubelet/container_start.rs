@@ -78,6 +78,7 @@ pub(crate) struct ContainerStarter {
 }
 
 impl ContainerStarter {
+    /// Tries to start a container, and records the attempt with the times that it took.
     pub(crate) async fn start(&self, pod: &KubeletPod, container: &ContainerSpec) -> Result<(), StartError> {
         let began = Instant::now();
         let mut spent = StartTimes::default();
@@ -310,6 +311,8 @@ fn named_devices(responses: &[Arc<ContainerAllocateResponse>]) -> Vec<String> {
     devices
 }
 
+/// Puts together the container that runs: environment, device nodes and mounts of the plugin's answers, the pod and the
+/// CDI edits.
 fn compose(
     pod: &KubeletPod,
     container: &ContainerSpec,

@@ -124,6 +124,7 @@ impl DeviceManager {
         }
     }
 
+    /// Writes the devices that containers hold, and the registered ones, to the checkpoint file.
     fn write_checkpoint(&self) {
         let devices = self.lock();
         let content = checkpoint::render(&devices.held().rendered(), &devices.registered_json());
@@ -141,6 +142,7 @@ impl DeviceManager {
 
 /// Registration of plugins.
 impl DeviceManager {
+    /// Connects to a plugin that has registered, and starts the task that reads its devices.
     async fn connect(self: &Arc<Self>, resource: &str, socket: &str) -> Result<(), ConnectError> {
         // As in kubelet, Register returns only after the plugin's socket has been dialled.
         let config = &self.machine.config;
@@ -171,6 +173,8 @@ impl DeviceManager {
             .is_some()
     }
 
+    /// Reads a plugin's list of devices until the stream ends or another plugin replaces it, then disconnects the
+    /// resource.
     async fn run_plugin(&self, resource: &str, plugin: Arc<RegisteredPlugin>) {
         let reading = self.read_stream(resource, &plugin.endpoint);
         plugin.closed.run_until_cancelled(reading).await;
@@ -192,6 +196,7 @@ impl DeviceManager {
         self.devices_changed();
     }
 
+    /// Takes each list of devices that the plugin sends, until the stream ends.
     async fn read_stream(&self, resource: &str, endpoint: &Endpoint) {
         let mut stream = match endpoint.list_and_watch().await {
             Ok(stream) => stream,
@@ -437,6 +442,7 @@ pub(crate) struct RegistrationService(pub(crate) Arc<DeviceManager>);
 
 #[tonic::async_trait]
 impl Registration for RegistrationService {
+    /// Answers the Register call of a plugin: checks the version and the resource, and connects to the plugin's socket.
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         let RegisterRequest {
             version,

@@ -371,6 +371,7 @@ impl DeviceManagerState {
         offer.is_some_and(|offer| offer.healthy.contains(id))
     }
 
+    /// Healthy devices of a resource that no container holds.
     fn available(&self, resource: &str) -> BTreeSet<DeviceId> {
         match (self.offers.get(resource), self.allocated.get(resource)) {
             (Some(offer), Some(used)) => offer.healthy.difference(used).cloned().collect(),
@@ -379,6 +380,7 @@ impl DeviceManagerState {
         }
     }
 
+    /// Takes devices at random until `required` are taken, and marks them as allocated.
     fn take(
         &mut self,
         resource: &str,
@@ -454,6 +456,7 @@ fn convert<A, B>(by_numa: &BTreeMap<i64, Vec<A>>, id: fn(&A) -> B) -> BTreeMap<i
 pub(crate) struct HeldDevices(BTreeMap<DeviceHolder, BTreeMap<String, Grant>>);
 
 impl HeldDevices {
+    /// Records that a container holds devices of a resource, with the plugin's answer to Allocate.
     pub(crate) fn insert(
         &mut self,
         holder: &DeviceHolder,
@@ -505,6 +508,7 @@ impl HeldDevices {
         self.0.get(holder).into_iter().flatten()
     }
 
+    /// All grants, with the container that holds each and its resource.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&DeviceHolder, &String, &Grant)> {
         self.0.iter().flat_map(|(holder, grants)| {
             grants

@@ -112,6 +112,7 @@ impl Endpoint {
         Ok(stream.map_err(EndpointError::Rpc)?.into_inner())
     }
 
+    /// Calls the plugin's Allocate for one container.
     pub(crate) async fn allocate(
         &self,
         device_ids: Vec<String>,
@@ -145,6 +146,7 @@ impl Endpoint {
         Ok(containers.next().unwrap_or_default().device_ids)
     }
 
+    /// Calls the plugin's PreStartContainer, and gives up after the deadline.
     pub(crate) async fn pre_start(
         &self,
         device_ids: Vec<String>,
@@ -157,6 +159,7 @@ impl Endpoint {
         answered.flatten().map(drop).map_err(EndpointError::Rpc)
     }
 
+    /// The client of a plugin whose connection has not ended.
     fn live(&self) -> Result<DevicePluginClient<Channel>, EndpointError> {
         let stopped = || EndpointError::Stopped(self.resource.clone());
         if self.stopped_at().is_some() {
@@ -167,6 +170,7 @@ impl Endpoint {
     }
 }
 
+/// Dials the plugin's socket again and again until it answers.
 async fn dial_until_open(socket: &Path) -> Channel {
     let path: Arc<Path> = Arc::from(socket);
     loop {

@@ -106,6 +106,7 @@ pub(crate) fn is_extended(name: &str) -> bool {
     !is_own && !name.starts_with("requests.")
 }
 
+/// An amount in whole units, CPU in thousandths; `None` if it does not parse or fit.
 fn amount(name: &str, text: &str) -> Option<i64> {
     let quantity: Quantity = text.parse().ok()?;
     if name != "cpu" {

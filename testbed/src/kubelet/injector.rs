@@ -103,6 +103,7 @@ impl Injector {
     }
 }
 
+/// Asks the external CDI implementation for the edits of these devices: a line of JSON each way.
 async fn ask_injector(socket: &Path, names: &[String]) -> io::Result<InjectorAnswer> {
     let mut stream = BufReader::new(UnixStream::connect(socket).await?);
     stream

@@ -63,6 +63,7 @@ impl NodeStatusSync {
         tracing::info!(node = config.node, "node registered");
     }
 
+    /// Creates the Node object if there is none, and writes its labels and resources.
     async fn try_register(&self, is_new_node: bool) -> kube::Result<()> {
         let (config, api) = (&self.machine.config, self.api());
         let name = config.node.as_str();
@@ -136,6 +137,7 @@ impl NodeStatusSync {
     }
 }
 
+/// Sleeps until a time, or for ever if there is none.
 async fn sleep_until(at: Option<tokio::time::Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
@@ -171,6 +173,7 @@ fn status_patch(capacity: &List, allocatable: &List, own: &List, plugins: &Capac
     Some(json!({"status": {"capacity": changed, "allocatable": changed_free}}))
 }
 
+/// The amounts that differ between two lists, or are new, with their new values.
 fn changed_amounts(from: &List, to: &List) -> Map<String, Value> {
     let mut changes = Map::new();
     for (name, amount) in to {
@@ -186,6 +189,7 @@ fn is_equal(one: &str, other: &str) -> bool {
         || matches!((one.parse::<Quantity>(), other.parse::<Quantity>()), (Ok(one), Ok(other)) if one == other)
 }
 
+/// Capacity and allocatable resources of a Node.
 fn resources(node: &Node) -> (List, List) {
     let Some(status) = &node.status else {
         return (List::new(), List::new());
@@ -203,6 +207,7 @@ fn quantities_as_text(amounts: Option<&BTreeMap<String, Text>>) -> List {
         .collect()
 }
 
+/// The labels that kubelet sets on its Node, with those of the configuration.
 fn own_labels(config: &KubeletConfig) -> List {
     let mut labels = List::from([
         ("kubernetes.io/hostname".to_owned(), config.node.clone()),
@@ -213,6 +218,7 @@ fn own_labels(config: &KubeletConfig) -> List {
     labels
 }
 
+/// The status of a Node that is ready and has these resources.
 fn status_with(config: &KubeletConfig, resources: &List) -> Value {
     let now = text(Timestamp::now());
     json!({

@@ -193,6 +193,8 @@ impl NriPlugin {
         Some(plugin)
     }
 
+    /// Calls a method of the NRI plugin. The inner result is the plugin's answer; `Closed` means that it did not answer
+    /// in time.
     async fn call<A: prost::Message + Default>(
         &mut self,
         method: &str,
@@ -236,6 +238,7 @@ impl Link {
         }
     }
 
+    /// Serves the connection of an NRI plugin: passes calls to the plugin and answers to their callers, until it closes.
     async fn serve(&mut self, inbox: &mut mpsc::Receiver<(Vec<u8>, AnswerSender)>) -> io::Result<()> {
         // Longer messages come in pieces, which the decoder puts together.
         let mut buffer = [0; 4096];
@@ -262,6 +265,7 @@ impl Link {
         }
     }
 
+    /// Handles a message of the plugin: its registration, or its answer to a call.
     async fn take(&mut self, message: Message) -> io::Result<()> {
         match (message.connection, message.kind) {
             (ConnectionId::Runtime, Kind::Request) => {
@@ -298,6 +302,7 @@ impl Link {
     }
 }
 
+/// The pod in the form that NRI calls a sandbox.
 fn sandbox_of(pod: &KubeletPod) -> PodSandbox {
     PodSandbox {
         id: pod.uid.clone(),
@@ -308,6 +313,7 @@ fn sandbox_of(pod: &KubeletPod) -> PodSandbox {
     }
 }
 
+/// The sandbox of a container that already runs; its annotations are not known here.
 fn sandbox_message(container: &RuntimeContainer) -> PodSandbox {
     let RuntimeContainer {
         pod,
@@ -324,6 +330,7 @@ fn sandbox_message(container: &RuntimeContainer) -> PodSandbox {
     }
 }
 
+/// A container in the form of an NRI message.
 fn as_message(container: &RuntimeContainer) -> api::Container {
     let state = match container.state {
         RunState::Waiting { .. } => ContainerState::Created,
@@ -352,6 +359,7 @@ fn as_message(container: &RuntimeContainer) -> api::Container {
     }
 }
 
+/// Applies an NRI plugin's changes to the environment and device nodes of a container.
 fn adjust(container: &mut RuntimeContainer, adjustment: ContainerAdjustment) {
     container
         .env

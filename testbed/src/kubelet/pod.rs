@@ -68,6 +68,7 @@ pub(crate) struct KubeletPod {
 }
 
 impl KubeletPod {
+    /// Reads the fields of a pod that kubelet needs; `None` if the pod has no UID or spec.
     pub(crate) fn read(pod: &Pod) -> Option<Self> {
         let uid = pod.metadata.uid.clone()?;
         let spec = pod.spec.as_ref()?;
@@ -115,6 +116,7 @@ impl KubeletPod {
     }
 }
 
+/// Reads the fields of a container that kubelet needs.
 fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
     let resources = container.resources.clone().unwrap_or_default();
     let (mut limits, mut requests) = (BTreeMap::new(), WholeAmounts::default());

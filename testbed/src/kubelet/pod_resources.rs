@@ -46,6 +46,7 @@ impl PodResourcesService {
         }
     }
 
+    /// Refuses a call if the clients call too often, as kubelet does.
     fn admit_call(&self) -> Result<(), Status> {
         if self.limit.allow() {
             Ok(())
@@ -57,6 +58,7 @@ impl PodResourcesService {
 
 #[tonic::async_trait]
 impl PodResourcesLister for PodResourcesService {
+    /// Answers the call List: the devices of all pods that have not ended.
     async fn list(
         &self,
         _: Request<ListPodResourcesRequest>,
@@ -74,6 +76,7 @@ impl PodResourcesLister for PodResourcesService {
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 
+    /// Answers the call GetAllocatableResources: all devices that plugins have listed.
     async fn get_allocatable_resources(
         &self,
         _: Request<AllocatableResourcesRequest>,
@@ -92,6 +95,7 @@ impl PodResourcesLister for PodResourcesService {
         }))
     }
 
+    /// Answers the call Get: the devices of one pod.
     async fn get(
         &self,
         request: Request<GetPodResourcesRequest>,
@@ -109,6 +113,7 @@ impl PodResourcesLister for PodResourcesService {
     }
 }
 
+/// The devices that the containers of a pod hold.
 fn of_pod(devices: &DeviceManagerState, claims: &PreparedClaims, pod: &KubeletPod) -> PodResources {
     let listed = pod
         .containers
@@ -139,6 +144,7 @@ fn of_pod(devices: &DeviceManagerState, claims: &PreparedClaims, pod: &KubeletPo
     }
 }
 
+/// One device as the API lists it, with its NUMA nodes.
 fn one_device(devices: &DeviceManagerState, resource: &str, id: &str) -> ContainerDevices {
     let topology = devices.topology(resource, id);
     let nodes = topology.map(|topology| TopologyInfo {

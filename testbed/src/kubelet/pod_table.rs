@@ -70,6 +70,7 @@ impl PodTable {
 pub(crate) struct PodRecords(pub(crate) BTreeMap<String, PodRecord>);
 
 impl PodRecords {
+    /// Adds a pod that kubelet has seen for the first time.
     pub(crate) fn arrive(&mut self, spec: &Arc<KubeletPod>, ended: bool) {
         let record = PodRecord {
             spec: Arc::clone(spec),
@@ -87,6 +88,7 @@ impl PodRecords {
         }
     }
 
+    /// The pods that have not ended.
     pub(crate) fn active(&self) -> impl Iterator<Item = &Arc<KubeletPod>> {
         self.0
             .values()

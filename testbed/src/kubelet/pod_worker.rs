@@ -48,6 +48,7 @@ impl PodWorkers {
         self.tasks.spawn(async move { workers.run(&pod, commands).await });
     }
 
+    /// Runs the task of one pod: starts its containers, repeats failed starts, and obeys commands until the pod is gone.
     async fn run(&self, pod: &KubeletPod, mut commands: UnboundedReceiver<PodCommand>) {
         let mut due = Some(Instant::now());
         self.status.publish_status(pod);
@@ -112,6 +113,7 @@ impl PodWorkers {
         WorkerProgress::Finished
     }
 
+    /// Returns true if a container has not started yet, or has to start again after its exit.
     fn should_start(&self, pod: &KubeletPod, container: &ContainerSpec) -> bool {
         match self.machine().runtime.state(&pod.uid, &container.name) {
             None | Some(RunState::Waiting { .. }) => true,
@@ -120,6 +122,7 @@ impl PodWorkers {
         }
     }
 
+    /// Makes a container wait for its next start, as after a crash.
     fn crash(&self, pod: &KubeletPod, container: &str) {
         let state = RunState::Waiting {
             reason: "ContainerCreating".to_owned(),
@@ -128,6 +131,7 @@ impl PodWorkers {
         self.machine().runtime.set_state(&pod.uid, container, state);
     }
 
+    /// Shows a failed start in the container's state, and writes an event if the failure is a new one.
     fn report_failed_start(&self, pod: &KubeletPod, container: &ContainerSpec, error: &StartError) {
         let state = RunState::Waiting {
             reason: error.reason().to_owned(),
@@ -144,6 +148,7 @@ impl PodWorkers {
         }
     }
 
+    /// Kills the containers of a pod, and deletes the pod at the API server unless it is gone there.
     async fn terminate(&self, pod: &KubeletPod, command: &PodCommand) {
         tokio::time::sleep(self.machine().config.delays.termination).await;
         self.machine().runtime.kill(&pod.uid, KILLED);

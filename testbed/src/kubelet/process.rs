@@ -80,6 +80,7 @@ impl KubeletProcess {
         self.tasks.stop().await;
     }
 
+    /// Serves kubelet's two sockets: the registration of device plugins, and the pod-resources API.
     fn serve(&self, machine: &Arc<KubeletMachine>) -> Result<(), StartupError> {
         let registration = RegistrationServer::new(RegistrationService(Arc::clone(&self.devices)));
         let lister =
@@ -101,6 +102,7 @@ impl KubeletProcess {
         Ok(())
     }
 
+    /// Listens on a socket; its connections break when this kubelet stops.
     fn listen(
         &self,
         path: PathBuf,

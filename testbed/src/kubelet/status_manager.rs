@@ -143,6 +143,7 @@ impl StatusManager {
         });
     }
 
+    /// The status of a container as kubelet writes it.
     fn container_status(
         &self,
         pod: &KubeletPod,
@@ -245,6 +246,7 @@ impl StatusManager {
         Some((pending.namespace.clone(), pending.name.clone(), status))
     }
 
+    /// Keeps a write that has failed, so that it is tried again, unless a newer status has come.
     fn put_back(&self, uid: &str, status: Option<Value>) {
         if let Some(pending) = self.lock().get_mut(uid) {
             match status {
@@ -260,6 +262,7 @@ impl StatusManager {
     }
 }
 
+/// Patches the status of a pod, if it is still the pod with this UID.
 async fn write_status(api: &Api<Pod>, name: &str, uid: &str, status: &Value) -> kube::Result<()> {
     // The UID makes the write fail for another pod of this name.
     let patch = Patch::Strategic(json!({"metadata": {"uid": uid}, "status": status}));
@@ -268,6 +271,7 @@ async fn write_status(api: &Api<Pod>, name: &str, uid: &str, status: &Value) -> 
         .map(drop)
 }
 
+/// Deletes a pod whose containers have ended, if it is still the pod with this UID.
 async fn delete(api: &Api<Pod>, name: &str, uid: &str) -> kube::Result<()> {
     let preconditions = Some(Preconditions {
         uid: Some(uid.to_owned()),
@@ -288,6 +292,7 @@ fn is_final(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
 }
 
+/// The `state` of a container's status: waiting, running or terminated.
 fn state(pod: &KubeletPod, container: &ContainerSpec, runs: Option<&RuntimeContainer>) -> Value {
     match runs.map(|runs| &runs.state) {
         None => {
@@ -323,6 +328,7 @@ fn has_completed(runs: Option<&RuntimeContainer>) -> bool {
     runs.is_some_and(|runs| matches!(runs.state, RunState::Exited { code: 0, .. }))
 }
 
+/// The phase of a pod, by its containers.
 fn phase(pod: &KubeletPod, containers: &BTreeMap<String, RuntimeContainer>, ended: bool) -> &'static str {
     let (mut have_completed, mut have_started) = (true, true);
     for spec in &pod.containers {
@@ -340,6 +346,7 @@ fn phase(pod: &KubeletPod, containers: &BTreeMap<String, RuntimeContainer>, ende
     }
 }
 
+/// The conditions of a pod, by its containers, and whether each holds.
 fn conditions(
     pod: &KubeletPod,
     containers: &BTreeMap<String, RuntimeContainer>,
@@ -364,6 +371,7 @@ fn conditions(
     ]
 }
 
+/// A condition in the form of the API.
 fn condition(name: &str, holds: bool, since: Timestamp, phase: &str) -> Value {
     let reason = match (phase, name) {
         _ if holds => None,

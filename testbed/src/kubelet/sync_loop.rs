@@ -78,6 +78,7 @@ impl SyncLoop {
         self.take_in(arrivals).await;
     }
 
+    /// Watches the pods of this node, and queues each update.
     async fn watch(&self, queue: &UnboundedSender<PodUpdate>) {
         let api: Api<Pod> = Api::all(self.machine.config.client.clone());
         // NewSourceApiserver: a field selector, so that kubelet gets its own pods only.
@@ -111,6 +112,7 @@ impl SyncLoop {
         }
     }
 
+    /// Takes in updates: gathers new pods into batches, puts each batch into its order, and admits its pods one by one.
     async fn take_in(&self, mut arrivals: UnboundedReceiver<PodUpdate>) {
         let mut n_batches = 0_u64;
         while let Some(arrival) = arrivals.recv().await {
@@ -186,6 +188,7 @@ impl SyncLoop {
         }
     }
 
+    /// Takes in one update: pods that need admission join the batch, pods that are gone leave it.
     fn collect(&self, arrival: PodUpdate, batch: &mut Vec<Arc<KubeletPod>>) {
         match arrival {
             PodUpdate::Applied(pod) => {
@@ -240,6 +243,7 @@ impl SyncLoop {
         None
     }
 
+    /// Forgets pods and containers that a new list no longer shows.
     fn forget_missing(&self, listed: &[Arc<KubeletPod>]) {
         let listed: BTreeSet<&str> = listed.iter().map(|pod| pod.uid.as_str()).collect();
         let gone: Vec<String> = self
@@ -261,6 +265,7 @@ impl SyncLoop {
         }
     }
 
+    /// Forgets a deleted pod and removes its containers.
     fn forget(&self, uid: &str) {
         let record = self.pods.lock().0.remove(uid);
         if !record.is_some_and(|record| record.send(PodCommand::Remove)) {
@@ -294,6 +299,7 @@ impl SyncLoop {
         self.machine.notify();
     }
 
+    /// Admits a pod or returns the reason to reject it: no devices, or too few resources beside the other pods.
     async fn check(&self, pod: &KubeletPod) -> Result<(), Rejection> {
         // The handler that allocates devices comes before predicateAdmitHandler, which checks the fit: a pod
         // that does not fit has called the plugins first.
@@ -312,6 +318,7 @@ impl SyncLoop {
         fit(&pod.requests, others, &allocatable).map_err(Rejection::Shortage)
     }
 
+    /// Ends a pod that is not admitted: its status says Failed, and an event says why.
     fn reject(&self, pod: &KubeletPod, reason: &str, message: &str) {
         tracing::warn!(pod = pod.full_name(), reason, message, "pod rejected");
         self.pods.lock().end(&pod.uid);

@@ -147,6 +147,7 @@ pub(super) async fn restart_without(
     commands.start(part, node).await
 }
 
+/// Starts a killed part of the testbed again, without the named file if there is one.
 async fn restart_in_testbed(
     world: &mut World,
     part: ClusterPart,

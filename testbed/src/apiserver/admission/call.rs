@@ -78,6 +78,7 @@ pub(super) async fn post(
     serde_json::from_slice(&body).map_err(|error| CallError::Response(error.to_string()))
 }
 
+/// Finds the address of a webhook: the local port behind its Service, or the host and port of its URL.
 fn locate(services: &LocalPorts, hook: &WebhookConfig) -> Result<WebhookAddress, CallError> {
     let query = format!("timeout={}s", hook.timeout.as_secs());
     if let Some(service) = &hook.client.service {
@@ -118,6 +119,7 @@ fn locate(services: &LocalPorts, hook: &WebhookConfig) -> Result<WebhookAddress,
     })
 }
 
+/// Sends one AdmissionReview to a webhook over a new TLS connection, and returns the status and body of the answer.
 async fn exchange(
     hook: &WebhookConfig,
     place: &WebhookAddress,
@@ -147,6 +149,7 @@ async fn exchange(
     Ok((head.status, body.to_bytes()))
 }
 
+/// TLS settings of a call: only the authorities of the webhook's `caBundle` are trusted.
 fn client_config(hook: &WebhookConfig) -> anyhow::Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     if let Some(bundle) = &hook.client.ca_bundle {
@@ -234,6 +237,7 @@ pub(super) fn read_verdict(
     })
 }
 
+/// Decodes the JSON patch of a webhook's response; `None` if the response has no patch.
 fn read_patch(response: &Value) -> Result<Option<Value>, String> {
     let Some(encoded) = response.get("patch").filter(|patch| !patch.is_null()) else {
         return Ok(None);

@@ -43,6 +43,7 @@ pub(crate) struct WebhookConfig {
 }
 
 impl WebhookConfig {
+    /// Reads one entry of a configuration's `webhooks`; `None` if it does not decode.
     fn read(value: &Value) -> Option<Self> {
         // A validating webhook has the fields of a mutating one but for `reinvocationPolicy`.
         let hook = MutatingWebhook::deserialize(value).ok()?;
@@ -96,6 +97,7 @@ impl WebhookConfig {
     }
 }
 
+/// Returns true if a rule of a webhook or policy matches the operation, resource and scope of a request.
 pub(super) fn rule_matches(rule: &RuleWithOperations, request: &ReviewedWrite<'_>) -> bool {
     let resource = &request.target.resource;
     let has = |list: &Option<Vec<String>>, wanted: &str| {
@@ -159,6 +161,7 @@ pub(crate) fn check_configuration(resource: &Resource, body: &Value) -> Vec<Inva
         .collect()
 }
 
+/// Lists the errors of one webhook in a configuration that a client writes, as kube-apiserver's validation words them.
 fn check_hook(path: &str, hook: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     let name = object::text(hook, "/name");

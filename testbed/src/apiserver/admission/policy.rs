@@ -80,6 +80,7 @@ impl Params {
     }
 }
 
+/// The served resource with this API version and kind.
 fn resource_of(state: &ApiState, (api_version, kind): &GroupKind) -> Option<Arc<Resource>> {
     let mut resources = state.registry.all().iter();
     resources
@@ -87,6 +88,7 @@ fn resource_of(state: &ApiState, (api_version, kind): &GroupKind) -> Option<Arc<
         .cloned()
 }
 
+/// All objects of a resource as they are stored now, by namespace and name.
 fn current_objects(state: &ApiState, resource: &Resource) -> SeenParams {
     let mut seen = SeenParams::new();
     // A scan of the present never meets compacted revisions.
@@ -100,6 +102,7 @@ fn current_objects(state: &ApiState, resource: &Resource) -> SeenParams {
     seen
 }
 
+/// All stored admission objects of one plural name, such as the policies; objects that do not decode are left out.
 fn list_objects<T: DeserializeOwned>(state: &ApiState, plural: &str) -> Vec<T> {
     let mut found = Vec::new();
     let storage = format!("{ADMISSION}/{plural}");
@@ -173,6 +176,7 @@ fn kind_of(kind: &ParamKind) -> Option<GroupKind> {
     Some((kind.api_version.clone()?, kind.kind.clone()?))
 }
 
+/// The same rule without `resourceNames`, the one field by which rules of policies and of webhooks differ.
 fn without_names(rule: &NamedRuleWithOperations) -> RuleWithOperations {
     let NamedRuleWithOperations {
         api_groups,
@@ -249,6 +253,7 @@ impl PolicyRule {
         self.policy.metadata.name.as_deref().unwrap_or_default()
     }
 
+    /// The error of a request that this policy denies, with the HTTP status that belongs to the reason.
     fn denied(&self, request: &ReviewedWrite<'_>, reason: &str, message: &str) -> ApiError {
         let (resource, name) = (request.target.resource.qualified(), &request.target.name);
         let (policy, binding) = (self.name(), &self.binding);
@@ -382,6 +387,7 @@ impl Expressions {
         Ok(are_met)
     }
 
+    /// Evaluates a CEL expression that must give a truth value.
     pub(super) fn is_true(&self, expression: &str) -> Result<bool, String> {
         match self.evaluate(expression)? {
             cel::Value::Bool(is_true) => Ok(is_true),

@@ -51,6 +51,7 @@ impl<T> AdmittedWrite<T> {
 
 type AdmissionResult<T> = Result<AdmittedWrite<T>, ApiError>;
 
+/// The webhooks and policies that apply to a write.
 fn admission_chain(server: &Server, asked: &ReviewedWrite<'_>) -> AdmissionChain {
     AdmissionChain::for_request(
         &server.objects.state(),
@@ -60,6 +61,7 @@ fn admission_chain(server: &Server, asked: &ReviewedWrite<'_>) -> AdmissionChain
     )
 }
 
+/// Creates the object of a request after admission.
 pub(super) async fn create(
     server: &Server,
     request: &ApiRequest,
@@ -69,6 +71,7 @@ pub(super) async fn create(
     create_at(server, request, &request.route.target(), body, options).await
 }
 
+/// Creates an object at a target that the caller names, after admission: a patch may create an object too.
 async fn create_at(
     server: &Server,
     request: &ApiRequest,
@@ -104,6 +107,7 @@ async fn create_at(
     Ok(AdmittedWrite::with_warnings(&chain, written))
 }
 
+/// Replaces an object after admission.
 pub(super) async fn update(
     server: &Server,
     request: &ApiRequest,
@@ -120,6 +124,7 @@ pub(super) async fn update(
     change_object(server, request, &target, options, draft).await
 }
 
+/// Patches an object after admission.
 pub(super) async fn patch(
     server: &Server,
     request: &ApiRequest,
@@ -132,6 +137,8 @@ pub(super) async fn patch(
     change_object(server, request, &target, options, draft).await
 }
 
+/// Changes an object after admission. `draft` computes the new object from the stored state; it is called again after a
+/// conflict with another write.
 async fn change_object(
     server: &Server,
     request: &ApiRequest,
@@ -171,6 +178,8 @@ async fn change_object(
     }
 }
 
+/// Runs admission on one draft of a changed object and stores the result. Another write in between makes it fail with a
+/// conflict.
 async fn try_change(
     server: &Server,
     target: &RequestTarget,
@@ -200,6 +209,7 @@ async fn try_change(
     update::store_settled(&mut server.objects.state_mut(), target, settled, options)
 }
 
+/// Deletes the object of a request after admission.
 pub(super) async fn delete(
     server: &Server,
     request: &ApiRequest,
@@ -208,6 +218,7 @@ pub(super) async fn delete(
     delete_at(server, request, &request.route.target(), options).await
 }
 
+/// Deletes the object of a target that the caller names, after admission: one of many if a whole collection is deleted.
 async fn delete_at(
     server: &Server,
     request: &ApiRequest,
@@ -258,6 +269,7 @@ pub(super) async fn delete_all(
     Ok(passed)
 }
 
+/// Binds a pod to a node after admission of the Binding. `pod` is the pod, whichever of the two URLs was called.
 pub(super) async fn bind(
     server: &Server,
     request: &ApiRequest,
@@ -275,6 +287,7 @@ pub(super) async fn bind(
     Ok(AdmittedWrite::with_warnings(&chain, ()))
 }
 
+/// Evicts a pod after admission of the Eviction.
 pub(super) async fn evict(
     server: &Server,
     request: &ApiRequest,
@@ -306,6 +319,7 @@ async fn admit_action(
     Ok((chain, objects.new))
 }
 
+/// Describes a write in the form in which webhooks and policies see it.
 fn reviewed_write<'a>(
     request: &'a ApiRequest,
     operation: AdmissionOperation,

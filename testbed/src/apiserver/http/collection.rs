@@ -23,6 +23,7 @@ use crate::apiserver::watch::{Watch, WatchStart};
 /// otherwise be held twice.
 const CHUNK: usize = 256 * 1024;
 
+/// Answers a list: the body is produced in chunks, so that a long list is never in memory as a whole.
 pub(super) fn list(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let view = request.view()?;
     let query = request.list_query()?;
@@ -63,6 +64,7 @@ pub(super) fn list(server: &Arc<Server>, request: &ApiRequest) -> Result<Respons
     ))
 }
 
+/// Starts a watch and answers with the stream of its events.
 pub(super) fn watch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let view = request.view()?;
     let resource = Arc::clone(&request.route.resource);
@@ -113,6 +115,7 @@ pub(super) fn watch(server: &Arc<Server>, request: &ApiRequest) -> Result<Respon
     ))
 }
 
+/// Answers a `deletecollection`: deletes the selected objects and lists them.
 pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let options = request.delete_options()?;
     let selectors = request.selectors()?;

@@ -20,6 +20,7 @@ pub(super) fn get(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
     request.object_answer(200, &request.route.resource, &version)
 }
 
+/// Answers a `create`, which for some resources is an action: a Binding binds a pod, a review is only answered.
 pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     if !request.route.name.is_empty() {
         return Err(ApiError::method_not_allowed(
@@ -57,6 +58,7 @@ fn roles(server: &Server) -> Result<Rbac, ApiError> {
     Rbac::of(&objects).map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
+/// Answers an `update`, by PUT.
 pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     request.view()?;
     let body = request.read_body()?;
@@ -68,6 +70,7 @@ pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result
     ))
 }
 
+/// Answers a `patch`; the content type of the request says which kind of patch it is.
 pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     request.view()?;
     let format = PatchFormat::of(&request.content_type).ok_or_else(|| {
@@ -93,6 +96,7 @@ pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<
     ))
 }
 
+/// Answers a `delete` of one object.
 pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let options = request.delete_options()?;
     let resource = &request.route.resource;
@@ -114,6 +118,7 @@ pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result
     Ok(warned(json_answer(200, &success(200, Some(details))), &warnings))
 }
 
+/// Binds a pod, by the `binding` subresource of the pod or by a POST to `/namespaces/NS/bindings`.
 pub(super) async fn bind(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let body = request.read_body()?;
     let target = pod_target(server, request, &body)?;
@@ -136,6 +141,7 @@ pub(super) async fn evict(server: &Arc<Server>, request: &ApiRequest) -> Result<
     Ok(warned(json_answer(201, &success(201, None)), &passed.warnings))
 }
 
+/// Answers the `log` subresource of a pod: the log of one container, or its last lines.
 pub(super) fn log(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let target = request.route.target();
     let pod = server.objects.state().current(&target)?;
@@ -161,6 +167,7 @@ pub(super) fn log(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
     Ok(text_answer(lines.into_iter().skip(skipped).collect()))
 }
 
+/// The container of a log request: the one that the request names, else the only one.
 fn choose_container<'a>(request: &ApiRequest, pod: &Value, names: &[&'a str]) -> Result<&'a str, ApiError> {
     let pod_name = &request.route.name;
     match (request.query.get("container"), names) {

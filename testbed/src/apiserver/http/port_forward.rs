@@ -81,6 +81,7 @@ pub(super) fn upgrade(
     Ok(response)
 }
 
+/// The text of a header; empty if the request does not have it.
 fn header_text(headers: &HeaderMap, name: header::HeaderName) -> &str {
     headers
         .get(name)
@@ -88,6 +89,7 @@ fn header_text(headers: &HeaderMap, name: header::HeaderName) -> &str {
         .unwrap_or_default()
 }
 
+/// Carries bytes between the WebSocket of a client and a TCP port until either side closes.
 async fn forward_port(upgrade: OnUpgrade, port: u16, address: Option<SocketAddr>) -> anyhow::Result<()> {
     let io = TokioIo::new(upgrade.await?);
     let mut socket: Socket = WebSocketStream::from_raw_socket(io, Role::Server, None).await;
@@ -144,6 +146,7 @@ async fn copy_to_socket(
     }
 }
 
+/// A message of the port-forward protocol: the number of the channel, then the data.
 fn channel_message(channel: u8, data: &[u8]) -> Message {
     let mut bytes = BytesMut::with_capacity(data.len() + 1);
     bytes.put_u8(channel);

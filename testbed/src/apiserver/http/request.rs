@@ -91,6 +91,7 @@ impl ApiRequest {
         parse_body(&self.content_type, &self.body)
     }
 
+    /// The label and field selectors of the query.
     pub(super) fn selectors(&self) -> Result<Selectors, ApiError> {
         let text = |key| self.query.get(key).unwrap_or_default();
         let mut selectors = Selectors::parse(text("labelSelector"), text("fieldSelector"))?;
@@ -101,6 +102,7 @@ impl ApiRequest {
         Ok(selectors)
     }
 
+    /// The parameters of a list, checked as kube-apiserver checks them.
     pub(super) fn list_query(&self) -> Result<ListQuery, ApiError> {
         let revision = self.query.number("resourceVersion")?;
         let matching = self.query.get("resourceVersionMatch");
@@ -139,6 +141,7 @@ impl ApiRequest {
         })
     }
 
+    /// The options of a write, from the query and the headers.
     pub(super) fn write_options(&self) -> WriteOptions {
         // Without `fieldManager` the name of the client's program is the manager; an apply patch has to name
         // one.
@@ -156,6 +159,7 @@ impl ApiRequest {
         }
     }
 
+    /// Answers with an object in the form that the client accepts: as it is, as metadata only, or as a table.
     pub(super) fn object_answer(
         &self,
         code: u16,

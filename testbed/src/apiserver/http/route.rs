@@ -14,6 +14,7 @@ use crate::apiserver::verbs::RequestTarget;
 pub(super) struct Query(Vec<(String, String)>);
 
 impl Query {
+    /// Decodes the parameters in the query of a URL.
     pub(super) fn parse(text: &str) -> Self {
         let pairs = text.split('&').filter(|p| !p.is_empty()).map(|pair| {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -22,6 +23,7 @@ impl Query {
         Self(pairs.collect())
     }
 
+    /// The value of a parameter; an empty value counts as none.
     pub(super) fn get(&self, key: &str) -> Option<&str> {
         self.0
             .iter()
@@ -44,6 +46,7 @@ impl Query {
     }
 }
 
+/// Decodes `%XX` and `+` of a URL; other text stays as it is.
 fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -79,6 +82,7 @@ pub(super) struct Route {
 }
 
 impl Route {
+    /// Finds the resource, object, subresource and verb that a method and path mean.
     pub(super) fn parse(
         objects: &ApiObjects,
         method: &Method,
@@ -122,6 +126,7 @@ impl Route {
         route.check()
     }
 
+    /// Refuses a path whose subresource does not exist or whose namespace does not fit the resource's scope.
     fn check(self) -> Result<Self, ApiError> {
         let resource = &self.resource;
         let known = match self.subresource.as_str() {
@@ -157,6 +162,7 @@ impl Route {
     }
 }
 
+/// The RBAC verb of an HTTP method on an object, or on a collection if the name is empty.
 fn verb(method: &Method, name: &str, query: &Query) -> Result<&'static str, ApiError> {
     let on_collection = name.is_empty();
     match *method {

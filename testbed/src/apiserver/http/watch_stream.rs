@@ -56,6 +56,7 @@ enum WakeReason {
 }
 
 impl WatchStream {
+    /// The stream of a watch; a watch that could not be started ends the stream with its error as the first event.
     pub(super) fn new(server: &Server, watch: Result<Watch, ApiError>, plan: WatchParams) -> Self {
         let now = Instant::now();
         let mut bookmark = interval_at(now + server.bookmark_interval, server.bookmark_interval);
@@ -82,6 +83,7 @@ impl WatchStream {
         })
     }
 
+    /// Waits for the next lines of the stream: events, a bookmark, or an error. `None` ends the stream.
     async fn next_chunk(&mut self) -> Option<io::Result<Bytes>> {
         loop {
             if self.ended {
@@ -128,6 +130,7 @@ impl WatchStream {
         }
     }
 
+    /// Returns true if a fault holds back the events of this watch now.
     fn is_held(&mut self) -> bool {
         self.held
             .borrow_and_update()
@@ -135,6 +138,7 @@ impl WatchStream {
             .any(|held| held.include(&self.plan.resource.plural, &self.plan.user))
     }
 
+    /// Waits until there may be something to send, and returns the reason to wake up.
     async fn wait(&mut self, held: bool) -> WakeReason {
         let Ok(watch) = &mut self.watch else {
             return WakeReason::Ended;
@@ -150,6 +154,7 @@ impl WatchStream {
         }
     }
 
+    /// The line of a bookmark with the revision up to which the client has seen everything.
     fn bookmark_line(&self, ends_initial_events: bool) -> Option<io::Result<Bytes>> {
         let watch = self.watch.as_ref().ok()?;
         let object = render::bookmark(
@@ -161,6 +166,7 @@ impl WatchStream {
         Some(Ok(line("BOOKMARK", object.to_string().as_bytes())))
     }
 
+    /// The lines of some changes, in the order of the changes.
     fn lines(&self, deltas: &[EncodedChange]) -> Bytes {
         let mut lines = BytesMut::new();
         for delta in deltas {
@@ -179,6 +185,7 @@ impl WatchStream {
     }
 }
 
+/// Waits until a fault cuts the watches of this resource and user.
 async fn is_cut(cuts: &mut broadcast::Receiver<WatchFault>, plural: &str, user: &str) {
     loop {
         match cuts.recv().await {
@@ -189,6 +196,7 @@ async fn is_cut(cuts: &mut broadcast::Receiver<WatchFault>, plural: &str, user: 
     }
 }
 
+/// Appends one event to the lines: its type and an object that is serialised already.
 fn write_line(lines: &mut BytesMut, kind: &str, object: &[u8]) {
     lines.extend_from_slice(b"{\"type\":\"");
     lines.extend_from_slice(kind.as_bytes());

@@ -61,6 +61,7 @@ pub(crate) fn apply(
     Ok(merged)
 }
 
+/// The managers that an object records. An object without any is owned by `before-first-apply`, as in Kubernetes.
 fn recorded(live: Option<&Value>, writer: FieldWriter<'_>, schema: &Schema) -> Vec<Manager> {
     let Some(live) = live else { return Vec::new() };
     let managers = managers::read(live);
@@ -71,6 +72,8 @@ fn recorded(live: Option<&Value>, writer: FieldWriter<'_>, schema: &Schema) -> V
     }
 }
 
+/// Takes contested fields away from other managers if the apply is forced, else refuses the apply with a 409. Contested
+/// are fields that the apply changes and another manager owns.
 fn settle_conflicts(
     others: &mut [Manager],
     wanted: &FieldSet,
@@ -100,6 +103,7 @@ fn settle_conflicts(
     }
 }
 
+/// A manager as conflict messages name it; the caller writes the quotes around it.
 fn describe(manager: &Manager) -> String {
     if manager.subresource.is_empty() {
         manager.name.clone()
@@ -108,6 +112,7 @@ fn describe(manager: &Manager) -> String {
     }
 }
 
+/// The 409 of an apply: a message and a cause for each field that another manager owns.
 fn conflict(conflicts: &[(String, Vec<String>)]) -> ApiError {
     let n_conflicts: usize = conflicts.iter().map(|(_, paths)| paths.len()).sum();
     let (mut parts, mut causes) = (Vec::new(), Vec::new());
@@ -129,6 +134,7 @@ fn conflict(conflicts: &[(String, Vec<String>)]) -> ApiError {
     error
 }
 
+/// Writes the declared fields into the object, and leaves its other fields alone.
 fn merge<'a>(target: &mut Value, declared: &'a Value, schema: &Schema, path: &mut Vec<&'a str>) {
     match declared {
         Value::Object(fields) if !schema.is_atomic_map(path) => {
@@ -147,6 +153,7 @@ fn merge<'a>(target: &mut Value, declared: &'a Value, schema: &Schema, path: &mu
     }
 }
 
+/// Merges declared items into a list: an item with the same key is merged, any other is appended.
 fn merge_items<'a>(
     target: &mut Vec<Value>,
     items: &'a [Value],
@@ -172,6 +179,7 @@ struct Pruning<'a> {
 }
 
 impl Pruning<'_> {
+    /// Removes the fields that the manager no longer declares, unless another manager owns something in them.
     fn prune(&mut self, value: &mut Value, dropped: &FieldSet) {
         for (element, child) in &dropped.children {
             let field = element.strip_prefix("f:");
@@ -201,6 +209,7 @@ fn position(items: &[Value], element: &str, rule: &ListRule) -> Option<usize> {
     items.iter().position(|item| std::ptr::eq(item, found))
 }
 
+/// The child of a value under a path element, to be changed.
 fn lookup_mut<'a>(value: &'a mut Value, element: &str, rule: &ListRule) -> Option<&'a mut Value> {
     lookup(value, element, rule)?;
     match (value, element.strip_prefix("f:")) {
@@ -210,6 +219,7 @@ fn lookup_mut<'a>(value: &'a mut Value, element: &str, rule: &ListRule) -> Optio
     }
 }
 
+/// Removes the child of a value under a path element.
 fn remove(value: &mut Value, element: &str, rule: &ListRule) {
     match (value, element.strip_prefix("f:")) {
         (Value::Object(map), Some(field)) => {

@@ -19,6 +19,7 @@ pub(crate) struct FieldSet {
 }
 
 impl FieldSet {
+    /// A set with one field: the value itself, without anything below it.
     fn leaf() -> Self {
         Self {
             member: true,
@@ -102,6 +103,7 @@ impl FieldSet {
         paths
     }
 
+    /// Adds the readable paths of all fields in the set, each with the prefix before it.
     fn collect_paths(&self, prefix: &str, paths: &mut Vec<String>) {
         if self.member {
             paths.push(prefix.to_owned());
@@ -146,6 +148,7 @@ impl FieldSet {
     }
 }
 
+/// A path element as error messages write it: `.field`, `[key=value]` or `[=value]`.
 fn readable_element(element: &str) -> String {
     if let Some(field) = element.strip_prefix("f:") {
         return format!(".{field}");
@@ -158,6 +161,7 @@ fn readable_element(element: &str) -> String {
     format!("[={}]", element.strip_prefix("v:").unwrap_or(element))
 }
 
+/// The set of all fields that a value has. Atomic maps and lists count as one field each.
 fn fields_of<'a>(value: &'a Value, schema: &Schema, path: &mut Vec<&'a str>) -> FieldSet {
     let mut set = FieldSet::default();
     match value {
@@ -221,6 +225,7 @@ pub(crate) fn differing(set: &FieldSet, old: &Value, new: &Value, schema: &Schem
     differing_at(set, Some(old), Some(new), schema, &mut Vec::new())
 }
 
+/// The fields of the set whose values differ between the old and the new object.
 fn differing_at(
     set: &FieldSet,
     old: Option<&Value>,

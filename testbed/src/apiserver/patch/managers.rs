@@ -38,6 +38,7 @@ pub(crate) struct FieldWriter<'a> {
 }
 
 impl Manager {
+    /// A manager that a write makes the owner of these fields.
     pub(crate) fn new(writer: FieldWriter<'_>, operation: ManagerOperation, fields: FieldSet) -> Self {
         Self {
             name: writer.manager.to_owned(),
@@ -53,6 +54,7 @@ impl Manager {
         self.name == writer.manager && self.operation == operation && self.subresource == writer.subresource
     }
 
+    /// Reads an entry of `metadata.managedFields`.
     fn from_value(value: &Value) -> Self {
         let operation = match object::text(value, "/operation") {
             "Apply" => ManagerOperation::Apply,
@@ -68,6 +70,7 @@ impl Manager {
         }
     }
 
+    /// The manager as an entry of `metadata.managedFields`.
     fn to_value(&self) -> Value {
         let mut entry = json!({
             "manager": self.name, "operation": format!("{:?}", self.operation), "apiVersion": self.api_version, "time": self.time,
@@ -124,6 +127,7 @@ pub(crate) fn track_update(old: &Value, new: &mut Value, writer: FieldWriter<'_>
     write(new, &managers);
 }
 
+/// Makes the writer of an update the owner of the fields that it changed.
 fn grant_changed_fields(managers: &mut Vec<Manager>, writer: FieldWriter<'_>, changed: &FieldSet) {
     let own = managers
         .iter_mut()

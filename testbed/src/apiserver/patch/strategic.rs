@@ -35,6 +35,7 @@ fn bad_directive(found: &str) -> ApiError {
     ApiError::bad_request(format!("unknown patch type {found:?} in map"))
 }
 
+/// Merges a patch into a map, after its directives `$patch` and `$retainKeys`.
 fn merge_map<'a>(
     target: &mut Map<String, Value>,
     patch: &'a Map<String, Value>,
@@ -69,6 +70,7 @@ fn merge_map<'a>(
     Ok(())
 }
 
+/// Merges one field of a patch: null removes it, maps and lists are merged, any other value replaces it.
 fn merge_field<'a>(
     target: &mut Map<String, Value>,
     field: &str,
@@ -98,6 +100,7 @@ fn merge_field<'a>(
     Ok(())
 }
 
+/// Merges a list by the rule of its field: by a key, as a set, or as a whole.
 fn merge_list<'a>(
     target: &mut Vec<Value>,
     patch: &'a [Value],
@@ -127,6 +130,7 @@ fn merge_list<'a>(
     Ok(())
 }
 
+/// Merges a list whose items are found by a key; each patch item changes, adds or deletes one.
 fn merge_keyed<'a>(
     target: &mut Vec<Value>,
     patch: &'a [Value],
@@ -163,6 +167,7 @@ fn merge_keyed<'a>(
     Ok(())
 }
 
+/// Applies a directive beside a list: one that deletes values from the list, or one that sets its order.
 fn apply_list_directive<'a>(
     target: &mut Map<String, Value>,
     field: &'a str,
@@ -251,6 +256,7 @@ fn is_listed(words: &str, field: &str) -> bool {
 }
 
 impl Schema {
+    /// The schema by which patches of a resource merge lists.
     pub(crate) fn of(resource: &Resource) -> Self {
         if resource.custom {
             Self::Custom(resource.schema.clone())
@@ -286,6 +292,7 @@ impl Schema {
     }
 }
 
+/// The merge rule of a list in a built-in kind, by the path of its fields.
 fn builtin_list_rule(path: &[&str]) -> ListRule {
     let Some((field, parents)) = path.split_last() else {
         return ListRule::Atomic;
@@ -305,6 +312,7 @@ fn builtin_list_rule(path: &[&str]) -> ListRule {
     }
 }
 
+/// The schema of the field at a path in a custom resource.
 fn schema_at<'a>(schema: &'a Value, path: &[&str]) -> Option<&'a Value> {
     let mut at = schema;
     for field in path {
@@ -316,6 +324,7 @@ fn schema_at<'a>(schema: &'a Value, path: &[&str]) -> Option<&'a Value> {
     Some(at)
 }
 
+/// The merge rule that a custom resource declares for a list.
 fn declared_list_rule(schema: &Value) -> ListRule {
     match object::text(schema, "/x-kubernetes-list-type") {
         "set" => ListRule::Set,

@@ -57,6 +57,7 @@ pub(crate) fn evict(
     delete(state, target, &deletion).map(drop)
 }
 
+/// Checks the body of a binding: its kind, the pod's name, and the node that it names.
 fn check_binding(target: &RequestTarget, binding: &Value) -> Result<(), ApiError> {
     if !matches!(object::text(binding, "/kind"), "" | "Binding") {
         return Err(ApiError::bad_request("the request body must be a Binding"));
@@ -83,6 +84,7 @@ fn check_binding(target: &RequestTarget, binding: &Value) -> Result<(), ApiError
     super::check_string_maps(binding)
 }
 
+/// Refuses a binding with a 422 if there are errors. Its text names the Binding although the target is the pod.
 fn refuse_binding(target: &RequestTarget, errors: &[InvalidField]) -> Result<(), ApiError> {
     refuse(&target.resource, &target.name, errors).map_err(|error| ApiError {
         message: error.message.replacen("Pod ", "Binding ", 1),

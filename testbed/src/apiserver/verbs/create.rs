@@ -65,6 +65,7 @@ pub(crate) fn store_new(
     })
 }
 
+/// Refuses a new object whose namespace does not exist or is being deleted.
 fn check_namespace(state: &ApiState, target: &RequestTarget) -> Result<(), ApiError> {
     if !target.resource.namespaced {
         return Ok(());
@@ -156,6 +157,7 @@ pub(super) fn name_mismatch(body: &str, path: &str) -> ApiError {
     ))
 }
 
+/// Sets the metadata that the server alone decides: UID, creation time and generation.
 fn set_system_fields(resource: &Resource, body: &mut Value, options: &WriteOptions) {
     let meta = object::meta(body);
     for field in [
@@ -209,6 +211,7 @@ fn encode_string_data(secret: &mut Value) {
     }
 }
 
+/// Base64 of some bytes, as Secrets hold it.
 fn base64(bytes: &[u8]) -> String {
     serde_json::to_value(k8s_openapi::ByteString(bytes.to_vec()))
         .ok()
@@ -216,6 +219,7 @@ fn base64(bytes: &[u8]) -> String {
         .unwrap_or_default()
 }
 
+/// All errors of a new object: its metadata and the rules of its kind.
 fn invalid_fields(resource: &Resource, body: &Value) -> Vec<InvalidField> {
     let mut errors = name::check_metadata(body);
     if resource.is_pod() {
@@ -228,6 +232,7 @@ fn invalid_fields(resource: &Resource, body: &Value) -> Vec<InvalidField> {
     errors
 }
 
+/// Lists the errors of a CustomResourceDefinition.
 fn check_definition(body: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     for field in ["group", "scope", "names/plural", "names/kind"] {

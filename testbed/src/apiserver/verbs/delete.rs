@@ -113,6 +113,7 @@ pub(crate) fn select_objects(
     matching
 }
 
+/// The keys of all objects of a resource in a namespace, or in all namespaces.
 pub(super) fn object_keys(state: &ApiState, storage: &str, namespace: Option<&String>) -> Vec<Key> {
     let mut keys = Vec::new();
     let slice = Slice {
@@ -156,6 +157,7 @@ pub(super) fn remove_object(state: &mut ApiState, target: &RequestTarget, last: 
     })
 }
 
+/// Refuses a deletion whose preconditions name another UID or version than the stored object has.
 fn check_preconditions(
     target: &RequestTarget,
     object: &Value,
@@ -203,6 +205,7 @@ pub(super) fn mark_deleting(object: &mut Value, grace: i64, now: DateTime<Utc>) 
     }
 }
 
+/// Marks a namespace as terminating and deletes every object in it; the namespace goes with the last of them.
 pub(super) fn delete_namespace(
     state: &mut ApiState,
     target: &RequestTarget,
@@ -243,6 +246,7 @@ pub(super) fn delete_namespace(
     })
 }
 
+/// Removes a namespace that is being deleted once nothing is left in it.
 pub(super) fn end_namespace_if_empty(state: &mut ApiState, name: &str) {
     let key = Key::new("", name);
     let Some(namespace) = state.store.get(NAMESPACES, &key) else {

@@ -71,6 +71,7 @@ pub(crate) fn draft_patch(
     Ok(PatchedObject::Changed { new, applied: false })
 }
 
+/// Computes the object that a server-side apply leads to; without a stored object, the object to create.
 fn draft_apply(
     state: &ApiState,
     target: &RequestTarget,
@@ -117,6 +118,7 @@ fn draft_apply(
     Ok(PatchedObject::New(fresh, made_here))
 }
 
+/// The 415 of a patch format that the resource does not support: strategic merge patches need a built-in kind.
 fn unsupported() -> ApiError {
     ApiError::new(
         415,

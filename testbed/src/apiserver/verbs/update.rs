@@ -155,6 +155,7 @@ fn may_be_removed(object: &Value) -> bool {
     object::is_deleting(object) && !object::has_finalizers(object) && grace == 0 && !namespace
 }
 
+/// Refuses an update that names another UID or `resourceVersion` than the stored object has.
 fn check_preconditions(target: &RequestTarget, old: &Value, new: &Value) -> Result<(), ApiError> {
     let (plural, name) = (target.resource.qualified(), &target.name);
     let asked = object::text(new, "/metadata/uid");
@@ -196,6 +197,7 @@ fn separate_status(target: &RequestTarget, old: &Value, new: &mut Value) {
     }
 }
 
+/// Takes the metadata that only the server writes from the stored object, whatever the client sent.
 fn restore_server_metadata(old: &Value, new: &mut Value) {
     for field in ["apiVersion", "kind"] {
         object::set(object::make_object(new), field, old.get(field).cloned());
@@ -208,6 +210,7 @@ fn restore_server_metadata(old: &Value, new: &mut Value) {
     meta.remove("selfLink");
 }
 
+/// Lists the changes that the rules of the kind forbid.
 fn invalid_changes(target: &RequestTarget, old: &Value, new: &Value) -> Vec<InvalidField> {
     let mut errors = name::check_metadata(new);
     let finalizers = object::array(old, "/metadata/finalizers");
@@ -227,6 +230,7 @@ fn invalid_changes(target: &RequestTarget, old: &Value, new: &Value) -> Vec<Inva
     errors
 }
 
+/// Raises `metadata.generation` if anything but metadata and status has changed.
 fn count_generation(resource: &Resource, old: &Value, new: &mut Value) {
     if !resource.counts_generations() {
         return;

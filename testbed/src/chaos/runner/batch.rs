@@ -72,6 +72,7 @@ pub(super) async fn batch(runner: &mut Runner, batch: &Batch) -> Result<()> {
     runner.until_settled().await
 }
 
+/// Creates the pods of a batch on its node.
 async fn create(runner: &Runner, batch: &Batch) -> Result<()> {
     let creations = batch.pods.iter().map(|number| {
         let spec = pod_spec(&pod_name(*number), batch.shape).on(&node_name(batch.node));
@@ -228,6 +229,7 @@ async fn disrupt_during_admission(
     Ok(())
 }
 
+/// Waits until kubelet has admitted `n_expected` pods more than when the batch began.
 async fn until_admitted(runner: &mut Runner, batch: &Batch, n_expected: usize) -> Result<()> {
     let n_before = runner.n_admissions_seen.get(batch.node).copied().unwrap_or(0);
     let all = |kubelet: &Kubelet| kubelet.n_admissions() >= n_before + n_expected;
@@ -271,6 +273,7 @@ async fn fill_disk(runner: &mut Runner, node: usize, is_full: bool) -> Result<()
     Ok(())
 }
 
+/// The pod of a shape: the resources that its containers and init containers request.
 fn pod_spec(name: &str, shape: Shape) -> PodBuilder {
     match shape {
         Shape::Units(units) => PodBuilder::units(name, units),
