@@ -4,17 +4,18 @@ use serde::de::DeserializeOwned;
 
 /// An annotation that cannot be read, or whose value would be refused by its readers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("annotation {key}: {rule}")]
+#[error("annotation {key}: {problem}")]
 pub struct AnnotationError {
     key: &'static str,
-    rule: String,
+    /// The rule that the value breaks, or the error of its parser.
+    problem: String,
 }
 
 impl AnnotationError {
-    pub(crate) fn new(key: &'static str, rule: impl Into<String>) -> Self {
+    pub(crate) fn new(key: &'static str, problem: impl Into<String>) -> Self {
         Self {
             key,
-            rule: rule.into(),
+            problem: problem.into(),
         }
     }
 }

@@ -78,6 +78,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Name<'a> {
     }
 }
 
+/// Reads a JSON string as a [`Name`].
 struct NameVisitor;
 
 impl<'de> Visitor<'de> for NameVisitor {
@@ -123,6 +124,7 @@ pub struct FittingNodes<'a> {
     pub items: Vec<&'a WholeNode>,
 }
 
+/// Writes pairs of a node's name and a reason as a JSON object.
 fn as_map<S: Serializer>(entries: &[(&str, Cow<'_, str>)], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(entries.iter().map(|(name, reason)| (name, reason)))
 }

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+/// Nano-units in one unit.
 const NANOS: i128 = 1_000_000_000;
 
 /// An exact quantity, from -2^63 to 2^63 - 1 units in steps of 10^-9.

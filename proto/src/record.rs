@@ -218,6 +218,7 @@ impl Record {
     }
 }
 
+/// Reads the annotation [`DEVICE_ALLOCATED`]; `None` if the pod does not have it.
 fn read_allocations(
     annotations: &BTreeMap<String, String>,
 ) -> Result<Option<DeviceAllocations>, RecordError> {
@@ -244,6 +245,7 @@ fn canonical_names<'de, D: Deserializer<'de>>(
         .collect())
 }
 
+/// Reads the annotations of the gpushare dialect; `None` if the pod has no [`MEM_IDX`].
 fn read_gpushare(annotations: &BTreeMap<String, String>) -> Result<Option<GpushareRecord>, RecordError> {
     let Some(text) = annotations.get(MEM_IDX) else {
         return Ok(None);
@@ -264,6 +266,7 @@ fn read_gpushare(annotations: &BTreeMap<String, String>) -> Result<Option<Gpusha
     }))
 }
 
+/// Reads an annotation that is a whole number; `None` if the pod does not have it.
 fn number(annotations: &BTreeMap<String, String>, key: &'static str) -> Result<Option<u64>, RecordError> {
     let parse = |text: &String| {
         text.parse()
@@ -272,6 +275,7 @@ fn number(annotations: &BTreeMap<String, String>, key: &'static str) -> Result<O
     annotations.get(key).map(parse).transpose()
 }
 
+/// The error for an annotation of a record, with the beginning of its value.
 fn error(key: &'static str, value: &str, rule: String) -> RecordError {
     RecordError {
         key,

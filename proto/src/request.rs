@@ -371,6 +371,7 @@ impl fmt::Display for PodRequest {
     }
 }
 
+/// The beginning of a value, for errors.
 fn excerpt(text: &str) -> String {
     text.chars().take(EXCERPT).collect()
 }

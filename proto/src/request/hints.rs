@@ -184,6 +184,7 @@ impl Hint {
         self.read(pod, &mut Hints::default())
     }
 
+    /// Reads the pod's annotation into `hints`, which stay as they are if the pod does not have it.
     fn read(self, pod: &Pod, hints: &mut Hints) -> Result<(), RequestError> {
         let Some(text) = pod.annotation(self.key) else {
             return Ok(());
@@ -276,6 +277,7 @@ pub(super) fn refuse_unknown_policies(pod: &Pod) -> Result<(), RequestError> {
     Ok(())
 }
 
+/// The error for an annotation of a pod, with the beginning of its value and the rule that it breaks.
 pub(super) fn refusal(key: &'static str, text: &str, rule: String) -> RequestError {
     RequestError::Annotation {
         key,
@@ -295,6 +297,7 @@ struct HintJson {
     exclusive_policy: String,
 }
 
+/// The JSON of a [`LabelSelector`], in the form of `metav1.LabelSelector`.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a JSON object")]
 struct SelectorJson {
@@ -302,6 +305,7 @@ struct SelectorJson {
     match_expressions: Option<Vec<ExpressionJson>>,
 }
 
+/// The JSON of one entry of `matchExpressions`.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct ExpressionJson {
@@ -311,6 +315,7 @@ struct ExpressionJson {
     values: Option<Vec<String>>,
 }
 
+/// The JSON of a [`JointAllocate`].
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a JSON object")]
 struct JointJson {
@@ -318,6 +323,7 @@ struct JointJson {
     required_scope: String,
 }
 
+/// The JSON of a [`PartitionSpec`].
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "a JSON object")]
 struct PartitionJson {

@@ -114,6 +114,7 @@ pub(crate) fn check(nodes: &Nodes) -> Vec<Violation> {
     violations
 }
 
+/// Finds names that do not lead to their nodes, and entries of nodes of which nothing is known.
 fn check_names(nodes: &Nodes, violations: &mut Vec<Violation>) {
     let mut n_nodes = 0;
     for (id, node) in nodes.iter() {
@@ -139,6 +140,7 @@ fn check_names(nodes: &Nodes, violations: &mut Vec<Violation>) {
     }
 }
 
+/// Finds owners that hold something on several nodes, or are indexed on another node than theirs.
 fn check_owners(nodes: &Nodes, violations: &mut Vec<Violation>) {
     let mut by_owner: BTreeMap<&OwnerId, Vec<(u32, &Node)>> = BTreeMap::new();
     for (id, node) in nodes.iter() {
@@ -165,6 +167,7 @@ fn check_owners(nodes: &Nodes, violations: &mut Vec<Violation>) {
     }
 }
 
+/// Finds hints that are indexed on another node than theirs, and hints of owners that hold something already.
 fn check_hints(nodes: &Nodes, violations: &mut Vec<Violation>) {
     let mut n_hints = 0;
     for (id, node) in nodes.iter() {
@@ -214,6 +217,7 @@ fn check_host_uses(nodes: &Nodes, violations: &mut Vec<Violation>) {
     for used in nodes.host_uses.values() {
         let (n_owners, cpu_milli, memory) = sums.entry(used.index).or_default();
         *n_owners += 1;
+        // In 128 bits, since the sums of the fleet saturate in 64, which the check must not do as well.
         *cpu_milli += u128::from(used.amounts.cpu_milli);
         *memory += u128::from(used.amounts.memory);
     }

@@ -110,6 +110,7 @@ pub(crate) fn explain<'a>(
     Ok(fits)
 }
 
+/// Compares a request for `n` whole GPUs with every GPU of a node.
 fn explain_whole<'a>(node: &'a Node, n: u32, hints: Hints<'_>) -> Vec<DeviceFit<'a>> {
     let reason = fit_whole(node, n, hints).err();
     let free: Vec<usize> = free_whole(node, hints).collect();
@@ -241,6 +242,7 @@ impl<'a> DeviceView<'a> {
         }
     }
 
+    /// Adds the part of one holder, and takes its amounts off those that are free.
     fn add(&mut self, holder: HolderView<'a>) {
         self.free = self.free.less(holder.amounts);
         let sum = if holder.suspect {

@@ -57,6 +57,7 @@ impl RequestKey {
         }
     }
 
+    /// Returns true if results under this key hold for a request.
     fn is_for(&self, request: &NodeRequest<'_>, policies: Policies, model: u32) -> bool {
         self.policies == policies && self.model == model && self.request() == *request
     }
@@ -78,6 +79,7 @@ impl ScoreCache {
         model: u32,
         n_nodes: usize,
     ) -> Arc<CachedScores> {
+        // A panic of another thread leaves at most a list without one entry, so the poison of the lock is ignored.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // From the end: pods of one owner come in a row.
         let found = known
@@ -115,6 +117,7 @@ impl ScoreCache {
 
 /// Drops the kind of request under a model that was used longest ago, if there is no room for one more.
 fn drop_oldest(known: &mut Vec<(Arc<RequestKey>, Arc<CachedScores>)>, model: u32) {
+    // Counted by model, so that evaluations under the next model push out no results that requests still read.
     let n_of_model = known.iter().filter(|(key, _)| key.model == model).count();
     let oldest = known.iter().position(|(key, _)| key.model == model);
     if let Some(oldest) = oldest.filter(|_| n_of_model >= MAX_REQUESTS) {
@@ -139,6 +142,7 @@ impl CachedScores {
 
     /// A copy with room for nodes that have come since, and for some more.
     fn grown(&self, n_nodes: usize) -> Self {
+        // A quarter more than needed, so that a growing cluster does not copy all results with every new node.
         let grown = Self::new(n_nodes + n_nodes / 4);
         for (word, known) in grown.words.iter().zip(&self.words) {
             word.store(known.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -163,6 +167,7 @@ impl CachedScores {
         Some(Err(*reason))
     }
 
+    /// Keeps the result on a node of this version, in place of an older one.
     pub(crate) fn set(&self, index: u32, version: u64, result: Result<Score, Reason>) {
         let result = match result {
             Ok(score) => score.points(),
@@ -172,6 +177,7 @@ impl CachedScores {
             }
         };
         if let Some(word) = self.words.get(index as usize) {
+            // Version and result are stored in one word at once, so that no reader sees the one without the other.
             let version = (version & VERSION_MASK) << RESULT_BITS;
             word.store(version | u64::from(result), Ordering::Relaxed);
         }

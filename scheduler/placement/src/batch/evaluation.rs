@@ -25,6 +25,7 @@ pub struct BatchEvaluation<'a> {
     context: ChoiceContext<'a>,
     cache: &'a ScoreCache,
     request: NodeRequest<'a>,
+    /// Results by class; `None` until a node of the class is evaluated.
     by_class: FxHashMap<ClassKey, Option<(Policies, Evaluated)>>,
     /// The cached results of equal requests, and the policies that they are for.
     cached: Option<(Policies, Arc<CachedScores>)>,
@@ -51,6 +52,7 @@ enum Evaluated {
 }
 
 impl<'a> BatchEvaluation<'a> {
+    /// Prepares an evaluation: finds the node on which the requesting owner has a hint of its own.
     pub(crate) fn new(
         nodes: &'a Nodes,
         context: ChoiceContext<'a>,
@@ -104,6 +106,9 @@ impl<'a> BatchEvaluation<'a> {
         self.own == Some(index) || self.context.hints == Hints::Ignore
     }
 
+    /// Evaluates a node of which this evaluation knows no result, and puts the result into the cache if it holds for every
+    /// owner.
+    // Out of line, so that the loop over nodes with cached results stays small.
     #[inline(never)]
     fn evaluate_uncached(
         &mut self,
@@ -126,6 +131,7 @@ impl<'a> BatchEvaluation<'a> {
         result
     }
 
+    /// The cached results of this kind of request, looked up once for each change of the policies.
     fn cached_scores(&mut self, policies: Policies) -> Arc<CachedScores> {
         if let Some((_, scores)) = self.cached.as_ref().filter(|(of, _)| *of == policies) {
             return Arc::clone(scores);
@@ -138,6 +144,7 @@ impl<'a> BatchEvaluation<'a> {
         scores
     }
 
+    /// Computes the result on a node, or takes that of an equal node.
     fn compute(&mut self, id: NodeId, summary: &NodeSummary, policies: Policies) -> Result<Score, Reason> {
         let (request, context) = (self.request, self.context);
         let node = self.nodes.get(id).ok_or(Reason::NoDevice)?;
@@ -149,6 +156,7 @@ impl<'a> BatchEvaluation<'a> {
         let Some(results) = self.class_results(id, summary) else {
             return compute();
         };
+        // Results by other policies do not hold, and a request has its policies for all nodes.
         results.take_if(|(of, _)| *of != policies);
         let (_, evaluated) = results.get_or_insert_with(|| {
             // The value of a node depends on its CPU and memory, which a class does not have in common.

@@ -26,6 +26,7 @@ pub struct Prewarm {
 }
 
 impl Prewarm {
+    /// A prewarm of these kinds of requests, from the first node on.
     pub(crate) fn new(requests: Vec<Arc<RequestKey>>, model: &WorkloadModel) -> Self {
         Self {
             requests,
@@ -36,6 +37,7 @@ impl Prewarm {
 
     /// Evaluates some nodes for one request; returns false when all is done, or another model has taken its place.
     pub(crate) fn step(&mut self, nodes: &Nodes, context: ChoiceContext<'_>, cache: &ScoreCache) -> bool {
+        // The last kind is the one that was asked for last, so it is the likeliest to come next.
         let Some(key) = self
             .requests
             .last()

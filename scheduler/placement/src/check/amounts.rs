@@ -54,6 +54,7 @@ impl Part<'_> {
     }
 }
 
+/// Named resources as sums.
 fn named(resources: &crate::data::amounts::NamedAmounts) -> Sums<'_> {
     let mut sums = Sums::new();
     for (resource, amount) in resources {
@@ -67,6 +68,7 @@ fn amount(sums: &Sums<'_>, resource: &str) -> u128 {
     sums.get(resource).copied().unwrap_or(0)
 }
 
+/// The devices of one type.
 fn devices<'a>(node: &'a Node, kind: &DeviceType) -> &'a [Device] {
     let mut types = node.inventory.iter().flat_map(Inventory::types);
     types
@@ -209,6 +211,7 @@ fn memory_on(device: &Device, memory: HeldMemory, unit_bytes: Option<u64>) -> (u
     }
 }
 
+/// All that a device has, by resource.
 fn totals<'a>(kind: &DeviceType, device: &'a Device) -> Sums<'a> {
     let mut totals = named(&device.resources);
     if *kind == DeviceType::Gpu {
@@ -219,6 +222,7 @@ fn totals<'a>(kind: &DeviceType, device: &'a Device) -> Sums<'a> {
     totals
 }
 
+/// Amounts of a GPU by resource.
 fn sums(amounts: Amounts) -> Sums<'static> {
     let memory = u128::from(amounts.memory.hundredths());
     [
@@ -245,6 +249,7 @@ fn free<'a>(node: &Node, kind: &DeviceType, device: &'a Device, taken: &Sums<'_>
     free
 }
 
+/// Compares the row that a node keeps for a GPU with the naive count of what the GPU has free.
 fn check_row(node: &Node, at: usize, gpu: &Device, free: &Sums<'_>) -> Option<Violation> {
     let Some(row) = node.rows.get(at) else {
         return Some(differs(node, format!("GPU {} has no row", gpu.id)));
@@ -259,6 +264,7 @@ fn check_row(node: &Node, at: usize, gpu: &Device, free: &Sums<'_>) -> Option<Vi
     })
 }
 
+/// Compares the flags that a node keeps for a GPU with those that follow from all parts.
 fn check_flags(node: &Node, at: usize, gpu: &Device, parts: &[Part<'_>]) -> Option<Violation> {
     // Reported as a missing row.
     node.rows.get(at)?;
@@ -305,6 +311,7 @@ fn check_twice(node: &Node, gpu: &Device, parts: &[Part<'_>]) -> Vec<Violation> 
     violations
 }
 
+/// The violation of a part that names a GPU which its node does not have; `None` if the node has it, or the part names none.
 fn missing_gpu(node: &Node, part: &Part<'_>) -> Option<Violation> {
     let gpu = match &part.held.device {
         DeviceRef::Id(id) => id.to_string(),
@@ -319,6 +326,7 @@ fn missing_gpu(node: &Node, part: &Part<'_>) -> Option<Violation> {
     })
 }
 
+/// Compares the GPUs and amounts that a hint is charged for with those that its holdings name.
 fn check_hint(node: &Node, hint: &Hint) -> Option<Violation> {
     let mut expected = Vec::new();
     for part in hint

@@ -10,12 +10,14 @@ use crate::state::equivalence::{has_class, key_with};
 use crate::state::node::Node;
 use crate::state::nodes::Nodes;
 
+/// Checks every two holdings of a node: no two owners have one virtual function, and none uses what another has for itself.
 pub(super) fn check_pairs(node: &Node) -> Vec<Violation> {
     let mut violations: Vec<Violation> = Vec::new();
     for (at, one) in node.held.iter().enumerate() {
         for other in node.held.iter().skip(at + 1) {
             check_functions(node, one, other, &mut violations);
             check_exclusions(node, one, other, &mut violations);
+            // In both directions, since only the owner with exclusive use has the rule in its holdings.
             check_exclusions(node, other, one, &mut violations);
         }
     }

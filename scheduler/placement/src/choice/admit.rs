@@ -113,6 +113,7 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
     let takes_no_amounts = placement.gpus().all(|share| share.amounts == Amounts::ZERO);
     // Slots alone are an amount: a pod that sees all GPUs takes nothing else.
     let is_empty = takes_gpus_only && takes_no_amounts && *unknown_whole == 0;
+    // No container can use computing power without memory, so a share of that alone is a mistake of the caller.
     let lacks_memory =
         |share: &Share| share.amounts.memory == Memory::ZERO && (share.amounts.core > 0 || *is_vendor);
     if is_empty || placement.gpus().any(lacks_memory) {
@@ -168,6 +169,7 @@ fn admit_share(node: &Node, share: &Share, is_vendor: bool) -> Result<(), Reserv
     Ok(())
 }
 
+/// Checks that the amounts of a share are free on its GPU.
 fn admit_share_of_gpu(
     node: &Node,
     at: usize,
@@ -257,6 +259,7 @@ pub(crate) fn is_placement(node: &Node, holdings: &Holdings, placement: &Placeme
     }
 }
 
+/// The parts of holdings that are of other devices than GPUs.
 fn other_parts(holdings: &Holdings) -> impl Iterator<Item = &HeldPart> {
     holdings.parts.iter().filter(|part| part.kind != DeviceType::Gpu)
 }

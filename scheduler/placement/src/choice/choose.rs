@@ -26,6 +26,7 @@ pub(crate) struct ChoiceContext<'a> {
 }
 
 impl<'a> ChoiceContext<'a> {
+    /// The expectations by which choices for a request are compared.
     pub(crate) fn look_ahead(&self, request: NodeRequest<'_>) -> LookAhead<'a> {
         LookAhead {
             model: self.model,
@@ -41,6 +42,7 @@ impl<'a> ChoiceContext<'a> {
         }
     }
 
+    /// An order that no look-ahead changes.
     fn order_without_cost(&self, policy: DevicePolicy) -> DeviceOrder<'a> {
         DeviceOrder {
             policy,
@@ -246,6 +248,7 @@ fn memory_left(
     order: &DeviceOrder<'_>,
     hints: Hints<'_>,
 ) -> (u128, u128) {
+    // A node may report GPUs of any size, so their sums get twice the bits of one amount.
     let (mut free, mut total, mut n_healthy) = (0_u128, 0_u128, 0_u128);
     for (row, ..) in node.healthy_rows(hints) {
         free += u128::from(row.free.memory.hundredths());

@@ -105,6 +105,7 @@ impl PlacementCost {
         // Rounded up: a loss of less than a step is a loss.
         let steps = -(-sum).div_euclid(STEP * Self::SCALE) + ZERO_STEPS;
         let most_steps = i64::from(COST_END >> LEFT_BITS) - 1;
+        // Costs beyond either end count as the end, since more steps would need bits that the score does not have.
         let steps = u32::try_from(steps.clamp(0, most_steps)).unwrap_or(0);
         // Fifteen bits have room for half of the thousandths of 64 GPUs, which are the most that count.
         steps << LEFT_BITS | (self.left / 2).min((1 << LEFT_BITS) - 1)
@@ -117,12 +118,16 @@ pub(crate) struct CostBasis<'a> {
     gpus: FreeGpus,
     /// CPU and memory that the request leaves.
     host_after: HostAmounts,
+    /// Value of the node before the choice.
     value: u32,
+    /// Unusable idle capacity of the node before the choice.
     unusable: u32,
+    /// Weight of whole idle GPUs on this node, in thousandths.
     idle_weight: u64,
 }
 
 impl<'a> CostBasis<'a> {
+    /// Measures a node before the choice: its value, its unusable idle capacity and the weight of its idle GPUs.
     pub(crate) fn new(node: &Node, look_ahead: LookAhead<'a>, hints: Hints<'_>) -> Self {
         let model = look_ahead.model;
         let simulation = node.model.and_then(|gpu| model.by_gpu.get(&gpu));
@@ -169,6 +174,7 @@ impl<'a> CostBasis<'a> {
     }
 }
 
+/// The value and the unusable idle capacity of a node with these GPUs, CPU and memory free.
 fn measure(simulation: &Simulation, gpus: &FreeGpus, host: HostAmounts) -> (u32, u32) {
     (simulation.value(gpus, host), simulation.unusable(gpus, host))
 }
@@ -233,6 +239,7 @@ pub(crate) fn cheapest(
 /// Free amounts as a part of a GPU, rounded down.
 fn free_part(row: Row) -> GpuPart {
     let Row { free, total } = row;
+    // Where a GPU has no computing power to count, its memory alone decides how much of it is idle.
     let core = if total.core == 0 {
         WHOLE
     } else {
@@ -252,6 +259,7 @@ pub(crate) fn taken_part(taken: Amounts, total: Amounts) -> GpuPart {
         .checked_div(total.core)
         .unwrap_or(0);
     GpuPart {
+        // Free parts are rounded down and taken ones up, so that the simulation finds no room that does not exist.
         memory: thousandths_up(taken.memory, total.memory).unwrap_or(WHOLE),
         core: i16::try_from(core).unwrap_or(WHOLE).min(WHOLE),
     }

@@ -124,6 +124,7 @@ fn compare(need: ShareNeed, rows: impl Iterator<Item = Row>) -> Comparison {
 impl Lacks {
     /// The reason of the GPU that lacks the fewest dimensions.
     fn reason(self, need: ShareNeed) -> Reason {
+        // The set without any dimension is that of GPUs with room, of which there are then too few.
         const FEWEST_FIRST: [(u8, Reason); 8] = [
             (0b000, Reason::TooFew),
             (0b001, Reason::Memory),
@@ -242,6 +243,7 @@ pub(crate) fn choose_all(node: &Node, slots: u32, hints: Hints<'_>) -> Result<Ve
     let mut shares = vec![share_of_gpu(first, slots_alone)];
     for (_, gpu, _) in healthy {
         if gpu.id != first.id {
+            // A share of nothing, so that the record names every GPU that the containers see.
             shares.push(share_of_gpu(gpu, Amounts::ZERO));
         }
     }

@@ -44,6 +44,7 @@ impl DeviceOrder<'_> {
         match self.policy {
             // Where the cost does not decide, `fill` packs GPUs, which leaves whole ones for large pods.
             DevicePolicy::Fill | DevicePolicy::Binpack => (memory, core, slots, at),
+            // All bits flipped, so that the GPU with most room left has the smallest key.
             DevicePolicy::Spread => (!memory, !core, !slots, at),
             DevicePolicy::InOrder => (0, 0, 0, at),
             DevicePolicy::LeastAllocated => by_score(ScoringStrategy::LeastAllocated),
@@ -54,6 +55,7 @@ impl DeviceOrder<'_> {
     /// A key that is smaller for a GPU that the policy prefers; GPUs between which it does not decide have the same.
     pub(crate) fn gpu_preference(&self, need: ShareNeed, at: usize, row: &Row) -> [u64; 4] {
         let (memory, core, slots, at) = self.row_key(need, at, row);
+        // Without the index GPUs that are equal for the policy stay equal, and their locations decide between them.
         let at = if self.policy == DevicePolicy::InOrder {
             at
         } else {
@@ -162,6 +164,7 @@ fn stated(node: &Node, request: RequestedGpus) -> Option<StatedAmounts> {
     match request {
         RequestedGpus::Nothing => None,
         RequestedGpus::Share(request) => need(node, &request).ok().map(ShareNeed::stated),
+        // GPUs differ in their bytes, so a whole one counts by its percentage.
         RequestedGpus::Whole(_) => Some(StatedAmounts {
             ratio: WHOLE,
             bytes: 0,
@@ -171,6 +174,7 @@ fn stated(node: &Node, request: RequestedGpus) -> Option<StatedAmounts> {
     }
 }
 
+/// The score of a node for the devices of one other type; `None` if the node has no devices that the request can use.
 fn device_score(
     node: &Node,
     request: &DeviceRequest,

@@ -71,7 +71,9 @@ pub struct Victims {
 /// The cost of evicting a set of pods, in the order in which kube-scheduler compares nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct EvictionCost {
+    /// Number of victims whose eviction violates a disruption budget.
     n_violations: usize,
+    /// The priority of the most important victim.
     highest_priority: i64,
     /// Sum of the priorities, each raised so that none is negative: more victims cost more.
     sum: i64,
@@ -98,17 +100,21 @@ type EvictionOrder = Vec<Vec<usize>>;
 /// The best victims so far and their cost.
 type Best = Option<(EvictionCost, Vec<usize>)>;
 
+/// The search for victims on one node, with the pods that it has evicted from its copy of the node at the moment.
 struct VictimSearch<'a> {
     request: NodeRequest<'a>,
     preemption: Preemption<'a>,
     /// A copy of the node, without the evicted pods.
     node: Node,
+    /// The states of the pods of [`Preemption::pods`], in the same order.
     pods: Vec<PodState>,
+    /// Number of comparisons of the request with the copy so far, at most about [`MAX_CHECKS`].
     n_checks: u32,
 }
 
 /// The state of one pod that may be evicted, at the same index as in [`Preemption::pods`].
 struct PodState {
+    /// Its holding on the node, which comes back when the search restores the pod.
     held: Option<Held>,
     /// The GPUs that it holds something of.
     gpus: BTreeSet<usize>,
@@ -118,11 +124,13 @@ struct PodState {
     size: u128,
     /// 2 if a budget forbids its eviction, 1 if one counts it, 0 without.
     protection: u8,
+    /// True while the search has taken the pod off its copy of the node.
     is_evicted: bool,
 }
 
 impl<'a> VictimSearch<'a> {
     fn new(node: &Node, request: NodeRequest<'a>, preemption: Preemption<'a>) -> Self {
+        // The search evicts and restores pods many times, so it works on a copy: requests must not see a half-empty node.
         let node = node.copy_with_hints(|owner| !preemption.outranked.contains(owner));
         let mut pods = Vec::with_capacity(preemption.pods.len());
         for pod in preemption.pods {
@@ -164,9 +172,12 @@ impl<'a> VictimSearch<'a> {
         best
     }
 
+    /// Tries every set of the pods that may be evicted, and keeps the cheapest one with which the request fits. The bits of a
+    /// number are one set, so that [`FEW_PODS`] pods take 256 steps.
     fn try_every_subset(&mut self, best: &mut Best) {
         let mut forced = 0_usize;
         for (at, pod) in self.preemption.pods.iter().enumerate() {
+            // One mask of all forced pods, so that a set without one of them is found by one comparison.
             forced |= usize::from(pod.is_forced) << at;
         }
         for bits in 0..1_usize << self.pods.len() {
@@ -209,6 +220,8 @@ impl<'a> VictimSearch<'a> {
         }
         // Without the last group the request does not fit, so at least one of its pods is a victim.
         let least_important = self.by_importance(last).pop();
+        // Each set of this order has that pod as a victim, so a known set of less important pods without a violation stays
+        // better.
         let cannot_win = match (&*best, least_important) {
             (Some((cost, _)), Some(pod)) => {
                 cost.n_violations == 0 && cost.highest_priority < i64::from(pod.priority)
@@ -248,6 +261,7 @@ impl<'a> VictimSearch<'a> {
                     size,
                     pod.started,
                 );
+                // Pods that are being deleted anyway are restored last, since they cost nothing as victims.
                 keyed.push(((pod.is_leaving, importance, &pod.owner), *at));
             }
         }
@@ -260,12 +274,15 @@ impl<'a> VictimSearch<'a> {
         }
     }
 
+    /// Returns true if the evicted pods free enough of the sums in [`Preemption::must_free`], and the request fits on the copy
+    /// of the node without these pods.
     fn fits(&mut self) -> bool {
         self.n_checks += 1;
         for (sum, needed) in self.preemption.must_free.iter().enumerate() {
             let mut freed = 0_u64;
             for (state, pod) in self.pods.iter().zip(self.preemption.pods) {
                 if state.is_evicted {
+                    // A sum at the end of the type is enough for any amount that is needed.
                     freed = freed.saturating_add(pod.frees.get(sum).copied().unwrap_or(0));
                 }
             }
@@ -276,6 +293,7 @@ impl<'a> VictimSearch<'a> {
         fit(&self.node, self.request, Hints::Respect).is_ok()
     }
 
+    /// Marks pods as evicted, and removes what they hold from the copy of the node.
     fn evict(&mut self, pods: &[usize]) {
         let mut owners = BTreeSet::new();
         for at in pods {
@@ -287,10 +305,12 @@ impl<'a> VictimSearch<'a> {
             }
         }
         if !owners.is_empty() {
+            // One removal for all, since the node computes its free amounts from scratch at each change.
             self.node.remove_all_held(&owners);
         }
     }
 
+    /// Puts an evicted pod back onto the copy of the node.
     fn restore(&mut self, at: usize) {
         let Some(state) = self.pods.get_mut(at) else {
             return;
@@ -309,6 +329,7 @@ impl<'a> VictimSearch<'a> {
         }
     }
 
+    /// Indices of the pods that are evicted at the moment.
     fn evicted(&self) -> Vec<usize> {
         let mut evicted = Vec::new();
         for (at, state) in self.pods.iter().enumerate() {
@@ -397,6 +418,7 @@ impl<'a> VictimSearch<'a> {
         sets
     }
 
+    /// Indices of the GPUs whose locations meet a condition; a GPU of unknown location meets none.
     fn gpus_at(&self, is_there: impl Fn(&DeviceLocation) -> bool) -> BTreeSet<usize> {
         let mut there = BTreeSet::new();
         for (at, gpu) in self.node.gpus().iter().enumerate() {
@@ -418,6 +440,7 @@ impl<'a> VictimSearch<'a> {
         sets
     }
 
+    /// Indices of the pods that hold something of a GPU.
     fn holders_of(&self, gpu: usize) -> Vec<usize> {
         let mut holders = Vec::new();
         for (at, state) in self.pods.iter().enumerate() {
@@ -428,6 +451,7 @@ impl<'a> VictimSearch<'a> {
         holders
     }
 
+    /// The cost of evicting the pods at these indices.
     fn cost(&self, victims: &[usize]) -> EvictionCost {
         // The budgets are drawn on in this order too.
         let order = self.by_importance(victims);
@@ -460,6 +484,7 @@ impl<'a> VictimSearch<'a> {
 }
 
 impl PodState {
+    /// The state of a pod before the search: what it holds of the node, and how far budgets protect it.
     fn new(pod: &Evictable, node: &Node, requests: &[DeviceRequest], budgets: &[i64]) -> Self {
         let held = node.held_by(pod.owner.as_str()).cloned();
         let (mut gpus, mut size, mut holds_requested_devices) = (BTreeSet::new(), 0_u128, false);
@@ -522,6 +547,7 @@ fn combinations(n: usize, size: usize) -> Option<Vec<BTreeSet<usize>>> {
     for _ in 0..size.min(n) {
         let mut longer: Vec<BTreeSet<usize>> = Vec::new();
         for set in &sets {
+            // A set only grows by numbers above its largest one, so that no set comes up twice.
             for next in set.last().map_or(0, |last| last + 1)..n {
                 let mut set = set.clone();
                 set.insert(next);
@@ -529,6 +555,7 @@ fn combinations(n: usize, size: usize) -> Option<Vec<BTreeSet<usize>>> {
             }
         }
         sets = longer;
+        // Checked at every size: the sets of half of many GPUs would fill the memory before the last size is reached.
         if sets.len() > MAX_SETS {
             return None;
         }

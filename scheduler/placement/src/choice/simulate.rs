@@ -63,10 +63,12 @@ struct Sequence {
     with_gpus: u64,
 }
 
+/// A pod that the simulation places, by the amounts that it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SimulatedPod {
     cpu_milli: u64,
     host_memory: u64,
+    /// The part that it takes of each of its GPUs.
     part: GpuPart,
     n_gpus: u16,
 }
@@ -99,7 +101,9 @@ impl GpuPart {
 /// The free parts of the GPUs of a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeGpus {
+    /// Number of GPUs that count.
     n: u32,
+    /// Number of blocks that have any of these GPUs.
     n_blocks: usize,
     blocks: [Block; MAX_GPUS / LANES],
 }
@@ -107,11 +111,13 @@ pub(crate) struct FreeGpus {
 /// The free parts of eight GPUs, laid out for vector instructions.
 #[derive(Clone, Copy, Debug)]
 struct Block {
+    // Thousandths fit in 16 bits, so that a vector register of 128 bits compares eight GPUs at once.
     memory: [i16; LANES],
     core: [i16; LANES],
 }
 
 /// GPUs on which no pod fits.
+// Less than nothing, so that even a pod that asks for no computing power does not fit.
 const FULL: Block = Block {
     memory: [-1; LANES],
     core: [-1; LANES],
@@ -209,6 +215,7 @@ fn host_per_gpu(sample: &Sample, kinds: &[(SimulatedPod, u32)]) -> HostAmounts {
 }
 
 impl Sequence {
+    /// The sequence of these pods, each with the places of the pods equal to it.
     fn new(pods: &[SimulatedPod]) -> Self {
         let mut sequence = Self {
             pods: Vec::with_capacity(pods.len()),
@@ -275,6 +282,7 @@ impl SimulatedPod {
     /// Takes the pod's GPUs, CPU and memory if it fits. No GPU has more memory free than `most_memory`.
     #[inline]
     fn take(&self, gpus: &mut FreeGpus, host: &mut HostAmounts, most_memory: i16) -> bool {
+        // Comparisons of single numbers come first, as they spare most pods that do not fit the walk over all GPUs.
         let may_fit = host.cpu_milli >= self.cpu_milli
             && host.memory >= self.host_memory
             && most_memory >= self.part.memory;
@@ -315,6 +323,7 @@ pub(crate) fn thousandths_up(amount: Memory, total: Memory) -> Option<i16> {
 pub(crate) fn thousandths_down(amount: u64, total: u64) -> i16 {
     let scaled = match amount.checked_mul(1000) {
         Some(scaled) => scaled.checked_div(total).unwrap_or(0),
+        // Where the product has no room in 64 bits, the divisor is scaled down instead; the error is far below a thousandth.
         None => amount.checked_div(total.div_ceil(1000)).unwrap_or(0),
     };
     i16::try_from(scaled).unwrap_or(WHOLE).min(WHOLE)
@@ -361,6 +370,7 @@ impl FreeGpus {
         self.parts().map(GpuPart::idle).sum()
     }
 
+    /// The free part of the GPU at an index; `None` beyond the GPUs that count.
     fn get(&self, at: usize) -> Option<GpuPart> {
         let block = self.blocks.get(at / LANES)?;
         Some(GpuPart {
@@ -369,6 +379,7 @@ impl FreeGpus {
         })
     }
 
+    /// Sets the free part of the GPU at an index.
     fn set(&mut self, at: usize, part: GpuPart) {
         let Some(block) = self.blocks.get_mut(at / LANES) else {
             return;

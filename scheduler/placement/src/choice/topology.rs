@@ -42,6 +42,7 @@ use crate::state::occupancy::Occupancy;
 pub(crate) struct DeviceChoice {
     /// Indices of GPUs, where the engine chooses them.
     pub(crate) gpus: Vec<usize>,
+    /// Shares of devices of all other types.
     pub(crate) others: Vec<Share>,
 }
 
@@ -59,6 +60,7 @@ pub(crate) fn decide(
     refuse_weak_limits(node, request)?;
     fit_gpus(node, &request.gpus, hints).map_err(Misfit::Plain)?;
     let vendor_chooses = matches!(request.gpus, RequestedGpus::Whole(_)) && !node.serves_vendor();
+    // The vendor's plugin knows nothing of constraints, and may pick GPUs that break them.
     if vendor_chooses && request.constraints.is_some_and(Constraints::narrow_gpus) {
         return Err(Misfit::NotChosenHere);
     }
@@ -139,6 +141,7 @@ fn decide_types(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Resu
         }
         let is_joint = joint.is_some_and(|joint| joint.kinds.contains(&pool.kind));
         match &vendor_gpus {
+            // Where the GPUs are known beforehand, the other types only follow them, and no search is needed.
             Some(gpus) if is_joint && pool.n <= MAX_MEMBERS => {
                 chosen.push((&pool.kind, devices_near(pool, gpus)));
             }
@@ -155,6 +158,7 @@ fn decide_types(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Resu
     Ok(decision)
 }
 
+/// The chosen devices of one type; empty if none of the type are chosen.
 fn devices_of<'c>(chosen: &'c [Chosen<'_>], kind: &DeviceType) -> &'c [usize] {
     let found = chosen.iter().find(|(of, _)| *of == kind);
     found.map_or(&[], |(_, devices)| devices)
@@ -279,6 +283,7 @@ fn best_sets(
             search(&problem)
         };
         let Some((chosen, rank)) = found else { continue };
+        // The problem knows no partitions, so their part of the rank is added here.
         let rank = Rank {
             score: gpu_set.score,
             partition: gpu_set.partition,
@@ -339,6 +344,7 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Re
         choices => choices.unwrap_or_default(),
     };
     sets.retain(|set| scopes.iter().any(|scope| set.allowed.is_within(*scope)));
+    // Where partitions are only preferred, sets that are no partition will do as well; their rank puts them last.
     if !is_binding {
         sets.extend(scopes.into_iter().map(GpuSet::plain));
     } else if sets.is_empty() {
@@ -352,6 +358,7 @@ fn sets_within(pool: &Pool, scope: Scope) -> Vec<Set> {
     if scope == Scope::Machine {
         return vec![pool.all()];
     }
+    // Two devices are never within one device.
     if scope == Scope::Device && pool.n > 1 {
         return Vec::new();
     }
@@ -377,6 +384,7 @@ fn too_far_apart(context: &DecisionContext<'_>, pools: &[&Pool]) -> Misfit {
     nearest_misfit(context, pools).unwrap_or(Misfit::Plain(Reason::Together))
 }
 
+/// The misfit at the choice that would be nearest without the rule of the same switch; `None` if there is no such choice.
 fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misfit> {
     let (lead, rest) = pools.split_first()?;
     let mut followers = Vec::with_capacity(rest.len());
@@ -407,6 +415,7 @@ fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misf
     })
 }
 
+/// The name of the switch of a device, by the index of the device in the inventory; `None` if it is not reported.
 fn switch_of(context: &DecisionContext<'_>, kind: &DeviceType, at: usize) -> Option<SwitchId> {
     let devices = context.inventory.devices(context.inventory.type_index(kind)?);
     devices.get(at)?.attributes.location.as_ref()?.switch.clone()

@@ -188,6 +188,7 @@ impl Selector {
 }
 
 impl Test {
+    /// Returns true if the condition holds for the value of a label, `None` if the label is missing.
     fn passes(&self, value: Option<&str>) -> bool {
         match self {
             Self::In(values) => is_one_of(value, values),
@@ -199,6 +200,7 @@ impl Test {
     }
 }
 
+/// Returns true if a label has one of these values.
 fn is_one_of(value: Option<&str>, values: &[Box<str>]) -> bool {
     value.is_some_and(|value| values.iter().any(|one| **one == *value))
 }

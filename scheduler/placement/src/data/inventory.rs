@@ -283,6 +283,7 @@ fn problem_of(
         slots,
         ..
     } = *device;
+    // A GPU's own amounts come first: they are wrong whatever other devices the node lists.
     if kind == DeviceType::Gpu && !is_possible_memory(memory_bytes) {
         Some(InventoryProblem::Memory { id, memory_bytes })
     } else if kind == DeviceType::Gpu && (core > MAX_COUNT || slots > MAX_COUNT) {

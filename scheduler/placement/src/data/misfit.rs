@@ -184,6 +184,7 @@ impl fmt::Display for Misfit {
 }
 
 impl NoPartition {
+    /// Writes the rule that no partition of this many GPUs meets.
     fn write(self, needed: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gpus = count(needed, &DeviceType::Gpu);
         match self {

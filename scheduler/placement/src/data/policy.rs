@@ -189,6 +189,7 @@ impl ScoringStrategy {
         u32::try_from(sum.checked_div(weights).unwrap_or(0)).unwrap_or(BEST)
     }
 
+    /// The score of one resource with the requested amount taken, from 0 to 100.
     fn score_one(self, usage: ResourceUsage) -> u32 {
         let used = usage
             .total
@@ -199,6 +200,7 @@ impl ScoringStrategy {
             Self::MostAllocated => used.min(usage.total),
         };
         // Each resource is rounded down before it is weighed, as kube-scheduler does.
+        // A hundred times an amount of bytes may exceed 64 bits.
         let scaled = u128::from(part) * u128::from(BEST) / u128::from(usage.total.max(1));
         u32::try_from(scaled).unwrap_or(BEST)
     }

@@ -136,6 +136,7 @@ impl DeviceRequest {
             }
         }
         let mut each = self.amounts.clone();
+        // Rounded up, so that the devices together have no less than the request.
         for amount in each.values_mut() {
             *amount = amount.div_ceil(n_devices);
         }
@@ -168,6 +169,7 @@ pub(crate) struct StatedAmounts {
     pub(crate) core: u64,
 }
 
+/// Memory of a share: bytes, or percent of whichever GPU it is compared with.
 #[derive(Clone, Copy, Debug)]
 enum NeededMemory {
     Absolute(Memory),

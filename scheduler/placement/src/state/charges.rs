@@ -8,6 +8,7 @@ use crate::data::holding::{Held, HeldMemory, HeldPart, Holdings, n_unknown_whole
 use crate::data::inventory::{GPUS, Inventory};
 use crate::data::request::ShareRequest;
 
+// A charge borrows its resources, and a charge on a GPU has none to borrow.
 static NO_RESOURCES: NamedAmounts = NamedAmounts::new();
 
 /// The amounts that one part of a holding takes of one device.
@@ -53,6 +54,7 @@ pub(crate) fn charges_of_all<'a>(inventory: &'a Inventory, held: &'a [Held]) -> 
     all
 }
 
+/// Adds the charges of pending holdings to those of all other holdings, owner by owner.
 fn add_pending<'a>(inventory: &'a Inventory, held: &'a [Held], all: &mut Vec<(&'a Held, Charge<'a>)>) {
     let n_unknown = n_unknown_whole(held);
     let mut free: Vec<Amounts> = Vec::with_capacity(inventory.gpus.len());
@@ -74,6 +76,7 @@ fn add_pending<'a>(inventory: &'a Inventory, held: &'a [Held], all: &mut Vec<(&'
     }
 }
 
+/// Subtracts a charge from the free amounts of its GPU.
 fn subtract(free: &mut [Amounts], charge: &Charge<'_>) {
     if charge.type_at == GPUS
         && let Some(free) = free.get_mut(charge.device)
@@ -153,6 +156,7 @@ fn charges_of_part<'a>(inventory: &'a Inventory, part: &'a HeldPart) -> impl Ite
     })
 }
 
+/// The charge of a request on each GPU of the node, as if the request were allocated there.
 fn charges_of_request<'a>(
     inventory: &'a Inventory,
     request: &'a ShareRequest,
@@ -176,6 +180,7 @@ fn charges_of_request<'a>(
     })
 }
 
+/// The memory that a part takes of a device; `None` if the part is in units of a size that the node does not report.
 fn memory_on(device: &Device, memory: HeldMemory, unit_bytes: Option<u64>) -> Option<Memory> {
     match memory {
         HeldMemory::Exact(memory) => Some(memory),

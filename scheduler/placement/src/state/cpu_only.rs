@@ -22,6 +22,7 @@ pub(crate) struct CpuOnlyPods {
 /// The CPU-only pods of one node.
 #[derive(Debug, Default)]
 struct CpuOnlyNode {
+    /// True if the pods of the node count for the workload model.
     has_gpus: bool,
     /// Numbers of pods by the amounts that they use.
     counts: BTreeMap<HostAmounts, u32>,
@@ -97,6 +98,7 @@ impl CpuOnlyPods {
     }
 }
 
+/// The profile of a pod that uses these amounts and no GPU.
 fn profile(host: HostAmounts) -> PodProfile {
     PodProfile {
         gpus: RequestedGpus::Nothing,

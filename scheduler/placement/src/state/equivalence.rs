@@ -17,6 +17,7 @@ use crate::state::occupancy::{DeviceUse, Occupancy};
 pub(crate) struct EquivalenceKey {
     /// Number of the hardware class.
     hardware: Option<u64>,
+    /// Free amounts and states of use of all devices, packed: nodes of one hardware class have them in the same places.
     words: Box<[u64]>,
 }
 
@@ -49,10 +50,12 @@ impl EquivalenceClasses {
             }
             return id;
         }
+        // A number means its class only while a node is in the class, so it can serve another class afterwards.
         let id = self.vacant.pop().unwrap_or_else(|| {
             self.classes.push(None);
             EquivalenceClassId(u32::try_from(self.classes.len() - 1).unwrap_or(u32::MAX))
         });
+        // Both tables share one copy of the key, which is long on nodes with many devices.
         let key = Arc::new(key);
         self.ids.insert(Arc::clone(&key), id);
         if let Some(vacant) = self.classes.get_mut(id.0 as usize) {
@@ -107,9 +110,11 @@ pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
         n_hinted_unknown += u64::from(hint.holdings.unknown_whole);
     }
     let mut words = vec![u64::from(node.n_unknown_whole()), n_hinted_unknown];
+    // Flags are packed apart from the amounts, or each of them would take a word of the key.
     let mut bits = Bits::default();
     for (at, (row, flags)) in node.rows_with(hints).zip(&node.flags).enumerate() {
         let Amounts { memory, core, slots } = row.free;
+        // Two amounts of 32 bits share a word, since a key is hashed at every change of its node.
         words.extend([memory.hundredths(), u64::from(core) << 32 | u64::from(slots)]);
         for bit in [flags.is_occupied, flags.is_shared, flags.is_withheld] {
             bits.push(bit);

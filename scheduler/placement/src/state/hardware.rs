@@ -59,6 +59,7 @@ pub(crate) struct HardwareClass {
     pub(crate) has_topology: bool,
     /// Unique among all classes that have ever existed.
     pub(crate) number: u64,
+    /// Hash of the inventory.
     hash: u64,
 }
 

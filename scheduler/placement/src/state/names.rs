@@ -16,6 +16,7 @@ pub(crate) struct Names {
     nodes: FxHashMap<NodeName, NodeId>,
 }
 
+/// The name of a node, within the table if it is short.
 #[derive(Debug)]
 enum NodeName {
     /// Padded with zeros.
@@ -71,6 +72,7 @@ impl Borrow<[u8]> for NodeName {
 
 impl PartialEq for NodeName {
     fn eq(&self, other: &Self) -> bool {
+        // The padding of a short name is no part of it.
         let (one, other): (&[u8], &[u8]) = (self.borrow(), other.borrow());
         one == other
     }
@@ -80,6 +82,7 @@ impl Eq for NodeName {}
 
 impl Hash for NodeName {
     fn hash<H: Hasher>(&self, state: &mut H) {
+        // A look-up hashes the bytes of a name, so an entry has to hash as its bytes do.
         let bytes: &[u8] = self.borrow();
         bytes.hash(state);
     }

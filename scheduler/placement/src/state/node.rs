@@ -219,6 +219,7 @@ impl Node {
         Some(self.row_with(at, *self.rows.get(at)?, hints))
     }
 
+    /// A row less what the hints that count take of the GPU at this index.
     fn row_with(&self, at: usize, mut row: Row, hints: Hints<'_>) -> Row {
         for hint in self.counted_hints(hints) {
             for (gpu, amounts) in &hint.gpu_charges {
@@ -286,6 +287,7 @@ impl Node {
         self.update_free();
     }
 
+    /// Inserts a hint in place of the one that the owner has here.
     pub(crate) fn insert_hint(&mut self, owner: OwnerId, holdings: Holdings) {
         self.hints.retain(|hint| hint.owner != owner);
         let at = self.hints.partition_point(|hint| hint.owner < owner);
@@ -373,6 +375,7 @@ impl Node {
         }
     }
 
+    /// Updates [`Self::has_rules`] from the inventory, the holdings and the hints.
     fn update_rules(&mut self) {
         let is_binding = self
             .inventory
@@ -453,6 +456,7 @@ impl Deref for Rows {
 
     #[inline]
     fn deref(&self) -> &[Row] {
+        // The range is out of bounds exactly where the rows lie elsewhere.
         self.in_place.get(..self.n).unwrap_or(&self.elsewhere)
     }
 }
@@ -491,6 +495,7 @@ impl NodeValueCache {
         // Requests that store at the same time store the same: the node cannot change while they read it.
         let both = u64::from(value) << 32 | u64::from(unusable);
         cached.both.store(both, Ordering::Relaxed);
+        // Stored last, so that a reader who finds the number of its model finds the two numbers of this model.
         cached.model.store(model, Ordering::Release);
         (value, unusable)
     }

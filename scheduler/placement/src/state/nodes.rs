@@ -23,6 +23,7 @@ pub(crate) struct Nodes {
     pub(crate) summaries: Vec<NodeSummary>,
     /// By the same index; apart from the rest, because evaluations of all nodes read little else.
     pub(crate) versions: Vec<u64>,
+    /// Indices that no node has at the moment.
     vacant: Vec<u32>,
     /// Index of the node that each owner holds something of.
     pub(crate) owners: FxHashMap<OwnerId, u32>,
@@ -35,6 +36,7 @@ pub(crate) struct Nodes {
     pub(crate) classes: EquivalenceClasses,
     /// Number of changes by which a refused request may fit.
     pub(crate) n_openings: u64,
+    /// Number of changes of all nodes; the version of a node is this number at its last change.
     n_changes: u64,
 }
 
@@ -240,6 +242,7 @@ impl Nodes {
         }
     }
 
+    /// Takes CPU and memory that an owner no longer uses off the sum of its node.
     fn subtract_host_use(&mut self, used: HostUse, holds_devices: bool) {
         if !holds_devices {
             self.cpu_only.remove(used);
@@ -271,6 +274,7 @@ impl Nodes {
         Some(result)
     }
 
+    /// Replaces the summary of the node at an index; gives the node a new version, and takes it out of its former class.
     fn set_summary(&mut self, index: u32, summary: NodeSummary) {
         self.n_changes += 1;
         let at = index as usize;
@@ -304,6 +308,7 @@ impl Nodes {
         index
     }
 
+    /// Removes the entry of a node of which nothing is known or counted any more.
     fn remove_if_idle(&mut self, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else {
             return;

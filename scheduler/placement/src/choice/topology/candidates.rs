@@ -84,6 +84,7 @@ impl Pool {
         members
     }
 
+    /// The candidate at an index; the default one if there is none, which no set of this pool leads to.
     fn candidate(&self, at: usize) -> Candidate {
         self.candidates.get(at).copied().unwrap_or_default()
     }
@@ -167,6 +168,7 @@ impl Set {
         let mut rest = self.0;
         std::iter::from_fn(move || {
             let lowest = (rest != 0).then_some(rest.trailing_zeros() as usize);
+            // Clears the lowest bit, so that the steps are as many as the members and not as many as the bits.
             rest &= rest.wrapping_sub(1);
             lowest
         })
@@ -174,17 +176,20 @@ impl Set {
 
     /// Larger for the one of two sets of one size that has the lower members, compared from the lowest on.
     pub(crate) fn lowness(self) -> u64 {
+        // The lowest member decides first, so its bit has to weigh most.
         self.0.reverse_bits()
     }
 
     /// Visits every subset of `n` members.
     pub(crate) fn for_each_subset(self, n: usize, visit: &mut impl FnMut(Self)) {
+        /// Completes a chosen set with `n` members of the rest, in every way.
         fn extend(chosen: Set, mut rest: Set, n: usize, visit: &mut impl FnMut(Set)) {
             if n == 0 {
                 return visit(chosen);
             }
             while rest.len() >= n {
                 let lowest = Set(rest.0 & rest.0.wrapping_neg());
+                // No later subset may have this member, or each subset would come up once for every order of its members.
                 rest = rest.without(lowest);
                 extend(chosen.or(lowest), rest, n - 1, visit);
             }

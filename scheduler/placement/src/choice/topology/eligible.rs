@@ -82,6 +82,7 @@ impl<'a> RuleCheck<'a> {
 /// The part of a request for the devices of one type, in the terms of a node.
 pub(crate) struct TypeDemand<'a> {
     kind: &'a DeviceType,
+    /// Index of the type in the inventory.
     type_at: usize,
     devices: &'a [Device],
     /// Number of devices to take.
@@ -90,6 +91,7 @@ pub(crate) struct TypeDemand<'a> {
     pub(crate) takes_all: bool,
     amounts: NeededAmounts<'a>,
     constraint: &'a DeviceConstraint,
+    /// Virtual functions of these devices that pods hold.
     held_functions: &'a [&'a FunctionId],
 }
 
@@ -185,6 +187,7 @@ impl<'a> TypeDemand<'a> {
         let losses = losses(context.inventory, self.type_at, locations, uses);
         let mut keyed = Vec::with_capacity(self.devices.len());
         for (at, device) in self.devices.iter().enumerate() {
+            // Not counted as a failed rule: `refuse_weak_limits` has refused nodes with too few GPUs of enforced limits by now.
             if !self.has_limits(context, device) {
                 continue;
             }
@@ -303,6 +306,7 @@ pub(crate) fn takes_whole_gpus(context: &DecisionContext<'_>, request: Requested
     };
     for candidate in &pool.candidates {
         let gpu = context.inventory.gpus.get(candidate.device);
+        // Every share takes memory, so a share of all memory leaves a GPU to one pod alone.
         if gpu.is_none_or(|gpu| need.amounts_on(gpu.total()).memory < gpu.total().memory) {
             return false;
         }

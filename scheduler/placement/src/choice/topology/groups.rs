@@ -113,6 +113,7 @@ impl Partitions<'_> {
         Misfit::Partition { needed, problem }
     }
 
+    /// Sorts partitions that may be taken, the best first, as [`Self::choices`] defines it.
     fn sort(&self, table: &PartitionTable, usable: &mut [(&Partition, Set)]) {
         let (mut whole, mut none) = (Vec::new(), LeftBySize::new());
         for partition in &table.partitions {
@@ -122,6 +123,7 @@ impl Partitions<'_> {
                 whole.push(partition);
             }
         }
+        // Cached, since each key takes a walk over all whole partitions of the table.
         usable.sort_by_cached_key(|(one, _)| (Reverse(one.score), left_without(one, &whole, none.clone())));
     }
 
@@ -230,10 +232,12 @@ pub(crate) fn losses(
     losses
 }
 
+/// Returns true if a device exists and is not occupied.
 fn is_free(uses: &[DeviceUse], at: usize) -> bool {
     uses.get(at).is_some_and(|device| !device.is_occupied)
 }
 
+/// Counts a group of GPUs that are all free in the loss of each of its GPUs.
 fn add_loss(losses: &mut [Loss], group: &BTreeSet<usize>) {
     // A GPU that is alone in its group breaks nothing.
     if group.len() < 2 {
@@ -252,7 +256,9 @@ fn add_loss(losses: &mut [Loss], group: &BTreeSet<usize>) {
 /// Numbers of links between every two candidates of a pool.
 #[derive(Debug)]
 pub(crate) struct Links {
+    /// Number of candidates.
     n: usize,
+    /// One number for each ordered pair of candidates: that of `one` and `other` is at `one * n + other`.
     between: Vec<u32>,
 }
 
@@ -278,6 +284,7 @@ impl Links {
             for one in members.members() {
                 for other in members.members().filter(|other| *other != one) {
                     if let Some(between) = links.between.get_mut(one * n + other) {
+                        // A pair may be in several groups, and a node may report any number of links for each.
                         *between = between.saturating_add(group.n_links);
                     }
                 }
@@ -290,6 +297,7 @@ impl Links {
     pub(crate) fn among(&self, set: Set) -> (u32, u32, u32) {
         let (mut fewest, mut most, mut sum) = (u32::MAX, 0, 0_u32);
         for one in set.members() {
+            // Members come lowest first, so that each pair is counted once.
             for other in set.members().take_while(|other| *other < one) {
                 let links = self.between.get(one * self.n + other).copied().unwrap_or(0);
                 (fewest, most) = (fewest.min(links), most.max(links));

@@ -41,6 +41,7 @@ pub(crate) struct Rank {
 pub(crate) struct Distances(u64);
 
 impl Distances {
+    /// These distances followed by that of one more type, in the lowest digit.
     fn then(self, distance: Distance) -> Self {
         // There are three distances, so that numbers to the base of three compare type by type.
         Self(self.0.saturating_mul(3).saturating_add(distance as u64))
@@ -108,6 +109,7 @@ impl Follower<'_> {
                 distances.push(distance);
             }
         }
+        // Farthest first, so that choices are compared by their farthest devices before the nearer ones count.
         distances.reverse();
         (
             taken,
@@ -116,6 +118,7 @@ impl Follower<'_> {
     }
 }
 
+/// The distance of a device at a location from the nearest of the leading devices.
 fn distance(location: Location, lead: &[Location]) -> Distance {
     let mut nearest = Distance::Machine;
     for other in lead {

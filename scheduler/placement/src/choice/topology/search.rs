@@ -45,6 +45,7 @@ fn search_farther(problem: &Problem<'_>) -> Option<(Set, Rank)> {
             if let Some(limit) = nearer.get_mut(at) {
                 *limit = distance;
             }
+            // The nearest distance comes first, so the first one that makes the rank no worse is the best for this type.
             if let Some(better) = search_within(problem, &nearer).filter(|(_, rank)| *rank <= found.1) {
                 (found, limits) = (better, nearer);
                 break;
@@ -66,6 +67,7 @@ fn search_within(problem: &Problem<'_>, limits: &[Distance]) -> Option<(Set, Ran
     Some((chosen, problem.rank(chosen)?))
 }
 
+/// Tries every set of leading devices, for GPUs of which some pairs have more links than others.
 fn try_all(problem: &Problem<'_>) -> Option<(Set, Rank)> {
     let mut best: Option<(Set, Rank)> = None;
     problem.allowed.for_each_subset(problem.lead.n, &mut |chosen| {
@@ -84,6 +86,7 @@ struct Way {
     chosen: Set,
 }
 
+/// A state that no way leads to; any way costs less.
 const NO_WAY: Way = Way {
     cost: u128::MAX,
     chosen: Set::EMPTY,
@@ -135,6 +138,7 @@ impl StateTable {
     }
 
     fn n_states(&self) -> usize {
+        // Saturated, because the number is only compared with `MAX_STEPS`.
         let counted = (self.n + 1).saturating_mul(2).saturating_mul(self.n_used());
         counted.saturating_mul(self.n_near())
     }
@@ -149,6 +153,7 @@ impl StateTable {
         self.bases.iter().fold(1, |n, base| n.saturating_mul(*base))
     }
 
+    /// The leading devices of the cheapest complete choice, found switch by switch; `None` if no choice is complete.
     fn run(&self, problem: &Problem<'_>) -> Option<Set> {
         let (n_near, n_used) = (self.n_near(), self.n_used());
         let half = n_near * n_used * (self.n + 1);
@@ -192,6 +197,7 @@ impl StateTable {
             let is_numa_used = state >= half;
             let taken = state % half / n_near / n_used;
             let used = state / n_near % n_used + usize::from(self.max_switches.is_some());
+            // Every switch that the pod's followers allow is in use already.
             if used == n_used && self.max_switches.is_some() {
                 continue;
             }
@@ -221,6 +227,7 @@ impl StateTable {
                 Distance::Numa => new_numa.and_then(|numa| numa.n_followers.get(at)),
                 Distance::Machine => None,
             };
+            // More followers than requested are no better than enough, and counting no further keeps the table small.
             near += (rest % base + more.copied().unwrap_or(0)).min(base - 1) * digit;
             (rest, digit) = (rest / base, digit * base);
         }
