@@ -93,6 +93,7 @@ impl Connection {
     }
 }
 
+/// Reads a kubeconfig file, and takes the cluster and user of its current context.
 async fn read(path: &Path) -> anyhow::Result<kube::Config> {
     let file = Kubeconfig::read_from(path)?;
     Ok(kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
@@ -135,6 +136,8 @@ impl Contact {
         result
     }
 
+    /// Records whether the API server answered a request. The first answer after a request without one wakes all tasks that pause
+    /// in [`Backoff::pause`].
     fn note(&self, is_answer: bool) {
         let was_lost = self.0.is_lost.swap(!is_answer, Ordering::Relaxed);
         if was_lost && is_answer {

@@ -154,6 +154,7 @@ impl Recorder {
         });
     }
 
+    /// Hands an event to the [`Writer`], or drops the event if the channel between them is full.
     fn send(&self, event: Event) {
         // Waiting for room in the channel would stop the task that records while the API server does not answer.
         if self.events.try_send(event).is_err() {
@@ -234,6 +235,7 @@ impl Writer {
         }
     }
 
+    /// The field `source` of an Event object: the daemon that writes it, and its node if it runs on each node.
     fn source(&self) -> Value {
         match &self.source.host {
             Some(host) => json!({"component": self.source.component, "host": host}),
@@ -241,6 +243,7 @@ impl Writer {
         }
     }
 
+    /// A new Event object of this name, as JSON.
     fn object(&self, waiting: &WaitingEvent, namespace: &str, name: &str) -> Value {
         let Event {
             subject,

@@ -24,6 +24,7 @@ impl MetricsText {
         Self(Arc::new(Mutex::new(registry)))
     }
 
+    /// Writes all metrics as OpenMetrics text, on a thread for blocking work.
     async fn encode(&self) -> Result<String, fmt::Error> {
         // The lock admits one scrape at a time: on a cluster of 15,000 nodes the text has over 100 MB.
         let registry = Arc::clone(&self.0).lock_owned().await;
@@ -54,6 +55,7 @@ pub async fn version() -> String {
     format!("{}\n", env!("CARGO_PKG_VERSION"))
 }
 
+/// The answer of `/readyz`: 200, or 503 with the reason for which the daemon is not ready.
 fn ready(readiness: Result<(), String>) -> (StatusCode, String) {
     match readiness {
         Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
@@ -61,6 +63,7 @@ fn ready(readiness: Result<(), String>) -> (StatusCode, String) {
     }
 }
 
+/// The answer of `/metrics`.
 async fn scrape(metrics: &MetricsText) -> Response {
     match metrics.encode().await {
         Ok(text) => ([(CONTENT_TYPE, OPENMETRICS)], text).into_response(),

@@ -216,6 +216,7 @@ impl ConnectionSettings {
         }
     }
 
+    /// Serves one HTTP/1.1 connection until it ends, or until `watcher` asks for its end after the request in work.
     async fn serve_http1(
         self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -244,6 +245,7 @@ impl ConnectionSettings {
         log_end(watcher.watch(connection).await);
     }
 
+    /// Serves one HTTP/2 connection until it ends, or until `watcher` asks for its end after the requests in work.
     async fn serve_http2(
         self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -264,6 +266,7 @@ impl ConnectionSettings {
     }
 }
 
+/// Logs the error with which a connection ended, if any.
 fn log_end(ended: Result<(), hyper::Error>) {
     // Clients end connections in many ways, so this is no warning.
     if let Err(error) = ended {
@@ -271,6 +274,7 @@ fn log_end(ended: Result<(), hyper::Error>) {
     }
 }
 
+/// Has the router answer a request, whose extensions name the client of the connection and say if it has a valid certificate.
 async fn answer(
     router: Router,
     request: Request<Incoming>,

@@ -26,6 +26,7 @@ pub fn log_panics() {
     }));
 }
 
+/// Logs a panic with the task and the thread in which it happened.
 fn log(panic: &PanicHookInfo<'_>) {
     let task = NAME.try_with(|name| *name).unwrap_or_default();
     let thread = std::thread::current();

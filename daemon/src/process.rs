@@ -84,6 +84,8 @@ where
     }
 }
 
+/// Starts the runtime and the watchdog, and runs `daemon` until it returns. Threads that still block then do not keep the process
+/// from ending.
 fn run_to_end<F>(
     args: ProcessArgs,
     mut runtime: Builder,

@@ -150,12 +150,14 @@ where
         Update::Interrupted
     }
 
+    /// Logs that the watch is interrupted, and has the next call of [`Self::next`] pause first.
     fn interrupt(&mut self, problem: &str) {
         self.lengthen_pause();
         self.is_interrupted = true;
         warn!(watch = self.name, error = problem, pause = ?self.backoff.next(), "a watch is interrupted, trying again");
     }
 
+    /// Has the next call of [`Self::next`] pause first: longer after each of several failures that follow closely.
     fn lengthen_pause(&mut self) {
         // Failures that follow closely lengthen the pause; after a stable time it begins with the shortest.
         if self.failed_at.is_none_or(|failed| failed.elapsed() >= STABLE) {
@@ -202,6 +204,7 @@ impl WatchLag {
             .elapsed()
     }
 
+    /// Notes that the API server has just sent a message of the watch.
     fn reset(&self) {
         *self.last_message.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
@@ -217,6 +220,7 @@ impl WatchLag {
         Client::new(service, namespace)
     }
 
+    /// Passes on an answer of the API server; each piece of its body that arrives resets the age of the last message.
     fn observe_body(
         self,
         response: Response<Body>,

@@ -33,6 +33,8 @@ pub struct Probe {
 }
 
 impl Probe {
+    /// A probe that has not been asked yet. `ask` sends the request of a number; the part of the process writes the number into
+    /// `answered`.
     fn new(name: &'static str, ask: Box<dyn FnMut(u64) + Send>, answered: Arc<AtomicU64>) -> Self {
         Self {
             name,
@@ -116,6 +118,7 @@ pub fn watch(limit: Duration, mut probe: Probe) -> io::Result<()> {
     thread.spawn(check).map(drop)
 }
 
+/// Logs that this part of the process hangs, and ends the process with SIGABRT, also if the log itself hangs.
 fn abort(hung: &'static str, limit: Duration) {
     let (logged, is_logged) = mpsc::channel();
     let log = move || {

@@ -33,7 +33,7 @@ mod shares;
 use crate::accounting::kubelet_allocations::AllocatedDevice;
 use crate::inventory::device_types::Kinds;
 
-/// The parts of a pod that requests devices that the scheduler keeps; small, as a cluster has very many.
+/// The fields that the scheduler keeps of a pod that requests devices. They are small, as a cluster has very many pods.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodFacts {
     /// Namespace.
@@ -114,16 +114,19 @@ pub enum Recorded {
     Gpushare(GpushareRecord),
 }
 
-/// One device of a record.
+/// The share of one GPU that a record gives to its pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedShare {
     gpu: DeviceRef,
+    /// Memory in bytes, if the record names it.
     bytes: Option<u64>,
+    /// Memory in percent of the GPU.
     ratio: u32,
+    /// Compute in percent of the GPU.
     core: u32,
 }
 
-/// One device of another type, of a record.
+/// The amounts of one device of another type than GPU that a record gives to its pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedDevice {
     kind: DeviceType,
@@ -132,7 +135,7 @@ pub struct RecordedDevice {
     functions: Box<[RecordedFunction]>,
 }
 
-/// One virtual function, of a record.
+/// A virtual function (SR-IOV) of a device that a record gives to its pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedFunction {
     /// Its PCI address; empty if the record has none.
@@ -140,18 +143,18 @@ pub struct RecordedFunction {
     minor: i32,
 }
 
-/// The facts besides the pod itself that decide what it holds.
+/// The facts about a pod's node that, with the pod itself, decide which devices the pod holds.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeContext<'a> {
-    /// The devices of its node, as far as they are known.
+    /// The devices of the node, as far as they are known.
     pub inventory: Option<&'a Inventory>,
     /// The device type of each resource.
     pub kinds: &'a Kinds,
-    /// The devices that kubelet allocated to it, if another scheduler placed it.
+    /// The devices that kubelet allocated to the pod, if another scheduler placed it.
     pub given: &'a [AllocatedDevice],
     /// True if pods may see all devices of their node without holding any.
     pub allows_all_devices: bool,
-    /// The report of its node's plugin on the pod.
+    /// The report of the node's plugin on the pod.
     pub report: PluginReport,
 }
 
@@ -165,10 +168,10 @@ impl<'a> NodeContext<'a> {
 /// A report by the plugin of a node on a pod that may hold nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PluginReport {
-    /// The plugin of the node reports no such pods: it is another project's, or an old one.
+    /// The plugin of the node reports no pods without devices at all: it is another project's, or an old one.
     #[default]
     Silent,
-    /// The plugin reports such pods, and not this one. It lets no container start on a device without room.
+    /// The plugin reports pods without devices, and not this one. It lets no container start on a device without room.
     Pending,
     /// The pod was allocated no device.
     NoDevices,
@@ -312,7 +315,7 @@ fn amounts<'a>(
 }
 
 impl Bounds {
-    /// Sums over all containers: with init containers this may be more than the pod holds at one time.
+    /// Sums up the GPU amounts of all containers: with init containers the sum may be more than the pod holds at one time.
     fn read(pod: &Pod, names: &ResourceNames) -> Self {
         let mut sums = Self {
             is_known: true,
@@ -348,7 +351,7 @@ impl Bounds {
         sums
     }
 
-    /// The request that it counts as: a whole device if the amounts are not known.
+    /// The request that the pod counts as: a whole device if the amounts are not known.
     pub(crate) fn request(self, inventory: Option<&Inventory>) -> ShareRequest {
         let Self {
             is_known,
@@ -388,7 +391,7 @@ impl Bounds {
     }
 }
 
-/// The request of a pod whose own one cannot be read.
+/// A whole GPU: the request that a pod counts as if the amounts of its own request cannot be read.
 const WHOLE_DEVICE: ShareRequest = ShareRequest {
     devices: 1,
     memory: RequestedMemory::Ratio(100),
@@ -396,11 +399,12 @@ const WHOLE_DEVICE: ShareRequest = ShareRequest {
     slots: 0,
 };
 
+/// Returns true if a container of the pod names a GPU resource, with any amount.
 fn asks_for_gpus(pod: &Pod, names: &ResourceNames) -> bool {
     amounts(pod, names).any(|(name, _)| is_gpu_resource(name, names))
 }
 
-/// The holdings of a pod whose amounts of other devices are invalid: a whole device of each type.
+/// The request that a pod counts as whose amounts of RDMA or FPGA are invalid: a whole device of each type that it names.
 fn whole_others(pod: &Pod) -> PodRequest {
     let names = ResourceNames::default();
     let mut others = Vec::new();
@@ -437,6 +441,8 @@ impl Recorded {
         }
     }
 
+    /// Takes a record in its two forms together: devices by Koordinator's annotation, and GPU and units by those of
+    /// gpushare-scheduler-extender.
     fn of(record: &Record) -> Self {
         match (Self::of_allocations(&record.allocations), record.gpushare) {
             (Self::Missing, Some(gpushare)) => Self::Gpushare(gpushare),
@@ -474,6 +480,7 @@ impl Recorded {
         Self::devices(allocations).unwrap_or_else(|problem| Self::Unreadable(problem.into()))
     }
 
+    /// Reads the devices of all types in Koordinator's record; an error is the problem of one device, for people.
     fn devices(allocations: &DeviceAllocations) -> Result<Self, String> {
         let (mut gpus, mut others) = (Vec::new(), Vec::new());
         for (kind, devices) in allocations {
@@ -494,6 +501,8 @@ impl Recorded {
 }
 
 impl RecordedShare {
+    /// Reads one GPU of a record with the memory, the percentage of memory and the percentage of compute that the record gives the
+    /// pod there.
     fn read(allocation: &DeviceAllocation) -> Result<Self, String> {
         let amount = |resource: &str| match allocation.resources.get(resource) {
             Some(quantity) => amount(resource, *quantity).map(Some),
@@ -509,6 +518,8 @@ impl RecordedShare {
 }
 
 impl RecordedDevice {
+    /// Reads one device of another type than GPU, with the amounts and the virtual functions (SR-IOV) that the record gives the pod
+    /// there.
     fn read(kind: &str, allocation: &DeviceAllocation) -> Result<Self, String> {
         let mut amounts = NamedAmounts::new();
         for (resource, quantity) in &allocation.resources {
@@ -533,10 +544,12 @@ impl RecordedDevice {
     }
 }
 
+/// A percentage of a record; an absent one is 0, and one that is too large for the type is its maximum.
 fn percent(amount: Option<u64>) -> u32 {
     u32::try_from(amount.unwrap_or(0)).unwrap_or(u32::MAX)
 }
 
+/// An amount of a record as a whole number; an error names the resource.
 fn amount(resource: &str, quantity: Quantity) -> Result<u64, String> {
     quantity
         .unsigned()

@@ -192,6 +192,7 @@ fn read_old<'a, T: Deserialize<'a>>(request: &'a AdmissionRequest) -> Result<T, 
     read_field(request, "oldObject", request.old_object.as_ref())
 }
 
+/// Reads one object of an admission request; an error names the request and the field.
 fn read_field<'a, T: Deserialize<'a>>(
     request: &'a AdmissionRequest,
     field: &'static str,

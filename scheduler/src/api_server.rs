@@ -87,6 +87,7 @@ pub(crate) async fn merge(client: &Client, path: &str, changes: &Value) -> Resul
     in_time(send_as(client, Method::PATCH, path, merge, Some(changes))).await
 }
 
+/// Waits for an answer of the API server for `ANSWER_TIMEOUT` at most.
 async fn in_time(answer: impl Future<Output = Result<Answer, String>>) -> Result<Answer, String> {
     match timeout(ANSWER_TIMEOUT, answer).await {
         Ok(answer) => answer,
@@ -130,6 +131,7 @@ pub(crate) async fn send_as(
     })
 }
 
+/// The pause that the API server asks for in the header `Retry-After`.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     // kube-apiserver sends seconds; a date, which other servers send, counts as none.
     let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?;

@@ -169,6 +169,7 @@ impl Binder {
         }
     }
 
+    /// The outcome of a binding by the answer of the API server; if the status leaves it open, the pod is read.
     async fn outcome_of(&self, binding: &PodBinding, answer: &Answer, deadline: Instant) -> BindOutcome {
         let message = answer.message();
         match answer.status {
@@ -214,6 +215,7 @@ impl Binder {
         }
     }
 
+    /// Sends the binding once, to the subresource `binding` of the pod.
     async fn post(&self, binding: &PodBinding) -> Result<Answer, String> {
         let PodId { namespace, name, uid } = &binding.pod;
         // The UID makes the API server refuse to bind a successor of the same name.
@@ -269,6 +271,7 @@ impl Binder {
     }
 }
 
+/// The path of a pod in the API.
 fn pod_path(pod: &PodId) -> String {
     format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name)
 }
@@ -295,12 +298,14 @@ pub fn is_pod_identity(uid: &str, namespace: &str, name: &str) -> bool {
     is_uid(uid) && is_name(namespace, MAX_NAMESPACE) && is_name(name, MAX_NAME)
 }
 
+/// Returns true if the text can be the name of a namespace or a pod, and is safe in a path.
 fn is_name(text: &str, max_length: usize) -> bool {
     // "." and ".." would lead to other paths.
     let is_legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
     (1..=max_length).contains(&text.len()) && text.bytes().all(is_legal) && !text.starts_with('.')
 }
 
+/// Returns true if the text can be the UID of a pod.
 fn is_uid(text: &str) -> bool {
     let is_legal = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
     (1..=MAX_UID).contains(&text.len()) && text.bytes().all(is_legal)

@@ -100,7 +100,7 @@ impl Keeper {
         }
     }
 
-    /// Renews what is due, gives it to the servers, and writes the authorities into the webhook configurations.
+    /// Renews the certificates that are due, gives them to the servers, and writes the authorities into the webhook configurations.
     ///
     /// # Errors
     /// The Secret cannot be read, parsed or written, or a webhook configuration cannot be written.
@@ -131,7 +131,8 @@ impl Keeper {
         published.context("cannot publish the webhooks' authorities to the API server")
     }
 
-    /// Reads changed files of client authorities. A file that cannot be used is read again later.
+    /// Has servers that check clients against a file use its new content if it has changed. A file that cannot be used is read
+    /// again later.
     fn reload_authorities(&mut self) {
         let Some(held) = &self.held else { return };
         for server in self
@@ -156,7 +157,7 @@ impl Keeper {
         }
     }
 
-    /// Reads the Secret and writes what is due, again if another replica has written meanwhile.
+    /// Reads the Secret, renews the certificates that are due and writes them; all again if another replica has written meanwhile.
     async fn read_or_renew(&self, now: SystemTime) -> anyhow::Result<Material> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.settings.namespace);
         for _ in 0..ATTEMPTS {
@@ -168,7 +169,7 @@ impl Keeper {
                 .as_ref()
                 .and_then(|secret| secret.data.clone())
                 .unwrap_or_default();
-            // Read in each attempt, since another replica has just written, most likely what is due.
+            // Read in each attempt: another replica that has written meanwhile has most likely renewed the same certificates.
             let read = Material::read(&data)
                 .with_context(|| format!("Secret {}/{}", self.settings.namespace, self.settings.secret))?;
             // A Secret that was deleted is written again with the content that it had, since clients trust its authority.

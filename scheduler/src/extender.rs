@@ -125,6 +125,7 @@ pub enum RequestError {
 }
 
 impl RequestError {
+    /// The error for a request of this verb whose body cannot be used.
     fn malformed(verb: &'static str, reason: &impl fmt::Display) -> Self {
         Self::Malformed {
             verb,
@@ -303,6 +304,8 @@ pub fn health_router(extender: Arc<Extender>, metrics: MetricsText) -> Router {
     health::router(readiness, metrics)
 }
 
+/// Receives a filter request, and answers it when a permit is free. A replica that does not lead answers with an error in the
+/// result.
 async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     // Before the body is read, so that clients whose requests fail are counted too.
     extender.filter_clients.count(&request);
@@ -334,6 +337,7 @@ async fn preempt(State(extender): State<Arc<Extender>>, request: Request<Body>) 
     answer_if_leading(&extender, Verb::Preempt, request, preempt::answer).await
 }
 
+/// Receives a request of `prioritize` or `preempt`, and has `answer` answer it when a permit is free, if this replica leads.
 async fn answer_if_leading(
     extender: &Extender,
     verb: Verb,
@@ -351,6 +355,7 @@ async fn answer_if_leading(
     respond(&mut timer, answer)
 }
 
+/// Receives a bind request, and answers it before the deadline, which counts from the arrival of the request.
 async fn bind(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     // The time that the body takes counts too: kube-scheduler's own timeout runs already.
     let deadline = tokio::time::Instant::now() + extender.binder.timeout();
@@ -363,6 +368,7 @@ async fn bind(State(extender): State<Arc<Extender>>, request: Request<Body>) -> 
     respond(&mut timer, answer)
 }
 
+/// The HTTP answer of a verb; an error also becomes the ending that metrics count.
 fn respond(timer: &mut Timer<'_>, answer: Result<Vec<u8>, RequestError>) -> Response {
     match answer {
         Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),

@@ -100,7 +100,7 @@ pub struct Index {
     budget_list: List,
     /// True if pods that request device resources were unbound when all pods had been seen for the first time.
     began_with_pending: bool,
-    /// Notified when a list has left out decisions that it should have shown.
+    /// Notified when a complete list of pods lacks a pod whose binding is written.
     unlisted: Arc<Notify>,
 }
 
@@ -114,6 +114,7 @@ struct List {
 }
 
 impl List {
+    /// Begins a list with the next number.
     fn begin(&mut self, n_openings: u64) {
         self.n_openings = n_openings;
         // Zero stands for objects that no list and no event has shown.
@@ -167,8 +168,8 @@ impl Index {
         self
     }
 
-    /// Makes a refreshed workload model count only after [`Self::finish_workload_refresh`], once the model has been evaluated on all
-    /// nodes in advance.
+    /// Makes a refreshed workload model count only after [`Self::finish_workload_refresh`], once the model has been evaluated on
+    /// all nodes in advance.
     #[must_use]
     pub fn prewarming(self) -> Self {
         Self {
@@ -237,22 +238,23 @@ impl Index {
         self.began_with_pending
     }
 
-    /// Notified when a list of pods is complete and has left out a decision that was written before.
+    /// Notified when a complete list of pods lacks a pod whose binding is written: the pod was deleted, or is younger than the
+    /// list.
     pub fn unlisted(&self) -> Arc<Notify> {
         Arc::clone(&self.unlisted)
     }
 
-    /// Returns true if a binding is being written, or may have been written without an answer.
+    /// Returns true if the binding of an assumption is being written, or may have been written without an answer.
     pub fn has_unknown_outcomes(&self) -> bool {
         let mut open = self.cluster.assumptions();
         open.any(|assumption| assumption.state.phase != Phase::Written)
     }
 
-    /// Ends this replica's term as the leader: another replica may decide from now on, and may give away the room of open
-    /// decisions, so that these are not written again.
+    /// Ends this replica's term as the leader: another replica may decide from now on, and may give away the devices of
+    /// open assumptions, so that their bindings are not written again.
     pub fn end_term(&mut self) {
         for entry in self.cluster.pods.values_mut() {
-            // The decision itself stays counted: its write may still get through.
+            // The assumption itself stays counted: a write of its binding that is under way may still get through.
             if let Some(assumption) = &mut entry.assumption {
                 assumption.outlived = true;
             }
@@ -304,7 +306,7 @@ impl Index {
         }
     }
 
-    /// The request of a pod for nodes; `None` if it requests no devices.
+    /// The demand of a pod, which is compared with nodes; `None` if the pod requests no devices.
     ///
     /// # Errors
     /// The rule that its request breaks on every node.
@@ -388,7 +390,7 @@ impl Index {
         self.cluster.owner(uid)
     }
 
-    /// The node of the decision about a pod, while no watch has shown the pod on it.
+    /// The node on which a pod is assumed, while no watch has shown the pod bound.
     pub fn assumed_node(&self, uid: &str) -> Option<&str> {
         Some(self.cluster.assumption(uid)?.binding.node.as_str())
     }
@@ -498,10 +500,10 @@ impl Index {
         entries.any(|entry| entry.eviction.is_leaving && entry.eviction.rank.priority < priority)
     }
 
-    /// Chooses devices for a pod on a node and reserves them; for a decision that stands already, the same again.
+    /// Chooses devices for a pod on a node and reserves them. A pod that is assumed already gets the same binding again.
     ///
     /// # Errors
-    /// Why the pod cannot be bound there.
+    /// The reason for which the pod cannot be bound there.
     pub fn assume(
         &mut self,
         pod: &PodId,
@@ -612,13 +614,13 @@ impl Index {
         placement
     }
 
-    /// Marks a decision as written.
+    /// Notes that the binding of an assumption is written.
     pub fn confirm(&mut self, uid: &str, stamp: u64, now: Instant) {
         self.set_phase(uid, stamp, Phase::Written, now);
     }
 
-    /// Confirms a decision whose pod was found on the decided node. It holds there what its annotations say, as another
-    /// scheduler may have written them.
+    /// Confirms the assumption of a pod that a read of the API server found on the assumed node. The pod then holds what the
+    /// annotations that were read say, as another scheduler may have written them.
     pub fn confirm_found(
         &mut self,
         uid: &str,
@@ -638,11 +640,12 @@ impl Index {
         }
     }
 
-    /// Marks the outcome of a decision as unknown: its binding may have been written.
+    /// Notes that the outcome of a write is unknown: the binding of the assumption may have been written.
     pub fn mark_unknown(&mut self, uid: &str, stamp: u64, now: Instant) {
         self.set_phase(uid, stamp, Phase::Unknown, now);
     }
 
+    /// Notes the phase in which the assumption with this stamp is since `now`; an assumption of another stamp stays as it is.
     fn set_phase(&mut self, uid: &str, stamp: u64, phase: Phase, now: Instant) {
         if let Some(assumption) = self.cluster.assumption_mut(uid, stamp) {
             assumption.state.phase = phase;
@@ -651,7 +654,7 @@ impl Index {
         }
     }
 
-    /// Drops a decision that has certainly not been written, and will not be: its devices are free again.
+    /// Takes back an assumption whose binding has certainly not been written, and will not be: its devices are free again.
     pub fn forget(&mut self, uid: &str, stamp: u64) {
         if self.cluster.assumption_mut(uid, stamp).is_none() {
             return;
@@ -668,15 +671,15 @@ impl Index {
         }
     }
 
-    /// The state of the decision about a pod; `None` once a watch has shown the pod bound, or the decision was taken back.
+    /// The state of a pod's assumption; `None` once a watch has shown the pod bound, or the assumption was taken back.
     pub fn assumption_state(&self, uid: &str) -> Option<AssumptionState> {
         Some(self.cluster.assumption(uid)?.state)
     }
 
-    /// Settles a decision by the state in which its pod was found after `state`, unless the decision has changed since;
-    /// returns true if nothing is left to settle.
+    /// Confirms or takes back a pod's assumption by what a read of the pod has found. `state` is that of the assumption before the
+    /// read; if the assumption has changed since, nothing happens. Returns true if nothing is left to settle.
     ///
-    /// That the pod is not bound settles nothing for a while: the write may still be under way.
+    /// A pod that was found unbound settles nothing for a while: the write of its binding may still be under way.
     pub fn settle(&mut self, uid: &str, state: AssumptionState, found: &PodLookup, now: Instant) -> bool {
         let Some(assumption) = self.cluster.assumption(uid) else {
             return true;
@@ -698,7 +701,8 @@ impl Index {
         true
     }
 
-    /// Decisions that were written long ago and have not been seen, and those that a list should have shown.
+    /// The pods to look up, with the states of their assumptions: those assumed longer ago than `limit` that no watch has shown
+    /// bound, and those that a complete list of pods lacks.
     pub fn overdue(&self, now: Instant, limit: Duration) -> Vec<(PodId, AssumptionState)> {
         let mut overdue = Vec::new();
         for assumption in self.cluster.assumptions() {

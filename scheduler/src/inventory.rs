@@ -136,6 +136,7 @@ impl DeviceReport {
         report
     }
 
+    /// Adds one device of a Device object; an error is the reason for which it cannot be used, for people.
     fn add(&mut self, entry: &Value) -> Result<(), String> {
         let info = DeviceInfo::deserialize(entry).map_err(|error| error.to_string())?;
         let kind = if info.device_type.is_empty() {
@@ -190,6 +191,7 @@ impl DeviceReport {
     }
 }
 
+/// Reads a GPU of a Device object.
 fn gpu(info: &DeviceInfo) -> Result<Device, String> {
     let mut gpu = device(info)?;
     gpu.sharing = info
@@ -215,6 +217,7 @@ fn amount(info: &DeviceInfo, resource: &str) -> Result<Option<u64>, String> {
     Ok(found)
 }
 
+/// Reads the amount of a resource as a small number; `usual` if the device does not list the resource.
 fn count(info: &DeviceInfo, resource: &str, usual: u32) -> Result<u32, String> {
     let Some(count) = amount(info, resource)? else {
         return Ok(usual);
@@ -222,6 +225,7 @@ fn count(info: &DeviceInfo, resource: &str, usual: u32) -> Result<u32, String> {
     u32::try_from(count).map_err(|_| format!("{resource} is {count}, which is absurd"))
 }
 
+/// Reads a device of another type than GPU, with all the resources that it lists.
 fn device_of_other_type(info: &DeviceInfo) -> Result<Device, String> {
     let mut device = device(info)?;
     for (name, quantity) in &info.resources {
@@ -335,6 +339,7 @@ pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     })
 }
 
+/// GPUs of equal memory with made-up UUIDs, for a node whose Device object is not there.
 fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<Device> {
     let mut gpus = Vec::new();
     for minor in 0..u32::try_from(n_gpus).unwrap_or(0) {
@@ -402,6 +407,7 @@ fn location(topology: &DeviceTopology, is_numa_known: bool) -> Option<DeviceLoca
     (numa.is_some() || switch.is_some()).then_some(DeviceLocation { numa, switch })
 }
 
+/// Converts labels to those of the engine.
 fn labels<'a>(labels: impl IntoIterator<Item = (&'a String, &'a String)>) -> Labels {
     labels
         .into_iter()

@@ -130,6 +130,7 @@ enum Role {
 pub struct BindInWork(Leadership);
 
 impl Leadership {
+    /// The state of a replica at the start of the process.
     fn new(role: Role, is_taken_over: bool) -> Self {
         let state = LeadershipState {
             role,

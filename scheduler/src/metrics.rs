@@ -368,6 +368,7 @@ fn fragmentation_ratio(gpus: &[GpuSnapshot]) -> f64 {
     }
 }
 
+/// Writes the metrics of what the pods of each namespace hold.
 fn encode_namespaces(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> fmt::Result {
     let mut encode = |name, help, value: fn(&NamespaceSnapshot) -> f64| -> fmt::Result {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -388,6 +389,7 @@ fn encode_namespaces(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -
     encode("namespace_gpu_parts", help, |sum| as_f64(sum.n_parts))
 }
 
+/// Writes the metrics of each GPU.
 fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[GpuSnapshot]) -> fmt::Result {
     let mut encode = |name, help, value: fn(&GpuSnapshot) -> f64| -> fmt::Result {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;

@@ -47,6 +47,7 @@ pub fn index_with(
     index
 }
 
+/// Shows all objects of one kind to the index, as a watch does with its first list. Objects that cannot be parsed are left out.
 fn list<K: DeserializeOwned>(index: &mut Index, objects: impl Iterator<Item = Value>)
 where
     Index: ObjectStore<K>,
@@ -101,7 +102,7 @@ pub fn extender_of(index: Index) -> Extender {
     Extender::new(index, metrics, binder, &serving())
 }
 
-/// Decides on a bind as the bind verb does, and takes the binding for written. The watch has to have shown the pod.
+/// Decides on a bind as the bind verb does, and counts the binding as written. The index must have been shown the pod before.
 ///
 /// # Errors
 /// The reason for which the pod cannot be bound there.

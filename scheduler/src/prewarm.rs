@@ -28,6 +28,7 @@ pub async fn prewarm(index: Shared<Index>) {
     }
 }
 
+/// A timer that never ticks twice at once to make up for a delay.
 fn every(period: Duration) -> tokio::time::Interval {
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

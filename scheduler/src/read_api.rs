@@ -1,8 +1,8 @@
 //! The read API: versioned JSON about nodes, GPUs and pods for `kubectl gpushare` and live pages. Every replica serves it, and no
 //! request changes anything.
 //!
-//! The routes under the extender's prefix have the same access as the views of `inspect`. A second listener (`--read-listen`) lets in
-//! every client of the loopback address, which is every client that may forward a port to the pod.
+//! The routes under the extender's prefix have the same access as the views of `inspect`. A second listener (`--read-listen`) lets
+//! in every client of the loopback address, which is every client that may forward a port to the pod.
 
 mod changes;
 mod doctor;
@@ -112,6 +112,7 @@ impl ReadApi {
         self.extender.index()
     }
 
+    /// The newest snapshot of the state, brought up to date first if the index has changed.
     async fn snapshot(&self) -> Arc<StateSnapshot> {
         // In a task of its own: a client that takes nothing of its answer for long must not hold the lock as long.
         let publisher = Arc::clone(&self.publisher);
@@ -179,6 +180,7 @@ impl ReadApi {
         })
     }
 
+    /// The state of this replica: its version, its role, and the filter requests that it has received.
     fn replica(&self) -> Replica {
         let (filter_requests, filter_clients) = self.extender.filter_clients();
         let last_filter = filter_clients.iter().map(|client| client.last).max();
@@ -262,6 +264,8 @@ pub(crate) fn refuse_foreign_host(headers: &HeaderMap) -> Option<Response> {
     (!is_local_host(headers)).then(|| refused.into_response())
 }
 
+/// Returns true if the request addresses this machine by `localhost` or a loopback address, and not by a name that another site has
+/// pointed to it (DNS rebinding).
 fn is_local_host(headers: &HeaderMap) -> bool {
     // Every browser sends the header; a client without one is no browser.
     let Some(host) = headers.get(header::HOST).and_then(|host| host.to_str().ok()) else {
@@ -274,6 +278,7 @@ fn is_local_host(headers: &HeaderMap) -> bool {
     name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
+/// Streams the changes of the state since the revision that the client has seen last.
 async fn follow_changes(
     State(api): State<Arc<ReadApi>>,
     Extension(viewer): Extension<Viewer>,
@@ -294,6 +299,7 @@ async fn follow_changes(
     changes::stream(api, viewer, since.to_owned(), permit)
 }
 
+/// Answers with the history of the cluster's totals.
 async fn history(State(api): State<Arc<ReadApi>>) -> Response {
     let history = api
         .history
@@ -303,6 +309,7 @@ async fn history(State(api): State<Arc<ReadApi>>) -> Response {
     respond(&history)
 }
 
+/// Answers with what is wrong in the cluster, as far as this replica sees it.
 async fn doctor(State(api): State<Arc<ReadApi>>, Extension(viewer): Extension<Viewer>) -> Response {
     let snapshot = api.snapshot().await;
     let replica = api.replica();
@@ -317,6 +324,7 @@ async fn doctor(State(api): State<Arc<ReadApi>>, Extension(viewer): Extension<Vi
     })
 }
 
+/// Answers with the reasons for which each node can or cannot take a pod.
 async fn explain_pod(
     State(api): State<Arc<ReadApi>>,
     Extension(viewer): Extension<Viewer>,
@@ -346,6 +354,7 @@ async fn explain_pod(
     }
 }
 
+/// Answers on which nodes copies of the pod in the request would fit.
 async fn fit_pods(State(api): State<Arc<ReadApi>>, request: Request<Body>) -> Response {
     let body = match Limited::new(request.into_body(), MAX_BODY).collect().await {
         Ok(body) => body.to_bytes(),

@@ -59,6 +59,7 @@ pub async fn run(args: Args, mut process: Process) -> anyhow::Result<()> {
     process.complete(executed).await.map(drop)
 }
 
+/// Carries out a command of the command line, in place of serving.
 async fn execute(command: Command, client: Client, secret: String, namespace: String) -> anyhow::Result<()> {
     let Command::IssueClientCertificate { out, name, lifetime } = command;
     let order = Order {
@@ -72,6 +73,7 @@ async fn execute(command: Command, client: Client, secret: String, namespace: St
     Ok(())
 }
 
+/// Starts all tasks and servers of the scheduler, and serves until a signal or the end of a task ends the process.
 async fn serve_requests(
     config: Config,
     connection: Connection,
@@ -180,6 +182,7 @@ async fn serve_views(
     Ok(())
 }
 
+/// The extender with the settings of the flags.
 fn extender(
     config: &Config,
     client: &Client,
@@ -214,6 +217,7 @@ fn watch_all(
     ]
 }
 
+/// Starts the task that shows all objects of one kind to the index; returns the lag of its watch for metrics.
 fn watch_kind<K>(
     (name, task): (&'static str, &'static str),
     connection: &Connection,
@@ -234,6 +238,7 @@ where
     lag
 }
 
+/// An empty index with the settings of the flags.
 fn index(config: &Config) -> Index {
     let scheduling = &config.scheduling;
     let index = Index::new(

@@ -91,6 +91,7 @@ pub(super) struct HeadLimit<S> {
 }
 
 impl<S> HeadLimit<S> {
+    /// Limits the heads and writes of `stream`, the stream of the connection whose stage `conversation` shows.
     pub(super) fn new(stream: S, conversation: Conversation) -> Self {
         Self {
             stream,

@@ -31,6 +31,7 @@ fn unless_empty(hints: Hints) -> Option<Arc<Constraints>> {
     (constraints != Constraints::default()).then(|| Arc::new(constraints))
 }
 
+/// Converts the constraints of a pod's annotations to those of the engine. Device types without any constraint are left out.
 fn constraints(hints: Hints) -> Constraints {
     let joint = hints.joint.map(|joint| JointAllocation {
         kinds: joint
@@ -59,6 +60,7 @@ fn constraints(hints: Hints) -> Constraints {
     }
 }
 
+/// Converts the constraints of an annotation for one device type to those of the engine.
 fn constraint(hint: DeviceHint) -> DeviceConstraint {
     let DeviceHint {
         selector: devices,
@@ -87,6 +89,7 @@ fn constraint(hint: DeviceHint) -> DeviceConstraint {
     }
 }
 
+/// Converts a label selector for devices to that of the engine.
 fn selector(selector: LabelSelector) -> Selector {
     let mut requirements = Vec::with_capacity(selector.requirements.len());
     for LabelRequirement { key, test } in selector.requirements {

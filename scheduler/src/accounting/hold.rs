@@ -37,6 +37,8 @@ impl PodFacts {
         }
     }
 
+    /// The GPUs that the pod holds with this record, by the kind of its request: shares, whole GPUs of a vendor's resource, the
+    /// sight of all GPUs, or none. A pod whose request is invalid counts as one that asks for the most that its amounts could mean.
     fn gpus_held(&self, record: &Recorded, context: NodeContext<'_>) -> Account {
         let request = match &self.request {
             ParsedRequest::Invalid(error, bounds) => {

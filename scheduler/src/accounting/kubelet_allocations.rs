@@ -119,6 +119,7 @@ fn hold(holdings: &mut Holdings, given: &AllocatedDevice, inventory: Option<&Inv
     true
 }
 
+/// A part that takes all memory of a GPU, and `core` percent of its compute.
 fn whole_gpu(id: &str, core: u32) -> HeldPart {
     HeldPart {
         memory: HeldMemory::Requested(RequestedMemory::Ratio(100)),

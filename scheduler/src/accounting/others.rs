@@ -109,6 +109,7 @@ fn functions_held(
     (held, doubt)
 }
 
+/// A device of a record, in words for a problem.
 fn shown(device: &DeviceRef) -> String {
     match device {
         DeviceRef::Id(id) => id.to_string(),

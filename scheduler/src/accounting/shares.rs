@@ -237,6 +237,7 @@ pub(super) fn absent(gpu: &DeviceRef, context: NodeContext<'_>) -> Option<String
     is_absent.then(|| format!("its record names {}, which the node does not have", name(gpu)))
 }
 
+/// A GPU of a record, in words for a problem.
 fn name(gpu: &DeviceRef) -> String {
     match gpu {
         DeviceRef::Id(uuid) => format!("GPU {uuid}"),

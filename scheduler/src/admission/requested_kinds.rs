@@ -44,6 +44,7 @@ pub(super) struct RequestedKinds {
 }
 
 impl RequestedKinds {
+    /// The kinds of device resources that any container of the pod requests.
     pub(super) fn of_pod(pod: &Pod, names: &ResourceNames) -> Self {
         let mut kinds = Self::default();
         for container in pod.spec.all_containers() {
@@ -56,6 +57,7 @@ impl RequestedKinds {
         kinds
     }
 
+    /// The kinds of device resources that this container requests.
     pub(super) fn of_container(container: &Container, names: &ResourceNames) -> Self {
         Self {
             units: container.asks_for(&names.memory),

@@ -83,6 +83,7 @@ enum ReviewFailure {
 }
 
 impl ReviewFailure {
+    /// The failure for a body that could not be received: too large, or broken off.
     fn of_body(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Self {
         if error.downcast_ref::<LengthLimitError>().is_some() {
             Self::TooLarge
@@ -182,6 +183,8 @@ impl Webhooks {
         }
     }
 
+    /// Receives the body of a review. A body above `SMALL_BODY` waits for a permit, which limits the memory of large bodies in all;
+    /// the permit is held until the caller drops it.
     async fn collect(&self, body: Body) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), ReviewFailure> {
         let mut body = Limited::new(body, MAX_BODY);
         let (mut bytes, mut permit) = (Vec::new(), None);
@@ -233,6 +236,7 @@ impl Webhooks {
 }
 
 impl Webhook {
+    /// The label value of the webhook in metrics.
     const fn label(self) -> &'static str {
         match self {
             Self::Mutate => "mutate",
@@ -250,6 +254,7 @@ fn verdict_label(verdict: &Verdict) -> &'static str {
     }
 }
 
+/// The HTTP answer with an admission review as JSON.
 fn json_response(answer: &AdmissionReviewReply) -> Response {
     match serde_json::to_vec(answer) {
         Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),

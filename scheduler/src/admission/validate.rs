@@ -177,6 +177,7 @@ fn check_changed_annotations(old: &Pod, new: &Pod) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Checks that the allocation record in a pod's annotations can be read, if the pod has one.
 fn read_record(pod: &Pod) -> Result<(), RecordError> {
     match &pod.metadata.annotations {
         None => Ok(()),

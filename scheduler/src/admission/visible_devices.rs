@@ -191,6 +191,8 @@ pub(super) fn check_changed_annotations(
     Ok(())
 }
 
+/// Refuses a container whose own `NVIDIA_VISIBLE_DEVICES` could show it GPUs that are counted for other pods. Containers that
+/// request a share of a GPU are left to the device plugin of their node.
 fn check_container(
     container: &ContainerFields,
     names: &ResourceNames,
@@ -227,6 +229,7 @@ fn check_container(
     Err(Refusal::Forbidden(format!("{refusal}; {}", exemption(namespace))))
 }
 
+/// The value of an environment variable, in words for a refusal.
 fn describe_value(variable: &VariableFields) -> String {
     match (&variable.value_from, &variable.value) {
         // An author who may write an annotation or a ConfigMap may have written "all" there.
@@ -235,6 +238,7 @@ fn describe_value(variable: &VariableFields) -> String {
     }
 }
 
+/// Refuses an annotation by which the container runtime (CDI) would give the pod devices that are not counted for it.
 fn check_annotation(key: &str, value: &str, namespace: &str) -> Result<(), Refusal> {
     // An empty value names no device, and a template may leave one.
     if !names_devices(key) || value.trim().is_empty() {
@@ -264,8 +268,8 @@ fn truncate(value: &str) -> String {
     value.chars().take(MOST_SHOWN).collect()
 }
 
-/// Refuses a pod that shares devices and has a privileged container, or one that sets variables of NVIDIA's runtime, of its hook for
-/// memory limits, or of MPS.
+/// Refuses a pod that shares devices and has a privileged container, or one that sets variables of NVIDIA's runtime, of its hook
+/// for memory limits, or of MPS.
 ///
 /// Holds for containers that request no device too: they run on the same node.
 pub(super) fn check_overrides(pod: &DeviceFields, names: &ResourceNames) -> Result<(), Refusal> {
@@ -285,6 +289,8 @@ pub(super) fn check_added_overrides(old: &DeviceFields, new: &DeviceFields) -> R
     Ok(())
 }
 
+/// Refuses a container of a pod that shares devices if it is privileged or sets a variable that would override its devices or
+/// limits.
 fn check_container_overrides(container: &ContainerFields, requests_devices: bool) -> Result<(), Refusal> {
     if container.is_privileged() {
         return Err(override_refusal(
@@ -304,6 +310,7 @@ fn check_container_overrides(container: &ContainerFields, requests_devices: bool
     Ok(())
 }
 
+/// The refusal of a container that would override its devices or limits by this fault.
 fn override_refusal(container: &ContainerFields, fault: &str) -> Refusal {
     let name = &container.name;
     Refusal::Forbidden(format!(

@@ -124,12 +124,15 @@ struct Contents {
 /// The content of a file, or the reason for which it could not be read.
 pub(crate) type Bytes = Result<Vec<u8>, io::ErrorKind>;
 
+/// Reads a file. A failed read is a value too: the next read is compared with it, so that the files count as changed only if the
+/// content, or the kind of failure, differs.
 pub(crate) fn read(path: &Path) -> Bytes {
     // The kind can be compared with that of the next read, the error cannot.
     std::fs::read(path).map_err(|error| error.kind())
 }
 
 impl Contents {
+    /// Reads all files of the server.
     fn read(files: &TlsFiles) -> Self {
         Self {
             cert: read(&files.cert),
@@ -207,6 +210,7 @@ pub(crate) fn verifier_of(roots: RootCertStore) -> anyhow::Result<Arc<dyn Client
     )
 }
 
+/// The certificates in the content of a file (PEM). The error of a failed read, or of a file without certificates, names the file.
 fn certificates(pem: &Bytes, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let at = || format!("certificates {}", path.display());
     let pem = pem
@@ -223,6 +227,7 @@ fn certificates(pem: &Bytes, path: &Path) -> anyhow::Result<Vec<CertificateDer<'
     Ok(certificates)
 }
 
+/// The private key in the content of a file (PEM). The error of a failed read, or of a file without a key, names the file.
 fn private_key(pem: &Bytes, path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
     let at = || format!("private key {}", path.display());
     let pem = pem

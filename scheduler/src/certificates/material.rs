@@ -206,8 +206,9 @@ impl Material {
         data
     }
 
-    /// Creates what is missing and renews what is due by the time `now`: nothing, most of the time. `held` is the present
-    /// content, `lifetime` that of a server certificate, which is renewed when a third of it is left.
+    /// Creates the authority and the server certificate if they are missing, and renews those that are due at the time `now`.
+    /// `held` is the present content of the Secret. `lifetime` is that of a server certificate, which is renewed when a third of it
+    /// is left.
     ///
     /// # Errors
     /// A certificate cannot be created, or does not verify.
@@ -337,6 +338,7 @@ impl Material {
 }
 
 impl Authority {
+    /// Creates an authority: a new key, and a certificate for it that the key signs itself.
     fn new(lifetime: Duration, now: SystemTime) -> Result<Self, MaterialError> {
         let make = cannot_make("an authority");
         let key = KeyPair::generate().map_err(&make)?;
@@ -352,7 +354,8 @@ impl Authority {
         })
     }
 
-    /// The parameters of an authority follow from its key, except for its times: the Secret holds no others to sign with.
+    /// The parameters of an authority's certificate, except for its period. They follow from the key alone: the Secret keeps the
+    /// certificate and the key, and rcgen needs the parameters again for each certificate that the authority signs.
     fn params(key: &KeyPair) -> CertificateParams {
         let mut params = CertificateParams::default();
         let id = params
@@ -360,17 +363,18 @@ impl Authority {
             .iter()
             .take(6)
             .fold(0_u64, |id, byte| id << 8 | u64::from(*byte));
+        // The name differs from that of the successor: clients find the authority that signed a certificate by its name.
         params.distinguished_name = DistinguishedName::new();
         params
             .distinguished_name
             .push(DnType::CommonName, format!("gpushare authority {id:012x}"));
-        // The name differs from that of the successor, by which clients find the right one among several authorities.
         // The authority signs certificates of servers and clients, and no further authorities.
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params
     }
 
+    /// Issues a certificate with a new key, for a server or a client of these names, which ends with the authority at the latest.
     fn issue(
         &self,
         names: &[String],
@@ -405,6 +409,7 @@ impl Authority {
 }
 
 impl Leaf {
+    /// Reads a server certificate and its private key (PEM); `None` if one of them is invalid.
     fn read(certificate: &[u8], key: &[u8]) -> Option<Self> {
         let certificate = read_certificates(certificate)?.into_iter().next()?;
         let key_pem = String::from_utf8(key.to_vec()).ok()?;
@@ -418,6 +423,7 @@ impl Leaf {
         self.certificate.time_left(now) >= lifetime / 3 && self.verify(signer, hosts, now).is_ok()
     }
 
+    /// Checks the certificate as a client that trusts `signer` does when it connects to each of the hosts.
     fn verify(&self, signer: &Authority, hosts: &[String], now: SystemTime) -> Result<(), rustls::Error> {
         // The same checks as in a client: without them a wrong key would be noticed by kube-scheduler only.
         let certificate = ParsedCertificate::try_from(&self.certificate.der)?;
@@ -436,6 +442,7 @@ impl Leaf {
 }
 
 impl Certificate {
+    /// Parses a certificate (PEM); `None` if it is invalid.
     fn new(pem: String) -> Option<Self> {
         let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
         let ends = not_after(&der)?;

@@ -132,7 +132,7 @@ impl CertificateMetrics {
 #[derive(Debug)]
 pub(super) struct ServerTls {
     clients: Clients,
-    /// The file of authorities as it was read last, if there is one.
+    /// The file of client authorities as it was read last; `None` if clients are not checked against a file.
     authorities: Option<Bytes>,
     settings: watch::Sender<Arc<ServerConfig>>,
 }
@@ -193,6 +193,8 @@ impl ServerTls {
         self.read_authorities() != self.authorities
     }
 
+    /// Reads the file of client authorities; `None` if clients are not checked against a file. A file that cannot be read is `Some`
+    /// of the kind of error, which is compared with the previous read like a content.
     fn read_authorities(&self) -> Option<Bytes> {
         let Clients::SignedBy(path) = &self.clients else {
             return None;

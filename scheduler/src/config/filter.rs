@@ -1,4 +1,5 @@
-//! Flags of filter: the policies that order nodes and devices, the number of nodes in an answer, and the report of nodes without room.
+//! Flags of filter: the policies that order nodes and devices, the number of nodes in an answer, and the report of nodes without
+//! room.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
@@ -73,6 +74,7 @@ fn device_policies() -> [PossibleValue; 6] {
 }
 
 impl PolicyArgs {
+    /// The enforcement of memory limits that pods without an annotation of their own demand, by the flag.
     pub(super) fn enforcement(&self) -> DemandedEnforcement {
         match self.enforcement {
             EnforcementName::Any => DemandedEnforcement::Any,
@@ -80,6 +82,7 @@ impl PolicyArgs {
         }
     }
 
+    /// The policies for the choice of nodes and of devices, by the flags.
     pub(super) fn policies(&self) -> Policies {
         Policies {
             node: self.node_policy,

@@ -83,6 +83,7 @@ impl Attempts {
 }
 
 impl PodAttempts {
+    /// Has the pod avoid a node for a while. Beyond `MAX_AVOIDED` nodes the pod avoids the oldest one no longer.
     fn avoid(&mut self, node: &str, now: Instant) {
         // A node that fails again becomes the latest.
         self.avoided.retain(|(avoided, _)| **avoided != *node);
@@ -92,6 +93,7 @@ impl PodAttempts {
         self.avoided.push((node.into(), now + AVOIDED_FOR));
     }
 
+    /// The nodes that the pod avoids now; those whose time is over are dropped.
     fn avoided(&mut self, now: Instant) -> Vec<Box<str>> {
         // A node may have room again later, or its fault may be mended.
         self.avoided.retain(|(_, until)| *until > now);

@@ -102,6 +102,7 @@ impl BindError {
         }
     }
 
+    /// The cause of the failure, by which later filters let the pod avoid the node or not.
     fn cause(&self) -> Cause {
         match self {
             // Filters do not offer the node while its plugin is away, so the pod need not avoid it for longer.
@@ -179,6 +180,7 @@ pub(super) async fn answer(
         .map_err(|error| RequestError::malformed("bind", &error))
 }
 
+/// Reads a bind request, in which no field may be empty.
 fn parse(body: &[u8]) -> Result<ExtenderBindingArgs, RequestError> {
     let args: ExtenderBindingArgs =
         serde_json::from_slice(body).map_err(|error| RequestError::malformed("bind", &error))?;
@@ -245,6 +247,7 @@ async fn in_time<T>(
     }
 }
 
+/// Converts the outcome of a write to the result of the bind: success if the pod is on the node.
 fn check(outcome: BindOutcome) -> Result<(), BindError> {
     match outcome {
         BindOutcome::Bound | BindOutcome::OnNode(_) => Ok(()),
@@ -315,6 +318,7 @@ async fn decide_and_write(
     check(outcome).map(|()| binding.annotations.get(DEVICE_ALLOCATED).cloned())
 }
 
+/// The decisions (UID of the pod and stamp) whose outcome a task reads again and again, see [`resolve`].
 fn resolving(extender: &Extender) -> MutexGuard<'_, FxHashSet<(Box<str>, u64)>> {
     extender.resolving.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -30,6 +30,7 @@ pub(super) struct KeyGuard<'a, T = ()> {
 }
 
 impl<T: Default> KeyedLock<T> {
+    /// Waits until the lock of this key is free, and takes it. The first use of a key adds its entry.
     pub(super) async fn lock(&self, key: &str) -> KeyGuard<'_, T> {
         let lock = Arc::clone(self.entries().entry(key.into()).or_default());
         // Made before the wait, so that its drop removes the entry even if the wait is given up.
@@ -79,6 +80,7 @@ pub(super) struct BindPermit<'a> {
 }
 
 impl BindLimiter {
+    /// A limiter that lets this number of bindings be written at one time.
     pub(super) fn new(n_permits: usize) -> Self {
         Self {
             permits: Arc::new(Semaphore::new(n_permits)),

@@ -212,6 +212,7 @@ impl NodeMisfit {
         }
     }
 
+    /// The misfit of a node that the scheduler does not know by its name.
     const fn of_unknown_node(reason: Reason) -> Self {
         Self {
             reason,
@@ -221,6 +222,7 @@ impl NodeMisfit {
 }
 
 impl<'q> Evaluator<'q> {
+    /// Prepares the evaluation of a demand on nodes of the index.
     pub(super) fn new(index: &'q Index, demand: &'q Demand<'q>) -> Self {
         // One batch for all nodes: nodes that are alike share the work.
         let batch = demand
@@ -346,6 +348,8 @@ impl RankKey<'_> {
 }
 
 impl Ranker<'_> {
+    /// The rank of a node: first nodes on which the pod has not failed, then nodes without a `PreferNoSchedule` taint that the pod
+    /// does not tolerate, then the higher score.
     #[inline]
     pub(super) fn rank<'n>(&self, name: &'n str, score: Score) -> RankKey<'n> {
         // Few clusters have failing nodes or soft taints; without any, both look-ups end at once.
@@ -373,6 +377,7 @@ impl<'a, T> TopN<'a, T> {
         !last.has_failed && !last.is_avoided && (last.score, last.name) < (Reverse(score), name)
     }
 
+    /// Adds an item if it is among the `n` best so far, in place of the worst of them.
     fn insert(&mut self, rank: RankKey<'a>, item: T) {
         // A sorted vector beats a heap: results have few nodes, and most nodes of a request are excluded before.
         let at = self.best.partition_point(|(better, _)| *better <= rank);

@@ -97,6 +97,7 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<FilterRe
     filter(extender, &FilterRequest::parse("filter", body)?, now)
 }
 
+/// Evaluates the named nodes for a pod, words the refusals, applies the effects in memory (hint, counters), and writes the result.
 fn filter(
     extender: &Extender,
     request: &FilterRequest<'_>,
@@ -378,6 +379,7 @@ fn write_result(
 }
 
 impl RefusalTexts<'_> {
+    /// The text of the refusal of one node.
     fn of(&self, name: &str, misfit: NodeMisfit) -> &str {
         match (self.uniform, self.nominated) {
             (Some(text), _) => text,

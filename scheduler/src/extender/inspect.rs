@@ -61,6 +61,7 @@ pub(super) fn routes(extender: &Arc<Extender>) -> Router<Arc<Extender>> {
         .route_layer(from_fn_with_state(Arc::clone(extender), access::require_access))
 }
 
+/// Streams the view of all nodes with GPUs, or of one page of them.
 async fn inspect_all(State(extender): State<Arc<Extender>>, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let page = match Page::parse(&query) {
@@ -85,6 +86,7 @@ async fn inspect_all(State(extender): State<Arc<Extender>>, RawQuery(query): Raw
     }
 }
 
+/// Answers with the view of one node.
 async fn inspect_node(State(extender): State<Arc<Extender>>, Path(node): Path<String>) -> Response {
     let _permit = match acquire_view(&extender).await {
         Ok(permit) => permit,
@@ -135,6 +137,7 @@ impl NodeStream {
             .into_response()
     }
 
+    /// Writes the next nodes as JSON, about `PIECE` bytes of them; `None` after the last piece.
     async fn next_piece(&mut self) -> Option<Bytes> {
         if self.is_complete {
             return None;

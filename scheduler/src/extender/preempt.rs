@@ -153,6 +153,7 @@ fn find_candidates(
     candidates
 }
 
+/// Remembers the victims that the answer names on each node, so that later requests know that the pod may be waiting for their end.
 fn remember_victims(
     extender: &Extender,
     uid: &str,

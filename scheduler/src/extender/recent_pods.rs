@@ -35,6 +35,7 @@ impl<T> RecentPods<T> {
         replaced
     }
 
+    /// The value of a pod, which counts as used now.
     pub(super) fn get_mut(&mut self, uid: &str) -> Option<&mut T> {
         // A use makes the value young again, so that it outlives those that are not used.
         if let Some((uid, value)) = self.old.remove_entry(uid) {
@@ -43,6 +44,7 @@ impl<T> RecentPods<T> {
         self.young.get_mut(uid)
     }
 
+    /// The value of a pod, or a new one; it counts as used now.
     pub(super) fn get_or_default(&mut self, uid: &str) -> &mut T
     where
         T: Default,
@@ -59,6 +61,8 @@ impl<T> RecentPods<T> {
         values.map(|(uid, value)| (&**uid, value))
     }
 
+    /// Inserts a value as the one used last. When the young generation is full it becomes the old one, and
+    /// the values of the former old one are dropped.
     fn insert_young(&mut self, uid: Box<str>, value: T) {
         // Constant time, unlike the removal of the single least recently used value from a map.
         if self.young.len() >= CAPACITY {

@@ -74,6 +74,8 @@ pub(super) async fn wait_for_update(index: &Shared<Index>, refusal: &PodRefusal)
     timeout(HOLD, polling).await.is_ok()
 }
 
+/// Returns true if the index has changed since the refusal so that another evaluation may find room: it shows the pod that it did
+/// not show before, or room has opened.
 fn is_outdated(index: &Index, refusal: &PodRefusal) -> bool {
     if refusal.is_unseen {
         index.is_shown(&refusal.uid)

@@ -1,4 +1,5 @@
-//! A bind that was decided and is not seen yet: devices are chosen and reserved until the watch shows the pod bound.
+//! Assumptions. An assumption is the decision of a bind until the watch of pods shows the pod bound: a node, and devices there
+//! that are chosen and reserved for the pod.
 
 use std::time::Instant;
 
@@ -8,20 +9,21 @@ use proto::request::RequestError;
 
 use crate::bind::PodBinding;
 
-/// A bind that was decided and is not yet seen.
+/// The decision of a bind that the watch of pods has not shown yet.
 #[derive(Clone, Debug)]
 pub struct Assumption {
     /// The binding as it is written, every time it is written.
     pub binding: PodBinding,
-    /// The state of the write.
+    /// The progress of the write.
     pub state: AssumptionState,
-    /// True if a list has left out its pod since it was written.
+    /// True if a complete list of pods, after the binding was written, lacks its pod: the pod was deleted, or is younger than the
+    /// list.
     pub(super) unlisted: bool,
-    /// True if this replica's term has ended since the decision.
+    /// True if this replica's term as the leader has ended since the decision, so that the binding must not be written again.
     pub(super) outlived: bool,
 }
 
-/// The phase of a decision.
+/// The phase of an assumption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// The binding is being written.
@@ -32,10 +34,10 @@ pub enum Phase {
     Unknown,
 }
 
-/// The state of a decision at one moment, to compare with a later one.
+/// The state of an assumption at one moment, to compare with a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AssumptionState {
-    /// The assume time of the decision, which differs from that of every other decision.
+    /// The assume time, which differs from that of every other assumption.
     pub stamp: u64,
     /// The phase of the write.
     pub phase: Phase,
@@ -43,14 +45,14 @@ pub struct AssumptionState {
     pub(super) since: Instant,
 }
 
-/// The result of a decision on a bind.
+/// The result of [`super::Index::assume`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Assumed {
     /// The binding to write.
     Write {
         /// The binding.
         binding: PodBinding,
-        /// The assume time of the decision.
+        /// The assume time of the assumption.
         stamp: u64,
         /// True if it has been written before, with an unknown outcome.
         repeated: bool,
@@ -102,7 +104,7 @@ pub enum AssumeError {
 }
 
 impl Assumption {
-    /// A decision that is about to be written.
+    /// The assumption of a binding that is about to be written.
     pub(super) fn new(binding: PodBinding, stamp: u64, now: Instant) -> Self {
         let state = AssumptionState {
             stamp,
@@ -117,8 +119,8 @@ impl Assumption {
         }
     }
 
-    /// Writes the same binding again: the API server merges the annotations into the pod, so that another choice of devices
-    /// would contradict a write that got through.
+    /// Returns the same binding, to be written again: the API server merges the annotations into the pod, so that another choice of
+    /// devices would contradict a write that got through.
     pub(super) fn repeat(&mut self, node: &str, now: Instant) -> Result<Assumed, AssumeError> {
         if self.binding.node != node {
             return Err(AssumeError::AssumedElsewhere {

@@ -25,6 +25,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
+    /// Reads a budget that the list of this number, or a watch after it, shows.
     pub(super) fn of(budget: &PodDisruptionBudget, list: u32) -> Self {
         let mut read = Self {
             selector: None,

@@ -56,8 +56,9 @@ pub(super) struct Cluster {
 pub(super) struct NodeState {
     pub(super) node: Option<Node>,
     pub(super) device: Option<DeviceReport>,
-    /// The numbers of the last lists of nodes and of Device objects that named them.
+    /// The number of the last list of nodes that named the node.
     pub(super) node_list: u32,
+    /// The number of the last list of Device objects that named the node's.
     pub(super) device_list: u32,
     /// The records that its plugin has swapped between pods, by UID.
     pub(super) swapped: BTreeMap<String, Recorded>,
@@ -102,23 +103,23 @@ impl Cluster {
         }
     }
 
-    /// The decision about a pod that no watch has shown yet.
+    /// The assumption of a pod; `None` once a watch has shown the pod bound.
     pub(super) fn assumption(&self, uid: &str) -> Option<&Assumption> {
         self.pods.get(uid)?.assumption.as_deref()
     }
 
-    /// The decision about a pod if it has this assume time.
+    /// The assumption of a pod, if its assume time is `stamp`.
     pub(super) fn assumption_mut(&mut self, uid: &str, stamp: u64) -> Option<&mut Assumption> {
         let assumption = self.pods.get_mut(uid)?.assumption.as_deref_mut();
         assumption.filter(|assumption| assumption.state.stamp == stamp)
     }
 
-    /// All decisions that no watch has shown yet.
+    /// The assumptions of all pods.
     pub(super) fn assumptions(&self) -> impl Iterator<Item = &Assumption> {
         self.pods.values().filter_map(|entry| entry.assumption.as_deref())
     }
 
-    /// The request of a pod for nodes; `None` if it requests no device.
+    /// The demand of a pod, which is compared with nodes; `None` if the pod requests no device.
     ///
     /// # Errors
     /// The rule that its request breaks on every node.
@@ -176,6 +177,7 @@ impl Cluster {
         self.nodes.get(name).is_some_and(NodeState::exists)
     }
 
+    /// The engine's view of a node; `None` if the engine does not know the node.
     pub(super) fn view(&self, name: &str) -> Option<NodeView<'_>> {
         self.fleet.view(self.fleet.node_id(name)?)
     }
@@ -264,7 +266,7 @@ impl Cluster {
         }
     }
 
-    /// Works out the holdings of a pod that is bound, or will be once its decision is written.
+    /// Works out the devices that a bound or assumed pod holds, and passes them to the engine.
     pub(super) fn account(&mut self, owner: &OwnerId) {
         let Some(entry) = self.pods.get_mut(owner) else {
             return;
@@ -312,7 +314,7 @@ impl Cluster {
         (entry.problem, entry.contradicts) = (problem, account.contradicts);
     }
 
-    /// Counts the request of a bound pod in the workload that policies look ahead to.
+    /// Counts the request of a bound pod among the pods from which the workload model learns the mix of pods to come.
     pub(super) fn count_request(&mut self, uid: &str) {
         let Some(entry) = self.pods.get_mut(uid) else {
             return;
@@ -365,7 +367,7 @@ impl Cluster {
         }
     }
 
-    /// Reads the pods without devices of a Device object; an unreadable annotation changes nothing.
+    /// Reads the pods that a Device object reports as without devices; an unreadable annotation changes nothing.
     pub(super) fn read_without_devices(&mut self, node: &str, device: &ObjectMeta) {
         match plugin_reports::read_pods_without_devices(device.annotations.as_ref()) {
             Ok(now) => self.replace_without_devices(node, now),
@@ -375,7 +377,7 @@ impl Cluster {
         }
     }
 
-    /// Accounts the pods whose report by the node's plugin has changed.
+    /// Replaces the pods that the plugin of a node reports as without devices, and accounts the pods that this concerns.
     pub(super) fn replace_without_devices(&mut self, node: &str, now: Option<PodUids>) {
         let Some(state) = self.nodes.get_mut(node) else {
             return;
@@ -488,6 +490,7 @@ impl Cluster {
 }
 
 impl NodeState {
+    /// Returns true if there is a Node object, and not a Device object alone.
     pub(super) fn exists(&self) -> bool {
         self.node.is_some()
     }
@@ -498,6 +501,7 @@ impl NodeState {
         Some(*amount)
     }
 
+    /// Returns true if the memory unit of the node is not known.
     pub(super) fn is_opaque(&self) -> bool {
         self.report.as_ref().is_some_and(|report| report.opaque)
     }
@@ -521,11 +525,13 @@ impl NodeState {
         }
     }
 
+    /// Returns true if the node has devices of any type.
     pub(super) fn has_devices(&self) -> bool {
         let report = self.report.as_ref();
         report.is_some_and(|report| report.inventory.has_devices())
     }
 
+    /// Returns true if the node has GPUs.
     pub(super) fn shares_gpus(&self) -> bool {
         let report = self.report.as_ref();
         report.is_some_and(|report| !report.inventory.gpus.is_empty())

@@ -90,16 +90,19 @@ impl FailingNodes {
         self.end_pauses(now);
     }
 
+    /// Forgets the failures on a node that is gone.
     pub(super) fn remove(&mut self, node: &str) {
         if let Some(failing) = self.nodes.remove(node) {
             self.n_ranking_last -= usize::from(failing.last_until.is_some());
         }
     }
 
+    /// Returns true if [`Self::advance`] has something to do.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         !self.unstamped.is_empty() || self.next.is_some_and(|next| next <= now)
     }
 
+    /// Counts the failures that watches have shown, at the time `now`, and ends the times of nodes that are over.
     pub(super) fn advance(&mut self, now: Instant) {
         for (node, uid) in std::mem::take(&mut self.unstamped) {
             self.count_failure(&node, &uid, now);
@@ -147,6 +150,7 @@ impl FailingNodes {
 }
 
 impl Failing {
+    /// Returns true if the latest failure on the node is not so old that the node starts again without failures.
     fn is_remembered(&self, now: Instant) -> bool {
         self.latest
             .is_some_and(|last| now.saturating_duration_since(last) < FORGOTTEN_AFTER)

@@ -126,6 +126,7 @@ impl Attempt {
 }
 
 impl Failure {
+    /// Reads the failure from the pod's condition `PodScheduled`.
     fn of(condition: &PodCondition) -> Self {
         let text = (&condition.reason, &condition.message);
         Self {
@@ -174,6 +175,7 @@ impl Hint {
 }
 
 impl HintQueue {
+    /// A queue without hints.
     pub(super) fn new(times: HintTimes) -> Self {
         Self {
             times,
@@ -195,6 +197,7 @@ impl HintQueue {
         self.take_hint(uid).map(|hint| hint.node)
     }
 
+    /// Takes out the hint of a pod with its entry in `ends`. The caller has the fleet free the room, or puts the hint back.
     fn take_hint(&mut self, uid: &str) -> Option<Hint> {
         let (owner, hint) = self.hints.remove_entry(uid)?;
         if let Some(end) = hint.end {
@@ -203,6 +206,8 @@ impl HintQueue {
         Some(hint)
     }
 
+    /// Puts a hint in, with the entry by which it ends: in `ends`, in `unstamped` while it has no end, or in neither if it ends
+    /// with its group.
     fn put_hint(&mut self, owner: OwnerId, hint: Hint) {
         match hint.end {
             Some(end) => {
@@ -289,6 +294,7 @@ impl HintQueue {
         self.rest_queue.len() < n_before
     }
 
+    /// Returns true if [`Self::advance`] has something to do.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         !self.unstamped.is_empty()
             || self.ends.first().is_some_and(|(end, _)| *end <= now)
@@ -296,6 +302,7 @@ impl HintQueue {
             || self.gangs.is_due(now)
     }
 
+    /// Sets the ends of the hints that watches have begun or restarted: they last from `now` on.
     fn stamp(&mut self, now: Instant) {
         for owner in std::mem::take(&mut self.unstamped) {
             // The hint may have ended since, or have been replaced by one with an end.
@@ -386,7 +393,7 @@ impl HintQueue {
             cluster.note_silent_opening();
         }
         let owner = cluster.owner(uid);
-        // The devices of a decision are reserved; a hint beside them would count twice.
+        // The devices of an assumption are reserved; a hint beside them would count twice.
         let is_decided = cluster.assumption(uid).is_some();
         match shown.nominated.as_ref().filter(|_| !is_decided) {
             Some(node) => {

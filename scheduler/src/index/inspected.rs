@@ -144,6 +144,7 @@ impl InspectedNode {
 }
 
 impl InspectedGpu {
+    /// A GPU for people, with its amounts in bytes and in units of `unit` bytes.
     fn new(cluster: &Cluster, view: &DeviceView<'_>, unit: u64) -> Self {
         // Stranded memory, which alone depends on typical requests, is not part of this view.
         let gpu = view::gpu(cluster, view, &[], None);
@@ -183,6 +184,7 @@ impl InspectedGpu {
 }
 
 impl InspectedDevice {
+    /// A device of another type than GPU for people, with its free amounts and its free virtual functions (SR-IOV).
     fn new(node: NodeView<'_>, view: &DeviceView<'_>) -> Self {
         let mut resources = BTreeMap::new();
         for (resource, total) in &view.device.resources {
@@ -211,6 +213,7 @@ impl InspectedDevice {
 }
 
 impl InspectedPlace {
+    /// The place of a device in its machine; empty if its Device object names none.
     fn new(location: Option<&DeviceLocation>) -> Self {
         let Some(location) = location else {
             return Self::default();

@@ -88,6 +88,7 @@ impl<'a> NodeFilter<'a> {
         self.check_plugin(name, demand, false)
     }
 
+    /// Checks that a node can serve the unit of the request, and is labelled with the isolation provider that the pod demands.
     #[inline]
     fn check_unit_and_isolation(self, name: &str, demand: &ResourceDemand<'_>) -> Result<(), Reason> {
         // Practically all requests: without the look-up of the node.

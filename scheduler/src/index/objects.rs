@@ -98,6 +98,7 @@ fn read_plugin_state(index: &mut Index, name: &str, node: &Node) {
     }
 }
 
+/// Replaces the `PreferNoSchedule` taints of a node.
 fn set_soft_taints(by_node: &mut FxHashMap<Box<str>, Box<[Taint]>>, name: &str, taints: &[Taint]) {
     // Few nodes have any, and filters skip the look-up altogether while the map is empty.
     if taints.is_empty() {
@@ -107,6 +108,7 @@ fn set_soft_taints(by_node: &mut FxHashMap<Box<str>, Box<[Taint]>>, name: &str, 
     }
 }
 
+/// Forgets the Node object of a node that is gone. The state of its Device object stays while that exists.
 fn forget_node(index: &mut Index, name: &str) {
     set_soft_taints(&mut index.soft_taints, name, &[]);
     index.failing.remove(name);
@@ -168,6 +170,7 @@ impl ObjectStore<RawDevice> for Index {
     }
 }
 
+/// Forgets the Device object of a node, and all that the node's plugin reports in it.
 fn forget_device(index: &mut Index, name: &str) {
     if let Some(state) = index.cluster.nodes.get_mut(name) {
         let had_swapped = !std::mem::take(&mut state.swapped).is_empty();
@@ -261,7 +264,7 @@ impl ObjectStore<Pod> for Index {
 
     /// Forgets the pods that the complete list did not show.
     fn end_list(&mut self) {
-        mark_unlisted_decisions(self);
+        mark_unlisted_assumptions(self);
         remove_unlisted_pods(self);
         if self.plugins.end_list(self.pod_list.number) {
             self.cluster.note_silent_opening();
@@ -307,7 +310,7 @@ fn put_pod(index: &mut Index, uid: &str, facts: PodFacts) {
         .or_insert_with(|| PodEntry::new(facts.clone()));
     let is_known = entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
     (entry.facts, entry.list) = (facts, list);
-    // The watch now shows what the decision anticipated.
+    // The watch now shows the bound pod itself.
     entry.assumption = None;
     index.hints.end_hint(&mut index.cluster, uid, Some(&bound.node));
     // A bound pod is shown many times; only its first binding, or a changed record, is news.
@@ -336,7 +339,7 @@ pub(super) fn remove_pod(index: &mut Index, uid: &str) {
     }
 }
 
-/// Takes note of the fields by which kube-scheduler chooses victims.
+/// Updates the fields of a pod by which kube-scheduler chooses the victims of a preemption.
 fn put_eviction(index: &mut Index, pod: &Pod) {
     let eviction = Eviction::of(pod);
     let owner = index.cluster.owner(pod.uid());
@@ -368,7 +371,7 @@ fn put_host_use(index: &mut Index, pod: &Pod, requested: Option<HostAmounts>) {
     let uid = pod.uid();
     let node = pod.spec.node_name.as_deref().unwrap_or_default();
     if node.is_empty() || pod.is_terminal() {
-        // The CPU and memory of an assumed pod stay counted as long as the decision does.
+        // The CPU and memory of an assumed pod stay counted as long as its assumption exists.
         if index.cluster.assumption(uid).is_none() {
             remove_host_use(index, uid);
         }
@@ -391,6 +394,7 @@ fn put_host_use(index: &mut Index, pod: &Pod, requested: Option<HostAmounts>) {
     index.plain.insert(owner, plain);
 }
 
+/// No longer counts the CPU and memory that a pod uses on its node.
 fn remove_host_use(index: &mut Index, uid: &str) {
     index.cluster.fleet.clear_host_use(uid);
     index.plain.remove(uid);
@@ -413,16 +417,17 @@ fn refresh_workload_if_due(index: &mut Index) {
     }
 }
 
-/// Marks the written decisions whose pods the complete list did not show. A binding that was written before the list has to be
-/// in it, so the task of the bind looks the pod up.
-fn mark_unlisted_decisions(index: &mut Index) {
+/// Marks the assumptions whose binding is written and whose pod is not in the complete list of pods. Such a pod was deleted, or
+/// is younger than the list; the list cannot say which. So this wakes the task that asks the API server about the pod
+/// (`extender::bind::sweep_unseen`).
+fn mark_unlisted_assumptions(index: &mut Index) {
     for entry in index.cluster.pods.values_mut() {
         if let Some(assumption) = entry.assumption.as_mut()
             && entry.list != index.pod_list.number
             && assumption.state.phase == Phase::Written
         {
             assumption.unlisted = true;
-            // Wakes the task of the bind, also if it waits only later.
+            // The notification is kept if the task does not wait at this moment.
             index.unlisted.notify_one();
         }
     }
@@ -433,7 +438,7 @@ fn remove_unlisted_pods(index: &mut Index) {
     let number = index.pod_list.number;
     let mut gone: Vec<OwnerId> = Vec::new();
     for (uid, entry) in &index.cluster.pods {
-        // An assumed pod may be younger than the list: it stays, and the task of its bind looks it up.
+        // An assumed pod may be younger than the list: it stays, see `mark_unlisted_assumptions`.
         if entry.list != number && entry.assumption.is_none() {
             gone.push(uid.clone());
         }

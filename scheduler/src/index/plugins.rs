@@ -39,12 +39,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// The time without failures after which the next failure on a node gets the first pause again.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(10 * 60);
 
-/// The time after which a plugin that is gone no longer keeps pods away: kubelet takes its resources from the node after five minutes,
-/// and whatever offers them later is another plugin.
+/// The time after which a plugin that is gone no longer keeps pods away: kubelet takes its resources from the node after five
+/// minutes, and whatever offers them later is another plugin.
 const GONE_COUNTS: Duration = Duration::from_secs(6 * 60);
 
-/// Parts of kubelet's messages (1.36) about pods that it fails while the plugin of a resource is away: all devices are unhealthy when the device
-/// list is closed, the resource is unknown after a restart of kubelet, and a call meets a socket that is closed.
+/// Parts of kubelet's messages (1.36) about pods that it fails while the plugin of a resource is away: all devices are unhealthy
+/// when the device list is closed, the resource is unknown after a restart of kubelet, and a call meets a socket that is closed.
 const WORDS: [&str; 4] = [
     "unhealthy devices",
     "unregistered device",
@@ -117,18 +117,21 @@ enum Deadline {
 }
 
 impl Deadline {
+    /// Sets the end of a time span that has not begun: it lasts from `now` on. Changes no other deadline.
     fn stamp(deadline: &mut Option<Self>, now: Instant, lasts: Duration) {
         if *deadline == Some(Self::Unstamped) {
             *deadline = now.checked_add(lasts).map(Self::At);
         }
     }
 
+    /// Removes a deadline that is over; returns true if it was.
     fn take_if_over(deadline: &mut Option<Self>, now: Instant) -> bool {
         deadline
             .take_if(|deadline| matches!(deadline, Self::At(at) if *at <= now))
             .is_some()
     }
 
+    /// The time of a deadline; `None` if there is none, or its time span has not begun.
     fn at(deadline: Option<Self>) -> Option<Instant> {
         match deadline? {
             Self::At(at) => Some(at),
@@ -174,7 +177,8 @@ impl Plugins {
             .count()
     }
 
-    /// Adds or replaces a pod that a list of this number, or a watch after it, shows. Returns true if a node takes more pods than before.
+    /// Adds or replaces a pod that a list of this number, or a watch after it, shows. Returns true if a node takes more pods than
+    /// before.
     pub(super) fn put_pod(&mut self, pod: &Pod, list: u32) -> bool {
         if self.namespace.is_none() || pod.metadata.namespace.as_deref() != self.namespace.as_deref() {
             return false;
@@ -263,6 +267,7 @@ impl Plugins {
         self.update_standing(node);
     }
 
+    /// Returns true if [`Self::advance`] has something to do.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         !self.unstamped.is_empty() || self.next.is_some_and(|next| next <= now)
     }
@@ -352,11 +357,14 @@ impl NodePlugin {
         }
     }
 
+    /// Returns true if a deadline waits for [`Self::stamp`].
     fn has_unstamped(&self) -> bool {
         let is_trial_running = self.standing == Standing::Tried && self.trial == Some(Deadline::Unstamped);
         is_trial_running || [self.pause, self.gone].contains(&Some(Deadline::Unstamped))
     }
 
+    /// Has the pause, the trial and the time of a gone plugin begin now, as far as watches have shown a reason for them. A pause
+    /// soon after the previous one lasts twice as long.
     fn stamp(&mut self, now: Instant) {
         if self.pause == Some(Deadline::Unstamped) {
             let lasts = match self.paused {
@@ -387,6 +395,7 @@ impl NodePlugin {
         is_gone_for_good || has_ended.contains(&true)
     }
 
+    /// The first deadline of this node.
     fn next(&self) -> Option<Instant> {
         [self.pause, self.trial, self.gone]
             .into_iter()

@@ -12,7 +12,7 @@ use crate::accounting::{Bound, PodFacts};
 #[derive(Debug)]
 pub(super) struct PodEntry {
     pub(super) facts: PodFacts,
-    /// The decision of a bind that no watch has shown yet.
+    /// The decision of a bind, until a watch shows the pod bound.
     pub(super) assumption: Option<Box<Assumption>>,
     /// The reason for which its record is counted conservatively or not at all.
     pub(super) problem: Option<Box<str>>,
@@ -26,6 +26,7 @@ pub(super) struct PodEntry {
 }
 
 impl PodEntry {
+    /// The entry of a pod without an assumption, which no list has shown yet.
     pub(super) fn new(facts: PodFacts) -> Self {
         Self {
             facts,
@@ -38,7 +39,7 @@ impl PodEntry {
         }
     }
 
-    /// The pod's node and record: those that a watch has shown, else those of the decision.
+    /// The pod's node and record: those that a watch has shown, else those of the assumption.
     pub(super) fn bound(&self) -> Option<Cow<'_, Bound>> {
         match (self.facts.bound.as_deref(), &self.assumption) {
             (Some(bound), _) => Some(Cow::Borrowed(bound)),

@@ -68,6 +68,7 @@ impl ResourceDemand<'_> {
         n_joined > 1
     }
 
+    /// Returns true if the pod requests devices of this type.
     fn requests(&self, kind: &DeviceType) -> bool {
         match kind {
             DeviceType::Gpu => self.gpus != RequestedGpus::Nothing,

@@ -45,8 +45,8 @@ struct VictimSearch<'a> {
 }
 
 impl<'a> Preemptor<'a> {
-    /// A pod and its request for devices. `depends_on_other_pods` says that it may lack a node for other reasons than amounts, so that
-    /// all victims that are proposed must go; `promised` are the victims that make room for other pods.
+    /// A pod and its request for devices. `depends_on_other_pods` says that it may lack a node for other reasons than amounts, so
+    /// that all victims that are proposed must go; `promised` are the victims that make room for other pods.
     pub fn new(
         pod: &'a Pod,
         demand: &'a ResourceDemand<'a>,

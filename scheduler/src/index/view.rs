@@ -136,6 +136,7 @@ fn has_room(request: RequestedGpus, free: Amounts, total: Amounts, unit: Option<
     }
 }
 
+/// A pod that holds a part of a device, for people.
 fn show_holder(cluster: &Cluster, holder: &HolderView<'_>) -> Holder {
     let mut shown = Holder {
         uid: holder.owner.to_string(),
@@ -194,6 +195,7 @@ pub(crate) fn asked(request: &ParsedRequest) -> String {
     parts.join(", ")
 }
 
+/// The GPUs that a pod requests, in words.
 fn asked_gpus(gpus: &GpuRequest) -> String {
     let mut text = match (gpus.dialect, gpus.memory) {
         (Dialect::AllDevices, _) => return "sight of all GPUs".to_owned(),

@@ -42,6 +42,7 @@ impl Kinds {
         kinds.into_iter().map(|(resource, _)| resource).collect()
     }
 
+    /// Counts one node less on which devices of this type list the resource.
     fn forget(&mut self, resource: &ResourceName, kind: &DeviceType) {
         let Some(kinds) = self.learnt.get_mut(resource) else {
             return;

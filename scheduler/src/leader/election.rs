@@ -199,10 +199,12 @@ impl Election {
                 .max(Duration::from_secs(self.record.seconds.min(3600)))
     }
 
+    /// Returns true if the Lease, as it was last read or written, names this replica as its holder.
     fn is_holder(&self) -> bool {
         self.record.holder == self.identity
     }
 
+    /// The content of the Lease with this replica as its holder.
     fn own_record(&self) -> LeaseRecord {
         let transitions = self.record.transitions + u64::from(!self.is_holder());
         LeaseRecord {
@@ -212,6 +214,7 @@ impl Election {
         }
     }
 
+    /// The step that writes this content over the version that was last read or written.
     fn write(&self, record: LeaseRecord) -> LeaseAction {
         LeaseAction::Write {
             version: self.version.clone(),

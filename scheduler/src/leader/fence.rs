@@ -1,8 +1,9 @@
 //! The `SchedulerLeader` object, which names the one replica whose bindings the API server accepts.
 //!
 //! The policy `gpushare-scheduler-bindings` compares the pod of a scheduler's token with the holder in this object. The
-//! object repeats the Lease by which a replica leads in a kind of our own, as kube-apiserver watches the objects that a policy names as parameters,
-//! and its watch of a built-in kind ends for good with the last policy binding of that kind (kubernetes/kubernetes#133827).
+//! object repeats the Lease by which a replica leads in a kind of our own, as kube-apiserver watches the objects that a policy
+//! names as parameters, and its watch of a built-in kind ends for good with the last policy binding of that kind
+//! (kubernetes/kubernetes#133827).
 
 use std::time::{Duration, Instant};
 
@@ -221,6 +222,7 @@ struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
+    /// No refusal so far.
     fn new(fence: &'a Fence) -> Self {
         Self {
             fence,
@@ -229,6 +231,7 @@ impl<'a> Report<'a> {
         }
     }
 
+    /// Notes a refusal. Once refusals have gone on for `TOLERATED`, the replica is not ready, and an event of its pod says so.
     fn refused(&mut self, problem: &str) {
         let since = *self.since.get_or_insert_with(now);
         if now().duration_since(since) < TOLERATED {
@@ -252,6 +255,7 @@ impl<'a> Report<'a> {
         }
     }
 
+    /// Notes that the API server takes the bindings of this replica: it is ready, as far as the fence is concerned.
     fn accepted(self) {
         self.fence.leadership.set_refused(None);
         if self.is_reported {
@@ -265,6 +269,7 @@ pub(crate) fn is_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::FORBIDDEN | StatusCode::UNPROCESSABLE_ENTITY)
 }
 
+/// The error for a request about the object `SchedulerLeader` that the API server has refused.
 fn request_error(verb: &str, answer: &Answer) -> anyhow::Error {
     anyhow!(
         "cannot {verb} {} {LEASE} ({}): {}",

@@ -57,10 +57,12 @@ impl KubeSchedulerLease {
         self.times.retry / 2
     }
 
+    /// Returns true if the kube-scheduler in this pod holds the Lease.
     fn is_own(&self, record: &LeaseRecord) -> bool {
         record.holder.starts_with(&self.prefix)
     }
 
+    /// Returns true if another kube-scheduler may take the Lease before a term of this replica would end.
     fn is_short(&self, record: &LeaseRecord) -> bool {
         Duration::from_secs(record.seconds) < self.times.lease
     }

@@ -19,6 +19,7 @@ pub(super) struct LeaseObject {
 }
 
 impl LeaseObject {
+    /// The Lease of this name, which need not exist.
     pub(super) fn new(client: Client, namespace: &str, name: &str) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
@@ -88,6 +89,7 @@ impl LeaseObject {
         self.outcome(answer.ok())
     }
 
+    /// The outcome of a write by the API server's answer; `None` stands for no answer in time.
     fn outcome(&mut self, answer: Option<kube::Result<Lease>>) -> WriteOutcome {
         match answer {
             Some(Ok(lease)) => match lease.metadata.resource_version.clone() {

@@ -32,6 +32,7 @@ struct Version {
 }
 
 impl Version {
+    /// Reads a version such as `v1.36.1`; `None` for a text of another form.
     fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.strip_prefix('v')?.splitn(3, '.');
         let (major, minor) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
@@ -130,6 +131,7 @@ async fn versions(
     Ok((image.to_owned(), server.to_owned()))
 }
 
+/// Reads a path of the API server as JSON.
 async fn get(client: &Client, path: &str) -> anyhow::Result<Value> {
     let answer = api_server::send(client, Method::GET, path, None).await;
     let answer = answer.map_err(anyhow::Error::msg)?;

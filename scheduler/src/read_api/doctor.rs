@@ -7,8 +7,8 @@ use proto::read_api::{Finding, Node, Replica, Severity};
 use super::names::{SeenNames, Viewer};
 use super::snapshot::{RenderedNode, StateSnapshot};
 
-/// Seconds without a filter request after which pods that wait are a sign that kube-scheduler does not ask. kube-scheduler tries each
-/// pending pod again after at most five minutes.
+/// Seconds without a filter request after which pods that wait are a sign that kube-scheduler does not ask. kube-scheduler tries
+/// each pending pod again after at most five minutes.
 const SILENCE: u64 = 600;
 /// Seconds of a day.
 const DAY: i64 = 24 * 60 * 60;
@@ -51,6 +51,7 @@ fn finding_of_replica(check: &str, severity: Severity, message: String, remedy: 
     }
 }
 
+/// The finding on the watches: an error until each has listed its objects.
 fn check_sync(replica: &Replica) -> Finding {
     let (severity, message) = match &replica.not_ready {
         None => (Severity::Ok, "every watch has listed its objects".to_owned()),

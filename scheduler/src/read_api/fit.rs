@@ -81,6 +81,7 @@ pub fn fit(index: &Shared<Index>, request: &FitRequest) -> Result<FitAnswer, Fit
     }
 }
 
+/// Checks that a request asks for no more copies and added nodes than one answer may cost.
 fn check_limits(request: &FitRequest) -> Result<(), FitError> {
     let mut n_added = 0_u32;
     for nodes in &request.add_nodes {
@@ -112,6 +113,7 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
+    /// A search that has placed nothing yet.
     fn new(index: &'a Shared<Index>, demand: &'a ResourceDemand<'a>) -> Self {
         Self {
             index,

@@ -1,7 +1,7 @@
 //! The memory that is in use on GPUs, as the device plugins measure it for their metrics.
 //!
-//! A request with `?use=true` makes the replica read the metrics of the plugins, a limited number at one time; the answers are kept for
-//! some seconds. The client waits only for a moment: requests to slower plugins go on, and the next client gets their answers.
+//! A request with `?use=true` makes the replica read the metrics of the plugins, a limited number at one time; the answers are kept
+//! for some seconds. The client waits only for a moment: requests to slower plugins go on, and the next client gets their answers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -356,6 +356,7 @@ impl RenderedNode {
         self.hidden_forms.get(names, &self.namespaces, &self.json)
     }
 
+    /// Serializes a node once, so that all clients share the text; returns it with the node's name.
     fn from(node: Node) -> (String, Self) {
         let mut holders = node.gpus.iter().flat_map(|gpu| &gpu.holders);
         let has_assumed = holders.any(|holder| holder.assumed);

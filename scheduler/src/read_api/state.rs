@@ -78,6 +78,7 @@ pub(super) async fn state(
 }
 
 impl StateBody {
+    /// A body of which nothing is sent yet. The state without its nodes is serialized at once, and split where the nodes go.
     fn new(api: &ReadApi, snapshot: Arc<StateSnapshot>, names: SeenNames, in_use: UseByNode) -> Self {
         let head = json(&ClusterState {
             api_version: VERSION.to_owned(),

@@ -31,6 +31,7 @@ pub(super) struct OwnReplica {
 }
 
 impl OwnReplica {
+    /// This replica before it leads. Without an election it leads alone, once the wait for an earlier process is over.
     pub(super) fn new(config: &Config, namespace: &str) -> Self {
         let bind_timeout = config.scheduling.bind_timeout;
         let settings = config.leader.clone().map(|election| {

@@ -10,8 +10,8 @@ use crate::certificates::server_tls::{CertificateMetrics, Clients, WEBHOOK_CLIEN
 use crate::certificates::{CertificateSettings, Keeper};
 use crate::config::{Config, TlsFiles};
 
-/// The Services that the scheduler's own certificates are for. kube-scheduler outside of the cluster's network reaches the extender by
-/// another address, and names the Service in `tlsConfig.serverName`.
+/// The Services that the scheduler's own certificates are for. kube-scheduler outside of the cluster's network reaches the extender
+/// by another address, and names the Service in `tlsConfig.serverName`.
 const SERVICES: [&str; 2] = ["gpushare-webhook", "gpushare-scheduler"];
 
 /// Name of the mutating and validating webhook configurations of the shipped manifests, which get the authority's certificate.
@@ -77,6 +77,7 @@ pub(super) fn begin(
     Ok(tls)
 }
 
+/// The TLS settings of a server whose certificate comes from files, with a task that reads changed files; `None` without files.
 fn from_files(
     files: Option<TlsFiles>,
     labels: ServerLabels,

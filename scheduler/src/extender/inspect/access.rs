@@ -82,6 +82,7 @@ enum TokenVerdict {
 }
 
 impl TokenVerdict {
+    /// The verdict on a user that was authenticated.
     fn of(is_allowed: bool, user: &UserInfo) -> Self {
         if is_allowed {
             Self::Allowed
@@ -116,6 +117,7 @@ pub(crate) enum Denied {
 }
 
 impl Denied {
+    /// The HTTP status for clients.
     fn status(&self) -> StatusCode {
         match self {
             Self::NoCredentials { .. } | Self::UnknownToken => StatusCode::UNAUTHORIZED,
@@ -159,6 +161,8 @@ impl Access {
         }
     }
 
+    /// Lets a request pass if views need no right, if the client has a valid certificate, or if its bearer token has the right to
+    /// the views.
     async fn check(&self, has_certificate: bool, headers: &HeaderMap) -> Result<(), Denied> {
         if !self.is_required || has_certificate {
             return Ok(());
@@ -216,6 +220,7 @@ impl Access {
         Arc::new(listable)
     }
 
+    /// The verdict on the right of a bearer token, from the cache or from the API server, within `REVIEW_TIMEOUT`.
     async fn review_in_time(
         &self,
         client: &Client,
@@ -242,6 +247,8 @@ impl Access {
         Err(Denied::Unreviewed { reason })
     }
 
+    /// Has the API server authenticate the token (TokenReview), unless its user is cached, and authorize its user
+    /// (SubjectAccessReview); caches both answers.
     async fn review(&self, client: &Client, right: &Right, token: &str) -> Result<TokenVerdict, kube::Error> {
         // The user is known if the token was reviewed for another right.
         let user = match self.fresh(token) {
@@ -283,6 +290,7 @@ impl Access {
         Ok(user)
     }
 
+    /// The question to the API server if this user has the right.
     fn access_spec(&self, right: &Right, user: UserInfo) -> SubjectAccessReviewSpec {
         let mut spec = SubjectAccessReviewSpec {
             user: user.username,
@@ -311,6 +319,7 @@ impl Access {
         spec
     }
 
+    /// The verdict on a token as it was reviewed lately; `None` if the token or the right was not.
     fn cached(&self, right: &Right, token: &str) -> Option<TokenVerdict> {
         let reviewed = self.fresh(token)?;
         match &reviewed.user {
@@ -325,6 +334,7 @@ impl Access {
         cache.get(token).filter(|reviewed| reviewed.is_fresh()).cloned()
     }
 
+    /// Caches the user of a token, `None` for a token that the API server does not accept. A full cache loses its oldest token.
     fn insert(&self, token: &str, user: Option<Arc<UserInfo>>) {
         let mut cache = self.cache();
         // Tokens come from anyone, so the cache must not grow with their number.

@@ -83,6 +83,7 @@ pub(super) struct NodeListing {
 }
 
 impl NodeListing {
+    /// A listing of which nothing is written yet.
     pub(super) fn new(page: Page) -> Self {
         Self {
             page,
@@ -120,6 +121,7 @@ impl NodeListing {
         ControlFlow::Continue(())
     }
 
+    /// Ends the JSON: on a limited page with the name from which the next page continues, if there is a next one.
     fn write_end(&self, index: &Shared<Index>, json: &mut Vec<u8>) {
         json.push(b']');
         // Only a limited page says where the next one begins, and only if there is one.
