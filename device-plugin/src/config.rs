@@ -51,7 +51,8 @@ pub struct Config {
     #[arg(long, env = "NODE_NAME", value_parser = node_name)]
     pub node_name: String,
 
-    /// UID of the plugin's own pod. The plugin writes it into the Node with its state; the scheduler sees by it when that pod is gone
+    /// UID of the plugin's own pod. The plugin writes it into the Node with its state; the scheduler sees by it when that pod is
+    /// gone
     #[arg(long, env = "POD_UID", value_name = "UID")]
     pub pod_uid: Option<String>,
 
@@ -77,7 +78,8 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_SYSFS_ROOT", default_value = "/sys", value_name = "DIR")]
     pub sysfs_root: PathBuf,
 
-    /// YAML file with labels of devices and of their virtual functions, by which pods select them. It may be missing, and may change
+    /// YAML file with labels of devices and of their virtual functions, by which pods select them. It may be missing, and may
+    /// change
     #[arg(long, env = "GPUSHARE_DEVICE_LABELS", value_name = "FILE")]
     pub device_labels: Option<PathBuf>,
 
@@ -114,8 +116,8 @@ pub struct Config {
     )]
     pub shared_devices: SharedDevices,
 
-    /// A resource of whole GPUs, and the device plugin that serves it on this node: the vendor's, of which this plugin counts the pods
-    /// (vendor), this one (ours), or one that does not matter (ignore). May be repeated
+    /// A resource of whole GPUs, and the device plugin that serves it on this node: the vendor's, of which this plugin counts the
+    /// pods (vendor), this one (ours), or one that does not matter (ignore). May be repeated
     #[arg(
         long = "vendor-resource",
         env = "GPUSHARE_VENDOR_RESOURCES",
@@ -185,13 +187,13 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_PASS_DEVICE_SPECS")]
     pub pass_device_specs: bool,
 
-    /// Socket on which the container runtime accepts plugins (NRI), such as /var/run/nri/nri.sock: this plugin then corrects the devices
-    /// of each container when the runtime creates it
+    /// Socket on which the container runtime accepts plugins (NRI), such as /var/run/nri/nri.sock: this plugin then corrects the
+    /// devices of each container when the runtime creates it
     #[arg(long, env = "GPUSHARE_NRI_SOCKET", value_name = "SOCKET")]
     pub nri_socket: Option<PathBuf>,
 
-    /// Have the GPU driver limit the memory of each container, on nodes where everything that this needs has been seen: driver 615 or
-    /// newer, cgroup v2, and the hook of NVIDIA's container toolkit 1.20.1 or newer
+    /// Have the GPU driver limit the memory of each container, on nodes where everything that this needs has been seen: driver 615
+    /// or newer, cgroup v2, and the hook of NVIDIA's container toolkit 1.20.1 or newer
     #[arg(long, env = "GPUSHARE_DRIVER_LIMITS")]
     pub driver_limits: bool,
 
@@ -199,8 +201,9 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_MEASURE_MEMORY")]
     pub measure_memory: bool,
 
-    /// Directory of your own HAMi-core library (libvgpu.so), at the same path on the node and in this container: pods with the label
-    /// koordinator.sh/gpu-isolation-provider: HAMi-core get the library, and ld.so.preload of the directory as /etc/ld.so.preload
+    /// Directory of your own HAMi-core library (libvgpu.so), at the same path on the node and in this container: pods with the
+    /// label koordinator.sh/gpu-isolation-provider: HAMi-core get the library, and ld.so.preload of the directory as
+    /// /etc/ld.so.preload
     #[arg(long, env = "GPUSHARE_HAMI_CORE", value_name = "DIR")]
     pub hami_core: Option<PathBuf>,
 
@@ -209,8 +212,8 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_ALLOW_ALL_DEVICES")]
     pub allow_all_devices: bool,
 
-    /// Namespaces whose containers keep `NVIDIA_VISIBLE_DEVICES` although they request no GPU; with --nri-socket the plugin makes it void
-    /// in all others
+    /// Namespaces whose containers keep `NVIDIA_VISIBLE_DEVICES` although they request no GPU; with --nri-socket the plugin makes
+    /// it void in all others
     #[arg(
         long,
         env = "GPUSHARE_UNRESTRICTED_NAMESPACES",
@@ -224,8 +227,8 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_HOST_ROOT", default_value = "/", value_name = "DIR")]
     pub host_root: PathBuf,
 
-    /// Mount points of the node's directories that may hold the driver, separated by commas; the plugin loads NVML from the first that
-    /// has it
+    /// Mount points of the node's directories that may hold the driver, separated by commas; the plugin loads NVML from the first
+    /// that has it
     #[arg(
         long = "driver-root",
         env = "GPUSHARE_DRIVER_ROOT",
@@ -246,8 +249,8 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_UNPLACED", default_value = "refuse", value_enum)]
     pub unplaced: OnUnplaced,
 
-    /// Critical errors of the driver (XIDs) that an application causes: numbers separated by commas, all, or none. They make events on the
-    /// pods of the GPU, which stays healthy
+    /// Critical errors of the driver (XIDs) that an application causes: numbers separated by commas, all, or none. They make events
+    /// on the pods of the GPU, which stays healthy
     #[arg(long, env = "GPUSHARE_APPLICATION_XIDS", default_value_t = Xids::of_applications(), value_name = "XIDS")]
     pub application_xids: Xids,
 
@@ -259,18 +262,18 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_EVICT_FROM_SICK_DEVICES")]
     pub evict_from_sick_devices: bool,
 
-    /// Interval between probes of each device; for simulated devices, between reads of their file. An unhealthy device is healthy again
-    /// after six intervals without trouble
+    /// Interval between probes of each device; for simulated devices, between reads of their file. An unhealthy device is healthy
+    /// again after six intervals without trouble
     #[arg(long, env = "GPUSHARE_PROBE_INTERVAL", default_value = "10s", value_parser = duration, value_name = "DURATION")]
     pub probe_interval: Duration,
 
-    /// Only list to kubelet the devices that kubelet remembers, from a boot until the plugin's pod serves. For a service of the host:
-    /// without it, kubelet fails the pods that hold devices before the plugin's own pod can run
+    /// Only list to kubelet the devices that kubelet remembers, from a boot until the plugin's pod serves. For a service of the
+    /// host: without it, kubelet fails the pods that hold devices before the plugin's own pod can run
     #[arg(long, env = "GPUSHARE_AT_BOOT", conflicts_with = "uninstall")]
     pub at_boot: bool,
 
-    /// Remove everything that the plugin has written on this node and into its Node, instead of serving devices: once no pod holds a
-    /// device (unused), or at once (now)
+    /// Remove everything that the plugin has written on this node and into its Node, instead of serving devices: once no pod holds
+    /// a device (unused), or at once (now)
     #[arg(long, env = "GPUSHARE_UNINSTALL", value_enum, value_name = "unused|now")]
     pub uninstall: Option<UninstallWhen>,
 
@@ -362,7 +365,7 @@ impl Config {
         }
     }
 
-    /// The operator's files about the devices.
+    /// The cluster administrator's files of overrides: labels of this node's devices, and partitions of its GPUs.
     pub fn override_files(&self) -> OverrideFiles {
         OverrideFiles {
             labels: self.device_labels.clone(),

@@ -136,6 +136,7 @@ impl NodeFleet {
         );
     }
 
+    /// Sets the health of the device with this ID, a GPU or another device, in the fleet; an unknown ID changes nothing.
     fn set_health(&mut self, id: &PhysicalId, is_healthy: bool, reason: Option<HealthReason>, message: &str) {
         for entry in &mut self.gpus {
             if entry.gpu.uuid == *id {

@@ -1,8 +1,8 @@
 //! The physical devices of this node, and a feed of observations about them.
 //!
 //! A [`DeviceSource`] lists the devices ([`DeviceSource::discover`]) and watches them from threads of its own
-//! ([`DeviceSource::watch`]). It reports [`Observation`]s and decides nothing: the module `health` decides whether a device is healthy.
-//! It knows neither kubelet nor the API server.
+//! ([`DeviceSource::watch`]). It reports [`Observation`]s and decides nothing: the module `health` decides whether a device is
+//! healthy. It knows neither kubelet nor the API server.
 //!
 //! Only `inventory/nvml` uses NVML.
 
@@ -176,8 +176,8 @@ impl NodeInventory {
         gpus.chain(self.others.iter().map(|other| &other.id))
     }
 
-    /// Returns true if `now` has a device that this inventory lacks or describes otherwise. A device that `now` lacks does not count,
-    /// nor does the new order of the others.
+    /// Returns true if `now` has a device that this inventory lacks or describes otherwise. A device that `now` lacks does not
+    /// count, nor does the new order of the others.
     fn is_outdated_by(&self, now: &Self) -> bool {
         self.driver_version != now.driver_version
             || self.vendor != now.vendor
@@ -271,10 +271,10 @@ impl DeviceSource {
 
     /// Starts to watch the devices of `inventory` from threads of its own.
     ///
-    /// The watch probes every device at once and then at the source's interval, so that the feed reports trouble that was there from the
-    /// start, and recovery needs no other clock. When the devices themselves change (a GPU appears, or its memory differs) the feed
-    /// reports [`ObservationKind::InventoryChanged`] once; it goes on with the devices it was started for, and the caller discovers
-    /// the devices again and starts another watch.
+    /// The watch probes every device at once and then at the source's interval, so that the feed reports trouble that was there
+    /// from the start, and recovery needs no other clock. When the devices themselves change (a GPU appears, or its memory differs)
+    /// the feed reports [`ObservationKind::InventoryChanged`] once; it goes on with the devices it was started for, and the caller
+    /// discovers the devices again and starts another watch.
     pub fn watch(
         &self,
         inventory: &NodeInventory,
@@ -306,6 +306,8 @@ impl MachineSource {
         Self { gpus, others }
     }
 
+    /// Lists the devices of this machine: GPUs from NVML, network adapters and FPGAs from sysfs. A machine without GPUs serves its
+    /// other devices.
     fn discover(&self) -> Result<NodeInventory, InventoryError> {
         // First, because a driver may hang or fail and the other devices are served all the same.
         let others = self.others.list();
@@ -323,6 +325,7 @@ impl MachineSource {
         }
     }
 
+    /// Starts one thread that watches the GPUs of the inventory, and one that watches its other devices.
     fn watch(
         &self,
         inventory: &NodeInventory,

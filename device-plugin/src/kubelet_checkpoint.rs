@@ -120,6 +120,8 @@ impl Checkpoint {
         }
     }
 
+    /// Reads kubelet's checkpoint and keeps the entries of the resources that this plugin serves; none if the file cannot be read.
+    /// An entry whose answer does not parse is left out.
     fn parse(&self) -> Option<Vec<Allocated>> {
         let entries = match read(&self.dir) {
             Ok(entries) => entries,
@@ -179,6 +181,7 @@ pub fn read(dir: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
     parse(&text(dir)?)
 }
 
+/// The content of kubelet's checkpoint file in this directory; an error if it is longer than [`MAX_BYTES`].
 fn text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
     let mut text = Vec::new();
     let file = File::open(dir.join(FILE)).map_err(CheckpointError::Read)?;

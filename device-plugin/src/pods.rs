@@ -61,6 +61,7 @@ impl PodStage {
         has_record(annotations).then(|| Self::from_status(&pod.status))
     }
 
+    /// The stage that a pod's status shows.
     fn from_status(status: &PodStatus) -> Self {
         match status.phase.as_deref() {
             Some("Succeeded" | "Failed") => Self::Terminal,

@@ -1,7 +1,7 @@
 //! Publishes what this node has to the API server: memory unit, labels, node status and Device object.
 //!
-//! Each of them is a pure function of devices, pods and the objects in the API server, and the plugin writes it only when it differs
-//! from them. It tries again with backoff after a failure; kubelet never waits for any of this.
+//! Each of them is a pure function of devices, pods and the objects in the API server, and the plugin writes it only when it
+//! differs from them. It tries again with backoff after a failure; kubelet never waits for any of this.
 
 pub mod device_object;
 pub mod node_overrides;
@@ -88,7 +88,7 @@ pub struct PublisherInputs {
     pub device: watch::Receiver<StoredDevice>,
     /// The devices of pods that gpushare's scheduler did not place; `None` until they are known.
     pub checkpoints: watch::Receiver<Option<KubeletAllocations>>,
-    /// The operator's labels and partitions.
+    /// The cluster administrator's overrides: labels of this node's devices, and partitions of its GPUs.
     pub overrides: watch::Receiver<Arc<NodeOverrides>>,
     /// The injection mode; `None` until it is decided.
     pub injection: watch::Receiver<Option<Injection>>,
@@ -202,6 +202,7 @@ impl NodePublisher {
         unit.and(labels).and(revision).and(device).and(status)
     }
 
+    /// Writes the memory unit of this plugin into an annotation of the Node, if the Node does not have it yet.
     async fn publish_unit(&self, node: &Node) -> Result<(), ApiRequestError> {
         let unit = self.settings.memory_unit;
         if let Some(patch) = node_patches::memory_unit(node, &self.settings.names, unit) {
@@ -211,6 +212,7 @@ impl NodePublisher {
         Ok(())
     }
 
+    /// Gives the Node the labels of the Device object that this process publishes, as far as they differ.
     async fn publish_labels(&self, wanted: &Device, node: &Node) -> Result<(), ApiRequestError> {
         let no_labels = BTreeMap::new();
         let labels = wanted.metadata.labels.as_ref().unwrap_or(&no_labels);
@@ -238,6 +240,7 @@ impl NodePublisher {
         Ok(())
     }
 
+    /// Writes the sums of all devices' amounts, such as bytes of GPU memory, into the Node's status, if they differ from it.
     async fn publish_status(&self, amounts: Requests, node: &Node) -> Result<(), ApiRequestError> {
         // A merge patch changes the plugin's names alone; kubelet writes the other amounts of the same fields.
         if let Some(patch) = node_patches::status(node, amounts) {
@@ -249,6 +252,7 @@ impl NodePublisher {
         Ok(())
     }
 
+    /// Sends a merge patch of the Node; `part` says in the text of an error what the patch writes.
     async fn patch_node(&self, part: &'static str, patch: &Value) -> Result<(), ApiRequestError> {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
         let request = self.nodes.patch(&self.settings.node_name, &params, &patch);

@@ -86,6 +86,8 @@ fn check(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Starts every task and server of the plugin in the order that they depend on, and returns once the process has ended its
+/// farewell.
 async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<()> {
     check(&config)?;
     let overrides =
@@ -250,15 +252,15 @@ impl Plugin {
         seen
     }
 
-    /// Starts the task that decides on the enforcement level of memory limits on each GPU, now and whenever the driver, the runtime or
-    /// the vendor's CDI specs change.
+    /// Starts the task that decides on the enforcement level of memory limits on each GPU, now and whenever the driver, the runtime
+    /// or the vendor's CDI specs change.
     fn decide_enforcement(&mut self, published: &Published, levels: watch::Sender<Arc<Enforcements>>) {
         let detecting = detect_enforcement(Arc::clone(&self.node), published.node.clone(), levels);
         self.spawn("enforcement of limits", detecting);
     }
 
-    /// Starts the tasks that correct the health of devices by what operators write into the Device object, and that write events and
-    /// evict pods when health changes.
+    /// Starts the tasks that correct the health of devices by what operators write into the Device object, and that write events
+    /// and evict pods when health changes.
     fn react_to_health(
         &mut self,
         published: &Published,
@@ -298,8 +300,8 @@ impl Plugin {
         );
     }
 
-    /// Starts the task that writes into the Node whether this plugin serves kubelet. Returns the farewell, which waits until the Node
-    /// says that it does not.
+    /// Starts the task that writes into the Node whether this plugin serves kubelet. Returns the farewell, which waits until the
+    /// Node says that it does not.
     fn publish_state(&mut self, registrations: &watch::Sender<Registrations>) -> Farewell {
         let (sender, is_written) = watch::channel(false);
         let writer = PluginStateWriter::new(

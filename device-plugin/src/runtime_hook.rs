@@ -219,6 +219,7 @@ pub async fn serve_runtime(hook: RuntimeHook, socket: PathBuf) {
     }
 }
 
+/// Connects to the container runtime's socket for its Node Resource Interface, and answers its calls until the connection ends.
 async fn connect(hook: &RuntimeHook, socket: &Path) -> anyhow::Result<()> {
     let stream = UnixStream::connect(socket).await.map_err(|error| {
         if error.kind() == io::ErrorKind::NotFound {

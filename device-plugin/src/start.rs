@@ -153,6 +153,8 @@ impl StartChecker {
         checked
     }
 
+    /// Waits for the facts that a decision needs, finds the pod that owns these device IDs, and decides its start. Until the
+    /// deadline `until` it begins again while a newer snapshot of kubelet may still settle the matter.
     async fn check(
         &self,
         resource: ExtendedResource,
@@ -161,12 +163,14 @@ impl StartChecker {
     ) -> Result<(), StartBlocked> {
         let node = &*self.context.node;
         let (mut pods, mut fleet) = (node.pods.clone(), node.fleet.clone());
-        // An XID that an earlier process saw is in the Device object alone: no probe finds it again.
+        // The start waits until health is loaded: an XID that an earlier process saw is in the Device object alone, and no probe
+        // finds it again.
         let recalled = fleet.wait_for(|fleet| fleet.is_health_loaded);
         if !matches!(timeout_at(until, recalled).await, Ok(Ok(_))) {
             return Err(StartBlocked::HealthUnknown);
         }
-        // The CDI spec carries the limits, and those of a running container cannot be changed.
+        // The CDI spec carries the GPU memory limits, which cannot be changed once the container runs. So the start waits until the
+        // plugin has decided on which GPUs the driver enforces them.
         if timeout_at(until, node.until_limits_decided()).await.is_err() {
             return Err(StartBlocked::LimitsUnknown);
         }
@@ -178,7 +182,7 @@ impl StartChecker {
                 Ok(uid) => uid,
                 // kubelet may see a pod before this plugin's watch does.
                 Err(OwnerUnknown::NotSeen) if Instant::now() < until => {
-                    // A timeout ends the loop by the condition above.
+                    // After a timeout the condition of this match arm, `Instant::now() < until`, ends the loop.
                     let _ = timeout_at(until, pods.changed()).await;
                     continue;
                 }
@@ -318,8 +322,8 @@ impl StartChecker {
     }
 }
 
-/// True if a refused container of a running pod may start again with the devices that another plugin gave it: the scheduler charges the
-/// pod for no less than it holds.
+/// True if a refused container of a running pod may start again with the devices that another plugin gave it: the scheduler charges
+/// the pod for no less than it holds.
 fn may_go_on(resource: ExtendedResource, refusal: &StartRefusal) -> bool {
     match refusal {
         // A pod without record is charged on every device that it may be on.
@@ -330,6 +334,7 @@ fn may_go_on(resource: ExtendedResource, refusal: &StartRefusal) -> bool {
     }
 }
 
+/// Lets a container of a running pod start again without a CDI spec, although the check did not pass for this reason.
 fn go_on(pod: &NodePod, reason: &(dyn Error + 'static)) -> StartDecision {
     warn!(
         pod = pod.display_name(),
@@ -347,7 +352,7 @@ struct CheckedStart<'a> {
     verified: Result<(), StartRefusal>,
     /// True if a CDI spec decides the devices of the container.
     is_by_spec: bool,
-    /// True if the container ran before this process gave any answer for it, and sees the same devices as then.
+    /// True if the container ran before this process gave any answer for it, and sees the same devices again.
     is_inherited: bool,
 }
 
@@ -360,11 +365,12 @@ fn verify_start<'a>(
     uid: &PodUid,
 ) -> Result<CheckedStart<'a>, StartBlocked> {
     let (offered, is_young) = (node.offered(), node.is_young());
-    // The pods are locked before the log, as everywhere.
+    // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each other.
     let pods = node.pods.borrow();
     let mut log = node.log();
     log.set_offered(offered);
-    // kubelet's checkpoint is proof, so it corrects the log before the pod is verified by it.
+    // kubelet's checkpoint proves which pod has which device IDs, so it corrects the log of Allocate calls before the verification
+    // reads that log.
     if let Some(allocated) = &snapshot.allocated {
         log.reconcile(allocated, &pods);
     }
@@ -373,7 +379,8 @@ fn verify_start<'a>(
     let allocated = snapshot.entries();
     let logged = log.response(resource, ids).cloned();
     let mut checked = CheckedStart {
-        // A pod runs once all its containers have been created: this is not the first start, and kubelet repeats the answer of then.
+        // All containers of a running pod have been created before: this is no first start, and kubelet repeats its answer of the
+        // first one.
         is_inherited: pod.stage == PodStage::Running && logged.is_none(),
         starting: StartingContainer::find(pod, resource, ids, allocated, logged),
         seen: visible_to_pod(allocated, uid, &fleet),

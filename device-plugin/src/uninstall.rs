@@ -217,6 +217,7 @@ impl Removal {
         }
     }
 
+    /// Sends a merge patch of the Node, or of its status if `is_status`; without a patch there is nothing to change.
     async fn patch(&self, patch: Option<&Value>, is_status: bool) -> anyhow::Result<()> {
         let Some(patch) = patch else { return Ok(()) };
         let (nodes, params, name) = (&self.nodes, PatchParams::default(), &self.node_name);

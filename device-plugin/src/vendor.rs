@@ -1,8 +1,8 @@
 //! Publishes the devices that pods hold by a vendor's device plugin or DRA driver, for the scheduler to count.
 //!
-//! The plugin reads kubelet's allocations, corrects them by the GPUs that the runtime hook has seen, and publishes those that no record
-//! of gpushare's scheduler names. It reads when such a pod comes, goes or changes its stage, and once a minute; never while kubelet waits
-//! for an answer of this plugin, because listing devices can disturb an allocation that is under way.
+//! The plugin reads kubelet's allocations, corrects them by the GPUs that the runtime hook has seen, and publishes those that no
+//! record of gpushare's scheduler names. It reads when such a pod comes, goes or changes its stage, and once a minute; never while
+//! kubelet waits for an answer of this plugin, because listing devices can disturb an allocation that is under way.
 
 mod admin_access;
 pub mod allocation;
@@ -137,6 +137,8 @@ impl VendorWatch {
         }
     }
 
+    /// Passes on the devices of other plugins and DRA drivers that the scheduler must count, and records events about GPUs that two
+    /// pods have.
     fn publish(&mut self, allocations: Vec<Allocation>, warnings: &mut Warnings) {
         let (pods, fleet) = (self.pods.borrow(), self.fleet.borrow());
         let allocations = correct_by_runtime(allocations, &self.seen.borrow_and_update(), &pods, &fleet);
@@ -184,8 +186,8 @@ async fn read(
     Ok(found)
 }
 
-/// The GPUs of containers that requested the vendor's resource of this plugin, from the Allocate answers in kubelet's checkpoint. Some
-/// of these may be another plugin's.
+/// The GPUs of containers that requested the vendor's resource of this plugin, from the Allocate answers in kubelet's checkpoint.
+/// Some of these may be another plugin's.
 fn allocations_by_answers(
     settings: &VendorSettings,
     ours: &str,
@@ -211,8 +213,8 @@ fn allocations_by_answers(
     Ok(found)
 }
 
-/// Corrects kubelet's allocations by the GPUs that containers see, and adds those of containers whose pods have no record, which kubelet
-/// does not report.
+/// Corrects kubelet's allocations by the GPUs that containers see, and adds those of containers whose pods have no record, which
+/// kubelet does not report.
 fn correct_by_runtime(
     mut allocations: Vec<Allocation>,
     seen: &SeenGpus,

@@ -192,8 +192,8 @@ pub struct StartEvidence<'a> {
 }
 
 impl StartEvidence<'_> {
-    /// Verifies a pod: the devices that its containers see (`seen`) are those of its record, they are healthy, and they have capacity
-    /// for the pod.
+    /// Verifies a pod: the devices that its containers see (`seen`) are those of its record, they are healthy, and they have
+    /// capacity for the pod.
     ///
     /// # Errors
     /// No container of the pod may start.
@@ -221,7 +221,7 @@ impl StartEvidence<'_> {
                 resolved => drop(resolved?),
             }
         }
-        // Capacity, by a sum of the node's own: the scheduler may have counted something else.
+        // Capacity: the plugin sums up the amounts of all pods itself, since the scheduler may have counted something else.
         Ok(self.check_capacity(&pod.uid)?)
     }
 
@@ -319,8 +319,8 @@ pub fn differing_types(fixed: &DevicesByType, recorded: &DevicesByType) -> Vec<&
     differing
 }
 
-/// The devices of one type that the containers of one pod see, read from the answers to Allocate, which kubelet keeps as long as the
-/// containers live.
+/// The devices of one type that the containers of one pod see, read from the answers to Allocate, which kubelet keeps as long as
+/// the containers live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Visible {
     /// The devices that the CDI spec names when the runtime creates the container.
@@ -370,6 +370,7 @@ pub fn named_devices(resource: ExtendedResource, value: &str, fleet: &NodeFleet)
         .collect()
 }
 
+/// The ID of the device that a word in an answer to Allocate names: by its ID, or, for a GPU, by the driver's index.
 fn named_device(resource: ExtendedResource, name: &str, fleet: &NodeFleet) -> Option<PhysicalId> {
     let device_type = resource.device_type();
     if let Some(entry) = fleet

@@ -3,8 +3,8 @@
 //!
 //! A runtime reads all specs again for each file that is renamed, written or removed in the directory, and for none that is
 //! moved in from another one ([containerd's and CRI-O's package](https://github.com/cncf-tags/container-device-interface)
-//! subscribes to no event of files that appear). So specs of answers are moved in, and [`SpecDir::prompt_read`] makes runtimes read
-//! them: once for all that start together.
+//! subscribes to no event of files that appear). So the specs of containers are moved in, and [`SpecDir::prompt_read`] makes
+//! runtimes read them: once for all that start together.
 //!
 //! Nothing here waits for a disk. After a power cut a file may be missing or half written; no container has outlived that,
 //! and every start compares the text with what it must be before the runtime reads it.
@@ -24,16 +24,18 @@ use crate::file_version::FileVersion;
 use super::CONTAINER_KIND;
 use super::spec::{Edits, driver_text, text, variables};
 
-/// Prefix and suffix of the names of files with answers' specs.
+/// Prefix and suffix of the file names of containers' specs. The CDI device name between them is the one in the answer to Allocate.
 const CONTAINER_FILE: (&str, &str) = ("gpushare.dev-gpu_", ".json");
 
 /// The file of the driver's spec.
 pub const DRIVER_FILE: &str = "gpushare.dev-driver.json";
 
-/// The file whose replacement makes runtimes read all specs. They read files in the order of names, so this one after answers' specs.
+/// The file whose replacement makes runtimes read all specs. Runtimes read files in the order of names, so this one
+/// after containers' specs.
 pub const PROMPT_FILE: &str = "gpushare.dev-read.json";
 
-/// The directory in which the plugin writes specs of answers before it moves them in. Runtimes read no directories.
+/// The directory in which the plugin writes containers' specs before it moves them into the spec directory. Runtimes read no
+/// directories in that.
 const STAGING: &str = ".gpushare.dev-new";
 
 /// Prefix of every file of this plugin.
@@ -80,7 +82,7 @@ pub enum SpecError {
 #[derive(Clone, Debug)]
 pub struct SpecDir {
     dir: PathBuf,
-    /// The last content of answers' specs.
+    /// The last content of each container's spec.
     known: Arc<Mutex<Contents>>,
 }
 
@@ -101,16 +103,17 @@ impl SpecDir {
         &self.dir
     }
 
-    /// The file name of an answer's spec.
+    /// The file name of the container's spec with this CDI device name.
     pub fn file(name: &str) -> String {
         format!("{}{name}{}", CONTAINER_FILE.0, CONTAINER_FILE.1)
     }
 
-    /// Puts the spec of an answer in place; runtimes read it after the next [`SpecDir::prompt_read`]. Returns true if the file is new.
+    /// Puts the spec of the container with this CDI device name in place; runtimes read it after the next [`SpecDir::prompt_read`].
+    /// Returns true if the file is new.
     ///
     /// # Errors
-    /// A runtime may still resolve the name with other content, for 5 s after the plugin has retired that; or the directory cannot be
-    /// written.
+    /// A runtime may still resolve the name with other content, for 5 s after the plugin has retired that; or the directory cannot
+    /// be written.
     pub fn write(&self, name: &str, edits: &Edits, now: SystemTime) -> Result<bool, SpecError> {
         let path = self.dir.join(Self::file(name));
         let retired = path.with_extension(RETIRED);
@@ -126,8 +129,8 @@ impl SpecDir {
             Some(found) if *found == *wanted => return Ok(false),
             // No runtime resolves a spec that does not parse, so none has to forget it.
             Some(found) if serde_json::from_str::<Value>(&found).is_ok() => {
-                // A runtime refreshes its cache some time after the change, and would give this container the old content until then.
-                // The rename sets the time of its last change.
+                // A runtime refreshes its cache some time after the change, and would give this container the old content until
+                // then. So the spec is set aside for a while; the rename sets the time from which `RETIREMENT` counts.
                 fs::rename(&path, &retired).map_err(io_error)?;
                 return Err(still_resolved);
             }
@@ -139,7 +142,7 @@ impl SpecDir {
         // Moved in from another directory, so that no runtime reads all specs for each container that starts.
         replace(&path, &self.dir.join(STAGING), &wanted).map_err(io_error)?;
         self.remember(&path, wanted.into());
-        // It is there only after a retirement; cleaning up removes it as well.
+        // The retired file is there only after a retirement. If its removal fails, `clean` removes it later.
         let _ = fs::remove_file(retired);
         Ok(true)
     }
@@ -176,20 +179,20 @@ impl SpecDir {
         )
     }
 
-    /// True if the spec of an answer exists.
+    /// True if the container's spec with this CDI device name exists.
     pub fn has(&self, name: &str) -> bool {
         self.dir.join(Self::file(name)).exists()
     }
 
-    /// The variables that the spec of an answer sets, if it exists and parses.
+    /// The variables that the container's spec with this CDI device name sets, if it exists and parses.
     pub fn env(&self, name: &str) -> Option<HashMap<String, String>> {
         let spec: Value = serde_json::from_str(&self.content(&self.dir.join(Self::file(name)))?).ok()?;
         let list = spec.pointer("/devices/0/containerEdits/env")?.as_array()?;
         Some(variables(list).collect())
     }
 
-    /// Removes specs of answers that are not among `kept`, and files that interrupted writes left, except those younger than
-    /// 60 s. Returns the number of removed files.
+    /// Removes containers' specs whose CDI device names are not among `kept`, and files that interrupted writes left, except those
+    /// younger than 60 s. Returns the number of removed files.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -262,6 +265,7 @@ impl SpecDir {
         Some(text)
     }
 
+    /// Keeps the text of a spec that was just written or read, with the version of its file, so that it is not read again.
     fn remember(&self, path: &Path, text: Arc<str>) {
         if let Ok(found) = fs::metadata(path) {
             self.known()
@@ -290,7 +294,7 @@ fn replace(path: &Path, staging: &Path, text: &str) -> io::Result<()> {
     }
     let written = written.and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
-        // On a full disk it would only take more room.
+        // On a full disk the temporary file would only take more room.
         let _ = fs::remove_file(&temporary);
     }
     written

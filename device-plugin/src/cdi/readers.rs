@@ -33,15 +33,16 @@ const MOST_MISSED: u32 = 3;
 /// Size of the buffer for events: some hundreds of them.
 const BUFFER: usize = 32 << 10;
 
-/// The last event of one file.
+/// The last event that was seen of one spec file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     /// The file was moved into place.
     Written,
-    /// The file was opened since.
+    /// The file was opened after it was last moved into place.
     Read,
 }
 
+/// The last event of each of this plugin's files in the spec directory, and counts of the runtime's reads.
 #[derive(Clone, Debug, Default)]
 struct ReaderState {
     files: HashMap<String, Progress>,
@@ -111,7 +112,7 @@ impl Readers {
         let mut logged = LoggedError::default();
         loop {
             let ended = self.apply_events(&dir).await;
-            // Files may have come and gone unseen.
+            // Files may have come and gone while the directory was not watched.
             self.state.send_modify(|state| {
                 state.files.clear();
                 state.started.clear();
@@ -154,25 +155,28 @@ impl Readers {
             .send_if_modified(|state| state.files.remove(file).is_some());
     }
 
-    /// Notes that no start need wait for a file which this process has not written.
+    /// Counts a spec that an earlier process wrote as read from now on: the runtime may have read it before this process began, so
+    /// no start waits for it.
     pub fn assume_read(&self, file: &str) {
         self.state.send_modify(|state| {
             state.files.insert(file.to_owned(), Progress::Read);
         });
     }
 
-    /// Makes the runtime read all specs, and waits until it has read these since they were written. Returns false at the limit.
+    /// Makes the runtime read all specs, and waits until it has read `files` since they were written. Returns false if the time
+    /// limit passes first.
     pub async fn until_read(&self, specs: &SpecDir, files: &[String], limit: Duration) -> bool {
         let is_read = timeout(limit, self.prompt_until_read(specs, files)).await.is_ok();
         if !is_read {
             self.state
                 .send_modify(|state| state.n_missed = state.n_missed.saturating_add(1));
-            // The start goes on, and the last prompt may have come before these files.
+            // The start goes on without the read. The last prompt may have come before these files, so they get another one.
             prompt(specs);
         }
         is_read
     }
 
+    /// Prompts the runtime again and again until it has read these files since they were written.
     async fn prompt_until_read(&self, specs: &SpecDir, files: &[String]) {
         loop {
             // One start prompts for all that wait: the runtime reads every spec for each prompt, and injects none meanwhile.
@@ -189,19 +193,20 @@ impl Readers {
         }
     }
 
-    /// True if the runtime has been seen reading a spec and has not missed the last waits.
+    /// True if the runtime was seen reading a spec, and fewer than [`MOST_MISSED`] waits for it have ended in a row without a read.
     pub fn has_reader(&self) -> bool {
         let state = self.state.borrow();
         state.n_reads > 0 && state.n_missed < MOST_MISSED
     }
 
-    /// Notes that the first container of a pod that does not run yet starts with this file.
+    /// Notes that a pod which does not run yet starts a container with the spec in this file.
     pub fn note_start(&self, file: &str) {
         self.state
             .send_if_modified(|state| state.started.insert(file.to_owned()));
     }
 
-    /// True if a pod has started with this file and no read has been seen since it was written.
+    /// True if a pod has started with the spec in this file and no read was seen since the file was written: the runtime's CDI is
+    /// off then.
     pub fn is_unread_by_start(&self, file: &str) -> bool {
         let state = self.state.borrow();
         state.started.contains(file) && state.files.get(file) == Some(&Progress::Written)
@@ -213,7 +218,7 @@ impl Readers {
         Some(progress == Progress::Read)
     }
 
-    /// Returns at the next first read of a file.
+    /// Returns once the runtime has read a file for the first time since it was written.
     pub async fn changed(&self) {
         let mut state = self.state.subscribe();
         let before = state.borrow_and_update().n_reads;
@@ -222,6 +227,7 @@ impl Readers {
     }
 }
 
+/// Makes the runtime read all specs by a change in their directory; a failure is logged.
 fn prompt(specs: &SpecDir) {
     if let Err(error) = specs.prompt_read() {
         warn!(dir = %specs.path().display(), %error, "cannot have the container runtime read CDI specs");

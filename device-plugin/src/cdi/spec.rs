@@ -33,6 +33,7 @@ impl Edits {
         }
     }
 
+    /// The edits as `containerEdits` of a CDI spec.
     fn to_json(&self) -> Map<String, Value> {
         let mut fields = self.others.clone();
         if !self.env.is_empty() {

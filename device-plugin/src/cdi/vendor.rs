@@ -1,7 +1,7 @@
 //! NVIDIA's own CDI specs on this node: a container's edits for the driver, and the device nodes of each GPU.
 //!
-//! The plugin reads them again when they change, as the vendor's tools rewrite them with each driver. It leaves out files that do not
-//! parse, with a warning.
+//! The plugin reads them again when they change, as the vendor's tools rewrite them with each driver. It leaves out files that do
+//! not parse, with a warning.
 
 use std::collections::HashMap;
 use std::fs;
@@ -67,6 +67,7 @@ impl VendorKind {
     }
 }
 
+/// A CDI spec, as far as this plugin reads it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct SpecFile {
@@ -78,6 +79,7 @@ struct SpecFile {
     container_edits: Map<String, Value>,
 }
 
+/// A device of a CDI spec.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct SpecDevice {
@@ -91,8 +93,8 @@ impl SpecDevice {
         list(&self.container_edits, "deviceNodes")
     }
 
-    /// Returns true if each GPU node that the device brings is this GPU's own: a spec that is older than the last start of the
-    /// driver may mean another GPU by a name or an index.
+    /// Returns true if the spec's device brings no device node of another GPU than this one: a spec that is older than the last
+    /// start of the driver may mean another GPU by a name or an index.
     fn is_of_gpu(&self, gpu: &Gpu) -> bool {
         for path in self.nodes().filter_map(path_of) {
             // Other nodes, such as /dev/nvidiactl, belong to no single GPU.
@@ -284,6 +286,7 @@ impl VendorSpecs {
     }
 }
 
+/// The devices of these specs that have this name.
 fn devices_named<'a>(specs: &'a [Arc<VendorSpec>], name: &str) -> Vec<&'a SpecDevice> {
     let mut named = Vec::new();
     for spec in specs {
@@ -331,7 +334,7 @@ fn library_version(edits: &Edits) -> Option<String> {
         let path = mount.get("containerPath").and_then(Value::as_str);
         let file = path.unwrap_or_default().rsplit('/').next().unwrap_or_default();
         for library in VERSIONED_LIBRARIES {
-            // libcuda.so.1 is a link that says nothing.
+            // libcuda.so.1 is a link, whose name does not say the version of the driver.
             if let Some(version) = file.strip_prefix(library)
                 && version.contains('.')
                 && version.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit())

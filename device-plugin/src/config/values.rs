@@ -52,6 +52,7 @@ pub(super) fn extended_resource(text: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// True if the text is a DNS subdomain, which names of Kubernetes objects are: lower-case labels, separated by dots.
 pub(super) fn is_dns_subdomain(text: &str) -> bool {
     let is_label = |label: &str| {
         let is_inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';

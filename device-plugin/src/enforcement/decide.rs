@@ -115,6 +115,7 @@ fn obstacle(node: &EnforcementFacts, gpu: GpuFacts) -> Option<(&'static str, Str
     Some((reason, why.to_owned()))
 }
 
+/// The reason, as a word and a sentence, that this version of the driver cannot enforce memory limits; none if it can.
 fn driver_obstacle(version: Option<&str>) -> Option<(&'static str, String)> {
     let Some(version) = version else {
         let why = "the version of the driver is not known".to_owned();
@@ -128,6 +129,8 @@ fn driver_obstacle(version: Option<&str>) -> Option<(&'static str, String)> {
     Some(("DriverTooOld", why))
 }
 
+/// The reason, as a word and a sentence, that NVIDIA's hook for memory limits does not run at starts of containers; none if it
+/// runs.
 fn route_obstacle(route: HookRoute) -> Option<(&'static str, &'static str)> {
     match route {
         HookRoute::Spec | HookRoute::Runtime => None,

@@ -19,12 +19,12 @@ use super::{Enforcements, HamiCore, lost_spec_hook};
 /// Interval at which the plugin checks files of the node: the vendor's specs, and those of MPS and HAMi-core.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Time for which GPUs keep the level `driver` while the hook is missing: the vendor's tools delete and write their specs while pods
-/// come, and a start that needs the hook waits for it.
+/// Time for which GPUs keep the level `driver` while the hook is missing: the vendor's tools delete and write their specs while
+/// pods come, and a start that needs the hook waits for it.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// Directories, below the node's root, in which an MPS control daemon has its pipe: NVIDIA's default, that of NVIDIA's device plugin,
-/// and that of NVIDIA's fractioning operator.
+/// Directories, below the node's root, in which an MPS control daemon has its pipe: NVIDIA's default, that of NVIDIA's device
+/// plugin, and that of NVIDIA's fractioning operator.
 const MPS_DIRECTORIES: [&str; 3] = ["tmp/nvidia-mps", "run/nvidia/mps", "run/nvidia-mps"];
 
 /// The pipe of the MPS control daemon in its directory.
@@ -41,8 +41,8 @@ pub async fn detect_enforcement(
     loop {
         let runtime = container_runtime(kubernetes_node.borrow_and_update().as_ref());
         let is_injection_known = injection.borrow_and_update().is_some();
-        // Without one of the two the level would be a guess that the next second corrects. Meanwhile a container would start without
-        // limits, or get a CDI spec that has to be replaced before it can start.
+        // Without one of the two the level would be a guess that the next second corrects. Meanwhile a container would start
+        // without limits, or get a CDI spec that has to be replaced before it can start.
         if let Some(runtime) = runtime
             && is_injection_known
         {
@@ -67,6 +67,8 @@ pub async fn detect_enforcement(
     }
 }
 
+/// Passes on the enforcement level of each GPU if it differs from the one before, and logs each level that has another reason than
+/// before.
 fn publish(levels: &watch::Sender<Arc<Enforcements>>, decided: Enforcements) {
     let before = levels.borrow().clone();
     if *before == decided {
@@ -86,6 +88,7 @@ fn container_runtime(node: Option<&Node>) -> Option<String> {
     Some(node?.status.node_info.container_runtime_version.clone())
 }
 
+/// Decides the enforcement level of memory limits for each GPU from the facts of this moment.
 fn decide_all(node: &NodeState, fleet: &NodeFleet, runtime: &str) -> Enforcements {
     let settings = &node.settings;
     let facts = EnforcementFacts {

@@ -1,8 +1,8 @@
-//! Swaps the records of pods, and corrects those of running pods: writes them into the node's Device object first, and then into the
-//! pods' annotations.
+//! Swaps the records of pods, and corrects those of running pods: writes them into the node's Device object first, and then into
+//! the pods' annotations.
 //!
-//! The write to the Device object is the swap. It carries both pods' records, and the version of the object that was read, so that it
-//! overwrites nothing unseen. It has a field manager of its own, as the object's other writer applies its fields whole. The
+//! The write to the Device object is the swap. It carries both pods' records, and the version of the object that was read, so that
+//! it overwrites nothing unseen. It has a field manager of its own, as the object's other writer applies its fields whole. The
 //! annotations follow as soon as they can; scheduler and plugin prefer the record in the Device object.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,17 +28,17 @@ use crate::pods::annotate::annotate;
 use crate::pods::{NodePod, NodePods, PodUid};
 use daemon::api_server::Connection;
 
-/// The field manager of the write.
+/// The field manager under which the plugin writes swapped records into the Device object.
 const FIELD_MANAGER: &str = "gpushare-exchange";
 
-/// Longest duration of one request: kubelet waits for some.
+/// Longest duration of one request to the API server. kubelet waits for those that a start needs.
 const REQUEST_LIMIT: Duration = Duration::from_secs(4);
 
 /// Most tries of a write when the object has changed meanwhile.
 const MAX_TRIES: usize = 4;
 
-/// The time for which a record stays in the Device object after its pod is gone: the scheduler may see the end of the pod later than
-/// this plugin.
+/// The time for which a record stays in the Device object after its pod is gone: the scheduler may see the end of the pod later
+/// than this plugin.
 const LINGER: Duration = Duration::from_secs(60);
 
 /// The pause after the first failure, which doubles each time, and the longest one.
@@ -111,7 +111,7 @@ impl RecordSwaps {
         }
     }
 
-    /// Reads the swapped records, unless the record of this pod is known.
+    /// Reads the swapped records from the Device object, unless it is known for certain which record this pod has.
     ///
     /// # Errors
     /// The Device object cannot be read.
@@ -165,7 +165,8 @@ impl RecordSwaps {
         else {
             return Ok(false);
         };
-        // kubelet may admit more containers of these pods during the write: their calls are matched with the records after the swap.
+        // kubelet may admit more containers of these pods during the write: their calls are matched with the records after the
+        // swap.
         node.log().plan_swap(one, other);
         if !self.write(&wanted).await? {
             return Ok(false);
@@ -189,8 +190,8 @@ impl RecordSwaps {
         self.write_and_show(wanted).await
     }
 
-    /// Writes the swapped records again if the Device object does not have them: the object may have been recreated, or its annotation
-    /// removed. Returns true if that was necessary.
+    /// Writes the swapped records again if the Device object does not have them: the object may have been recreated, or its
+    /// annotation removed. Returns true if that was necessary.
     ///
     /// # Errors
     /// The Device object cannot be read or written.
@@ -349,7 +350,7 @@ fn text_of(records: &Records) -> Result<String, AnnotationError> {
     plugin_reports::write_swapped_records(&entries)
 }
 
-/// The pods whose record is not the same in both.
+/// The pods whose record in `known` is not the same as in `wanted`.
 fn pods_with_other_record(known: &Records, wanted: &Records) -> BTreeSet<PodUid> {
     let mut differing = BTreeSet::new();
     for uid in known.keys().chain(wanted.keys()) {
@@ -360,8 +361,8 @@ fn pods_with_other_record(known: &Records, wanted: &Records) -> BTreeSet<PodUid>
     differing
 }
 
-/// Writes swapped records into the pods' annotations, and removes the records of pods that are long gone from the Device object, until
-/// the task is dropped.
+/// Writes swapped records into the pods' annotations, and removes the records of pods that are long gone from the Device object,
+/// until the task is dropped.
 pub async fn follow_swaps(
     connection: Connection,
     node: Arc<NodeState>,
@@ -386,7 +387,8 @@ pub async fn follow_swaps(
     }
 }
 
-/// Brings annotations and Device object in step once. `gone_since` has the pods that are gone, with the time at which that was seen.
+/// Brings annotations and Device object in step once. `gone_since` has the pods that are gone, with the time at which that was
+/// seen.
 async fn follow_once(
     client: &Client,
     node: &NodeState,
@@ -418,7 +420,8 @@ async fn follow_once(
     Ok(())
 }
 
-/// The pods with a swapped record that are gone. Empty while the list of pods may be incomplete: a missing pod need not be gone then.
+/// The pods with a swapped record that are gone. Empty while the list of pods may be incomplete: a missing pod need not be gone
+/// then.
 fn gone_with_entry(pods: &NodePods) -> BTreeSet<PodUid> {
     let mut gone = BTreeSet::new();
     if pods.is_current() {

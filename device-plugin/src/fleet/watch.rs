@@ -1,7 +1,7 @@
 //! Watches the devices: observations of the source become health, and health becomes a new [`NodeFleet`].
 //!
-//! All observations that wait in the channel make one new value, so a node whose GPUs all fail at once sends kubelet one list, not one
-//! per device.
+//! All observations that wait in the channel make one new value, so a node whose GPUs all fail at once sends kubelet one list, not
+//! one per device.
 //!
 //! A call into a driver that hangs cannot be ended. The plugin leaves its thread alone and starts no other in its place. A device
 //! without any observation for a long time counts as failed until its source reports it again.
@@ -193,6 +193,8 @@ impl FleetWatch {
         result
     }
 
+    /// Applies a correction of health that comes from the Device object: an operator cleared a device, or an earlier process saw
+    /// XIDs.
     fn apply_correction(&mut self, correction: Correction) {
         let now = self.started.elapsed();
         match correction {
@@ -324,6 +326,7 @@ impl Silence {
         Self { limit, observed }
     }
 
+    /// Notes that the device of this observation was observed now.
     fn record(&mut self, observation: &Observation) {
         if let Some(device) = &observation.device
             && let Some(observed) = self.observed.get_mut(device)

@@ -3,7 +3,8 @@
 //! Pure except that it checks which device nodes and vendor's specs exist. The callers choose the container and the devices of
 //! its pod.
 //!
-//! With CDI the answer names a spec that no answer named before. The UUIDs are in a variable of this project.
+//! With CDI the answer names a spec that no answer named before. The UUIDs of a container's GPUs are in a variable of this project,
+//! [`GPU_DEVICES`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -132,7 +133,8 @@ pub fn cdi_answer(resource: ExtendedResource, ids: &[String], fresh: u64) -> Con
     }
 }
 
-/// The answer to Allocate by the vendor's variable, which decides for as long as the container lives. The recipient may not be known.
+/// The answer to Allocate by the vendor's variable, which decides for as long as the container lives. The recipient may not be
+/// known.
 pub fn variable_answer(
     settings: &NodeSettings,
     recipient: Option<&Recipient<'_>>,
@@ -140,7 +142,7 @@ pub fn variable_answer(
     assigned: &AssignedDevices<'_>,
 ) -> ContainerAllocateResponse {
     let mut envs = HashMap::new();
-    // Limits and the variables of the first gpushare need the pod; the devices follow from the IDs alone.
+    // Limits and the variables of the old gpushare plugin need the pod; the devices follow from the IDs alone.
     if let Some(recipient) = recipient {
         envs.extend(variables(settings, recipient, resource, assigned));
     }
@@ -195,8 +197,8 @@ pub fn driver_edits(settings: &NodeSettings, mut edits: Edits) -> Edits {
     edits
 }
 
-/// The edits for one resource of a container: device nodes, variables and what limits the container. Another CDI device brings the
-/// driver.
+/// The edits for one resource of a container: device nodes, variables, and the hooks and files that limit the container. The
+/// libraries of the driver come from the CDI device [`cdi::DRIVER_DEVICE`].
 pub fn cdi_edits(
     settings: &NodeSettings,
     recipient: &Recipient<'_>,
@@ -293,7 +295,8 @@ fn device_nodes(
         }
         AssignedDevices::Others(devices) => {
             for device in devices {
-                let functions = recipient.map_or(&[][..], |recipient| functions(recipient, resource, device));
+                let functions =
+                    recipient.map_or(&[][..], |recipient| given_functions(recipient, resource, device));
                 if functions.is_empty() {
                     paths.extend(device.device_nodes.iter().cloned());
                 }
@@ -320,8 +323,8 @@ fn is_on_host(settings: &NodeSettings, path: &Path) -> bool {
     settings.host_root.join(below_root).exists()
 }
 
-/// The virtual functions of a device that the pod's record gives it.
-fn functions<'a>(
+/// The virtual functions of this device that the record of the pod gives the pod.
+fn given_functions<'a>(
     recipient: &Recipient<'a>,
     resource: ExtendedResource,
     device: &OtherDevice,
@@ -344,7 +347,7 @@ fn variables(
     };
     let mut names = Vec::new();
     for device in devices {
-        let functions = functions(recipient, resource, device);
+        let functions = given_functions(recipient, resource, device);
         names.extend(functions.iter().map(PhysicalId::as_str));
     }
     match functions_variable(resource) {

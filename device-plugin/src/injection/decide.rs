@@ -125,6 +125,7 @@ pub fn decide(requested: Option<Mode>, facts: &InjectionFacts) -> Injection {
     }
 }
 
+/// The verdict about the mode `cdi`: whether a CDI spec can give containers their devices, and the reason.
 fn by_cdi(facts: &InjectionFacts) -> Injection {
     let mut of_variable = String::new();
     if let VariableSupport::Fails(why) = &facts.variable {
@@ -162,6 +163,7 @@ fn by_cdi(facts: &InjectionFacts) -> Injection {
     injection(Mode::Cdi, facts, certainty, reason, message)
 }
 
+/// The verdict about the mode `envvar`: whether the vendor's variable can give containers their devices, and the reason.
 fn by_variable(facts: &InjectionFacts) -> Injection {
     let (certainty, reason, message) = match &facts.variable {
         VariableSupport::Works => {
@@ -181,6 +183,7 @@ fn by_variable(facts: &InjectionFacts) -> Injection {
     injection(Mode::Envvar, facts, certainty, reason, message)
 }
 
+/// The verdict about a mode, with the containers that see GPUs without any request.
 fn injection(
     mode: Mode,
     facts: &InjectionFacts,

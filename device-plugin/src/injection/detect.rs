@@ -90,6 +90,7 @@ fn takes_effect(before: Option<&Injection>, decided: &Injection, lasted: Duratio
 }
 
 impl Listeners {
+    /// Passes on a verdict that has changed, in the log, the metrics, and an event on the node.
     fn publish(&self, decided: Injection) {
         let before = self.injection.borrow().clone();
         if before.as_ref() == Some(&decided) {
@@ -178,6 +179,7 @@ impl InjectionDetector {
         }
     }
 
+    /// Writes the CDI device with the driver's libraries, unless the directory has it with the same edits.
     fn write_driver(&mut self, edits: Option<Edits>) -> io::Result<()> {
         // The spec of a driver that is gone stays: no container starts meanwhile, and the spec of the next driver replaces it.
         let Some(edits) = edits else { return Ok(()) };

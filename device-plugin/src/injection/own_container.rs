@@ -38,6 +38,7 @@ impl OwnContainer {
     }
 }
 
+/// The value of `NVIDIA_VISIBLE_DEVICES` that the plugin's own container was given; `void` if any of several values is that.
 fn own_visible_devices() -> Option<String> {
     let mut values = Vec::new();
     for (name, value) in std::env::vars_os() {
@@ -50,6 +51,7 @@ fn own_visible_devices() -> Option<String> {
     values.into_iter().nth(void.unwrap_or(0))
 }
 
+/// True if this process has `CAP_SYS_ADMIN`, by which privileged containers are recognised.
 fn is_privileged() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let Some(mask) = status.lines().find_map(|line| line.strip_prefix("CapEff:")) else {

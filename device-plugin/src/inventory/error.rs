@@ -42,6 +42,7 @@ pub enum InventoryError {
 }
 
 impl InventoryError {
+    /// An error that says that the driver or the file of devices is not there.
     pub(super) fn absent(problem: String) -> Self {
         Self::Absent {
             problem,
@@ -49,6 +50,7 @@ impl InventoryError {
         }
     }
 
+    /// An error that says that devices could not be listed although the driver or the file is there.
     pub(super) fn failed(problem: String, source: impl Error + Send + Sync + 'static) -> Self {
         Self::Failed {
             problem,

@@ -103,6 +103,7 @@ impl Feed {
         Ok(())
     }
 
+    /// Asks the threads to stop, and wakes those that pause between two rounds.
     fn signal(&self) {
         self.stop.store(true, Ordering::Release);
         // A pause may be as long as the interval between probes.

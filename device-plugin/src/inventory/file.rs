@@ -66,6 +66,7 @@ impl FileSource {
         Ok(parse(&self.path, &self.node, &self.read()?)?.processes)
     }
 
+    /// Starts a thread that reads the file at each interval and reports the health of every device.
     pub(super) fn watch(
         &self,
         inventory: &NodeInventory,
@@ -81,6 +82,7 @@ impl FileSource {
         Feed::start(vec![Box::new(move |reporter| watch.report(reporter))])
     }
 
+    /// The content of the file of devices.
     fn read(&self) -> Result<Vec<u8>, InventoryError> {
         fs::read(&self.path).map_err(|error| {
             let problem = format!("cannot read the device file {}", self.path.display());
@@ -107,6 +109,7 @@ struct FileWatch {
 }
 
 impl FileWatch {
+    /// One round of the watch: reads the file, and reports changed devices and the health of every device.
     fn report(&mut self, reporter: &Reporter) -> Result<(), Stopped> {
         self.refresh();
         let (known, now) = (&self.known, &self.latest.inventory);
@@ -147,6 +150,7 @@ impl FileWatch {
         }
     }
 
+    /// Reports the health that the file gives a device; one that the file does not list any more is lost.
     fn report_device(&self, id: &PhysicalId, reporter: &Reporter) -> Result<(), Stopped> {
         match self.latest.health.get(id).unwrap_or(&SimulatedHealth::Lost) {
             SimulatedHealth::Healthy => reporter.send(Some(id), ObservationKind::AnsweredWithoutFault),

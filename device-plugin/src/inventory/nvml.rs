@@ -93,6 +93,7 @@ impl Default for NvmlSource {
 }
 
 impl NvmlSource {
+    /// Lists the GPUs that can be shared, with their links, and logs the GPUs that cannot.
     pub(super) fn discover(&self) -> Result<NodeInventory, InventoryError> {
         let nvml = self.open()?;
         let mut inventory = self.list(&nvml)?;

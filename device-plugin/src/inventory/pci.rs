@@ -154,6 +154,7 @@ pub(super) struct PciFunction {
 }
 
 impl PciFunction {
+    /// Reads the PCI function with the address `own` from sysfs: its class, vendor, NUMA node, root complex and bridges.
     fn read(sysfs: &Path, own: &str) -> Self {
         let entry = folder(sysfs).join(own);
         let (class, vendor) = (hex_file(&entry.join("class")), hex_file(&entry.join("vendor")));
@@ -212,6 +213,7 @@ fn virtual_functions(entry: &Path) -> Vec<(u32, String)> {
     found
 }
 
+/// The number and PCI address of the virtual function that a link `virtfnN` of sysfs names; none for other links.
 fn virtual_function(link: &DirEntry) -> Option<(u32, String)> {
     let number = link.file_name().to_str()?.strip_prefix("virtfn")?.parse().ok()?;
     let target = fs::read_link(link.path()).ok()?;

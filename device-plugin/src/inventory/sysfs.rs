@@ -64,6 +64,7 @@ impl SysfsSource {
         found
     }
 
+    /// The FPGAs: PCI functions of the known vendors' accelerators, and those that the kernel manages as FPGAs.
     fn fpgas(&self, bus: &Bus) -> Vec<Found> {
         let mut managed = BTreeSet::new();
         for class in ["class/fpga_region", "class/fpga_manager"] {
@@ -87,6 +88,7 @@ impl SysfsSource {
         found
     }
 
+    /// The RDMA network adapters, each with the problem of its ports, if no port is active.
     fn adapters(&self, bus: &Bus) -> Vec<Found> {
         let mut by_address = BTreeMap::<String, Vec<PathBuf>>::new();
         for path in entries(&self.root.join("class/infiniband")) {
@@ -187,6 +189,7 @@ impl SysfsSource {
         Box::new(move |reporter| source.report(&known, reporter))
     }
 
+    /// One round of the watch: reads sysfs, and reports devices that have come and the state of each known device.
     fn report(&self, known: &NodeInventory, reporter: &Reporter) -> Result<(), Stopped> {
         let found = self.read();
         if found.iter().any(|(device, _)| !known.others.contains(device)) {

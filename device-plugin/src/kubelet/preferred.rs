@@ -162,6 +162,8 @@ struct Choice<'a> {
 }
 
 impl<'a> Choice<'a> {
+    /// The choice at its start: the IDs that kubelet's call already includes are chosen, and the other available IDs are free, by
+    /// GPU.
     fn new(
         fleet: &'a NodeFleet,
         resource: ExtendedResource,
@@ -193,8 +195,8 @@ impl<'a> Choice<'a> {
             return 0;
         };
         if !std::mem::replace(is_sorted, true) {
-            // IDs in use are available only by kubelet's fault: it forgets an allocation under way if its pod-resources API is called
-            // at that moment while a pod has just ended. Without this order kubelet would allocate them twice.
+            // IDs in use are available only by kubelet's fault: it forgets an allocation under way if its pod-resources API is
+            // called at that moment while a pod has just ended. Without this order kubelet would allocate them twice.
             ids.sort_by_cached_key(|id| Reverse((self.in_use.contains(id), id.len(), *id)));
         }
         let taken = ids.split_off(ids.len() - ids.len().min(missing));
@@ -205,8 +207,8 @@ impl<'a> Choice<'a> {
         taken.len()
     }
 
-    /// The device with the fewest free IDs that suffice for all missing ones, else the device with the most free IDs; none if no ID is
-    /// missing or left.
+    /// The device with the fewest free IDs that suffice for all missing ones, else the device with the most free IDs; none if no ID
+    /// is missing or left.
     fn best_device(&self) -> Option<&'a PhysicalId> {
         let missing = self.size.saturating_sub(self.chosen.len());
         if missing == 0 {

@@ -85,6 +85,7 @@ enum End {
 }
 
 impl End {
+    /// The reason in words, for the log.
     fn describe(self) -> &'static str {
         match self {
             Self::Stopped => "this plugin is stopping",

@@ -68,6 +68,7 @@ pub struct Streams {
 struct OpenStream(watch::Sender<Streams>);
 
 impl OpenStream {
+    /// Counts an opened stream of a device list; the drop of this value counts its end.
     fn new(streams: watch::Sender<Streams>) -> Self {
         streams.send_modify(|streams| {
             streams.n_open += 1;

@@ -22,7 +22,7 @@ pub struct AnsweredCall {
     pub container: usize,
     /// The resource.
     pub resource: ExtendedResource,
-    /// The number of its device IDs.
+    /// The number of device IDs in the call.
     pub count: u64,
 }
 
@@ -34,8 +34,8 @@ struct LoggedAnswer {
     response: ContainerAllocateResponse,
 }
 
-/// Values by resource and sorted device IDs, by which kubelet names a container. Nested, so that a look-up copies no ID: a container
-/// may have thousands.
+/// Values by resource and sorted device IDs, by which kubelet names a container. Nested, so that a look-up copies no ID: a
+/// container may have thousands.
 type ByIds<T> = BTreeMap<ExtendedResource, HashMap<Vec<String>, T>>;
 
 /// The answered calls of every pod of this node.
@@ -46,8 +46,8 @@ pub struct AllocateLog {
     pub(super) admitting: Option<PodUid>,
     /// Pods that kubelet seems to have given up before it made all their calls.
     doubtful: BTreeSet<PodUid>,
-    /// Pods that were bound before this process began, for which an earlier process may have answered; none until the first complete
-    /// list of pods.
+    /// Pods that were bound before this process began, for which an earlier process may have answered; none until the first
+    /// complete list of pods.
     existing: Option<BTreeSet<PodUid>>,
     /// kubelet's checkpoint at the start of this process, kept until the existing pods are known.
     checkpoint_at_start: Option<Vec<Allocated>>,
@@ -80,7 +80,7 @@ pub struct AllocateLog {
     seen_left: Option<u64>,
     /// The checkpoint that the log was last compared with.
     reconciled: Option<Arc<Vec<Allocated>>>,
-    /// At that time, the numbers of answers, of pods that had come, and of pods that had left.
+    /// At the last comparison with a checkpoint, the numbers of answers, of pods that had come, and of pods that had left.
     reconciled_state: (u64, u64, u64),
 }
 
@@ -103,7 +103,7 @@ impl AllocateLog {
         self.offered.as_deref().unwrap_or(&ExtendedResource::ALWAYS)
     }
 
-    /// Notes the pods of the first complete list of pods. Calls before and after that change nothing.
+    /// Notes the pods of the first complete list of pods, once. Before that list has come it does nothing.
     pub fn note_existing_pods(&mut self, pods: &NodePods) {
         if self.existing.is_some() || !pods.is_synced() {
             return;
@@ -121,8 +121,8 @@ impl AllocateLog {
             .any(|pod| pod.stage == PodStage::Bound && !self.is_doubtful(&pod.uid) && !self.is_complete(pod))
     }
 
-    /// Adds the calls of existing pods that kubelet's checkpoint names. If it names only a part of a pod's calls, the pod's admission is
-    /// under way.
+    /// Adds the calls of existing pods that kubelet's checkpoint names. If it names only a part of a pod's calls, the pod's
+    /// admission is under way.
     pub fn load(&mut self, allocated: &[Allocated], pods: &NodePods) {
         self.is_checkpoint_loaded = true;
         let Some(existing) = self.existing.clone().filter(|existing| !existing.is_empty()) else {
@@ -289,7 +289,7 @@ impl AllocateLog {
         self.forget_gone(pods);
     }
 
-    /// Moves the calls of `mistaken` to the pod `uid`, whose further calls are answered with the same record as those.
+    /// Moves the calls of `mistaken` to the pod `uid`, whose further calls are answered with the same record as the moved ones.
     fn correct(&mut self, mistaken: &PodUid, uid: &PodUid, record_of: PodUid, pods: &NodePods) {
         self.admitting = None;
         self.seen_left = None;
@@ -306,7 +306,7 @@ impl AllocateLog {
         }
     }
 
-    /// Exchanges the pods of answers in the log.
+    /// Exchanges two pods in the logged answers: the answers that were matched with one now count for the other.
     fn swap_answers(&mut self, one: &PodUid, other: &PodUid) {
         for answer in self.answers.values_mut().flat_map(HashMap::values_mut) {
             match &mut answer.pod {
@@ -317,7 +317,8 @@ impl AllocateLog {
         }
     }
 
-    /// Corrects the log by kubelet's checkpoint. Returns at once if neither has changed since the last time.
+    /// Corrects the log by kubelet's checkpoint. Returns at once if neither the checkpoint nor the log has changed since the last
+    /// call.
     pub fn reconcile(&mut self, allocated: &Arc<Vec<Allocated>>, pods: &NodePods) {
         let state = (self.n_added, pods.n_arrived(), pods.n_left());
         // Called at every start, and the checkpoint of a full node has thousands of IDs.
@@ -368,8 +369,8 @@ impl AllocateLog {
         }
     }
 
-    /// Exchanges the calls of two pods: the calls that were matched with `mistaken` were those of `real`. The reverse is not proven, but
-    /// as likely as anything else.
+    /// Exchanges the calls of two pods: the calls that were matched with `mistaken` were those of `real`. The reverse is not
+    /// proven, but as likely as anything else.
     fn transpose(&mut self, mistaken: &PodUid, real: &PodUid, call: AnsweredCall, pods: &NodePods) {
         self.preferred = None;
         self.seen_left = None;
@@ -378,7 +379,7 @@ impl AllocateLog {
         let mut moved = self.as_calls_of(real, &moved, pods);
         let back = self.as_calls_of(mistaken, &back, pods);
         if !contains(&moved, call) {
-            // Not all of the calls can have been those of `real`, but this one is proven.
+            // Not all of the calls can have been those of `real`, but kubelet's checkpoint proves `call`.
             moved = vec![call];
         }
         self.calls.insert(real.clone(), moved);
@@ -569,7 +570,7 @@ fn contains(calls: &[AnsweredCall], call: AnsweredCall) -> bool {
         .any(|known| known.container == call.container && known.resource == call.resource)
 }
 
-/// The number of values.
+/// The number of values for all resources together.
 fn len<T>(by_ids: &ByIds<T>) -> usize {
     by_ids.values().map(HashMap::len).sum()
 }

@@ -38,6 +38,7 @@ impl DeviceName {
         self.fits(&device.id, device.minor)
     }
 
+    /// True if the name is that of a device with this ID and minor number.
     fn fits(&self, own: &PhysicalId, own_minor: u32) -> bool {
         match self {
             Self::Id(id) => id == own,
@@ -67,9 +68,9 @@ pub struct Portion {
 /// The devices of one type other than GPUs that a pod was given, in the record's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Others {
-    /// Their names.
+    /// The names of the devices.
     pub names: Vec<DeviceName>,
-    /// The part that the pod holds of each, in the same order.
+    /// The part that the pod holds of each device, in the order of `names`.
     pub held: Vec<Portion>,
 }
 
@@ -101,7 +102,7 @@ impl RecordedAmounts {
 pub struct Placement {
     /// The pod's GPUs, in the record's order; at least one if it asks for any.
     pub gpus: Vec<DeviceName>,
-    /// The amounts that the pod holds of each GPU, in the same order.
+    /// The amounts that the pod holds of each GPU, in the order of `gpus`.
     pub held: Vec<RecordedAmounts>,
     /// The pod's devices of other types that the plugin serves, by type; a type without devices has no entry.
     pub others: BTreeMap<&'static str, Others>,
@@ -345,6 +346,7 @@ impl Placement {
 }
 
 impl Others {
+    /// Reads the devices of one type from a record; `resource` is the resource whose percentage a pod holds of them.
     fn read(device_type: &str, resource: &str, devices: &[DeviceAllocation]) -> Result<Self, Unplaced> {
         let mut others = Self::default();
         for device in devices {

@@ -34,6 +34,7 @@ impl Requests {
         running.combine(init_peak, u64::max)
     }
 
+    /// The requests of one container.
     fn of_container(container: &Container) -> Self {
         let resources = &container.resources;
         Self {
@@ -81,6 +82,7 @@ impl Requests {
         IN_NODE_STATUS.into_iter().zip(self.amounts)
     }
 
+    /// Combines each amount with the same amount of `other`, such as by a sum or a maximum.
     fn combine(mut self, other: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
         for (own, other) in self.amounts.iter_mut().zip(other.amounts) {
             *own = combine(*own, other);

@@ -39,7 +39,7 @@ pub struct DeviceObjectInputs {
     pub checkpoints: Option<String>,
     /// True if this plugin serves a vendor's resource too.
     pub serves_vendor: bool,
-    /// The operator's labels and partitions.
+    /// The cluster administrator's overrides: labels of this node's devices, and partitions of its GPUs.
     pub overrides: Arc<NodeOverrides>,
     /// The policy for partitions of GPUs, if the operator sets one.
     pub partition_policy: Option<GpuPartitionPolicy>,
@@ -94,6 +94,8 @@ impl DeviceObjectInputs {
         device
     }
 
+    /// The labels of the Device object: vendor, model and driver of the node's GPUs, the lowest enforcement level, and others that
+    /// schedulers and people select nodes by.
     fn labels(&self, fleet: &NodeFleet) -> BTreeMap<String, String> {
         let mut labels = BTreeMap::new();
         if !fleet.gpus.is_empty() {
@@ -122,6 +124,8 @@ impl DeviceObjectInputs {
         labels
     }
 
+    /// The annotations of the Device object: GPU partitions, links, devices of other plugins, the boot ID, and pods without
+    /// devices.
     fn annotations(&self, fleet: &NodeFleet) -> BTreeMap<String, String> {
         let table = partitions::table(fleet, self.overrides.partitions.as_ref());
         let links = (!fleet.links.is_empty()).then_some(&fleet.links);
@@ -221,6 +225,7 @@ struct DeviceEntries<'a> {
 }
 
 impl DeviceEntries<'_> {
+    /// A GPU's entry in the Device object, with its amounts of computing power, memory and places for sharers (`slots`).
     fn gpu(&self, entry: &FleetGpu, slots: u32) -> DeviceInfo {
         let percent = Quantity::from_unsigned(WHOLE_DEVICE_PERCENT);
         let mut info = self.device_info(&FleetEntry::from(entry));
@@ -247,6 +252,7 @@ impl DeviceEntries<'_> {
         info
     }
 
+    /// The entry of a device other than a GPU in the Device object.
     fn other_device(&self, entry: &FleetDevice) -> DeviceInfo {
         let device = &entry.device;
         let address = device.bus_id.as_deref().unwrap_or(device.id.as_str());
@@ -280,6 +286,8 @@ impl DeviceEntries<'_> {
         }
     }
 
+    /// The conditions of a device: its health, whether containers can get it, and for a GPU whether containers that request none
+    /// may see it and whether the driver limits memory on it.
     fn conditions(&self, entry: &FleetEntry<'_>) -> Vec<DeviceCondition> {
         let id = entry.key.id.as_str();
         let mut conditions = Vec::new();
@@ -366,6 +374,7 @@ impl DeviceEntries<'_> {
         }
     }
 
+    /// The condition of this type that the device has in the Device object of the API server.
     fn find_before(&self, id: &str, condition_type: &str) -> Option<&DeviceCondition> {
         let mut devices = self.before?.devices.iter();
         let device = devices.find(|device| device.id == id)?;

@@ -1,4 +1,4 @@
-//! The operator's files about this node's devices: labels by which pods select them, and the partitions of its GPUs.
+//! The cluster administrator's files about this node's devices: labels by which pods select them, and the partitions of its GPUs.
 //!
 //! The plugin reads the files again and again, so the `ConfigMap` behind them may change. A missing file overrides nothing. With an
 //! invalid file the plugin does not start; a plugin that runs keeps the last valid content.
@@ -91,6 +91,7 @@ pub struct DeviceLabels {
 }
 
 impl DeviceLabels {
+    /// Reads the file of device labels, and checks that the API server takes each label.
     fn read(path: &Path) -> anyhow::Result<Self> {
         let read = read_file::<Self>(path)?.unwrap_or_default();
         let labels = Self {
@@ -192,6 +193,7 @@ pub(crate) fn is_label_text(text: &str) -> bool {
         && last.is_ascii_alphanumeric()
 }
 
+/// Reads the file of GPU partitions; none if there is no file.
 fn read_partition_table(path: &Path) -> anyhow::Result<Option<GpuPartitionTable>> {
     let Some(value) = read_file::<serde_json::Value>(path)? else {
         return Ok(None);

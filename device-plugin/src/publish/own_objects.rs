@@ -108,6 +108,7 @@ fn without_versions<K: Resource>(mut found: K) -> K {
     found
 }
 
+/// Passes on a value if it differs from the last one, so that receivers wake only for a change.
 fn send_if_changed<T: PartialEq>(sender: &watch::Sender<T>, now: T) {
     sender.send_if_modified(|stored| {
         let is_changed = *stored != now;

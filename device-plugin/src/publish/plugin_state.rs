@@ -90,6 +90,7 @@ impl PluginStateWriter {
         }
     }
 
+    /// Writes into an annotation of the Node whether this plugin serves kubelet.
     async fn write(&self, serving: bool) -> Result<(), ApiRequestError> {
         let state = PluginState {
             serving,

@@ -83,6 +83,7 @@ pub async fn watch_pods_without_devices(
     }
 }
 
+/// Passes on and logs the report of pods that name devices and have none, if it has changed.
 fn publish(report: String, sender: &watch::Sender<Option<String>>) {
     if sender.borrow().as_ref() != Some(&report) {
         info!(pods = report, "pods that name devices and have none");

@@ -47,6 +47,7 @@ impl Farewell {
         }
     }
 
+    /// Waits until kubelet has admitted the pods that are bound to this node, since their admission fails without the plugin.
     async fn serve_bound_pods(&mut self) {
         if timeout(WRITE_LIMIT, self.is_written.wait_for(|is_written| *is_written))
             .await

@@ -42,6 +42,7 @@ pub(super) async fn run(config: Config, when: UninstallWhen, mut process: Proces
     process.serve_until_signal(std::future::ready(())).await
 }
 
+/// The readiness of a process that removes the plugin from its node: ready once all is removed.
 fn check(is_removed: bool) -> Result<(), String> {
     if is_removed {
         return Ok(());

@@ -1,8 +1,8 @@
 //! Decides how a new container must be adjusted so that it sees the devices of its pod's record and no others.
 //!
-//! Pure except that it reads device nodes. A container that requests GPUs is adjusted only if its pod is known and has a record. One
-//! that requests none loses the variable by which its image or its author would show it GPUs that are shared, except in namespaces
-//! that the operator names.
+//! Pure except that it reads device nodes. A container that requests GPUs is adjusted only if its pod is known and has a record.
+//! One that requests none loses the variable by which its image or its author would show it GPUs that are shared, except in
+//! namespaces that the operator names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -120,8 +120,8 @@ impl HookInputs<'_> {
         let Some(request) = request.filter(|request| requests_gpus(request)) else {
             return self.hide(sandbox, container, true);
         };
-        // The pre-start check lets a pod without a record start only if kubelet's choice may stand; a pod of the vendor's plugin has no
-        // record either. The plugin publishes the GPUs that such a pod sees.
+        // The pre-start check lets a pod without a record start only if kubelet's choice may stand; a pod of the vendor's plugin
+        // has no record either. The plugin publishes the GPUs that such a pod sees.
         let Ok(placement) = &pod.placement else {
             return HookDecision::Ignore;
         };
@@ -190,6 +190,8 @@ impl HookInputs<'_> {
         is_known && seen::named_gpus(name, self.fleet).is_some()
     }
 
+    /// Decides the change to a container whose pod's record names these GPUs: the variables and device nodes that it lacks of them,
+    /// and the device nodes of other GPUs that it has.
     fn adjust(&self, known: &Recipient<'_>, container: &Container, gpus: &[&Gpu]) -> HookDecision {
         let before = seen::value_of(container, VISIBLE_DEVICES);
         let own_before = seen::value_of(container, GPU_DEVICES);
@@ -215,7 +217,8 @@ impl HookInputs<'_> {
             seen::value_of(container, name) != Some(value) || (is_of_driver(name) && has_others)
         });
         for (name, value) in &env {
-            // The runtime changes the first value of a variable and leaves the last in its place, which the container's process sees.
+            // The runtime changes the first value of a variable and leaves the last in its place, which the container's process
+            // sees.
             let is_last = seen::value_of(container, name) == Some(value);
             if seen::values_of(container, name).count() > 1 && !is_last {
                 return HookDecision::Refuse(format!(

@@ -91,6 +91,7 @@ struct Session<'a, W> {
 }
 
 impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
+    /// Sends the request by which this plugin registers with the runtime's Node Resource Interface.
     async fn register(&mut self) -> anyhow::Result<()> {
         let plugin = RegisterPluginRequest {
             plugin_name: NAME.to_owned(),
@@ -113,6 +114,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         .await
     }
 
+    /// Writes one message to the connection; an error if the runtime does not read it in time.
     async fn send(&mut self, message: &Message) -> anyhow::Result<()> {
         let bytes = message.encode().context(INVALID)?;
         let written = timeout(WRITE_LIMIT, self.writer.write_all(&bytes)).await;
@@ -158,6 +160,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         }
     }
 
+    /// Sends the answer to the call with this number.
     async fn answer(&mut self, call: u32, answer: Answer) -> anyhow::Result<()> {
         let response = match answer {
             Ok(payload) => Response {
@@ -179,6 +182,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         .await
     }
 
+    /// Answers every request but `CreateContainer`: those that need no waiting.
     fn answer_at_once(&mut self, request: &Request) -> Answer {
         match (request.service.as_str(), request.method.as_str()) {
             (PLUGIN_SERVICE, "Configure") => {
@@ -210,6 +214,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         }
     }
 
+    /// Adds one part of the runtime's report of all running containers, and hands the report to the hook after its last part.
     fn synchronize(&mut self, part: SynchronizeRequest) -> Answer {
         let (more, node) = (part.more, &self.hook.node);
         let added = self.running.add(part, &node.fleet.borrow());
@@ -229,6 +234,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     }
 }
 
+/// Answers `CreateContainer`: the change to the container, within half the time that the runtime waits for it.
 async fn create(hook: &RuntimeHook, request: &Request) -> Answer {
     let asked: CreateContainerRequest = decode(request)?;
     let limit = match u64::try_from(request.timeout_nano) {
@@ -241,6 +247,7 @@ async fn create(hook: &RuntimeHook, request: &Request) -> Answer {
     Ok(CreateContainerResponse { adjust }.encode_to_vec())
 }
 
+/// The message in the request; an error for the runtime if it does not parse.
 fn decode<M: prost::Message + Default>(request: &Request) -> Result<M, Status> {
     M::decode(request.payload.as_slice()).map_err(|error| Status {
         code: code::INVALID_ARGUMENT,

@@ -29,7 +29,8 @@ const FIRST_READ_LIMIT: Duration = Duration::from_millis(200);
 /// File names of specs that were written for a start, and that the container runtime has to read first.
 pub(super) type SpecFiles = Vec<String>;
 
-/// Writes the specs that kubelet may name to the container runtime for this container. Returns those that the runtime has to read.
+/// Writes the specs that kubelet may name to the container runtime for this container. Returns the files that the runtime has to
+/// read before the container starts.
 pub(super) fn write_specs(
     node: &NodeState,
     starting: &StartingContainer<'_>,
@@ -54,8 +55,8 @@ pub(super) fn write_specs(
     for (container, answer) in wanted {
         files.extend(write_spec(node, pod, container, *resource, answer)?);
     }
-    // If the pod runs and the runtime has still not read the spec, the runtime ignores CDI devices. That a pod runs already proves
-    // nothing, so it is not counted.
+    // A pod that begins to run although the runtime has not read its spec proves that the runtime ignores CDI devices. A pod that
+    // runs already proves nothing, so its start is not noted.
     if pod.stage != PodStage::Running {
         for file in &files {
             node.readers.note_start(file);
@@ -103,7 +104,7 @@ fn write_spec(
     }
     let file = SpecDir::file(name);
     let specs = &node.settings.specs;
-    // Before the write, so that no read of the runtime is missed.
+    // Events of an earlier file of this name are forgotten before the write, so that a read right after the write counts.
     if !specs.has(name) {
         node.readers.forget(&file);
     }
@@ -114,7 +115,7 @@ fn write_spec(
         Some(true) => Ok(None),
         // A start that kubelet cancelled may have ended before the runtime was prompted.
         Some(false) => Ok(Some(file)),
-        // An earlier process wrote it, and may have ended before it prompted the runtime.
+        // An earlier process wrote the file, and may have ended before it prompted the runtime.
         None => {
             specs.prompt_read().map_err(|source| SpecError::Io {
                 path: specs.path().to_owned(),
@@ -178,8 +179,8 @@ pub(super) fn restore_specs(node: &NodeState, pods: &NodePods, allocated: &[Allo
         kept.insert(name.to_owned());
         // kubelet removes the entries of pods that have ended late: such a pod needs no spec.
         let pod = pods.get_live(&entry.pod);
-        // An existing spec stays: a running container saw its content, and the next start compares it. A spec without limits would have
-        // to be replaced as soon as the enforcement levels are decided.
+        // An existing spec stays: a running container saw its content, and the next start compares it. A spec without limits would
+        // have to be replaced as soon as the enforcement levels are decided.
         let Some(pod) = pod.filter(|_| !specs.has(name) && node.are_limits_decided()) else {
             continue;
         };

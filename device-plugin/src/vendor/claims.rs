@@ -67,6 +67,7 @@ enum NamedDevice {
 }
 
 impl NamedDevice {
+    /// Parses a device name of NVIDIA's DRA driver: `gpu-1` is a GPU, `gpu-1-mig-...` an instance of one.
     fn parse(name: &str) -> Self {
         let Some(rest) = name.strip_prefix("gpu-") else {
             return Self::Unknown;

@@ -42,6 +42,8 @@ impl Warnings {
     }
 }
 
+/// The warnings to record now: of each claimed device that is no known GPU, and of each GPU that a claim and the record of a pod
+/// share.
 fn warnings(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> BTreeSet<Warning> {
     let mut warnings = BTreeSet::new();
     for allocation in allocations {
@@ -79,6 +81,7 @@ fn has_recorded(pod: &NodePod, uuids: &[String], fleet: &NodeFleet) -> bool {
     false
 }
 
+/// The warning that a claim has a device which this plugin cannot map to a GPU.
 fn unknown_device_message(allocation: &Allocation, claim: &Claim) -> String {
     format!(
         "{} has device {:?}, which is no GPU that this plugin knows by its name: all {} GPUs of the node count as used until the pod \
@@ -89,6 +92,7 @@ fn unknown_device_message(allocation: &Allocation, claim: &Claim) -> String {
     )
 }
 
+/// The warning to a pod whose record names a GPU that a claim has too.
 fn recorded_gpu_message(allocation: &Allocation, claim: &Claim) -> String {
     format!(
         "{} has {}, which the record of this pod names too: no other pod is placed there until one of the two has ended. To keep GPUs \

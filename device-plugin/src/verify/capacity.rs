@@ -1,6 +1,6 @@
-//! Checks that a pod fits on the devices of its record, by a sum of the node's own, whatever the scheduler counted.
+//! Checks that a pod fits on the devices of its record, by a sum that the plugin makes itself, whatever the scheduler counted.
 //!
-//! The sum begins with the pods whose containers have started, then adds the others in the order in which the scheduler assumed
+//! The sum begins with the pods whose containers have started, then adds the other pods in the order in which the scheduler assumed
 //! them: of two pods that do not fit together the later one waits. Where a record says less than its pod requests, the request
 //! counts, unless the record was written in other memory units than the node's. A pod that runs without a record holds the amounts
 //! that it requests, on each GPU that it sees.
@@ -104,6 +104,7 @@ pub fn check(
 }
 
 impl DeviceAmounts {
+    /// Adds the amounts of one more holder.
     fn add(&mut self, held: Self) {
         self.bytes = self.bytes.saturating_add(held.bytes);
         self.core = self.core.saturating_add(held.core);
@@ -119,7 +120,7 @@ impl DeviceAmounts {
 }
 
 impl PodShare<'_> {
-    /// The first amount that the device lacks beside the amounts that are held of it before.
+    /// The first amount that the device lacks for the pod, beside the amounts that earlier pods hold of the device (`before`).
     fn shortage(&self, before: DeviceAmounts) -> Option<NoCapacity> {
         let limit = DeviceAmounts {
             // The bytes of each pod may have been rounded up by one.
@@ -196,6 +197,7 @@ fn recorded_shares<'a>(pod: &'a NodePod, fleet: &'a NodeFleet, unit: MemoryUnit)
     shares
 }
 
+/// Amounts of a device that is no GPU, of which pods hold a percentage and nothing else.
 fn percent_alone(percent: u64) -> DeviceAmounts {
     DeviceAmounts {
         percent,
@@ -203,7 +205,7 @@ fn percent_alone(percent: u64) -> DeviceAmounts {
     }
 }
 
-/// The memory in bytes that a pod holds of a GPU: the amount of its record, and at least the requested one.
+/// The memory in bytes that a pod holds of a GPU: the amount of its record (`held`), and mostly no less than the pod requests.
 fn recorded_bytes(
     pod: &NodePod,
     placement: &Placement,
@@ -229,7 +231,7 @@ fn recorded_bytes(
 /// A pod's share of a GPU, of which it holds these amounts.
 fn gpu_share<'a>(gpu: &'a Gpu, fleet: &NodeFleet, held: DeviceAmounts) -> PodShare<'a> {
     let slots = u64::from(fleet.ids.slots());
-    // A record that was written before the operator withheld the reserved memory stays valid.
+    // Reserved memory counts as capacity here, so that a record which was written before the operator reserved it stays valid.
     let total = DeviceAmounts {
         bytes: gpu.memory_bytes.saturating_add(gpu.reserved_bytes),
         core: WHOLE_DEVICE_PERCENT,

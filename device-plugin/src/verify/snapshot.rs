@@ -80,6 +80,7 @@ struct SharedRead<T> {
 }
 
 impl<T: Clone> SharedRead<T> {
+    /// A value that is read at most once per `pace`.
     fn new(pace: Duration) -> Self {
         Self {
             last: Mutex::new((None, None)),

@@ -149,6 +149,7 @@ fn default_model() -> String {
     "Simulated".to_owned()
 }
 
+/// Reads the table of GPU partitions, whose format has a parser of its own.
 fn partitions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<GpuPartitionTable>, D::Error> {
     let Some(value) = Option::<Value>::deserialize(deserializer)? else {
         return Ok(None);
@@ -158,6 +159,7 @@ fn partitions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<GpuPa
         .map_err(D::Error::custom)
 }
 
+/// Reads the type of a device other than a GPU, and checks its form.
 fn device_type<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
     if text == TYPE_GPU {
@@ -313,6 +315,7 @@ impl SimulatedOther {
     }
 }
 
+/// The place of a device in the PCI tree; the ID of a root complex in `pcieId` means that the device is below no switch.
 fn location(numa_node: Option<i32>, pcie_id: Option<String>, pcie_root: Option<String>) -> PciLocation {
     // sysfs shows -1 for a NUMA node that is not known.
     let numa_node = numa_node.filter(|node| *node >= 0);

@@ -274,6 +274,7 @@ fn probe(nvml: &Nvml, uuid: &PhysicalId) -> (ObservationKind, bool) {
     reset_state(&device)
 }
 
+/// The observation that an error of NVML about a GPU stands for.
 fn failure(error: &NvmlError) -> ObservationKind {
     match error {
         NvmlError::GpuLost | NvmlError::NotFound | NvmlError::UnexpectedVariant(GPU_NOT_FOUND) => {
@@ -307,6 +308,7 @@ fn reset_state(device: &Device<'_>) -> (ObservationKind, bool) {
     (kind, value(2).is_some_and(|pending| pending > 0))
 }
 
+/// The value as a whole number; none if it is a fraction or negative.
 fn whole_number(value: &SampleValue) -> Option<u64> {
     match value {
         SampleValue::U32(value) => Some(u64::from(*value)),
