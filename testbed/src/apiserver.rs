@@ -12,7 +12,7 @@
 //! like, which send protobuf and do not fall back, get 415; `kubectl apply`, `run` and `create -f` send JSON.
 //!
 //! `store`, `selector`, `patch`, `pod` and `verbs` are synchronous and touch no network; `http` is a thin layer over them,
-//! and [`ApiObjects`] the same thing for callers in this process.
+//! and [`ApiObjects`] is the same layer for callers in this process.
 
 mod access;
 mod admission;
@@ -63,7 +63,7 @@ use self::http::Server;
 pub struct ApiServerConfig {
     /// The address to listen on; port 0 takes a free port.
     pub listen: SocketAddr,
-    /// The number of past changes per resource that lists and watches can start from; older ones get 410.
+    /// The number of past changes per resource that lists and watches can start from; a start before them gets 410.
     pub event_window: usize,
     /// Pause between the bookmarks of a watch.
     pub bookmark_interval: Duration,

@@ -32,7 +32,7 @@ impl HttpClient {
         Self::by(Connector::plain())
     }
 
-    /// A client that connects in this way.
+    /// A client that opens its connections with `connector`.
     pub fn by(connector: Connector) -> Self {
         Self {
             client: Client::builder(TokioExecutor::new()).build(connector),

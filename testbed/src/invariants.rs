@@ -169,7 +169,7 @@ fn gpus_in(record: &DeviceAllocations) -> Vec<(i32, String)> {
 struct Effective {
     /// Minors and UUIDs.
     devices: Vec<(i32, String)>,
-    /// The whole record, if it is not the pod's own.
+    /// The whole record, if it is another pod's that the plugin has exchanged for the pod's own.
     exchanged: Option<DeviceAllocations>,
 }
 
@@ -337,7 +337,7 @@ impl Accounts {
         if !snapshot.devices.contains_key(node) {
             return Ok(());
         }
-        // Old pods count in units whose size each node chooses.
+        // Pods of the old gpushare count in memory units, whose size each node chooses.
         let unit = memory_unit(snapshot, node);
         for (minor, uuid) in &devices {
             let Some(gpu) = self.gpus.get_mut(&(node.to_owned(), *minor)) else {
@@ -352,7 +352,7 @@ impl Accounts {
             gpu.core += share.core / share.n_devices;
             gpu.pods.push(name.to_owned());
         }
-        // The annotations of a pod that has exchanged its record follow later.
+        // The plugin writes the annotations of a pod whose record was exchanged later, so they are not checked here.
         if exchanged.is_some() {
             Ok(())
         } else {
@@ -454,7 +454,7 @@ pub struct ContainerView {
     pub should_see: Vec<String>,
 }
 
-/// Reads the devices that the started containers of all pods with devices see, each from its log.
+/// Reads from the log of each started container of a pod with devices which devices the container sees.
 pub async fn container_views(
     client: &Client,
     snapshot: &ClusterSnapshot,

@@ -20,7 +20,7 @@ use crate::files;
 /// Longest time of one command.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A part of a cluster whose end all other parts have to survive.
+/// A part of a cluster that scenarios kill or stop; all other parts have to survive that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClusterPart {
@@ -72,7 +72,7 @@ pub struct PartCommands {
     pub start: Option<String>,
     /// Stops its process, as SIGSTOP does.
     pub pause: Option<String>,
-    /// Lets it go on.
+    /// Lets the stopped process go on.
     pub resume: Option<String>,
 }
 
@@ -103,7 +103,7 @@ pub enum Need {
     Pause(ClusterPart),
     /// Removes a file.
     Remove(NodeFile),
-    /// Creates pods that are more important than others.
+    /// Creates pods of high priority, which evict other pods.
     Evict,
 }
 

@@ -206,7 +206,7 @@ pub struct NamespacePods {
 }
 
 impl NamespacePods {
-    /// Those of a namespace.
+    /// The pods of this namespace.
     pub fn of(client: &Client, namespace: &str) -> Self {
         Self {
             api: Api::namespaced(client.clone(), namespace),
@@ -276,7 +276,7 @@ impl std::fmt::Debug for NamespacePods {
     }
 }
 
-/// A variable that sorts behind all others: a log that shows it is complete.
+/// A variable that sorts behind all others of a container: a log that shows it has the whole environment.
 pub(crate) const LAST_VARIABLE: &str = "zz_last";
 
 /// The longest time that a container may take to print its environment.

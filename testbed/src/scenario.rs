@@ -98,7 +98,7 @@ type ScenarioEntry = (&'static str, &'static str, Body);
 /// Files of scenarios with the same needs, for the same testbed clusters.
 struct Group {
     lists: &'static [&'static [ScenarioEntry]],
-    /// The needs of those that [`needs::of`] does not name.
+    /// The needs of the scenarios that [`needs::of`] does not name.
     needs: Needs,
     stages: &'static [ScenarioStage],
 }

@@ -86,6 +86,7 @@ impl SecondScheduler {
         Ok(second)
     }
 
+    /// Starts one pod of the second scheduler: the extender and kube-scheduler as two processes.
     fn start_pod(&mut self, cluster: &LocalCluster, pod: &'static str) -> Result<()> {
         replicas::write_kubeconfig(cluster, pod)?;
         self.api.create("pods", replicas::pod(pod))?;
@@ -115,6 +116,7 @@ impl SecondScheduler {
         Ok(())
     }
 
+    /// The process of a container of a pod.
     fn container(&mut self, pod: &str, container: SchedulerContainer) -> Result<&mut Daemon> {
         for (key, daemon) in &mut self.containers {
             if *key == (pod, container) {

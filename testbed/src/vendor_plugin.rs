@@ -69,6 +69,7 @@ impl VendorPlugin {
     }
 }
 
+/// Registers the plugin's resource with kubelet.
 async fn register(plugin_dir: &Path, resource: &str) -> Result<()> {
     let kubelet = plugin_dir.join("kubelet.sock");
     let connector = tower::service_fn(move |_| {
@@ -113,6 +114,7 @@ impl DevicePlugin for WholeGpus {
         Ok(Response::new(DevicePluginOptions::default()))
     }
 
+    /// Lists all GPUs once as healthy; the stream stays open until the plugin ends.
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let device = |uuid: &String| Device {
             id: uuid.clone(),
@@ -135,6 +137,7 @@ impl DevicePlugin for WholeGpus {
         Err(Status::unimplemented("this plugin has no preference"))
     }
 
+    /// Answers with the variable that names the UUIDs to NVIDIA's runtime.
     async fn allocate(
         &self,
         request: Request<AllocateRequest>,

@@ -91,6 +91,7 @@ pub async fn run(args: WavesArgs) -> Result<bool> {
     Ok(waves.iter().all(Wave::is_ok))
 }
 
+/// Runs wave after wave, and kills a part during most of them, each time at another moment.
 async fn run_all(
     console: &Console,
     world: &mut World,

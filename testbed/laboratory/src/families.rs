@@ -98,6 +98,7 @@ struct Task {
     seed: u64,
 }
 
+/// Runs every policy on every made cluster, many at a time, and puts the results together by family and cluster.
 fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -> Result<Vec<FamilyResult>> {
     let kinds = if args.kind.is_empty() {
         Family::value_variants()
@@ -185,6 +186,7 @@ impl Task {
 }
 
 impl AllocationMeasure {
+    /// The allocated percentage of a run: at its end, or on average over its second half.
     fn of(self, outcome: &RunResult) -> f64 {
         let all = &outcome.allocated;
         match self {

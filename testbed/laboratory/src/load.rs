@@ -98,6 +98,7 @@ struct Rig {
 }
 
 impl Rig {
+    /// Starts an empty API server, and makes the directory for the scheduler's files.
     async fn start() -> Result<(ApiServer, TempDir)> {
         let api = ApiServer::start(ApiServerConfig::loopback())
             .await
@@ -153,6 +154,7 @@ impl Rig {
         self.memory("VmHWM:")
     }
 
+    /// A line of the scheduler's `/proc/PID/status`, such as `VmRSS:`, in MiB.
     fn memory(&self, field: &str) -> Result<f64> {
         let pid = self.scheduler.pid().context("the scheduler has no process id")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("cannot read /proc")?;

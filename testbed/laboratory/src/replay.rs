@@ -233,6 +233,7 @@ fn draw(dir: &Path, summaries: &[Summary], console: &Console) -> Result<()> {
     Ok(())
 }
 
+/// Reads the nodes and pods to replay, from files or from a live cluster.
 async fn read(args: &ReplayArgs) -> Result<Vec<PodList>> {
     let mut lists = Vec::new();
     if let Some(kubeconfig) = &args.kubeconfig {
@@ -295,6 +296,7 @@ impl ReplayPlan {
         self.args.kubeconfig.is_some() && self.args.pods.is_empty()
     }
 
+    /// The groups of runs, one for each list of pods, policy and condition; each becomes a line of the table.
     fn lines(&self) -> Vec<RunGroup<'_>> {
         let mut lines = Vec::new();
         for list in &self.lists {
@@ -311,6 +313,7 @@ impl ReplayPlan {
         lines
     }
 
+    /// Runs one replay; `None` if it was interrupted.
     fn run(&self, line: RunGroup<'_>, seed: u64, stop: &AtomicBool) -> Result<Option<RunResult>> {
         let RunGroup {
             list,
@@ -350,6 +353,7 @@ impl Drop for StopOnDrop {
     }
 }
 
+/// Runs all replays on threads of their own, and returns a summary of each group.
 async fn replay(plan: ReplayPlan, console: &Console) -> Result<Vec<Summary>> {
     let stop = Arc::new(AtomicBool::new(false));
     let _guard = StopOnDrop(Arc::clone(&stop));
@@ -362,6 +366,7 @@ async fn replay(plan: ReplayPlan, console: &Console) -> Result<Vec<Summary>> {
         .context("the replay broke off")?
 }
 
+/// Runs all replays of a plan in parallel, and sums them up by group.
 fn replay_all(plan: &ReplayPlan, stop: &AtomicBool, handle: &Handle) -> Result<Vec<Summary>> {
     let lines = plan.lines();
     let mut runs = Vec::new();

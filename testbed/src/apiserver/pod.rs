@@ -19,7 +19,7 @@ const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 /// Fills in the defaults of a new pod, and resets its status.
 pub(crate) fn default_new(pod: &mut Value, now: DateTime<Utc>) {
     default_spec(pod);
-    // From the requests with their defaults, which a limit alone also sets.
+    // The class follows from the requests with their defaults: a limit without a request sets the request too.
     let qos = qos_class(pod);
     let gated = !object::array(pod, "/spec/schedulingGates").is_empty();
     let status = object::child(pod, "status");
@@ -128,7 +128,7 @@ pub(crate) fn grace(pod: &Value, asked: Option<i64>) -> i64 {
 /// The problems of a defaulted pod.
 pub(crate) fn validate(pod: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
-    // Init containers and others share one space of names.
+    // No init container may have the name of an app container of the pod.
     let mut names = HashSet::new();
     if object::array(pod, "/spec/containers").is_empty() {
         errors.push(InvalidField::required("spec.containers", ""));
@@ -193,7 +193,7 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
     }
     let deadline = |pod: &Value| object::integer(pod, "/spec/activeDeadlineSeconds");
     if let Some(was) = deadline(old)
-        // A deadline may be brought forward and not taken back: kubelet may have acted on it.
+        // `activeDeadlineSeconds` may become shorter and not longer: kubelet may have acted on it.
         && deadline(new).is_none_or(|is| is > was)
     {
         let is = deadline(new).map_or_else(|| "null".to_owned(), |d| d.to_string());
@@ -237,7 +237,7 @@ fn immutable_part(spec: Option<&Value>, gated: bool) -> Value {
         fields.remove(field);
     }
     if gated {
-        // Narrowing them only is allowed by kube-apiserver; this model lets any change pass.
+        // kube-apiserver only allows to narrow the node selection of a gated pod; this model lets any change of it pass.
         fields.remove("nodeSelector");
         fields.remove("affinity");
     }

@@ -102,7 +102,7 @@ impl Store {
     }
 
     /// Removes an object; its last state under the deletion's revision is returned and logged.
-    /// `last` replaces that state where the deletion itself changed it.
+    /// `last` is that state if the deletion has changed the object, as by a deletionTimestamp.
     pub(crate) fn remove(
         &mut self,
         storage: &str,
@@ -163,7 +163,7 @@ impl Store {
         Ok(())
     }
 
-    /// Up to `max` changes after a revision, and the revision up to which the caller has then seen everything.
+    /// Up to `max` changes after a revision, and the revision up to which a caller that has read these has seen everything.
     pub(crate) fn events(
         &self,
         storage: &str,

@@ -16,7 +16,7 @@ pub(super) const N_GPUS: u64 = 8;
 pub(super) const UNITS_PER_GPU: u64 = 40;
 /// Most units that a pod holds of one GPU.
 const MOST_OF_ONE: u64 = 4;
-/// Units of a node that pods may hold together: with the rest, a pod of [`MOST_OF_ONE`] always finds a GPU.
+/// Units of a node that pods may hold together: in the units that stay free, a pod of [`MOST_OF_ONE`] always finds a GPU.
 const MOST_UNITS: u64 = N_GPUS * (UNITS_PER_GPU - MOST_OF_ONE);
 /// Units of a node beyond which no pods of two devices come: below it, the last of [`MOST_FOR_TWO`] finds two GPUs.
 const MOST_UNITS_FOR_TWO: u64 =
@@ -86,9 +86,9 @@ pub enum Disruption {
     SchedulerWatchLags,
     /// The plugin is killed while the pods are being admitted.
     PluginDies,
-    /// No CDI spec can be written until the pods have been tried to start: the directory is none.
+    /// No CDI spec can be written until kubelet has tried to start the pods: a file stands in place of the directory.
     CdiBlocked,
-    /// The plugin can write no byte to any file until the pods have been tried to start.
+    /// The plugin cannot write to any file, as on a full disk, until kubelet has tried to start the pods.
     DiskFull,
     /// All CDI specs disappear.
     CdiWiped,
@@ -105,7 +105,7 @@ pub struct Batch {
     pub node: usize,
     /// Their numbers.
     pub pods: Vec<usize>,
-    /// The request of each.
+    /// The request of each of these pods.
     pub shape: Shape,
     /// The order of their admission.
     #[serde(skip)]
@@ -174,7 +174,7 @@ impl RoomCount {
         if self.used(node) > MOST_UNITS * 2 / 3 || self.pods_on(node).len() > MOST_PODS_OF_NODE - MOST_PODS {
             return ChaosStep::Delete(self.remove_some(node));
         }
-        // The other steps need pods.
+        // All steps but a batch need pods on the node.
         if self.pods_on(node).is_empty() {
             return self.batch(node);
         }

@@ -157,7 +157,7 @@ impl SimulatedNode {
         self.restart_kubelet_with(|_| {}).await
     }
 
-    /// The same, with something done while it is down.
+    /// Kills its kubelet, runs `meanwhile`, such as the removal of a file, and starts kubelet again.
     pub(crate) async fn restart_kubelet_with(
         &mut self,
         meanwhile: impl FnOnce(&KubeletConfig),
@@ -222,7 +222,7 @@ impl SimulatedNode {
         Ok(plugin)
     }
 
-    /// Kills its plugin and starts it again.
+    /// Kills its plugin and starts it again with the same command line.
     pub async fn restart_plugin(&mut self) -> Result<()> {
         Ok(self.kill_plugin().await?.restart().await?)
     }

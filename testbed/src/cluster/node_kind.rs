@@ -18,7 +18,7 @@ pub const RUNTIME_CLASS: &str = "nvidia";
 pub enum NodeKind {
     /// NVIDIA's runtime in mode `legacy` is the default, and nothing writes CDI specs.
     Variable,
-    /// The same, and the toolkit's CDI spec is there.
+    /// NVIDIA's runtime in mode `legacy` is the default, and the toolkit's CDI spec is there.
     VariableWithSpec,
     /// NVIDIA's runtime in mode `jit-cdi` is the default.
     JitCdi,
@@ -47,7 +47,7 @@ pub enum NodeKind {
 pub enum Deployment {
     /// By `NVIDIA_VISIBLE_DEVICES=all`, as `deploy/base` sets it.
     Base,
-    /// The same in a pod with [`RUNTIME_CLASS`].
+    /// By `NVIDIA_VISIBLE_DEVICES=all` in a pod with [`RUNTIME_CLASS`].
     RuntimeClass,
     /// From the driver's directory on the node.
     DriverRoot,
@@ -75,7 +75,7 @@ pub struct PluginContainer {
 }
 
 impl NodeKind {
-    /// All of them.
+    /// All kinds of nodes.
     pub const ALL: [Self; 12] = [
         Self::Variable,
         Self::VariableWithSpec,

@@ -51,9 +51,9 @@ pub enum DriverSpecs {
     Missing,
     /// The spec of NVIDIA's toolkit, which names each GPU.
     Toolkit,
-    /// The same, as long as it is on a real node: with every library, program and hook of a driver.
+    /// The spec of NVIDIA's toolkit, as long as on a real node: with every library, program and hook of a driver.
     LongToolkit,
-    /// The spec of GPU Operator, which names all of them as one.
+    /// The spec of GPU Operator, which names all GPUs as one device.
     Management,
 }
 
@@ -65,7 +65,7 @@ pub enum RuntimeSpec {
     Plain,
     /// Gpushare's device plugin is one of them.
     Plugins,
-    /// The same; while the device plugin is away the runtime makes no container, as containerd with NRI's default validator and
+    /// Gpushare's device plugin is one of them; while it is away the runtime makes no container, as containerd with NRI's default validator and
     /// `required_plugins`.
     RequiredPlugins,
 }

@@ -39,7 +39,7 @@ pub(super) struct PodDemands {
     hints: BTreeMap<String, HintDemands>,
 }
 
-/// The devices of a pod, and the Device object of its node.
+/// A bound pod whose demands are checked: the devices that its record names, and the Device object of its node.
 struct Case<'a> {
     device: &'a Device,
     record: DeviceAllocations,
@@ -227,7 +227,7 @@ fn wrong_function(
             fitting.extend(group.vfs.iter().map(|vf| vf.bus_id.as_str()));
         }
     }
-    let given = functions(held);
+    let given = virtual_function_ids(held);
     match &*given {
         [one] if fitting.contains(&one.as_str()) => None,
         _ => Some(format!(
@@ -266,7 +266,7 @@ pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
 }
 
 /// Bus IDs of the virtual functions that the record allocates of a device.
-fn functions(held: &DeviceAllocation) -> Vec<String> {
+fn virtual_function_ids(held: &DeviceAllocation) -> Vec<String> {
     let extension = held.extension.as_ref();
     let functions = extension.and_then(|extension| extension.get("vfs")?.as_array());
     let mut ids = Vec::new();
@@ -282,7 +282,7 @@ fn read<T: Default + DeserializeOwned>(pod: &Pod, key: &str) -> T {
         .unwrap_or_default()
 }
 
-/// True if a selector selects these labels; one that is malformed selects none.
+/// True if a selector selects these labels; a malformed selector selects none.
 fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
     Selector::try_from(selector.clone()).is_ok_and(|selector| selector.matches(labels))
 }

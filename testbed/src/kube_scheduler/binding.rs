@@ -1,7 +1,7 @@
 //! The binding cycle: its waits for Permit and for volumes, then an extender's bind verb or kube-scheduler's own binding.
 //!
 //! The loop writes `status.nominatedNodeName` before it waits, as kube-scheduler does since 1.35. For pods with
-//! the annotation [`NO_NOMINATION`] it behaves like an older one.
+//! the annotation [`NO_NOMINATION`] it behaves like kube-scheduler before 1.35.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -26,11 +26,11 @@ const DEFAULT_HTTP_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct SchedulerConfiguration {
     /// `schedulerName` of every profile; the loop ignores pods of other schedulers.
     pub schedulers: BTreeSet<String>,
-    /// In the order in which they are called: as written, ignorable ones last.
+    /// The extenders in the order in which they are called: as written, ignorable ones last.
     pub extenders: Vec<ExtenderConfiguration>,
     /// Wait after a pod's first failed attempt; doubled with each further one.
     pub initial_backoff: Duration,
-    /// The longest wait.
+    /// The longest wait after a failed attempt.
     pub max_backoff: Duration,
     /// `percentageOfNodesToScore` of the first profile, or of all; 0 for the stock setting.
     pub percentage_of_nodes_to_score: usize,
@@ -281,7 +281,7 @@ impl FromStr for SchedulerConfiguration {
         }
         let mut extenders = document.extenders;
         // buildExtenders: an ignorable extender comes last, as its failure must not hide a refusal of the
-        // others.
+        // other extenders.
         extenders.sort_by_key(|extender| extender.ignorable);
         Ok(Self {
             schedulers,

@@ -50,7 +50,7 @@ pub enum ExtenderError {
         /// The cause.
         cause: String,
     },
-    /// Anything but 200; the body is not looked at.
+    /// The HTTP status is not 200; the body is not looked at.
     #[error("failed {verb} with extender at URL {url}, code {code}")]
     Status {
         /// The verb.
@@ -218,7 +218,7 @@ impl ExtenderClient {
             return Err(ExtenderError::Refused(result.error));
         }
         let names = match (result.node_names, result.nodes) {
-            // kube-scheduler looks at that field only that it asked for.
+            // kube-scheduler reads `NodeNames` of an extender that gets names, and `Nodes` of one that gets whole nodes.
             (Some(names), _) if self.configuration.node_cache_capable => names,
             (_, Some(whole)) => {
                 let nodes = whole.items.unwrap_or_default().into_iter();
@@ -226,7 +226,7 @@ impl ExtenderClient {
             }
             _ => Vec::new(),
         };
-        // kube-scheduler fails the attempt: an extender that invents nodes cannot be trusted with the rest.
+        // kube-scheduler fails the attempt: an extender that names unknown nodes may be wrong about the known ones too.
         if let Some(unknown) = names.iter().find(|name| !nodes.contains_key(name.as_str())) {
             return Err(ExtenderError::UnknownNode {
                 url: self.configuration.url_prefix.clone(),
@@ -337,7 +337,7 @@ impl ExtenderClient {
                 let answer = serde_json::from_slice(&body).map_err(cause);
                 answer.map_err(|cause| ExtenderError::Answer { url, cause })
             }
-            // The real one drops the body too: what an extender writes there is lost.
+            // kube-scheduler drops the body of such an answer too: the text that an extender writes there is lost.
             Ok(Ok((status, _))) => Err(ExtenderError::Status {
                 verb: verb.to_owned(),
                 url,

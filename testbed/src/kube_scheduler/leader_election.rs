@@ -147,7 +147,7 @@ impl SchedulerElector {
         Ok(true)
     }
 
-    /// Remembers the Lease, and the time at which this process first saw it like this.
+    /// Remembers the Lease, and the time at which this process first saw this version of it.
     fn observe(&mut self, lease: Lease) {
         let is_same = self
             .observed

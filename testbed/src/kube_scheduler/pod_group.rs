@@ -80,9 +80,9 @@ enum MemberResult {
 enum GroupVerdict {
     /// Members that have a place are bound.
     Bind,
-    /// Enough have a place, once victims have ended.
+    /// Enough members will have a place once the victims of preemption have ended; none is bound yet.
     AwaitVictims,
-    /// Too few have a place.
+    /// Too few members have a place; none is bound.
     TooFew,
     /// No member is bound after an error.
     Error,

@@ -125,7 +125,7 @@ impl PreemptionContext<'_> {
         !pods.any(|other| priority(other) < priority(pod) && is_evicted(other))
     }
 
-    /// `SelectVictimsOnNode`: without all less important pods the pod must fit; then those are put back that can be.
+    /// `SelectVictimsOnNode`: without all less important pods the pod must fit; then as many of them are put back as fit beside it.
     ///
     /// `None` if nothing helps.
     fn victims_on(&self, node: &str, pod: &Pod, request: &ResourceAmounts) -> Option<PreemptionVictims> {

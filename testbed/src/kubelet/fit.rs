@@ -32,7 +32,7 @@ impl WholeAmounts {
         }
     }
 
-    /// Makes the amount at least `floor`.
+    /// Makes the amount of one resource at least `floor`.
     pub(crate) fn raise(&mut self, name: &str, floor: i64) {
         let held = self.0.entry(name.to_owned()).or_default();
         *held = (*held).max(floor);

@@ -1,8 +1,8 @@
 //! The container runtime's NRI socket (Node Resource Interface): a plugin receives the running containers, and may adjust
 //! each container before it is made.
 //!
-//! As in containerd, one call runs at a time for the whole node, a plugin has 2 s for an answer, and one that takes longer is
-//! closed. Of adjustments it models only the parts that a recorded container shows.
+//! As in containerd, one call runs at a time for the whole node, a plugin has 2 s for an answer, and the connection of a plugin
+//! that takes longer is closed. Of adjustments it models only the parts that a recorded container shows.
 
 use std::collections::HashMap;
 use std::io;

@@ -14,7 +14,7 @@ pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// Annotations of a container that name CDI devices begin so.
 const ANNOTATION_PREFIX: &str = "cdi.k8s.io/";
 
-/// The kind of the specs that it makes in memory.
+/// The CDI kind of the specs that the runtime makes in memory.
 const OWN_KIND: &str = "runtime.nvidia.com/gpu";
 
 /// `nvidia-container-runtime.mode`.
@@ -96,7 +96,7 @@ impl NvidiaRuntime {
     /// Returns the runtime's change to a container.
     ///
     /// # Errors
-    /// It asks for devices by their fully qualified names and by others at once.
+    /// The container asks for some devices by fully qualified names and for others by plain ones.
     pub fn modify(&self, created: Created<'_>) -> Result<Modification, MixedDevices> {
         let with_annotations = self.devices(created, true);
         let is_cdi = match self.mode {

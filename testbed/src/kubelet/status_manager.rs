@@ -38,7 +38,7 @@ pub(crate) struct StatusManager {
     n_events: AtomicU64,
 }
 
-/// The writes that one pod waits for.
+/// The writes about one pod that have not been performed yet.
 #[derive(Debug)]
 struct PendingWrites {
     namespace: String,
@@ -190,7 +190,7 @@ impl StatusManager {
         resources
     }
 
-    /// Adds a write to those that a pod waits for, and starts the task that writes them if none runs.
+    /// Adds a write to the pending writes of a pod, and starts the task that performs them if none runs.
     fn submit(self: &Arc<Self>, pod: &KubeletPod, change: impl FnOnce(&mut PendingWrites)) {
         let mut all = self.lock();
         if let Some(pending) = all.get_mut(&pod.uid) {

@@ -27,7 +27,7 @@ const SCHEDULER: &str = "gpushare-scheduler";
 /// The line that the plugin logs when kubelet has accepted its registration.
 const REGISTERED: &str = "registered with kubelet";
 
-/// The API server's view of a part when it was killed.
+/// A part of the cluster that was killed, with its containers as the API server showed them before.
 #[derive(Debug)]
 pub(super) struct Killed {
     part: ClusterPart,
@@ -38,14 +38,14 @@ pub(super) struct Killed {
 }
 
 impl Killed {
-    /// Returns true if other containers of the part have been started in the place of all that there were.
+    /// Returns true if every container that the part had when it was killed has been replaced by a started one.
     fn has_begun(&self, snapshot: &ClusterSnapshot) -> bool {
         let begun = |status: &ContainerStatus| !self.containers.contains(&id(status)) && is_started(status);
         self.containers.is_empty() || containers(snapshot, self.part, &self.node).all(begun)
     }
 
-    /// The conditions of the part that do not hold yet.
-    fn missing(&self, snapshot: &ClusterSnapshot) -> Option<String> {
+    /// A sentence if the part does not serve again yet: a container of it has not been replaced or is not ready.
+    fn not_serving_again(&self, snapshot: &ClusterSnapshot) -> Option<String> {
         let is_ready = self.has_begun(snapshot)
             && containers(snapshot, self.part, &self.node).all(|status| status.ready);
         (!is_ready).then(|| format!("{} does not serve again", self.part))
@@ -108,12 +108,12 @@ fn commands(world: &World) -> Result<&Commands> {
     commands.context("this needs the file of --break-with")
 }
 
-/// Kills a part and starts it again, if nothing else does; does not wait until it serves.
+/// Kills a part and starts it again, unless something else starts it; does not wait until the part serves.
 pub(super) async fn restart(world: &mut World, part: ClusterPart, node: &str) -> Result<()> {
     restart_without(world, part, node, None).await
 }
 
-/// The same; this file of the node is removed while the part is down.
+/// Kills a part and starts it again, without the node's `file` if one is named: it is removed while the part is down.
 pub(super) async fn restart_without(
     world: &mut World,
     part: ClusterPart,
@@ -147,7 +147,7 @@ pub(super) async fn restart_without(
     commands.start(part, node).await
 }
 
-/// Starts a killed part of the testbed again, without the named file if there is one.
+/// Kills a part of the testbed and starts it again, without the named file if there is one.
 async fn restart_in_testbed(
     world: &mut World,
     part: ClusterPart,
@@ -162,7 +162,7 @@ async fn restart_in_testbed(
         (ClusterPart::Kubelet, None) => cluster.node(node)?.restart_kubelet().await,
         (ClusterPart::Kubelet, Some(NodeFile::KubeletCheckpoint)) => {
             let remove = |config: &crate::kubelet::KubeletConfig| {
-                // It may have none yet.
+                // kubelet may have no checkpoint yet.
                 let _ = std::fs::remove_file(config.checkpoint());
             };
             cluster.node(node)?.restart_kubelet_with(remove).await
@@ -187,7 +187,8 @@ pub(super) async fn resume_scheduler(world: &mut World) -> Result<()> {
     }
 }
 
-/// Removes the plugin's sockets of a node, and returns when there are others. A real cluster's command has to wait for them.
+/// Removes the plugin's sockets of a node, and returns when the plugin has made new ones. On a real cluster the command that
+/// removes them has to wait for the new ones.
 pub(super) async fn replace_plugin_sockets(world: &mut World, node: &str) -> Result<()> {
     if world.cluster.is_none() {
         return commands(world)?.remove(NodeFile::PluginSockets, node).await;
@@ -239,13 +240,15 @@ pub(super) async fn until_ready(world: &mut World) -> Result<()> {
     until_serving(world, &killed, DEADLINE).await
 }
 
-/// The same of these parts.
+/// Waits until the killed parts in `killed` serve again, and every node offers its devices.
 pub(super) async fn until_serving(world: &World, killed: &[Killed], deadline: Duration) -> Result<()> {
     if let Some(cluster) = &world.cluster {
         return cluster.until_ready(deadline).await;
     }
     let is_ready = |snapshot: &ClusterSnapshot| {
-        let missing = killed.iter().filter_map(|killed| killed.missing(snapshot));
+        let missing = killed
+            .iter()
+            .filter_map(|killed| killed.not_serving_again(snapshot));
         let missing: Vec<String> = missing.chain(unready_nodes(snapshot)).collect();
         if missing.is_empty() {
             Ok(())

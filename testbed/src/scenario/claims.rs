@@ -27,6 +27,8 @@ pub(super) const CLAIMED: &str = "claimed";
 
 const DRIVER: &str = "gpu.nvidia.com";
 
+/// The GPU of a claim counts as used: sharing pods avoid it while the claim's pod exists, and a pod on a claimed GPU gets
+/// an event.
 async fn claims_counted(world: &mut World) -> Result<()> {
     start_claiming(world, "first", &["gpu-0"]).await?;
     until_counted(world, &[0]).await?;
@@ -63,6 +65,7 @@ async fn claims_counted(world: &mut World) -> Result<()> {
     world.until_running(&["small-2"]).await
 }
 
+/// A claim of a device that the plugin does not know makes all GPUs count as used; a claim for administration uses none.
 async fn unknown_devices(world: &mut World) -> Result<()> {
     start_claiming(world, "passthrough", &["gpu-vfio-0"]).await?;
     until_counted(world, &[0, 1, 2]).await?;

@@ -41,6 +41,7 @@ async fn until_part_bound(world: &World, names: &[String], n_bound: usize) -> Re
         .await?)
 }
 
+/// Kills the scheduler while pods are being bound, each time at another moment; all pods run in the end.
 async fn scheduler_killed(world: &mut World) -> Result<()> {
     let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
     for kill in 0..N_KILLS {
@@ -50,6 +51,7 @@ async fn scheduler_killed(world: &mut World) -> Result<()> {
     world.until_all_run(&names).await
 }
 
+/// Kills the plugins in turn; pods that run go on, and later pods run.
 async fn plugins_killed(world: &mut World) -> Result<()> {
     let nodes = breaking::plugin_nodes(world);
     // Kubelet fails a pod for good that it admits while its plugin is away, so each kill meets pods that are
@@ -70,6 +72,7 @@ async fn plugins_killed(world: &mut World) -> Result<()> {
     world.until_all_run(&names).await
 }
 
+/// Restarts kube-scheduler while pods are being bound; all pods run in the end.
 async fn loop_restarted(world: &mut World) -> Result<()> {
     let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
     for restart in 0..N_KILLS {
@@ -79,6 +82,7 @@ async fn loop_restarted(world: &mut World) -> Result<()> {
     world.until_all_run(&names).await
 }
 
+/// Restarts the container runtime of a node while pods are being bound; all pods run in the end.
 async fn runtime_killed(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?.name;
     let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
@@ -87,6 +91,7 @@ async fn runtime_killed(world: &mut World) -> Result<()> {
     world.until_all_run(&names).await
 }
 
+/// Restarts the API server while pods are being bound; all pods run in the end.
 async fn apiserver_killed(world: &mut World) -> Result<()> {
     let names = world.create_many("pod", N_PODS, &[(GPU_MEM, "1")]).await?;
     until_part_bound(world, &names, N_PODS / 2).await?;

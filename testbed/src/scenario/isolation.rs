@@ -27,6 +27,7 @@ const HAMI_CORE: &str = "HAMi-core";
 const MEMORY_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT_";
 const CORE_LIMIT: &str = "CUDA_DEVICE_SM_LIMIT";
 
+/// Sets or removes the label of a node that names its isolation provider.
 async fn label(world: &World, node: &str, provider: Option<&str>) -> Result<()> {
     let nodes: Api<Node> = Api::all(world.client.0.clone());
     let patch = Patch::Merge(json!({"metadata": {"labels": {ISOLATION_PROVIDER: provider}}}));
@@ -37,6 +38,7 @@ async fn label(world: &World, node: &str, provider: Option<&str>) -> Result<()> 
     Ok(())
 }
 
+/// Pods that demand an isolation provider wait until a node has its label, and then carry their limits.
 async fn isolation_limits(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     world
@@ -61,6 +63,7 @@ fn limited(name: &str, limits: &Limits<'_>, node: &str) -> PodBuilder {
         .labelled(ISOLATION_PROVIDER, HAMI_CORE)
 }
 
+/// Starts pods of several request forms and checks the limits in their environment.
 async fn try_pods(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     world.until_running(&["waits"]).await?;
     check_limits(world, "waits", node, |total| total / 10, None).await?;
@@ -99,6 +102,7 @@ async fn try_pods(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     world.verify().await
 }
 
+/// The variables in a container's environment, which it prints to its log.
 async fn environment(world: &World, pod: &str) -> Result<BTreeMap<String, String>> {
     let log = world.log(pod, "main").await?;
     let pairs = log.lines().filter_map(|line| line.split_once('='));

@@ -43,6 +43,7 @@ fn of_one_gpu(name: &str) -> PodBuilder {
     )
 }
 
+/// kubelet restarts twice while a GPU is sick: the pods that fill the node go on running.
 async fn sick_and_restarted(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     let all = node.units.len();
@@ -107,6 +108,8 @@ async fn until_shares(world: &mut World, node: &str, n_shares: usize) -> Result<
     Ok(())
 }
 
+/// The node's resources follow its GPUs: fewer, all again, all lost. A plugin that starts without GPUs removes the
+/// amounts that an earlier one left.
 async fn devices_gone(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     let name = &node.name;
@@ -141,6 +144,7 @@ async fn devices_gone(world: &mut World) -> Result<()> {
     world.cluster()?.until_ready(DEADLINE).await
 }
 
+/// kubelet loses its checkpoint and zeroes the node's extended resources; the plugin writes its own amounts again.
 async fn checkpoint_lost(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?.name;
     let patched = |snapshot: &ClusterSnapshot| PATCHED.map(|resource| offered(snapshot, &node, resource));
@@ -155,6 +159,7 @@ async fn checkpoint_lost(world: &mut World) -> Result<()> {
     world.start(of_one_gpu("after").on(&node)).await.map(drop)
 }
 
+/// kubelet restarts after pods have ended: new pods get the devices of the ended ones.
 async fn ended_pods_forgotten(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     // The largest first: a smaller pod may not take the only GPU that is large enough for it.

@@ -1,4 +1,4 @@
-//! A cluster that moves to gpushare while pods of others run: NVIDIA's, and Koordinator's.
+//! A cluster that moves to gpushare while pods run that NVIDIA's plugin or Koordinator gave their GPUs.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 
 /// Node that starts without our plugin, with three GPUs of 16 GiB.
 pub(super) const MOVING: &str = "moving";
-/// Node of Koordinator, with two.
+/// Node of Koordinator, with two GPUs of 16 GiB.
 pub(super) const KOORDINATOR: &str = "koordinator";
 
 /// The UIDs that a node's Device object says kubelet has given devices to.
@@ -40,6 +40,7 @@ fn checkpointed(snapshot: &ClusterSnapshot, node: &str) -> Option<String> {
         .cloned()
 }
 
+/// Waits until the node's Device object lists devices of the pods `listed`, and none of the pods `unlisted`.
 async fn until_listed(world: &World, listed: &[&Pod], unlisted: &[&Pod]) -> Result<()> {
     let uids = |pods: &[&Pod]| -> Vec<String> { pods.iter().filter_map(|pod| pod.uid()).collect() };
     let (listed, unlisted) = (uids(listed), uids(unlisted));
@@ -64,6 +65,7 @@ async fn visible_gpus(world: &World, pod: &str) -> Result<Vec<String>> {
     ))
 }
 
+/// A node that used NVIDIA's plugin gets gpushare: the GPUs of the vendor's running pods count as used.
 async fn from_vendor(world: &mut World) -> Result<()> {
     let cluster = world.cluster()?;
     cluster.scheduler.kill().await;
@@ -161,6 +163,7 @@ fn publish_koordinator_node(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// A node that used Koordinator gets gpushare: its pods go on running, and their records count.
 async fn from_koordinator(world: &mut World) -> Result<()> {
     publish_koordinator_node(world)?;
     let namespace = world.namespace.clone();

@@ -10,9 +10,9 @@ use Need::{Evict, Kill, Pause, Remove};
 /// A scenario's needs beside the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
-    /// These commands of a real cluster's file; it may be none.
+    /// These commands of a real cluster's file; with an empty list the scenario needs none.
     Commands(&'static [Need]),
-    /// The testbed's own cluster, as it has this.
+    /// The testbed's own cluster, since only that has what the text names.
     Testbed(&'static str),
 }
 
@@ -47,7 +47,7 @@ impl fmt::Display for Needs {
     }
 }
 
-/// Scenarios that run on a real cluster although others of their file do not.
+/// Scenarios that run on a real cluster although the other scenarios of their file do not.
 const ON_REAL_CLUSTERS: &[(&str, &[Need])] = &[
     ("scheduler-killed", &[Kill(ClusterPart::Scheduler)]),
     ("plugins-killed", &[Kill(ClusterPart::Plugin)]),

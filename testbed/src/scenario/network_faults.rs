@@ -25,6 +25,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "malformed and oversized bodies are refused and change nothing";
 };
 
+/// The API server refuses, delays or drops bindings; the scheduler tries again and all pods run.
 async fn bind_errors(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let kinds = [
@@ -51,6 +52,7 @@ async fn bind_errors(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// The API server binds pods and loses the replies; the scheduler finds out that the pods are bound.
 async fn bind_reply_lost(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let on_bind = Matching::anything()
@@ -61,12 +63,13 @@ async fn bind_reply_lost(world: &mut World) -> Result<()> {
     let injected = faults.inject(on_bind, Fault::DropReply);
     let names = world.create_many("pod", 12, &[(GPU_MEM, "1")]).await?;
     world.until_all_run(&names).await?;
-    // Without a hit the scenario would have shown nothing.
+    // If no binding has met the fault, the scenario has shown nothing.
     ensure!(injected.hits() > 0, "no binding lost its reply");
     faults.clear();
     Ok(())
 }
 
+/// All watches break, and some changes are compacted away before they start again; all pods run.
 async fn watches_dropped(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let first = world.create_many("first", 6, &[(GPU_MEM, "1")]).await?;
@@ -95,6 +98,7 @@ async fn deletions_need_no_watch(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// The API server refuses patches of pods or loses the replies; the plugin repeats its patches.
 async fn patch_errors(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let mut injected = Vec::new();
@@ -116,6 +120,7 @@ async fn patch_errors(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// Sends the extender bodies that are no requests, or too large: it answers each with an error and goes on to place pods.
 async fn bad_bodies(world: &mut World) -> Result<()> {
     let url = world.cluster()?.scheduler_url();
     let huge = format!("{{\"Pod\":{{}},\"NodeNames\":[\"{}\"]}}", "n".repeat(40 << 20));

@@ -21,6 +21,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "a sick GPU takes no new pods until it recovers";
 };
 
+/// kubelet restarts: the plugin registers again, running pods go on and new ones run.
 async fn kubelet_restarted(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?.name;
     world.start_units("before", "1", &node).await?;
@@ -30,6 +31,7 @@ async fn kubelet_restarted(world: &mut World) -> Result<()> {
     world.until_running(&["before", "after"]).await
 }
 
+/// The plugin's own sockets are deleted: the plugin makes new ones and registers again.
 async fn own_socket_deleted(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?.name;
     breaking::replace_plugin_sockets(world, &node).await?;
@@ -37,6 +39,7 @@ async fn own_socket_deleted(world: &mut World) -> Result<()> {
     world.start_units("after", "1", &node).await.map(|_| ())
 }
 
+/// The plugin starts while there is no kubelet: it waits, and registers once kubelet runs.
 async fn kubelet_missing(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?.name;
     breaking::remove_kubelet_socket(world, &node).await?;
@@ -47,6 +50,7 @@ async fn kubelet_missing(world: &mut World) -> Result<()> {
     world.start_units("after", "1", &node).await.map(|_| ())
 }
 
+/// A GPU falls sick: no pod is placed on it until it is healthy again.
 async fn xid_79(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     let sick_minor = 0;

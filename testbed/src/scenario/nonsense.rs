@@ -86,6 +86,8 @@ fn edits() -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// Writes nonsense into a Device object: no edit makes the scheduler place a pod that does not fit, and the plugin
+/// repairs the object.
 async fn device_nonsense(world: &mut World) -> Result<()> {
     for minor in 0..2 {
         // 12 of the 16 units of each GPU are held, so a pod of 5 units never fits and one of 4 always does.
@@ -165,6 +167,7 @@ fn write_devices(world: &mut World, devices: &Value) -> Result<()> {
     Ok(())
 }
 
+/// Waits until the devices in the object are as they were before the edits.
 async fn until_repaired(world: &mut World, sound: &Value) -> Result<()> {
     let repaired = async {
         loop {

@@ -103,6 +103,7 @@ async fn place_by_another_scheduler(
     Ok(())
 }
 
+/// The annotations that the old scheduler extender writes: the GPU's index and the pod's units.
 fn old_record(idx: &str, units: &str) -> BTreeMap<String, String> {
     let pairs = [
         (MEM_IDX, idx),
@@ -117,6 +118,7 @@ fn old_record(idx: &str, units: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
+/// Waits until a pod is bound; returns its annotations.
 async fn until_bound(world: &World, name: &str) -> Result<BTreeMap<String, String>> {
     let key = world.key(name);
     let bound = |snapshot: &crate::observer::ClusterSnapshot| {
@@ -129,6 +131,7 @@ async fn until_bound(world: &World, name: &str) -> Result<BTreeMap<String, Strin
     world.until(&format!("{name} to be bound"), bound).await
 }
 
+/// A node of the old plugin: the scheduler counts pods with old records, and places new pods beside them.
 async fn old_node(world: &mut World) -> Result<()> {
     create_old_node(world).await?;
     place_by_another_scheduler(world, "placed-0", "10", &old_record("0", "10")).await?;
@@ -145,6 +148,7 @@ async fn old_node(world: &mut World) -> Result<()> {
     remove_old_node(world).await
 }
 
+/// A record that does not parse counts on every GPU that may hold the pod.
 async fn annotation_nonsense(world: &mut World) -> Result<()> {
     create_old_node(world).await?;
     let mut nonsense = old_record("1", "4");

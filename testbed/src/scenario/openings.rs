@@ -24,7 +24,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 
 /// The node on which pods are placed: it has two GPUs.
 const NODE: &str = "n2";
-/// Memory of one of them.
+/// Memory of one GPU of that node.
 const WHOLE: &str = "16";
 /// The time for which the scheduler of the first scenario keeps room.
 const HINT: Duration = Duration::from_secs(3);
@@ -54,6 +54,7 @@ async fn until_bound_soon(world: &World, name: &str) -> Result<()> {
         .await
 }
 
+/// Hints for pods that are never bound run out: the pod that waits for their room is bound.
 async fn hint_runs_out(world: &mut World) -> Result<()> {
     let lifetime = format!("{}s", HINT.as_secs());
     let usual = world.add_scheduler_flags(&["--hint-ttl", &lifetime]).await?;
@@ -64,7 +65,8 @@ async fn hint_runs_out(world: &mut World) -> Result<()> {
 
 /// Room is kept for two pods that are never bound, and a third waits for it.
 async fn wait_for_hints(world: &mut World) -> Result<()> {
-    // A scheduler that has just started makes kube-scheduler retry all refused pods. That must be over, or the pod would be bound for this reason and not because the hints ran out.
+    // A scheduler that has just started makes kube-scheduler retry all refused pods. That retry must be over: else the pod could
+    // be bound by it, and not because the hints ran out.
     sleep(HINT).await;
     for name in ["one", "other"] {
         ask_about_pod(world, name).await?;
@@ -98,6 +100,7 @@ async fn ask_about_pod(world: &mut World, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// The scheduler's watch misses deletions and lists all pods again: the pod that waits for the room is bound.
 async fn unlisted(world: &mut World) -> Result<()> {
     let api = world.cluster()?.api();
     let (faults, objects) = (api.faults().clone(), api.objects().clone());

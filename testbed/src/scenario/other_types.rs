@@ -54,6 +54,7 @@ fn held(pod: &Pod, kind: &str, resource: &str) -> Vec<(i32, u64)> {
         .collect()
 }
 
+/// A type that only a Device object names: the scheduler places pods on its devices, and sees when they are full.
 async fn unknown_type(world: &mut World) -> Result<()> {
     let device = |minor: u32| json!({"type": "npu", "id": format!("npu-{minor}"), "minor": minor, "health": true, "resources": {NPU: "4"}});
     let api = world.cluster()?.api().objects().clone();
@@ -76,7 +77,8 @@ async fn unknown_type(world: &mut World) -> Result<()> {
         one.len() == 1 && other.len() == 1 && minors.len() == 2,
         "three and three of four each: {one:?} {other:?}"
     );
-    // Each device has one of four left. The sum of two passes kube-scheduler's own check; only the extender knows the devices.
+    // Each of the two devices has 1 of 4 left. kube-scheduler's own check adds them up to 2 and lets the pod pass; only the
+    // extender looks at single devices.
     world.create(npu("two", "2")).await?;
     world.until_refused("two", "devices of another type").await?;
     world.start(npu("one", "1")).await?;
@@ -89,7 +91,7 @@ async fn unknown_type(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// The container must see the devices that its pod's record names, and no others.
+/// Checks that the container sees the devices that its pod's record names, and no others.
 async fn ensure_shown(world: &World, name: &str, kind: &str, variable: &str) -> Result<()> {
     let pod = world.pod(name)?;
     let record = device_record(&pod).unwrap_or_default();
@@ -111,6 +113,7 @@ async fn ensure_shown(world: &World, name: &str, kind: &str, variable: &str) -> 
     Ok(())
 }
 
+/// RDMA adapters and FPGAs that the plugin serves: pods get whole devices and shares of them.
 async fn rdma_and_fpga(world: &mut World) -> Result<()> {
     let kubelet = world.node(MANIFOLD)?.kubelet();
     let serves = |kubelet: &crate::kubelet::Kubelet| {

@@ -79,6 +79,8 @@ fn n_starts_of(kubelet: &Kubelet, namespace: &str, pod: &str) -> u32 {
     container.map_or(0, |container| container.starts)
 }
 
+/// The plugin restarts without the API server: it serves kubelet, starts no container without proof, and catches up
+/// later.
 async fn without_api_server(world: &mut World) -> Result<()> {
     let (node, namespace) = (world.gpu_node(2)?.name, world.namespace.clone());
     world.start_units("before", "1", &node).await?;
@@ -129,6 +131,7 @@ async fn without_api_server(world: &mut World) -> Result<()> {
     world.until_running(&["before"]).await
 }
 
+/// Without the API server the plugin still changes its injection mode once CDI works.
 async fn mode_without_api_server(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?.name;
     // The runtime started before the directory of CDI specs existed, and watches it only from its first container on.
@@ -158,6 +161,7 @@ async fn mode_without_api_server(world: &mut World) -> Result<()> {
     world.cluster()?.until_ready(DEADLINE).await
 }
 
+/// kubelet's registration socket disappears: the plugin keeps serving its devices and does not register again.
 async fn kubelet_socket_removed(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?.name;
     let found = world.node(&node)?;
@@ -191,6 +195,7 @@ async fn replace_by_pipe(file: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The disk under kubelet's checkpoint stops answering: the plugin's watchdog ends the process, and a new plugin serves.
 async fn plugin_hangs(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?.name;
     world.start_units("before", "1", &node).await?;
@@ -254,6 +259,7 @@ fn line_with(log: &Path, words: &[&str]) -> Result<String> {
     bail!("no line of {} says {words:?}", log.display())
 }
 
+/// The plugin's metrics and log lines show devices, registration, mode and placement.
 async fn plugin_metrics(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?.name;
     world.start_units("placed", "2", &node).await?;

@@ -21,7 +21,7 @@ const NODE: &str = "n1";
 /// The pods that come while the plugin is replaced, one after the other.
 const N_PODS: usize = 36;
 
-/// The time between two of them.
+/// The time between the creations of two of these pods.
 const PACE: Duration = Duration::from_millis(160);
 
 /// The time that a plugin has to end.
@@ -47,6 +47,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "a plugin that dies again and again costs few of the pods that a controller makes";
 };
 
+/// The plugin is replaced while pods keep coming: none of them fails.
 async fn plugin_replaced(world: &mut World) -> Result<()> {
     let specs: Vec<PodBuilder> = (0..N_PODS).map(|nth| spec(&format!("pod-{nth}"))).collect();
     let specs = specs.into_iter().map(|spec| match &world.scheduler_name {
@@ -72,6 +73,7 @@ async fn plugin_replaced(world: &mut World) -> Result<()> {
         .await
 }
 
+/// The plugin dies several times while a controller keeps its pods: few pods fail by each death.
 async fn plugin_dies(world: &mut World) -> Result<()> {
     let mut kept = Kept::default();
     kept.until_running(world, N_KEPT / 3).await?;
@@ -102,10 +104,10 @@ async fn plugin_dies(world: &mut World) -> Result<()> {
     kept.until_running(world, N_KEPT).await
 }
 
-/// Pods of which as many are kept as a controller would.
+/// Pods that are replaced when they fail, so that their number stays the same, as a controller does it.
 #[derive(Debug, Default)]
 struct Kept {
-    /// Those that are not known to have failed.
+    /// The pods that are not known to have failed.
     names: Vec<String>,
     n_made: usize,
     n_failed: usize,

@@ -18,6 +18,7 @@ fn share(name: &str) -> PodBuilder {
     PodBuilder::share(name, 10)
 }
 
+/// Hints that do not parse are refused, and with `--deny-overrides` pods that would see other GPUs than their own.
 async fn overrides_denied(world: &mut World) -> Result<()> {
     let hint = BTreeMap::from([(
         "scheduling.koordinator.sh/device-allocate-hint".to_owned(),
@@ -32,6 +33,7 @@ async fn overrides_denied(world: &mut World) -> Result<()> {
     tried
 }
 
+/// Pods that would see all GPUs, by a variable or as privileged, are refused; an ordinary one runs.
 async fn try_pods(world: &World) -> Result<()> {
     let sees_all = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]);
     world

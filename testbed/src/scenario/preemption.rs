@@ -36,6 +36,7 @@ const IMPORTANT: i32 = 1000;
 /// The class of pods of that priority.
 const CLASS: &str = "gpushare-e2e-important";
 
+/// A pod of a percentage of one GPU; it has the class of important pods if its priority is theirs.
 fn share(name: &str, percent: u32, priority: i32) -> PodBuilder {
     let spec = PodBuilder::share(name, percent);
     if priority == IMPORTANT {
@@ -91,7 +92,7 @@ fn is_staying(world: &World, name: &str) -> bool {
         .is_ok_and(|pod| pod.metadata.deletion_timestamp.is_none())
 }
 
-/// Asserts that the important pod has the GPU that `n_gone` pods have left, and that no others have gone.
+/// Waits until the important pod runs on a GPU that `n_gone` evicted pods held, and checks that no other pods were evicted.
 async fn until_one_gpu_has_changed_hands(
     world: &World,
     before: &[(String, Option<(String, i32)>)],
@@ -119,7 +120,7 @@ async fn one_gpu_is_freed(world: &mut World) -> Result<()> {
     until_one_gpu_has_changed_hands(world, &low, 2).await
 }
 
-/// kube-scheduler sees the victims end, and asks again, long before the scheduler does.
+/// The scheduler's watch is late: kube-scheduler sees the victims end and calls the filter while the scheduler counts them.
 async fn watch_is_behind(world: &mut World) -> Result<()> {
     let names = fill_all_gpus(world).await?;
     let low = places(world, &names);
@@ -139,7 +140,7 @@ async fn watch_is_behind(world: &mut World) -> Result<()> {
     until_one_gpu_has_changed_hands(world, &low, 2).await
 }
 
-/// All are protected but the pods of one GPU and one pod of each other, over which kube-scheduler's own choice is spread.
+/// A budget protects all pods but those of one GPU, and one pod of each other GPU: only on that one GPU can enough pods go.
 async fn budget_is_kept(world: &mut World) -> Result<()> {
     let low = places(world, &fill_all_gpus(world).await?);
     let (_, free) = low.last().context("there are no pods")?;
@@ -175,12 +176,13 @@ async fn budget_is_kept(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Half of each GPU is held by pods that are as important: the sums of a node suffice when the others go, and no GPU does.
+/// Half of each GPU is held by pods of the same high priority: without the less important ones a node has enough memory in
+/// sum, but no single GPU has.
 async fn nothing_helps(world: &mut World) -> Result<()> {
     let snapshot = world.observer.now();
     let n_gpus = invariants::accounts(&snapshot, &world.excused).gpus.len();
     let (mut peers, mut low) = (Vec::new(), Vec::new());
-    // One of each kind on every GPU: a pod of sixty percent keeps the next of them off its GPU.
+    // One pod of each priority on every GPU: a pod of sixty percent keeps the next pod of sixty off its GPU.
     for idx in 0..n_gpus {
         peers.push(format!("peer-{idx}"));
         low.push(format!("low-{idx}"));

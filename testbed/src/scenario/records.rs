@@ -61,6 +61,7 @@ async fn bind_by_hand(world: &mut World, spec: PodBuilder, node: &str) -> Result
     Ok(pod.uid().unwrap_or_default())
 }
 
+/// Records in pods that request nothing, and pods bound without the scheduler, take no GPU from other pods.
 async fn records_forged(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     let minors: Vec<u32> = (0..).take(node.units.len()).collect();
@@ -93,7 +94,7 @@ async fn records_forged(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// A pod whose device is not known leaves the other GPUs of its node as they are.
+/// Checks that a pod whose GPU the scheduler does not know is charged to one GPU only, and the others stay free.
 async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
     bind_by_hand(world, PodBuilder::units("direct", 1), node).await?;
     // The GPU with the most room is the one that is charged for it.
@@ -185,6 +186,8 @@ async fn until_whole(
     world.until_within(AGAIN, &what, is_whole).await
 }
 
+/// Records that are removed come back: from the plugin's memory, and from the running container's devices after a
+/// restart.
 async fn records_removed(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?.name;
     world.start_units("held", "2", &node).await?;
@@ -203,7 +206,7 @@ async fn records_removed(world: &mut World) -> Result<()> {
     let version = remove(world, "held", "").await?;
     world.node(&node)?.start_plugin(&[])?;
     until_whole(world, "held", &before, version).await?;
-    // Before that kubelet would fail the pod for want of devices, and the plugin would never check it.
+    // Without a registered plugin kubelet would fail the pod for want of devices, and the plugin would never check it.
     until_registered(world, &node).await?;
     bind_by_hand(world, PodBuilder::units("bound-by-hand", 1), &node).await?;
     let words = "was not placed by gpushare-scheduler";
@@ -220,6 +223,7 @@ async fn records_removed(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// The shipped policy lets only gpushare's accounts write records.
 async fn records_guarded(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?;
     bind_by_hand(
@@ -243,6 +247,8 @@ async fn records_guarded(world: &mut World) -> Result<()> {
     tried
 }
 
+/// The ordinary user `alice` can neither create, change nor remove a record; she can change other annotations, and the
+/// scheduler's pods still get their records.
 async fn try_accounts(world: &mut World, alice: &Client) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(alice.clone(), &world.namespace);
     let refused = |what: &str, outcome: kube::Result<Pod>| match outcome {

@@ -22,7 +22,7 @@ use crate::replicas::{NAMESPACE, Replicas};
 
 /// Pods that are on their way while a leader is killed.
 const N_PODS: usize = 12;
-/// The number of bindings that this happens to.
+/// The number of bindings that are in flight when the leader is killed.
 const N_LATE: u64 = 3;
 /// Faults of bindings that the leader has sent when it dies: not written yet, or written and not answered.
 const LATE: [Fault; 2] = [Fault::Delay(Duration::from_millis(500)), Fault::DropReply];
@@ -30,7 +30,7 @@ const LATE: [Fault; 2] = [Fault::Delay(Duration::from_millis(500)), Fault::DropR
 const REFUSAL: &str = "test-refuses-bindings";
 /// Pause between pods that arrive during a rollout.
 const ARRIVAL: Duration = Duration::from_millis(250);
-/// Pause between two looks at something.
+/// Pause between two looks at a condition that is waited for.
 const LOOK: Duration = Duration::from_millis(20);
 /// The scheduler name of pods that no scheduler takes.
 const NO_SCHEDULER: &str = "no-scheduler";
@@ -76,6 +76,7 @@ async fn until_true(what: &str, mut condition: impl FnMut() -> bool) -> Result<(
         .with_context(|| format!("waited in vain for {what}"))
 }
 
+/// Kills the leader with bindings in flight, once for each fault: another replica leads, and all pods run.
 async fn leader_killed(world: &mut World, replicas: &mut Replicas) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let mut names = Vec::new();
@@ -104,8 +105,8 @@ async fn leader_killed(world: &mut World, replicas: &mut Replicas) -> Result<()>
     world.until_all_run(&names).await
 }
 
-/// Any refusal of the late bind is right: the process may read it before or after it sees to its own lease's timer, and on a
-/// busy machine it may have lost the lease and led again before it was paused. It must not be written.
+/// Stops the leader until another replica leads, and sends the stopped one a bind request: when it goes on, it must not write
+/// the binding. Any error text is right, since the process may look at its own lease before or after it reads the request.
 async fn leader_paused(world: &mut World, replicas: &mut Replicas) -> Result<()> {
     let node = world.gpu_node(1)?;
     let room = node.units.iter().min().copied().unwrap_or_default();
@@ -166,7 +167,7 @@ async fn leader_paused(world: &mut World, replicas: &mut Replicas) -> Result<()>
     .await
 }
 
-/// Reinstalls the policies: a watch of kube-apiserver on their parameter has ended in between.
+/// Deletes the policies that fence the replicas and installs them again; the next leader binds all the same.
 async fn fence_reinstalled(world: &mut World, replicas: &mut Replicas) -> Result<()> {
     let leader = replicas.until_led_by_another_than("").await?;
     world.start(PodBuilder::units("before", 1)).await?;
@@ -197,6 +198,7 @@ async fn fence_reinstalled(world: &mut World, replicas: &mut Replicas) -> Result
     replicas.until_ready(&leader).await
 }
 
+/// A policy refuses the leader's bindings: it is not ready, and an event says why, until the policy is gone.
 async fn fence_refused(world: &mut World, replicas: &mut Replicas) -> Result<()> {
     let leader = replicas.until_led_by_another_than("").await?;
     let api = world.cluster()?.api().objects().clone();
@@ -240,6 +242,7 @@ fn refusal_event(api: &apiserver::ApiObjects, leader: &str) -> Option<String> {
     Some(event.pointer("/metadata/resourceVersion")?.as_str()?.to_owned())
 }
 
+/// Replaces all replicas while pods arrive: all pods run, and one replica leads.
 async fn rollout(world: &mut World, replicas: &mut Replicas) -> Result<()> {
     ensure!(
         world.cluster()?.has_webhooks(),
@@ -261,7 +264,7 @@ async fn arrivals(world: &World, replicas: &mut Replicas) -> Result<Vec<String>>
             rolled = &mut rolling => return rolled.map(|()| names),
             _ = arrival.tick() => {
                 let name = format!("pod-{}", names.len());
-                // It can be placed only if the webhook has completed it.
+                // The pod can be placed only if the webhook has completed its request.
                 world.create(PodBuilder::new(&name, &[(GPU_MEMORY, "64Mi")])).await?;
                 names.push(name);
             }

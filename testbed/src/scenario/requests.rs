@@ -36,7 +36,7 @@ use Expected::{Refused, Runs, Waits};
 /// A form: name, limits, the result without webhooks and with them.
 type RequestForm = (&'static str, &'static Limits<'static>, Expected, Expected);
 
-/// Without webhooks the nodes refuse first that have nothing of the vendor's.
+/// The refusal by kube-scheduler: without webhooks, nodes that offer none of the vendor's resource refuse the pod first.
 const NO_ROOM: &str = "nodes are available";
 const UNSERVED: &str = "but not for koordinator.sh/gpu.shared";
 const MEMORY_NEEDED: &str = "needs koordinator.sh/gpu-memory or koordinator.sh/gpu-memory-ratio beside it";
@@ -163,8 +163,10 @@ const FORMS: &[RequestForm] = &[
     ),
 ];
 
+/// Tries every form of request and compares its result with the expected one.
 async fn request_forms(world: &mut World) -> Result<()> {
-    // A node without room is refused for that reason and hides the one that is expected, so forms that run come first and leave before those that are refused.
+    // A node without room is refused for its lack of room, which would hide the expected reason: forms that run come first, and
+    // leave before the forms that are refused.
     for runs in [true, false] {
         let meant = |form: &&RequestForm| matches!(expected_of(world, form), Runs(_)) == runs;
         let tried = FORMS.iter().filter(meant).map(|form| try_form(world, form));
@@ -179,6 +181,7 @@ fn expected_of(world: &World, form: &RequestForm) -> Expected {
     if world.has_webhooks { form.3 } else { form.2 }
 }
 
+/// Tries one form: the pod runs, is refused or waits, as the table says.
 async fn try_form(world: &World, form: &RequestForm) -> Result<()> {
     let (name, limits, ..) = *form;
     let spec = PodBuilder::new(name, limits);
@@ -200,7 +203,7 @@ async fn try_form(world: &World, form: &RequestForm) -> Result<()> {
     }
 }
 
-/// A pod that runs asks in today's names, and has said for how many devices.
+/// Checks that a running pod requests today's resource names, and a number of devices: the webhook has filled in both.
 fn check_names(pod: &k8s_openapi::api::core::v1::Pod) -> Result<()> {
     for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
         let resources = container.resources.clone().unwrap_or_default();
@@ -220,6 +223,7 @@ fn check_names(pod: &k8s_openapi::api::core::v1::Pod) -> Result<()> {
     Ok(())
 }
 
+/// Pods of 33, 33 and 34 percent fill one GPU exactly; one percent more does not fit.
 async fn exact_thirds(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?;
     let share = |name: &str, ratio: &str| PodBuilder::share(name, ratio).on(&node.name);
@@ -242,6 +246,7 @@ async fn exact_thirds(world: &mut World) -> Result<()> {
     world.until_refused("one-more", "nodes are available").await
 }
 
+/// A ratio of 200 means two whole GPUs, which the pod has to itself.
 async fn whole_by_ratio(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     let pair = PodBuilder::new("pair", &[(GPU_MEMORY_RATIO, "200"), (GPU_CORE, "200")]).on(&node.name);

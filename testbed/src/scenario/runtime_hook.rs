@@ -21,6 +21,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 /// Node whose container runtime has plugins.
 pub(super) const HOOKED: &str = "hooked";
 
+/// Whole GPUs by the vendor's plugin: each container sees the GPUs of its record, though kubelet gave its pod others.
 async fn runtime_hook(world: &mut World) -> Result<()> {
     // Of three GPUs the vendor's plugin knows two, so that it must choose others than the scheduler.
     world.node(HOOKED)?.start_vendor_plugin(&[1, 2]).await?;
@@ -103,7 +104,7 @@ fn allocated_by_kubelet(world: &mut World, pod: &Pod) -> Result<Vec<String>> {
     Ok(own.flat_map(|allocation| allocation.device_ids).collect())
 }
 
-/// The GPUs that its record names.
+/// The GPUs that a pod's record names.
 fn recorded_gpus(pod: &Pod) -> Result<Vec<String>> {
     let record = invariants::record(pod).map_err(anyhow::Error::msg)?;
     Ok(record.into_iter().map(|(_, uuid)| uuid).collect())

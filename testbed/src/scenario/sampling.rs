@@ -20,13 +20,14 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 };
 
 /// Nodes without room: kube-scheduler looks for 230 of 502 that fit, so the pod's node, the last but one by name, is in the
-/// third sample. The change of the condition by the first refusal causes the second attempt, with any text.
+/// third sample. Its first refusal changes the pod's condition, and that change makes kube-scheduler try again.
 const N_FULL: u32 = 500;
 const N_REFUSALS: usize = 2;
 
 const GPUS_OF_FULL: u32 = 8;
 const GIB_OF_FULL: u32 = 4;
-/// More than a GPU of the full nodes has, and less than all of one node: kube-scheduler's own filters let the pod pass.
+/// The pod's memory: more than one GPU of a full node has, and less than all its GPUs have together, so that
+/// kube-scheduler's own filters let the pod pass.
 const ASKED: &str = "20Gi";
 
 const DEVICES: &str = "devices.scheduling.koordinator.sh";
@@ -35,6 +36,7 @@ fn full_node_name(idx: u32) -> String {
     format!("full-{idx:03}")
 }
 
+/// A Node object whose GPUs, by node status, are large in sum; each one is small.
 fn full_node(name: &str) -> Value {
     let percents = (100 * GPUS_OF_FULL).to_string();
     let amounts = json!({
@@ -52,6 +54,7 @@ fn full_device(name: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {"devices": (0..GPUS_OF_FULL).map(gpu).collect::<Vec<_>>()}})
 }
 
+/// Creates the nodes without room, and waits until the extender knows all of them.
 async fn create_full_nodes(world: &mut World) -> Result<()> {
     for idx in 0..N_FULL {
         let name = full_node_name(idx);
@@ -78,6 +81,7 @@ pub(super) fn remove_full_nodes(objects: &ApiObjects) {
     }
 }
 
+/// A pod fits one node of many: kube-scheduler's samples refuse it until that node is in the sample.
 async fn sampled_nodes(world: &mut World) -> Result<()> {
     create_full_nodes(world).await?;
     world.cluster()?.start_sampling_kube_scheduler().await?;

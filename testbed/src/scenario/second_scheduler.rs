@@ -12,7 +12,7 @@ use crate::pod_fields::node_of;
 use crate::pods::PodBuilder;
 use crate::second_scheduler::{PROFILE, SchedulerContainer, SecondScheduler};
 
-/// Pods per step.
+/// Pods that are created in each step of a scenario.
 const N_PODS: usize = 4;
 /// The scheduler of pods that none schedules.
 const NONE: &str = "none";
@@ -27,7 +27,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_second(w
         "Lease and leader's object changed by hand: at no time do two extenders decide, and binds resume";
 };
 
-/// The deed of a scenario.
+/// The function of a scenario, which gets the second scheduler.
 type SchedulerAction = for<'a> fn(&'a mut World, &'a mut SecondScheduler) -> BoxFuture<'a, Result<()>>;
 
 /// Puts a second kube-scheduler in the place of the cluster's only extender for a while.
@@ -69,6 +69,7 @@ async fn pods_run(world: &mut World, second: &SecondScheduler, prefix: &str) -> 
     }
 }
 
+/// Kills each container of the leading pod in turn; pods run after each kill.
 async fn containers_killed(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
     pods_run(world, second, "first").await?;
     let leader = second.holder();
@@ -82,6 +83,8 @@ async fn containers_killed(world: &mut World, second: &mut SecondScheduler) -> R
     world.verify().await
 }
 
+/// Stops the leading pod's kube-scheduler, then its extender, until the other pod leads: the stopped one binds nothing when
+/// it goes on.
 async fn containers_paused(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
     let stopped = second.holder();
     second.pause(&stopped, SchedulerContainer::KubeScheduler).await?;
@@ -128,6 +131,7 @@ async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()
     second.restart(&stopped, SchedulerContainer::KubeScheduler).await
 }
 
+/// Gives the Lease and the leader's name to a third holder in turn; pods run all the same.
 async fn lease_parted(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
     pods_run(world, second, "first").await?;
     let leader = second.holder();

@@ -33,6 +33,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "a pod without room waits, and runs when there is some";
 };
 
+/// A pod by memory units: it runs, its record is complete, and its environment names GPU and units.
 async fn gpushare_pod(world: &mut World) -> Result<()> {
     world.start(PodBuilder::units("units", 2)).await?;
     world.until_assigned("units").await?;
@@ -48,6 +49,7 @@ async fn gpushare_pod(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// A pod by bytes of memory runs on one GPU.
 async fn koordinator_pod(world: &mut World) -> Result<()> {
     let pod = world
         .start(PodBuilder::new(
@@ -60,6 +62,7 @@ async fn koordinator_pod(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// A pod of two devices has two GPUs.
 async fn two_devices(world: &mut World) -> Result<()> {
     let pod = world
         .start(PodBuilder::new(
@@ -72,6 +75,7 @@ async fn two_devices(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// A pod of several containers holds what its app containers and sidecars request together.
 async fn many_containers(world: &mut World) -> Result<()> {
     let one: &[(&str, &str)] = &[(GPU_MEM, "1")];
     let units = PodBuilder::new("units", one)
@@ -95,6 +99,7 @@ async fn many_containers(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// Three pods of a third each fit one GPU, and no fourth.
 async fn ratio_and_core(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?;
     let third: &[(&str, &str)] = &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "33"), (GPU_CORE, "33")];
@@ -131,6 +136,7 @@ async fn many_gpus_at_once(world: &mut World) -> Result<()> {
     world.until_all_run(&names).await
 }
 
+/// Requests that fit no GPU or break a rule are refused, each with its reason; a sound pod runs.
 async fn refusals(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     let too_large = (node.units.iter().max().copied().unwrap_or(0) + 1).to_string();
@@ -159,6 +165,7 @@ async fn refusals(world: &mut World) -> Result<()> {
     world.start_units("sound", "1", &node.name).await.map(|_| ())
 }
 
+/// Pods fill the node and go, four times: the room of pods that end is found each time.
 async fn coming_and_going(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?;
     for round in 0..4 {
@@ -180,6 +187,7 @@ async fn coming_and_going(world: &mut World) -> Result<()> {
     world.clear().await
 }
 
+/// A pod that fits no single GPU waits although the sum would do, and runs when a pod has gone.
 async fn waiting_for_room(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     for (idx, units) in node.units.iter().enumerate() {

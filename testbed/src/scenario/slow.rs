@@ -29,6 +29,7 @@ const PLACED: Duration = Duration::from_secs(6 * N_WAITING as u64);
 /// Four times as many as there are places for reviews.
 const N_SLOW: usize = 256;
 
+/// The scheduler hangs: pods are still created at once, those without GPUs run, and the others run later.
 async fn scheduler_hangs(world: &mut World) -> Result<()> {
     breaking::pause_scheduler(world).await?;
     let mut waiting = Vec::new();
@@ -54,6 +55,7 @@ async fn scheduler_hangs(world: &mut World) -> Result<()> {
     world.until_all_run(&waiting).await
 }
 
+/// Many clients that never finish their requests do not keep the webhook from completing a pod.
 async fn slow_clients(world: &mut World) -> Result<()> {
     let (connector, url) = world.cluster()?.webhook_connector()?;
     let slow = (0..N_SLOW).map(|_| {
@@ -69,7 +71,7 @@ async fn slow_clients(world: &mut World) -> Result<()> {
     let slow = timeout(DEADLINE, try_join_all(slow))
         .await
         .context("the webhooks take no connections")??;
-    // It can be placed only if the webhook has completed it.
+    // The pod can be placed only if the webhook has completed its request.
     world
         .start(PodBuilder::new("completed", &[(GPU_MEMORY, "64Mi")]))
         .await?;

@@ -16,11 +16,11 @@ const LIFETIME: &str = "10s";
 pub enum ScenarioStage {
     /// As `deploy/base` makes it.
     Plain,
-    /// The same, for scenarios that break things.
+    /// As `deploy/base` makes it, for scenarios that break things.
     Faults,
-    /// The same, for a device plugin without those that it works with.
+    /// As `deploy/base` makes it, for a device plugin whose partners (API server, kubelet, disk) fail.
     Plugins,
-    /// The same, for pods that wait for room.
+    /// As `deploy/base` makes it, for pods that wait for room.
     Waiting,
     /// With webhooks, and the extender over TLS; certificates change all the time.
     Webhooks,
@@ -92,6 +92,7 @@ impl ScenarioStage {
     }
 }
 
+/// Two nodes with three and two GPUs, for scenarios without special needs.
 fn usual_nodes() -> Vec<NodeSetup> {
     vec![
         NodeSetup::new("n1", &[16384, 16384, 24576]),
@@ -99,6 +100,7 @@ fn usual_nodes() -> Vec<NodeSetup> {
     ]
 }
 
+/// One node for each scenario with a node of its own: vendors' plugins, claims, other types, no plugin.
 fn mixed_nodes() -> Vec<NodeSetup> {
     let three = |name: &str| NodeSetup::new(name, &[16384; 3]);
     let with = |node: NodeSetup, args: [&str; 2]| NodeSetup {

@@ -64,7 +64,7 @@ fn virtual_functions_of(pod: &Pod) -> Result<Vec<String>> {
         .collect())
 }
 
-/// The container must see the adapters, and their functions, that its pod's record names, and no others.
+/// Checks that the container sees the adapters and virtual functions that its pod's record names, and no others.
 async fn ensure_shown(world: &World, name: &str) -> Result<()> {
     let pod = world.pod(name)?;
     let log = world.log(name, "main").await?;

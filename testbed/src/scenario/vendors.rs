@@ -61,6 +61,7 @@ pub(super) async fn until_offered(world: &mut World, node: &str, n_gpus: usize) 
         .await
 }
 
+/// gpushare's plugin serves `nvidia.com/gpu` too: whole GPUs and shares get different GPUs.
 async fn vendor_ours(world: &mut World) -> Result<()> {
     until_offered(world, OURS, 3).await?;
     world.start(share("share-0", "60", OURS)).await?;
@@ -88,6 +89,7 @@ async fn vendor_ours(world: &mut World) -> Result<()> {
     world.until_running(&["whole-1", "units"]).await
 }
 
+/// The vendor's plugin serves whole GPUs: sharing pods avoid the GPUs that it has given away.
 async fn vendor_theirs(world: &mut World) -> Result<()> {
     world.node(THEIRS)?.start_vendor_plugin(&[0, 1, 2]).await?;
     until_offered(world, THEIRS, 3).await?;
@@ -110,6 +112,7 @@ async fn vendor_theirs(world: &mut World) -> Result<()> {
     world.until_running(&["whole-1"]).await
 }
 
+/// The GPUs are divided by number between the vendor's plugin and gpushare's.
 async fn vendor_divided(world: &mut World) -> Result<()> {
     world.node(DIVIDED)?.start_vendor_plugin(&[2]).await?;
     until_offered(world, DIVIDED, 1).await?;

@@ -35,6 +35,7 @@ fn large(name: &str) -> PodBuilder {
     asking(name, "12")
 }
 
+/// A pod whose volumes are bound slowly keeps its GPU, though kube-scheduler nominates no node for it.
 async fn volume_wait(world: &mut World) -> Result<()> {
     let annotations = BTreeMap::from([
         (VOLUME_WAIT.to_owned(), WAIT.to_owned()),
@@ -57,6 +58,7 @@ async fn keeps_its_gpu(world: &mut World, waiting: PodBuilder) -> Result<()> {
     tried
 }
 
+/// Starts a pod that waits after the filter; a later pod must not get its GPU.
 async fn try_pods(world: &World, waiting: PodBuilder) -> Result<()> {
     world.start(asking("first", "8")).await?;
     world.create(waiting).await?;

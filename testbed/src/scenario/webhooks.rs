@@ -29,6 +29,7 @@ const N_RENEWALS: usize = 2;
 /// Both kinds of webhook configurations.
 const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
 
+/// Without the scheduler's process its webhooks do not answer: pods are still created at once, and run later.
 async fn webhooks_away(world: &mut World) -> Result<()> {
     world.cluster()?.scheduler.kill().await;
     let share = PodBuilder::share("gpu", 10);
@@ -51,6 +52,7 @@ async fn webhooks_away(world: &mut World) -> Result<()> {
     world.until_running(&["gpu", "units"]).await
 }
 
+/// Pods that would see GPUs without being charged for them are refused.
 async fn uncounted_refused(world: &mut World) -> Result<()> {
     let visible = |value: &str| json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": value}]);
     let (whole, annotation) = ([("nvidia.com/gpu", "1")], "nvidia.cdi.k8s.io/pod");
@@ -145,6 +147,7 @@ fn set_failure_policy(world: &mut World, policy: &str) -> Result<()> {
     Ok(())
 }
 
+/// The webhooks' certificates are renewed while pods are created: no creation fails.
 async fn certificates_renewed(world: &mut World) -> Result<()> {
     set_failure_policy(world, "Fail")?;
     let loaded = load_while_renewed(world).await;

@@ -109,6 +109,7 @@ impl World {
         }
     }
 
+    /// Runs a scenario, waits for the parts that it killed, checks the invariants, and deletes its pods.
     pub(super) async fn run_and_verify(&mut self, scenario: &Scenario) -> Result<()> {
         // The body is followed by the invariants and by an empty namespace, so that a scenario cannot hide
         // damage from the next one.
@@ -191,6 +192,7 @@ impl World {
         format!("{}/{name}", self.namespace)
     }
 
+    /// Creates a pod for the scheduler that the scenarios use.
     pub(super) async fn create(&self, spec: PodBuilder) -> Result<Pod> {
         let spec = match &self.scheduler_name {
             Some(name) => spec.scheduler(name),
@@ -199,6 +201,7 @@ impl World {
         self.pods.create(&spec).await
     }
 
+    /// Deletes a pod and waits until it is gone.
     pub(super) async fn delete(&self, name: &str) -> Result<()> {
         self.pods.delete(name).await?;
         let key = self.key(name);
@@ -206,6 +209,7 @@ impl World {
         self.until(&format!("{name} to be gone"), is_gone).await
     }
 
+    /// Waits until a condition on the cluster's objects holds, at most for the usual deadline.
     pub(super) async fn until<C: Condition>(
         &self,
         what: &str,
@@ -214,6 +218,7 @@ impl World {
         self.until_within(DEADLINE, what, condition).await
     }
 
+    /// Waits until a condition on the cluster's objects holds; fails early if a daemon has crashed.
     pub(super) async fn until_within<C: Condition>(
         &self,
         deadline: Duration,
@@ -390,6 +395,7 @@ impl World {
         self.clear_within(DEADLINE).await
     }
 
+    /// Deletes all pods of the namespace and waits until they are gone.
     pub(super) async fn clear_within(&self, deadline: Duration) -> Result<()> {
         self.pods.delete_all().await?;
         let prefix = self.key("");

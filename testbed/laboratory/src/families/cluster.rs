@@ -100,6 +100,7 @@ const STAY: i64 = 100_000;
 const GPUS: usize = 8;
 
 impl LoadPhase {
+    /// A phase of pods that stay for ever, until they ask for so many percent of the cluster.
     fn new(mix: Mix, percent: i64) -> Self {
         Self {
             mix,
@@ -108,6 +109,7 @@ impl LoadPhase {
         }
     }
 
+    /// A phase of pods that come and go, with so many percent of the cluster in demand on average.
     fn turning(mix: Mix, percent: i64, stays: i64) -> Self {
         Self {
             mix,
@@ -156,6 +158,7 @@ impl Family {
         MadeCluster { world, measure }
     }
 
+    /// The nodes of a made cluster.
     fn nodes(self, habits: MixRules, dice: &mut StdRng) -> Vec<NodeRow> {
         let n = match self {
             Self::Mixed1 => 1,
@@ -187,6 +190,7 @@ impl Family {
         (0..n).map(&mut node).collect()
     }
 
+    /// The phases of load that the family puts on its cluster one after the other.
     fn phases(self, habits: MixRules, dice: &mut StdRng) -> Vec<LoadPhase> {
         let mixed = |dice: &mut StdRng| {
             let percent = dice.random_range(20..=50);
@@ -300,6 +304,7 @@ fn blend(one: &Mix, amount: i64, other: Mix, other_amount: i64) -> Mix {
     one.clone().with(other, percent)
 }
 
+/// Makes the pods of all phases: sizes and arrival times are drawn by the dice.
 fn pods(phases: &[LoadPhase], capacity: i64, dice: &mut StdRng) -> Vec<TracePod> {
     let mut rows: Vec<TracePod> = Vec::new();
     let mut now = 0.0;

@@ -50,6 +50,7 @@ impl PodSize {
         i64::try_from(self.gpus).unwrap_or(0) * self.milli
     }
 
+    /// A size of pods with GPUs; CPU and memory are drawn by the rules of the mix.
     fn of(gpus: usize, milli: i64, habits: MixRules, dice: &mut StdRng) -> Self {
         let demand = i64::try_from(gpus).unwrap_or(0) * milli;
         let part = dice.random_range(habits.cpu_percent.0..=habits.cpu_percent.1);

@@ -22,6 +22,7 @@ pub(super) struct Baseline {
 }
 
 impl Baseline {
+    /// Starts the server on a free port.
     pub(super) async fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -50,6 +51,7 @@ impl Drop for Baseline {
     }
 }
 
+/// Reads the request and gives the constant answer.
 async fn answer(
     request: Request<Body>,
 ) -> Result<([(header::HeaderName, &'static str); 1], &'static str), StatusCode> {

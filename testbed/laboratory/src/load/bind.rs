@@ -69,6 +69,7 @@ pub(super) async fn run(console: &Console, args: &BindArgs) -> Result<()> {
 }
 
 impl BindMeasurement {
+    /// The cells of the table's row.
     fn row(&self) -> Vec<String> {
         let slowest = self
             .each_second
@@ -98,6 +99,7 @@ impl BindMeasurement {
     }
 }
 
+/// Measures the bindings without a scheduler, then starts one and sends it all binds.
 async fn bind(console: &Console, args: &BindArgs) -> Result<BindMeasurement> {
     console.step(&format!("{} bindings without a scheduler", args.pods));
     let floor = floor(args).await?;

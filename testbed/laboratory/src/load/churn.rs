@@ -71,6 +71,7 @@ impl Drop for Churn {
     }
 }
 
+/// Creates pods, has the scheduler bind them at the wanted rate, and deletes the oldest ones.
 async fn run(
     objects: ApiObjects,
     url: String,
@@ -122,6 +123,7 @@ async fn run(
     }
 }
 
+/// Sends a bind to the scheduler; returns true if its answer has no error.
 async fn is_bound(client: &HttpClient, url: &str, bind: &Value) -> bool {
     let answer = client.post(url, bind.to_string()).await;
     let answer: Option<Value> = answer

@@ -105,6 +105,7 @@ pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<()> {
 }
 
 impl FilterMeasurement {
+    /// The cells of the table's row.
     fn row(&self) -> Vec<String> {
         let millis = |millis: f64| format!("{millis:.3}");
         let [p50, p90, p99, max] = self.millis;

@@ -139,6 +139,7 @@ fn memory_and_start(clusters: &[&FilterMeasurement]) -> String {
     drawing.end()
 }
 
+/// Draws panels side by side over one horizontal axis.
 fn draw(drawing: &mut Drawing, x: Axis, x_label: &str, panels: &[PanelContent<'_>], each_has_numbers: bool) {
     for (nth, shown) in (0..).zip(panels) {
         let panel = Panel::nth(nth, x, shown.y);

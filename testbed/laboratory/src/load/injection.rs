@@ -74,9 +74,9 @@ pub struct InjectionResult {
     pub refused: usize,
     /// `PreStartContainer`, in milliseconds: median, 95th percentile, longest.
     pub pre_start_ms: [f64; 3],
-    /// From the return of `PreStartContainer` to the end of the injection, likewise.
+    /// From the return of `PreStartContainer` to the end of the injection, in milliseconds: median, 95th percentile, longest.
     pub injection_ms: [f64; 3],
-    /// Both together, likewise.
+    /// `PreStartContainer` and the injection together, in milliseconds: median, 95th percentile, longest.
     pub wait_ms: [f64; 3],
     /// The number of specs on a node at the end of a burst, and their size in bytes; both are medians.
     pub specs: [u64; 2],
@@ -87,7 +87,7 @@ pub struct InjectionResult {
 }
 
 /// Measures and prints a table. Returns true if nothing was stale or wrong with the plugin beside this program;
-/// the former one may be wrong.
+/// the plugin of an earlier version may be wrong.
 pub(super) async fn run(console: &Console, args: &InjectionArgs) -> Result<bool> {
     let measured = injection(console, args).await;
     console.finish();
@@ -152,6 +152,7 @@ impl WatchedNode {
         }
     }
 
+    /// The node's setup: its plugin, and a hook that records every start of a container.
     fn spec(&self, args: &InjectionArgs) -> NodeSetup {
         let starts = Arc::clone(&self.starts);
         NodeSetup {
@@ -361,6 +362,7 @@ fn own_specs(dir: &Path) -> Result<Vec<u64>> {
     Ok(sizes)
 }
 
+/// Adds up what was counted on all nodes with one plugin.
 fn sum(plugin: &'static str, nodes: &[&InjectionCounts], load_average: [f64; 2]) -> InjectionResult {
     let starts: Vec<&ContainerStart> = nodes.iter().flat_map(|seen| &seen.starts).collect();
     let (mut unresolvable, mut refused) = (0, 0);

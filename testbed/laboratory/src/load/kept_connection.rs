@@ -70,6 +70,7 @@ impl KeptConnection {
         Ok(&self.body)
     }
 
+    /// Reads one line of the answer's head.
     fn line(&mut self) -> Result<()> {
         self.head.clear();
         if self.stream.read_line(&mut self.head)? == 0 {

@@ -51,7 +51,7 @@ pub struct ScheduleArgs {
     /// Bytes of each Pod as it is sent to the API server, which adds its own.
     #[arg(long, default_value_t = 4096)]
     pod_bytes: usize,
-    /// `schedulerName` of pods; the others are compared with the first.
+    /// `schedulerName` of pods; the other schedulers are compared with the first one.
     #[arg(long = "scheduler", value_name = "NAME", default_value = "default-scheduler")]
     schedulers: Vec<String>,
     /// Halt this scheduler's process while its pods are created, and measure from when it goes on: else the load measures how
@@ -121,6 +121,7 @@ pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<()> {
 }
 
 impl Turn {
+    /// The cells of the table's row.
     fn row(&self) -> [String; 9] {
         [
             self.scheduler.clone(),

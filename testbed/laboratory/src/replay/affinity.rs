@@ -40,6 +40,7 @@ fn holds(term: &NodeSelectorTerm, node: &Node) -> bool {
     !expressions.is_empty() || !fields.is_empty()
 }
 
+/// Returns true if a node's label meets a requirement of a node affinity; `value` is none without the label.
 fn is_met(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     let values = requirement.values.as_deref().unwrap_or_default();
     let is_listed = values.iter().any(|listed| Some(listed.as_str()) == value);

@@ -66,6 +66,7 @@ pub fn by_time(world: &ReplayInput, arrivals: &mut [Arrival]) {
     arrivals.sort_by_key(|arrival| world.pods.get(arrival.pod).and_then(|pod| pod.stay.from));
 }
 
+/// The name of the pod with this index.
 fn name_of(world: &ReplayInput, pod: usize) -> Box<str> {
     world
         .pods

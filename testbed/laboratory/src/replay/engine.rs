@@ -153,6 +153,8 @@ impl<'w> Engine<'w> {
         Ok(!self.ask_filter(nodes)?.0.nodes.is_empty())
     }
 
+    /// Calls the scheduler's filter about these nodes; returns the nodes that fit, the refusals, and the time that it
+    /// took.
     fn ask_filter(&mut self, nodes: &[usize]) -> Result<(FilterOutcome, Duration)> {
         self.ask_about(nodes);
         let began = Instant::now();
@@ -184,6 +186,7 @@ impl<'w> Engine<'w> {
         Ok(scores)
     }
 
+    /// Writes the body of a filter request about these nodes for the current pod.
     fn ask_about(&mut self, nodes: &[usize]) {
         self.body.clear();
         self.body.extend_from_slice(br#"{"Pod":"#);
@@ -286,7 +289,7 @@ impl<'w> Engine<'w> {
             let n = violations.len();
             bail!("{n} invariants of the engine do not hold, one of them: {violation:?}");
         }
-        // By bytes or units, the engine rounds otherwise than the thousandths counted here.
+        // For requests in bytes or units the engine rounds otherwise than the thousandths that this run counts.
         if !self.world.is_exact {
             return Ok(());
         }

@@ -142,6 +142,7 @@ pub fn default_score(node: &ReplayNode, used: &NodeUse, pod: &ReplayPod) -> i64 
     least_allocated(node, used, pod) + balanced(node, used, pod)
 }
 
+/// kube-scheduler's score `LeastAllocated` for CPU and memory: the larger, the more the pod would leave free.
 fn least_allocated(node: &ReplayNode, used: &NodeUse, pod: &ReplayPod) -> i64 {
     let [cpu, memory] = used.scored;
     let [pod_cpu, pod_memory] = pod.scored;
@@ -171,6 +172,7 @@ fn balanced(node: &ReplayNode, used: &NodeUse, pod: &ReplayPod) -> i64 {
     BEST / 2 + (BEST / 2 + with - balance(node, cpu, memory)) / 2
 }
 
+/// kube-scheduler's score `BalancedAllocation`: the larger, the closer the used portions of CPU and memory are.
 fn balance(node: &ReplayNode, cpu: i64, memory: i64) -> i64 {
     if node.cpu == 0 || node.memory == 0 {
         return BEST;

@@ -17,7 +17,7 @@ const GIB_OF_GPU: usize = 16;
 /// The amount of `gpu.shared`, of memory ratio and of core that one GPU adds to its node.
 const PER_GPU: i64 = 100;
 const NAMESPACE: &str = "default";
-/// The extended resources of a trace; those of a live cluster come after these.
+/// The extended resources of a trace; further resources of a live cluster come after these.
 pub const COLUMNS: [&str; 4] = [GPU_SHARED, GPU_MEMORY_RATIO, GPU_CORE, NVIDIA_GPU];
 
 /// The replay's input from a trace.
@@ -66,6 +66,7 @@ pub fn pods(rows: &[TracePod], models: &[&str]) -> (Vec<ReplayPod>, Vec<Box<[boo
     (pods, eligible)
 }
 
+/// The node of a trace as the plugin would report it, with its Device object.
 fn node(row: &NodeRow, serves_vendor: bool) -> ReplayNode {
     let n_gpus = i64::try_from(row.gpus).unwrap_or(0);
     let percents = (n_gpus * PER_GPU).to_string();
@@ -98,6 +99,7 @@ fn node(row: &NodeRow, serves_vendor: bool) -> ReplayNode {
     }
 }
 
+/// The pod of a trace in the form of a replay.
 fn pod(row: &TracePod) -> ReplayPod {
     let (cpu, memory) = (row.cpu_milli, row.memory_mib * MIB);
     let n_gpus = i64::try_from(row.gpus).unwrap_or(0);
@@ -130,6 +132,7 @@ fn pod(row: &TracePod) -> ReplayPod {
     }
 }
 
+/// The spec of a trace's pod: its resources, and the GPU models that it accepts.
 fn spec(row: &TracePod, extended: &[(usize, i64)]) -> Value {
     let named = extended.iter().filter_map(|(column, amount)| {
         Some(((*COLUMNS.get(*column)?).to_owned(), json!(amount.to_string())))

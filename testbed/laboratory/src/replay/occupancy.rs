@@ -159,6 +159,7 @@ impl FreeRoom {
         self.change(node, pod, parts, -1);
     }
 
+    /// Adds or removes a pod: `sign` is 1 if it comes and -1 if it goes.
     fn change(&mut self, node: usize, pod: &ReplayPod, parts: &[GpuShare], sign: i64) {
         self.n_allocated += sign * parts.iter().map(|part| part.milli).sum::<i64>();
         if let Some(free) = self.nodes.get_mut(node) {

@@ -20,6 +20,7 @@ pub enum PlottedValue {
 }
 
 impl PlottedValue {
+    /// The plotted mean of a point, and its standard deviation.
     fn of(self, spread: &AllocationSpread) -> (f64, f64) {
         match self {
             Self::Allocated => (spread.allocated, spread.allocated_sd),

@@ -84,6 +84,7 @@ impl<'w> Chooser<'w> {
         results
     }
 
+    /// The score of a node under the reference policy; `None` if its GPUs have too little room for the pod.
     fn score_node(&self, at: usize, free: &NodeUse, pod: &ReplayPod) -> Option<i64> {
         if free.n_with(pod.milli) < pod.gpus {
             return None;

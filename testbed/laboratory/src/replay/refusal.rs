@@ -84,6 +84,7 @@ pub fn message(
 struct Shortages(Vec<(String, usize)>);
 
 impl Shortages {
+    /// A count, still zero, for each resource that the pod requests, under kube-scheduler's words for its shortage.
     fn of(world: &ReplayInput, pod: &ReplayPod) -> Self {
         let columns = pod
             .extended
@@ -129,6 +130,7 @@ impl<'de> Visitor<'de> for MisfitsVisitor {
         f.write_str("a text for each node name")
     }
 
+    /// Counts the nodes of a refusal by its text.
     fn visit_map<A: MapAccess<'de>>(self, mut nodes: A) -> Result<Self::Value, A::Error> {
         let mut misfits = Misfits::default();
         while let Some((_, text)) = nodes.next_entry::<IgnoredAny, Name<'de>>()? {

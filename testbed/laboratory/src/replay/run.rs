@@ -39,7 +39,7 @@ pub struct Job<'w> {
     pub typical: &'w [TypicalPod],
     /// The policy.
     pub policy: &'w Policy,
-    /// The circumstances.
+    /// The conditions of the run: nodes looked at, choice among equals, placement of pods without devices.
     pub conditions: &'w RunConditions,
     /// Decides everything that is random.
     pub seed: u64,
@@ -139,6 +139,7 @@ pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<RunResul
     }))
 }
 
+/// The pods in the order in which they arrive: as recorded, or shuffled by the seed.
 fn arrivals(job: Job<'_>, demand: Option<i64>) -> Vec<Arrival> {
     let to_come = demand.map(|demand| (demand - job.world.present_demand()).max(0));
     let mut arrivals = if job.in_order {
@@ -186,6 +187,7 @@ enum AttemptResult {
 }
 
 impl<'w> ReplayRun<'w> {
+    /// A run before its first pod arrives.
     fn new(job: Job<'w>) -> Self {
         let Job {
             world,
@@ -231,6 +233,7 @@ impl<'w> ReplayRun<'w> {
         }
     }
 
+    /// Handles the arrival of one pod: pods whose time is over leave first, then the pod is placed if it fits.
     fn arrive(&mut self, arrivals: &[Arrival], arrival: &Arrival, at: usize) -> Result<()> {
         let pod = self
             .job
@@ -335,6 +338,7 @@ impl<'w> ReplayRun<'w> {
         Ok(())
     }
 
+    /// Tries once to place a pod on one of the nodes that were found, by the policy of the run.
     fn attempt(&mut self, pod_at: usize, pod: &ReplayPod, found: &SearchResult) -> Result<AttemptResult> {
         let nodes = &found.nodes;
         if nodes.is_empty() {
@@ -404,6 +408,7 @@ impl<'w> ReplayRun<'w> {
         found.map_or(0, |(node, used)| default_score(node, used, pod))
     }
 
+    /// Updates the run's fragmentation after a change of one node.
     fn measure(&mut self, node: usize) {
         let (Some(free), Some(known)) = (self.occupancy.node(node), self.fragments.get_mut(node)) else {
             return;
@@ -413,6 +418,7 @@ impl<'w> ReplayRun<'w> {
         *known = now;
     }
 
+    /// Checks the engine's invariants, and its amounts against those of this run.
     fn check(&mut self) -> Result<()> {
         self.checks += 1;
         self.engine

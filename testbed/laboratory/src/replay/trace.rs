@@ -125,6 +125,7 @@ pub fn pods_of(text: &str) -> Result<Vec<TracePod>> {
     })
 }
 
+/// Parses the rows of a CSV file whose first line names the columns.
 fn parse<T>(text: &str, parse: impl Fn(TraceRow<'_>) -> Result<T>) -> Result<Vec<T>> {
     let mut lines = text.lines();
     let heads: Vec<&str> = lines
@@ -166,6 +167,7 @@ impl TraceRow<'_> {
         number.with_context(|| format!("{column} is {text:?}, not a whole number"))
     }
 
+    /// A time of a row, in seconds; `None` if the column is missing or empty.
     fn time(&self, column: &str) -> Result<Option<i64>> {
         match self.cell(column) {
             None | Some("") => Ok(None),

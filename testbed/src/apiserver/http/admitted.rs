@@ -261,7 +261,7 @@ pub(super) async fn delete_all(
                 passed.done.push(one.done.version);
                 passed.warnings.extend(one.warnings);
             }
-            // Another write came first.
+            // Another request has deleted the object in between.
             Err(error) if error.code == 404 => {}
             Err(error) => return Err(error),
         }
@@ -269,7 +269,8 @@ pub(super) async fn delete_all(
     Ok(passed)
 }
 
-/// Binds a pod to a node after admission of the Binding. `pod` is the pod, whichever of the two URLs was called.
+/// Binds a pod to a node after admission of the Binding. The URL `/namespaces/NS/bindings` does not name the pod, so
+/// `pod` does.
 pub(super) async fn bind(
     server: &Server,
     request: &ApiRequest,
@@ -277,7 +278,7 @@ pub(super) async fn bind(
     body: Value,
     options: &WriteOptions,
 ) -> AdmissionResult<()> {
-    // `POST bindings` is a request for that resource, though it binds a pod all the same.
+    // Webhooks see a POST to `/namespaces/NS/bindings` as a creation of the resource `bindings`, though it binds a pod too.
     let target = RequestTarget {
         name: pod.name.clone(),
         ..request.route.target()

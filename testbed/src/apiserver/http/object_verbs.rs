@@ -126,7 +126,7 @@ pub(super) async fn bind(server: &Arc<Server>, request: &ApiRequest) -> Result<R
     Ok(warned(json_answer(201, &success(201, None)), &passed.warnings))
 }
 
-/// The pod that a Binding names. The path `bindings`, unlike `pods/{name}/binding`, leaves that to the body.
+/// The pod to bind. A POST to `/namespaces/NS/bindings` names it in the body, one to `pods/NAME/binding` in the URL.
 fn pod_target(server: &Arc<Server>, request: &ApiRequest, body: &Value) -> Result<RequestTarget, ApiError> {
     let mut target = request.route.target();
     if target.name.is_empty() {

@@ -174,7 +174,7 @@ async fn disrupt_before_admission(runner: &mut Runner, batch: &Batch) -> Result<
         Disruption::PluginRestarts => runner.restart_plugin(batch.node).await?,
         Disruption::KubeletRestarts => {
             runner.node(batch.node)?.restart_kubelet().await?;
-            // Held back as well, it lists every pod of the node.
+            // The restarted kubelet admits no pod yet either, and lists every pod of the node.
             runner.until_offered(batch.node).await?;
         }
         Disruption::SchedulerRestarts => {
@@ -251,7 +251,8 @@ async fn until_tried(runner: &mut Runner, batch: &Batch, n_expected: usize) -> R
     Ok(())
 }
 
-/// Lets a node's plugin write no byte to any file, or lets it again. Needs `prlimit`, which comes with every Linux.
+/// Keeps a node's plugin from writing to any file, as a full disk does (`is_full`), or allows it again. Needs `prlimit`,
+/// which comes with every Linux.
 async fn fill_disk(runner: &mut Runner, node: usize, is_full: bool) -> Result<()> {
     let pid = runner
         .node(node)?

@@ -27,6 +27,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "without a word GPUs of one switch go together, and pods that share leave whole switches whole";
 };
 
+/// A pod that asks for shares of RDMA adapters, with a hint for the choice.
 fn adapters(name: &str, amount: &str, hint: &Value) -> PodBuilder {
     annotated(
         PodBuilder::new(name, &[(RDMA, amount)]).on(PAIRED),
@@ -34,6 +35,7 @@ fn adapters(name: &str, amount: &str, hint: &Value) -> PodBuilder {
     )
 }
 
+/// The hint `ApplyForAll` gives a pod every adapter that its selector matches, and waits while one is in use.
 async fn all_adapters(world: &mut World) -> Result<()> {
     let one = world
         .start(PodBuilder::new("one", &[(RDMA, "100")]).on(PAIRED))
@@ -73,6 +75,7 @@ async fn all_adapters(world: &mut World) -> Result<()> {
     ensure_shown(world, "half").await
 }
 
+/// The hint `vfSelector` gives each pod virtual functions of its own, until none is left.
 async fn virtual_functions(world: &mut World) -> Result<()> {
     let hint = |kind: &str| json!({"vfSelector": {"matchExpressions": [{"key": "type", "operator": "In", "values": [kind]}]}, "allocateStrategy": "RequestsAsCount"});
     world.create(adapters("special", "2", &hint("special"))).await?;
@@ -105,6 +108,7 @@ async fn virtual_functions(world: &mut World) -> Result<()> {
     world.until_running(&["late"]).await
 }
 
+/// The hint `requiredTopologyScope` keeps a pod's GPUs at one PCIe switch or NUMA node.
 async fn gpu_scope(world: &mut World) -> Result<()> {
     let scoped = |name: &str, n_gpus: &str, scope: &str| {
         let hint = json!({"gpu": {"requiredTopologyScope": scope}});
@@ -138,6 +142,7 @@ async fn gpu_scope(world: &mut World) -> Result<()> {
     world.until_running(&["eight"]).await
 }
 
+/// Hints that are unknown or that no device meets are refused; exclusive pods share no adapter.
 async fn hint_refusals(world: &mut World) -> Result<()> {
     let unknown = adapters("unknown", "1", &json!({"allocateStrategy": "All"}));
     world
@@ -181,6 +186,7 @@ async fn hint_refusals(world: &mut World) -> Result<()> {
     world.until_refused("beside", NO_DEVICE).await
 }
 
+/// Pods are placed so that whole PCIe switches stay free for pods of two GPUs.
 async fn tightest_gpus(world: &mut World) -> Result<()> {
     let share = |name: &str, ratio: &str| PodBuilder::share(name, ratio).on(COUPLED);
     let switch = |pod: &Pod| {

@@ -38,6 +38,7 @@ fn four_gpus_and_adapter(name: &str, node: &str, scope: Option<&str>, hint: Opti
     )
 }
 
+/// GPUs and an adapter that a pod asks for together are close to each other where possible.
 async fn joint_allocation(world: &mut World) -> Result<()> {
     let placed = world
         .start(four_gpus_and_adapter("four", PAIRED, None, None))
@@ -79,6 +80,7 @@ async fn joint_allocation(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// `SamePCIe` demands an adapter at the switch of each GPU; the pod waits while there are too few.
 async fn same_switch(world: &mut World) -> Result<()> {
     world
         .create(four_gpus_and_adapter("apart", LONE, Some("SamePCIe"), None))
@@ -109,6 +111,7 @@ async fn same_switch(world: &mut World) -> Result<()> {
     ensure_shown(world, "together").await
 }
 
+/// A pod that has its PCIe switches to itself shares none of their adapters.
 async fn joint_exclusive(world: &mut World) -> Result<()> {
     let alone = || json!({"rdma": {"vfSelector": {}, "exclusivePolicy": "PCIeLevel"}});
     let sharing = || {

@@ -71,6 +71,7 @@ fn switch(at: u32) -> String {
     format!("0000:{at}0:00.0")
 }
 
+/// An RDMA adapter at a PCIe switch, with its virtual functions.
 fn adapter(minor: u32, at_switch: u32) -> Value {
     let vfs: Vec<Value> = (0..FUNCTIONS_PER_ADAPTER)
         .map(|vf| json!({"minor": vf, "busID": format!("0000:{at_switch}f:00.{}", vf + 1)}))

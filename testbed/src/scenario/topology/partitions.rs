@@ -25,6 +25,7 @@ fn insisting(name: &str, n_gpus: &str, spec: Value) -> PodBuilder {
     annotated(gpus(name, n_gpus), &[(PARTITION_SPEC, spec)])
 }
 
+/// Pods get only GPUs that form a partition, and break up as few partitions as possible.
 async fn partitions(world: &mut World) -> Result<()> {
     world.create(gpus("three", "3")).await?;
     world.until_refused("three", APART).await?;
@@ -46,6 +47,7 @@ async fn partitions(world: &mut World) -> Result<()> {
     world.until_running(&["one"]).await
 }
 
+/// The annotation about partitions: a pod may insist on the best partition or on a bandwidth.
 async fn partition_spec(world: &mut World) -> Result<()> {
     // The example of the proposal.
     let example = world

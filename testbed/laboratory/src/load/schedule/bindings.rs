@@ -34,6 +34,7 @@ impl BindingLog {
         self.bound.values().copied().collect()
     }
 
+    /// Takes note of a pod that the watch shows: it is there, may be bound, or may be refused.
     fn apply(&mut self, pod: &Pod) {
         let name = pod.name_any();
         if node_of(pod).is_some() {
@@ -97,6 +98,7 @@ impl BindingWatch {
             .await
     }
 
+    /// Waits until a condition holds; fails if the watch shows nothing new for [`PATIENCE`].
     async fn until(&mut self, what: &str, condition: impl Fn(&BindingLog) -> bool) -> Result<()> {
         loop {
             if condition(&self.shown.borrow_and_update()) {
@@ -119,6 +121,7 @@ impl BindingWatch {
     }
 }
 
+/// Writes everything that a watch of the waiting pods shows into the log.
 async fn follow(pods: Api<Pod>, sender: watch::Sender<BindingLog>) {
     let config = watcher::Config::default().labels(&format!("{LABEL}={WAITING}"));
     let mut events = watcher(pods, config).default_backoff().boxed();

@@ -57,7 +57,7 @@ pub(super) async fn fill(console: &Console, objects: &Objects, size: ClusterSize
     objects.create(CRDS, &fleet::crd()?).await?;
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
     objects.create(NAMESPACES, &labelled(namespace, FLEET)).await?;
-    // Where no controller makes it, pods would be refused for want of it.
+    // Pods are refused without the namespace's service account, and the cluster may have no controller that makes it.
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
     objects.create(&path("serviceaccounts"), &account).await?;
     until_there_are_devices(objects).await?;
@@ -77,6 +77,7 @@ async fn until_there_are_devices(objects: &Objects) -> Result<()> {
     }
 }
 
+/// Creates the missing nodes and their Device objects.
 async fn make_nodes(console: &Console, objects: &Objects, size: ClusterSize) -> Result<()> {
     let wanted: BTreeSet<String> = (0..size.n_nodes).map(fleet::node_name).collect();
     let there = objects.names(NODES, &format!("{LABEL}={FLEET}")).await?;
@@ -101,6 +102,7 @@ async fn make_nodes(console: &Console, objects: &Objects, size: ClusterSize) -> 
     .await
 }
 
+/// Creates the missing bound pods.
 async fn make_pods(console: &Console, objects: &Objects, size: ClusterSize) -> Result<()> {
     let pods = path("pods");
     // Named by node, so that clusters of different sizes are not mistaken for one another.

@@ -124,6 +124,7 @@ struct Live<'s> {
 }
 
 impl<'s> Live<'s> {
+    /// Reads the objects of a cluster; pods that have ended are left out.
     fn of(seen: &'s LiveCluster) -> Result<Self> {
         let nodes: Vec<NodeObject> = seen.nodes.iter().map(read).collect::<Result<_>>()?;
         let mut pods = Vec::new();
@@ -204,6 +205,7 @@ impl<'s> Live<'s> {
         ];
     }
 
+    /// The nodes in the form of a replay, with their Device objects.
     fn nodes(&self) -> Result<Vec<ReplayNode>> {
         let mut devices: HashMap<&str, &Value> = HashMap::new();
         for device in &self.seen.devices {
@@ -233,6 +235,7 @@ impl<'s> Live<'s> {
         models.map(|model| model.map_or("", String::as_str)).collect()
     }
 
+    /// A pod in the form of a replay; `value` and `object` are the same Pod.
     fn pod(&self, value: &Value, object: &PodObject) -> Result<ReplayPod> {
         let amounts = ResourceAmounts::of_pod(object)?;
         let mut extended = Vec::new();
@@ -332,6 +335,7 @@ struct NodeSets {
 }
 
 impl NodeSets {
+    /// The number of the set of nodes that a pod's selectors, affinity and tolerations allow.
     fn of(&mut self, pod: &PodObject, live: &Live<'_>) -> Option<usize> {
         let spec = pod.spec.as_ref()?;
         let affinity = spec
@@ -370,6 +374,7 @@ fn metadata(pod: &Value) -> String {
     format!(r#","labels":{labels},"annotations":{annotations}"#)
 }
 
+/// The pod's spec without its node, as it was before it was bound.
 fn spec(pod: &Value) -> String {
     let mut spec = pod.get("spec").cloned().unwrap_or_default();
     if let Some(spec) = spec.as_object_mut() {
