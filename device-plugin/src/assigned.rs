@@ -1,8 +1,8 @@
 //! Marks pods with the annotations of the old gpushare extender as assigned, once all their containers have their devices.
 //!
-//! Level-triggered: the pods to mark follow from the pods and the log of Allocate calls at each change, so no mark is lost while the
-//! API server is away, and pods that an earlier process left unmarked are marked too. The mark does not change the assume time, which
-//! orders the pods.
+//! Level-triggered: the pods to mark follow from the pods and the log of Allocate calls at each change, so no mark is lost while
+//! the API server is away, and pods that an earlier process left unmarked are marked too. The mark does not change the assume time,
+//! which orders the pods.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +25,8 @@ pub fn unmarked(pods: &NodePods, log: &AllocateLog) -> Vec<NodePod> {
     let mut unmarked = Vec::new();
     for pod in pods.iter() {
         let gpushare = pod.record().and_then(|record| record.gpushare);
-        // kubelet starts no container of a pod before it has allocated all its devices, and until a start the pod of a call is a guess.
+        // kubelet starts no container of a pod before it has allocated all its devices, and until a start the pod of a call is a
+        // guess.
         if gpushare.is_some_and(|gpushare| !gpushare.assigned) && log.is_started(pod) {
             unmarked.push(pod.clone());
         }
@@ -47,7 +48,7 @@ pub async fn mark_assigned(connection: Connection, node: Arc<NodeState>) {
             log.forget_gone(&pods);
             unmarked(&pods, &log)
         };
-        // The watch shows the others as marked by now, or they are gone.
+        // Pods that are not due any more are marked in the watch by now, or gone.
         marked.retain(|uid| due.iter().any(|pod| pod.uid == *uid));
         let mut has_failed = false;
         for pod in &due {

@@ -41,7 +41,7 @@ pub fn container_device(resource: ExtendedResource, ids: &[String], fresh: u64) 
     format!("{CONTAINER_KIND}={set:016x}-{fresh:x}")
 }
 
-/// The name of a device of this plugin's answers, if the fully qualified name is one.
+/// The short name in a fully qualified CDI name, if that is the name of a container's device in an answer of this plugin.
 pub fn name_of(qualified: &str) -> Option<&str> {
     qualified.strip_prefix(CONTAINER_KIND)?.strip_prefix('=')
 }

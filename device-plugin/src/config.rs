@@ -283,7 +283,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The vendors' resources with this server. Of several entries with one name the last counts.
+    /// The names of the vendors' resources that `server` serves on this node. Of several entries with one name the last counts.
     pub fn served_by(&self, server: VendorServer) -> impl Iterator<Item = &str> {
         // A flag of an overlay comes after that of its base, and must be able to replace it.
         let entries = self.vendor_resources.iter().enumerate();
@@ -300,7 +300,7 @@ impl Config {
             cluster: ResourceNames {
                 memory: self.memory_resource.clone(),
             },
-            // The start of the process refuses more than one.
+            // The start of the process refuses several resources that are `ours`.
             whole: self.served_by(VendorServer::Ours).next().map(str::to_owned),
         }
     }
@@ -324,7 +324,7 @@ impl Config {
         }))
     }
 
-    /// The settings of answers and specs. Each call makes caches of its own for the CDI directories.
+    /// The settings that answers to kubelet and CDI specs depend on. Each call makes caches of its own for the CDI directories.
     pub fn settings(&self) -> NodeSettings {
         NodeSettings {
             names: self.resource_names(),

@@ -1,8 +1,8 @@
 //! The IDs of virtual devices that the plugin lists to kubelet, the device of each ID, and the size of the list as a message.
 //!
-//! The ID of a share is `<GPU UUID>::<n>`, of a whole GPU its UUID, of a percent of another device `<its ID>::<n>`. The ID of a memory
-//! unit is `<start of the UUID's hash>-<n>`: there are many of them, and kubelet accepts no message above 4 MiB. All IDs are functions
-//! of the devices' own IDs, so they are the same after a restart.
+//! The ID of a share is `<GPU UUID>::<n>`, of a whole GPU its UUID, of a percent of another device `<its ID>::<n>`. The ID of a
+//! memory unit is `<start of the UUID's hash>-<n>`: there are many of them, and kubelet accepts no message above 4 MiB. All IDs are
+//! functions of the devices' own IDs, so they are the same after a restart.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,8 @@ use crate::cdi::fnv1a;
 use crate::extended_resource::ExtendedResource;
 use crate::inventory::{Gpu, NodeInventory, PhysicalId};
 
-/// Possible lengths, in hexadecimal digits, of the start of a hash in a memory unit's ID. The shortest that is unique on the node is
-/// used.
+/// Possible lengths, in hexadecimal digits, of the start of a hash in a memory unit's ID. The shortest that is unique on the node
+/// is used.
 const STEM_LENGTHS: [usize; 3] = [8, 12, 16];
 
 /// Encoded size of a device's health, which is the longer of the two words.
@@ -82,7 +82,7 @@ impl NumberedIds {
         number.bytes().all(|byte| byte.is_ascii_digit()) && number.parse().is_ok_and(|n: u64| n < count)
     }
 
-    /// Encoded size of their list, if each entry has `besides` bytes beside its ID and its health.
+    /// Encoded size of a list of these IDs, if each entry has `besides` bytes beside its ID and its health.
     fn list_bytes(&self, besides: u64) -> u64 {
         let prefix = self.prefix.len() as u64;
         match self.count {
@@ -129,8 +129,8 @@ pub enum TooLong {
 }
 
 impl IdScheme {
-    /// The IDs of shares and memory units of the shared GPUs `gpus`. If `lists_numa_nodes` is true, lists name the NUMA node of each
-    /// device.
+    /// The IDs of shares and memory units of the shared GPUs `gpus`. If `lists_numa_nodes` is true, lists name the NUMA node of
+    /// each device.
     ///
     /// # Errors
     /// A list in which all devices are unhealthy, the longest one, is longer than kubelet accepts.
@@ -276,9 +276,11 @@ fn memory_ids(gpus: &[Gpu], stems: &[String], unit: MemoryUnit) -> Vec<NumberedI
     numbered
 }
 
-/// Most virtual devices of one device other than a GPU that are listed: an absurd amount in an inventory must not make an absurd list.
+/// Most virtual devices of one device other than a GPU that are listed: an absurd amount in an inventory must not make an absurd
+/// list.
 const MOST_OF_ONE: u64 = 1000;
 
+/// Longest device list, in bytes, that kubelet accepts.
 const LIMIT: u64 = MAX_MESSAGE_BYTES as u64;
 
 /// The largest unit, 1 TiB, in MiB.
@@ -307,7 +309,7 @@ fn first_true(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool) -> Optio
 /// Encoded size of `count` devices whose IDs are a prefix of this length and the numbers from 0.
 fn list_bytes(prefix: u64, count: u64, besides: u64) -> u64 {
     let mut bytes = 0_u64;
-    // IDs with numbers of as many digits have the same size: no loop over a million IDs.
+    // IDs whose numbers have equally many digits have the same size, so the loop goes over digits and not over a million IDs.
     let (mut digits, mut start) = (1, 0_u64);
     while start < count {
         let end = 10_u64.saturating_pow(digits).min(count);
@@ -329,8 +331,8 @@ fn varint_bytes(value: u64) -> u64 {
     u64::from(value.max(1).ilog2() / 7 + 1)
 }
 
-/// The unique stem of each GPU of the node: the start of its UUID's hash, longer only if two GPUs have the same start. The hash is of
-/// the UUID alone, so that a GPU keeps its IDs when another GPU is added.
+/// The unique stem of each GPU of the node: the start of its UUID's hash, longer only if two GPUs have the same start. The hash is
+/// of the UUID alone, so that a GPU keeps its IDs when another GPU is added.
 fn stems(gpus: &[Gpu]) -> Vec<String> {
     let mut hashes = Vec::with_capacity(gpus.len());
     for gpu in gpus {

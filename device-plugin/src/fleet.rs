@@ -1,7 +1,7 @@
 //! The devices of this node together with their health: one immutable value per moment.
 //!
-//! [`watch`] makes a new value at each change; kubelet's device lists, the Device object and node status are functions of the latest
-//! one.
+//! [`watch`] makes a new value at each change; kubelet's device lists, the Device object and node status are functions of the
+//! latest one.
 
 pub mod corrections;
 pub mod sharing;
@@ -77,7 +77,7 @@ pub struct NodeFleet {
 impl NodeFleet {
     /// The devices of an inventory, all healthy. Pods may share the GPUs that `ids` has.
     pub fn new(inventory: NodeInventory, ids: IdScheme) -> Self {
-        // The scheme that comes in has shared GPUs only; whole GPUs and other devices need no choice of the operator.
+        // The scheme `ids` has the IDs of shared GPUs alone; those of whole GPUs and of other devices follow from the inventory.
         let ids = ids.with(&inventory);
         let mut gpus = Vec::with_capacity(inventory.gpus.len());
         for gpu in inventory.gpus {

@@ -177,7 +177,7 @@ impl NodeInventory {
     }
 
     /// Returns true if `now` has a device that this inventory lacks or describes otherwise. A device that `now` lacks does not
-    /// count, nor does the new order of the others.
+    /// count, nor does a new order of the devices.
     fn is_outdated_by(&self, now: &Self) -> bool {
         self.driver_version != now.driver_version
             || self.vendor != now.vendor

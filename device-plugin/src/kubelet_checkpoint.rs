@@ -164,6 +164,7 @@ struct CheckpointFile<E> {
     data: Data<E>,
 }
 
+/// The field `Data` of the checkpoint: allocated devices, and the devices that plugins have registered.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase", bound(deserialize = "E: Deserialize<'de>"))]
 struct Data<E> {

@@ -1,8 +1,9 @@
 //! Matches kubelet's Allocate calls with the pending pods of this node by assume timestamp. Pure: no clock, no channel, no API.
 //!
-//! kubelet does not name the pod that it allocates for. But it admits one pod at a time, the containers of a pod in the order of its
-//! spec (init containers first), the resources of a container in any order, with exactly one call per container and resource. So a
-//! pod of this node is a candidate if this call is the next one that kubelet has to make for it. Among candidates the order is:
+//! kubelet does not name the pod that it allocates for. But it admits one pod at a time, the containers of a pod in the order of
+//! its spec (init containers first), the resources of a container in any order, with exactly one call per container and resource.
+//! So a pod of this node is a candidate if this call is the next one that kubelet has to make for it. Among candidates the order
+//! is:
 //!
 //! 1. the pod that kubelet is admitting (some of its calls have been answered, not all);
 //! 2. pods whose recorded devices are those of the device IDs in the call;
@@ -11,17 +12,17 @@
 //! 4. the pod that the scheduler assumed first.
 //!
 //! The match is the likeliest pod and no proof: the check before a start finds the owner of the container. So no call is refused
-//! here, as kubelet fails a pod for good on that. In mode `cdi` the match only chooses the preferred device IDs, and in mode `envvar`
-//! it also decides the answer.
+//! here, as kubelet fails a pod for good on that. In mode `cdi` the match only chooses the preferred device IDs, and in mode
+//! `envvar` it also decides the answer.
 //!
 //! [`AllocateLog`] remembers the answered calls per pod UID and container. A pod that has left Pending is never a candidate.
 //! kubelet's checkpoint corrects the log: a call that was another pod's moves to that pod. If the two pods request the same, the
 //! further calls of each are matched with the record of the other, so that no record is used twice; the records themselves are
 //! swapped before a container starts.
 //!
-//! When this process starts, or registers with kubelet again, the log continues from kubelet's checkpoint, which kubelet writes at
-//! each registration and after each container. The plugin reads it again as long as calls are missing for a pod that existed before,
-//! so a restart may fall between any two calls.
+//! After a start of this process, or another registration with kubelet, the log continues from kubelet's checkpoint, which kubelet
+//! writes at each registration and after each container. The plugin reads it again as long as calls are missing for a pod that
+//! existed before, so a restart may fall between any two calls.
 //!
 //! A pod that is being deleted keeps its place, since kubelet admits it if it did not see it before the deletion. If the pod's call
 //! were matched with the next pod, that pod's own call would find no candidate. If kubelet does not admit the deleted pod, the next
@@ -380,8 +381,8 @@ fn first_candidate<'a, T>(
     best.map(|(_, pod, value)| (pod, value))
 }
 
-/// The match with another pod that can have made the calls which were matched with `mistaken`, and this one; and true if that pod has
-/// the same GPUs.
+/// The match with another pod that can have made the calls which were matched with `mistaken`, and this one; and true if that pod
+/// has the same GPUs.
 fn find_correction(
     pods: &NodePods,
     log: &AllocateLog,

@@ -121,7 +121,7 @@ impl Metrics {
             injection,
             is_exposed,
         };
-        // From the start, so that a rate shows the first of them.
+        // Each outcome is exported from the start, so that a rate shows the first container with it.
         for outcome in Outcome::ALL {
             drop(metrics.mismatches.get_or_create(&label_of(outcome)));
         }
@@ -141,7 +141,7 @@ impl Metrics {
         self.is_exposed.set(i64::from(injection.exposure.is_some()));
     }
 
-    /// Counts a start.
+    /// Counts a container with this outcome.
     pub fn count(&self, outcome: Outcome) {
         self.mismatches.get_or_create(&label_of(outcome)).inc();
     }

@@ -1,5 +1,5 @@
-//! Gauges of the node's state: devices, registration, held containers. A scrape reads the state itself, so that they cannot differ
-//! from it.
+//! Gauges of the node's state: devices, registration, and containers whose start is blocked. A scrape reads the state
+//! itself, so the gauges cannot differ from the state.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};

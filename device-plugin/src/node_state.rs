@@ -68,7 +68,8 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// The state of a node whose kubelet has the device plugin directory `dir`. The log of Allocate calls begins with its checkpoint.
+    /// The state of a node whose kubelet has the device plugin directory `dir`. The log of Allocate calls begins with its
+    /// checkpoint.
     pub fn new(
         settings: NodeSettings,
         fleet: watch::Receiver<Arc<NodeFleet>>,
@@ -96,7 +97,7 @@ impl NodeState {
         }
     }
 
-    /// The injection mode: the decided one, else the operator's.
+    /// The injection mode that the plugin has decided on, else the one that the operator has set (`--inject`), else `cdi`.
     pub fn mode(&self) -> Mode {
         let decided = self.injection.borrow().as_ref().map(|injection| injection.mode);
         decided.or(self.settings.injection_mode).unwrap_or(Mode::Cdi)
@@ -108,14 +109,15 @@ impl NodeState {
             // If no decision comes, the answer names a CDI device, which shows no GPU to a wrong container.
             let _ = timeout(DECISION_WAIT, self.injection.clone().wait_for(Option::is_some)).await;
         }
-        // In mode `cdi` the check before the start waits for the levels.
+        // In mode `envvar` the answer carries the memory limits. In mode `cdi` the pre-start check waits for the enforcement
+        // levels.
         if self.mode() == Mode::Envvar {
             let _ = timeout(DECISION_WAIT, self.until_limits_decided()).await;
         }
     }
 
-    /// Returns when the enforcement levels are decided, soon after the injection mode. A container that starts earlier, or whose answer
-    /// is given earlier, would have no limits.
+    /// Returns when the enforcement levels are decided, soon after the injection mode. A container that starts earlier, or whose
+    /// answer is given earlier, would have no limits.
     pub async fn until_limits_decided(&self) {
         let mut enforcements = self.enforcements.clone();
         while !self.are_limits_decided() && enforcements.changed().await.is_ok() {}
@@ -202,8 +204,8 @@ impl NodeState {
         keys
     }
 
-    /// Loads kubelet's checkpoint into the log. A checkpoint longer than `max_bytes` that was not read yet is left out, unless it may
-    /// name a waiting pod that an earlier process has answered for.
+    /// Loads kubelet's checkpoint into the log. A checkpoint longer than `max_bytes` that was not read yet is left out, unless it
+    /// may name a waiting pod that an earlier process has answered for.
     pub fn load_checkpoint(&self, log: &mut AllocateLog, pods: &NodePods, max_bytes: u64) {
         log.set_offered(self.offered());
         log.note_existing_pods(pods);
@@ -233,7 +235,7 @@ impl NodeState {
 
     /// Prepares for another registration with kubelet, which may be another kubelet process.
     pub fn resume(&self) {
-        // The pods are locked before the log, as everywhere.
+        // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each other.
         let pods = self.pods.borrow();
         if let Some(allocated) = self.checkpoint.read() {
             let mut log = self.log();

@@ -1,6 +1,7 @@
 //! The pods of this node as the API server shows them, reduced to the parts that matching and verification need.
 //!
-//! The set changes only through [`NodePods::apply`], [`NodePods::delete`] and [`NodePods::reset`], which [`watch`] calls, and through
+//! The set changes only through [`NodePods::apply`], [`NodePods::delete`] and [`NodePods::reset`], which [`watch`] calls, and
+//! through
 //! [`NodePods::set_swapped`]. Annotations are parsed once, when a pod arrives, so that nothing is parsed while kubelet waits.
 
 pub mod annotate;
@@ -127,7 +128,8 @@ pub struct OwnVariable {
 }
 
 impl NodePod {
-    /// Reduces a pod of this node; none if it requests none of the plugin's resources, or is bound to another node.
+    /// Reduces a pod to the parts that the plugin needs; none if it requests none of the plugin's resources, or is bound to another
+    /// node.
     pub fn from_pod(pod: &Pod, node: &str, names: &ResourceNames) -> Option<Self> {
         if pod.spec.node_name.as_deref() != Some(node) {
             return None;
@@ -183,8 +185,8 @@ impl NodePod {
         self.containers.iter().find(|container| container.name == name)
     }
 
-    /// True if both pods request the same amounts of the same number of devices with the same constraints, so that each could have the
-    /// record of the other.
+    /// True if both pods request the same amounts of the same number of devices with the same constraints, so that each could have
+    /// the record of the other.
     pub fn asks_like(&self, other: &Self) -> bool {
         self.n_recorded_gpus() == other.n_recorded_gpus()
             && self.portions() == other.portions()
@@ -193,17 +195,18 @@ impl NodePod {
             && self.peaks() == other.peaks()
     }
 
-    /// The peak of each resource.
+    /// The largest amount of each resource that the pod's containers hold at once, see [`Self::peak`].
     fn peaks(&self) -> [u64; ExtendedResource::ALL.len()] {
         ExtendedResource::ALL.map(|resource| self.peak(resource))
     }
 
-    /// The number of GPUs that its record names.
+    /// The number of GPUs that the record of the pod names.
     fn n_recorded_gpus(&self) -> usize {
         self.record().map_or(0, |placement| placement.gpus.len())
     }
 
-    /// The amounts of its record of devices other than GPUs, whichever devices they are: percent, and the number of virtual functions.
+    /// The amounts of devices other than GPUs in the pod's record, whichever devices these are: percent, and the number of virtual
+    /// functions.
     fn portions(&self) -> BTreeMap<&'static str, Vec<(u64, usize)>> {
         let mut by_type = BTreeMap::new();
         for (device_type, others) in self.placement.iter().flat_map(|placement| &placement.others) {
@@ -253,7 +256,7 @@ pub struct Claimant {
 }
 
 impl Claimant {
-    /// Reduces a pod of this node; none if it uses no resource claims.
+    /// Reduces a pod of this node to its identity and stage; none if it uses no resource claims.
     pub fn from_pod(pod: &Pod) -> Option<Self> {
         pod.uses_claims().then_some(())?;
         Some(Self {
@@ -324,7 +327,8 @@ pub struct NodePods {
     /// The last complete record of pods whose annotations have lost a part of their record.
     lost: BTreeMap<PodUid, Placement>,
     n_altered: u64,
-    /// Pods of this node that request none of the plugin's resources, with their stage if their annotations have a record all the same.
+    /// Pods of this node that request none of the plugin's resources, with their stage if their annotations have a record all the
+    /// same.
     idle: BTreeMap<PodUid, Option<PodStage>>,
     /// Pods of this node that use resource claims.
     claimants: BTreeMap<PodUid, Claimant>,
@@ -403,8 +407,8 @@ impl NodePods {
         self.claimants.remove(uid);
     }
 
-    /// Adds a pod of this node that requests none of the plugin's resources, with its stage if its annotations have a record all the same.
-    /// Returns true if that changes anything.
+    /// Adds a pod of this node that requests none of the plugin's resources, with its stage if its annotations have a record all
+    /// the same. Returns true if that changes anything.
     pub fn note_idle(&mut self, uid: PodUid, recorded: Option<PodStage>) -> bool {
         self.idle.insert(uid, recorded) != Some(recorded)
     }
@@ -475,8 +479,8 @@ impl NodePods {
         behind
     }
 
-    /// Replaces all pods by those of a complete list; from then on the set is in step with the API server. New pods arrive in the order
-    /// of the list.
+    /// Replaces all pods by those of a complete list; from then on the set is in step with the API server. New pods arrive in the
+    /// order of the list.
     pub fn reset(&mut self, pods: impl IntoIterator<Item = NodePod>) {
         // Pods may have gone while no watch was open.
         self.n_left += 1;

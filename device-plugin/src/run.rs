@@ -193,6 +193,7 @@ struct Plugin {
 }
 
 impl Plugin {
+    /// Starts a task that runs as long as the process.
     fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         self.process.tasks.spawn(name, task);
     }

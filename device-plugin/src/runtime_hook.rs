@@ -1,13 +1,14 @@
-//! The runtime hook: a plugin of the container runtime by the Node Resource Interface (NRI). The runtime calls it before it creates a
-//! container, and the hook gives the container the devices of its pod's record, whatever kubelet or a vendor's plugin has given it. When
-//! the runtime reports the running containers, the hook learns which GPUs containers without a record see.
+//! The runtime hook: a plugin of the container runtime by the Node Resource Interface (NRI). The runtime calls it before it creates
+//! a container, and the hook gives the container the devices of its pod's record, whatever kubelet or a vendor's plugin has given
+//! it. When the runtime reports the running containers, the hook learns which GPUs containers without a record see.
 //!
 //! A runtime closes a plugin that takes longer than 2 s, and creates no other container meanwhile: every answer comes from
 //! memory and waits for the watch of pods only. The hook sends no request to the API server.
 //!
 //! The protocol is written out here and in [`proto::nri`] rather than taken from a crate: `ttrpc` and `trapeze` build on an
-//! older prost or on another protobuf runtime beside the one that kubelet's protocols use, the first fixes the version of a crate that
-//! others may need newer, and neither knows NRI's framing. What is needed of it is one call in one direction and four in the other.
+//! older prost or on another protobuf runtime beside the one that kubelet's protocols use, the first fixes the version of a crate
+//! that others may need newer, and neither knows NRI's framing. The plugin needs little of the protocol: it makes one call, and
+//! answers four.
 
 mod adjust;
 pub mod seen;
@@ -154,7 +155,7 @@ impl RuntimeHook {
         change.into_adjustment()
     }
 
-    /// Lets the runtime not create the container. kubelet tries again.
+    /// The error on which the runtime does not create the container, and kubelet tries again. Logs and counts the refusal.
     fn refuse(&self, sandbox: &PodSandbox, container: &Container, code: i32, problem: &str) -> Status {
         self.metrics.count_hook(HookOutcome::Refused);
         let message = format!("pod {}: {problem}", name_of(sandbox));
@@ -174,7 +175,7 @@ impl RuntimeHook {
             .send_if_modified(|seen| seen.record(uid, &container.name, gpus, &self.node.pods.borrow()));
     }
 
-    /// Replaces the known GPUs of containers by those of all running ones.
+    /// Replaces the known GPUs of containers by those of `running`, the containers that the runtime has reported.
     fn synchronize(&self, running: SeenGpus) {
         info!(
             n_containers = running.n_containers(),
@@ -192,7 +193,8 @@ fn name_of(sandbox: &PodSandbox) -> String {
     format!("{}/{}", sandbox.namespace, sandbox.name)
 }
 
-/// Serves the runtime at this socket until the task is dropped. It tries again now and then while the runtime has no such interface.
+/// Serves the runtime at this socket until the task is dropped. Tries again now and then while the runtime has no Node Resource
+/// Interface.
 pub async fn serve_runtime(hook: RuntimeHook, socket: PathBuf) {
     let mut pause = PAUSES.0;
     let mut logged = LoggedError::default();

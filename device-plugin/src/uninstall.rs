@@ -69,7 +69,7 @@ pub fn metadata_patch(node: &Node, names: &ResourceNames) -> Option<Value> {
     let unit = names.memory_unit_annotation();
     let mut annotations: Vec<&str> = node.annotations().keys().map(String::as_str).collect();
     annotations.retain(|key| key.starts_with(OWN_PREFIX) || *key == unit);
-    // Koordinator's names, so only those that the plugin writes are removed.
+    // These labels have names of Koordinator's, so only the keys that the plugin writes are removed.
     let mut labels = NODE_LABELS.to_vec();
     labels.retain(|key| node.labels().contains_key(*key));
     let mut parts = Map::new();
@@ -184,7 +184,8 @@ impl Removal {
         );
         let served = status_patch(&node, &own);
         self.patch(served.as_ref(), true).await?;
-        // The watch shows the object as it was before this attempt, so the next one sees if another program has written something again.
+        // The watch shows the object as it was before this attempt, so the next attempt sees if another program has written
+        // something again.
         ensure!(
             metadata.or(amounts).or(served).is_none(),
             "the API server does not show the node's changes yet"
@@ -209,7 +210,7 @@ impl Removal {
     /// The resources that a plugin has registered with kubelet, with their device IDs.
     fn registered(&self) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
         match kubelet_checkpoint::registered(&self.device_plugin_dir) {
-            // kubelet removes its checkpoint at no time, so it has never registered a plugin.
+            // kubelet never removes its checkpoint, so a kubelet without one has never registered a plugin.
             Err(CheckpointError::Read(error)) if error.kind() == io::ErrorKind::NotFound => {
                 Ok(BTreeMap::new())
             }

@@ -170,7 +170,7 @@ async fn read(
             }
         }
     }
-    // A node without pods that use claims has none, and kubelet need not be asked.
+    // Without pods that use claims no claim has a device, and kubelet need not be asked.
     let needs_claims = has_claimants && !settings.dra_drivers.is_empty();
     if resources.is_empty() && !needs_claims {
         return Ok(found);
@@ -187,7 +187,7 @@ async fn read(
 }
 
 /// The GPUs of containers that requested the vendor's resource of this plugin, from the Allocate answers in kubelet's checkpoint.
-/// Some of these may be another plugin's.
+/// Some of these answers may be those of another plugin.
 fn allocations_by_answers(
     settings: &VendorSettings,
     ours: &str,

@@ -13,7 +13,7 @@ const VERSION: &str = "0.5.0";
 /// The changes that a CDI spec makes to a container.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Edits {
-    /// Version of the vendor's spec that they come from, if they do.
+    /// Version of the vendor's spec that the edits come from, if they come from one.
     pub version: Option<String>,
     /// Variables.
     pub env: BTreeMap<String, String>,

@@ -35,6 +35,8 @@ pub(super) fn memory_resource(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// Checks that the text is the name of an extended resource that pods can request.
+///
 /// # Errors
 /// The text is not the name of an extended resource.
 pub(super) fn extended_resource(text: &str) -> Result<(), String> {
@@ -143,7 +145,7 @@ pub enum NoGpu {
 impl NoGpu {
     /// Returns true if the daemon waits after this error.
     pub fn waits_after(self, error: &InventoryError) -> bool {
-        // Where an operator has left out every GPU, as with MIG mode, kubelet would restart the daemon again and again.
+        // If an operator has left out every GPU, as with MIG mode, kubelet would restart the daemon again and again.
         error.is_by_choice() || self == Self::Wait && error.is_absence()
     }
 }

@@ -15,7 +15,8 @@ use crate::pods::{Placement, RecordedAmounts};
 
 use super::are_by_driver;
 
-/// A reservation of a removed container stays with the cgroups above it, and the scheduler counts memory already.
+/// The memory that the driver reserves for a container: none. The reservation of a removed container would stay with the cgroups
+/// above it, and the scheduler counts memory already.
 const NO_RESERVATION: &str = "0";
 
 /// HAMi-core's variable for the memory limit of a device, followed by the device's place.
@@ -50,7 +51,7 @@ pub fn limits(unit: MemoryUnit, recipient: &Recipient<'_>, gpus: &[&Gpu]) -> BTr
         .map(|gpu| memory_limit(unit, recipient, placement, gpu, gpus.len()))
         .collect();
     if are_by_driver(recipient.enforcements, gpus)
-        // The hook knows one limit for all GPUs of a container: the smallest is beyond none of its parts.
+        // NVIDIA's hook takes one limit for all GPUs of a container: the smallest one exceeds the container's part of no GPU.
         && let Some(mib) = memory.iter().flatten().min()
     {
         env.insert(DRIVER_MEMORY_REQUEST.to_owned(), NO_RESERVATION.to_owned());
@@ -81,7 +82,8 @@ pub fn given_memory(
 ) -> Option<u64> {
     let own = container.memory_share(n_gpus as u64, gpu.memory_bytes, unit);
     let recorded = recorded_amounts(placement, gpu).and_then(|held| held.bytes_of(gpu.memory_bytes));
-    // A record of another scheduler may say less than the container requests. One that requests no amounts has the record's.
+    // A record of another scheduler may say less than the container requests. A container that requests no amounts
+    // is given the amount of the record.
     match (own, recorded) {
         (Some(own), Some(recorded)) => Some(own.min(recorded)),
         (own, recorded) => own.or(recorded),

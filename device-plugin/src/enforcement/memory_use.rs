@@ -1,7 +1,7 @@
 //! The GPU memory that each container uses, by the processes that the driver lists and the cgroups in which they run.
 //!
-//! A process of this node is visible only with the node's PID namespace (`hostPID`). Memory of a process that is in no container of a
-//! known pod is not attributed: it may be of the node itself, or of a pod that requests no device.
+//! A process of this node is visible only with the node's PID namespace (`hostPID`). Memory of a process that is in no container of
+//! a known pod is not attributed: it may be of the node itself, or of a pod that requests no device.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -87,7 +87,8 @@ impl MeasuredMemory {
     }
 }
 
-/// The container IDs in the text of a process's cgroup file: the ends of names such as `cri-containerd-ID.scope`, `crio-ID` and `ID`.
+/// The container IDs in the text of a process's cgroup file: the ends of names such as `cri-containerd-ID.scope`, `crio-ID` and
+/// `ID`.
 fn container_ids(cgroups: &str) -> impl Iterator<Item = &str> {
     let names = cgroups.split(['/', '\n', ':']);
     names.filter_map(|name| {
@@ -111,7 +112,7 @@ pub async fn measure_memory_use(
         let read = if let Ok(read) = timeout(LIMIT, &mut reading).await {
             read
         } else {
-            // An old figure would pass for the present one.
+            // The last measurement would pass for the present one.
             measured.send_replace(None);
             // Another call would hang as well.
             reading.await

@@ -17,7 +17,7 @@ use super::swap::{RecordSwaps, SwapError};
 
 /// A verified start after the comparison of its answer by variable with the records.
 pub(crate) enum Settled {
-    /// The records stay, and this is the result.
+    /// The records stay as they are, and this is the result of the verification.
     Verified(Result<(), StartRefusal>),
     /// The pod has another record now, by which its start has to be verified.
     Swapped,
@@ -30,7 +30,7 @@ pub(crate) enum Settled {
 #[error("kubelet allocated the devices of pod {other} to pod {pod}, and their records could not be swapped")]
 pub struct NotSwapped {
     pod: String,
-    /// The pod of the record.
+    /// The pod whose record names the devices.
     other: String,
     source: SwapError,
 }
@@ -73,7 +73,8 @@ pub(crate) async fn settle(
     }
 }
 
-/// The verification with what answers by variable add to it.
+/// Completes a verification if the vendor's variable decides the devices: checks the container's environment after a success, and
+/// looks for a pod to swap records with after a refusal.
 pub(crate) fn verification(
     verified: Result<(), StartRefusal>,
     starting: &StartingContainer<'_>,
@@ -81,7 +82,7 @@ pub(crate) fn verification(
     allocated: Option<&[Allocated]>,
     node: &NodeState,
 ) -> Verification {
-    // The pods are locked before the log, as everywhere.
+    // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each other.
     let pods = node.pods.borrow();
     let log = node.log();
     let fleet = node.fleet.borrow();

@@ -1,8 +1,8 @@
-//! Checks that the environment of a container agrees with its pod's record, for answers by the vendor's variable. With a CDI spec that
-//! is not necessary: the runtime applies the spec last.
+//! Checks that the environment of a container agrees with its pod's record, for answers by the vendor's variable. With a CDI spec
+//! that is not necessary: the runtime applies the spec last.
 //!
-//! kubelet puts the variables of an answer first, then those of the pod's `envFrom`, then those of its `env`; of two values the later
-//! one counts. Values from a `ConfigMap` or a Secret are not known here.
+//! kubelet puts the variables of an answer first, then those of the pod's `envFrom`, then those of its `env`; of two values the
+//! later one counts. Values from a `ConfigMap` or a Secret are not known here.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,8 +22,8 @@ use crate::settings::NodeSettings;
 use crate::verify::container::StartingContainer;
 use crate::verify::{StartRefusal, named_devices};
 
-/// Checks the device nodes, variables and limits of a container whose answer names its devices by the vendor's variable. Passes if a
-/// CDI spec names them.
+/// Checks the device nodes, variables and limits of a container whose answer names its devices by the vendor's variable. Passes if
+/// a CDI spec names them.
 ///
 /// # Errors
 /// Something else than the record decides the devices or limits of the container.
@@ -61,7 +61,7 @@ fn check_nodes(
                 is_recorded |= placement.gives(starting.resource, device, *function);
             }
         }
-        // After a reboot the number of a node can be another device's, while kubelet keeps the answer.
+        // After a reboot the number of a device node can be that of another device, while kubelet keeps the answer.
         if is_known && !is_recorded {
             return Err(StartRefusal::Mismatch {
                 seen: given.container_path.clone(),

@@ -1,5 +1,5 @@
-//! Finds pods that can swap their records: kubelet admits equal pods in another order than the scheduler assumed them in, and answers
-//! by variable then name the devices of other pods' records.
+//! Finds pods that can swap their records: kubelet admits equal pods in another order than the scheduler assumed them in, and
+//! answers by variable then name the devices of other pods' records.
 //!
 //! A pod that sees the devices of another pod's record takes that record, unless the other pod has started with it.
 
@@ -144,11 +144,11 @@ fn rank(
     recorded: Option<&BTreeSet<PhysicalId>>,
 ) -> Option<PartnerRank> {
     match visible {
-        // It sees the devices of its record.
+        // `other` sees the devices of its own record, so it must keep that record.
         Some(Visible::Devices(own)) if Some(own) == seen => None,
         Some(Visible::Devices(own)) if Some(own) == recorded => Some(PartnerRank::SeesOurs),
         Some(Visible::Devices(_)) => Some(PartnerRank::SeesOthers),
-        // As far as is known, its containers see the devices of its record.
+        // As far as is known, the containers of `other` run with the devices of its record.
         _ if evidence.may_have_started(other) => None,
         Some(_) => Some(PartnerRank::SeesOthers),
         None if !evidence.is_checkpoint_known || evidence.log.is_answered_unproven(&other.uid) => {

@@ -1,6 +1,6 @@
 //! Changes of health that come from the node's Device object and not from a watch of the devices.
 //!
-//! When the process starts, it loads the XIDs that the object names, which no probe finds again. It does not load lost devices and
+//! At its start the process loads the XIDs that the object names, which no probe finds again. It does not load lost devices and
 //! failed probes: probes find these. It does not load XIDs of an earlier boot either, because a boot resets devices.
 //!
 //! Later an operator may declare a device healthy: `kubectl annotate device NODE gpushare/clear-unhealthy=GPU-…` names devices,
@@ -69,7 +69,8 @@ pub async fn correct_health(
 
 /// The XIDs in the node's Device object; none if there is no such object, or it cannot be read.
 ///
-/// kubelet gets the devices before this is done. Until then the plugin does not write the Device object and starts no container.
+/// kubelet gets the devices before the XIDs are loaded. Until they are, the plugin does not write the Device object and starts no
+/// container.
 async fn load_xids(
     devices: &Api<RawDevice>,
     node: &str,
@@ -81,7 +82,7 @@ async fn load_xids(
     };
     let annotations = device.metadata.annotations.as_ref();
     let written_in = annotations.and_then(|annotations| annotations.get(BOOT_ID));
-    // Without one of the two IDs the XIDs count: a GPU that is wrongly unhealthy is the smaller harm.
+    // If one of the two boot IDs is not known, the XIDs count: a GPU that is wrongly unhealthy is the smaller harm.
     if written_in.zip(boot_id).is_some_and(|(before, now)| before != now) {
         info!("this node has booted since its Device object was written, so its devices have been reset");
         return Vec::new();
@@ -113,7 +114,7 @@ fn earlier_xids(spec: &DeviceSpec) -> Vec<EarlierXid> {
     errors
 }
 
-/// Reads the object, again and again while the API server is away or cannot answer.
+/// Reads the Device object of this node, again and again while the API server is away or cannot answer.
 async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff) -> Option<RawDevice> {
     let mut is_logged = false;
     loop {
@@ -130,7 +131,7 @@ async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff
             Ok(Err(error)) => one_line(&error),
             Err(_) => format!("no answer within {REQUEST_LIMIT:?}"),
         };
-        // The pauses between attempts may be short, and the first line has said it.
+        // The pauses between attempts may be short, so only the first failure is logged.
         if !is_logged {
             warn!(
                 error,

@@ -145,7 +145,7 @@ impl FleetWatch {
                 },
                 () = sleep_until_some(discover_at) => true,
                 () = sleep_until_some(silence_ends) => {
-                    // The feed waits for its driver. Another one would wait too, and the thread of this one could not be ended.
+                    // The feed waits for its driver. Another feed would wait too, and the thread of this feed could not be ended.
                     self.mark_silent(&silence.take_silent(), limit);
                     false
                 }
@@ -266,6 +266,8 @@ impl FleetWatch {
         }
     }
 
+    /// Lists the devices of the source on a thread that may block, and waits at most [`DISCOVERY_LIMIT`].
+    ///
     /// # Errors
     /// The source cannot list its devices, or its driver does not answer.
     async fn list_devices(&mut self) -> anyhow::Result<NodeInventory> {
@@ -319,8 +321,9 @@ struct Silence {
 }
 
 impl Silence {
+    /// Starts to count the silence of each of these devices; one is silent for too long after `limit`.
     fn new(limit: Duration, devices: impl Iterator<Item = PhysicalId>) -> Self {
-        // As if each had been observed now: the source gets the whole time for its first observation.
+        // Each device counts as observed now, so that the source has the whole limit for its first observation.
         let now = Instant::now();
         let observed = devices.map(|device| (device, now)).collect();
         Self { limit, observed }

@@ -121,7 +121,7 @@ pub fn cdi_answer(resource: ExtendedResource, ids: &[String], fresh: u64) -> Con
         };
     }
     ContainerAllocateResponse {
-        // Where the runtime ignores CDI devices, the container gets no GPU rather than those that its image names.
+        // If the runtime ignores CDI devices, the container gets no GPU rather than those that its image names.
         envs: [(VISIBLE_DEVICES.to_owned(), VOID.to_owned())].into(),
         cdi_devices: vec![
             CdiDevice {

@@ -30,8 +30,8 @@ const FIRST_READ: Duration = Duration::from_secs(1);
 const PROMPT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Time for which a node stays with CDI although its specs cannot be written or the driver's spec is missing. The vendor's services
-/// delete and write their specs while pods come, and kubelet fails a pod for good whose devices are unhealthy at that moment. A start
-/// that needs a missing spec is refused, and kubelet tries it again.
+/// delete and write their specs while pods come, and kubelet fails a pod for good whose devices are unhealthy at that moment. A
+/// start that needs a missing spec is refused, and kubelet tries it again.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// The receivers of each new decision.
@@ -55,7 +55,7 @@ pub async fn detect_injection(node: Arc<NodeState>, listeners: Listeners) {
         has_management_spec: false,
     };
     let mut without_cdi: Option<Instant> = None;
-    // This writes specs, which prompts the runtime to read.
+    // Collecting the facts writes the spec of the driver, which prompts the runtime to read.
     detector.collect_facts();
     // A runtime that takes CDI devices reads at once, and the first decision is then no guess.
     let _ = timeout(FIRST_READ, readers.changed()).await;
@@ -97,7 +97,7 @@ impl Listeners {
             return;
         }
         self.metrics.set_injection(&decided);
-        // A message may name another version or file each time; an event for each of these would say nothing new.
+        // The message may name another version or file each time, so only a change of the reason is worth a log line and an event.
         if before.as_ref().map(|before| before.reason) != Some(decided.reason) {
             let (mode, reason, message) = (decided.mode.as_str(), decided.reason, decided.message.clone());
             if decided.is_possible() {
@@ -117,6 +117,7 @@ impl Listeners {
     }
 }
 
+/// Collects the facts that decide the injection mode, and keeps the CDI device of the driver.
 struct InjectionDetector {
     node: Arc<NodeState>,
     /// The edits of the driver's device as the plugin last wrote them.

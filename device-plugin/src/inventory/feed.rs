@@ -106,7 +106,7 @@ impl Feed {
     /// Asks the threads to stop, and wakes those that pause between two rounds.
     fn signal(&self) {
         self.stop.store(true, Ordering::Release);
-        // A pause may be as long as the interval between probes.
+        // A thread may pause for the whole interval between probes.
         for thread in &self.threads {
             thread.thread().unpark();
         }

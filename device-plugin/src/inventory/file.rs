@@ -8,7 +8,8 @@
 //!
 //! A GPU may also have `busId`, `numaNode`, `pcieId` (its switch, or the root complex if it has no switch), `pcieRoot`, `labels`,
 //! `deviceNode` and `processes`: the memory that each uses and the ID of its container, such as
-//! `[{"memory": "1Gi", "container": "0123"}]`. Beside the lists, `gpuLinks` gives the links between GPUs, `gpuPartitions` their partitions and
+//! `[{"memory": "1Gi", "container": "0123"}]`. Beside the lists, `gpuLinks` gives the links between GPUs, `gpuPartitions` their
+//! partitions and
 //! `gpuPartitionPolicy` (`Honor` or `Prefer`) the policy for these, all in the form of the Device object's annotations and label.
 //!
 //! Devices of other types are in `devices`, in full:
@@ -21,11 +22,11 @@
 //!  "functionNodes": {"0000:1f:00.2": ["/dev/infiniband/uverbs4"]}}
 //! ```
 //!
-//! `type`, `id` and `minor` are required, and `resources` of types other than `rdma` and `fpga`, which have 100 of the resource that
-//! is named after them.
+//! `type`, `id` and `minor` are required, and `resources` of types other than `rdma` and `fpga`, which have 100 of the resource
+//! that is named after them.
 //!
-//! A device's `health` is `Healthy` (the default), `Lost`, or, for a GPU, `Xid` and a number: the watch then reports this error again
-//! and again until the file changes. A device that is taken out of the list is lost. A change of anything else makes another
+//! A device's `health` is `Healthy` (the default), `Lost`, or, for a GPU, `Xid` and a number: the watch then reports this error
+//! again and again until the file changes. A device that is taken out of the list is lost. A change of anything else makes another
 //! inventory.
 //!
 //! `{node}` in an ID is replaced by the node's name, so that one file can serve many nodes with distinct IDs.
@@ -127,7 +128,7 @@ impl FileWatch {
         reporter.pause(self.source.interval)
     }
 
-    /// Reads the file again. It is small, so the whole text is compared, which notices every change.
+    /// Reads the file again. The file is small, so the whole text is compared, which notices every change.
     fn refresh(&mut self) {
         let parsed = match self.source.read() {
             Ok(text) if text == self.text => return,

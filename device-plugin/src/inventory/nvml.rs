@@ -3,8 +3,8 @@
 //! Devices are identified by UUID; NVML's order is neither that of the minor numbers nor stable. GPUs in MIG mode are listed
 //! as excluded: sharing their instances is not supported.
 //!
-//! A container gets the library from NVIDIA's runtime, as a mount that the runtime makes with the container; or it sees the directory
-//! in which the node keeps its driver, which also shows a driver that was installed later.
+//! A container gets the library from NVIDIA's runtime, as a mount that the runtime makes with the container; or it sees the
+//! directory in which the node keeps its driver, which also shows a driver that was installed later.
 
 mod watch;
 
@@ -294,6 +294,8 @@ impl NvmlSource {
         Ok(gpu)
     }
 
+    /// Reads the properties of a GPU: minor number, memory, model and PCI location.
+    ///
     /// # Errors
     /// The property that cannot be read, and NVML's error.
     fn describe(&self, device: &Device<'_>, bus: &Bus, index: u32, uuid: &PhysicalId) -> Result<Gpu, String> {
@@ -362,7 +364,7 @@ impl NvmlSource {
     }
 }
 
-/// Returns true if the GPU is in MIG mode. One that cannot do MIG answers with an error.
+/// Returns true if the GPU is in MIG mode. A GPU without MIG answers with an error, and is in no MIG mode.
 fn is_mig(device: &Device<'_>) -> bool {
     device.mig_mode().is_ok_and(|mode| mode.current == MIG_ENABLED)
 }
@@ -384,7 +386,7 @@ fn failed(operation: &str, error: NvmlError) -> InventoryError {
     InventoryError::failed(format!("NVML: cannot {operation}"), error)
 }
 
-/// The far end of an active link.
+/// The device at the far end of an active link (NVLink) of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FarEnd {
     /// The GPU with this minor number.
@@ -418,7 +420,7 @@ fn links(nvml: &Nvml, bus: &Bus, gpus: &[Gpu]) -> Vec<GpuLinks> {
     link_groups(&ends)
 }
 
-/// The far end at this address, if it is a switch or one of these GPUs.
+/// The device at this PCI address, which is the far end of a link, if it is a switch or one of these GPUs.
 fn far_end(bus: &Bus, gpus: &[Gpu], address: &str) -> Option<FarEnd> {
     if let Some(other) = gpus.iter().find(|other| other.bus_id.as_deref() == Some(address)) {
         return Some(FarEnd::Gpu(other.minor));

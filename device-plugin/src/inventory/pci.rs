@@ -51,12 +51,12 @@ pub struct PciLocation {
 }
 
 impl PciLocation {
-    /// The ID that devices on the same PCIe share: the switch, or the root complex where there is none.
+    /// The ID that devices on the same part of the PCIe tree share: the switch, or the root complex where there is none.
     pub fn pcie_id(&self) -> Option<&str> {
         self.switch.as_deref().or(self.root.as_deref())
     }
 
-    /// Returns true if no part of it is known.
+    /// Returns true if no part of the location is known.
     pub fn is_unknown(&self) -> bool {
         *self == Self::default()
     }
@@ -203,7 +203,7 @@ fn hex_file(path: &Path) -> u32 {
     hex_number(text.trim().trim_start_matches("0x")).unwrap_or(0)
 }
 
-/// The links `virtfn<n>` of a function, by number.
+/// The number and PCI address of each virtual function of a PCI function, from its links `virtfn<n>` in sysfs.
 fn virtual_functions(entry: &Path) -> Vec<(u32, String)> {
     let mut found = Vec::new();
     for link in fs::read_dir(entry).into_iter().flatten().flatten() {

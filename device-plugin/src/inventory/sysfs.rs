@@ -135,7 +135,7 @@ impl SysfsSource {
         names.iter().map(|name| dev.join(name)).collect()
     }
 
-    /// The device that is the function at this address, with 100 of the resource.
+    /// The adapter or FPGA that is the PCI function at this address; it offers 100 (percent) of the resource.
     fn device(
         &self,
         resource: ExtendedResource,
@@ -208,7 +208,8 @@ impl SysfsSource {
     }
 }
 
-/// The PCI address of the function that a link leads to, or to something below it.
+/// The PCI address of the PCI function that a link of sysfs leads to; the link may also lead to a folder below that of the
+/// function.
 fn function_of(link: &Path) -> Option<String> {
     let path = fs::canonicalize(link).ok()?;
     // The last address in the path is that of the function; those before it are of the bridges above.

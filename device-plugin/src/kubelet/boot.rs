@@ -1,9 +1,9 @@
 //! Keeps kubelet from failing this node's pods after a boot, before the plugin's pod runs.
 //!
-//! kubelet admits its pods again less than a second after it accepts connections, and fails those whose devices no plugin lists; the
-//! plugin's own pod starts seconds later. Until then a service of the host ([`run`]) lists the devices that kubelet's checkpoint
-//! names, and ends when the plugin serves. The service uses no device, no pod and no API server: it allocates nothing and lets no
-//! container start (kubelet tries again), so the plugin alone decides the devices of a container.
+//! kubelet admits its pods again less than a second after it accepts connections, and fails those whose devices no plugin lists;
+//! the plugin's own pod starts seconds later. Until then a service of the host ([`run`]) lists the devices that kubelet's
+//! checkpoint names, and ends when the plugin serves. The service uses no device, no pod and no API server: it allocates nothing
+//! and lets no container start (kubelet tries again), so the plugin alone decides the devices of a container.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -33,14 +33,15 @@ use super::socket::{KUBELET_SOCKET, PluginServer, RegistrationError, register, w
 /// Pause between two checks of sockets: kubelet admits pods some 100 ms after its socket is there.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Longest time for which the host's service lists devices. If the plugin's pod has not started by then, it is not expected any more.
+/// Longest time for which the host's service lists devices. If the plugin's pod has not started by then, it is not expected any
+/// more.
 const LIST_LIMIT: Duration = Duration::from_secs(300);
 
 /// Longest time for which the plugin waits for the host's service to end.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// The time that kubelet needs to notice the end of a stream. If it noticed that after the next registration, it would end the next
-/// one.
+/// The time that kubelet needs to notice the end of a stream. If kubelet noticed the end after the next registration,
+/// it would end that registration.
 const STREAM_END_DELAY: Duration = Duration::from_millis(200);
 
 /// A resource in kubelet's checkpoint, with the device IDs to list.
@@ -51,7 +52,7 @@ struct Remembered {
     ids: BTreeSet<String>,
 }
 
-/// The plugin's resources in kubelet's checkpoint, with the device IDs that were listed last and those that pods hold.
+/// The plugin's resources in kubelet's checkpoint, each with the device IDs that its last list had and those that pods hold.
 fn remembered(dir: &Path, names: &ExtendedResourceNames) -> Result<Vec<Remembered>, CheckpointError> {
     let mut by_name = BTreeMap::<String, BTreeSet<String>>::new();
     for (name, ids) in kubelet_checkpoint::registered(dir)? {
@@ -160,7 +161,7 @@ async fn is_any_open(dir: &Path, name: impl Fn(ExtendedResource) -> String) -> b
     false
 }
 
-/// Serves the list of one resource.
+/// Serves the device list of one resource on a socket of the host's service.
 fn serve(dir: &Path, found: &Remembered) -> Result<PluginServer, RegistrationError> {
     let stop = CancellationToken::new();
     let service = DevicePluginServer::new(Devices {

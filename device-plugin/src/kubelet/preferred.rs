@@ -61,7 +61,7 @@ pub async fn prefer(
         }
     };
     let allocated = node.checkpoint.read_up_to(SHORT_CHECKPOINT);
-    // The pods are locked before the log, as everywhere.
+    // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each other.
     let pods = node.pods.borrow();
     let log = node.log();
     let mut in_use = log.ids_in_use(resource, &pods);

@@ -1,8 +1,8 @@
 //! Keeps one resource registered with kubelet, through restarts of kubelet and of this plugin.
 //!
-//! kubelet removes the sockets of all plugins when it starts, never connects to a plugin again by itself, and forgets a resource when
-//! the stream of its device list ends. So the plugin watches the file of kubelet's socket, the file of its own socket, and the stream.
-//! It closes everything when the stream has ended, or when one of the files was removed or replaced and kubelet accepts
+//! kubelet removes the sockets of all plugins when it starts, never connects to a plugin again by itself, and forgets a resource
+//! when the stream of its device list ends. So the plugin watches the file of kubelet's socket, the file of its own socket, and the
+//! stream. It closes everything when the stream has ended, or when one of the files was removed or replaced and kubelet accepts
 //! connections, and only then registers again: kubelet finds plugins by resource name, and the late end of an old stream would
 //! disconnect a new one.
 
@@ -199,8 +199,8 @@ impl Registration {
             () = stop.cancelled() => Ok(End::Stopped),
             ended = self.register_and_wait(name, &serving, streams.subscribe()) => ended,
         };
-        // Before the next registration: kubelet finds plugins by name, and would take the late end of this stream for that of the next
-        // one.
+        // The stream ends before the next registration: kubelet finds plugins by name, and would take the late end of this stream
+        // for that of the next one.
         serving.close().await;
         ended
     }

@@ -206,7 +206,7 @@ impl DevicePlugin for DeviceService {
             resource: self.resource,
             fleet: self.node.fleet.clone(),
             injection: self.node.injection.clone(),
-            // Of the resources that every node has, this one has the shorter list.
+            // Every node has the resources `Shared` and `Memory`, and the list of shares is the shorter one.
             list_again: (self.resource == ExtendedResource::Shared).then(|| self.node.list_again.subscribe()),
             stop: self.stop.clone(),
             sent: None,

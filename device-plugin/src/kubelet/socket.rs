@@ -64,8 +64,8 @@ pub(super) enum RegistrationError {
     NoAnswer(Duration),
 }
 
-/// Identifies a file that has a name. The inode number alone is not enough, as the file system uses the numbers of removed files
-/// again.
+/// The identity of the file at a path, which another file of the same name does not have. The inode number alone is not enough, as
+/// the file system uses the numbers of removed files again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId {
     device: u64,
@@ -122,7 +122,7 @@ impl Drop for OwnSocket {
     fn drop(&mut self) {
         // The next process may listen at this path already.
         if self.is_in_place() {
-            // If that fails the next process replaces it.
+            // If the removal fails, the next process replaces the file.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -178,8 +178,8 @@ impl PluginServer {
 
 /// Returns the identity of kubelet's socket when kubelet takes connections.
 pub(super) async fn wait_for_kubelet(kubelet: &Path, interval: Duration) -> FileId {
-    // Often: less than a second after it takes connections, kubelet fails the running pods whose init containers hold devices of a
-    // resource that is not registered.
+    // The loop looks often: less than a second after it takes connections, kubelet fails the running pods whose init containers
+    // hold devices of a resource that is not registered.
     let interval = interval.min(Duration::from_millis(100));
     let mut is_logged = false;
     loop {

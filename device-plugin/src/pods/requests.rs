@@ -18,7 +18,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Reads a pod as the scheduler counts it: containers that run together are summed, init containers run alone.
+    /// The requests of a pod as the scheduler counts them: containers that run together are summed, init containers run alone.
     pub fn from_spec(spec: &PodSpec) -> Self {
         let (mut sidecars, mut init_peak) = (Self::default(), Self::default());
         for container in &spec.init_containers {

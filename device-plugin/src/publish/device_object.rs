@@ -32,7 +32,7 @@ use super::partitions;
 /// The status of a condition that the plugin can neither confirm nor deny.
 const UNKNOWN: &str = "Unknown";
 
-/// The inputs of the object beside the devices themselves.
+/// The inputs of the Device object beside the devices themselves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceObjectInputs {
     /// The annotation with the devices of pods that gpushare's scheduler did not place, if there are any.
@@ -54,7 +54,7 @@ pub struct DeviceObjectInputs {
 }
 
 impl DeviceObjectInputs {
-    /// The object that describes `fleet`. A condition with the same status as in `before` keeps its time.
+    /// The Device object that describes `fleet`. A condition with the same status as in `before` keeps its time.
     pub fn device(
         &self,
         fleet: &NodeFleet,
@@ -165,7 +165,7 @@ fn includes(stored: Option<&Pairs>, wanted: Option<&Pairs>) -> bool {
     wanted.all(|(key, value)| stored.and_then(|stored| stored.get(key)) == Some(value))
 }
 
-/// The location in the form of the object. Unknown parts of the PCIe tree are empty.
+/// The location in the form of the Device object. Unknown parts of the PCIe tree are empty.
 fn topology(bus_id: Option<&str>, location: &PciLocation) -> Option<DeviceTopology> {
     if location.is_unknown() {
         return None;
@@ -179,7 +179,7 @@ fn topology(bus_id: Option<&str>, location: &PciLocation) -> Option<DeviceTopolo
     })
 }
 
-/// Adds the labels for those parts of a location that have no field in the topology.
+/// Adds labels for the parts of a location that have no field in the topology of a device: root complex, and an unknown NUMA node.
 fn add_location_labels(location: &PciLocation, labels: &mut BTreeMap<String, String>) {
     if let Some(root) = &location.root {
         labels.insert(PCIE_ROOT.to_owned(), label_value(root));
@@ -264,7 +264,7 @@ impl DeviceEntries<'_> {
         }
     }
 
-    /// The part of an entry that is alike for all types.
+    /// The part of a device's entry that is alike for devices of all types.
     fn device_info(&self, entry: &FleetEntry<'_>) -> DeviceInfo {
         let mut labels = entry.labels.clone();
         let configured = &self.inputs.overrides.labels;

@@ -128,7 +128,7 @@ impl DeviceLabels {
                 let names = [Some(device_type), Some(device), Some(function.bus_id.as_str())];
                 let mut labels = group.labels.clone();
                 labels.extend(merge(&self.virtual_functions, names));
-                // The object has a group for each set of labels, as Koordinator's `vfSelector` reads them.
+                // The Device object has a group for each set of labels, as Koordinator's `vfSelector` reads them.
                 match regrouped.iter_mut().find(|group| group.labels == labels) {
                     Some(group) => group.vfs.push(function.clone()),
                     None => regrouped.push(VirtualFunctionGroup {

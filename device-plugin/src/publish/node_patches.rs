@@ -42,10 +42,10 @@ pub fn labels(node: &Node, of_device: &BTreeMap<String, String>) -> Option<Value
     (!labels.is_empty()).then(|| json!({"metadata": {"labels": labels}}))
 }
 
-/// The annotation that changes with the Device object.
+/// The annotation whose value changes with the Device object, by which kube-scheduler tries refused pods again.
 pub fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
-    // kube-scheduler does not watch Device objects: it tries a pod again that gpushare's scheduler refused because of the object only
-    // when a node or a pod changes.
+    // kube-scheduler does not watch Device objects: it tries a pod again that gpushare's scheduler refused because of the object
+    // only when a node or a pod changes.
     let mut hasher = DefaultHasher::new();
     // The generation changes with every change of the devices, undone ones included. It does not change with annotations.
     device.metadata.uid.hash(&mut hasher);
@@ -62,8 +62,8 @@ pub fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
 
 /// The amounts of resources in node status that no device plugin advertises.
 ///
-/// An amount is that of the healthy devices ([`offered`]), or the sum of the pods' requests ([`requested`]) if that is more. Capacity and
-/// allocatable are the same.
+/// An amount is that of the healthy devices ([`offered`]), or the sum of the pods' requests ([`requested`]) if that is more.
+/// Capacity and allocatable are the same.
 pub fn status(node: &Node, amounts: Requests) -> Option<Value> {
     let mut fields = Map::new();
     for (field, present) in [
@@ -83,7 +83,7 @@ pub fn status(node: &Node, amounts: Requests) -> Option<Value> {
     (!fields.is_empty()).then(|| json!({"status": fields}))
 }
 
-/// The value that replaces `present`; none if that is right.
+/// The value that replaces the amount `present` in node status; none if `present` is `amount` already.
 fn amount_change(present: Option<&QuantityText>, amount: u64) -> Option<Value> {
     if amount == 0 {
         // Zero would make every pod that requests the resource fail instead of wait, so the entry is removed.

@@ -23,9 +23,9 @@ pub enum StoredDevice {
     /// The API server has not answered yet.
     #[default]
     Unknown,
-    /// There is none.
+    /// The API server has no Device object for this node.
     Absent,
-    /// This one.
+    /// The Device object as the API server has it.
     Present(Box<RawDevice>),
 }
 
@@ -102,7 +102,7 @@ async fn watch_object<K>(
 /// The object without the fields that change with every write, such as kubelet's heartbeats in the Node. The generation of a Device
 /// object changes with its devices only.
 fn without_versions<K: Resource>(mut found: K) -> K {
-    // They change with every write of any program, and would wake the publisher each time.
+    // Both fields change with every write of any program, and would wake the publisher each time.
     found.meta_mut().managed_fields = None;
     found.meta_mut().resource_version = None;
     found

@@ -1,4 +1,5 @@
-//! The partition table of this node's GPUs: the operator's, else that of the source of the devices, else that of a known model.
+//! The partition table of this node's GPUs: that of the operator's file, else that of the source of the devices, else that of a
+//! known model.
 //!
 //! The known models are boards of eight GPUs on switches of NVLink (H100, H800, H20); their table is [`partitions_of_board`].
 
@@ -14,7 +15,8 @@ const BOARDS: [&str; 3] = ["H100", "H800", "H20"];
 /// Words in the names of cards that have the name of a known model and sit on no board.
 const CARDS: [&str; 2] = ["PCIe", "NVL"];
 
-/// The table for these devices, if there is one; the operator's only if this node has all GPUs that it names.
+/// The partition table for these devices, if there is one. The operator's table counts only if this node has all GPUs that it
+/// names.
 pub fn table(fleet: &NodeFleet, of_operator: Option<&GpuPartitionTable>) -> Option<GpuPartitionTable> {
     // One file may serve nodes of several kinds, so a table of another node is no error.
     if let Some(table) = of_operator
@@ -52,7 +54,7 @@ fn is_known_board(fleet: &NodeFleet) -> bool {
     }
     let mut minors: Vec<u32> = fleet.gpus.iter().map(|entry| entry.gpu.minor).collect();
     minors.sort_unstable();
-    // Where NVML reports links, one group must have all eight GPUs.
+    // If NVML reports links, one group of linked GPUs must have all eight.
     let are_linked = fleet.links.is_empty() || fleet.links.iter().any(|group| group.minors == minors);
     are_linked && minors == (0..BOARD_GPUS).collect::<Vec<_>>()
 }

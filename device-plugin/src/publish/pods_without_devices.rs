@@ -28,7 +28,8 @@ const RETRY: Duration = Duration::from_secs(5);
 pub fn report(pods: &NodePods, allocated: &BTreeSet<PodUid>, seen: &SeenGpus) -> String {
     let mut candidates = Vec::new();
     for pod in pods.iter() {
-        // Such a pod requests amounts of node status (`koordinator.sh/gpu-core`) that kubelet does not allocate.
+        // A pod without such containers requests amounts of node status (`koordinator.sh/gpu-core`), which kubelet does not
+        // allocate.
         if pod.containers.is_empty() && pod.placement.is_err() {
             candidates.push((&pod.uid, pod.stage));
         }

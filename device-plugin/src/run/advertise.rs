@@ -63,10 +63,10 @@ async fn wait_until_advertisable(
 }
 
 /// Returns true if kubelet's checkpoint has exactly the memory units of these devices, from an earlier process. That process has
-/// published their size, so they need not wait for the API server.
+/// published the size of a unit, so the registration need not wait for the API server.
 ///
-/// A unit of another size is not noticed if every GPU has the same number of units with it. The difference is less than one unit for
-/// each GPU, and the size is published as soon as the API server answers.
+/// A unit of another size is not noticed if every GPU has the same number of units with it. The difference is less than one unit
+/// for each GPU, and the size is published as soon as the API server answers.
 pub(super) fn keeps_memory_units(dir: &Path, settings: &NodeSettings, fleet: &NodeFleet) -> bool {
     let Ok(mut registered) = kubelet_checkpoint::registered(dir) else {
         return false;
@@ -79,7 +79,7 @@ pub(super) fn keeps_memory_units(dir: &Path, settings: &NodeSettings, fleet: &No
     for device in fleet.ids.numbered(ExtendedResource::Memory) {
         let ids: Vec<String> = device.iter().collect();
         let n_found = ids.iter().filter(|id| registered.remove(*id)).count();
-        // A GPU of which the checkpoint names none was unhealthy.
+        // A GPU of which the checkpoint names no memory unit was unhealthy.
         if n_found != 0 && n_found != ids.len() {
             return false;
         }
@@ -87,8 +87,8 @@ pub(super) fn keeps_memory_units(dir: &Path, settings: &NodeSettings, fleet: &No
     n_registered > 0 && registered.is_empty()
 }
 
-/// Waits until the Device object in the API server says that this plugin serves whole GPUs, and which GPUs are still held by pods of
-/// the vendor's plugin: before that, the scheduler would send pods here without choosing a GPU for them.
+/// Waits until the Device object in the API server says that this plugin serves whole GPUs, and which GPUs are still held by pods
+/// of the vendor's plugin: before that, the scheduler would send pods here without choosing a GPU for them.
 pub(super) async fn whole_published(
     mut device: watch::Receiver<StoredDevice>,
     mut checkpoints: watch::Receiver<Option<KubeletAllocations>>,

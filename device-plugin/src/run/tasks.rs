@@ -40,7 +40,7 @@ pub(super) struct WatchedDevices {
     pub(super) corrections: mpsc::Sender<Correction>,
 }
 
-/// Watches the devices of an inventory.
+/// Starts the task that watches the devices of an inventory.
 pub(super) fn watch_devices(
     tasks: &mut Tasks,
     config: &Config,
@@ -48,7 +48,7 @@ pub(super) fn watch_devices(
 ) -> anyhow::Result<WatchedDevices> {
     let sharing = config.sharing();
     let fleet = NodeFleet {
-        // No container starts before the XIDs that an earlier process saw are known.
+        // No container starts before the XIDs that an earlier process saw are loaded.
         is_health_loaded: false,
         ..NodeFleet::new(inventory.clone(), sharing.id_scheme(&inventory)?)
     };
@@ -74,7 +74,7 @@ pub(super) fn watch_devices(
     })
 }
 
-/// Watches this node's Node object.
+/// Starts the task that watches this node's Node object.
 pub(super) fn watch_own_node(
     tasks: &mut Tasks,
     config: &Config,
@@ -86,7 +86,7 @@ pub(super) fn watch_own_node(
     })
 }
 
-/// Watches the pods of this node.
+/// Starts the task that watches the pods of this node.
 pub(super) fn watch_pods(
     tasks: &mut Tasks,
     config: &Config,
@@ -100,7 +100,7 @@ pub(super) fn watch_pods(
     );
 }
 
-/// Publishes this node's state, and watches the objects that hold it.
+/// Starts the tasks that publish this node's state, and those that watch its Node and its Device object.
 pub(super) fn publish(
     tasks: &mut Tasks,
     config: &Config,
@@ -121,7 +121,7 @@ pub(super) fn publish(
         watch_node_overrides(config.override_files(), config.probe_interval, sender)
     });
     let checkpoints = watch_vendor(tasks, config, connection, node, seen, recorder);
-    // What is published decides when resources are registered, see `advertise`.
+    // The published objects decide when resources are registered, see `advertise`.
     let published = Published {
         node: own_node.clone(),
         device: device.clone(),
@@ -154,7 +154,7 @@ pub(super) fn publish(
     published
 }
 
-/// Watches the devices that the vendor's plugin and DRA drivers have allocated.
+/// Starts the task that watches the devices which the vendor's plugin and DRA drivers have allocated.
 fn watch_vendor(
     tasks: &mut Tasks,
     config: &Config,
@@ -214,7 +214,8 @@ fn log_devices(config: &Config, fleet: &NodeFleet) {
         }
         let units = unit.units_in(gpu.memory_bytes);
         info!(node, gpu = %gpu.uuid, minor = gpu.minor, model = gpu.model, memory_units = units, %unit, slots = config.slots, "sharing a GPU");
-        // Such a GPU would be published and never get a pod, so the operator should know.
+        // A GPU without a single memory unit would be published and never get a pod that requests units, so the operator should
+        // know.
         if units == 0 {
             warn!(gpu = %gpu.uuid, memory = gpu.memory_bytes, %unit, "this GPU has less memory than one unit; choose a smaller --memory-unit");
         }

@@ -241,7 +241,8 @@ impl HookInputs<'_> {
         HookDecision::Adjust(Box::new(change))
     }
 
-    /// Removes device nodes of other GPUs and adds those of the record. The driver's libraries came with the former.
+    /// Removes the device nodes of GPUs that the record does not name, and adds those that it names. The container has the
+    /// libraries of the driver already, as they came with the nodes that it has.
     fn adjust_nodes(&self, change: &mut DeviceAdjustment, gpus: &[&Gpu], present: &BTreeSet<PhysicalId>) {
         for uuid in present.difference(&change.gpus) {
             if let Some(gpu) = self.fleet.gpu(uuid) {
@@ -257,7 +258,7 @@ impl HookInputs<'_> {
         }
     }
 
-    /// The variables that the container must have.
+    /// The variables that the container must have: those that name its GPUs, and those that carry its limits.
     fn variables(&self, known: &Recipient<'_>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
         let assigned = AssignedDevices::Gpus(gpus.to_vec());
         let mut variables = BTreeMap::new();

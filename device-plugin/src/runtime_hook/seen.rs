@@ -64,8 +64,8 @@ impl SeenGpus {
         self.by_container.len()
     }
 
-    /// Records the GPUs of a container that is being created; returns true if they are new. When there are too many containers, those
-    /// whose pods are gone are removed.
+    /// Records the GPUs of a container that is being created; returns true if they are new. When there are too many containers,
+    /// those whose pods are gone are removed.
     pub fn record(
         &mut self,
         uid: PodUid,
@@ -154,20 +154,22 @@ pub(super) fn gpus_of(container: &Container, fleet: &NodeFleet) -> Option<BTreeS
     if !by_nodes.is_empty() {
         return Some(by_nodes);
     }
-    // A CDI spec of this plugin also sets the vendor's variable to `void`; without that an image may have set this project's variable.
+    // A CDI spec of this plugin also sets the vendor's variable to `void`; without that an image may have set this project's
+    // variable.
     if value != Some(VOID) {
         return None;
     }
     named_gpus(value_of(container, GPU_DEVICES)?, fleet)
 }
 
-/// The GPUs of this node that the value of a variable names; none if it names something else too.
+/// The GPUs of this node that the value of a variable names; none if the value also names something that is no GPU of this node.
 pub(super) fn named_gpus(value: &str, fleet: &NodeFleet) -> Option<BTreeSet<PhysicalId>> {
     let named = named_devices(ExtendedResource::Shared, value, fleet)?;
     Some(named.into_iter().collect())
 }
 
-/// Returns true if a container has devices from kubelet or the pod's author: a variable that names some, or the device node of a GPU.
+/// Returns true if a container has devices from kubelet or the pod's author: a variable that names some, or the device node of a
+/// GPU.
 pub(super) fn has_devices(container: &Container, fleet: &NodeFleet) -> bool {
     value_of(container, VISIBLE_DEVICES).is_some_and(|value| !NAMELESS.contains(&value))
         || !gpus_by_nodes(container, fleet).is_empty()

@@ -1,6 +1,7 @@
 //! One connection to a container runtime: registers the runtime hook, then answers calls until the runtime closes the connection.
 //!
-//! Nothing here decides about devices. Invalid data ends the connection, except in a call that the session can answer with an error.
+//! Nothing here decides about devices. Invalid data ends the connection, except in a call that the session can answer with an
+//! error.
 
 use std::time::Duration;
 
@@ -25,7 +26,8 @@ use super::seen::RunningContainers;
 /// The name of this plugin in the runtime's log.
 const NAME: &str = "gpushare";
 
-/// The place of this plugin among others: the runtime calls them in the order of their indices. A late one sees the changes of others.
+/// The place of this plugin among others: the runtime calls plugins in the order of their indices. A late plugin sees the changes
+/// of those before it.
 const INDEX: &str = "90";
 
 /// The number of the only call that this plugin makes.
@@ -44,7 +46,7 @@ const MOST_CALLS: usize = 64;
 const BROKEN: &str = "the connection is broken";
 const INVALID: &str = "a message of the runtime is invalid";
 
-/// Serves the runtime at the other end until it closes the connection.
+/// Serves the runtime at the other end of `stream` until the runtime closes the connection.
 pub(super) async fn run<S>(stream: S, hook: &RuntimeHook) -> anyhow::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -82,6 +84,7 @@ where
 /// The payload of an answer, or an error.
 type Answer = Result<Vec<u8>, Status>;
 
+/// A connection to the runtime, and the progress of its conversation.
 struct Session<'a, W> {
     hook: &'a RuntimeHook,
     writer: W,

@@ -45,7 +45,7 @@ pub enum StartBlocked {
     Unsettled {
         /// The pod.
         pod: String,
-        /// The pod of the record.
+        /// The pod whose record names the devices.
         other: String,
     },
     /// The Device object, which holds swapped records, cannot be read.

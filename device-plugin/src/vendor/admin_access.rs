@@ -1,7 +1,7 @@
-//! Finds devices of a claim that are allocated for administration only: a monitor sees them, and others may have them meanwhile.
+//! Finds devices of a claim that are allocated for administration only: a monitor sees them, and other pods may use them meanwhile.
 //!
-//! kubelet does not report it, so the plugin reads the `ResourceClaim` from the API server, once for each that kubelet has prepared. Its
-//! devices count as used until it can be read.
+//! kubelet does not report such an allocation, so the plugin reads each `ResourceClaim` that kubelet has prepared from the API
+//! server, once. The devices of a claim count as used until the claim can be read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -59,7 +59,7 @@ impl AdminAccess {
         }
     }
 
-    /// The devices that are not allocated for administration only.
+    /// The claimed devices without those that are allocated for administration only.
     pub(super) async fn without_admin_access(&mut self, claimed: Vec<ClaimedDevice>) -> Vec<ClaimedDevice> {
         let mut cdi_names: BTreeMap<ClaimName, BTreeSet<String>> = BTreeMap::new();
         for device in &claimed {
@@ -95,7 +95,7 @@ impl AdminAccess {
         let devices = match self.get(claim, &cdi_names).await {
             Ok(devices) => Some(devices),
             Err(error) => {
-                // A round comes once a minute, and the first line has said it.
+                // The plugin tries again once a minute, and one log line is enough.
                 if !has_failed {
                     warn!(
                         error = one_line(error.as_ref()),

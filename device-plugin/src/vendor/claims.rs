@@ -26,7 +26,8 @@ pub(super) struct ClaimedDevice {
     pub(super) cdi_names: BTreeSet<String>,
 }
 
-/// The devices of all claims of all containers. A container may name one request of a claim, and counts with all of its devices.
+/// The devices of all claims of all containers. A container that names a single request of a claim counts with
+/// all devices of that claim.
 pub(super) fn claimed_devices(listed: &ListPodResourcesResponse) -> Vec<ClaimedDevice> {
     let mut claimed = Vec::new();
     for pod in &listed.pod_resources {

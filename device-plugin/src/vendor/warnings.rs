@@ -15,7 +15,7 @@ const UNKNOWN_DEVICE: &str = "ClaimedDeviceUnknown";
 /// The event reason for a claim whose GPU the record of a pod names.
 const RECORDED_GPU: &str = "GPUClaimed";
 
-/// The UID of the pod of an event, or `None` for one on the node; and its message.
+/// The UID of the pod that gets the event, or `None` for an event on the node; and the message of the event.
 type Warning = (Option<PodUid>, String);
 
 /// The present warnings. Each makes one event, when it starts to hold.
@@ -52,7 +52,7 @@ fn warnings(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> B
         if allocation.has_ended(pods) {
             continue;
         }
-        // Every GPU counts as used then, so a warning to each pod on them would name the wrong cause.
+        // If the device is no known GPU, every GPU counts as used, and a warning to each pod on them would name the wrong cause.
         if !claim.is_mapped {
             warnings.insert((None, unknown_device_message(allocation, claim)));
             continue;

@@ -46,7 +46,8 @@ impl<'a> StartingContainer<'a> {
         }
     }
 
-    /// The answer to Allocate that kubelet applies to the container: the one that it keeps, else that of this process.
+    /// The answer to Allocate that kubelet applies to the container: the one in its checkpoint, else the one that this process
+    /// gave.
     pub(crate) fn answer(&self) -> Option<&ContainerAllocateResponse> {
         // Containers of the pod with the same IDs have equal answers, or the verification refuses the pod.
         let kept = self.entries.first().map(|entry| &entry.answer);

@@ -80,7 +80,7 @@ struct SharedRead<T> {
 }
 
 impl<T: Clone> SharedRead<T> {
-    /// A value that is read at most once per `pace`.
+    /// A shared read of which no result is there yet; two reads begin at least `pace` apart.
     fn new(pace: Duration) -> Self {
         Self {
             last: Mutex::new((None, None)),

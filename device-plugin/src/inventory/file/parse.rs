@@ -198,6 +198,8 @@ pub(super) fn parse(path: &Path, node: &str, text: &[u8]) -> Result<SimulatedDev
 }
 
 impl DeviceFile {
+    /// Checks the devices of the file and converts them; `node` replaces `{node}` in IDs.
+    ///
     /// # Errors
     /// The rule that a device breaks.
     fn into_devices(self, node: &str) -> Result<SimulatedDevices, String> {
@@ -230,6 +232,8 @@ impl DeviceFile {
 }
 
 impl SimulatedGpu {
+    /// Adds this GPU and its processes to the devices found so far.
+    ///
     /// # Errors
     /// The field, its value and the rule that it breaks.
     fn add_to(self, found: &mut SimulatedDevices, index: u32, node: &str) -> Result<(), String> {
@@ -273,6 +277,8 @@ impl SimulatedGpu {
 }
 
 impl SimulatedOther {
+    /// Adds this device to the devices found so far.
+    ///
     /// # Errors
     /// The field, its value and the rule that it breaks.
     fn add_to(self, found: &mut SimulatedDevices, node: &str) -> Result<(), String> {
@@ -285,7 +291,7 @@ impl SimulatedOther {
                 return Err(format!("minor: {} is that of {} already", self.minor, other.id));
             }
         }
-        // The watch would report it, and health would wait for a reset that no adapter has.
+        // The watch would report the XID, and the device would stay unhealthy until a reset that no adapter has.
         if matches!(self.health, SimulatedHealth::Xid(_)) {
             return Err("health: only GPUs have XIDs; it must be `Healthy` or `Lost`".to_owned());
         }

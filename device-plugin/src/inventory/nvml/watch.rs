@@ -78,7 +78,7 @@ impl NvmlWatch {
             reporter.send(Some(&gpu.uuid), ObservationKind::Failed(problem.clone()))?;
         }
         if matches!(error, InventoryError::DriverReplaced { .. }) {
-            // The process ends on that: only another container gets the other library.
+            // The process ends on this observation: only a new container gets the library of the new driver.
             reporter.send(None, ObservationKind::DriverReplaced(problem))?;
         }
         reporter.pause(self.source.probe_interval)
@@ -130,7 +130,7 @@ impl NvmlWatch {
         is_time
     }
 
-    /// Reports once that the devices have changed. The probes report one that is merely missing.
+    /// Reports, once, that the session lists other devices than are watched. The probes report a device that is merely missing.
     fn compare(&mut self, nvml: &Nvml, reporter: &Reporter) -> Result<(), Stopped> {
         // The probes report a driver that does not answer.
         let Ok(now) = self.source.list(nvml) else {
@@ -218,7 +218,7 @@ impl NvmlWatch {
     }
 }
 
-/// The device, if it can report XIDs.
+/// The GPU with this UUID as NVML knows it, if it can report XIDs.
 fn with_events<'nvml>(nvml: &'nvml Nvml, uuid: &PhysicalId) -> Option<(PhysicalId, Device<'nvml>)> {
     let device = nvml.device_by_uuid(uuid.as_str()).ok()?;
     match device.supported_event_types() {
@@ -257,7 +257,8 @@ fn register<'nvml>(
     Ok(Some(events))
 }
 
-/// Asks NVML if a device answers and is in order. True if rows of its memory wait for a reset to be remapped; the device works meanwhile.
+/// Asks NVML if a device answers and is in order. True if rows of its memory wait for a reset to be remapped; the device works
+/// meanwhile.
 fn probe(nvml: &Nvml, uuid: &PhysicalId) -> (ObservationKind, bool) {
     let device = match nvml.device_by_uuid(uuid.as_str()) {
         Ok(device) => device,
