@@ -104,7 +104,7 @@ where
 }
 
 impl Process {
-    /// Must be called on the runtime.
+    /// Begins to wait for signals. Must be called on the runtime.
     fn start(args: ProcessArgs) -> anyhow::Result<Self> {
         Ok(Self {
             signal: cancelled_by_signal().context("cannot wait for signals")?,

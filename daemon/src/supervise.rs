@@ -83,6 +83,7 @@ impl Tasks {
         while self.running.join_next().await.is_some() {}
     }
 
+    /// The name of a task that has ended.
     fn name(&mut self, id: Id) -> &'static str {
         self.names.remove(&id).unwrap_or_default()
     }

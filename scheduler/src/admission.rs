@@ -176,6 +176,7 @@ impl Rules {
         validate::refusal_of_filter(self, body, pod)
     }
 
+    /// Returns true if the containers of this namespace may select the devices that they see.
     fn is_unrestricted(&self, namespace: &str) -> bool {
         let mut namespaces = self.unrestricted_namespaces.iter();
         namespaces.any(|unrestricted| unrestricted == namespace)

@@ -281,7 +281,8 @@ async fn publish(client: &Client, name: &str, authorities: &str) -> anyhow::Resu
     Ok(())
 }
 
-/// The JSON patch of a configuration. It tests the name of each webhook, since the order of the list may change meanwhile.
+/// The JSON patch that writes `bundle` into each webhook of a configuration that lacks it. The patch tests the name of each
+/// webhook, since the order of the list may change meanwhile.
 fn changes(configuration: &Value, bundle: &Value) -> Vec<Value> {
     let mut changes = Vec::new();
     let webhooks = configuration.get("webhooks").and_then(Value::as_array);

@@ -57,7 +57,7 @@ use requeue::{SampleRetries, WaitingPods};
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 pub struct Extender {
     index: Shared<Index>,
-    /// Locked after the index where both are.
+    /// A function that locks both this and the index locks the index first.
     memory: Mutex<PodMemory>,
     metrics: Metrics,
     binder: Binder,
@@ -240,7 +240,7 @@ impl Extender {
         leading.inspect_err(|_| self.leadership().reset_connections())
     }
 
-    /// Returns the reason if clients must not be sent here.
+    /// Checks that clients may be sent to this replica; the error is the answer of the readiness probe.
     fn check_ready(&self) -> Result<(), String> {
         self.index.read().ready()?;
         // A Service sends clients to the pod with this label as long as the pod is ready.
@@ -280,7 +280,7 @@ impl Extender {
     }
 }
 
-/// The time of the runtime, which tests control.
+/// The present time by the clock of the runtime, which tests control.
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
@@ -329,10 +329,12 @@ async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -
     respond(&mut timer, answer)
 }
 
+/// Receives and answers a prioritize request.
 async fn prioritize(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     answer_if_leading(&extender, Verb::Prioritize, request, prioritize::answer).await
 }
 
+/// Receives and answers a preempt request.
 async fn preempt(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     answer_if_leading(&extender, Verb::Preempt, request, preempt::answer).await
 }

@@ -109,7 +109,7 @@ pub struct Index {
 struct List {
     number: u32,
     synced: bool,
-    /// The number of times room had opened when it began.
+    /// The number of times room had opened when the list began.
     n_openings: u64,
 }
 
@@ -407,7 +407,8 @@ impl Index {
         self.hints.is_due(now) || self.failing.is_due(now) || self.plugins.is_due(now)
     }
 
-    /// Ends hints, and the times of failing nodes and of device plugins, that are over by now.
+    /// Ends what is over at the time `now`: hints, the time for which failing nodes rank last, and the pauses of nodes whose device
+    /// plugin was away.
     pub fn tick(&mut self, now: Instant) {
         self.failing.advance(now);
         // Plugins come before hints: a node that is offered again may have room for a nominated pod.

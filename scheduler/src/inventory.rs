@@ -45,7 +45,7 @@ const NODE_LABELS: [&str; 4] = [
 /// A node's devices as far as they can be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeReport {
-    /// The devices and the unit.
+    /// The devices and the memory unit.
     pub inventory: Inventory,
     /// True if the size of a memory unit is unknown. A unit counts as 1 MiB then, and only requests in units can be compared.
     pub opaque: bool,
@@ -168,7 +168,7 @@ impl DeviceReport {
         self.gpus.is_empty() && self.classes.is_empty()
     }
 
-    /// The report of a node with this object.
+    /// The devices of a node with this Device object. The Node object adds the memory unit and labels.
     fn with_node(&self, node: &Node, names: &ResourceNames) -> NodeReport {
         let mut problems = self.problems.clone();
         let unit = published_unit(node, names).unwrap_or_else(|problem| {
@@ -254,6 +254,7 @@ fn device(info: &DeviceInfo) -> Result<Device, String> {
     })
 }
 
+/// The minor of a device, which must be a whole number from 0 on.
 fn minor(info: &DeviceInfo) -> Result<u32, String> {
     let minor = info.minor.ok_or("minor is missing")?;
     u32::try_from(minor).map_err(|_| format!("minor is {minor}"))
@@ -278,7 +279,8 @@ fn published_unit(node: &Node, names: &ResourceNames) -> Result<Option<MemoryUni
     }
 }
 
-/// Equal devices, numbered from 0, of a node whose plugin is the old one.
+/// The devices of a node without a Device object, as with the plugin of gpushare-scheduler-extender: as many GPUs as the capacity
+/// says, numbered from 0, each with an equal part of the memory units.
 fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     let n_gpus = node
         .capacity(GPU_COUNT)
@@ -310,7 +312,7 @@ pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     let Some(bytes) = node.capacity(GPU_MEMORY) else {
         return of_capacity(node, names);
     };
-    // A plugin publishes as many percent of core, and as many slots, per GPU.
+    // A plugin publishes 100 percent of core and 100 slots for each GPU, so either sum shows the number of GPUs.
     let percent = node.capacity(GPU_CORE).or_else(|| node.capacity(GPU_SHARED));
     let by_percent = percent.map(|percent| percent / u64::from(DEFAULT_SLOTS));
     let n_gpus = node

@@ -256,6 +256,7 @@ impl Leadership {
         self.state().refused.clone()
     }
 
+    /// Sets the reason for which the API server refuses the bindings of this replica; `None` while it accepts them.
     fn set_refused(&self, refused: Option<String>) {
         self.state().refused = refused;
     }
@@ -312,6 +313,7 @@ impl Leadership {
         self.reset_connections();
     }
 
+    /// Notes whether this pod may have the leader label although it does not lead.
     fn set_stale_label(&self, has_stale_label: bool) {
         self.state().has_stale_label = has_stale_label;
     }
@@ -330,6 +332,7 @@ impl Leadership {
 }
 
 impl LeadershipState {
+    /// Checks that this replica may filter: it is alone, or its term has not run out.
     fn check(&self, now: Instant) -> Result<(), NotLeading> {
         match self.role {
             Role::Alone => Ok(()),

@@ -42,7 +42,7 @@ pub enum Verb {
     Prioritize,
     /// Binds a pod.
     Bind,
-    /// Names the pods that must go for a pod.
+    /// Names the pods to evict so that a pod fits.
     Preempt,
     /// Shows the state.
     Inspect,
@@ -70,9 +70,9 @@ pub enum Ending {
 /// The outcome for a node on which kube-scheduler would evict pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PreemptionCandidate {
-    /// With the victims that it proposes.
+    /// Named with the victims that kube-scheduler proposes.
     Kept,
-    /// With other victims.
+    /// Named with other victims than kube-scheduler proposes.
     Replaced,
     /// Left out: no victims help there.
     Dropped,
@@ -272,7 +272,7 @@ pub fn register_watches(registry: &mut Registry, watches: Vec<WatchLag>) {
     registry.register_collector(Box::new(Watches(watches)));
 }
 
-/// Reads the lags.
+/// Reads the watch lags at each scrape.
 #[derive(Debug)]
 struct Watches(Vec<WatchLag>);
 
@@ -289,7 +289,7 @@ impl Collector for Watches {
     }
 }
 
-/// Reads gauges from the index.
+/// Reads the gauges of the state from the index at each scrape.
 #[derive(Debug)]
 struct StateGauges {
     index: Shared<crate::index::Index>,

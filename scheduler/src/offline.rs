@@ -24,7 +24,7 @@ use crate::leader::Leadership;
 use crate::metrics::Metrics;
 use crate::watch::ObjectStore;
 
-/// An index that has seen these objects, and nothing else, whole. Objects that cannot be read are left out.
+/// An index that was shown these objects as the complete lists of their kinds. Objects that cannot be read are left out.
 pub fn index(
     nodes: impl Iterator<Item = Value>,
     devices: impl Iterator<Item = Value>,
@@ -33,7 +33,7 @@ pub fn index(
     index_with(Policies::default(), nodes, devices, pods)
 }
 
-/// The same with other policies than the default ones.
+/// An index that was shown these objects as the complete lists of their kinds, and that places pods by these policies.
 pub fn index_with(
     policies: Policies,
     nodes: impl Iterator<Item = Value>,

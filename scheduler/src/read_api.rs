@@ -112,7 +112,7 @@ impl ReadApi {
         self.extender.index()
     }
 
-    /// The newest snapshot of the state, brought up to date first if the index has changed.
+    /// The newest snapshot of the state, renewed first if it is older than [`snapshot::MAX_AGE`].
     async fn snapshot(&self) -> Arc<StateSnapshot> {
         // In a task of its own: a client that takes nothing of its answer for long must not hold the lock as long.
         let publisher = Arc::clone(&self.publisher);
@@ -309,7 +309,7 @@ async fn history(State(api): State<Arc<ReadApi>>) -> Response {
     respond(&history)
 }
 
-/// Answers with what is wrong in the cluster, as far as this replica sees it.
+/// Answers with the findings of this replica about itself and about the nodes.
 async fn doctor(State(api): State<Arc<ReadApi>>, Extension(viewer): Extension<Viewer>) -> Response {
     let snapshot = api.snapshot().await;
     let replica = api.replica();
@@ -324,7 +324,7 @@ async fn doctor(State(api): State<Arc<ReadApi>>, Extension(viewer): Extension<Vi
     })
 }
 
-/// Answers with the reasons for which each node can or cannot take a pod.
+/// Answers with the node of a pod, or for a pod without one with the verdicts of the nodes on it.
 async fn explain_pod(
     State(api): State<Arc<ReadApi>>,
     Extension(viewer): Extension<Viewer>,
@@ -354,7 +354,7 @@ async fn explain_pod(
     }
 }
 
-/// Answers on which nodes copies of the pod in the request would fit.
+/// Answers how many equal pods of the kind in the request fit now, and on which nodes.
 async fn fit_pods(State(api): State<Arc<ReadApi>>, request: Request<Body>) -> Response {
     let body = match Limited::new(request.into_body(), MAX_BODY).collect().await {
         Ok(body) => body.to_bytes(),

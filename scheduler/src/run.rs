@@ -1,6 +1,6 @@
 //! Starts the parts of the scheduler in its process: the watches, the tasks between them, and the servers.
 //!
-//! A process with a command does that instead of serving. No other module knows all parts.
+//! A process with a command on its command line carries the command out instead of serving. No other module knows all parts.
 
 mod farewell;
 mod leader;
@@ -206,7 +206,8 @@ fn watch_all(
     replica: &OwnReplica,
     tasks: &mut Tasks,
 ) -> Vec<WatchLag> {
-    // A cluster may withhold this right, so readiness does not wait for this kind and its age is no cause for alarm.
+    // A cluster may withhold the right to watch budgets, so readiness does not wait for them, and no metric shows the lag of their
+    // watch.
     let budgets = Api::<PodDisruptionBudget>::all(connection.client.clone());
     let budgets = watch("disruption budgets", budgets, &connection.contact);
     tasks.spawn("watch of disruption budgets", follow(budgets, index.clone()));

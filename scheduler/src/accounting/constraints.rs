@@ -26,6 +26,7 @@ pub fn read_placed(pod: &Pod) -> Option<Arc<Constraints>> {
     unless_empty(Hints::read_placed(pod))
 }
 
+/// The constraints in the engine's terms; `None` if none of them restricts or ranks devices.
 fn unless_empty(hints: Hints) -> Option<Arc<Constraints>> {
     let constraints = constraints(hints);
     (constraints != Constraints::default()).then(|| Arc::new(constraints))

@@ -162,7 +162,7 @@ fn unrequested(record: &Recorded, context: NodeContext<'_>) -> Account {
     }
 }
 
-/// Whole GPUs by a vendor's resource. Without a record those count that kubelet allocated; the rest may be any.
+/// Whole GPUs by a vendor's resource: those that the record names, or without a usable record see [`whole_unknown`].
 fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
     let (gpus, units) = match record {
         Recorded::Devices { gpus, units, .. } if !gpus.is_empty() => (gpus, *units),
@@ -204,7 +204,8 @@ fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> A
     account
 }
 
-/// Whole GPUs that no usable record names.
+/// Whole GPUs that no usable record names: those that kubelet reports as allocated to the pod, and for the rest of the request any
+/// GPUs of the node.
 fn whole_unknown(n_requested: u32, problem: Option<String>, context: NodeContext<'_>) -> Account {
     let is_gpu = |id: &str| context.inventory.is_none() || context.gpu(&DeviceRef::Id(id.into())).is_some();
     let n_given = context.given.iter().filter(|given| is_gpu(&given.id)).count();
@@ -215,7 +216,7 @@ fn whole_unknown(n_requested: u32, problem: Option<String>, context: NodeContext
         is_vendor: true,
         ..Holdings::default()
     };
-    // Our plugin serves them there; the vendor's plugin allocates any GPU.
+    // On a node where our plugin serves whole GPUs the pod waits for free ones; the vendor's plugin allocates any GPU.
     if !is_served {
         holdings.unknown_whole = missing;
     } else if missing > 0 {
@@ -264,7 +265,8 @@ fn all_devices_doubt(record: &Recorded, context: NodeContext<'_>) -> Option<Stri
     ))
 }
 
-/// All devices in the record, without amounts; the first holds the slots.
+/// A pod that sees all GPUs of its node: the GPUs in its record with the amounts there, which are normally none; the first GPU
+/// counts the slots.
 fn all(slots: u32, record: &Recorded, context: NodeContext<'_>) -> Account {
     let mut problem = None;
     let mut parts: Vec<HeldPart> = Vec::with_capacity(record.gpus().len());

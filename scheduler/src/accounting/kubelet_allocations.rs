@@ -23,7 +23,7 @@ pub struct AllocatedDevice {
 /// The devices of each pod, by UID.
 pub type AllocationsByPod = BTreeMap<Box<str>, Vec<AllocatedDevice>>;
 
-/// Reads the annotation of a node, except for the resources that our plugin serves.
+/// The devices of each pod in the checkpoints of a Device object, except for the resources that our plugin serves.
 pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -> AllocationsByPod {
     let mut by_pod = AllocationsByPod::new();
     let ours = [GPU_SHARED, RDMA, FPGA, &names.memory];
@@ -34,7 +34,7 @@ pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -
         ..
     } in &checkpoints.entries
     {
-        // kubelet's IDs of resources that our plugin serves are no devices; the pods' records name these.
+        // kubelet's IDs of resources that our plugin serves are no devices; the records of the pods name the devices.
         if ours.contains(&resource_name.as_str()) {
             continue;
         }
@@ -107,7 +107,7 @@ fn hold(holdings: &mut Holdings, given: &AllocatedDevice, inventory: Option<&Inv
             functions: function.into_iter().map(|function| function.id.clone()).collect(),
             ..HeldPart::new(kind.clone(), DeviceRef::Id(device.id.clone()))
         },
-        // As long as the node has not reported its devices, the resource must do.
+        // As long as the node has not reported its devices, the name of the resource alone says that this is a GPU.
         None if inventory.is_none() && given.is_gpu => whole_gpu(&given.id, 100),
         None => return false,
     };

@@ -44,7 +44,8 @@ pub(super) fn others_held(
 }
 
 impl RecordedDevice {
-    /// The part that is held, and the doubt about it: on any device of the type if the node does not have this one.
+    /// The part that the pod holds of this device, and the doubt about it. If the node does not have the device, the part may be on
+    /// any device of the type.
     fn held(&self, reported: Option<&[DevicesOfType]>) -> (HeldPart, Option<String>) {
         let Self {
             kind,
@@ -77,7 +78,8 @@ impl RecordedDevice {
     }
 }
 
-/// The virtual functions that are held, and the doubt about them. One that cannot be identified may be any of the device's.
+/// The virtual functions that the pod holds of a device, and the doubt about them. If the record does not identify a function, all
+/// functions of the device count as held.
 fn functions_held(
     recorded: &[RecordedFunction],
     device: Option<&Device>,
@@ -133,6 +135,7 @@ fn missing_amounts(request: &DeviceRequest, held: &[HeldPart]) -> NamedAmounts {
     missing
 }
 
+/// The amount of a resource in a part.
 fn amount_of(part: &HeldPart, resource: &ResourceName) -> u64 {
     part.resources.get(resource).copied().unwrap_or(0)
 }

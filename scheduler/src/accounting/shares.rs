@@ -11,7 +11,7 @@ use super::{Account, NodeContext, PluginReport, RecordedShare};
 /// The shares of a pod whose devices are not known.
 pub(super) fn unknown(request: ShareRequest, context: NodeContext<'_>, problem: String) -> Account {
     let holdings = match context.report {
-        // The plugin of that node may have allocated any device, and checks no sum.
+        // The node's plugin may have allocated any device, and does not check that the device has room.
         PluginReport::Silent => Holdings::from(vec![HeldPart::from(&request)]),
         PluginReport::Pending => Holdings::pending(request),
         PluginReport::NoDevices => Holdings::default(),
@@ -23,7 +23,7 @@ pub(super) fn unknown(request: ShareRequest, context: NodeContext<'_>, problem: 
     }
 }
 
-/// The shares of a record, limited by the spec.
+/// The shares of the GPUs that a record names, with the amounts of the spec: a record may name more than the pod asks for.
 ///
 /// # Errors
 /// The reason for which the record cannot be followed, so that the devices count as unknown.
@@ -100,7 +100,7 @@ struct Bounded {
     memory: HeldMemory,
     /// The contradiction between record and spec.
     doubt: Option<String>,
-    /// True if the record names more than the spec.
+    /// True if the record names more memory or compute than the spec.
     is_more: bool,
 }
 
@@ -166,7 +166,8 @@ fn bounded(
     }
 }
 
-/// The share of an old extender's record: a minor and memory units of the size at that time.
+/// The share in a record of gpushare-scheduler-extender: the minor of a GPU, and memory units of the size that a unit had when the
+/// pod was placed.
 pub(super) fn from_gpushare(
     record: GpushareRecord,
     request: &ShareRequest,
@@ -211,7 +212,8 @@ pub(super) fn from_gpushare(
     }
 }
 
-/// The current units of the recorded device, its bytes and a unit's bytes, if the number of units has changed since the record.
+/// The number of memory units that the recorded GPU has now, its bytes, and the bytes of a unit; `None` if the number of units is
+/// the same as in the record.
 fn units_of_device(
     gpu: &DeviceRef,
     record: GpushareRecord,
@@ -231,7 +233,7 @@ fn is_same(one: &DeviceRef, other: &DeviceRef, context: NodeContext<'_>) -> bool
     }
 }
 
-/// The problem if the node has devices, but not this one.
+/// The problem of a record that names a GPU which the node does not have; `None` if the node has the GPU, or is not known.
 pub(super) fn absent(gpu: &DeviceRef, context: NodeContext<'_>) -> Option<String> {
     let is_absent = context.inventory.is_some() && context.gpu(gpu).is_none();
     is_absent.then(|| format!("its record names {}, which the node does not have", name(gpu)))

@@ -1,7 +1,7 @@
 //! Admission of bindings: a pod that requests device resources is bound only by a user that chooses its devices.
 //!
-//! Allows what is not known to be wrong. A pod that the index does not know, and whose binding names no devices, requests none or
-//! is newer than the watch. The device plugin of its node refuses it if no devices were chosen.
+//! A binding without devices of a pod that the index does not know is allowed: the pod requests no devices, or is newer than the
+//! watch. If it does request devices, the device plugin of its node refuses to start it, since none were chosen.
 
 use std::collections::BTreeMap;
 
@@ -76,7 +76,8 @@ pub(super) fn review(
         return Ok(Verdict::ALLOWED);
     }
     let BindingObject { metadata, target } = read(request)?;
-    // The request of the older path names the pod in the object alone.
+    // A POST to /namespaces/NS/bindings names the pod only in the Binding object, one to /namespaces/NS/pods/NAME/binding in its
+    // URL.
     let namespace = if request.namespace.is_empty() {
         &metadata.namespace
     } else {

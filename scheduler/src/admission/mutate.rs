@@ -1,7 +1,7 @@
 //! The mutating webhook: completes the device requests of a pod at its creation.
 //!
-//! A second run changes nothing more. Leaves requests that it does not understand as they are: the validating webhook and the
-//! filter refuse them with a reason.
+//! A second run of the webhook changes nothing more. It leaves requests that it does not understand as they are: the validating
+//! webhook and the filter refuse them with a reason.
 
 use proto::admission::{AdmissionRequest, Operation, PatchOperation};
 use proto::pod::{ALL_DEVICES, Pod};
@@ -34,7 +34,8 @@ pub(super) fn review(rules: &Rules, request: &AdmissionRequest) -> Result<Verdic
     })
 }
 
-/// Changes a pod; `object` is `pod` with all its fields.
+/// Completes the device requests of a pod, and sets its scheduler; `object` is the pod with all its fields. Returns the changed pod
+/// with its patch, and the warnings for the user.
 fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>), Refusal> {
     let mut draft = Draft {
         object,
@@ -50,7 +51,8 @@ fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>
         for idx in 0..draft.len(list) {
             let container = format!("{list}/{idx}");
             rename(&mut draft, &container);
-            // Such a pod is refused whatever is added to it; unchanged, its author recognises it in the refusal.
+            // A pod that mixes ways to request GPUs is refused whatever is added to it; its author recognises the unchanged pod in
+            // the refusal.
             if !kinds.mixes() {
                 split_gpu(&mut draft, &container);
                 add_shared(&mut draft, &container);
@@ -156,7 +158,7 @@ fn has_amount(draft: &Draft, container: &str, resource: &str) -> bool {
 
 /// Sets the scheduler of an unbound pod that names none.
 fn name_scheduler(draft: &mut Draft, name: Option<&str>) {
-    // The API server has written the default name by then.
+    // The API server writes the default name before it calls webhooks, so that name counts as none.
     if let Some(name) = name
         && is_one_of(draft.get("/spec", "schedulerName"), &["", DEFAULT_SCHEDULER])
         && is_one_of(draft.get("/spec", "nodeName"), &[""])
@@ -174,7 +176,7 @@ fn is_one_of(field: Option<&Value>, texts: &[&str]) -> bool {
 fn remove_record(draft: &mut Draft) -> Vec<String> {
     let mut warnings = Vec::new();
     for key in RECORD {
-        // They come with manifests that were copied from running pods, so that a refusal would annoy.
+        // These annotations come with manifests that were copied from running pods, so that a refusal would annoy.
         if draft.get("/metadata/annotations", key).is_some() {
             draft.remove("/metadata/annotations", key);
             warnings.push(format!(

@@ -67,6 +67,7 @@ impl RequestedKinds {
         }
     }
 
+    /// Returns true if no device resource is requested.
     pub(super) fn is_empty(self) -> bool {
         self == Self::default()
     }
@@ -94,6 +95,7 @@ fn requests_any(container: &Container, resources: &[&str]) -> bool {
     resources.iter().any(|resource| container.asks_for(resource))
 }
 
+/// Returns true for a mirror pod: the copy that kubelet writes of a static pod, which runs whatever the API server answers.
 pub(super) fn is_mirror(pod: &Pod) -> bool {
     pod.annotation(MIRROR).is_some()
 }

@@ -107,7 +107,7 @@ pub(super) fn refusal_of_filter(rules: &Rules, body: &[u8], pod: &Pod) -> Option
 /// Decides about an update of a pod.
 fn check_update(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
     let (new, old): (Pod, Pod) = (read(request)?, read_old(request)?);
-    // Its finalizers must always be removable.
+    // The finalizers of a pod that is being deleted must always be removable.
     if new.is_deleting() || is_mirror(&new) {
         return Ok(Verdict::ALLOWED);
     }

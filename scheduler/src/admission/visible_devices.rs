@@ -5,7 +5,7 @@
 //! [`check_overrides`] is stricter, for pods that share devices in clusters that deny overrides.
 //!
 //! Only the pod's own fields are known here. A CUDA image's own `NVIDIA_VISIBLE_DEVICES=all` and a value that `envFrom` brings
-//! are not; the device plugin's runtime hook (NRI) replaces those when the container is created.
+//! are not known; the device plugin's runtime hook (NRI) replaces such values when the container is created.
 
 use std::collections::BTreeMap;
 
@@ -135,7 +135,7 @@ impl VariableFields {
     }
 }
 
-/// Returns true if a rule may refuse the pod, by the fields that are read of every pod.
+/// Returns true if a rule of this file may refuse the pod. For all other pods the caller need not parse [`DeviceFields`].
 pub(super) fn may_select_devices(pod: &Pod) -> bool {
     for container in pod.spec.all_containers() {
         if container
@@ -199,7 +199,8 @@ fn check_container(
     namespace: &str,
 ) -> Result<(), Refusal> {
     let request = container.request();
-    // The node's device plugin checks those: with CDI the variable has no effect, and in `envvar` mode the same value does no harm.
+    // The node's device plugin checks containers that request a share: with CDI the variable has no effect, and in `envvar` mode
+    // the same value does no harm.
     if request.asks_for(GPU_SHARED) || request.asks_for(&names.memory) {
         return Ok(());
     }
@@ -252,6 +253,7 @@ fn check_annotation(key: &str, value: &str, namespace: &str) -> Result<(), Refus
     )))
 }
 
+/// Returns true if this is the key of an annotation by which a container runtime gives a pod CDI devices.
 fn names_devices(key: &str) -> bool {
     let is_below = |rest: &str| rest.is_empty() || rest.starts_with('/');
     key.starts_with(CDI_PREFIX) || key.strip_prefix(NRI_DOMAIN).is_some_and(is_below)
@@ -264,6 +266,7 @@ fn exemption(namespace: &str) -> String {
     )
 }
 
+/// The first characters of a value, for a message.
 fn truncate(value: &str) -> String {
     value.chars().take(MOST_SHOWN).collect()
 }
@@ -301,7 +304,8 @@ fn check_container_overrides(container: &ContainerFields, requests_devices: bool
     for variable in container.variables() {
         let name = variable.name.as_str();
         let is_limit = name.starts_with(MPS_PREFIX) || LIMIT_VARIABLES.contains(&name);
-        // A container that requests no device may select none; one that does would hide its own.
+        // `NVIDIA_VISIBLE_DEVICES=void` does no harm in a container that requests no device; elsewhere it would hide the
+        // container's own.
         let is_selection = name == VISIBLE_DEVICES && (requests_devices || !variable.selects_none());
         if is_limit || is_selection {
             return Err(override_refusal(container, &format!("sets {name}")));

@@ -90,6 +90,7 @@ impl PolicyArgs {
         }
     }
 
+    /// The weights of resources, by the flag.
     pub(super) fn weights(&self) -> ResourceWeights {
         weights(self.score_weights.iter().cloned())
     }

@@ -318,12 +318,12 @@ async fn decide_and_write(
     check(outcome).map(|()| binding.annotations.get(DEVICE_ALLOCATED).cloned())
 }
 
-/// The decisions (UID of the pod and stamp) whose outcome a task reads again and again, see [`resolve`].
+/// The assumptions (UID of the pod and assume time) whose outcome a task reads again and again, see [`resolve`].
 fn resolving(extender: &Extender) -> MutexGuard<'_, FxHashSet<(Box<str>, u64)>> {
     extender.resolving.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The state of a decision, unless it has ended or given way to another.
+/// The state of a pod's assumption, if its assume time is still `stamp`.
 fn state_of(extender: &Extender, pod: &PodId, stamp: u64) -> Option<AssumptionState> {
     let state = extender.index.read().assumption_state(&pod.uid);
     state.filter(|state| state.stamp == stamp)
@@ -333,7 +333,7 @@ fn state_of(extender: &Extender, pod: &PodId, stamp: u64) -> Option<AssumptionSt
 async fn resolve(extender: Arc<Extender>, pod: PodId, stamp: u64) {
     let mut pause = FIRST_PAUSE;
     loop {
-        // First, since a write that got no answer may still be under way for a moment.
+        // The pause comes first, since a write that got no answer may still be under way for a moment.
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
         match state_of(&extender, &pod, stamp) {
@@ -346,8 +346,8 @@ async fn resolve(extender: Arc<Extender>, pod: PodId, stamp: u64) {
 
 /// Returns true if the outcome of a binding is known, after which its task has to end.
 fn is_resolved(extender: &Extender, pod: &PodId, stamp: u64) -> bool {
-    // A bind marks its decision as unknown first and inserts it into `resolving` then. Under this lock either the task sees
-    // the mark, or the bind finds no entry and starts another task.
+    // A bind first notes that the outcome is unknown, and then inserts its assumption into `resolving`. Under this lock either the
+    // task sees the mark, or the bind finds no entry and starts another task.
     let mut resolving = resolving(extender);
     let is_resolved = state_of(extender, pod, stamp).is_none_or(|state| state.phase == Phase::Written);
     if is_resolved {
@@ -356,7 +356,7 @@ fn is_resolved(extender: &Extender, pod: &PodId, stamp: u64) -> bool {
     is_resolved
 }
 
-/// Reads the pod from the API server, and confirms the pod's decision if its binding was written, or takes it back if not.
+/// Reads the pod from the API server, and confirms the pod's assumption if its binding was written, or takes it back if not.
 async fn check_outcome(extender: &Extender, pod: &PodId, state: AssumptionState) {
     let PodId { namespace, name, uid } = pod;
     match extender.binder.find(pod).await {
@@ -374,14 +374,15 @@ async fn check_outcome(extender: &Extender, pod: &PodId, state: AssumptionState)
     }
 }
 
-/// Checks, until the process ends, the written bindings that no watch shows for too long, or that a list left out.
+/// Looks up pods until the process ends: those whose binding is written and that no watch has shown bound for too long, and those
+/// whose binding is written and that a complete list of pods lacks.
 pub async fn sweep_unseen(extender: Arc<Extender>) {
     let unlisted = extender.index.read().unlisted();
     loop {
         let _ = timeout(SWEEP_INTERVAL, unlisted.notified()).await;
         let overdue = extender.index.read().overdue(now(), UNSEEN_LIMIT);
         for (pod, state) in overdue {
-            // Decisions in another phase have a task that resolves them, or a write under way.
+            // Assumptions in another phase have a task that resolves them, or a write under way.
             if state.phase == Phase::Written {
                 check_outcome(&extender, &pod, state).await;
             }

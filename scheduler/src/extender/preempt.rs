@@ -1,8 +1,8 @@
 //! `preempt`: the pods to evict so that a pod fits, on each node on which kube-scheduler would evict some.
 //!
-//! kube-scheduler proposes victims by the sums of a node. `preempt` replaces them by the holders of devices that the pod can be
-//! given, drops nodes that no victims help, and names none for a pod whose earlier victims have not ended. It changes
-//! nothing but the memory of its answers.
+//! kube-scheduler proposes victims by the sum of a resource over all devices of a node. `preempt` names instead the pods that hold
+//! those devices which can be given to the pod, drops nodes on which no eviction helps, and names no victims for a pod whose
+//! earlier victims have not ended. It changes nothing but the memory of its answers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,13 +17,15 @@ use crate::accounting::PodFacts;
 use crate::index::{Index, Preemptor, Promised, ResourceDemand};
 use crate::metrics::PreemptionCandidate;
 
-/// The time for which further nodes are searched once there is a candidate: kube-scheduler waits, and more are only a choice.
+/// The time after which no further nodes are searched if there is a candidate: kube-scheduler waits for the answer, and further
+/// candidates only give it a choice.
 const SEARCH_LIMIT: Duration = Duration::from_secs(1);
 
 /// The time within which a watch shows the deletion of victims on a pod's nominated node. If it does not, they were not evicted.
 const DELETED_WITHIN: Duration = Duration::from_secs(30);
 
-/// The same without a nominated node, or on another one: kube-scheduler may have evicted none of them.
+/// The time within which a watch shows the deletion of victims on a node that is not the pod's nominated node. It is shorter, since
+/// kube-scheduler may have evicted none of these victims.
 const DELETED_WITHIN_WITHOUT_NOMINATION: Duration = Duration::from_secs(10);
 
 /// Texts for the nominated node of a pod whose victims have not ended, in turn.
@@ -37,7 +39,7 @@ const VICTIMS_NOT_ENDED: [&str; 2] = [
 pub(super) struct NamedVictims {
     at: Instant,
     by_node: BTreeMap<Box<str>, Box<[OwnerId]>>,
-    /// The number of times `filter` has refused the pod its nominated node because of them.
+    /// The number of times `filter` has refused the pod its nominated node because these victims had not ended.
     n_refusals: u32,
 }
 
@@ -117,7 +119,8 @@ fn find_candidates(
     proposals: BTreeMap<String, MetaVictims>,
 ) -> BTreeMap<String, MetaVictims> {
     let began = now();
-    // kube-scheduler may ask again before the room of the victims is seen here. More victims would be too many.
+    // kube-scheduler may ask again before a watch shows that the earlier victims have ended. Further victims would be evicted in
+    // vain.
     let is_waiting = {
         let index = extender.index.read();
         let mut memory = extender.memory();
@@ -178,7 +181,7 @@ fn remember_victims(
     extender.memory().victims.insert(uid, named);
 }
 
-/// The victims on each node that were named for other pods, whose room theirs will be.
+/// The victims on each node that were named for other pods: their room is promised to those pods.
 fn victims_of_other_pods(extender: &Extender, uid: &str, now: Instant) -> Promised {
     let mut promised = Promised::new();
     let index = extender.index.read();

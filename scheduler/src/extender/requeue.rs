@@ -195,6 +195,7 @@ impl WaitingPods {
         self.pause(ANNOUNCEMENT_INTERVAL, now);
     }
 
+    /// Announces nothing for this time, and for `ANNOUNCEMENT_INTERVAL` at least.
     fn pause(&mut self, time: Duration, now: Instant) {
         self.paused_until = now.checked_add(time.max(ANNOUNCEMENT_INTERVAL));
     }

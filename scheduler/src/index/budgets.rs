@@ -59,7 +59,7 @@ impl Budget {
     }
 }
 
-/// Namespace and name.
+/// The key of a budget in [`Budgets`].
 pub(super) fn namespace_and_name(budget: &PodDisruptionBudget) -> (Box<str>, Box<str>) {
     let namespace = budget.metadata.namespace.as_deref().unwrap_or_default();
     let name = budget.metadata.name.as_deref().unwrap_or_default();

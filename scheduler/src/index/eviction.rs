@@ -41,6 +41,7 @@ impl Default for EvictionRank {
 }
 
 impl EvictionRank {
+    /// Reads the priority and the start of a pod.
     pub(super) fn of(pod: &Pod) -> Self {
         let started = pod.status.start_time.as_deref();
         let started = started.and_then(|text| text.parse::<Timestamp>().ok());
@@ -53,6 +54,7 @@ impl EvictionRank {
 }
 
 impl Eviction {
+    /// Reads the fields of a pod by which kube-scheduler chooses victims.
     pub(super) fn of(pod: &Pod) -> Self {
         Self {
             rank: EvictionRank::of(pod),

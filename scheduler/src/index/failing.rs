@@ -25,27 +25,31 @@ const FIRST_PAUSE: Duration = Duration::from_secs(60);
 /// The longest time for which a node ranks last.
 const LONGEST_PAUSE: Duration = Duration::from_secs(16 * 60);
 
-/// A node without failures for as long since it ranked last starts from the beginning.
+/// The time without failures, since a node ranked last, after which its failures are forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60 * 60);
 
 /// Nodes on which pods have failed, by name.
 #[derive(Debug, Default)]
 pub(super) struct FailingNodes {
     nodes: FxHashMap<Box<str>, Failing>,
+    /// Failures that watches have shown and that do not count yet: node and UID of the pod.
     unstamped: Vec<(Box<str>, Box<str>)>,
     /// Number of nodes that rank last.
     n_ranking_last: usize,
-    /// The time at which the first of them ranks as others again, or may be forgotten.
+    /// The first time at which one of `nodes` no longer ranks last, or may be forgotten.
     next: Option<Instant>,
 }
 
+/// The failures on one node.
 #[derive(Debug, Default)]
 struct Failing {
     /// The pods that failed, by UID, and when.
     failures: VecDeque<(Box<str>, Instant)>,
+    /// The time until which the node ranks last; `None` if it ranks as others.
     last_until: Option<Instant>,
-    /// The time for which it ranked last before.
+    /// The length of time for which the node ranked last before.
     pause: Option<Duration>,
+    /// The time of the latest failure, or of the end of the last time for which the node ranked last.
     latest: Option<Instant>,
 }
 
@@ -102,7 +106,8 @@ impl FailingNodes {
         !self.unstamped.is_empty() || self.next.is_some_and(|next| next <= now)
     }
 
-    /// Counts the failures that watches have shown, at the time `now`, and ends the times of nodes that are over.
+    /// Counts the failures that watches have shown since the last call, and lets nodes rank as others whose time to rank last is
+    /// over.
     pub(super) fn advance(&mut self, now: Instant) {
         for (node, uid) in std::mem::take(&mut self.unstamped) {
             self.count_failure(&node, &uid, now);
@@ -112,7 +117,7 @@ impl FailingNodes {
         }
     }
 
-    /// Ends the times that are up, and forgets nodes without failures for long.
+    /// Lets nodes rank as others whose time to rank last is over, and forgets nodes without failures for long.
     fn end_pauses(&mut self, now: Instant) {
         for failing in self.nodes.values_mut() {
             if failing.last_until.is_some_and(|until| until <= now) {

@@ -1,7 +1,7 @@
 //! Room that opens, and that part of it which opens without an event that kube-scheduler sees.
 //!
 //! kube-scheduler tries a refused pod again when it sees an event, and otherwise after five minutes. It sees that pods on nodes
-//! end and that nodes change. It does not see that a hint ends, that a decision turns out not to have been written, that a
+//! end and that nodes change. It does not see that a hint ends, that a binding turns out not to have been written, that a
 //! Device object changes, nor that a watch of this process has caught up.
 
 /// Number of times that room has opened.

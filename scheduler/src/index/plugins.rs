@@ -108,11 +108,12 @@ struct NodePlugin {
     gone: Option<Deadline>,
 }
 
-/// A time span that begins when a watch has shown something.
+/// The end of a time span that begins because of an object that a watch has shown. Watches bring no time, so the span begins later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deadline {
-    /// It begins at the next [`Plugins::advance`].
+    /// The span begins at the next [`Plugins::advance`].
     Unstamped,
+    /// The span ends at this time.
     At(Instant),
 }
 

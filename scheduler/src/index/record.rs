@@ -109,7 +109,7 @@ fn allocation_of_other(share: &placement::Share) -> DeviceAllocation {
     .with_functions(&functions)
 }
 
-/// Whole units of the node on the chosen device.
+/// The number of whole memory units that the chosen GPU has.
 fn units_of(share: &placement::Share, inventory: &Inventory) -> Option<u64> {
     let gpu = inventory.gpus.iter().find(|gpu| gpu.id == share.id)?;
     gpu.memory_bytes.checked_div(inventory.unit_bytes?)

@@ -15,7 +15,7 @@ pub struct ResourceDemand<'a> {
     pub others: Vec<DeviceRequest>,
     /// The constraints on its devices, if there are any.
     pub constraints: Option<Arc<Constraints>>,
-    /// True if it does not depend on the size of a memory unit.
+    /// True if no amount of GPU memory is in bytes or percent, so that the demand also fits nodes whose memory unit is unknown.
     pub in_units: bool,
     /// The isolation provider that the node must have.
     pub isolation: Option<Box<str>>,
@@ -37,7 +37,7 @@ impl ResourceDemand<'_> {
         }
     }
 
-    /// Returns true if it requests devices, and not CPU and memory alone.
+    /// Returns true if the pod requests devices, and not CPU and memory alone.
     pub fn has_devices(&self) -> bool {
         self.gpus != RequestedGpus::Nothing || !self.others.is_empty()
     }

@@ -19,7 +19,7 @@ pub struct Snapshot {
     pub n_pods: u64,
     /// Unbound pods that ask for a share.
     pub n_pending: u64,
-    /// Decisions of binds that no watch has shown yet.
+    /// Assumed pods: binds have decided their nodes, and no watch has shown them bound.
     pub n_assumed: u64,
     /// Pods whose devices are not known for sure.
     pub n_conservative: u64,

@@ -1,8 +1,8 @@
 //! The victims by which a pod fits on a node.
 //!
-//! Victims are pods that the watch shows on that node, of lower priority than the pod, and not ended. kube-scheduler's own
-//! proposal also depends on other things, of which little is known here. So its victims stay, except for those that hold devices
-//! and that only amounts can be the reason for; the rest must free no less of any amount than is short.
+//! Victims are pods that the watch shows on that node, of lower priority than the pod, and not ended. kube-scheduler also proposes
+//! victims for reasons that the index knows little of, such as ports or volumes. So the proposed victims stay victims, except for
+//! those that hold devices and can be proposed for their amounts alone. All victims together must free each amount that is short.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,8 +45,8 @@ struct VictimSearch<'a> {
 }
 
 impl<'a> Preemptor<'a> {
-    /// A pod and its request for devices. `depends_on_other_pods` says that it may lack a node for other reasons than amounts, so
-    /// that all victims that are proposed must go; `promised` are the victims that make room for other pods.
+    /// A pod and its request for devices. `depends_on_other_pods` says that other pods may keep it from a node by more than their
+    /// amounts, so that all proposed victims must go; `promised` are the victims that make room for other preemptors.
     pub fn new(
         pod: &'a Pod,
         demand: &'a ResourceDemand<'a>,
@@ -64,7 +64,7 @@ impl<'a> Preemptor<'a> {
 
     /// The victims by which the pod fits on a node, instead of those that kube-scheduler proposes; `None` if none help.
     ///
-    /// All that kube-scheduler proposes where no device is short.
+    /// If no device is short, these are all the victims that kube-scheduler proposes.
     pub fn victims_on(&self, index: &Index, node: &str, proposed: &MetaVictims) -> Option<MetaVictims> {
         index.filter().check_served(node, self.demand).ok()?;
         let fleet = index.fleet();
@@ -97,7 +97,8 @@ impl<'a> Preemptor<'a> {
         Some(search.with_violations(&victims, &pods, &allowed))
     }
 
-    /// The amount of each of the pod's sums that evicting a pod with these requests frees: CPU, memory, pods, the named ones.
+    /// The amounts that the eviction of a pod with these requests frees, in the order of kube-scheduler's sums: CPU, memory, the
+    /// number of pods, and each named resource of the preemptor.
     fn sums_freed(&self, host: HostAmounts, requests: Option<&NamedRequests>) -> Vec<u64> {
         let mut freed = vec![host.cpu_milli, host.memory, 1];
         for (name, _) in &self.named {
@@ -109,7 +110,7 @@ impl<'a> Preemptor<'a> {
 }
 
 impl VictimSearch<'_> {
-    /// Pods that may go for another: those that hold devices of the node, and those that are proposed.
+    /// The pods that may be evicted for the preemptor: those that hold devices of the node, and those that kube-scheduler proposes.
     fn evictable(&self) -> Vec<Evictable> {
         let mut pods = Vec::new();
         for held in self.view.held() {
@@ -118,7 +119,7 @@ impl VictimSearch<'_> {
             };
             let eviction = &entry.eviction;
             let bound = entry.facts.bound.as_deref();
-            // A pod that only a decision binds is not on the node for kube-scheduler, which cannot evict it.
+            // kube-scheduler does not see an assumed pod on the node before its binding, and cannot evict it.
             let is_here = entry.list != 0 && bound.is_some_and(|bound| *bound.node == *self.view.name());
             if !is_here
                 || eviction.rank.priority >= self.preemptor.pod.priority()
@@ -144,6 +145,7 @@ impl VictimSearch<'_> {
         pods
     }
 
+    /// Returns true if the eviction of this pod from the node makes room for another preemptor.
     fn is_promised(&self, uid: &str) -> bool {
         let promised = self.preemptor.promised.get(self.view.name());
         promised.is_some_and(|victims| victims.contains(uid))
@@ -162,10 +164,12 @@ impl VictimSearch<'_> {
         drawn_on
     }
 
-    /// Adds the proposed victims that hold no device: they stay victims, as nothing is known here of why they are.
+    /// Adds the proposed victims that hold no device. They stay victims: the index does not know for which reason kube-scheduler
+    /// proposes them.
     fn add_proposed(&self, pods: &mut Vec<Evictable>) {
         let known: BTreeSet<OwnerId> = pods.iter().map(|pod| pod.owner.clone()).collect();
-        // They come by falling importance, so that one that is not known is at most as important as the one before it.
+        // kube-scheduler lists victims by falling importance, so a pod that the index does not know is at most as important as the
+        // one before it.
         let mut last = EvictionRank {
             priority: self.preemptor.pod.priority().saturating_sub(1),
             started: i64::MIN,
@@ -201,8 +205,8 @@ impl VictimSearch<'_> {
         }
     }
 
-    /// The amount of each sum that victims must free: the shortage, if the sum is known in full, and otherwise no less than all
-    /// proposed victims free.
+    /// The least amounts that all victims together must free, in the order of [`Preemptor::sums_freed`]: the shortage on the node
+    /// where it is known, and otherwise as much as all proposed victims free.
     fn must_free(&self, pods: &[Evictable]) -> Vec<u64> {
         let mut must_free = vec![0_u64; 3 + self.preemptor.named.len()];
         for pod in pods {
@@ -295,7 +299,7 @@ impl VictimSearch<'_> {
             chosen.n_pdb_violations = self.proposed.n_pdb_violations;
             return chosen;
         }
-        // Budgets of pods without devices are known to kube-scheduler alone, so its count of those stays.
+        // Only kube-scheduler knows the budgets of pods without devices, so the violations that it counts for these pods are added.
         if has_unknown_pods {
             let is_proposed = |pod: &&Evictable| self.proposed_uids.contains(pod.owner.as_str());
             let n_known = placement::n_violations(pods.iter().filter(is_proposed), allowed);

@@ -88,7 +88,7 @@ impl Kinds {
     }
 }
 
-/// Every resource of every type, once.
+/// All pairs of a resource and the type of a device that lists it. Resources of GPUs are left out.
 fn resource_types(types: &[DevicesOfType], names: &ResourceNames) -> BTreeSet<(ResourceName, DeviceType)> {
     let mut found = BTreeSet::new();
     for of_type in types {

@@ -71,6 +71,7 @@ impl ReportedTable {
     }
 }
 
+/// Returns true if the value of the label `GPU_PARTITION_POLICY` allows no set of GPUs outside of the table.
 fn is_honored(policy: Option<&str>) -> bool {
     GpuPartitionPolicy::read(policy) == GpuPartitionPolicy::Honor
 }

@@ -65,6 +65,7 @@ enum BindingProbe {
 }
 
 impl Fence {
+    /// The fence for the terms of this replica. It writes to the API server through `client`, and events through `recorder`.
     pub(super) fn new(
         (client, recorder): (Client, Recorder),
         settings: FenceSettings,
@@ -207,6 +208,7 @@ impl Fence {
         }
     }
 
+    /// Sends a request to the API server; an error means that no answer came.
     async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> anyhow::Result<Answer> {
         let answer = api_server::send(&self.client, method, path, body).await;
         answer.map_err(anyhow::Error::msg)
@@ -222,7 +224,7 @@ struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// No refusal so far.
+    /// A report before the first refusal.
     fn new(fence: &'a Fence) -> Self {
         Self {
             fence,

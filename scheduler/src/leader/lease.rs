@@ -28,6 +28,7 @@ impl LeaseObject {
         }
     }
 
+    /// The name of the Lease.
     pub(super) fn name(&self) -> &str {
         &self.name
     }

@@ -26,7 +26,7 @@ struct UnplacedPod {
 #[derive(Clone, Debug, Default)]
 pub(super) struct UnplacedPods(Arc<Mutex<FxHashMap<Box<str>, UnplacedPod>>>);
 
-/// The numbers of these pods.
+/// The pods that are not bound yet, in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct UnplacedSummary {
     /// The number of pods by the reason of their last refusal.

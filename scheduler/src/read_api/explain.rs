@@ -145,8 +145,8 @@ fn device_fits<'a>(index: &'a Index, name: &str, demand: &ResourceDemand<'_>) ->
     fits.unwrap_or_default()
 }
 
-/// The distance of a node from fitting: whether no more than room is missing, and then what the last of the GPUs lacks that the
-/// request needs, if the nearest are taken.
+/// The distance of a node from fitting. Nodes that only lack room come before nodes that break a rule. Then the GPUs count that
+/// lack least, as many as the request needs: the distance is the lack of the last of them.
 fn distance(
     index: &Index,
     name: &str,

@@ -22,9 +22,9 @@ const NO_HOST_ROOM: &str = "not enough CPU or memory on the node";
 /// A node that may take pods.
 struct FitCandidate {
     name: String,
-    /// The node of which it is, or will be, a copy.
+    /// The node on whose copy pods are tried.
     node: NodeId,
-    /// The number of the copy in the trial, once there is one.
+    /// The number of the copy in `trial`; `None` until the first pod is tried on it.
     copy: Option<usize>,
     /// The pods that were placed on it.
     placed: FitPlacement,
@@ -140,7 +140,7 @@ impl<'a> Search<'a> {
                     self.record(at, &placement);
                     answer.fitting += 1;
                 }
-                // It ranked by devices alone, or has changed since it was ranked.
+                // The candidate was ranked by devices alone, or its node has changed since.
                 Err(reason) => self.refuse(reason),
             }
         }
@@ -218,6 +218,7 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// Counts a node that takes no further pod, under its reason.
     fn refuse(&mut self, reason: &'static str) {
         *self.refusals.entry(reason).or_default() += 1;
     }

@@ -44,6 +44,7 @@ pub(super) fn largest_namespaces(snapshot: &StateSnapshot) -> Vec<Arc<str>> {
 }
 
 impl SeenNames {
+    /// Returns true if the client sees the names in all namespaces.
     pub(super) fn are_all(&self) -> bool {
         matches!(self, Self::All)
     }

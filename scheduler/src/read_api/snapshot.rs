@@ -83,6 +83,7 @@ pub(super) struct Delta {
 }
 
 impl Delta {
+    /// Returns true if the two revisions do not differ.
     pub(super) fn is_empty(&self) -> bool {
         self.changed.is_empty() && self.removed.is_empty() && !self.has_new_pending
     }

@@ -68,6 +68,7 @@ impl Page {
     }
 }
 
+/// Returns true if names of nodes may have this character.
 fn is_in_names(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-.".contains(&byte)
 }

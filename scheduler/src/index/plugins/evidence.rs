@@ -125,7 +125,7 @@ impl PluginEvidence {
         None
     }
 
-    /// Adds or replaces a pod. Returns true if its process has died.
+    /// Adds or replaces a pod of the plugin. Returns true if the process of the pod has died since the last call.
     pub(super) fn put_pod(&mut self, mut pod: PluginPod) -> bool {
         let served = self.serves();
         let mut has_died = false;
@@ -141,12 +141,13 @@ impl PluginEvidence {
         has_died
     }
 
+    /// Removes a pod that is gone. Its plugin counts as gone until a plugin reports that it serves.
     pub(super) fn remove_pod(&mut self, uid: &str) {
         self.pods.retain(|pod| *pod.uid != *uid);
         self.gone = Some(uid.into());
     }
 
-    /// Replaces the annotation.
+    /// Replaces the annotation of the node in which its plugin reports whether it serves.
     pub(super) fn set_state(&mut self, state: Option<PluginState>) {
         if self.state == state || (state.is_some() && self.outdated == state) {
             return;
@@ -184,6 +185,7 @@ impl PluginEvidence {
         })
     }
 
+    /// Returns true if kubelet can admit pods by one of the plugin's pods.
     fn serves(&self) -> bool {
         self.pods.iter().any(|pod| pod.serves(self.state.as_ref()))
     }
