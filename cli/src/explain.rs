@@ -60,7 +60,7 @@ fn pod_name(words: &[String], namespace: &str) -> Result<(String, String), Comma
         Some((namespace, name)) => (namespace, name),
         None => (namespace, word.as_str()),
     };
-    // The names go into a path.
+    // The names go into the path of a request, which other characters would change.
     let is_plain = |text: &str| {
         !text.is_empty()
             && text
@@ -74,6 +74,7 @@ fn pod_name(words: &[String], namespace: &str) -> Result<(String, String), Comma
     }
 }
 
+/// Returns true for a word by which kubectl names the kind of a pod.
 fn is_pod(kind: &str) -> bool {
     ["pod", "pods", "po"].contains(&kind)
 }

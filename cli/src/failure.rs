@@ -8,7 +8,7 @@ pub(crate) type CommandResult = Result<ExitCode, CommandFailure>;
 
 /// The exit code of a command that answers a question: 0 for yes, 2 for no.
 pub(crate) fn code_of_answer(is_yes: bool) -> ExitCode {
-    // Scripts tell a no from a failure by it; kubectl itself uses only 1.
+    // Scripts distinguish a no from a failure by this code; kubectl itself uses only 1.
     ExitCode::from(if is_yes { 0 } else { 2 })
 }
 

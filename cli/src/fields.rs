@@ -7,19 +7,23 @@ pub(crate) const NODE_LABEL: &str = "gpushare";
 /// The label of nodes by which a cloud provider names the kind of machine.
 pub(crate) const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 
+/// The text at a JSON pointer.
 pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     let value = object.pointer(pointer).and_then(Value::as_str);
     value.unwrap_or_default()
 }
 
+/// The name of an object.
 pub(crate) fn name(object: &Value) -> &str {
     text(object, "/metadata/name")
 }
 
+/// The value of a label.
 pub(crate) fn label<'a>(object: &'a Value, key: &str) -> &'a str {
     entry(object, "/metadata/labels", key)
 }
 
+/// The value of an annotation.
 pub(crate) fn annotation<'a>(object: &'a Value, key: &str) -> &'a str {
     entry(object, "/metadata/annotations", key)
 }
@@ -30,12 +34,13 @@ fn entry<'a>(object: &'a Value, map: &str, key: &str) -> &'a str {
     map.and_then(|map| map.get(key)?.as_str()).unwrap_or_default()
 }
 
-// An absent list is empty: checks of an object that lacks it find nothing there.
+/// The list at a JSON pointer; an absent list is empty, so that checks of an object without it find nothing there.
 pub(crate) fn array<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
     let values = object.pointer(pointer).and_then(Value::as_array);
     values.map_or(&[], Vec::as_slice)
 }
 
+/// The number at a JSON pointer; 0 if there is none.
 pub(crate) fn number(object: &Value, pointer: &str) -> u64 {
     let value = object.pointer(pointer).and_then(Value::as_u64);
     value.unwrap_or_default()
@@ -47,6 +52,7 @@ pub(crate) fn images<'a>(object: &'a Value, containers: &str) -> impl Iterator<I
     containers.map(|container| text(container, "/image"))
 }
 
+/// Returns true if one of the objects has this name.
 pub(crate) fn is_named(name: &str, objects: &[Value]) -> bool {
     objects.iter().any(|object| self::name(object) == name)
 }

@@ -82,6 +82,7 @@ impl<'a> ChangeFeed<'a> {
         }
     }
 
+    /// Waits for the next event of the stream, which is opened first if it is not open, and notes the event's ID.
     async fn next_event(&mut self) -> Result<StreamEvent, CommandFailure> {
         let events = match &mut self.events {
             Some(events) => events,

@@ -239,10 +239,12 @@ fn render(resources: &Amounts, labels: &Amounts, instance_type: &str) -> String 
     text
 }
 
+/// One label as `name=value`.
 fn pair((name, value): (&String, &String)) -> String {
     format!("{name}={value}")
 }
 
+/// Lines of YAML, one for each entry of a map, this far from the left edge.
 fn indented(width: usize, values: &Amounts) -> String {
     let mut lines = String::new();
     for (name, value) in values {

@@ -37,6 +37,7 @@ pub(crate) fn index_of(nodes: Vec<Node>, devices: Vec<RawDevice>, pods: Vec<Pod>
     Shared::new(index)
 }
 
+/// Adds all objects of one kind to an index, as the first list of a watch does.
 fn add_all<K>(index: &mut Index, objects: Vec<K>)
 where
     Index: ObjectStore<K>,

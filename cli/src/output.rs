@@ -172,6 +172,7 @@ impl From<String> for Cell {
 }
 
 impl Cell {
+    /// A text in a colour.
     pub(crate) fn coloured(text: impl Into<String>, colour: Colour) -> Self {
         Self {
             text: text.into(),
@@ -189,6 +190,7 @@ impl Cell {
         }
     }
 
+    /// The number of columns that the text takes.
     fn width(&self) -> usize {
         self.width.unwrap_or_else(|| self.text.chars().count())
     }

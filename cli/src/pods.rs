@@ -182,11 +182,13 @@ impl PodSelection<'_> {
         Ok(all)
     }
 
+    /// Returns true if a pod is in a namespace that the command shows.
     fn is_in_namespace(&self, row: &PodRow) -> bool {
         // A pod without a name is in a namespace whose pods the user may not list.
         !row.name.is_empty() && (self.which.all_namespaces || row.namespace == self.connection.namespace)
     }
 
+    /// Returns true if the label selector selects a pod, or there is no selector.
     fn is_selected(&self, row: &PodRow) -> bool {
         self.selected.as_ref().is_none_or(|uids| uids.contains(&row.uid))
     }

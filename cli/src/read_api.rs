@@ -159,6 +159,7 @@ impl ReadApiClient {
         })
     }
 
+    /// The failure of a connection that breaks before an answer has come.
     fn unreachable(&self, error: &hyper::Error) -> CommandFailure {
         let reason = with_sources(error);
         let hint = "Is the scheduler older, or started without --read-listen?";

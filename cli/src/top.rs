@@ -139,13 +139,13 @@ fn table(nodes: &[Node], screen: &Screen, is_wide: bool) -> TextTable {
 /// The cells of one GPU in the columns that every table has.
 fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
     let allocated = memory(gpu.memory.allocated);
-    // A record that someone has edited, or a GPU that was exchanged for a smaller one.
+    // Someone has edited a record, or a smaller GPU has taken the place of this one.
     let allocated = if gpu.memory.allocated > gpu.memory.total {
         Cell::coloured(allocated, Colour::Red)
     } else {
         allocated.into()
     };
-    // No new pod gets the free memory of other GPUs.
+    // No new pod gets free memory of an unhealthy GPU, or of a node whose device plugin is away.
     let takes_pods = gpu.healthy && node.plugin.is_none();
     let free = if takes_pods {
         memory(gpu.memory.free()).into()

@@ -22,11 +22,12 @@ pub const TYPE_RDMA: &str = "rdma";
 /// The device type of FPGA cards.
 pub const TYPE_FPGA: &str = "fpga";
 
-/// Label of the Device object and of the node, as the next two: the vendor of the GPUs, such as `nvidia`.
+/// Label of the Device object and of the node: the vendor of the GPUs, such as `nvidia`.
 pub const GPU_VENDOR_LABEL: &str = "node.koordinator.sh/gpu-vendor";
-/// Model of the GPUs, such as `A100-SXM4-80GB`; absent if the node has several models (as Koordinator's koordlet writes it).
+/// Label of the Device object and of the node: the model of the GPUs, such as `A100-SXM4-80GB`; absent if the node has several
+/// models. Koordinator's koordlet writes it so too.
 pub const GPU_MODEL_LABEL: &str = "node.koordinator.sh/gpu-model";
-/// Version of the GPU driver, such as `570.133.20`.
+/// Label of the Device object and of the node: the version of the GPU driver, such as `570.133.20`.
 pub const GPU_DRIVER_LABEL: &str = "node.koordinator.sh/gpu-driver-version";
 /// The labels that the plugin writes to the Device object and to its node.
 // On both: users select nodes by them, and a scheduler reads the Device object alone.

@@ -67,6 +67,7 @@ impl KubeletAllocations {
         Ok(None)
     }
 
+    /// Parses the value of either annotation.
     fn parse(key: &'static str, text: &str) -> Result<Self, AnnotationError> {
         // Entry by entry, so that an error names the entry.
         let list: Option<Vec<Value>> = annotation::parse(key, text, MAX_BYTES)?;
@@ -103,6 +104,7 @@ impl KubeletAllocations {
         None
     }
 
+    /// All entries without kubelet's copies of the answers to Allocate.
     fn without_answers(&self) -> Vec<KubeletAllocation> {
         let mut entries = self.entries.clone();
         for entry in &mut entries {

@@ -76,6 +76,7 @@ pub fn write_swapped_records(swapped: &SwappedRecords) -> Result<String, Annotat
     }
 }
 
+/// Checks the rules of [`EXCHANGED_RECORDS`] that hold for its reader and its writer.
 fn check_swapped_records(swapped: &SwappedRecords) -> Result<(), AnnotationError> {
     if swapped.len() > MAX_SWAPPED_PODS {
         return Err(swapped_error(format!("more than {MAX_SWAPPED_PODS} pods")));
@@ -93,6 +94,7 @@ fn check_swapped_records(swapped: &SwappedRecords) -> Result<(), AnnotationError
     Ok(())
 }
 
+/// The error about [`EXCHANGED_RECORDS`].
 fn swapped_error(rule: impl Into<String>) -> AnnotationError {
     AnnotationError::new(EXCHANGED_RECORDS, rule)
 }
@@ -156,6 +158,7 @@ impl PluginState {
     }
 }
 
+/// Reads an annotation whose value is JSON; `None` without the annotation.
 fn read<T: DeserializeOwned>(
     annotations: Option<&Annotations>,
     key: &'static str,

@@ -19,7 +19,8 @@ pub const BIND_TIMESTAMP: &str = "scheduling.koordinator.sh/bind-timestamp";
 /// Pod annotation: the minor numbers of the GPUs in [`DEVICE_ALLOCATED`], such as `0,1`, for other projects' device plugins
 /// (Koordinator).
 pub const GPU_MINORS: &str = "scheduling.koordinator.sh/gpu-minors";
-/// Pod annotation: the minor number of the chosen GPU (gpushare). Also a variable of the pod's containers, as the next two.
+/// Pod annotation: the minor number of the chosen GPU (gpushare). Also a variable of the pod's containers, as [`MEM_POD`] and
+/// [`MEM_DEV`] are.
 pub const MEM_IDX: &str = "ALIYUN_COM_GPU_MEM_IDX";
 /// Pod annotation: the memory units that the pod requests (gpushare).
 pub const MEM_POD: &str = "ALIYUN_COM_GPU_MEM_POD";
@@ -164,7 +165,7 @@ impl Record {
             .as_ref()
             .is_some_and(|by_type| by_type.values().any(|devices| !devices.is_empty()));
         let gpushare = match read_gpushare(annotations) {
-            // A copied manifest may have left them there; Koordinator's record alone decides.
+            // A copied manifest may have left annotations of the gpushare dialect; Koordinator's record alone decides.
             Err(_) if is_decided => None,
             read => read?,
         };

@@ -129,7 +129,8 @@ pub enum RequestError {
         /// The beginning of that amount in the manifest.
         value: String,
     },
-    /// The pod uses the names of two dialects: rule 1 of the same webhook for vendors' names, and the project's own rule for memory units.
+    /// The pod uses the names of two dialects: rule 1 of the proposal's webhook for vendors' names, and
+    /// gpushare's own rule for memory units.
     #[error("the pod asks for both {one} and {other}; use the resources of one dialect only")]
     MixedDialects {
         /// A resource of one dialect, with its amount.

@@ -76,6 +76,7 @@ pub struct GpuLinks {
 }
 
 impl GpuPartition {
+    /// The rule that the partition breaks, in words that complete "the set …"; `None` if it breaks none.
     fn broken_rule(&self, size: u32) -> Option<&'static str> {
         let bandwidth_is_valid = self
             .ring_bus_bandwidth
@@ -189,6 +190,7 @@ pub fn read_links(text: &str) -> Result<Vec<GpuLinks>, AnnotationError> {
     }
 }
 
+/// Returns true if no minor number is listed twice.
 fn are_distinct(minors: &[u32]) -> bool {
     minors.iter().collect::<BTreeSet<_>>().len() == minors.len()
 }

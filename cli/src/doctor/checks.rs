@@ -109,6 +109,7 @@ pub(super) struct CheckReport {
 }
 
 impl CheckReport {
+    /// Adds one finding of this check.
     fn add(
         &mut self,
         severity: Severity,
@@ -159,6 +160,7 @@ pub(super) fn findings(facts: &InstallationFacts) -> Vec<Finding> {
     findings
 }
 
+/// Checks that the API server is new enough for everything that the installation uses.
 fn api_version(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let [major, minor] = ["/major", "/minor"].map(|pointer| leading_number(text(&facts.version, pointer)));
     if (major, minor) == (0, 0) {
@@ -183,6 +185,7 @@ fn leading_number(text: &str) -> u32 {
     digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }
 
+/// Checks that the API server serves the kinds `Device` and `SchedulerLeader`.
 fn definitions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let definitions = facts.list("customresourcedefinitions")?;
     for wanted in [
@@ -209,6 +212,7 @@ fn definitions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     Ok("both CustomResourceDefinitions are established".to_owned())
 }
 
+/// Checks that as many replicas of the scheduler are ready as its Deployment asks for.
 fn scheduler_pods(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let deployments = facts.list("deployments")?;
     let Some(scheduler) = deployments
@@ -238,6 +242,7 @@ fn scheduler_pods(facts: &InstallationFacts, report: &mut CheckReport) -> Outcom
     Ok(format!("{ready} of {wanted} replicas are ready"))
 }
 
+/// Checks that the read API of every ready replica answers this command.
 fn read_api(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let replicas = facts.replicas()?;
     if replicas.is_empty() {
@@ -255,6 +260,7 @@ fn read_api(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     Ok("every ready replica answers".to_owned())
 }
 
+/// Checks that exactly one replica of the scheduler leads.
 fn leader(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let n_answers = facts.diagnoses().count();
     if n_answers == 0 {
@@ -293,6 +299,7 @@ fn leader(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     Ok("one replica leads".to_owned())
 }
 
+/// Checks that scheduler, device plugin and this command are of one release.
 fn versions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let own = env!("CARGO_PKG_VERSION");
     let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -353,6 +360,7 @@ fn image_tags<'a>(facts: &'a InstallationFacts, kind: &str, workload: &str) -> B
     tags
 }
 
+/// Checks that a ClusterRoleBinding names the service account of each daemon.
 fn rights(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let bindings = facts.list("clusterrolebindings")?;
     let mut subjects = BTreeSet::new();
@@ -371,6 +379,7 @@ fn rights(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     Ok("both service accounts have a ClusterRoleBinding".to_owned())
 }
 
+/// Checks that every admission policy of the installation exists and has a binding.
 fn policies(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let policies = facts.list("validatingadmissionpolicies")?;
     let bindings = facts.list("validatingadmissionpolicybindings")?;
@@ -394,6 +403,7 @@ fn policies(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     Ok("every admission policy is bound".to_owned())
 }
 
+/// Checks that the API server can call the installation's webhooks, if there are any.
 fn webhooks(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let mutating = own_webhooks(facts, "mutatingwebhookconfigurations")?;
     let validating = own_webhooks(facts, "validatingwebhookconfigurations")?;

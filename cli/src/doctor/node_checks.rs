@@ -21,13 +21,15 @@ const OTHER_PLUGINS: [(&str, &str); 4] = [
     ("volcano-vgpu-device-plugin", "volcano.sh/vgpu-number"),
 ];
 
-/// The nodes that are labelled for sharing. A node without the label may have shared GPUs once; only these should now.
+/// The nodes that are labelled for sharing. A node without the label may have shared its GPUs once; only nodes with
+/// the label should now.
 fn labelled_nodes(facts: &InstallationFacts) -> Result<Vec<&Value>, String> {
     let mut nodes: Vec<&Value> = facts.list("nodes")?.iter().collect();
     nodes.retain(|node| label(node, NODE_LABEL) == "true");
     Ok(nodes)
 }
 
+/// Checks that a ready pod of the device plugin is on every labelled node.
 pub(super) fn plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let mut plugin_on: BTreeMap<&str, &Value> = BTreeMap::new();
     for pod in facts.list("pods")? {
@@ -67,6 +69,7 @@ pub(super) fn plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Ou
     ))
 }
 
+/// Checks that every labelled node has a Device object with devices, and every Device object a node.
 pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let devices = facts.list("devices")?;
     let device_of: BTreeMap<&str, &Value> = devices.iter().map(|device| (name(device), device)).collect();
@@ -117,6 +120,7 @@ fn refused_condition<'a>(device: &'a Value, kind: &str) -> Option<&'a str> {
     Some(text(refused, "/message"))
 }
 
+/// Checks that the plugin reports a driver version for every node with NVIDIA GPUs.
 pub(super) fn drivers(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     for device in facts.list("devices")? {
         let mut entries = array(device, "/spec/devices").iter();
@@ -172,6 +176,7 @@ pub(super) fn enforcement(facts: &InstallationFacts, report: &mut CheckReport) -
     Ok("limits of memory are enforced wherever that is asked for".to_owned())
 }
 
+/// Checks that all labelled nodes that serve memory units state the same unit.
 pub(super) fn memory_units(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let unit_annotation = format!("{GPU_MEM}-unit");
     let mut units = BTreeSet::new();
@@ -204,6 +209,7 @@ pub(super) fn memory_units(facts: &InstallationFacts, report: &mut CheckReport) 
     Ok("all nodes count memory in one unit".to_owned())
 }
 
+/// Checks that no DaemonSet of another namespace serves a resource that gpushare's plugin may serve.
 pub(super) fn other_plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     for daemon_set in facts.list("daemonsets")? {
         let namespace = text(daemon_set, "/metadata/namespace");
@@ -224,6 +230,7 @@ pub(super) fn other_plugins(facts: &InstallationFacts, report: &mut CheckReport)
     Ok("no other device plugin serves the same resources".to_owned())
 }
 
+/// Counts, node by node, the pods with an allocation record that kubelet has refused.
 pub(super) fn failed_pods(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let mut by_node: BTreeMap<&str, usize> = BTreeMap::new();
     for pod in facts.list("pods")? {
@@ -244,6 +251,7 @@ pub(super) fn failed_pods(facts: &InstallationFacts, report: &mut CheckReport) -
     Ok("kubelet has refused no pod with a share of a GPU".to_owned())
 }
 
+/// Adds the findings that the scheduler's library makes from each node's report.
 pub(super) fn nodes(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     for node in facts.state.as_ref().map_err(String::clone)? {
         report.extend(node_findings(node));

@@ -165,7 +165,7 @@ impl Decoder {
             let mut data = split_front(&mut bytes, left);
             // A frame without data left is over; the next bytes are a header.
             self.frame = Some((connection, left - data.len())).filter(|(_, left)| *left > 0);
-            // Frames of other connections are skipped, as the socket may carry more than these two.
+            // Frames of unknown connections are skipped, as the socket may carry more than the two of [`ConnectionId`].
             let Some(connection) = connection else {
                 continue;
             };
@@ -177,6 +177,7 @@ impl Decoder {
         Ok(messages)
     }
 
+    /// Reads the header of a frame as far as it has arrived; a complete one begins the frame.
     fn begin_frame(&mut self, bytes: &mut &[u8]) -> Result<(), WireError> {
         self.header
             .extend(split_front(bytes, FRAME_HEADER - self.header.len()));

@@ -72,13 +72,13 @@ impl GpuAmounts {
                 "{GPU} ({both}) already says {GPU_CORE} and {GPU_MEMORY_RATIO}; do not ask for it together with them or {GPU_MEMORY}"
             )));
         }
-        // Rule 2 of the validating webhook in the proposal. Two limits on the memory of one GPU: its size would decide which is smaller.
+        // Rule 2 of the proposal's validating webhook: of two limits on the memory of one GPU its size would decide which holds.
         if let (Some(bytes), Some(ratio)) = (bytes, ratio) {
             return Err(rule(format!(
                 "{GPU_MEMORY} ({bytes}) and {GPU_MEMORY_RATIO} ({ratio}) exclude each other; ask for one of them"
             )));
         }
-        // Rule 3. A share without memory would count as nothing, and any number of such pods would fit.
+        // Rule 3 of the same webhook: a share without memory would count as nothing, and any number of such pods would fit.
         let has_memory = [units, bytes, ratio, both].iter().any(Option::is_some);
         if let (Some(core), false) = (core, has_memory) {
             return Err(rule(format!(
@@ -109,6 +109,7 @@ impl GpuAmounts {
         })
     }
 
+    /// The amounts of both, combined resource by resource.
     fn combine(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
         let mut others = self.others.clone();
         for (resource, amount) in &other.others {
@@ -312,6 +313,7 @@ pub(super) fn amount(container: &Container, resource: &str) -> Result<Option<u64
     }
 }
 
+/// The error for a rule that the pod as a whole breaks.
 fn pod_rule(rule: String) -> RequestError {
     RequestError::Rule {
         place: "the pod".to_owned(),
@@ -319,6 +321,7 @@ fn pod_rule(rule: String) -> RequestError {
     }
 }
 
+/// The error for a rule that one container breaks.
 fn container_rule(container: &Container, rule: String) -> RequestError {
     RequestError::Rule {
         place: format!("container {:?}", container.name),

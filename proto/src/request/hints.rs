@@ -449,7 +449,7 @@ impl ExpressionJson {
         let values = self.values.unwrap_or_default();
         let (operator, n_values) = (self.operator.as_str(), values.len());
         let test = match operator {
-            // The rules of the API server for label selectors, which checks none in annotations.
+            // The API server's own rules for label selectors; it does not check selectors in annotations.
             "In" | "NotIn" if values.is_empty() => {
                 return Err(format!("values is empty, and {operator} needs one"));
             }

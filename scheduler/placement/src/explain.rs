@@ -195,6 +195,7 @@ impl<'a> NodeView<'a> {
             }
             views.push(of_type);
         }
+        // All holdings at once, because a pending one is charged where the others leave room.
         for (held, charge) in charges_of_all(inventory, &self.node.held) {
             let of_type = views.get_mut(charge.type_at);
             if let Some(view) = of_type.and_then(|of_type| of_type.get_mut(charge.device)) {

@@ -417,6 +417,7 @@ impl Fleet {
         };
         let context = ChoiceContext {
             model,
+            // The cache holds results for requests of every owner, so all hints count.
             ..self.context(Hints::Respect)
         };
         prewarm.step(&self.nodes, context, &self.cache)
@@ -435,6 +436,7 @@ impl Fleet {
             .into_iter()
             .map(|(profile, n)| (profile, u32::try_from(permille(n)).unwrap_or(1000)))
             .collect();
+        // A stable sort, so that kinds of one number keep the order of the map and two answers are equal.
         expected.sort_by_key(|(_, permille)| Reverse(*permille));
         expected
     }

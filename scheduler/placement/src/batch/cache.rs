@@ -101,7 +101,7 @@ impl ScoreCache {
         scores
     }
 
-    /// The kinds of requests under a workload model, the last one last.
+    /// The kinds of requests under a workload model, in the order of their last use.
     pub(crate) fn requests(&self, model: u32) -> Vec<Arc<RequestKey>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let of_model = known.iter().filter(|(key, _)| key.model == model);
@@ -172,6 +172,7 @@ impl CachedScores {
         let result = match result {
             Ok(score) => score.points(),
             Err(reason) => {
+                // Reasons are few, so the place in the list is number enough for the bits of a word.
                 let at = Reason::ALL.iter().position(|known| *known == reason).unwrap_or(0);
                 REFUSED | u32::try_from(at).unwrap_or(0)
             }

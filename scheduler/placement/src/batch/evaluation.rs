@@ -45,9 +45,9 @@ enum ClassKey {
 /// The result of evaluating one node of a class.
 #[derive(Debug)]
 enum Evaluated {
-    /// The score, the same for all of them.
+    /// The score, the same for all nodes of the class.
     Score(Result<Score, Reason>),
-    /// The GPUs that the request takes of each. Their cost differs with the CPU and memory of the node.
+    /// The GPUs that the request takes of each node of the class. Their cost differs with the CPU and memory of the node.
     Gpus(Result<Vec<usize>, Reason>),
 }
 
@@ -196,6 +196,7 @@ impl<'a> BatchEvaluation<'a> {
         let hints = self.context.hints;
         let node = self.nodes.get(node).filter(|_| summary.has_hints);
         let key = match node.filter(|node| node.any_hint_counts(hints)) {
+            // The summary has the class without hints, so the key with them is computed here.
             Some(node) if has_class(node) => ClassKey::WithHints(key_with(node, hints)),
             // Free amounts of GPUs alone take fewer steps to compare than to find a class.
             Some(_) => return None,

@@ -12,6 +12,7 @@ use crate::data::ident::NodeId;
 use crate::state::nodes::Nodes;
 
 /// Nodes that are evaluated in one step.
+// Few, so that a caller that locks the fleet for one step lets requests wait for a fraction of a millisecond.
 const N_NODES_PER_STEP: usize = 64;
 
 /// The progress of a prewarm.

@@ -213,7 +213,7 @@ fn admit_by_rules(node: &Node, placement: &Placement) -> Result<(), ReserveError
     let occupancy = Occupancy::new(node, Hints::Ignore);
     let mut taken: Vec<&FunctionId> = Vec::new();
     for share in &placement.shares {
-        // Every device was found above.
+        // `admit_share` has found every device already.
         let Some((type_at, at, device)) = inventory.device(&share.kind, &share.id) else {
             continue;
         };
@@ -231,6 +231,7 @@ fn admit_by_rules(node: &Node, placement: &Placement) -> Result<(), ReserveError
                 let function = function.id.clone();
                 return Err(ReserveError::FunctionTaken { function });
             }
+            // The shares of one placement must not have a function in common either.
             taken.push(&function.id);
         }
     }

@@ -188,6 +188,7 @@ pub(crate) fn score(
     };
     let (mut sum, mut best) = (0, 0);
     for score in resource_scores(node, request, context.weights, strategy, hints) {
+        // Every type of device counts alike, so that the best sum is that of as many best scores.
         (sum, best) = (sum + u128::from(score), best + u128::from(BEST));
     }
     Ok(Score::of_share(sum, best))

@@ -60,6 +60,7 @@ impl WorkloadModel {
 
     /// Prepares the simulation for nodes with this model of GPU.
     pub(crate) fn prepare(&mut self, gpu: GpuModel) {
+        // At the report of a node, because a simulation takes too long to be computed while a request waits.
         self.by_gpu
             .entry(gpu)
             .or_insert_with(|| Simulation::new(&self.sample, gpu));
@@ -101,6 +102,7 @@ impl PlacementCost {
 
     /// The cost in steps, then what is left on the node; less is better, and always below [`COST_END`].
     pub(crate) fn rank(self) -> u32 {
+        // Rounded down on both sides of zero: truncation would round negative costs up and positive ones down.
         let sum = (self.value_loss + self.unusable).div_euclid(2) + self.broken;
         // Rounded up: a loss of less than a step is a loss.
         let steps = -(-sum).div_euclid(STEP * Self::SCALE) + ZERO_STEPS;
@@ -146,6 +148,7 @@ impl<'a> CostBasis<'a> {
         Self {
             simulation,
             gpus,
+            // At least zero: kube-scheduler checks CPU and memory, and the cost only estimates.
             host_after: host.less(look_ahead.host),
             value,
             unusable,
@@ -256,6 +259,7 @@ pub(crate) fn taken_part(taken: Amounts, total: Amounts) -> GpuPart {
     let core = taken
         .core
         .saturating_mul(1000)
+        // A GPU without computing power has none that could be taken.
         .checked_div(total.core)
         .unwrap_or(0);
     GpuPart {

@@ -77,7 +77,7 @@ fn reason_with_unavailable(node: &Node, need: ShareNeed, hints: Hints<'_>, all: 
 enum Comparison {
     /// Enough GPUs have room.
     Fits,
-    /// Too few have.
+    /// Too few GPUs have room.
     Lacks(Lacks),
 }
 
@@ -86,7 +86,7 @@ enum Comparison {
 struct Lacks {
     /// Number of GPUs that could take the share if they were empty.
     n_large_enough: usize,
-    /// Bit `1 << set` is set if one of these lacks exactly this set of dimensions; memory is 1, core 2, slots 4.
+    /// Bit `1 << set` is set if one of these GPUs lacks exactly this set of dimensions; memory is 1, core 2, slots 4.
     sets: u8,
 }
 
@@ -108,6 +108,7 @@ fn compare(need: ShareNeed, rows: impl Iterator<Item = Row>) -> Comparison {
             | u8::from(needed.core > free.core) << 1
             | u8::from(needed.slots > free.slots) << 2;
         if set == 0 {
+            // Never below zero, because a need is for at least one GPU.
             n_missing -= 1;
             if n_missing == 0 {
                 return Comparison::Fits;
@@ -145,6 +146,7 @@ impl Lacks {
 
 /// Checks one GPU against the amounts that a request takes of it.
 pub(crate) fn fit_gpu(gpu: &Device, flags: GpuFlags, free: Amounts, need: Amounts) -> Result<(), Reason> {
+    // Size comes first: no end of another pod, and no repair, would make the request fit.
     if !need.within(gpu.total()) {
         return Err(Reason::TooLarge);
     }
@@ -201,6 +203,7 @@ pub(crate) fn fit_whole(node: &Node, n: u32, hints: Hints<'_>) -> Result<(), Rea
 /// Returns true if a GPU that the vendor's plugin may take is shared.
 fn is_any_shared(node: &Node, inventory: &Inventory, hints: Hints<'_>) -> bool {
     for (at, _) in inventory.for_vendor() {
+        // A hinted share counts like a held one, since its pod may be bound before this one.
         let is_shared = node.flags.get(at).is_some_and(|flags| flags.is_shared);
         if is_shared || node.counted_hints(hints).any(|hint| hint.occupies(at)) {
             return true;
@@ -217,6 +220,7 @@ pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<
         gpu.healthy && !is_occupied && !node.counted_hints(hints).any(|hint| hint.occupies(*at))
     });
     let of_sharing = move |sharing: bool| free.clone().filter(move |(_, gpu)| gpu.sharing == sharing);
+    // GPUs that take no shares come first, as pods that share can use the others.
     of_sharing(false).chain(of_sharing(true)).map(|(at, _)| at)
 }
 

@@ -130,6 +130,7 @@ fn next_best(
             continue;
         }
         let key = order.row_key(need, at, &row);
+        // No two GPUs have one key, so that each comes up once.
         if last.is_none_or(|last| key > last) && best.is_none_or(|best| key < best) {
             best = Some(key);
         }
@@ -213,6 +214,7 @@ fn gpu_usages(
     });
     for Row { free, total } in rows {
         let Amounts { memory: used, .. } = total.less(free);
+        // The used percentage is rounded up, so that the free one is not overstated.
         let free_ratio = WHOLE.saturating_sub(u64::from(used.percent_of(total.memory)));
         let amounts = [
             (WHOLE, free_ratio),

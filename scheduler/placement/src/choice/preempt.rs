@@ -62,7 +62,7 @@ pub struct Preemption<'a> {
 /// The pods to evict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Victims {
-    /// By falling importance: priority, then start.
+    /// The owners of the pods by falling importance: priority, then start.
     pub owners: Vec<OwnerId>,
     /// The number of these pods whose eviction violates a budget.
     pub n_violations: usize,
@@ -122,7 +122,7 @@ struct PodState {
     holds_requested_devices: bool,
     /// All GPU memory that it holds, in bytes.
     size: u128,
-    /// 2 if a budget forbids its eviction, 1 if one counts it, 0 without.
+    /// 2 if a budget allows no eviction of the pod, 1 if some budget counts the eviction, 0 if no budget is about the pod.
     protection: u8,
     /// True while the search has taken the pod off its copy of the node.
     is_evicted: bool,
@@ -362,8 +362,9 @@ impl<'a> VictimSearch<'a> {
                 (state.protection, distance)
             };
             let key = (first, second, pod.priority);
-            // They go in any case, so their room counts before any other pod is evicted.
+            // Pods that cost nothing go in any case, so their room counts before any other pod is evicted.
             let costs_nothing = pod.is_leaving || pod.is_forced;
+            // `None` sorts before every key, so that such pods form the first group.
             keyed.push((Some(key).filter(|_| !costs_nothing), at));
         }
         keyed.sort_unstable();
@@ -432,6 +433,7 @@ impl<'a> VictimSearch<'a> {
     /// The GPUs whose holders cost least, more and more of them.
     fn growing_sets(&self, n_needed: usize) -> Vec<BTreeSet<usize>> {
         let mut gpus: Vec<usize> = (0..self.node.gpus().len()).collect();
+        // Cached, since each cost walks through all holders of a GPU and their budgets.
         gpus.sort_by_cached_key(|gpu| self.cost(&self.holders_of(*gpu)));
         let mut sets = Vec::new();
         for n in n_needed..gpus.len() {

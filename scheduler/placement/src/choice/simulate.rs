@@ -105,6 +105,7 @@ pub(crate) struct FreeGpus {
     n: u32,
     /// Number of blocks that have any of these GPUs.
     n_blocks: usize,
+    // Of a fixed size, so that each trial on a copy of the node needs no allocation.
     blocks: [Block; MAX_GPUS / LANES],
 }
 
@@ -174,6 +175,7 @@ impl Simulation {
             sum += u64::from(*n) * u64::from(gpus.unusable_to(kind, host));
             n_pods += u64::from(*n);
         }
+        // Without any pods that ask for GPUs, nothing counts as unusable.
         u32::try_from((sum * u64::from(N_SEQUENCES)).checked_div(n_pods).unwrap_or(0)).unwrap_or(u32::MAX)
     }
 
@@ -237,10 +239,12 @@ impl Sequence {
         let (mut taken, mut most_memory) = (0, gpus.most_memory());
         let n_unused_bits = u64::BITS - u32::try_from(self.pods.len()).unwrap_or(0);
         // A pod that did not fit never will, since nothing is given back; nor will one that is equal.
+        // For a sequence without pods the shift is by all bits and has no result, which stands for no pods.
         let mut fitting = u64::MAX.checked_shr(n_unused_bits).unwrap_or(0);
         while fitting & self.with_gpus != 0 {
             let mut round = fitting;
             while round != 0 {
+                // The lowest bit is the pod that comes first in the sequence.
                 let Some((pod, equal)) = self.pods.get(round.trailing_zeros() as usize) else {
                     break;
                 };
@@ -315,6 +319,7 @@ fn requested_part(gpus: RequestedGpus, model: GpuModel) -> Option<(GpuPart, u16)
 /// An amount in thousandths of `total`, rounded up.
 pub(crate) fn thousandths_up(amount: Memory, total: Memory) -> Option<i16> {
     let total = u128::from(total.hundredths());
+    // A thousand times an amount may exceed 64 bits.
     let scaled = u128::from(amount.hundredths()) * 1000;
     i16::try_from(scaled.checked_add(total.checked_sub(1)?)? / total).ok()
 }
@@ -348,6 +353,7 @@ impl FreeGpus {
     /// Takes a part of one GPU, as much as there is.
     pub(crate) fn take(&mut self, at: usize, part: GpuPart) {
         if let Some(free) = self.get(at) {
+            // A request that is rounded up may take a thousandth more than is free.
             let rest = GpuPart {
                 memory: (free.memory - part.memory).max(0),
                 core: (free.core - part.core).max(0),

@@ -21,6 +21,7 @@ impl Memory {
 
     /// The amount in bytes.
     pub const fn from_bytes(bytes: u64) -> Self {
+        // A pod may ask for any number of bytes: one beyond the range must stay larger than every GPU.
         Self(bytes.saturating_mul(HUNDREDTHS))
     }
 
@@ -72,6 +73,7 @@ impl Memory {
     /// The difference, at least zero.
     #[must_use]
     pub const fn less(self, other: Self) -> Self {
+        // Records may exceed a device, which then has nothing free and not almost everything.
         Self(self.0.saturating_sub(other.0))
     }
 }

@@ -139,6 +139,7 @@ pub(crate) struct Held {
 pub(crate) fn n_unknown_whole(held: &[Held]) -> u32 {
     let mut n_unknown: u32 = 0;
     for held in held {
+        // A record may state any number, and more than all GPUs means the same as all.
         n_unknown = n_unknown.saturating_add(held.holdings.unknown_whole);
     }
     n_unknown

@@ -8,6 +8,7 @@ macro_rules! ident {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        // Shared, because holdings, indices and views all keep copies of the same texts.
         pub struct $name(Arc<str>);
 
         impl $name {

@@ -149,6 +149,7 @@ impl Inventory {
             return &self.gpus;
         }
         let others = self.other_devices.as_deref().unwrap_or_default();
+        // The list of other types begins after the index of GPUs.
         others.get(type_at - 1).map_or(&[], |of_type| &of_type.devices)
     }
 

@@ -73,7 +73,7 @@ pub enum Misfit {
 /// The number of devices of a type that remain after each rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CandidateCounts {
-    /// All of the type.
+    /// Number of all devices of the type.
     pub all: usize,
     /// The requested labels.
     pub selector: Option<Selector>,
@@ -94,17 +94,17 @@ pub struct CandidateCounts {
 pub enum NoPartition {
     /// The node has no table.
     Table,
-    /// The table has none of this size.
+    /// The table has no partition of the requested size.
     Size,
-    /// None is free.
+    /// No partition of the requested size is free.
     Free,
-    /// No free one is known to have the bandwidth.
+    /// No free partition is known to have the bandwidth that the pod demands.
     Bandwidth,
-    /// No free one has the best score.
+    /// No free partition has the best score of the table, which the pod demands.
     Score {
         /// The best score.
         wanted: i64,
-        /// The best score of the free ones.
+        /// The best score of a free partition.
         free: i64,
     },
 }

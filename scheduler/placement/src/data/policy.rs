@@ -194,6 +194,7 @@ impl ScoringStrategy {
         let used = usage
             .total
             .saturating_sub(usage.free)
+            // A request for more than the total counts as a full device, not as an empty one.
             .saturating_add(usage.requested);
         let part = match self {
             Self::LeastAllocated => usage.total.saturating_sub(used),

@@ -132,6 +132,7 @@ impl DeviceRequest {
                 if !amount.is_multiple_of(whole) {
                     return None;
                 }
+                // The resource that needs most devices decides, and the others are divided over as many.
                 n_devices = n_devices.max(amount / whole);
             }
         }

@@ -100,6 +100,7 @@ impl Workload {
             {
                 (profile, end) = (next, end + count);
             }
+            // Sorted by these multiples, places next to one another come from points far apart on the line.
             places.push((place.wrapping_mul(GOLDEN), *profile));
         }
         places.sort_unstable_by_key(|(scattered, _)| *scattered);

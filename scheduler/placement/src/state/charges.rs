@@ -93,6 +93,7 @@ fn pending_charges<'a>(
 ) -> Vec<Charge<'a>> {
     let mut ranked = Vec::with_capacity(free.len());
     for (charge, free) in charges_of_request(inventory, request).zip(free) {
+        // A GPU without room comes last and is charged nevertheless, so that no request disappears from the count.
         let lacks_room = !charge.amounts.within(*free);
         ranked.push(((lacks_room, Reverse(free.memory), charge.device), charge));
     }
@@ -138,10 +139,12 @@ fn charges_of_part<'a>(inventory: &'a Inventory, part: &'a HeldPart) -> impl Ite
         // Minors change with the devices of a node, so the part may be on any device.
         (None, DeviceRef::Minor(_) | DeviceRef::Any) => (0, devices.len()),
     };
+    // One kind of iterator for one device, for all devices and for none, so that nothing is boxed.
     let listed = devices.iter().enumerate().skip(first).take(n);
     listed.map(move |(at, device)| {
         let known = memory_on(device, part.memory, inventory.unit_bytes);
         Charge {
+            // Without the type there is no device, so the index in its place is never seen.
             type_at: type_at.unwrap_or(GPUS),
             device: at,
             amounts: Amounts {
@@ -170,6 +173,7 @@ fn charges_of_request<'a>(
             type_at: GPUS,
             device: at,
             amounts: Amounts {
+                // Units of unknown size may come to all memory of the GPU.
                 memory: memory.on(total, inventory.unit_bytes).unwrap_or(total),
                 core,
                 slots,

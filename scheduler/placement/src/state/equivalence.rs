@@ -127,6 +127,7 @@ pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
         let devices = node.devices(type_at).iter().zip(occupancy.of_type(type_at));
         for (at, (device, device_use)) in devices.enumerate() {
             if type_at != GPUS {
+                // Amounts without names: devices of one hardware class have the same resources in the same order.
                 words.extend(node.free_resources_with(type_at, at, hints).values());
             }
             bits.push_use(*device_use);

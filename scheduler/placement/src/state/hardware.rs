@@ -88,6 +88,7 @@ impl HardwareClass {
 /// The hardware classes of all nodes, each once.
 #[derive(Debug, Default)]
 pub(crate) struct HardwareClasses {
+    // A list for each hash, since two inventories may have the same one.
     by_hash: FxHashMap<u64, Vec<Arc<HardwareClass>>>,
     n_numbers: u64,
 }
@@ -95,6 +96,7 @@ pub(crate) struct HardwareClasses {
 impl HardwareClasses {
     /// The class of an inventory.
     pub(crate) fn class_of(&mut self, inventory: &Inventory) -> Arc<HardwareClass> {
+        // Built before the look-up, because only inventories without identifiers compare as equal.
         let class = HardwareClass::new(inventory, self.n_numbers);
         let same_hash = self.by_hash.entry(class.hash).or_default();
         if let Some(known) = same_hash.iter().find(|known| known.inventory == class.inventory) {
@@ -153,6 +155,7 @@ impl<'a> LocationNumbers<'a> {
     fn locate(&mut self, attributes: &'a DeviceAttributes) -> Location {
         let location = attributes.location.as_ref();
         let with_switch = location.filter(|location| location.switch.is_some());
+        // Devices of one switch are on one NUMA node, even where the node does not report its number.
         let with_numa = location.filter(|location| location.numa.is_some() || location.switch.is_some());
         Location {
             switch: number(&mut self.switches, with_switch, |one, other| one == other),
@@ -175,6 +178,7 @@ fn number<'a>(
     location: Option<&'a DeviceLocation>,
     is_same: fn(&DeviceLocation, &DeviceLocation) -> bool,
 ) -> u16 {
+    // A machine has few switches and NUMA nodes, so a search through the list needs no map.
     let mut at = known.len();
     for (nth, other) in known.iter().enumerate() {
         if let (Some(location), Some(other)) = (location, other)

@@ -50,6 +50,7 @@ impl Names {
 impl From<&str> for NodeName {
     fn from(name: &str) -> Self {
         let mut bytes = [0; MAX_SHORT];
+        // The range is out of bounds for a long name, which then gets an allocation of its own.
         match (bytes.get_mut(..name.len()), u8::try_from(name.len())) {
             (Some(start), Ok(n)) => {
                 start.copy_from_slice(name.as_bytes());
@@ -60,6 +61,7 @@ impl From<&str> for NodeName {
     }
 }
 
+// Bytes, not `str`: a look-up would have to check the encoding of a name that was valid when it was inserted.
 impl Borrow<[u8]> for NodeName {
     #[inline]
     fn borrow(&self) -> &[u8] {

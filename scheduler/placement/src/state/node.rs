@@ -36,6 +36,7 @@ pub(crate) struct Node {
     /// Free amounts of the GPUs, one row per GPU of the inventory in its order.
     pub(crate) rows: Rows,
     /// One per GPU of the inventory, in its order.
+    // Apart from the rows, so that a filter reads amounts alone.
     pub(crate) flags: Box<[GpuFlags]>,
     /// True if some GPU is unhealthy or takes no shares.
     pub(crate) any_unavailable: bool,
@@ -70,7 +71,7 @@ impl Hint {
 pub(crate) struct GpuFlags {
     /// True if an owner may hold memory or computing power of it.
     pub(crate) is_occupied: bool,
-    /// True if one of these owners shares it.
+    /// True if such an owner holds a share of it, not all of it in the vendor's name.
     pub(crate) is_shared: bool,
     /// True if it takes no shares, whatever is free.
     pub(crate) is_withheld: bool,
@@ -198,6 +199,7 @@ impl Node {
     /// Returns true if free amounts may differ from the rows because of hints.
     #[inline]
     pub(crate) fn any_hint_counts(&self, hints: Hints<'_>) -> bool {
+        // May be true although no hint counts, which costs a pass over the hints and changes no row.
         !self.hints.is_empty() && !matches!(hints, Hints::Ignore)
     }
 
@@ -224,6 +226,7 @@ impl Node {
         for hint in self.counted_hints(hints) {
             for (gpu, amounts) in &hint.gpu_charges {
                 if *gpu == at {
+                    // Hints reserve nothing, so that together they may exceed what is free.
                     row.free = row.free.less(*amounts);
                 }
             }
@@ -249,6 +252,7 @@ impl Node {
         hints: Hints<'_>,
     ) -> Cow<'_, NamedAmounts> {
         let free = self.free_of_type(type_at).get(device);
+        // Borrowed unless a hint takes some of it, since most devices have no hint.
         let mut free = free.map_or(Cow::Owned(NamedAmounts::new()), Cow::Borrowed);
         for hint in self.counted_hints(hints) {
             for charge in self
@@ -290,6 +294,7 @@ impl Node {
     /// Inserts a hint in place of the one that the owner has here.
     pub(crate) fn insert_hint(&mut self, owner: OwnerId, holdings: Holdings) {
         self.hints.retain(|hint| hint.owner != owner);
+        // Sorted as holdings are, so that nothing depends on the order of events.
         let at = self.hints.partition_point(|hint| hint.owner < owner);
         let hint = Hint {
             owner,
@@ -396,7 +401,7 @@ impl Node {
                     taken.push((charge.device, charge.amounts));
                 }
                 if hint.holdings.unknown_whole > 0 {
-                    // The vendor's plugin may take any of them.
+                    // The vendor's plugin may take any of its GPUs.
                     taken.extend(inventory.for_vendor().map(|(at, gpu)| (at, gpu.total())));
                 }
             }
@@ -486,6 +491,7 @@ impl NodeValueCache {
         // Of two models that follow each other one number is even and the other odd.
         let [even, odd] = &self.0;
         let cached = if model.is_multiple_of(2) { even } else { odd };
+        // Acquired, so that the two numbers that are read next are those that were stored before the number of the model.
         if cached.model.load(Ordering::Acquire) == model {
             let both = cached.both.load(Ordering::Relaxed);
             let half = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0);

@@ -19,9 +19,9 @@ use crate::state::node::{HostUse, Node, NodeValueCache};
 pub(crate) struct Nodes {
     pub(crate) names: Names,
     pub(crate) slots: Vec<Slot>,
-    /// By the same index.
+    /// The summary of the node at each index of `slots`.
     pub(crate) summaries: Vec<NodeSummary>,
-    /// By the same index; apart from the rest, because evaluations of all nodes read little else.
+    /// The version of the node at each index; apart from the rest, because evaluations of all nodes read little else.
     pub(crate) versions: Vec<u64>,
     /// Indices that no node has at the moment.
     vacant: Vec<u32>,
@@ -43,7 +43,7 @@ pub(crate) struct Nodes {
 /// The place of a node at an index.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
-    /// Of the node, or of the next one if there is none.
+    /// The generation of the node, or of the next node at the index if there is none.
     pub(crate) generation: u32,
     pub(crate) node: Option<Node>,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Slot {
 /// The part of a node that evaluations read first, dense, so that few of them read the node itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeSummary {
-    /// Of the node, or of the next one if there is none.
+    /// The generation of the node, or of the next node at the index if there is none.
     pub(crate) generation: u32,
     /// False if there is no node at the index.
     pub(crate) exists: bool,
@@ -188,6 +188,7 @@ impl Nodes {
 
     /// Removes an owner's hint; returns false if it had none.
     pub(crate) fn unhint(&mut self, owner: &str) -> bool {
+        // No opening is counted here: most hints end with the reservation that they stood for.
         let Some(index) = self.hinted.remove(owner) else {
             return false;
         };
@@ -204,6 +205,7 @@ impl Nodes {
             return;
         };
         // Nodes are reported again and again without a change, and a change makes the cached results of a node worthless.
+        // No opening is counted, as no request is refused for CPU or memory.
         if self.at(index).is_some_and(|node| node.host.total != total) {
             self.change(index, |node| node.host.total = total);
         }
@@ -218,6 +220,7 @@ impl Nodes {
             amounts,
             is_daemon,
         };
+        // Pods are reported at every change of their status, and hardly any changes their CPU.
         if self.host_uses.get(owner) == Some(&used) {
             return;
         }
@@ -279,6 +282,7 @@ impl Nodes {
         self.n_changes += 1;
         let at = index as usize;
         if let (Some(known), Some(version)) = (self.summaries.get_mut(at), self.versions.get_mut(at)) {
+            // One counter for all nodes, so that a node never has the version of a predecessor at its index.
             *version = self.n_changes;
             if let Some(class) = std::mem::replace(known, summary).class {
                 self.classes.leave(class);

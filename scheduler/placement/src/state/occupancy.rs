@@ -68,6 +68,7 @@ impl<'a> Occupancy<'a> {
         for one in in_use {
             let uses = self.uses.get_mut(one.type_at);
             if let Some(device) = uses.and_then(|uses| uses.get_mut(one.device)) {
+                // Even an owner of nothing but sight of the device keeps others from having it for themselves.
                 device.is_held = true;
                 device.is_occupied |= one.is_occupied;
             }
@@ -75,6 +76,7 @@ impl<'a> Occupancy<'a> {
         for part in holdings.parts.iter().filter(|part| !part.functions.is_empty()) {
             let type_at = inventory.type_index(&part.kind);
             if let Some(functions) = type_at.and_then(|at| self.functions.get_mut(at)) {
+                // Functions have IDs of their own, so they are held even if the device of the part is not found.
                 functions.extend(&part.functions);
             }
         }
@@ -177,6 +179,7 @@ fn devices_of_hint(inventory: &Inventory, hint: &Hint) -> Vec<DeviceInUse> {
 
 /// Returns true if exclusive use, of other owners and of the asking one, leaves the device at an index.
 pub(crate) fn permits(own: Option<Exclusion>, at: usize, locations: &[Location], uses: &[DeviceUse]) -> bool {
+    // The exclusive use of another owner holds, whether or not this request asks for any.
     let Some(device) = uses.get(at).filter(|device| !device.is_exclusive) else {
         return false;
     };

@@ -57,6 +57,7 @@ impl Pool {
             .sort_by_key(|candidate| (candidate.preference, candidate.device));
         // A set has one bit for each candidate.
         pool.candidates.truncate(MAX_MEMBERS);
+        // By minor again, since sets of lower minors are to have the lower bits.
         pool.candidates.sort_by_key(|candidate| candidate.device);
         Cow::Owned(pool)
     }
@@ -117,6 +118,7 @@ impl Pool {
         order.sort_by_key(|candidate| (candidate.preference, candidate.device));
         order.truncate(self.n);
         let mut devices: Vec<usize> = order.into_iter().map(|candidate| candidate.device).collect();
+        // By minor, as a search returns devices too.
         devices.sort_unstable();
         devices
     }

@@ -112,13 +112,13 @@ enum NeededAmounts<'a> {
 /// The preference among devices of one type that may be taken; smaller is better, the first field weighs most.
 #[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Preference {
-    /// Rank of the cost, where it decides.
+    /// Rank of the cost of taking the GPU, where the cost decides.
     cost: Option<u32>,
-    /// By policy, of GPUs.
+    /// The key of a GPU by the device policy.
     gpu: [u64; 4],
-    /// By policy, of devices of other types.
+    /// The key of a device of another type by the device policy.
     resources: Vec<u64>,
-    /// The groups of devices that are broken.
+    /// The groups of free devices that are broken when the device is taken.
     loss: Option<Loss>,
 }
 
@@ -267,6 +267,7 @@ impl<'a> TypeDemand<'a> {
                 continue;
             }
             for function in &group.functions {
+                // The first by ID, so that nodes in the same state give the same function whatever the order of their report.
                 let is_earlier = first.is_none_or(|first| function.id < first.id);
                 if is_earlier && !self.held_functions.contains(&&function.id) {
                     first = Some(function);

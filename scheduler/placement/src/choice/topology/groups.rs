@@ -59,9 +59,9 @@ impl Partitions<'_> {
 
     /// The partitions that may be taken, the best first.
     ///
-    /// A higher score is better. Of one score that partition is best after which the table is: the one that leaves the
-    /// largest free partition, then the largest bandwidth of those, then the most free partitions of each size from the
-    /// largest on; then the order of the table decides.
+    /// A higher score is better. Of partitions with one score that one is best which leaves the best table when it is taken: the
+    /// largest free partition, then the largest bandwidth of a free partition of that size, then the most free partitions of each
+    /// size from the largest on. Between equals the order of the table decides.
     pub(crate) fn choices(&self) -> Result<Vec<GpuSet>, Misfit> {
         let table = self.table.ok_or(self.misfit(NoPartition::Table))?;
         let of_size = table.partitions.iter().filter(|one| size(one) == self.pool.n);
@@ -101,6 +101,7 @@ impl Partitions<'_> {
             last = Some(partition.score);
             choices.push(GpuSet {
                 allowed,
+                // Where partitions are only preferred, the distances of other devices decide before any partition.
                 score: if self.is_binding() { score } else { 0 },
                 partition: place,
             });

@@ -28,7 +28,7 @@ pub(crate) struct Rank {
     pub(crate) links: Reverse<u32>,
     /// Number of NUMA nodes that the leading devices are spread over.
     pub(crate) n_numas: u32,
-    /// Number of switches that they are spread over.
+    /// Number of switches that the leading devices are spread over.
     pub(crate) n_switches: u32,
     /// Sum of the devices' places in the order of preference: by policy, then by the groups that they break.
     pub(crate) preferences: u32,
@@ -265,6 +265,7 @@ impl<'a> Problem<'a> {
     pub(crate) fn rank(&self, chosen: Set) -> Option<Rank> {
         let (fewest_links, _, links) = self.links.map_or((0, 0, 0), |links| links.among(chosen));
         let mut rank = Rank {
+            // Score and partition belong to the set of GPUs, and the caller adds them.
             score: 0,
             distances: Distances::default(),
             n_bare: 0,

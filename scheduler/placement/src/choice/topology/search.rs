@@ -92,8 +92,8 @@ const NO_WAY: Way = Way {
     chosen: Set::EMPTY,
 };
 
-/// The dimensions of the table of states: followers near (least), switches used, leading devices taken, and whether the
-/// current NUMA node is used.
+/// The dimensions of the table of states, the fastest index first: followers near, switches used, leading devices taken, and
+/// whether the current NUMA node is used.
 struct StateTable {
     /// For each following type, one more than the most devices that are counted.
     bases: Vec<usize>,
@@ -133,6 +133,7 @@ impl StateTable {
             bases: vec![1; n_types],
             limits: vec![Distance::Machine; n_types],
             n: problem.lead.n,
+            // The number of switches is not counted either; a choice that uses too many has no rank.
             max_switches: None,
         }
     }
@@ -159,6 +160,7 @@ impl StateTable {
         let half = n_near * n_used * (self.n + 1);
         // The first half has the ways that use nothing of the current NUMA node.
         let mut ways = vec![NO_WAY; half * 2];
+        // The first state has no device yet, and every way begins there.
         ways.first_mut()?.cost = 0;
         // Two tables, so that no state takes devices of one switch twice.
         let mut next = ways.clone();
