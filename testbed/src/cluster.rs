@@ -50,8 +50,8 @@ pub const SCHEDULER_USER: &str = "system:serviceaccount:gpushare-system:gpushare
 pub const PLUGIN_USER: &str = "system:serviceaccount:gpushare-system:gpushare-device-plugin";
 /// The user of kube-scheduler.
 const KUBE_SCHEDULER_USER: &str = "system:kube-scheduler";
-/// Manifests of `deploy/base` that the daemons need. Their workloads are left out: the testbed starts the
-/// daemons as processes.
+/// Manifests of `deploy/base` that the daemons need. The Deployment and DaemonSet of the daemons are left out: the testbed
+/// starts the daemons as processes.
 const BASE: [&str; 4] = [
     "namespace.yaml",
     "crd.yaml",
@@ -294,7 +294,7 @@ impl LocalCluster {
             .with_context(|| format!("the scheduler does not show {what} on node {node}"))?
     }
 
-    /// Waits until the API server shows something; a daemon that has ended by itself is an error.
+    /// Waits until the API server's objects meet a condition; a daemon that ends by itself is an error.
     pub async fn until<C: Condition>(
         &self,
         what: &str,
@@ -337,7 +337,7 @@ impl LocalCluster {
         &self.client
     }
 
-    /// The view of the API server.
+    /// The observer of the API server's objects.
     pub fn observer(&self) -> &Observer {
         &self.observer
     }
@@ -427,7 +427,8 @@ impl LocalCluster {
         self.scheduler_client_at(self.scheduler_address)
     }
 
-    /// The same for a scheduler that serves elsewhere, by the same name if there is one.
+    /// A client with kube-scheduler's rights on a scheduler at this address. Over TLS it expects the certificate of the
+    /// cluster's scheduler there.
     pub(crate) fn scheduler_client_at(&self, address: SocketAddr) -> Result<HttpClient> {
         let connector = match &self.webhooks {
             Some(webhooks) => webhooks.connector(address)?,
@@ -445,7 +446,7 @@ impl LocalCluster {
         Ok(HttpClient::by(webhooks.anonymous(self.scheduler_address)?))
     }
 
-    /// Connects to the webhooks as a client without a certificate, and the URL by which it does.
+    /// A connector to the webhooks that shows no client certificate, and the URL to use with it.
     ///
     /// # Errors
     /// There are no webhooks, or the file of their authority is unreadable.
@@ -483,7 +484,7 @@ impl LocalCluster {
     /// Starts the scheduling loop of a cluster without gpushare, in place of the one that runs.
     pub(crate) async fn start_bare_kube_scheduler(&mut self) -> Result<()> {
         let with = self.configuration.clone();
-        // The usual configuration comes back for the next start.
+        // The next start of the scheduling loop uses the usual configuration again.
         self.configuration = with.clone().without_extenders();
         let started = self.start_kube_scheduler().await;
         self.configuration = with;

@@ -87,7 +87,7 @@ impl Connector {
         })
     }
 
-    /// The same connections, with every host name at this address.
+    /// The same connector, but every host name leads to this address.
     #[must_use]
     pub fn at(self, address: SocketAddr) -> Self {
         Self {

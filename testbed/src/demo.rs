@@ -74,7 +74,7 @@ struct Outcomes {
 
 /// Runs the demo; true if every check held.
 pub async fn run(args: DemoArgs) -> Result<bool> {
-    // Before the live line, which cargo's progress would garble.
+    // The binaries are built before the live line is shown: cargo's progress would garble it.
     Binaries::locate().await?;
     let console = Console::new(args.json);
     console.step("starting the API server, three nodes with their device plugins, and the scheduler");
@@ -351,7 +351,7 @@ impl Demo {
         ));
         let views = invariants::container_views(self.cluster.client(), &snapshot).await?;
         let mut problems = invariants::misfits(&views);
-        // No container would make every check of containers hold.
+        // Without any container every check of containers would hold.
         if views.is_empty() {
             problems.push("no container runs".to_owned());
         }

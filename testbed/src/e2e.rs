@@ -122,7 +122,7 @@ async fn on_stage(
         .await
         .with_context(|| format!("stage {}", stage.name()))?;
     let client = cluster.client().clone();
-    // If something fails its logs are wanted.
+    // The logs are kept unless everything succeeds.
     cluster.keep_files(true);
     let dir = cluster.dir().to_owned();
     let mut world = World::new(client, "e2e", None, Some(cluster)).await?;

@@ -40,7 +40,7 @@ impl HttpClient {
         }
     }
 
-    /// The same, with this bearer token in every request.
+    /// The same client, but with this bearer token in every request.
     #[must_use]
     pub fn bearing(self, token: String) -> Self {
         Self {

@@ -210,6 +210,7 @@ pub fn should_see(pod: &Pod, device: Option<&Device>, container: &str) -> Vec<St
     uuids
 }
 
+/// The GPU of a Device object with this minor number.
 fn gpu_of_minor(device: &Device, minor: i32) -> Option<&DeviceInfo> {
     let mut devices = device.spec.devices.iter();
     devices.find(|info| is_gpu(info) && info.minor == Some(minor))
@@ -591,6 +592,7 @@ pub(crate) fn clashes(snapshot: &ClusterSnapshot, views: &[ContainerView]) -> Ve
     clashes
 }
 
+/// Returns true if a container requests shares of a GPU or whole GPUs.
 fn requests_gpus(container: &Container) -> bool {
     is_limited(container, &SERVED) || requests_whole_gpus(container)
 }

@@ -72,17 +72,18 @@ pub const SCHEDULER_LEADER: &[Permission<'static>] = permissions! {
     "", "pods", "": "patch";
 };
 
-/// Requests that the scheduler may make besides in its own namespace, for the one object by which it announces room.
+/// The scheduler's further requests in its own namespace, for the `CSIStorageCapacity` by which it makes kube-scheduler
+/// retry refused pods.
 pub const SCHEDULER_ROOM: &[Permission<'static>] = permissions! {
     "storage.k8s.io", "csistoragecapacities", "": "create" "patch";
 };
 
-/// Requests that the scheduler may make besides in its own namespace, for the Secret of its certificates.
+/// The scheduler's further requests in its own namespace, for the Secret of its certificates.
 pub const SCHEDULER_CERTIFICATES: &[Permission<'static>] = permissions! {
     "", "secrets", "": "create" "get" "update";
 };
 
-/// The scheduler's further requests where it writes its authority into its webhook configurations.
+/// The scheduler's further requests for its webhook configurations, into which it writes its certificate authority.
 pub const SCHEDULER_WEBHOOKS: &[Permission<'static>] = permissions! {
     ADMISSION, "mutatingwebhookconfigurations", "": "get" "patch";
     ADMISSION, "validatingwebhookconfigurations", "": "get" "patch";
@@ -135,7 +136,7 @@ impl Rbac {
     /// Reads the roles and bindings among the objects of a deployment.
     ///
     /// # Errors
-    /// The first of them that is malformed.
+    /// A role or binding is malformed; the error names the first one.
     pub fn of(objects: &[Value]) -> Result<Self, RbacError> {
         let mut rbac = Self::default();
         for object in objects {
@@ -262,7 +263,7 @@ fn is_meant(subject: &Subject, user: &str, groups: &[String]) -> bool {
 
 fn is_named(rule: &PolicyRule, name: &str) -> bool {
     let names = rule.resource_names.as_deref().unwrap_or_default();
-    // A request without a name (list, create) is allowed by no rule that is confined to names.
+    // A rule with `resourceNames` allows no request without a name, such as a list or a creation.
     names.is_empty() || names.iter().any(|allowed| allowed == name)
 }
 

@@ -59,7 +59,7 @@ const SERVICES: [Service; 2] = [
         name: "gpushare-webhook",
     },
 ];
-/// Short times, so that a new leader comes soon; in the same order as the defaults.
+/// The flags of the election, with shorter times than the defaults, so that a new leader comes soon.
 const FLAGS: [&str; 6] = [
     "--leader-elect",
     "--fence-bindings",
@@ -73,11 +73,11 @@ pub(crate) const FENCE: [&str; 2] = ["base/scheduler-leader-crd.yaml", "base/sch
 /// The most replicas that one cluster starts in its life. A token is prepared for each, as a pod's
 /// service-account token names the pod.
 const MOST: usize = 16;
-/// The attribute of the user by which the API server names the pod of such a token.
+/// The extra attribute of a user in which the API server puts the pod of the service-account token.
 const POD_CLAIM: &str = "authentication.kubernetes.io/pod-name";
 /// The flag with the kubeconfig.
 const KUBECONFIG: &str = "--kubeconfig";
-/// The pause between two probes of `/readyz`, and the time that one may take.
+/// The pause between two probes of `/readyz`, and the longest time of one probe.
 const PROBE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// The time in which a replica must end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(40);
@@ -292,7 +292,7 @@ impl Replicas {
     pub async fn end(mut self) -> Result<()> {
         for front in self.fronts.drain(..) {
             front.abort();
-            // Until then it listens where the only scheduler will again.
+            // Until the front ends it listens at the address that the only scheduler will use again.
             let _ = front.await;
         }
         let api = self.api.clone();
@@ -334,7 +334,8 @@ fn name_of(object: &Value) -> &str {
     object::text(object, "/metadata/name")
 }
 
-/// Removes the traces of other replicas, and the policies, which know no scheduler without replicas.
+/// Removes the Pods, Lease and leader object of the replicas, and the policies: they would refuse a scheduler that has no
+/// replicas.
 pub(crate) fn clean(api: &apiserver::ApiObjects) -> Result<()> {
     for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
         for object in api.list(plural, None)? {
@@ -376,7 +377,7 @@ async fn probe(api: apiserver::ApiObjects, name: String, url: String) {
         if reported != Some(is_ready) {
             let status = if is_ready { "True" } else { "False" };
             let patch = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": status}]});
-            // A pod that is gone needs none.
+            // A pod that is gone needs no condition.
             let _ = api.patch_status("pods", NAMESPACE, &name, &patch);
             reported = Some(is_ready);
         }

@@ -24,9 +24,9 @@ use crate::replicas::{self, NAMESPACE};
 
 /// Profile of the second kube-scheduler.
 pub(crate) const PROFILE: &str = "gpushare-scheduler";
-/// Its configuration below `deploy/`.
+/// The configuration of the second kube-scheduler below `deploy/`.
 const CONFIGURATION: &str = "components/second-scheduler/kube-scheduler-config.yaml";
-/// The Lease by which the kube-schedulers elect one.
+/// The Lease by which the two kube-schedulers elect their leader.
 const LEASE: &str = "gpushare-kube-scheduler";
 /// The kind and name of the object that names the leader to the API server's policy.
 const LEADER: (&str, &str) = ("schedulerleaders.gpushare.io", "gpushare-scheduler");
@@ -34,7 +34,7 @@ const LEADER: (&str, &str) = ("schedulerleaders.gpushare.io", "gpushare-schedule
 const PODS: [&str; 2] = ["gpushare-scheduler-0", "gpushare-scheduler-1"];
 /// Times of the election, for the extender; shorter than by default, in the same proportions.
 const FLAGS: [&str; 4] = ["--lease-duration", "4s", "--bind-timeout", "2s"];
-/// The pause between two looks, and the longest wait.
+/// The pause between two looks at a condition that is waited for, and the longest wait.
 const LOOK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
 /// The metric of an extender that may bind.
 const IS_LEADER: &str = "gpushare_scheduler_is_leader 1";
@@ -195,7 +195,7 @@ impl SecondScheduler {
         Ok(())
     }
 
-    /// The pods whose extenders say that they decide.
+    /// The pods whose extenders say, in a metric, that they may bind; at most one may say so.
     ///
     /// # Errors
     /// More than one says so.

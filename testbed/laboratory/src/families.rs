@@ -1,8 +1,8 @@
 //! `laboratory families`: compares policies on clusters and workloads of many kinds, and shows how far each is
 //! behind the best.
 //!
-//! A trace shows one cluster. These are invented, so that there can be any number of them, also other ones than
-//! a policy was designed with. Pods are placed as in `laboratory replay`.
+//! A trace shows one cluster. The clusters here are invented, so that there can be any number of them, and ones that no policy
+//! was designed with. Pods are placed as in `laboratory replay`.
 
 pub mod cluster;
 pub mod mix;
@@ -210,6 +210,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 impl FamilyResult {
+    /// The highest mean of any policy.
     fn best(&self) -> f64 {
         let means = self.allocated.iter().map(|spread| spread.mean);
         means.fold(0.0, f64::max)

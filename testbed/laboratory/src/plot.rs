@@ -159,10 +159,12 @@ impl Panel {
         }
     }
 
+    /// The horizontal place of a value, in pixels.
     fn x(&self, value: f64) -> f64 {
         self.left + PANEL.0 * self.x.part(value)
     }
 
+    /// The vertical place of a value, in pixels from the top.
     fn y(&self, value: f64) -> f64 {
         TOP + self.height * (1.0 - self.y.part(value))
     }
@@ -228,6 +230,7 @@ impl Drawing {
         drawing
     }
 
+    /// Appends a line of SVG.
     fn put(&mut self, line: &str) {
         self.0.push_str(line);
         self.0.push('\n');

@@ -110,7 +110,7 @@ impl Tokens {
     /// The caller behind an Authorization header.
     pub(crate) fn authenticate(&self, header: Option<&str>) -> Result<User, ApiError> {
         let tokens = self.0.read();
-        // Tests that are not about access should not need tokens, so authentication begins with the first one.
+        // Tests that are not about access should not need tokens, so authentication begins with the first token.
         if tokens.is_empty() {
             return Ok(User {
                 name: ANONYMOUS.to_owned(),

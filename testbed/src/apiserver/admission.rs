@@ -69,7 +69,7 @@ pub(crate) struct ReviewedWrite<'a> {
     pub(crate) subresource: &'a str,
     pub(crate) user: &'a User,
     pub(crate) dry_run: bool,
-    /// `CreateOptions` and the like.
+    /// The request's `CreateOptions`, `UpdateOptions`, `PatchOptions` or `DeleteOptions`.
     pub(crate) options: Value,
 }
 
@@ -160,14 +160,14 @@ impl AdmissionChain {
         request: &ReviewedWrite<'_>,
         mut objects: ReviewObjects,
     ) -> Result<Value, ApiError> {
-        // `seen` holds the object as each webhook left it, to find those that later webhooks changed it after.
+        // `seen` holds the object as each webhook left it: a webhook is called again if a later one has changed the object.
         let mut seen = Vec::new();
         for hook in &self.mutating {
             self.apply_webhook(hook, request, &mut objects).await?;
             seen.push(objects.new.clone());
         }
         for (hook, seen) in self.mutating.iter().zip(seen) {
-            // reinvocationPolicy IfNeeded: called once more, not until nothing changes any more.
+            // reinvocationPolicy IfNeeded: the webhook is called once more, and no third time.
             if hook.reinvoke && seen != objects.new {
                 self.apply_webhook(hook, request, &mut objects).await?;
             }
@@ -223,7 +223,7 @@ impl AdmissionChain {
         if !Self::conditions_met(hook, request, objects)? {
             return Ok(None);
         }
-        // A dry run must leave no trace, and this webhook does not promise that.
+        // A dry run must leave no trace, and a webhook with side effects may leave one.
         if request.dry_run && hook.has_side_effects {
             return Err(ApiError::bad_request(format!(
                 "admission webhook \"{}\" does not support dry run",

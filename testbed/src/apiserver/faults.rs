@@ -155,6 +155,7 @@ pub(crate) struct WatchFault {
 }
 
 impl WatchFault {
+    /// Returns true if a watch of this resource by this user is selected.
     pub(crate) fn include(&self, resource: &str, user: &str) -> bool {
         let is = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
         is(&self.resource, resource) && is(&self.user, user)
@@ -261,10 +262,12 @@ impl Faults {
         Some(rule.fault)
     }
 
+    /// The watches that are held back now, with a signal of changes.
     pub(crate) fn held(&self) -> watch::Receiver<Vec<WatchFault>> {
         self.0.held.subscribe()
     }
 
+    /// Receives the order to cut watches each time that a test gives one.
     pub(crate) fn cuts(&self) -> broadcast::Receiver<WatchFault> {
         self.0.cut.subscribe()
     }

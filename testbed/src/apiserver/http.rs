@@ -116,7 +116,7 @@ async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Respons
             () = server.stopping.cancelled() => return Err(refusal(503, None)),
         },
         Some(Fault::DropReply) => {
-            // The reply is lost, success or error.
+            // The request is handled, and its reply is dropped, success or error.
             let _ = dispatch(&server, &request).await;
             return Ok(hang_up());
         }

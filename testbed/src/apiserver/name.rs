@@ -45,7 +45,7 @@ pub(crate) fn is_subdomain(text: &str) -> bool {
 
 /// Returns the error of a name that is illegal for a resource.
 pub(crate) fn check_name(resource: &Resource, name: &str) -> Option<InvalidField> {
-    // Names of namespaces and Services become parts of DNS names; those of roles only have to fit a path.
+    // Names of namespaces and Services become parts of DNS names; names of roles only have to fit a URL path.
     let (is_legal, why) = if resource.group == "rbac.authorization.k8s.io" {
         let is_path = name.contains(['/', '%']) || matches!(name, "." | "..");
         (!is_path, "may not contain '/' or '%'")

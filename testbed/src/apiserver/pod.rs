@@ -96,7 +96,7 @@ fn tolerate_unreachable(spec: &mut Map<String, Value>) {
     }
 }
 
-/// Sets a condition of a pod, in place of the one of its type.
+/// Sets a condition of a pod, in place of the pod's earlier condition of the same type.
 pub(crate) fn set_condition(pod: &mut Value, condition: Value) {
     let status = object::child(pod, "status");
     let conditions = object::make_array(status.entry("conditions").or_insert(Value::Null));
@@ -287,6 +287,7 @@ pub(crate) fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
 
+/// Returns true if requests of a resource may be lower than its limits, as for CPU and memory.
 fn is_overcommittable(name: &str) -> bool {
     !is_extended(name) && !name.starts_with("hugepages-")
 }
@@ -356,6 +357,7 @@ fn check_amount(list: &str, name: &str, value: &Value, errors: &mut Vec<InvalidF
     }
 }
 
+/// Returns true if a name without a domain is a resource of Kubernetes.
 fn is_native(name: &str) -> bool {
     matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-")
 }

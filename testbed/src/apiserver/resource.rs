@@ -76,6 +76,7 @@ impl Resource {
         }
     }
 
+    /// Returns true if this is the resource of that group and plural name, in any version.
     pub(crate) fn is(&self, group: &str, plural: &str) -> bool {
         self.group == group && self.plural == plural
     }

@@ -73,6 +73,7 @@ impl InvalidField {
         Self::new("FieldValueNotSupported", field, message)
     }
 
+    /// The line about this field in the message of a 422.
     fn line(&self) -> String {
         format!("{}: {}", self.field, self.message)
     }

@@ -69,7 +69,7 @@ fn node_cells(node: &Value) -> Vec<Cell> {
         Some(_) => "NotReady".to_owned(),
         None => "Unknown".to_owned(),
     };
-    // printNode appends this to the readiness with a comma.
+    // printNode appends `SchedulingDisabled` to the readiness with a comma.
     if is_true(node, "/spec/unschedulable") {
         status.push_str(",SchedulingDisabled");
     }
@@ -175,6 +175,7 @@ fn custom_cells(resource: &Resource, value: &Value) -> Vec<Value> {
     cells
 }
 
+/// An entry of the table's `columnDefinitions`.
 fn definition(name: &str, kind: &str, priority: i64) -> Value {
     let format = if name == "Name" { "name" } else { "" };
     json!({"name": name, "type": kind, "format": format, "description": "", "priority": priority})
@@ -184,7 +185,7 @@ fn definition(name: &str, kind: &str, priority: i64) -> Value {
 pub(crate) fn table(resource: &Resource, rows: &[Value], meta: &Value) -> Value {
     let mut columns = Vec::new();
     if resource.columns.is_empty() {
-        // The cells of no object have the types of every object's.
+        // The columns are read from the cells of an empty object: headings and types are the same for every object.
         for (name, wide, cell) in cells(resource, &Value::Null) {
             let kind = match cell {
                 Value::Number(_) => "integer",

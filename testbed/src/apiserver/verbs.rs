@@ -66,6 +66,7 @@ impl RequestTarget {
         ApiError::not_found(&self.resource.qualified(), &self.name)
     }
 
+    /// The name of the collection in which the resource's objects are stored.
     fn storage(&self) -> &str {
         &self.resource.storage
     }
@@ -220,6 +221,7 @@ fn check_type(resource: &Resource, body: &Value) -> Result<(), ApiError> {
     )))
 }
 
+/// The error of decoding a body as this type; `None` if it decodes.
 fn decode_error<'a, T: Deserialize<'a>>(body: &'a Value) -> Option<String> {
     T::deserialize(body).err().map(|error| error.to_string())
 }

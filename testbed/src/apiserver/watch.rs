@@ -1,7 +1,7 @@
 //! Watches: each is a cursor into the log of past changes of a collection.
 //!
 //! A watch has no queue of its own. It reads the log when the collection signals a change, so a slow client
-//! costs no memory. Its watch ends with 410 once the cursor is older than the log.
+//! costs no memory. The watch ends with 410 once the cursor is older than the log.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -156,8 +156,8 @@ impl Watch {
         }
     }
 
-    /// Translates a change for the watch's selectors: an object that leaves them is deleted, one that enters
-    /// them is added.
+    /// Translates a change for the watch's selectors: an object that no longer matches them is reported as deleted,
+    /// one that begins to match as added.
     fn seen_by_selectors(&self, event: &ObjectChange) -> Option<EncodedChange> {
         if self
             .namespace

@@ -236,6 +236,7 @@ impl Tally {
     }
 }
 
+/// An object of the API server, decoded; `None` if it does not exist.
 fn typed<T: DeserializeOwned>(api: &Api, resource: &str, namespace: &str, name: &str) -> Option<T> {
     let object = api.get(resource, namespace, name).ok()?;
     serde_json::from_value(serde_json::Value::clone(&object)).ok()

@@ -104,6 +104,7 @@ impl Figures {
         self.violations.is_empty() && is_right && (self.mode == PluginMode::Envvar || self.killed == 0)
     }
 
+    /// The number of the plugin's repairs with this outcome.
     fn n_heals(&self, outcome: &str) -> usize {
         let count = self.heals.get(outcome).copied().unwrap_or(0);
         usize::try_from(count).unwrap_or(usize::MAX)

@@ -398,6 +398,7 @@ fn misplaced(cluster: &LocalCluster, snapshot: &ClusterSnapshot) -> Vec<(String,
     found
 }
 
+/// Returns true if `container` is a later start of the container `earlier`.
 fn is_later_start(container: &RuntimeContainer, earlier: &RuntimeContainer) -> bool {
     let is_same = container.pod_uid == earlier.pod_uid && container.name == earlier.name;
     is_same && container.starts > earlier.starts

@@ -394,7 +394,7 @@ mod tests {
                         prop_assert!(batch.deleted.iter().all(|number| batch.pods.contains(number)));
                         pods.extend(batch.pods.iter().map(|number| (*number, (batch.node, batch.shape.units()))));
                         for node in 0..N_NODES {
-                            // Those that are deleted before their admission hold their units while the batch is bound.
+                            // Pods that are deleted before their admission hold their units while the batch is bound.
                             let used: u64 = pods.values().filter(|(of, _)| *of == node).map(|(_, units)| units).sum();
                             prop_assert!(used <= MOST_UNITS);
                         }

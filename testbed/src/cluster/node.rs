@@ -505,6 +505,7 @@ impl MachineFiles {
     }
 }
 
+/// Writes a JSON document in one step, so that no reader sees half of it.
 fn write_whole(path: &Path, document: &Value) -> Result<()> {
     files::replace(path, &format!("{document:#}\n"))
 }

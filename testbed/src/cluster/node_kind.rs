@@ -109,7 +109,7 @@ impl NodeKind {
         }
     }
 
-    /// NVIDIA's runtime there.
+    /// The configuration of NVIDIA's runtime on such a node, if it is installed.
     fn nvidia(self) -> Option<NvidiaRuntime> {
         match self {
             Self::Variable | Self::VariableWithSpec | Self::CdiDroppedVariable => {
@@ -194,7 +194,7 @@ impl NodeKind {
         }
     }
 
-    /// Returns true if a CDI spec of the node has this device, which is none of a single GPU.
+    /// Returns true if a CDI spec of the node defines this device; only devices that stand for all GPUs are asked about.
     fn resolves(self, name: &str) -> bool {
         match self.driver() {
             DriverSpecs::Toolkit | DriverSpecs::LongToolkit => name == "nvidia.com/gpu=all",

@@ -65,8 +65,8 @@ pub enum RuntimeSpec {
     Plain,
     /// Gpushare's device plugin is one of them.
     Plugins,
-    /// Gpushare's device plugin is one of them; while it is away the runtime makes no container, as containerd with NRI's default validator and
-    /// `required_plugins`.
+    /// Gpushare's device plugin is one of them; while it is away the runtime makes no container, as containerd with NRI's
+    /// default validator and `required_plugins`.
     RequiredPlugins,
 }
 

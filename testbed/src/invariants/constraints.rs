@@ -150,6 +150,7 @@ impl<'a> Case<'a> {
         places
     }
 
+    /// The PCIe switches of the pod's devices of a type, each once.
     fn switches(&self, kind: &str) -> Vec<String> {
         let places = self.places(kind).into_iter();
         places.map(|(numa, switch)| format!("{numa}/{switch}")).collect()

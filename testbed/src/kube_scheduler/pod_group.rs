@@ -140,8 +140,7 @@ pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popp
     placed.retain(|pod| is_member(pod));
     let is_placed = |uid: &String| placed.iter().any(|pod| pod.uid().as_ref() == Some(uid));
     let n_all = placed.len() + unbound.iter().filter(|uid| !is_placed(uid)).count();
-    // PreEnqueue of GangScheduling keeps members out of the active queue until as many exist as the group
-    // needs.
+    // PreEnqueue of GangScheduling keeps members out of the active queue until the group has its least number of members.
     scheduling.queue.gate(popped, Instant::now());
     let Some(&least) = scheduling.groups.0.get(group) else {
         return;
@@ -164,7 +163,7 @@ pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popp
         }
     }
     let verdict = group_verdict(members.iter().map(|member| &member.found), placed.len(), least);
-    // All members give back their room first. Those that are bound are assumed again one by one below.
+    // All members give back their room first. Members that are to be bound are assumed again one by one below.
     for member in members.iter().filter(|member| member.found.node().is_some()) {
         scheduling.cache.release(&member.uid);
     }

@@ -36,7 +36,7 @@ const BY_SCHEDULER: &str = "PreemptionByScheduler";
 #[derive(Debug)]
 pub(super) struct PreemptionRound {
     pub(super) nomination: Nomination,
-    /// The node on which pods are evicted, and these pods.
+    /// The node on which pods are evicted, and the pods to evict.
     pub(super) evicted: Option<(String, PreemptionVictims)>,
 }
 
@@ -103,8 +103,8 @@ impl PreemptionContext<'_> {
         }
     }
 
-    /// `PodEligibleToPreemptOthers`: not while pods that were evicted for it leave its nominated node, unless that node cannot
-    /// be helped.
+    /// `PodEligibleToPreemptOthers`: a pod may not preempt while victims that were evicted for it are still ending on its
+    /// nominated node, unless evictions cannot make it fit there.
     fn is_eligible(&self, pod: &Pod, diagnosis: &SchedulingDiagnosis) -> bool {
         let policy = pod
             .spec
@@ -117,7 +117,7 @@ impl PreemptionContext<'_> {
             return true;
         };
         let refusal = diagnosis.refusals.get(node);
-        // A node that no filter has looked at counts as one that cannot be helped.
+        // A node that no filter has looked at counts as one where evictions cannot help.
         if refusal.is_none_or(|refusal| refusal.unresolvable) {
             return true;
         }
@@ -127,7 +127,7 @@ impl PreemptionContext<'_> {
 
     /// `SelectVictimsOnNode`: without all less important pods the pod must fit; then as many of them are put back as fit beside it.
     ///
-    /// `None` if nothing helps.
+    /// `None` if no eviction makes the pod fit.
     fn victims_on(&self, node: &str, pod: &Pod, request: &ResourceAmounts) -> Option<PreemptionVictims> {
         let mut view = self.nodes.get(node)?.clone();
         let mut potential = self.pods.get(node).cloned().unwrap_or_default();
@@ -263,7 +263,7 @@ fn victims_cost(victims: &PreemptionVictims) -> (i64, Option<i64>, i64, usize, R
     let mut sum = 0;
     let mut earliest = None;
     for pod in &victims.pods {
-        // Every priority counts as a positive number there, so that more victims never make a smaller sum.
+        // kube-scheduler shifts every priority to a positive number here, so that more victims never make a smaller sum.
         sum += priority(pod) - i64::from(i32::MIN);
         if Some(priority(pod)) == highest {
             earliest = Some(earliest.map_or(started(pod), |before: Timestamp| before.min(started(pod))));
@@ -278,7 +278,8 @@ fn victims_cost(victims: &PreemptionVictims) -> (i64, Option<i64>, i64, usize, R
     )
 }
 
-/// `filterPodsWithPDBViolation`: pods draw on budgets in this order, and each that finds one used up is a violation.
+/// `filterPodsWithPDBViolation`: the pods use up their budgets in the order given; a pod whose budget is used up already is a
+/// violation.
 fn with_violations(pods: &[Arc<Pod>], budgets: &[PodDisruptionBudget]) -> Vec<(Arc<Pod>, bool)> {
     let allowed = |budget: &PodDisruptionBudget| {
         budget
@@ -341,6 +342,7 @@ fn importance(pod: &Pod) -> (Reverse<i64>, Timestamp) {
     (Reverse(priority(pod)), started(pod))
 }
 
+/// The time at which kubelet started the pod; later than any other for a pod that has not started.
 fn started(pod: &Pod) -> Timestamp {
     let started = pod.status.as_ref().and_then(|status| status.start_time.as_ref());
     started.map_or(Timestamp::MAX, |started| started.0)

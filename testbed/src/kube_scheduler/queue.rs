@@ -118,7 +118,7 @@ impl Queue {
         Some((uid.clone(), Arc::clone(&entry.pod)))
     }
 
-    /// Starts an attempt for each of these pods that has none under way; returns them by priority and arrival.
+    /// Begins an attempt for each of the pods `uids` that is in no attempt yet; returns these pods by priority and arrival.
     pub(super) fn start_all(&mut self, uids: &[String]) -> Vec<(String, Arc<Pod>)> {
         let mut taken = Vec::new();
         for uid in uids {
@@ -216,6 +216,7 @@ impl Queue {
         }
     }
 
+    /// The place behind all pods of equal priority that wait now.
     fn next_turn(&mut self, now: Instant) -> (Instant, u64) {
         self.turns += 1;
         (now, self.turns)

@@ -1,6 +1,6 @@
 //! Reports to users: a pod's `PodScheduled` condition and its Events.
 //!
-//! One task writes them in order. A failed write is logged and dropped, as in kube-scheduler: the next attempt reports
+//! One task writes the reports in order. A failed write is logged and dropped, as in kube-scheduler: the next attempt reports
 //! again.
 
 use std::sync::Arc;
@@ -26,14 +26,14 @@ pub(super) enum Nomination {
     Keep,
     /// The pod has no nominated node any more.
     Clear,
-    /// This node.
+    /// The pod is nominated to this node.
     Node(String),
 }
 
 /// The content of a report.
 #[derive(Clone, Debug)]
 pub(super) enum ReportContent {
-    /// It is bound to this node.
+    /// The pod is bound to this node.
     Scheduled(String),
     /// No node fits, in the words of the diagnosis; and the change of the pod's nominated node.
     Unschedulable(String, Nomination),
@@ -44,7 +44,7 @@ pub(super) enum ReportContent {
 /// A pod, as it was when the attempt ended, and the report about it.
 pub(super) type Report = (Arc<Pod>, ReportContent);
 
-/// Writes reports until there are no more.
+/// Writes reports in their order until the loop, which sends them, has ended.
 pub(super) async fn write_all(
     client: Client,
     component: String,
@@ -107,7 +107,7 @@ async fn write_failure(
         Nomination::Clear => Some(None),
         Nomination::Node(node) => Some(Some(node.as_str())),
     };
-    // A patch without a change would be an event of its own.
+    // kube-scheduler sends no patch that would change nothing.
     let nominated = nominated.filter(|nominated| *nominated != nominated_node(pod));
     if is_reported_already(pod, reason, message) && nominated.is_none() {
         return Ok(());

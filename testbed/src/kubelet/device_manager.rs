@@ -134,6 +134,7 @@ impl DeviceManager {
         }
     }
 
+    /// Makes node status be written, and wakes every wait on this kubelet.
     fn devices_changed(&self) {
         self.capacity_changed.notify_one();
         self.machine.notify();
@@ -387,6 +388,7 @@ impl DeviceManager {
         Ok(Some(self.lock().finish(request.resource, open, &preferred, rng)))
     }
 
+    /// Records the duration of an Allocate call.
     fn note_allocate(&self, took: Duration) {
         let times = &self.machine.counts.allocate_took;
         times.lock().push(took);

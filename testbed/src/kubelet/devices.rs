@@ -158,6 +158,7 @@ impl DeviceManagerState {
         format!("{{{}}}", pairs.join(","))
     }
 
+    /// Takes the endpoint of a plugin that has registered, in place of an earlier one.
     pub(crate) fn connect(&mut self, resource: &str, endpoint: Arc<Endpoint>) {
         self.endpoints.insert(resource.to_owned(), endpoint);
     }
@@ -500,10 +501,12 @@ impl HeldDevices {
         held
     }
 
+    /// The devices of a resource that a container holds.
     pub(crate) fn grant(&self, holder: &DeviceHolder, resource: &str) -> Option<&Grant> {
         self.0.get(holder)?.get(resource)
     }
 
+    /// The devices that a container holds, by resource.
     pub(crate) fn of(&self, holder: &DeviceHolder) -> impl Iterator<Item = (&String, &Grant)> {
         self.0.get(holder).into_iter().flatten()
     }

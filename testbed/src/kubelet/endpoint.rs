@@ -89,10 +89,12 @@ impl Endpoint {
         })
     }
 
+    /// Returns true if the plugin has asked for PreStartContainer calls.
     pub(crate) fn wants_pre_start(&self) -> bool {
         self.options.pre_start_required
     }
 
+    /// Marks the plugin as gone from now on.
     pub(crate) fn stop(&self) {
         let mut stopped = self.stopped_at.lock();
         *stopped = Some(Instant::now());
@@ -102,6 +104,7 @@ impl Endpoint {
         *self.stopped_at.lock()
     }
 
+    /// Returns true if the plugin has been gone for longer than `grace`.
     pub(crate) fn grace_expired(&self, grace: Duration) -> bool {
         self.stopped_at().is_some_and(|at| at.elapsed() >= grace)
     }

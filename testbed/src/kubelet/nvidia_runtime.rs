@@ -157,11 +157,13 @@ impl NvidiaRuntime {
     }
 }
 
+/// The devices without the word `none`, which stands for no device.
 fn without_none(mut devices: Vec<String>) -> Vec<String> {
     devices.retain(|device| device != "none");
     devices
 }
 
+/// Returns true if a device name is a full CDI name, such as `nvidia.com/gpu=0`.
 fn is_qualified(device: &str) -> bool {
     device.split_once('=').is_some_and(|(kind, _)| kind.contains('/'))
 }

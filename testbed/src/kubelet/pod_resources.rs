@@ -170,6 +170,7 @@ const BURST: f64 = 10.0;
 pub(crate) struct RateLimit(Mutex<(f64, Instant)>);
 
 impl RateLimit {
+    /// A limit with all its tokens.
     pub(crate) fn full() -> Self {
         Self(Mutex::new((BURST, Instant::now())))
     }

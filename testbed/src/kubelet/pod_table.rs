@@ -60,6 +60,7 @@ impl PodTable {
         self.sources_ready.load(Ordering::Acquire)
     }
 
+    /// Notes that every pod of the first list has been handled.
     pub(crate) fn set_sources_ready(&self) {
         self.sources_ready.store(true, Ordering::Release);
     }

@@ -141,8 +141,8 @@ impl SyncLoop {
             for pod in in_order(batch, rule, &mut rng) {
                 self.admit(pod).await;
             }
-            // sourcesReady is true once the first list has been handled. Before that a pod that is not known
-            // may still come, so kubelet frees no devices and removes no containers.
+            // sourcesReady is true once the first list has been handled. Until then an unknown pod may still come, so kubelet
+            // frees no devices and removes no containers.
             if is_list {
                 self.pods.set_sources_ready();
                 self.machine.notify();
@@ -226,7 +226,8 @@ impl SyncLoop {
         None
     }
 
-    /// A pod seen for the first time: most need admission, but not those that have ended or are on their way out.
+    /// Takes note of a pod seen for the first time. Returns it if it needs admission; a pod that has ended or is being deleted
+    /// needs none.
     fn take_over(&self, pod: Arc<KubeletPod>) -> Option<Arc<KubeletPod>> {
         if !pod.deleting && !pod.terminal {
             return Some(pod);
@@ -322,7 +323,7 @@ impl SyncLoop {
     fn reject(&self, pod: &KubeletPod, reason: &str, message: &str) {
         tracing::warn!(pod = pod.full_name(), reason, message, "pod rejected");
         self.pods.lock().end(&pod.uid);
-        // After a restart of kubelet its containers may be running.
+        // After a restart of kubelet the containers of the rejected pod may be running.
         self.machine.runtime.kill(&pod.uid, KILLED);
         self.status.publish_rejection(pod, reason, message);
         self.status.publish_event(pod, reason, message);

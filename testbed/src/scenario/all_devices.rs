@@ -37,7 +37,7 @@ async fn all_devices(world: &mut World) -> Result<()> {
     let usual = world.add_scheduler_flags(&[FLAG]).await?;
     let tried = try_monitors(world, &node).await;
     let node = world.node(&node.name)?;
-    // Whatever the pods did, the next scenarios need both daemons with their usual flags.
+    // The next scenarios need both daemons with their usual flags, also if this one has failed.
     node.restart_plugin_flagged(FLAG, false).await?;
     world.restart_scheduler_as(usual).await?;
     tried
@@ -81,7 +81,8 @@ async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
     }
     world.start(monitor(world, "late").on(&node.name)).await?;
     world.verify().await?;
-    // They go before the flag does: without it the scheduler would count them as holders of every GPU.
+    // The monitors are deleted before the flag is removed: without the flag the scheduler would count them as holders of
+    // every GPU.
     world.delete("late").await?;
     world.delete("monitor").await
 }

@@ -52,6 +52,7 @@ impl Killed {
     }
 }
 
+/// The ID of a container; empty before its first start.
 fn id(status: &ContainerStatus) -> String {
     status.container_id.clone().unwrap_or_default()
 }
@@ -86,11 +87,12 @@ fn is_ready(node: &Node) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
+/// Returns true if the container runs.
 fn is_started(status: &ContainerStatus) -> bool {
     status.state.as_ref().is_some_and(|state| state.running.is_some())
 }
 
-/// The conditions that nodes with devices do not show yet: that they are ready, and that they offer some.
+/// A sentence about the nodes with a Device object that are not ready or offer no devices yet; `None` if there are none.
 fn unready_nodes(snapshot: &ClusterSnapshot) -> Option<String> {
     let mut unready = Vec::new();
     for name in snapshot.devices.keys() {

@@ -177,6 +177,7 @@ async fn request_forms(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// The expected result of a form in this cluster, which has webhooks or not.
 fn expected_of(world: &World, form: &RequestForm) -> Expected {
     if world.has_webhooks { form.3 } else { form.2 }
 }

@@ -118,6 +118,7 @@ async fn ratio_and_core(world: &mut World) -> Result<()> {
     world.until_refused("one-more", "nodes are available").await
 }
 
+/// Creates thirty equal pods at once: all run.
 async fn many_at_once(world: &mut World) -> Result<()> {
     let names = world.create_many("equal", 30, &[(GPU_MEM, "1")]).await?;
     world.until_all_run(&names).await

@@ -30,7 +30,7 @@ fn asking(name: &str, gib: &str) -> PodBuilder {
     PodBuilder::units(name, gib).on("n2")
 }
 
-/// As much memory as only one GPU has left beside 8 GiB on the other; the sums of the node would let in two such pods.
+/// A pod that fits only one GPU of the node, beside 8 GiB on the other; by the node's sums two such pods would fit.
 fn large(name: &str) -> PodBuilder {
     asking(name, "12")
 }
@@ -44,12 +44,14 @@ async fn volume_wait(world: &mut World) -> Result<()> {
     keeps_its_gpu(world, large("waiting").annotated(&annotations).storing("data")).await
 }
 
+/// A pod that Permit makes wait keeps its GPU.
 async fn permit_wait(world: &mut World) -> Result<()> {
     let annotations = BTreeMap::from([(PERMIT_WAIT.to_owned(), WAIT.to_owned())]);
     keeps_its_gpu(world, large("waiting").annotated(&annotations)).await
 }
 
-/// A pod waits for the last GPU of a node, for longer than room is usually kept; another that comes later gets it afterwards.
+/// A pod waits for its binding for longer than the scheduler keeps a hint. A later pod must not get its GPU, and runs once
+/// the first is gone.
 async fn keeps_its_gpu(world: &mut World, waiting: PodBuilder) -> Result<()> {
     let lifetime = format!("{}s", HINT.as_secs());
     let usual = world.add_scheduler_flags(&["--hint-ttl", &lifetime]).await?;

@@ -109,6 +109,7 @@ pub async fn run(world: &mut World, plan: &Plan) -> Result<Wave> {
     Ok(wave)
 }
 
+/// Returns true if a pod runs or has ended.
 fn is_settled(pod: &Pod) -> bool {
     is_running(pod) || matches!(phase(pod), "Failed" | "Succeeded")
 }

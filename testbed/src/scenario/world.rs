@@ -451,6 +451,7 @@ impl World {
         Ok(names)
     }
 
+    /// Waits until all of these pods run.
     pub(super) async fn until_all_run(&self, names: &[String]) -> Result<()> {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         self.until_running(&names).await

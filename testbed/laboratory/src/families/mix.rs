@@ -142,7 +142,7 @@ impl Mix {
         )
     }
 
-    /// The same pods; those of whole GPUs ask for the vendor's resource.
+    /// The same mix, in which pods of whole GPUs ask for the vendor's resource.
     #[must_use]
     pub fn by_vendor(mut self) -> Self {
         for (size, _) in &mut self.0 {
@@ -172,6 +172,7 @@ impl Mix {
         floor(real(sum) / real(i64::from(self.n().max(1)))).max(1)
     }
 
+    /// The sum of the weights of all sizes.
     fn n(&self) -> u32 {
         self.0.iter().map(|(_, often)| often).sum()
     }

@@ -167,6 +167,7 @@ impl WatchedNode {
         }
     }
 
+    /// The starts of containers since the last call.
     fn take_starts(&self) -> Vec<ContainerStart> {
         std::mem::take(&mut *self.starts.lock())
     }

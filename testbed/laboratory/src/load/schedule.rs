@@ -51,7 +51,7 @@ pub struct ScheduleArgs {
     /// Bytes of each Pod as it is sent to the API server, which adds its own.
     #[arg(long, default_value_t = 4096)]
     pod_bytes: usize,
-    /// `schedulerName` of pods; the other schedulers are compared with the first one.
+    /// `schedulerName` of pods; the others are compared with the first.
     #[arg(long = "scheduler", value_name = "NAME", default_value = "default-scheduler")]
     schedulers: Vec<String>,
     /// Halt this scheduler's process while its pods are created, and measure from when it goes on: else the load measures how

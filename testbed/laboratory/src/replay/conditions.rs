@@ -26,7 +26,7 @@ pub enum NamedConditions {
 /// The placement of pods that ask for no device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PlainPods {
-    /// The extender sees these pods too.
+    /// The extender sees them too.
     Extender,
     /// kube-scheduler alone, by its default scores.
     KubeScheduler,

@@ -53,7 +53,7 @@ impl Curve {
     }
 }
 
-/// The same points with one at every percentage up to `last`: nothing changes where nothing comes.
+/// The points, with one at every percentage up to `last`: a missing one repeats the point before it.
 pub fn without_gaps(points: &[Point], last: usize) -> Vec<Point> {
     let mut filled: Vec<Point> = Vec::with_capacity(last + 1);
     for offered in 0..=last {

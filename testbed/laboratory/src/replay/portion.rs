@@ -5,7 +5,6 @@
     clippy::cast_precision_loss,
     reason = "amounts of a cluster are far below 2^52"
 )]
-/// The quotient of two amounts; zero of nothing.
 pub fn portion(part: i64, whole: i64) -> f64 {
     if whole == 0 {
         0.0

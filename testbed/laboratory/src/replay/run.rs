@@ -118,7 +118,7 @@ pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<RunResul
         engine,
         ..
     } = run;
-    // The next pod would have passed the wanted demand, so that the list may end a little below it.
+    // The arrivals end before the pod that would exceed the wanted demand, so that the demand is not quite reached.
     let last = demand.map(|demand| usize::try_from(floor(percent(demand, capacity))).unwrap_or(0));
     let curve = match last.filter(|_| !job.departures) {
         Some(last) => without_gaps(&curve.points(), last),
@@ -160,7 +160,7 @@ struct ReplayRun<'w> {
     kube: SearchModel,
     found: SearchResult,
     occupancy: FreeRoom,
-    /// The fragmentation of every node; `fragment` is the sum.
+    /// The fragmentation of every node; `fragment` is the sum over all nodes.
     fragments: Vec<f64>,
     fragment: f64,
     /// GPU thousandths that the pods so far ask for, without those that have left.

@@ -70,6 +70,7 @@ pub fn pods(path: &Path) -> Result<Vec<TracePod>> {
     rows(path, pods_of)
 }
 
+/// Reads a file and parses it; an error names the file.
 fn rows<T>(path: &Path, parse: impl Fn(&str) -> Result<Vec<T>>) -> Result<Vec<T>> {
     let text = files::read(path)?;
     parse(&text).with_context(|| path.display().to_string())
@@ -149,11 +150,13 @@ struct TraceRow<'a> {
 }
 
 impl TraceRow<'_> {
+    /// The text in a column of the row; `None` if the file has no such column.
     fn cell(&self, column: &str) -> Option<&str> {
         let at = self.heads.iter().position(|head| *head == column)?;
         Some(self.cells.get(at).copied().unwrap_or_default())
     }
 
+    /// The text in a column that the file must have.
     fn text(&self, column: &str) -> Result<&str> {
         self.cell(column)
             .with_context(|| format!("there is no column {column}"))

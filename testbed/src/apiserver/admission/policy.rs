@@ -172,6 +172,7 @@ pub(super) fn matching_rules(
     rules
 }
 
+/// API version and kind of the parameters that a policy names.
 fn kind_of(kind: &ParamKind) -> Option<GroupKind> {
     Some((kind.api_version.clone()?, kind.kind.clone()?))
 }

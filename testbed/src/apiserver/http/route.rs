@@ -97,7 +97,7 @@ impl Route {
             _ => return Err(ApiError::unknown_path()),
         };
         let (namespace, plural, rest) = match rest {
-            // A path below `namespaces/{name}` is usually a collection in that namespace; these two are
+            // A path below `namespaces/{name}` is usually a collection in that namespace, but `status` and `finalize` are
             // subresources of the Namespace itself.
             ["namespaces", name, "status" | "finalize"] => {
                 let rest: &[&str] = rest.get(1..).unwrap_or_default();

@@ -204,6 +204,7 @@ impl Pruning<'_> {
     }
 }
 
+/// The index of the list item that a path element names.
 fn position(items: &[Value], element: &str, rule: &ListRule) -> Option<usize> {
     let found = lookup_item(items, element, rule)?;
     items.iter().position(|item| std::ptr::eq(item, found))

@@ -50,6 +50,7 @@ impl Manager {
         }
     }
 
+    /// Returns true if the entry is that of this writer and operation.
     pub(crate) fn is(&self, writer: FieldWriter<'_>, operation: ManagerOperation) -> bool {
         self.name == writer.manager && self.operation == operation && self.subresource == writer.subresource
     }

@@ -27,10 +27,12 @@ pub(crate) fn merge(target: &mut Value, patch: &Value, schema: &Schema) -> Resul
     merge_map(object::make_object(target), patch, schema, &mut Vec::new())
 }
 
+/// The value of the patch's `$patch`, such as `delete`.
 fn directive(patch: &Value) -> Option<&str> {
     patch.get(PATCH).and_then(Value::as_str)
 }
 
+/// The 400 of an unknown `$patch`.
 fn bad_directive(found: &str) -> ApiError {
     ApiError::bad_request(format!("unknown patch type {found:?} in map"))
 }

@@ -164,7 +164,7 @@ async fn hint_refusals(world: &mut World) -> Result<()> {
         ))
         .await?;
     world.until_refused("too-many", NO_DEVICE).await?;
-    // No pod joins one that has its adapters to itself, and that one joins no other.
+    // A pod with `exclusivePolicy` shares its adapters with no other pod, whichever of them comes first.
     let alone = json!({"exclusivePolicy": "DeviceLevel", "allocateStrategy": "RequestsAsCount"});
     let first = world.start(adapters("alone", "7", &alone)).await?;
     let second = world

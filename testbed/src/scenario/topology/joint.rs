@@ -134,7 +134,7 @@ async fn joint_exclusive(world: &mut World) -> Result<()> {
         "GPUs {gpus:?} and adapters {adapters:?}"
     );
     ensure_shown(world, "alone-0").await?;
-    // One that came first keeps an exclusive one away, too.
+    // A sharing pod that came first keeps an exclusive pod away, too.
     let other = world.start(sharing()).await?;
     ensure!(
         minors(&other, "rdma")?

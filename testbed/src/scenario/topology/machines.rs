@@ -6,7 +6,7 @@ use crate::cluster::{GpuSpec, NodeSetup};
 
 /// Node of two NUMA nodes with four PCIe switches each, and on each switch a GPU and an adapter with virtual functions.
 pub(in crate::scenario) const PAIRED: &str = "paired";
-/// The same with one adapter only, on the switch of GPU 5.
+/// A node like [`PAIRED`] with one adapter only, on the switch of GPU 5.
 pub(in crate::scenario) const LONE: &str = "lone-adapter";
 /// Node of four PCIe switches with two GPUs each, which are given away in partitions only.
 pub(in crate::scenario) const PARTITIONED: &str = "partitioned";
@@ -16,7 +16,7 @@ pub(in crate::scenario) const COUPLED: &str = "coupled";
 /// Virtual functions of each adapter of [`PAIRED`].
 pub(super) const FUNCTIONS_PER_ADAPTER: u32 = 2;
 
-/// All of them.
+/// The nodes of all these machines.
 pub(in crate::scenario) fn nodes() -> Vec<NodeSetup> {
     let adapters = (0..8).map(|at| adapter(at, at)).collect();
     let table = partitions();
@@ -67,6 +67,7 @@ fn eight(name: &str, per_switch: u32) -> NodeSetup {
     }
 }
 
+/// The PCI address of a switch.
 fn switch(at: u32) -> String {
     format!("0000:{at}0:00.0")
 }

@@ -17,10 +17,12 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "a pod may insist on the best partitions and on bandwidth";
 };
 
+/// A pod that asks for whole GPUs of the node [`PARTITIONED`].
 fn gpus(name: &str, n_gpus: &str) -> PodBuilder {
     PodBuilder::new(name, &[(NVIDIA_GPU, n_gpus)]).on(PARTITIONED)
 }
 
+/// A pod that asks for whole GPUs and has the annotation about partitions.
 fn insisting(name: &str, n_gpus: &str, spec: Value) -> PodBuilder {
     annotated(gpus(name, n_gpus), &[(PARTITION_SPEC, spec)])
 }
@@ -95,7 +97,7 @@ async fn partition_spec(world: &mut World) -> Result<()> {
         minors(&content, "gpu")?
     );
     world.verify().await?;
-    // This pod fits the place that becomes free next, and would take it if its back-off ended first.
+    // The pod `fast` waits for the same GPUs and could take them first, so it is deleted before `best`.
     world.delete("fast").await?;
     world.delete("best").await?;
     world.until_running(&["restricted"]).await

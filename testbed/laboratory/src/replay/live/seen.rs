@@ -230,6 +230,7 @@ impl<'s> Live<'s> {
         Ok(nodes)
     }
 
+    /// The GPU model of each node, by its label.
     fn models(&self) -> Vec<&str> {
         let models = self.nodes.iter().map(|node| node.labels().get(GPU_MODEL_LABEL));
         models.map(|model| model.map_or("", String::as_str)).collect()
@@ -352,11 +353,13 @@ impl NodeSets {
     }
 }
 
+/// Decodes an object; the error names it.
 fn read<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T> {
     let name = value.pointer("/metadata/name").and_then(Value::as_str);
     T::deserialize(value).with_context(|| format!("{} cannot be read", name.unwrap_or("(unnamed)")))
 }
 
+/// An amount as 64 bits, at most the largest that fits.
 fn narrow(amount: i128) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
 }
