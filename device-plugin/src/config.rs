@@ -305,7 +305,7 @@ impl Config {
         }
     }
 
-    /// The source of the devices.
+    /// The source of the devices that `--inventory` names: this machine, or a file of simulated devices.
     pub fn source(&self) -> DeviceSource {
         if let InventoryKind::File(path) = &self.inventory {
             return DeviceSource::File(FileSource {
@@ -345,7 +345,7 @@ impl Config {
         }
     }
 
-    /// The units and devices that kubelet gets.
+    /// The settings that decide which GPUs pods share, and by which units kubelet counts them.
     pub fn sharing(&self) -> Sharing {
         Sharing {
             devices: self.shared_devices.clone(),
@@ -355,7 +355,7 @@ impl Config {
         }
     }
 
-    /// The rules of health.
+    /// The rules by which devices become unhealthy and healthy again, from the flags about XIDs and probes.
     pub fn health_policy(&self) -> HealthPolicy {
         HealthPolicy {
             application_xids: self.application_xids.clone(),

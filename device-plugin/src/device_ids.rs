@@ -48,7 +48,7 @@ pub struct NumberedIds {
 }
 
 impl NumberedIds {
-    /// Parts of a device, such as shares of a GPU.
+    /// The IDs of `count` parts of a device, such as shares of a GPU: `<device ID>::<n>`.
     fn parts(device: PhysicalId, count: u64) -> Self {
         Self {
             // dcgm-exporter finds the GPU of a share by this form.
@@ -58,7 +58,7 @@ impl NumberedIds {
         }
     }
 
-    /// Every ID.
+    /// Every ID of these virtual devices, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = String> + use<> {
         let (prefix, is_alone) = (self.prefix.clone(), self.count.is_none());
         (0..self.count.unwrap_or(1)).map(move |n| {
@@ -70,7 +70,7 @@ impl NumberedIds {
         })
     }
 
-    /// True if this is one of the IDs.
+    /// True if `id` is the ID of one of these virtual devices.
     fn includes(&self, id: &str) -> bool {
         let Some(number) = id.strip_prefix(&self.prefix) else {
             return false;

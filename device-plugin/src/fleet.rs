@@ -126,7 +126,7 @@ impl NodeFleet {
         fleet
     }
 
-    /// Changes the health of a device.
+    /// Sets the health of one device as the module `health` has decided.
     pub fn apply(&mut self, change: &HealthChange) {
         self.set_health(
             &change.device,

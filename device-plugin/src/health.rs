@@ -5,23 +5,23 @@
 //!
 //! The rules:
 //!
-//! * A critical XID makes its device unhealthy, unless the policy says that applications cause it by their own fault: such an XID says
-//!   nothing about the device and only leads to events on its pods.
+//! * A critical XID makes its device unhealthy, unless the policy says that applications cause it by their own fault: such an XID
+//!   says nothing about the device and only leads to events on its pods.
 //! * A device that is lost, or fails a probe in another way, is unhealthy at once; so is an adapter without an active port.
-//! * An XID of an unknown device, or of one that this node does not share, changes nothing by itself. The watch answers it by probing
-//!   every device: those that fail are unhealthy, the others stay as they are.
+//! * An XID of an unknown device, or of one that this node does not share, changes nothing by itself. The watch then probes
+//!   every device: those that fail are unhealthy, and the other devices stay as they are.
 //! * A device without event support (NVML answers `NOT_SUPPORTED`) is watched by probes alone; the lack of events does not make it
 //!   unhealthy.
 //! * An unhealthy device is healthy again when it has answered a number of probes in a row, and a time has passed, since its last
-//!   trouble; the policy sets both. It need not be restarted for that.
+//!   trouble; the policy sets both.
 //! * Time does not heal a device that needs a reset: after an XID that the policy lists for it, or as long as its driver names a
 //!   recovery action. Probes count again once the driver names none, once a reset has been observed (the device was lost and is back,
 //!   or the rows that waited for a reset are remapped), or once an operator clears it ([`Health::clear`]). A boot resets devices too;
 //!   XIDs of an earlier boot are not loaded.
 //! * A device that is unhealthy again within a day of its recovery has a relapse. Each one doubles the time that it must be without
 //!   trouble, up to an hour; after a healthy day the count starts at zero.
-//! * The node's Device object keeps health across restarts of the plugin. A device that is unhealthy there by an XID starts as if that XID had
-//!   just come ([`Health::load`]); probes find all other trouble again.
+//! * The node's Device object keeps health across restarts of the plugin. A device that is unhealthy there by an XID starts as if
+//!   that XID had just come ([`Health::load`]); probes find all other trouble again.
 
 mod xids;
 
@@ -234,7 +234,7 @@ pub struct Health {
 }
 
 impl Health {
-    /// Devices start healthy.
+    /// The health of these devices by the rules of `policy`. Every device starts healthy.
     pub fn new(policy: HealthPolicy, devices: impl IntoIterator<Item = PhysicalId>) -> Self {
         let mut health = Self {
             policy,

@@ -1,5 +1,5 @@
-//! Reacts to changes of health: events on the node when a device becomes unhealthy or healthy, is added or removed; events on the pods
-//! that hold the device; and eviction of these pods, if the operator wants it.
+//! Reacts to changes of health: events on the node when a device becomes unhealthy or healthy, is added or removed; events on the
+//! pods that hold the device; and eviction of these pods, if the operator wants it.
 //!
 //! [`crate::health`] decides if a device is healthy, and the Device object, which has its health, keeps the scheduler from placing
 //! pods on it; nothing here does.
@@ -222,7 +222,7 @@ fn node_event(before: Option<&DeviceState>, entry: &FleetEntry<'_>) -> Option<He
     Some(HealthAction::NodeEvent(weight, reason, message))
 }
 
-/// True if the pod's record names the device.
+/// True if the pod holds the device: its record names it.
 fn holds(pod: &NodePod, device_type: &str, key: &DeviceKey) -> bool {
     let Ok(placement) = &pod.placement else {
         return false;
@@ -272,7 +272,7 @@ impl HealthReaction {
         }
     }
 
-    /// Records the events and evicts the pods.
+    /// Carries out what the tracker has decided: records the events, and evicts the pods.
     async fn perform(&self, actions: Vec<HealthAction>) {
         for action in actions {
             match action {

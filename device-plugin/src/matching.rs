@@ -189,7 +189,7 @@ fn as_calls_of_pod(
     Some(explained)
 }
 
-/// True if kubelet may still make calls for the pod.
+/// True if kubelet may still make Allocate calls for the pod: it is bound, and no earlier process has marked it assigned.
 fn is_candidate(pod: &NodePod, log: &AllocateLog) -> bool {
     if pod.stage != PodStage::Bound {
         return false;
@@ -206,7 +206,7 @@ fn record_of_candidate<'a>(pod: &'a NodePod, log: &AllocateLog) -> Option<&'a Pl
     pod.record().filter(|_| is_candidate(pod, log))
 }
 
-/// True if kubelet has gone on to later pods without this one, though nothing kept it from admitting it.
+/// True if kubelet has gone on to later pods without this pod, though nothing kept kubelet from admitting it.
 fn is_passed_over(pods: &NodePods, pod: &NodePod, log: &AllocateLog) -> bool {
     // kubelet admits every pod in its turn, unless the pod was deleted before.
     if pod.assumed_at().is_some() && !pod.deleting {
@@ -358,7 +358,7 @@ fn unplaced_error(pods: &NodePods, unplaced: &Match) -> NoMatch {
     }
 }
 
-/// The first candidate in the order of this file's head, with the value beside it.
+/// The best candidate in the order of candidates that the head of this file gives, with the value beside it.
 fn first_candidate<'a, T>(
     candidates: Vec<(&'a Placement, &'a NodePod, T)>,
     log: &AllocateLog,

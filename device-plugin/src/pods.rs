@@ -1,8 +1,7 @@
 //! The pods of this node as the API server shows them, reduced to the parts that matching and verification need.
 //!
 //! The set changes only through [`NodePods::apply`], [`NodePods::delete`] and [`NodePods::reset`], which [`watch`] calls, and
-//! through
-//! [`NodePods::set_swapped`]. Annotations are parsed once, when a pod arrives, so that nothing is parsed while kubelet waits.
+//! through [`NodePods::set_swapped`]. Annotations are parsed once, when a pod arrives, so that nothing is parsed while kubelet waits.
 
 pub mod annotate;
 mod placement;
@@ -396,7 +395,7 @@ impl NodePods {
         self.n_altered
     }
 
-    /// Removes a pod that is gone.
+    /// Removes a pod that the API server does not have any more, with all that is known of it.
     pub fn delete(&mut self, uid: &PodUid) {
         self.n_left += 1;
         self.by_uid.remove(uid);
@@ -442,7 +441,7 @@ impl NodePods {
         self.idle.contains_key(uid)
     }
 
-    /// Sets the records that pods have got by swaps.
+    /// Replaces the records that pods have got by swaps. These records count before those in the pods' annotations.
     pub fn set_swapped(&mut self, swapped: BTreeMap<PodUid, DeviceAllocations>) {
         // Pods that are not among the new ones have the record of their annotations again.
         for (uid, annotated) in std::mem::take(&mut self.annotated) {

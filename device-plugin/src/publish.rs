@@ -132,7 +132,7 @@ pub struct NodePublisher {
 }
 
 impl NodePublisher {
-    /// A publisher that has written nothing yet.
+    /// A publisher of these inputs, before its first write.
     pub fn new(connection: &Connection, settings: PublisherSettings, inputs: PublisherInputs) -> Self {
         let Connection { client, contact } = connection;
         Self {
@@ -146,7 +146,7 @@ impl NodePublisher {
         }
     }
 
-    /// Publishes until the task is dropped.
+    /// Publishes at each change of the inputs, until the task is dropped, and again after a failure.
     pub async fn run(mut self) {
         loop {
             match self.publish().await {
@@ -260,7 +260,7 @@ impl NodePublisher {
         Ok(())
     }
 
-    /// The Device object as it should be.
+    /// The Device object that the API server should have, by the present inputs.
     fn wanted_device(&mut self, fleet: &NodeFleet, node: &Node, stored: &StoredDevice) -> Device {
         let stored = stored.object();
         // Until an annotation is known, that of an earlier process stands: without it the scheduler would count devices as free.

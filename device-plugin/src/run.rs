@@ -75,7 +75,7 @@ async fn list_after_boot(config: &Config, process: Process) -> anyhow::Result<()
     .context("--at-boot: pods that hold devices may fail")
 }
 
-/// Refuses flags that contradict each other.
+/// Refuses flags that contradict each other, before anything is started.
 fn check(config: &Config) -> anyhow::Result<()> {
     let is_cdi = config.inject.mode() == Some(Mode::Cdi);
     let several = "--vendor-resource: this plugin serves the whole GPUs of one vendor, so only one resource can be ours";
@@ -288,7 +288,8 @@ impl Plugin {
         self.spawn("pods on unhealthy devices", reaction.run());
     }
 
-    /// Starts the tasks that follow kubelet's decisions about pods.
+    /// Starts the tasks that follow kubelet's decisions about pods: pods of an earlier process, devices of ended pods, and the mark
+    /// of assigned pods.
     fn follow_kubelet(&mut self) {
         self.spawn(
             "pods of an earlier process",

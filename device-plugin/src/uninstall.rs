@@ -193,7 +193,7 @@ impl Removal {
         Ok(())
     }
 
-    /// Removes the sockets of processes that have ended.
+    /// Removes the socket files of plugin processes that have ended; an error if a process still listens on one.
     async fn remove_sockets(&self) -> anyhow::Result<()> {
         for resource in ExtendedResource::ALL {
             let socket = self.device_plugin_dir.join(resource.socket());

@@ -123,7 +123,7 @@ impl StartRefusal {
         )
     }
 
-    /// The reason of the pod's event.
+    /// The `reason` of the Kubernetes event about the refusal.
     pub fn event_reason(&self) -> &'static str {
         match self {
             Self::Unplaced(_) => "GPUNotPlaced",
@@ -414,7 +414,8 @@ pub fn visible_to_pods<'a>(
     by_pod
 }
 
-/// Adds the devices that one more container of the pod sees.
+/// Adds to `visible` the devices that one more container of the pod sees; containers that were given different devices are
+/// [`Visible::Unclear`].
 pub fn add_visible(visible: &mut VisibleByType, device_type: &'static str, seen: Visible) {
     let known = visible.entry(device_type).or_insert(Visible::BySpec);
     // A spec follows the pod's record, so it contradicts no devices that other containers of the pod were given.

@@ -251,7 +251,8 @@ impl SpecDir {
         Ok(n_removed)
     }
 
-    /// The text of a file, from memory if the file has not changed.
+    /// The text of a spec file; none if it cannot be read. An unchanged file is not opened again, as that would look like a read by
+    /// the runtime.
     fn content(&self, path: &Path) -> Option<Arc<str>> {
         let version = FileVersion::from(&fs::metadata(path).ok()?);
         // Another opening of the file would look like a read by the runtime to the watch of reads.

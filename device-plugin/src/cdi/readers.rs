@@ -63,7 +63,7 @@ impl ReaderState {
         files.iter().all(|file| self.has_read(file))
     }
 
-    /// Applies an event, and returns true if it changed anything.
+    /// Applies an event of inotify about a file of the spec directory. Returns true if it changed anything.
     fn apply(&mut self, file: &str, mask: EventMask) -> bool {
         if !file.starts_with(OWN_PREFIX) {
             return false;
@@ -107,7 +107,7 @@ impl Default for Readers {
 }
 
 impl Readers {
-    /// Watches the directory until the task is dropped.
+    /// Watches the spec directory for writes and for the runtime's reads until the task is dropped; begins again after a failure.
     pub async fn watch(self, dir: PathBuf) {
         let mut logged = LoggedError::default();
         loop {

@@ -260,7 +260,8 @@ impl VendorSpecs {
         self.read().iter().any(|spec| spec.kind == kind)
     }
 
-    /// The specs of the kinds, the ones that override first.
+    /// The parsed specs of all [`VendorKind`]s in the directories; specs that override others come first. Only changed files are
+    /// parsed again.
     fn read(&self) -> Vec<Arc<VendorSpec>> {
         // A panic elsewhere leaves a whole map behind, since the map is replaced in one step.
         let mut known = self.read.lock().unwrap_or_else(PoisonError::into_inner);
@@ -392,7 +393,7 @@ fn spec_files(dir: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Parses a file; `None` if it is no spec of one of the kinds.
+/// Parses a spec file; `None`, with a warning, if it does not parse, or `None` if its kind is no [`VendorKind`].
 fn parse(path: &Path) -> Option<Arc<VendorSpec>> {
     let text = fs::read_to_string(path).ok()?;
     // JSON is YAML, so one parser does for both.

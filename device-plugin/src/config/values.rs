@@ -25,7 +25,7 @@ pub(super) fn node_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// The name of the extended resource for memory units.
+/// Parses the flag for the name of the extended resource of memory units.
 pub(super) fn memory_resource(text: &str) -> Result<String, String> {
     extended_resource(text)?;
     // The plugin would serve two resources of one name, or patch an amount that kubelet owns.
@@ -47,7 +47,7 @@ pub(super) fn extended_resource(text: &str) -> Result<(), String> {
     if !is_dns_subdomain(domain) || !is_label_text(name) || name.len() > MAX_LABEL - "-unit".len() {
         return Err("not the name of an extended resource".to_owned());
     }
-    // The API server takes such names for resources of its own, and no pod could request this one.
+    // The API server takes names of this domain for resources of its own, and no pod could request such a resource.
     if domain == "kubernetes.io" || domain.ends_with(".kubernetes.io") {
         return Err("the domain kubernetes.io belongs to Kubernetes".to_owned());
     }
@@ -150,7 +150,7 @@ impl NoGpu {
     }
 }
 
-/// A duration such as `500ms`, `2s` or `1m`.
+/// Parses a duration such as `500ms`, `2s` or `1m`, above zero and at most an hour.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     const LONGEST: Duration = Duration::from_secs(3600);
     match parse_duration(text) {

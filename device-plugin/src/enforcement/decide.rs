@@ -63,7 +63,7 @@ pub(super) struct GpuFacts {
     pub(super) is_mig: bool,
 }
 
-/// The best level that the facts allow.
+/// The best enforcement level of memory limits that the facts about node and GPU allow: driver, else HAMi-core, else none.
 pub(super) fn decide(node: &EnforcementFacts, gpu: GpuFacts) -> Enforcement {
     let mps = match &node.mps {
         Some(dir) => format!("; an MPS control daemon runs on the node ({dir}), with limits of its own"),

@@ -41,8 +41,8 @@ pub async fn detect_enforcement(
     loop {
         let runtime = container_runtime(kubernetes_node.borrow_and_update().as_ref());
         let is_injection_known = injection.borrow_and_update().is_some();
-        // Without one of the two the level would be a guess that the next second corrects. Meanwhile a container would start
-        // without limits, or get a CDI spec that has to be replaced before it can start.
+        // Without the version of the runtime or the injection mode the level would be a guess that the next second corrects.
+        // Meanwhile a container would start without limits, or get a CDI spec that has to be replaced before it can start.
         if let Some(runtime) = runtime
             && is_injection_known
         {

@@ -129,7 +129,7 @@ fn has_value_of_answer(
     named.is_some() && named == named_devices(resource, given, fleet)
 }
 
-/// Checks that the limits of the answer are those of the record.
+/// Checks that the limits in the variables of the answer are those that follow from the record and the container's request.
 fn check_limits(
     starting: &StartingContainer<'_>,
     answer: &ContainerAllocateResponse,
@@ -183,7 +183,7 @@ fn check_limits(
 /// A device, its virtual function if the device node belongs to one, and the path of the device node.
 type DeviceNode<'a> = (DeviceKey, Option<&'a str>, &'a Path);
 
-/// The device nodes of all devices of a resource's type.
+/// Every device node of this node's devices of a resource's type, with the device that it belongs to.
 fn device_nodes(fleet: &NodeFleet, resource: ExtendedResource) -> Vec<DeviceNode<'_>> {
     let mut nodes = Vec::new();
     if resource.device_type() == TYPE_GPU {
@@ -205,7 +205,7 @@ fn device_nodes(fleet: &NodeFleet, resource: ExtendedResource) -> Vec<DeviceNode
     nodes
 }
 
-/// Limits as text for an error.
+/// Variables with limits as text, for the error about other limits.
 fn limits_as_text(limits: &BTreeMap<String, String>) -> String {
     if limits.is_empty() {
         return "no limits".to_owned();

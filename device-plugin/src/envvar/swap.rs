@@ -85,7 +85,8 @@ pub struct RecordSwaps {
     in_doubt: BTreeSet<PodUid>,
     /// The end of [`REST`], after the API server did not answer.
     rest_until: Option<Instant>,
-    /// Notified when the API server answers another request of the plugin after an absence, which ends the rest.
+    /// Notified when the API server answers another request of the plugin after an absence; the time without requests ([`REST`])
+    /// ends then.
     regained: watch::Receiver<()>,
     metrics: Metrics,
 }

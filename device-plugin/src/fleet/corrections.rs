@@ -94,7 +94,7 @@ async fn load_xids(
     earlier_xids(&spec)
 }
 
-/// The XIDs for which the object says that a GPU is unhealthy.
+/// The XIDs that the Device object of an earlier process gives as reasons why GPUs are unhealthy.
 fn earlier_xids(spec: &DeviceSpec) -> Vec<EarlierXid> {
     let mut errors = Vec::new();
     for info in &spec.devices {
@@ -143,7 +143,8 @@ async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff
     }
 }
 
-/// Acts on the operator's annotation until the task is dropped.
+/// Clears the devices that an operator names in the annotation `gpushare/clear-unhealthy` of the Device object, and removes the
+/// annotation, until the task is dropped.
 async fn clear_devices(
     devices: Api<RawDevice>,
     mut device: watch::Receiver<StoredDevice>,

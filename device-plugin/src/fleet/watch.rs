@@ -228,7 +228,7 @@ impl FleetWatch {
         self.apply(&changes);
     }
 
-    /// Publishes a fleet with these changes, if there are any.
+    /// Sends the readers of the fleet a new one with these changes of health, and logs each change. Without changes it sends none.
     fn apply(&self, changes: &[HealthChange]) {
         if changes.is_empty() {
             return;

@@ -79,7 +79,7 @@ pub enum AssignedDevices<'a> {
 }
 
 impl<'a> AssignedDevices<'a> {
-    /// The devices of this node with these keys, in this order.
+    /// Looks up the devices with these keys in the fleet, in this order. Keys of devices that are not on this node are left out.
     pub fn find(fleet: &'a NodeFleet, resource: ExtendedResource, keys: &[DeviceKey]) -> Self {
         let device_type = resource.device_type();
         if device_type == TYPE_GPU {

@@ -45,7 +45,8 @@ pub struct Listeners {
     pub metrics: Metrics,
 }
 
-/// Detects the injection mode until the task is dropped.
+/// Decides on the injection mode at once and whenever the facts change, and sends decisions to `listeners`, until the task is
+/// dropped.
 pub async fn detect_injection(node: Arc<NodeState>, listeners: Listeners) {
     let readers = node.readers.clone();
     let mut detector = InjectionDetector {

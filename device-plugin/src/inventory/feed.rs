@@ -168,7 +168,7 @@ impl Reporter {
         self.send(None, ObservationKind::InventoryChanged)
     }
 
-    /// Waits for `duration`, or less when the watch must end.
+    /// Waits for `duration` between two rounds; returns early, with an error, when the watch must end.
     pub(super) fn pause(&self, duration: Duration) -> Result<(), Stopped> {
         /// Nothing wakes the thread when the reader goes away, so it checks at this interval.
         const CHECK: Duration = Duration::from_secs(1);

@@ -9,8 +9,8 @@
 //! A GPU may also have `busId`, `numaNode`, `pcieId` (its switch, or the root complex if it has no switch), `pcieRoot`, `labels`,
 //! `deviceNode` and `processes`: the memory that each uses and the ID of its container, such as
 //! `[{"memory": "1Gi", "container": "0123"}]`. Beside the lists, `gpuLinks` gives the links between GPUs, `gpuPartitions` their
-//! partitions and
-//! `gpuPartitionPolicy` (`Honor` or `Prefer`) the policy for these, all in the form of the Device object's annotations and label.
+//! partitions and `gpuPartitionPolicy` (`Honor` or `Prefer`) the policy for these partitions, all in the form of the Device object's
+//! annotations and label.
 //!
 //! Devices of other types are in `devices`, in full:
 //!

@@ -148,7 +148,8 @@ impl NvmlSource {
         Box::new(move |reporter| watch.run(reporter))
     }
 
-    /// Loads the library and opens a session.
+    /// Loads the NVML library and opens a session with the driver. The error says whether the driver is absent, was replaced, or
+    /// fails.
     fn open(&self) -> Result<Nvml, InventoryError> {
         let library = self.find_library()?;
         let error = match Nvml::builder().lib_path(library.as_os_str()).init() {

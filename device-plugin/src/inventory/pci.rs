@@ -74,7 +74,7 @@ pub(super) struct Bus {
 }
 
 impl Bus {
-    /// Reads every function.
+    /// Reads every PCI function of the machine from sysfs.
     pub(super) fn read(sysfs: &Path) -> Self {
         let mut functions = BTreeMap::new();
         for entry in fs::read_dir(folder(sysfs)).into_iter().flatten().flatten() {
@@ -97,7 +97,7 @@ impl Bus {
         self.functions.get(address)
     }
 
-    /// The location of the function at this address.
+    /// The NUMA node, root complex and nearest switch of the function at this PCI address. Switches on cards do not count.
     pub(super) fn location(&self, address: &str) -> PciLocation {
         let Some(function) = self.functions.get(address) else {
             return PciLocation::default();

@@ -113,7 +113,7 @@ impl SysfsSource {
         found
     }
 
-    /// The device files of one function of a device.
+    /// The device files below `/dev` that a container needs to use one PCI function of an adapter or FPGA.
     fn nodes(&self, resource: ExtendedResource, address: &str) -> Vec<PathBuf> {
         let function = pci::folder(&self.root).join(address);
         let mut names = BTreeSet::new();

@@ -16,7 +16,7 @@ use crate::matching::wait::try_last_match;
 use crate::matching::{Call, preferred};
 use crate::node_state::NodeState;
 
-/// Answers for one container.
+/// Answers kubelet's Allocate call for one container, by the injection mode of the node.
 pub async fn allocate(
     node: &NodeState,
     resource: ExtendedResource,

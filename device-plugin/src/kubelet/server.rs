@@ -139,7 +139,8 @@ impl DeviceListing {
     }
 }
 
-/// Returns when the same list has to be sent again.
+/// Returns when an unchanged list has to be sent again, so that kubelet writes its checkpoint; never for a resource without
+/// `list_again`.
 async fn until_asked_again(list_again: &mut Option<watch::Receiver<()>>) {
     if let Some(list_again) = list_again
         && list_again.changed().await.is_ok()

@@ -74,7 +74,7 @@ pub(super) struct FileId {
 }
 
 impl FileId {
-    /// Identifies the file at `path`, if there is one.
+    /// Reads the identity of the file at `path`; none if there is no file.
     pub(super) fn read(path: &Path) -> Option<Self> {
         let found = fs::symlink_metadata(path).ok()?;
         Some(Self {

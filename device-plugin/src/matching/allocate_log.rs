@@ -260,7 +260,8 @@ impl AllocateLog {
         in_use
     }
 
-    /// Records the call that this match answers.
+    /// Records the call that this match answers, as the latest call of the matched pod. A match that corrects an earlier one moves
+    /// that pod's calls first.
     pub fn record(&mut self, found: Match, pods: &NodePods) {
         let Match {
             pod: uid,
@@ -334,7 +335,7 @@ impl AllocateLog {
         (self.reconciled, self.reconciled_state) = (Some(Arc::clone(allocated)), state);
     }
 
-    /// Corrects the log by one entry of kubelet's checkpoint.
+    /// Corrects the log by one entry of kubelet's checkpoint, which proves to which pod the answer about these device IDs belongs.
     fn reconcile_entry(&mut self, entry: &Allocated, pods: &NodePods) {
         let answers = self.answers.get_mut(&entry.resource);
         let Some(answer) = answers.and_then(|answers| answers.get_mut(&entry.ids)) else {
@@ -480,7 +481,7 @@ impl AllocateLog {
         self.answered_before.contains(uid)
     }
 
-    /// Removes everything about pods that are gone.
+    /// Removes everything about pods that the API server does not have any more.
     pub fn forget_gone(&mut self, pods: &NodePods) {
         // Called at every change of a pod, and only a pod that leaves makes an entry out of date.
         if self.seen_left.replace(pods.n_left()) == Some(pods.n_left()) {

@@ -51,8 +51,8 @@ impl SwapPlan {
         }
     }
 
-    /// Removes pods that are gone: the pod that the record of such a pod was planned for gets the record that was planned for the gone
-    /// one.
+    /// Removes pods that are gone: the pod for which the record of a gone pod was planned gets the record that was planned for the
+    /// gone pod.
     pub(super) fn forget_gone(&mut self, is_there: impl Fn(&PodUid) -> bool) {
         let mut gone = Vec::new();
         for (pod, record_of) in &self.0 {

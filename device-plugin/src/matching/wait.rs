@@ -10,11 +10,12 @@ use crate::pods::NodePods;
 
 use super::{AllocateLog, Call, Match, MatchAttempt, NoMatch, match_call};
 
-/// Longest checkpoint, in bytes, that is loaded at each attempt while kubelet waits; a longer one is loaded only on the last attempt.
+/// Longest checkpoint, in bytes, that is loaded at each attempt while kubelet waits; a longer one is loaded only on the last
+/// attempt.
 pub const SHORT_CHECKPOINT: u64 = 256 << 10;
 
-/// Calls `act` with the match of `call`, as soon as there is one, or after `limit` with the best match of the last attempt. The pods
-/// stay locked meanwhile, so that `act` sees the pods that were matched.
+/// Calls `act` with the match of `call`, as soon as there is one, or after `limit` with the best match of the last attempt. The
+/// pods stay locked meanwhile, so that `act` sees the pods that were matched.
 ///
 /// # Errors
 /// No pod matches within the limit.
@@ -64,7 +65,7 @@ fn try_match<T>(
     Ok(act(&pods, found))
 }
 
-/// Matches a call after kubelet's checkpoint is loaded.
+/// Loads kubelet's checkpoint into the log, unless it is too long for this attempt, and then matches the call.
 fn attempt_match(
     node: &NodeState,
     log: &mut AllocateLog,

@@ -386,7 +386,7 @@ fn parse_id(id: &str) -> Result<PhysicalId, Unplaced> {
         .map_err(|error: InvalidPhysicalId| Unplaced::BadDevice(error.to_string()))
 }
 
-/// The name of a device in a record.
+/// The name by which a record means a device: the ID, or the minor number if the record has no ID.
 fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceName, Unplaced> {
     if !device.id.is_empty() {
         return parse_id(&device.id).map(DeviceName::Id);

@@ -34,7 +34,7 @@ impl Requests {
         running.combine(init_peak, u64::max)
     }
 
-    /// The requests of one container.
+    /// The amounts of the resources in [`IN_NODE_STATUS`] that one container requests.
     fn of_container(container: &Container) -> Self {
         let resources = &container.resources;
         Self {

@@ -351,7 +351,8 @@ impl DeviceEntries<'_> {
         Some(self.condition(id, CONDITION_ISOLATED, status(false), "ImageVariable", &message))
     }
 
-    /// A condition that keeps its time as long as its status stays.
+    /// A condition of the device in the Device object. Its time stays that of the published condition as long as the status is the
+    /// same.
     fn condition(
         &self,
         id: &str,

@@ -61,7 +61,7 @@ pub struct NodeOverrides {
 }
 
 impl NodeOverrides {
-    /// Reads the files.
+    /// Reads both files and checks their content.
     ///
     /// # Errors
     /// A file exists and is invalid.
@@ -160,7 +160,7 @@ fn merge(all: &BTreeMap<String, Labels>, names: [Option<&str>; 3]) -> Labels {
     merged
 }
 
-/// The rule that a label breaks, if it breaks one.
+/// The rule of Kubernetes or of this plugin that a label breaks, if it breaks one.
 fn broken_rule(name: &str, value: &str) -> Option<&'static str> {
     let (prefix, short) = match name.split_once('/') {
         Some((prefix, short)) => (Some(prefix), short),
@@ -202,7 +202,7 @@ fn read_partition_table(path: &Path) -> anyhow::Result<Option<GpuPartitionTable>
     table.map(Some).with_context(|| path.display().to_string())
 }
 
-/// Parses a file; `None` if it is empty or does not exist.
+/// Reads a file of YAML or JSON; `None` if it is empty or does not exist.
 fn read_file<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Option<T>> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
@@ -213,7 +213,7 @@ fn read_file<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Option<T>> {
     serde_yaml_ng::from_str(&text).with_context(|| format!("{} is not of the expected form", path.display()))
 }
 
-/// Reads the files at this interval until the task is dropped.
+/// Reads the files at this interval until the task is dropped, and passes on content that has changed and is valid.
 pub async fn watch_node_overrides(
     files: OverrideFiles,
     interval: Duration,

@@ -48,7 +48,7 @@ impl From<Option<RawDevice>> for StoredDevice {
     }
 }
 
-/// Watches this node's Node until the task is dropped.
+/// Sends each state of this node's Node object to `node`, until the task is dropped.
 pub async fn watch_node(connection: Connection, node_name: String, node: watch::Sender<Option<Node>>) {
     let show = |found: Option<Node>| {
         if found.is_none() {

@@ -45,7 +45,8 @@ pub(super) async fn serve(
     registration.keep_offered(stop).await;
 }
 
-/// Waits until a resource may be advertised.
+/// Waits until kubelet may be given a resource: memory units and whole GPUs need facts in the API server first, by which the
+/// scheduler counts.
 async fn wait_until_advertisable(
     resource: ExtendedResource,
     node: &NodeState,

@@ -33,7 +33,7 @@ pub(super) async fn find_devices(config: &Config) -> anyhow::Result<NodeInventor
             Err(error) => error,
         };
         let cause = error.downcast_ref::<InventoryError>();
-        // Where waiting cannot help, kubelet's restarts make the failure visible.
+        // If waiting cannot help, the process ends with the error, and kubelet's restarts make the failure visible.
         if !cause.is_some_and(|cause| config.no_gpu.waits_after(cause)) {
             return Err(error);
         }

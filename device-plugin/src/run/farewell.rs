@@ -33,7 +33,8 @@ pub(super) struct Farewell {
 }
 
 impl Farewell {
-    /// Returns once no pod needs the plugin, or after a limit.
+    /// Serves on after SIGTERM until no pod that is bound to the node needs the plugin for its admission, at most for a few
+    /// seconds.
     pub(super) async fn run(mut self) {
         // A plugin that has registered nothing has no pods to wait for.
         let serves = self

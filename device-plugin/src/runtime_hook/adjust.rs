@@ -79,7 +79,7 @@ impl DeviceAdjustment {
         self.env.is_empty() && self.removed_nodes.is_empty() && self.added_nodes.is_empty()
     }
 
-    /// The adjustment in the runtime's form.
+    /// The adjustment in the form of the Node Resource Interface.
     pub(super) fn into_adjustment(self) -> ContainerAdjustment {
         let mut devices = self.added_nodes;
         for path in self.removed_nodes {

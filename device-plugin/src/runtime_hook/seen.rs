@@ -95,7 +95,7 @@ pub(super) struct RunningContainers {
 }
 
 impl RunningContainers {
-    /// Adds a part.
+    /// Adds one part of the runtime's report: sandboxes, and containers with the GPUs that they see.
     ///
     /// # Errors
     /// There are too many containers.
@@ -125,7 +125,7 @@ impl RunningContainers {
         }
     }
 
-    /// The GPUs of all containers, once every part has been added.
+    /// The GPUs of all running containers, by pod and container. Every part of the report has been added before.
     pub(super) fn complete(self) -> SeenGpus {
         let mut by_container = BTreeMap::new();
         for (sandbox, name, gpus) in self.containers {

@@ -163,7 +163,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         }
     }
 
-    /// Sends the answer to the call with this number.
+    /// Sends the answer, or its error, to the runtime's call with this number.
     async fn answer(&mut self, call: u32, answer: Answer) -> anyhow::Result<()> {
         let response = match answer {
             Ok(payload) => Response {

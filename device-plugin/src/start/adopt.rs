@@ -128,7 +128,7 @@ fn known_gpus<'a>(fleet: &NodeFleet, uuids: impl Iterator<Item = &'a PhysicalId>
     uuids.filter_map(|uuid| fleet.gpu(uuid)).cloned().collect()
 }
 
-/// The number of GPUs that a pod requests.
+/// The number of GPUs that a pod requests at once: one for memory units, else as many as shares or whole GPUs.
 fn n_requested_gpus(pod: &NodePod) -> usize {
     // Memory units of a pod are of one GPU.
     if pod.peak(ExtendedResource::Memory) > 0 {
@@ -215,9 +215,9 @@ pub(super) fn has_run_placed(pod: &NodePod, entry: &Allocated) -> bool {
     pod.stage == PodStage::Running && pod.placement.is_err() && is_ours
 }
 
-/// The record to restore for a pod whose annotations have lost all or a part of it: the lost one if that agrees with the devices that
-/// the pod's containers see, else a record of these devices. `was_placed` is true if all its containers started with a record: a
-/// running pod that no scheduler placed gets none here.
+/// The record to restore for a pod whose annotations have lost all or a part of it: the lost one if that agrees with the devices
+/// that the pod's containers see, else a record of these devices. `was_placed` is true if all its containers started with a record:
+/// a running pod that no scheduler placed gets none here.
 pub(super) fn removed_record(
     node: &NodeState,
     evidence: &StartEvidence<'_>,

@@ -82,7 +82,7 @@ pub enum StartBlocked {
 }
 
 impl StartBlocked {
-    /// The reason of the pod's event.
+    /// The `reason` of the Kubernetes event about the blocked start.
     pub fn event_reason(&self) -> &'static str {
         match self {
             Self::Refused { refusal, .. } => refusal.event_reason(),
@@ -158,7 +158,7 @@ impl BlockedStarts {
         self.lock().remove(&(resource, ids.to_vec()));
     }
 
-    /// The number of blocked containers for each reason.
+    /// The number of containers whose start is blocked now, for each reason in [`LABELS`].
     pub fn count(&self) -> [(&'static str, usize); LABELS.len()] {
         let now = Instant::now();
         let mut counts = LABELS.map(|label| (label, 0));

@@ -1,5 +1,5 @@
-//! Compares running pods with their records: when the plugin starts, after every restart of kubelet, when a record changes, and once
-//! a minute.
+//! Compares running pods with their records: when the plugin starts, after every restart of kubelet, when a record changes, and
+//! once a minute.
 //!
 //! The pre-start check decides start by start. The comparison finds differences that come later, whatever their cause: records that
 //! were changed under a running pod, a Device object that was recreated without the swapped records, CDI specs that are missing or
@@ -67,7 +67,8 @@ impl Reconciler {
         }
     }
 
-    /// Compares again and again until the task is dropped.
+    /// Compares all running pods with their records until the task is dropped: at once, every minute, and after the changes that
+    /// the head of this file names.
     pub async fn run(mut self) {
         let mut pods = self.context.node.pods.clone();
         until_known(&mut pods).await;
@@ -197,8 +198,8 @@ impl Reconciler {
         }
     }
 
-    /// Writes a record of the devices that the pod sees in place of its own, if these are certain; else reports the refusal, and evicts
-    /// the pod if the operator wants that.
+    /// Writes a record of the devices that the pod sees in place of its own, if these are certain; else reports the refusal, and
+    /// evicts the pod if the operator wants that.
     async fn correct_record(&mut self, swaps: &mut RecordSwaps, compared: &Compared, refusal: &StartRefusal) {
         let pod = &compared.pod;
         // While a start is not decided, a swap or the container's spec may still put the pod right.
@@ -246,8 +247,8 @@ impl Reconciler {
         }
     }
 
-    /// Removes the assigned mark from pods that had it at two comparisons and have no devices: Allocate calls are matched with no pod
-    /// that is marked assigned.
+    /// Removes the assigned mark from pods that had it at two comparisons and have no devices: Allocate calls are matched with no
+    /// pod that is marked assigned.
     async fn clear_stale_marks(&mut self, allocated: &[Allocated]) {
         // At one comparison kubelet may just be admitting the pod, and not have written its checkpoint yet.
         let stale = {
@@ -359,7 +360,8 @@ fn record_of_visible(node: &NodeState, pod: &NodePod, seen: &VisibleByType) -> O
     on_gpus(placement, record, gpus, &node.fleet.borrow())
 }
 
-/// The record moved to these GPUs: a GPU that is not among them is replaced, with its amounts, by one that the record does not name.
+/// The record moved to these GPUs: a GPU that is not among them is replaced, with its amounts, by one that the record does not
+/// name.
 fn on_gpus(
     placement: &Placement,
     mut record: DeviceAllocations,

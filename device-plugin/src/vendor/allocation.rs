@@ -48,11 +48,11 @@ impl Allocation {
         }
     }
 
-    /// Returns true if its pod has ended.
+    /// Returns true if the pod of the allocation has ended, so that it holds the devices no longer.
     pub(super) fn has_ended(&self, pods: &NodePods) -> bool {
         let Some(uid) = self.pod.uid(pods) else {
-            // kubelet removes entries of ended pods from its checkpoint only when it allocates again; its pod-resources API lists only pods
-            // that exist.
+            // kubelet removes entries of ended pods from its checkpoint only when it allocates again; its pod-resources API lists
+            // only pods that exist.
             return matches!(self.pod, PodKey::Uid(_));
         };
         let stage = match (pods.get(uid), pods.claimant(uid)) {

@@ -102,7 +102,7 @@ fn recorded_gpu_message(allocation: &Allocation, claim: &Claim) -> String {
     )
 }
 
-/// The claim, its driver and its pod.
+/// Claim, pod and driver in words, for a warning.
 fn claim_text(allocation: &Allocation, claim: &Claim) -> String {
     let pod = match &allocation.pod {
         PodKey::Named { namespace, name } => format!("{namespace}/{name}"),

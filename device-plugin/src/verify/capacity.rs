@@ -228,7 +228,7 @@ fn recorded_bytes(
     }
 }
 
-/// A pod's share of a GPU, of which it holds these amounts.
+/// A pod's share of a GPU: the amounts in `held`, beside what the GPU has in all.
 fn gpu_share<'a>(gpu: &'a Gpu, fleet: &NodeFleet, held: DeviceAmounts) -> PodShare<'a> {
     let slots = u64::from(fleet.ids.slots());
     // Reserved memory counts as capacity here, so that a record which was written before the operator reserved it stays valid.

@@ -130,7 +130,7 @@ fn by_both(
     }
 }
 
-/// The owner by the list alone, which has names and no UIDs.
+/// The owner by kubelet's list alone, if its checkpoint cannot be read. The list has names of pods and no UIDs.
 fn by_name(pods: &NodePods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, OwnerUnknown> {
     let mut names_listed = listed.iter();
     let (Some((namespace, name)), None) = (names_listed.next(), names_listed.next()) else {

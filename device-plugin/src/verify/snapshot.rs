@@ -23,7 +23,7 @@ const PACE: Duration = Duration::from_millis(15);
 pub struct Snapshots(SharedRead<KubeletSnapshot>);
 
 impl Snapshots {
-    /// Takes a snapshot, or returns one that began after this call.
+    /// Takes a snapshot of kubelet's allocations, or returns one that another start took and that began after this call.
     pub async fn take(&self, node: &NodeState) -> KubeletSnapshot {
         let read = async || {
             let listed = node.pod_resources.list().await;

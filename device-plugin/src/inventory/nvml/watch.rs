@@ -195,7 +195,7 @@ impl NvmlWatch {
         }
     }
 
-    /// Probes every device; returns true if one is missing.
+    /// Probes every known GPU and reports the result. Returns true if a GPU is missing: lost, failed or in MIG mode.
     fn probe_all(&mut self, nvml: &Nvml, reporter: &Reporter) -> Result<bool, Stopped> {
         let mut is_missing = false;
         for gpu in &self.known.gpus {
@@ -319,7 +319,7 @@ fn whole_number(value: &SampleValue) -> Option<u64> {
     }
 }
 
-/// The names of `nvmlDeviceGpuRecoveryAction_t`.
+/// The recovery action that the driver asks for, in words; the number is one of `nvmlDeviceGpuRecoveryAction_t`.
 fn recovery_action_name(action: u64) -> &'static str {
     match action {
         1 => "its driver asks for a reset of the GPU",
