@@ -24,7 +24,7 @@ impl MetricsText {
         Self(Arc::new(Mutex::new(registry)))
     }
 
-    /// Writes all metrics as OpenMetrics text, on a thread for blocking work.
+    /// Writes all metrics as text for Prometheus, on a thread for blocking work.
     async fn encode(&self) -> Result<String, fmt::Error> {
         // The lock admits one scrape at a time: on a cluster of 15,000 nodes the text has over 100 MB.
         let registry = Arc::clone(&self.0).lock_owned().await;

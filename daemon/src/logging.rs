@@ -22,6 +22,7 @@ pub struct LogFilter(String);
 impl FromStr for LogFilter {
     type Err = String;
 
+    /// Accepts the directives of `EnvFilter`, except for texts that it would panic at or misread.
     fn from_str(text: &str) -> Result<Self, String> {
         const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
         // EnvFilter panics at some texts that are not ASCII, such as a space before an emoji.

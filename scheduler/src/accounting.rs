@@ -40,17 +40,17 @@ pub struct PodFacts {
     pub namespace: Box<str>,
     /// Name.
     pub name: Box<str>,
-    /// Its request for devices.
+    /// The pod's request for devices.
     pub request: ParsedRequest,
-    /// The constraints of its annotations, if there are any, or the reason for which they cannot be read.
+    /// The constraints of the pod's annotations, if there are any, or the reason for which they cannot be read.
     pub constraints: Result<Option<Arc<Constraints>>, Arc<RequestError>>,
-    /// Its requests for CPU and memory.
+    /// The pod's requests for CPU and memory.
     pub host: HostAmounts,
-    /// The policies that it names itself.
+    /// The policies that the pod's annotations name.
     pub preference: Preference,
-    /// The provider that has to limit its containers at run time, if it names one.
+    /// The provider that has to limit the pod's containers at run time, if the pod names one.
     pub isolation: Option<Box<str>>,
-    /// Its node and record; `None` until it is bound.
+    /// The pod's node and record; `None` until the pod is bound.
     pub bound: Option<Box<Bound>>,
 }
 
@@ -88,9 +88,9 @@ pub struct Bounds {
 pub struct Bound {
     /// The node.
     pub node: Box<str>,
-    /// Its allocation record.
+    /// The pod's allocation record.
     pub record: Recorded,
-    /// The assume time in its record, in unix nanoseconds.
+    /// The assume time in the record, in unix nanoseconds.
     pub assumed_at: Option<u64>,
 }
 
@@ -103,14 +103,14 @@ pub enum Recorded {
     Unreadable(Box<str>),
     /// Parts of devices.
     Devices {
-        /// Of GPUs.
+        /// Parts of GPUs.
         gpus: Box<[RecordedShare]>,
         /// Of devices of other types.
         others: Box<[RecordedDevice]>,
         /// The pod's amount in memory units at its placement, if it was placed by units.
         units: Option<GpushareRecord>,
     },
-    /// Only the annotations of the old extender.
+    /// Only the annotations of gpushare-scheduler-extender.
     Gpushare(GpushareRecord),
 }
 
@@ -138,7 +138,7 @@ pub struct RecordedDevice {
 /// A virtual function (SR-IOV) of a device that a record gives to its pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedFunction {
-    /// Its PCI address; empty if the record has none.
+    /// The PCI address of the function; empty if the record has none.
     bus_id: Box<str>,
     minor: i32,
 }

@@ -1,7 +1,7 @@
 //! The devices of a node in the engine's terms: as its Device object reports them, or as its capacity suggests where there is
 //! no object.
 //!
-//! Pure. A device or annotation that cannot be read is left out and reported; the rest is used.
+//! Pure. A device or annotation that cannot be read is left out and reported; all other devices and annotations are used.
 
 use std::collections::BTreeMap;
 

@@ -355,6 +355,7 @@ impl Drop for BindInWork {
 struct Gauges(Leadership);
 
 impl Collector for Gauges {
+    /// Writes whether this replica leads, and whether the API server refuses its bindings.
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let gauges = [
             (

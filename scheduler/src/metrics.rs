@@ -81,6 +81,7 @@ pub enum PreemptionCandidate {
 }
 
 impl PreemptionCandidate {
+    /// The label value in metrics.
     const fn label(self) -> &'static str {
         match self {
             Self::Kept => "kept",
@@ -92,6 +93,7 @@ impl PreemptionCandidate {
 }
 
 impl Verb {
+    /// The label value in metrics.
     const fn label(self) -> &'static str {
         match self {
             Self::Filter => "filter",
@@ -104,6 +106,7 @@ impl Verb {
 }
 
 impl Ending {
+    /// The label value in metrics.
     const fn label(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -297,6 +300,7 @@ struct StateGauges {
 }
 
 impl Collector for StateGauges {
+    /// Writes all gauges of the state as the index has it now.
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // Copied out first, so that a slow reader of the metrics holds no lock.
         let (snapshot, unplaced) = {

@@ -2,8 +2,8 @@
 //!
 //! A `CSIStorageCapacity` is the one kind that every kube-scheduler with an extender watches from 1.28 on, that a Role of one
 //! namespace can grant, and that means nothing else: it describes no storage, as no class has its name and it can be reached
-//! from no node. kube-scheduler tries all pods that an extender refused again when it changes; those that wait for volumes it
-//! leaves alone from 1.32 on, since the capacity does not grow.
+//! from no node. A change of the object makes kube-scheduler try all pods again that an extender refused; from 1.32 on it leaves
+//! pods alone that wait for volumes, since the capacity does not grow.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

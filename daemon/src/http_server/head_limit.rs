@@ -131,6 +131,7 @@ impl<S> HeadLimit<S> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for HeadLimit<S> {
+    /// Reads from the stream, and notes the arrival of bytes. While none arrive, an overdue head ends the stream.
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

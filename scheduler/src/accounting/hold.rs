@@ -162,7 +162,7 @@ fn unrequested(record: &Recorded, context: NodeContext<'_>) -> Account {
     }
 }
 
-/// Whole GPUs by a vendor's resource: those that the record names, or without a usable record see [`whole_unknown`].
+/// Whole GPUs by a vendor's resource: the GPUs that the record names. Without a usable record they are those of [`whole_unknown`].
 fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
     let (gpus, units) = match record {
         Recorded::Devices { gpus, units, .. } if !gpus.is_empty() => (gpus, *units),

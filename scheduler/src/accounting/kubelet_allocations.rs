@@ -57,7 +57,7 @@ pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -
     by_pod
 }
 
-/// Adds allocated devices to holdings, and returns the problem with those that cannot be counted.
+/// Adds allocated devices to holdings. Returns the problem if the node does not have some of them, which then are not counted.
 pub fn join(
     holdings: &mut Holdings,
     given: &[AllocatedDevice],
@@ -77,7 +77,8 @@ pub fn join(
     ))
 }
 
-/// The holdings of a pod of which only its allocations are known, and the problem with those that cannot be counted.
+/// The holdings of a pod of which only the devices are known that kubelet allocated to it, and the problem if the node does not
+/// have some of them.
 pub fn alone(given: &[AllocatedDevice], inventory: Option<&Inventory>) -> (Holdings, Option<String>) {
     let mut holdings = Holdings {
         is_vendor: true,

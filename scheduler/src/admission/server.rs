@@ -94,6 +94,7 @@ impl ReviewFailure {
 }
 
 impl IntoResponse for ReviewFailure {
+    /// Logs the failure, and answers the API server with it.
     fn into_response(self) -> Response {
         // Any status but 200 is a failure to the API server; the code is for people who read logs.
         let status = match self {

@@ -147,8 +147,8 @@ pub(super) fn refuse_all_devices(rules: &Rules, pod: &Pod) -> Result<(), Refusal
     Ok(())
 }
 
-/// Refuses an update that changes the request for all devices, that makes a record or a rule for the choice of devices
-/// unreadable, or that changes such a rule of a pod that is placed already.
+/// Refuses an update that changes the annotation to see all devices, that makes the record or an annotation about the choice of
+/// devices unreadable, or that changes such an annotation of a pod that is placed already.
 fn check_changed_annotations(old: &Pod, new: &Pod) -> Result<(), Refusal> {
     let is_changed = |key: &str| old.annotation(key) != new.annotation(key);
     if is_changed(ALL_DEVICES) {

@@ -51,10 +51,11 @@ impl<T> KeyedLock<T> {
 }
 
 impl<T> Drop for KeyGuard<'_, T> {
+    /// Releases the lock, and removes the entry of its key if no other task waits for it.
     fn drop(&mut self) {
         let mut entries = self.locks.entries();
         self.guard.take();
-        // Each one that waits has a reference of its own.
+        // Each task that waits for the lock has a reference of its own.
         if entries
             .get(&self.key)
             .is_some_and(|lock| Arc::strong_count(lock) == 1)
@@ -124,6 +125,7 @@ impl BindLimiter {
 }
 
 impl Drop for BindPermit<'_> {
+    /// Leaves the permit to the next binding that waits for the same node.
     fn drop(&mut self) {
         // If no other binding waits for the node, the permit is released together with the node's lock.
         if let Some(value) = self.node.as_mut().and_then(|node| node.guard.as_deref_mut()) {

@@ -175,7 +175,7 @@ impl<'r> Filter<'_, 'r> {
     /// The demand of the pod, unless the webhooks' rules reject it.
     fn demand(&self, facts: Option<&PodFacts>) -> Demand<'r> {
         let FilterRequest { body, pod, names, .. } = self.request;
-        // The write of an open decision may have got through, so that the pod can go nowhere else.
+        // The binding of an open assumption may have been written, so that the pod can go nowhere else.
         if let Some(node) = self.index.assumed_node(pod.uid())
             && names.iter().any(|name| name == node)
         {

@@ -125,6 +125,7 @@ struct NodeStream {
 }
 
 impl NodeStream {
+    /// The HTTP answer whose body is this stream.
     fn into_response(self) -> Response {
         let pieces = stream::unfold(self, async |mut stream| {
             let piece = stream.next_piece().await?;
@@ -158,6 +159,7 @@ impl NodeStream {
 }
 
 impl Drop for NodeStream {
+    /// Counts the view in the metrics.
     fn drop(&mut self) {
         // A client that disconnects drops the stream before its end.
         let ending = if self.is_complete {

@@ -67,7 +67,7 @@ pub enum AssumeError {
     /// The pod is on another node.
     #[error("the pod is already bound to node {node:?}")]
     BoundElsewhere {
-        /// Its node.
+        /// The node that the pod is bound to.
         node: String,
     },
     /// An earlier bind to another node may have got through.

@@ -111,7 +111,7 @@ impl Gangs {
         self.0.values().any(|gang| gang.end <= now)
     }
 
-    /// Returns true if the cycle of another group than this one has come to nothing, and room is kept for it.
+    /// Returns true if the cycle of another group than `asked` has come to nothing, and room is still kept for its members.
     pub(super) fn is_in_vain(&self, asked: Option<&str>) -> bool {
         self.0
             .iter()
@@ -126,8 +126,8 @@ impl Gangs {
             .collect()
     }
 
-    /// Ends the cycles of all other groups, since a pod of this group, or of none, is filtered. Returns the members of the groups
-    /// whose cycles came to nothing.
+    /// Ends the cycles of all groups but `asked`: a pod of that group, or of no group, is filtered now. Returns the members of the
+    /// groups whose cycles came to nothing.
     pub(super) fn end_cycles(&mut self, asked: Option<&str>) -> Vec<OwnerId> {
         let mut members = Vec::new();
         for (group, gang) in &mut self.0 {

@@ -38,7 +38,7 @@ pub struct HintTimes {
 }
 
 impl HintTimes {
-    /// The same time for every hint, nominated or not.
+    /// The time `lasts` for every hint, nominated or not.
     pub const fn all(lasts: Duration) -> Self {
         Self {
             plain: lasts,
@@ -213,7 +213,7 @@ impl HintQueue {
             Some(end) => {
                 self.ends.insert((end, owner.clone()));
             }
-            // It ends with its group, see `Gangs::end_expired`.
+            // The hint ends with its group, see `Gangs::end_expired`.
             None if hint.group.is_some() => {}
             None => self.unstamped.push(owner.clone()),
         }
@@ -229,7 +229,7 @@ impl HintQueue {
         before: Option<&Hint>,
         now: Instant,
     ) -> Option<Hint> {
-        // Otherwise a pod that kube-scheduler cannot bind would keep the room from all others for good.
+        // Without the rest, a pod that kube-scheduler cannot bind would keep the room from all other pods for good.
         if before.is_none() && self.is_resting(uid, now) {
             return None;
         }
@@ -463,7 +463,8 @@ impl HintQueue {
         self.gangs.is_in_vain(asked)
     }
 
-    /// Frees the room of other `PodGroups` than this one whose cycle has come to nothing; nominated pods may have it.
+    /// Frees the room of `PodGroup`s whose cycle has come to nothing, except for the group `asked`; nominated pods may have the
+    /// room.
     pub(super) fn end_gang_cycles(&mut self, cluster: &mut Cluster, asked: Option<&str>) {
         let members = self.gangs.end_cycles(asked);
         // Nominees were not refused for the room of this cycle, so they are tried again.

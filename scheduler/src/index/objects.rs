@@ -35,6 +35,8 @@ const MIN_CHANGES: u64 = 16;
 impl ObjectStore<Node> for Index {
     const KIND: &'static str = "nodes";
 
+    /// Takes over a node: its capacity, taints and labels, and the report of its device plugin. If its devices have changed, the
+    /// pods there are accounted again.
     fn apply(&mut self, node: Node) {
         let Some(name) = node.metadata.name.as_deref() else {
             return;
@@ -124,6 +126,8 @@ impl ObjectStore<RawDevice> for Index {
     const KIND: &'static str = "devices";
     const MAY_BE_ABSENT: bool = true;
 
+    /// Takes over a Device object: the devices of its node, and the plugin's reports about pods there. The pods that a change
+    /// concerns are accounted again.
     fn apply(&mut self, device: RawDevice) {
         let Some(name) = device.metadata.name.as_deref() else {
             return;
@@ -199,6 +203,8 @@ fn names_where(nodes: &FxHashMap<Box<str>, NodeState>, is_met: impl Fn(&NodeStat
 impl ObjectStore<Pod> for Index {
     const KIND: &'static str = "pods";
 
+    /// Takes over a pod. A bound pod holds devices from now on, an unbound one may have a hint, and one that has ended holds
+    /// nothing.
     fn apply(&mut self, pod: Pod) {
         let uid = pod.uid();
         if uid.is_empty() {
@@ -246,6 +252,7 @@ impl ObjectStore<Pod> for Index {
         refresh_workload_if_due(self);
     }
 
+    /// Removes a pod with all that it holds.
     fn delete(&mut self, pod: &Pod) {
         if self.plugins.remove_pod(pod.uid()) {
             self.cluster.note_silent_opening();

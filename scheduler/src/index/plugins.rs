@@ -55,13 +55,13 @@ const WORDS: [&str; 4] = [
 /// The reason for which the plugin of a node counts as away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Away {
-    /// Its pod is being deleted.
+    /// The plugin's pod is being deleted.
     Ending,
-    /// Its pod does not run, or the plugin is not registered with kubelet.
+    /// The plugin's pod does not run, or the plugin is not registered with kubelet.
     NotServing,
-    /// It has ended, and no other has begun.
+    /// The plugin has ended, and no other plugin has begun on the node.
     Gone,
-    /// kubelet has failed a pod there.
+    /// kubelet has failed a pod on the node, as the plugin was away.
     Refusing,
 }
 
@@ -185,7 +185,7 @@ impl Plugins {
             return false;
         }
         let Some((node, plugin_pod)) = PluginPod::of(pod, list) else {
-            // Its label may have been taken away.
+            // The plugin's label may have been taken away from the pod.
             return self.remove_pod(pod.uid());
         };
         // A deletion may come with a pod that names no node any more.
@@ -273,7 +273,7 @@ impl Plugins {
         !self.unstamped.is_empty() || self.next.is_some_and(|next| next <= now)
     }
 
-    /// Stamps new deadlines, and ends those that are over. Returns true if a node takes more pods than before.
+    /// Lets new deadlines begin, and ends deadlines that are over. Returns true if a node takes more pods than before.
     pub(super) fn advance(&mut self, now: Instant) -> bool {
         let mut changed: Vec<Box<str>> = self.unstamped.drain().collect();
         for node in &changed {

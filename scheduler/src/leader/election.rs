@@ -240,6 +240,7 @@ impl TermSource for Election {
         &self.record.holder
     }
 
+    /// The next step: to wait until it is due, or to read, create, take, renew or release the Lease, by what is known of the Lease.
     fn next(&mut self, now: Instant) -> LeaseAction {
         self.term = self.term(now);
         if now < self.due {
@@ -270,6 +271,7 @@ impl TermSource for Election {
         self.due = now;
     }
 
+    /// Takes the Lease as a read has shown it. A change of its version restarts the time after which this replica may take it.
     fn read(&mut self, _sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>) {
         self.term = self.term(received);
         let Some((version, record)) = found else {
@@ -300,6 +302,7 @@ impl TermSource for Election {
         self.due = received + self.times.retry / 2;
     }
 
+    /// Takes the outcome of a write. A successful write as the holder begins or prolongs this replica's term.
     fn written(&mut self, record: LeaseRecord, sent: Instant, received: Instant, outcome: WriteOutcome) {
         self.term = self.term(received);
         match outcome {

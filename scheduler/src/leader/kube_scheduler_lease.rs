@@ -81,6 +81,7 @@ impl TermSource for KubeSchedulerLease {
         self.seen.as_ref().map_or("", |seen| seen.record.holder.as_str())
     }
 
+    /// A Lease that kube-scheduler holds for too short a time gives this replica no term.
     fn problem(&self) -> Option<String> {
         let record = &self.seen.as_ref()?.record;
         (self.is_own(record) && self.is_short(record)).then(|| {
@@ -107,6 +108,8 @@ impl TermSource for KubeSchedulerLease {
         self.has_ended = true;
     }
 
+    /// Takes the Lease as a read has shown it. A renewal by the kube-scheduler in this pod begins or prolongs this replica's term,
+    /// which counts from the read before.
     fn read(&mut self, sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>) {
         self.term = self.term(received);
         self.due = received + self.pause();

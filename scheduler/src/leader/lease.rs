@@ -98,7 +98,7 @@ impl LeaseObject {
                     self.last = lease;
                     WriteOutcome::Done(version)
                 }
-                // No API server answers so.
+                // An API server never answers without a resource version, so nothing is known of the write.
                 None => WriteOutcome::Unknown,
             },
             // 409: there is another version. 404: the Lease was deleted.

@@ -54,7 +54,8 @@ impl UnplacedPods {
         Some(now.duration_since(pod.first_asked))
     }
 
-    /// Counts the pods, and forgets those that `is_waiting` denies; it gets the time since the pod's first filter.
+    /// Counts the pods, and forgets those for which `is_waiting` returns false. `is_waiting` gets the UID of a pod and the time
+    /// since its first filter.
     pub(super) fn summarize(
         &self,
         now: Instant,

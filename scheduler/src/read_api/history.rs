@@ -19,7 +19,7 @@ impl HistoryRecorder {
     /// Adds a point at a time in unix seconds.
     pub(super) fn record(&mut self, time: u64, pending: usize, models: &BTreeMap<String, Totals>) {
         let mut kept: BTreeMap<String, Totals> = BTreeMap::new();
-        // In the order of names, so that a model does not come and go among the others.
+        // In the order of names, so that while the models stay the same, each is summed up under `OTHERS` always or never.
         for (model, totals) in models {
             let name = if kept.len() < MAX_MODELS { model } else { OTHERS };
             match kept.get_mut(name) {

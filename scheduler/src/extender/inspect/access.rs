@@ -128,6 +128,7 @@ impl Denied {
 }
 
 impl IntoResponse for Denied {
+    /// The answer to a client without access; 401 asks the client for a bearer token.
     fn into_response(self) -> Response {
         tracing::debug!(status = self.status().as_u16(), error = %self, "view refused");
         let mut response = (self.status(), format!("{self}\n")).into_response();
@@ -247,8 +248,8 @@ impl Access {
         Err(Denied::Unreviewed { reason })
     }
 
-    /// Has the API server authenticate the token (TokenReview), unless its user is cached, and authorize its user
-    /// (SubjectAccessReview); caches both answers.
+    /// Has the API server authenticate the token (`TokenReview`), unless its user is cached, and authorize its user
+    /// (`SubjectAccessReview`); caches both answers.
     async fn review(&self, client: &Client, right: &Right, token: &str) -> Result<TokenVerdict, kube::Error> {
         // The user is known if the token was reviewed for another right.
         let user = match self.fresh(token) {
