@@ -179,11 +179,11 @@ struct Data<E> {
 /// # Errors
 /// The checkpoint is missing, or does not parse.
 pub fn read(dir: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
-    parse(&text(dir)?)
+    parse(&read_text(dir)?)
 }
 
 /// The content of kubelet's checkpoint file in this directory; an error if it is longer than [`MAX_BYTES`].
-fn text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
+fn read_text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
     let mut text = Vec::new();
     let file = File::open(dir.join(FILE)).map_err(CheckpointError::Read)?;
     let n_bytes = file
@@ -204,7 +204,7 @@ fn text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
 /// The checkpoint is missing, or does not parse.
 pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
     let checkpoint: CheckpointFile<IgnoredAny> =
-        serde_json::from_slice(&text(dir)?).map_err(CheckpointError::Form)?;
+        serde_json::from_slice(&read_text(dir)?).map_err(CheckpointError::Form)?;
     let devices = checkpoint.data.registered_devices.unwrap_or_default().into_iter();
     Ok(devices
         .map(|(resource, ids)| (resource, ids.unwrap_or_default()))

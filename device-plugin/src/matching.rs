@@ -76,11 +76,11 @@ pub struct Match {
     pub container: usize,
     /// The record that decides the devices of the call; none if the pod has no usable record.
     pub placement: Option<Placement>,
-    /// The pod of that record: mostly the same pod.
+    /// The pod to which the record in `placement` belongs: mostly the pod of the match itself.
     record_of: PodUid,
     /// The calls that kubelet has made for the pod, this one included.
     calls: Vec<AnsweredCall>,
-    /// The pod that the earlier ones of these calls were matched with by mistake.
+    /// The pod with which the earlier calls in `calls` were matched by mistake.
     corrects: Option<PodUid>,
 }
 

@@ -1,7 +1,8 @@
 //! The pods of this node as the API server shows them, reduced to the parts that matching and verification need.
 //!
 //! The set changes only through [`NodePods::apply`], [`NodePods::delete`] and [`NodePods::reset`], which [`watch`] calls, and
-//! through [`NodePods::set_swapped`]. Annotations are parsed once, when a pod arrives, so that nothing is parsed while kubelet waits.
+//! through [`NodePods::set_swapped`]. Annotations are parsed once, when a pod arrives, so that nothing is parsed while kubelet
+//! waits.
 
 pub mod annotate;
 mod placement;
@@ -159,8 +160,8 @@ impl NodePod {
             requests,
             sees_all: annotations.get(ALL_DEVICES).map(String::as_str) == Some("true"),
             hints,
-            variables: variables(&pod.spec),
-            created: created(&pod.status),
+            variables: own_variables(&pod.spec),
+            created: created_containers(&pod.status),
         })
     }
 
@@ -285,7 +286,7 @@ pub(crate) fn has_record(annotations: &BTreeMap<String, String>) -> bool {
 }
 
 /// The IDs and names of the containers that the runtime has created.
-fn created(status: &PodStatus) -> Vec<(String, String)> {
+fn created_containers(status: &PodStatus) -> Vec<(String, String)> {
     let mut created = Vec::new();
     let statuses = status.init_container_statuses.iter();
     for container in statuses.chain(&status.container_statuses) {
@@ -297,7 +298,7 @@ fn created(status: &PodStatus) -> Vec<(String, String)> {
 }
 
 /// The variables that the containers of a pod set themselves.
-fn variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
+fn own_variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
     let mut variables = Vec::new();
     for container in spec.init_containers.iter().chain(&spec.containers) {
         for Variable { name, value } in &container.env {
@@ -338,7 +339,7 @@ pub struct NodePods {
 impl NodePods {
     /// Adds or replaces a pod. Returns true if that changes anything.
     pub fn apply(&mut self, mut pod: NodePod) -> bool {
-        self.number(&pod.uid);
+        self.note_arrival(&pod.uid);
         let mut is_changed = false;
         self.note_loss(&pod.uid, self.annotated(&pod.uid).cloned(), &pod.placement);
         // The Device object decides; the pod's annotations follow later, and may still name the devices of the other pod.
@@ -509,8 +510,8 @@ impl NodePods {
         self.is_synced = true;
     }
 
-    /// Gives a new pod its place in the order of arrival.
-    fn number(&mut self, uid: &PodUid) {
+    /// Gives a new pod its place in the order of arrival; a known pod keeps its place.
+    fn note_arrival(&mut self, uid: &PodUid) {
         if !self.arrivals.contains_key(uid) {
             self.n_arrived += 1;
             self.arrivals.insert(uid.clone(), self.n_arrived);

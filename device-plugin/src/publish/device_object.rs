@@ -291,11 +291,11 @@ impl DeviceEntries<'_> {
     fn conditions(&self, entry: &FleetEntry<'_>) -> Vec<DeviceCondition> {
         let id = entry.key.id.as_str();
         let mut conditions = Vec::new();
-        conditions.extend(self.healthy(id, entry));
+        conditions.extend(self.health_condition(id, entry));
         if let Some(injection) = &self.inputs.injection {
-            conditions.push(self.injectable(id, entry.device_type, injection));
+            conditions.push(self.injection_condition(id, entry.device_type, injection));
             if entry.device_type == TYPE_GPU {
-                conditions.extend(self.isolated(id, injection));
+                conditions.extend(self.isolation_condition(id, injection));
             }
         }
         if let Some(found) = self.inputs.enforcements.get(&entry.key.id) {
@@ -306,7 +306,7 @@ impl DeviceEntries<'_> {
     }
 
     /// The condition about the health of a device; none for a device that never had trouble.
-    fn healthy(&self, id: &str, entry: &FleetEntry<'_>) -> Option<DeviceCondition> {
+    fn health_condition(&self, id: &str, entry: &FleetEntry<'_>) -> Option<DeviceCondition> {
         let status = status(entry.is_healthy);
         let before = self.find_before(id, CONDITION_HEALTHY);
         let reason = match (entry.reason, before) {
@@ -320,7 +320,7 @@ impl DeviceEntries<'_> {
     }
 
     /// The condition about the injection of devices of this type into containers.
-    fn injectable(&self, id: &str, device_type: &str, injection: &Injection) -> DeviceCondition {
+    fn injection_condition(&self, id: &str, device_type: &str, injection: &Injection) -> DeviceCondition {
         let is_possible = injection.is_possible_for(device_type);
         let (status, reason, message) = if is_possible && !injection.is_possible() {
             // A missing CDI spec of the driver blocks GPUs alone.
@@ -334,7 +334,7 @@ impl DeviceEntries<'_> {
     }
 
     /// The condition that is false if containers which request no GPU may see this one; none if they never could.
-    fn isolated(&self, id: &str, injection: &Injection) -> Option<DeviceCondition> {
+    fn isolation_condition(&self, id: &str, injection: &Injection) -> Option<DeviceCondition> {
         let of_pods = match &injection.exposure {
             None if self.find_before(id, CONDITION_ISOLATED).is_none() => return None,
             None => {

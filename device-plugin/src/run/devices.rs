@@ -23,7 +23,8 @@ use super::tasks;
 /// Delay before another search on a node without devices, and between two warnings while the driver does not answer.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 
-/// Finds the devices of this node. Where `--no-gpu` waits for some, the plugin publishes meanwhile that the node has none.
+/// Finds the devices of this node. While the plugin waits for some (`--no-gpu=wait`, or an operator has left out every GPU), it
+/// publishes that the node has none.
 pub(super) async fn find_devices(config: &Config) -> anyhow::Result<NodeInventory> {
     // Started by the first search that finds nothing, and aborted when this function returns.
     let mut absence = None;

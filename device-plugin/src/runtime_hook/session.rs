@@ -126,7 +126,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             .context(BROKEN)
     }
 
-    /// Handles a message. Returns the future of its answer if that takes time.
+    /// Handles a message of the runtime. Returns the future of the answer to a `CreateContainer`, which may take time.
     async fn handle(
         &mut self,
         message: Message,
@@ -150,9 +150,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                     }
                 };
                 if request.service == PLUGIN_SERVICE && request.method == "CreateContainer" {
-                    // It may wait for the pod; other calls are answered meanwhile.
+                    // The answer may wait until the pod is known; other calls are answered meanwhile.
                     let hook = self.hook;
-                    return Ok(Some(async move { (call, create(hook, &request).await) }));
+                    return Ok(Some(async move { (call, answer_create(hook, &request).await) }));
                 }
                 let answer = self.answer_at_once(&request);
                 self.answer(call, answer).await?;
@@ -238,7 +238,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
 }
 
 /// Answers `CreateContainer`: the change to the container, within half the time that the runtime waits for it.
-async fn create(hook: &RuntimeHook, request: &Request) -> Answer {
+async fn answer_create(hook: &RuntimeHook, request: &Request) -> Answer {
     let asked: CreateContainerRequest = decode(request)?;
     let limit = match u64::try_from(request.timeout_nano) {
         // Half of the time that the runtime waits, so that the answer is there before the runtime closes the connection.
