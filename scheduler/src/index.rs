@@ -98,7 +98,7 @@ pub struct Index {
     device_list: List,
     pod_list: List,
     budget_list: List,
-    /// True if pods that request device resources were unbound when all pods had been seen for the first time.
+    /// True if pods that request device resources were unbound at the end of the first list of pods.
     began_with_pending: bool,
     /// Notified when a complete list of pods lacks a pod whose binding is written.
     unlisted: Arc<Notify>,
@@ -233,7 +233,8 @@ impl Index {
         ))
     }
 
-    /// Returns true if pods that ask for device resources were unbound in the first list: an earlier scheduler may be binding them.
+    /// Returns true if pods that ask for device resources were unbound at the end of the first list of pods: an earlier scheduler
+    /// may be binding them.
     pub fn began_with_pending(&self) -> bool {
         self.began_with_pending
     }

@@ -9,7 +9,7 @@ use crate::index::{Index, Shared};
 /// Pause between two checks for a refreshed model.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Pause between two steps. A step takes a fraction of it, so that most of the time is for requests.
+/// Pause between two steps of a prewarm. A step takes a fraction of the pause, so that most of the time is for requests.
 const STEP: Duration = Duration::from_millis(1);
 
 /// Prewarms for each refreshed model, then makes the index use the model, until the task is dropped.

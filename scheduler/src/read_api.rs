@@ -267,7 +267,7 @@ pub(crate) fn refuse_foreign_host(headers: &HeaderMap) -> Option<Response> {
 /// Returns true if the request addresses this machine by `localhost` or a loopback address, and not by a name that another site has
 /// pointed to it (DNS rebinding).
 fn is_local_host(headers: &HeaderMap) -> bool {
-    // Every browser sends the header; a client without one is no browser.
+    // Every browser sends the header `Host`; a client without it is no browser.
     let Some(host) = headers.get(header::HOST).and_then(|host| host.to_str().ok()) else {
         return true;
     };
@@ -291,7 +291,7 @@ async fn follow_changes(
             format!("{MAX_FOLLOWERS} clients follow changes, as many as may at one time; try again later\n");
         return (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "10")], text).into_response();
     };
-    // Browsers send the header by themselves when they connect again.
+    // Browsers send the header `Last-Event-ID` by themselves when they connect again.
     let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
     let since = last
         .or_else(|| parameter(query.as_deref(), "since"))

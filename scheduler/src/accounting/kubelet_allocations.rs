@@ -150,9 +150,9 @@ fn find<'a>(
     None
 }
 
-/// Returns true if holdings have a part already, by spec and record.
+/// Returns true if the holdings that follow from the pod's spec and record have this part already.
 fn is_held(holdings: &Holdings, part: &HeldPart, minor: Option<u32>) -> bool {
-    // Shares of unknown GPUs are charged to GPUs as they are, and one of these may be the allocated one.
+    // The pod's pending shares count on some GPU of the node, and that may be the allocated GPU.
     if part.kind == DeviceType::Gpu && holdings.pending.is_some() {
         return true;
     }

@@ -87,7 +87,7 @@ impl RequestedKinds {
 /// Returns true if a container requests one of these resources, by its current or its old name.
 fn requests_any(container: &Container, resources: &[&str]) -> bool {
     for (old, new) in OLD_NAMES {
-        // The mutating webhook renames them, but the validating one may run without it.
+        // The mutating webhook renames old resources, but the validating webhook may run without the mutating one.
         if resources.contains(&new) && container.asks_for(old) {
             return true;
         }

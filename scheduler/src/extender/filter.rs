@@ -318,7 +318,7 @@ fn keep_room(
         Some(first) if evaluation.reported.len() < evaluation.n_fitting => {
             extender.memory().attempts.send(uid, first.name);
         }
-        // kube-scheduler chooses, so that the pod's return says nothing of a node.
+        // kube-scheduler chooses among all fitting nodes, so that a return of the pod would say nothing of a single node.
         Some(_) => {}
     }
     let chosen = first.filter(|_| evaluation.is_ranked || evaluation.n_fitting == 1);

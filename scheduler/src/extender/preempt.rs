@@ -77,7 +77,7 @@ pub(super) fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, Reques
     let args: ExtenderPreemptionArgs = serde_json::from_slice(body).map_err(malformed)?;
     // kube-scheduler sends either whole pods or their UIDs, by nodeCacheCapable.
     let (pod, mut proposals) = args.into_proposals();
-    // Ports, volumes and the like, which only this verb needs: victims may be in the way of more than amounts of resources.
+    // Host ports, volumes and the like: victims may be in the way of the pod by more than amounts. Only this verb needs to know.
     let depends_on_other_pods = depends_on_other_pods(body, &pod).map_err(malformed)?;
     let demand = {
         let index = extender.index.read();

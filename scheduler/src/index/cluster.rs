@@ -448,7 +448,8 @@ impl Cluster {
         state.map(|state| state.allocated_to(uid)).unwrap_or_default()
     }
 
-    /// Accounts the kubelet allocations of a pod that is not known on that node, under an owner of their own.
+    /// Counts the devices that kubelet allocated to a pod which no watch has shown on that node. They count for an owner of their
+    /// own, named by the UID and the node.
     fn account_unknown_pod(&mut self, uid: &str, node: &str) {
         // With the node's name, since a wrong checkpoint may name a pod of another node, whose own holdings must stay.
         let owner = OwnerId::from(format!("{uid}@{node}"));

@@ -155,7 +155,7 @@ impl FailingNodes {
 }
 
 impl Failing {
-    /// Returns true if the latest failure on the node is not so old that the node starts again without failures.
+    /// Returns true if the failures on the node must be remembered: the latest is not longer ago than [`FORGOTTEN_AFTER`].
     fn is_remembered(&self, now: Instant) -> bool {
         self.latest
             .is_some_and(|last| now.saturating_duration_since(last) < FORGOTTEN_AFTER)

@@ -243,7 +243,7 @@ impl HintQueue {
         let end = match before {
             // The group ends the hints of its members together.
             _ if group.is_some() => None,
-            // The end of the earlier hint stands, or a pod that is filtered again and again would never give its room back.
+            // The new hint ends with the earlier one, or a pod that is filtered again and again would never give its room back.
             Some(before) if before.is_nominated == is_nominated && before.end.is_some() => before.end,
             _ => now.checked_add(lasts),
         };

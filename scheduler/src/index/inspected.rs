@@ -13,7 +13,7 @@ use super::cluster::Cluster;
 use super::{Index, view};
 use crate::inventory::record_id;
 
-/// One node, in the old extender's JSON with more fields behind the old ones.
+/// One node, in the JSON of gpushare-scheduler-extender with more fields behind those of that project.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InspectedNode {

@@ -434,7 +434,7 @@ fn mark_unlisted_assumptions(index: &mut Index) {
             && assumption.state.phase == Phase::Written
         {
             assumption.unlisted = true;
-            // The notification is kept if the task does not wait at this moment.
+            // If the task is not waiting at this moment, `Notify` keeps the notification for its next wait.
             index.unlisted.notify_one();
         }
     }

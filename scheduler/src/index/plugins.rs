@@ -249,7 +249,7 @@ impl Plugins {
         }
     }
 
-    /// Leaves out a node whose kubelet has failed a pod, at this time by the clock of the node.
+    /// Leaves out a node whose kubelet has failed a pod; `at` is the time of the failure by the clock of the node.
     pub(super) fn fail(&mut self, node: &str, at: Option<Timestamp>) {
         // Nothing would show that a plugin without a pod and without a report is back.
         let Some(plugin) = self

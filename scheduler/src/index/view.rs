@@ -89,7 +89,7 @@ pub(super) fn gpu(
     for holder in &view.holders {
         holders.push(show_holder(cluster, holder));
     }
-    // The engine's order depends on what has happened; equal states must look equal to clients that compare.
+    // The engine lists holders in an order that depends on the past; equal states must look equal to clients that compare them.
     holders.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
     Gpu {
         minor: gpu.minor,

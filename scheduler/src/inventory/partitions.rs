@@ -21,7 +21,7 @@ const KNOWN_VENDORS: [&str; 2] = ["", "nvidia"];
 /// The annotations and labels of a Device object about partitions of GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ReportedTable {
-    /// `None` without the annotation; empty if the annotation cannot be read.
+    /// The partitions in the annotation; `None` without the annotation, empty if it cannot be read.
     partitions: Option<Vec<Partition>>,
     /// The object's labels that matter here.
     labels: BTreeMap<&'static str, String>,

@@ -307,7 +307,7 @@ impl TermSource for Election {
         self.term = self.term(received);
         match outcome {
             WriteOutcome::Done(version) => {
-                // Of the record before this write: the former holder had released it.
+                // `self.record` is still the one before this write: the former holder may have released the Lease.
                 let is_handed_over = self.record.is_released();
                 (self.version, self.record, self.since, self.known) =
                     (version, record, received, Known::There);
@@ -319,14 +319,14 @@ impl TermSource for Election {
                 }
             }
             WriteOutcome::Overtaken => {
-                // Another replica has written, so the next step is to read what.
+                // Another replica has written the Lease, so the next step is to read it.
                 self.known = Known::Nothing;
                 self.due = received;
             }
             WriteOutcome::Unknown => self.unread(received),
         }
         if self.is_resigning {
-            // The process waits for this, so a further attempt must not wait as long as a renewal.
+            // The end of the process waits for the release of the Lease, so a further attempt must not wait as long as a renewal.
             self.due = self.due.min(received + self.times.retry / 2);
         }
     }

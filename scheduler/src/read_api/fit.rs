@@ -159,7 +159,7 @@ impl<'a> Search<'a> {
     /// Evaluates the nodes of the cluster.
     fn add_existing(&mut self) {
         let mut names = self.index.read().device_nodes();
-        // The same question has the same answer: of equal scores the first name wins.
+        // Sorted, so that the same question gets the same answer: of equal scores the first name wins.
         names.sort_unstable();
         let shared = self.index;
         for chunk in names.chunks(NODES) {

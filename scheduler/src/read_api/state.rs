@@ -56,7 +56,7 @@ pub(super) async fn state(
     ]);
     let mut in_use = UseByNode::default();
     if parameter(query.as_deref(), "use") == Some("true") {
-        // The use changes without a revision, so that no tag identifies this answer.
+        // The memory in use changes without a new revision, so that no tag identifies this answer.
         let nodes = snapshot.nodes.keys().cloned().collect();
         in_use = api.memory_use.measure(api.index(), nodes).await;
     } else {

@@ -39,7 +39,7 @@ pub(super) struct PluginPod {
 #[derive(Debug, Default)]
 pub(super) struct PluginEvidence {
     pods: Vec<PluginPod>,
-    /// The annotation of the node.
+    /// The annotation of the node in which its plugin reports whether it serves.
     state: Option<PluginState>,
     /// An annotation that no longer counts, as the plugin has been gone for long.
     outdated: Option<PluginState>,
