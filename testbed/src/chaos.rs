@@ -94,7 +94,8 @@ impl PluginMode {
     pub fn plugin_args(self) -> Vec<String> {
         let more: &[&str] = match self {
             Self::Cdi | Self::Kinds => &[],
-            // A pod whose environment is fixed and wrong would be held for ever.
+            // In this mode the plugin cannot correct a running pod's environment: without eviction a wrong pod would be held for
+            // ever.
             Self::Envvar => &["--on-mismatch", "evict"],
         };
         more.iter().map(|arg| (*arg).to_owned()).collect()

@@ -158,7 +158,7 @@ impl LocalCluster {
             // In this order: the CustomResourceDefinition before anything that watches Device objects.
             manifests::apply_file(&client, &spec.deploy.join("base").join(file)).await?;
         }
-        // The first list of devices would fail without their definition.
+        // The observer starts after the CustomResourceDefinition of Device objects: without it the first list would fail.
         let observer = Observer::start(&client);
         let crashes = Crashes::default();
         let mut nodes = BTreeMap::new();
@@ -190,7 +190,7 @@ impl LocalCluster {
         if let Some(webhooks) = &webhooks {
             invocation = invocation.args(webhooks.args());
         }
-        // The files of its webhooks' certificate are there by now.
+        // With webhooks the scheduler makes its own certificates and keeps them in a Secret.
         let scheduler = Daemon::start(invocation, &crashes)?;
         let configuration = SchedulerConfiguration::read(&spec.deploy.join(CONFIGURATION))?;
         let mut configuration = match &webhooks {

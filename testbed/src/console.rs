@@ -216,7 +216,7 @@ pub fn table(heads: impl Into<Row>) -> Table {
 }
 
 fn print(text: &str) {
-    // It fails when the reader has closed standard output, which is no error.
+    // The write fails if the reader has closed standard output, which is no error.
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 

@@ -480,7 +480,7 @@ fn is_stopped(pid: u32) -> bool {
         let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else {
             continue;
         };
-        // The state follows the name, which is in parentheses and may contain some itself.
+        // The state follows the name, which is in parentheses and may contain parentheses itself.
         let (_, fields) = stat.rsplit_once(") ").unwrap_or_default();
         if !fields.starts_with(['T', 't', 'Z', 'X']) {
             return false;

@@ -53,7 +53,7 @@ pub fn remove(path: &Path) -> Result<()> {
 pub fn with_extension(dir: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
-        // An entry that goes meanwhile is none.
+        // A file that is removed meanwhile is left out.
         let Ok(entry) = entry else { continue };
         let path = entry.path();
         if path.extension().is_some_and(|found| found == extension) {

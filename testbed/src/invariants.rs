@@ -315,7 +315,7 @@ impl Accounts {
         if share.use_kind == GpuUseKind::Whole
             && (!is_recorded || snapshot.devices.get(node).is_none_or(is_served_by_vendor))
         {
-            // Only its containers show which devices the pod has: see `clashes`.
+            // Only the pod's containers show which devices it has: see `clashes`.
             return Ok(());
         }
         let Effective { devices, exchanged } = effective_record(pod, snapshot.devices.get(node))?;
@@ -574,7 +574,7 @@ pub(crate) fn clashes(snapshot: &ClusterSnapshot, views: &[ContainerView]) -> Ve
                 others.push(view);
             }
             Some(GpuUseKind::Shares) => others.push(view),
-            // A pod that sees all GPUs takes none away.
+            // A pod that sees all GPUs of its node takes none away from other pods.
             Some(GpuUseKind::All) | None => {}
         }
     }

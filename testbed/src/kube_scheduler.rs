@@ -239,7 +239,7 @@ impl Loop {
             AbortOnDropHandle::new(tokio::spawn(report::write_all(client, component, written))),
         ];
         loop {
-            // All known events come before the next attempt, so that it is made on the newest state.
+            // All known events are handled before the next attempt, so that the attempt sees the newest state.
             while let Ok(input) = inbox.try_recv() {
                 self.handle(input);
             }
@@ -377,8 +377,7 @@ impl Loop {
             }
         } else if self.is_ours(&pod) {
             self.note_nomination(&uid, &pod);
-            // The other members of a group wait until enough exist, and this one may be the last that was
-            // missing.
+            // The members of a group wait until enough of them exist, and this pod may be the last that was missing.
             let completes_a_group = pod_group::group_of(&pod).is_some() && self.queue.get(&uid).is_none();
             self.queue.put(&uid, pod, arrived);
             self.wake_if(completes_a_group);
@@ -491,7 +490,7 @@ impl Loop {
         let round = scene.preempt(&pod, &request, diagnosis).await;
         if let Some((node, victims)) = round.evicted {
             evict(&self.client, &victims).await;
-            // Less important pods that the node was kept for may not fit there any more.
+            // Less important pods that were nominated to this node may not fit there any more.
             self.nominated
                 .retain(|_, (other, nominated)| *other != node || priority(nominated) >= priority(&pod));
         }
@@ -536,7 +535,7 @@ impl Loop {
             diagnosis,
             result,
         } = binding;
-        // PreBind comes before the binding itself, and what it has bound stays.
+        // PreBind comes before the binding itself: the volumes that it has bound stay bound even if the binding fails.
         self.cycle.claims.bind(&pod, &node);
         match result {
             Ok(()) => {

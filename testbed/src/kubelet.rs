@@ -118,7 +118,7 @@ impl Kubelet {
     pub async fn reboot(&mut self) -> Result<(), StartupError> {
         self.process.stop().await;
         if let Some(dir) = self.machine.config.cdi_dirs.last() {
-            // /var/run is in memory; it may not have been there.
+            // /var/run, with the CDI specs, is in memory and empty after a reboot; the directory may not exist.
             let _ = std::fs::remove_dir_all(dir);
         }
         *self = Self::start_held(self.machine.config.clone(), self.machine.hold.clone())?;

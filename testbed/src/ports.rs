@@ -38,7 +38,7 @@ pub fn free_address() -> Result<SocketAddr> {
     let mut own = OWN.lock();
     loop {
         for port in own.left.by_ref() {
-            // A program that knows of no blocks may listen there.
+            // A program outside the testbed may listen at the port.
             if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
                 return Ok(listener.local_addr()?);
             }

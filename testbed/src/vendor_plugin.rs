@@ -43,7 +43,7 @@ impl VendorPlugin {
     /// Serves these GPUs to the kubelet of `plugin_dir`, and registers.
     pub async fn start(plugin_dir: &Path, resource: &str, uuids: Vec<String>) -> Result<Self> {
         let socket = plugin_dir.join(socket_name(resource));
-        // Left behind by a predecessor; there is often none.
+        // An earlier plugin may have left its socket behind.
         let _ = std::fs::remove_file(&socket);
         let listener =
             UnixListener::bind(&socket).with_context(|| format!("cannot listen on {}", socket.display()))?;

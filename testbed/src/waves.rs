@@ -79,7 +79,7 @@ pub async fn run(args: WavesArgs) -> Result<bool> {
         args.kill.clone()
     };
     let waves = run_all(&console, &mut world, &args, &kill).await;
-    // Before the error is returned: a failed run leaves no namespace behind on a real cluster.
+    // The world ends before an error is returned: a failed run leaves no namespace behind on a real cluster.
     let cluster = world.end().await;
     console.finish();
     let waves = waves?;
@@ -98,7 +98,7 @@ async fn run_all(
     args: &WavesArgs,
     kill: &[ClusterPart],
 ) -> Result<Vec<Wave>> {
-    // Every part is killed in as many waves as no part is.
+    // The waves take turns: one without a kill, then one for each part.
     let mut faults = vec![None];
     faults.extend(kill.iter().copied().map(Some));
     let mut waves = Vec::new();

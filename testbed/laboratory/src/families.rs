@@ -115,7 +115,7 @@ fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -
             }
         }
     }
-    // The results come back in any order.
+    // The results come back in any order, each with the index of its task.
     let done = in_parallel(&tasks, args.threads, handle, stop, |task| {
         task.run(&args.policy, &conditions, bars, stop)
     })?;

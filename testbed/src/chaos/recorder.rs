@@ -90,7 +90,7 @@ impl RunRecorder {
             *tally.refusals.entry(refusal_kind(refusal)).or_default() += 1;
         }
         let n_refusals = u32::try_from(start.refusals.len()).unwrap_or(u32::MAX);
-        // The testbed's kubelet retries sooner than a real one, whose pauses are counted here instead.
+        // The testbed's kubelet retries sooner than a real one: the pauses of a real kubelet are added here.
         tally.delays.push(start.spent + RETRY * n_refusals);
         if let Some(view) = view.filter(|view| view.sees != view.should_see) {
             tally.note_wrong(&container.pod_uid, container.starts, &view);

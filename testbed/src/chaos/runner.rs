@@ -82,7 +82,7 @@ impl Runner {
                 inject: mode.inject(),
                 plugin_args: [node.plugin_args, mode.plugin_args()].concat(),
                 disk_may_be_full: true,
-                // A real kubelet waits ten seconds; the recorder counts them in.
+                // A real kubelet waits ten seconds between two starts; the recorder adds them to the delays.
                 delays: Delays {
                     start_retry: Duration::from_millis(100),
                     ..node.delays
@@ -140,8 +140,7 @@ impl Runner {
                 let kubelet = self.node(*node)?.kubelet();
                 let n_before = kubelet.n_registrations();
                 kubelet.drop_stream(GPU_MEM);
-                // A plugin whose stream breaks registers again, which is how the step knows that it has
-                // noticed.
+                // A plugin whose stream breaks registers again: a new registration shows that the plugin has noticed the break.
                 let has_noticed = |kubelet: &Kubelet| kubelet.n_registrations() > n_before;
                 self.until_kubelet(*node, "the plugin to notice", has_noticed)
                     .await?;
@@ -379,7 +378,7 @@ fn misplaced(cluster: &LocalCluster, snapshot: &ClusterSnapshot) -> Vec<(String,
             let Some(pod) = snapshot.pods.get(&key) else {
                 continue;
             };
-            // Another pod of the same name may have come.
+            // The container may belong to an earlier pod of the same name.
             if container.starts == 0 || pod.metadata.uid.as_ref() != Some(&container.pod_uid) {
                 continue;
             }

@@ -247,7 +247,7 @@ impl RoomCount {
             meanwhile,
             Disruption::PluginMissesDeletions | Disruption::KubeletMissesDeletions
         );
-        // In two batches of three no pod is deleted early, unless that is the point.
+        // In two batches of three no pod is deleted early, unless the disruption is about missed deletions.
         let has_deletions = misses_deletions || self.dice.random_range(0..3) == 0;
         let n_deleted = if has_deletions {
             self.dice.random_range(usize::from(misses_deletions)..=n_pods / 2)

@@ -103,7 +103,7 @@ impl SimulatedNode {
             dir: node_dir.clone(),
             gpus: config.gpus.clone(),
         };
-        // Before kubelet and plugin start, as on a machine that has booted.
+        // The machine's files are written before kubelet and plugin start, as on a machine that has booted.
         machine.set(&spec)?;
         let kubelet =
             Kubelet::start(config).with_context(|| format!("cannot start the kubelet of {}", spec.name))?;
@@ -239,7 +239,7 @@ impl SimulatedNode {
 
     /// Kills its plugin and starts it with a flag that has no value, or without it.
     pub async fn restart_plugin_flagged(&mut self, flag: &str, is_on: bool) -> Result<()> {
-        // Set twice, the flag would be an error of the command line.
+        // The flag is removed first: given twice, it would be an error of the command line.
         self.invocation.args.retain(|arg| arg != flag);
         self.invocation.args.extend(is_on.then(|| flag.to_owned()));
         let invocation = self.invocation.clone();

@@ -153,8 +153,8 @@ impl SchedulerElector {
             .observed
             .as_ref()
             .is_some_and(|(seen, _)| seen.spec == lease.spec);
-        // Only the own clock counts: a record is old when this process has not seen it change for long
-        // (observedTime).
+        // Only this process's clock counts (observedTime): the Lease is old once this process has not seen it change for the
+        // lease's duration.
         if !is_same {
             self.observed = Some((lease, Instant::now()));
         }

@@ -195,7 +195,7 @@ impl Queue {
     pub(super) fn next_change(&self) -> Option<Instant> {
         let times = self.entries.values().filter_map(|entry| match entry.place {
             QueuePosition::Backoff { until, .. } => Some(until),
-            // Even without an event kube-scheduler tries such pods again after a few minutes.
+            // Even without an event kube-scheduler tries unschedulable pods again after a few minutes.
             QueuePosition::Unschedulable { since } => Some(since + FLUSH_AFTER),
             QueuePosition::Active | QueuePosition::InFlight => None,
         });

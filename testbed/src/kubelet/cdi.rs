@@ -366,7 +366,7 @@ fn read_spec(path: &Path) -> Option<CdiSpec> {
     let file = SpecFileVersion::of(path, &opened.metadata().ok()?);
     let mut text = String::new();
     opened.read_to_string(&mut text).ok()?;
-    // JSON is YAML, but its own parser is much faster.
+    // JSON is YAML, but the JSON parser is much faster.
     if let Ok(spec) = serde_json::from_str(&text) {
         return Some(CdiSpec { file, ..spec });
     }

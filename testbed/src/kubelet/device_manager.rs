@@ -186,7 +186,8 @@ impl DeviceManager {
         if is_replaced && !self.machine.config.faults.late_end_disconnects_successor {
             return;
         }
-        // Whichever plugin has the name now is removed: the fault of kubelet that `faults` describes.
+        // The plugin that serves the resource now is removed, even if it is a later one: kubelet's fault
+        // `late_end_disconnects_successor`.
         let Some(current) = plugins.remove(resource) else {
             return;
         };
@@ -255,7 +256,7 @@ impl DeviceManager {
         let mut has_freed_ended = false;
         let mut has_granted = false;
         for (resource, amount) in self.in_random_order(pod, container, 0) {
-            // isDevicePluginResource: also one whose plugin is gone, as long as a pod holds its devices.
+            // isDevicePluginResource: a resource whose plugin is gone counts too, as long as a pod holds its devices.
             if !self.lock().serves(resource) {
                 continue;
             }

@@ -347,7 +347,7 @@ impl DeviceManagerState {
     ) {
         let mut by_numa: BTreeMap<i64, Vec<DeviceId>> = BTreeMap::new();
         for id in chosen {
-            // A device with two NUMA nodes is in both lists of the checkpoint, one without in that of
+            // A device with two NUMA nodes is in both lists of the checkpoint; a device without any is in the list of
             // nodeWithoutTopology.
             let nodes = match self.topology(request.resource, id) {
                 Some(topology) => topology.nodes.iter().map(|node| node.id).collect(),

@@ -79,8 +79,8 @@ impl NodeStatusSync {
         let labelled = Patch::Merge(json!({"metadata": {"labels": own_labels(config)}}));
         api.patch(name, &params, &labelled).await?;
         let mut wanted = config.capacity.clone();
-        // initialNode without a checkpoint (ShouldResetExtendedResourceCapacity): what an extended resource
-        // was on the old machine says nothing about this one.
+        // initialNode without a checkpoint (ShouldResetExtendedResourceCapacity): the amounts of extended resources may be those
+        // of an earlier machine of this name.
         if is_new_node {
             let (capacity, allocatable) = resources(&existing);
             for name in capacity.into_keys().chain(allocatable.into_keys()) {

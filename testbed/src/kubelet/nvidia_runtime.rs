@@ -145,7 +145,7 @@ impl NvidiaRuntime {
                 annotated.extend(value.split(',').map(str::to_owned));
             }
         }
-        // Annotations come before variables: a plugin sets the former, an image the latter.
+        // Annotations come before variables: a device plugin sets the annotations, an image the variables.
         if !annotated.is_empty() {
             return annotated;
         }

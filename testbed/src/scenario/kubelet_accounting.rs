@@ -127,7 +127,7 @@ async fn devices_gone(world: &mut World) -> Result<()> {
     until_shares(world, name, 0).await?;
     world.create(of_one_gpu("waits").on(name)).await?;
     world.until_refused("waits", "nodes are available").await?;
-    // The amounts of a plugin that has gone are still in node status. One that starts without any device has to remove them.
+    // The amounts of the removed plugin are still in node status. A plugin that starts without any device has to remove them.
     let node = world.node(name)?;
     node.remove_plugin().await;
     node.set_gpus(Vec::new())?;
@@ -162,7 +162,7 @@ async fn checkpoint_lost(world: &mut World) -> Result<()> {
 /// kubelet restarts after pods have ended: new pods get the devices of the ended ones.
 async fn ended_pods_forgotten(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
-    // The largest first: a smaller pod may not take the only GPU that is large enough for it.
+    // The largest pods come first: a smaller pod could take the only GPU that is large enough for a larger one.
     let mut sizes = node.units.clone();
     sizes.sort_unstable_by_key(|units| Reverse(*units));
     let full = |name: &str, units: u64| PodBuilder::units(name, units).on(&node.name);

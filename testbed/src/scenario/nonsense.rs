@@ -157,7 +157,8 @@ fn read_devices(world: &mut World) -> Result<Value> {
     Ok(devices)
 }
 
-/// Writes the object past the schema, since a cluster may have an older schema or another project's.
+/// Writes `spec.devices` without the check by the CustomResourceDefinition's schema, since a cluster may have an older schema
+/// or another project's.
 fn write_devices(world: &mut World, devices: &Value) -> Result<()> {
     let api = world.cluster()?.api().objects().clone();
     let mut device = Value::clone(&*api.get(DEVICES, "", EDITED)?);

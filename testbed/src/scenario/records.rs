@@ -79,7 +79,8 @@ async fn records_forged(world: &mut World) -> Result<()> {
     let names: Vec<String> = (0..node.units.len()).map(|idx| format!("full-{idx}")).collect();
     let mut units = node.units.clone();
     units.sort_unstable();
-    // The largest first, one after the other: a smaller one may not take the only GPU that is large enough.
+    // The largest pods come first, one after the other: a smaller pod could take the only GPU that is large enough for a
+    // larger one.
     for (name, units) in names.iter().zip(units.iter().rev()) {
         world.start(PodBuilder::units(name, units).on(&node.name)).await?;
     }
@@ -97,7 +98,7 @@ async fn records_forged(world: &mut World) -> Result<()> {
 /// Checks that a pod whose GPU the scheduler does not know is charged to one GPU only, and the others stay free.
 async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
     bind_by_hand(world, PodBuilder::units("direct", 1), node).await?;
-    // The GPU with the most room is the one that is charged for it.
+    // The pod is charged to the GPU with the most room.
     let mut others = world.gpu_node(2)?.units;
     others.sort_unstable();
     if others.last() == Some(&units) {

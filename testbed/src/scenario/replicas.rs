@@ -134,7 +134,7 @@ async fn leader_paused(world: &mut World, replicas: &mut Replicas) -> Result<()>
             cluster.scheduler_client_at(address)?,
         )
     };
-    // A connection that is kept, so that a request on it lies there until the process goes on.
+    // The client opens a connection and keeps it: a request on it is not read until the process goes on.
     client.get(&format!("{url}/inspect")).await?;
     replicas.pause(&leader).await?;
     let bind = json!({

@@ -23,7 +23,7 @@ pub(super) const HOOKED: &str = "hooked";
 
 /// Whole GPUs by the vendor's plugin: each container sees the GPUs of its record, though kubelet gave its pod others.
 async fn runtime_hook(world: &mut World) -> Result<()> {
-    // Of three GPUs the vendor's plugin knows two, so that it must choose others than the scheduler.
+    // The vendor's plugin knows two of the three GPUs, so that for some pod it must choose another GPU than the scheduler.
     world.node(HOOKED)?.start_vendor_plugin(&[1, 2]).await?;
     until_offered(world, HOOKED, 2).await?;
     until_registered(world, 1).await?;

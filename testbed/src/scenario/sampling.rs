@@ -75,7 +75,7 @@ async fn create_full_nodes(world: &mut World) -> Result<()> {
 pub(super) fn remove_full_nodes(objects: &ApiObjects) {
     for idx in 0..N_FULL {
         for kind in ["nodes", DEVICES] {
-            // It is gone already, or was never made.
+            // The object may be gone already, or was never made.
             let _ = objects.delete(kind, "", &full_node_name(idx), Some(0));
         }
     }

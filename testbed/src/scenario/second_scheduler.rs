@@ -105,7 +105,7 @@ async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()
     let late = world.pods.create(&spec("late", NONE)).await?;
     let stopped = second.holder();
     let (url, client) = (second.extender(&stopped)?, HttpClient::new());
-    // A connection that is kept, so that the request on it lies there until the process goes on.
+    // The client opens a connection and keeps it: a request on it is not read until the process goes on.
     client.get(&format!("{url}/inspect")).await?;
     second.pause(&stopped, SchedulerContainer::Extender).await?;
     let bind = json!({"PodName": late.name_any(), "PodNamespace": late.namespace(), "PodUID": late.uid(), "Node": node.name});

@@ -65,7 +65,7 @@ impl World {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         let created = namespaces.create(&PostParams::default(), &object).await;
         created.with_context(|| format!("cannot create namespace {namespace}"))?;
-        // One view only: the next reader sees everything that a wait has seen.
+        // World and cluster share one observer: a later reader sees everything that a wait has seen.
         let observer = match &cluster {
             Some(cluster) => cluster.observer().clone(),
             None => Observer::start(&client),

@@ -145,7 +145,7 @@ impl Family {
         } else {
             0
         };
-        // Dice of their own, so that another seed changes no node.
+        // The pods have dice of their own, so that another seed changes no node.
         let mut dice = self::dice(number, &[&self.name(), &seed.to_string()]);
         let pods = pods(&phases, capacity, &mut dice);
         let mut world = objects::world(&nodes, &pods);
@@ -266,7 +266,7 @@ impl Family {
                 let stays = if self == Self::TurnoverThenNodes { 2 } else { 1 };
                 let (shares, nodes) = (Mix::of_shares(habits, dice), Mix::of_nodes(habits, dice));
                 let (first, then) = (dice.random_range(40..=80), dice.random_range(20..=40));
-                // A mix counts pods, and a pod of a whole node asks for more than one of shares.
+                // The two mixes are blended by demand: a pod of a whole node asks for more than a pod of a share.
                 let both = blend(&shares, then, nodes, 110 - then);
                 vec![
                     LoadPhase::turning(shares, first, stays),

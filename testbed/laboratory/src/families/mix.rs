@@ -59,7 +59,7 @@ impl PodSize {
             gpus,
             milli,
             cpu_milli,
-            // Half of its GPUs' part: host memory is never what a pod fails for.
+            // Half of the host memory that belongs to its GPUs: no pod fails for want of host memory.
             memory_mib: MEMORY_OF_GPU * demand / (2 * WHOLE),
             is_vendor: false,
         }
@@ -135,7 +135,7 @@ impl Mix {
         let (own, others) = (self.n(), other.n());
         let scaled = |mix: Self, by: u32| mix.0.into_iter().map(move |(size, often)| (size, often * by));
         Self(
-            // Frequencies of the two mixes have different sums.
+            // The weights of the two mixes have different sums, so each mix is scaled by the other's sum.
             scaled(self, others * (100 - percent))
                 .chain(scaled(other, own * percent))
                 .collect(),

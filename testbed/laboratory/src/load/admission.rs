@@ -158,7 +158,7 @@ fn names(args: &AdmissionArgs, round: u32) -> Vec<String> {
 /// Binds the pods of a round and lets kubelet admit them together; returns the admissions per second.
 async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> Result<f64> {
     let n_before = cluster.node("n1")?.kubelet().n_admissions();
-    // Held back, so that the scheduler's pace does not limit kubelet's.
+    // kubelet holds the pods back until all are bound, so that the scheduler's pace does not limit kubelet's.
     cluster.node("n1")?.kubelet().hold();
     let pods = NamespacePods::of(cluster.client(), "default");
     let names = names(args, round);

@@ -113,7 +113,7 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<BindMeasurement> {
     let url = format!("{}/gpushare-scheduler/bind", rig.url);
     until_it_binds(&client, &url).await?;
     let rss = rig.rss()?;
-    // After the start, whose cost is none of the binds'.
+    // Processor time is read after the start of the scheduler, which must not count as a cost of the binds.
     let cpu = [rig.cpu_seconds()?, own_cpu_seconds()?];
     console.step(&format!("{} bindings, {CONCURRENCY} at a time", args.pods));
     let requests = pending.into_iter().map(|bind| {
@@ -251,7 +251,7 @@ fn own_cpu_seconds() -> Result<f64> {
 
 /// The seconds in user and kernel mode from the line in `/proc/PID/stat`.
 fn cpu_seconds_of(stat: &str) -> Result<f64> {
-    // The name of the program is in parentheses, and may have any in it.
+    // The name of the program is in parentheses, and may contain parentheses itself.
     let (_, fields) = stat.rsplit_once(')').context("/proc shows no processor time")?;
     let ticks = fields
         .split_whitespace()

@@ -238,7 +238,7 @@ impl Client {
                 .position(|end| end == b"\r\n\r\n")
                 .and_then(|at| request.get(at + 4..))
                 .context("no body")?;
-            // The same bytes to both, so that reading the request costs both alike.
+            // Scheduler and baseline server get the same bytes, so that reading the request costs both alike.
             let idle = wire("/", body);
             let began = Instant::now();
             self.floor.ask(&idle)?;
@@ -247,8 +247,8 @@ impl Client {
             let answer = self.scheduler.ask(&request)?;
             asked.latencies.push(began.elapsed());
             ensure!(
-                // Checked by bytes: parsing would take longer than the answer, and cool the caches between two
-                // requests.
+                // The answer is checked by its first bytes: parsing would take longer than the scheduler needs to answer, and
+                // cool the caches between two requests.
                 answer.starts_with(br#"{"Nodes":null,"NodeNames":["node-"#),
                 "filter answers {}",
                 String::from_utf8_lossy(answer)

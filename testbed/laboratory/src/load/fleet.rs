@@ -105,7 +105,7 @@ pub(super) fn bound_pod(idx: u32, n_nodes: u32, bytes: usize) -> Value {
     let record =
         json!({"gpu": [{"minor": minor, "id": format!("GPU-{node}-{minor}"), "resources": resources}]});
     let mut pod = pod(&format!("bound-{idx:06}"), &units.to_string());
-    // About what the annotations add below.
+    // 600 bytes are about what the annotations below add to the pod.
     let size = pod.to_string().len() + 600;
     let time = (1_700_000_000_000_000_000_u64 + u64::from(idx)).to_string();
     let annotations = json!({

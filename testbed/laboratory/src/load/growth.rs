@@ -133,7 +133,7 @@ fn memory_and_start(clusters: &[&FilterMeasurement]) -> String {
     let mut drawing = Drawing::new(&title, panels.len(), LEFT, PANEL.1);
     drawing.legend(&["when it is ready", "after all questions"]);
     let (_, widest) = extent(clusters.iter().map(|one| n_nodes(one)));
-    // Labels are wide: half as many as there may be lines.
+    // The labels of this axis are wide, so it has half as many as the default.
     let x = Axis::even((0.0, widest), step_of(2.0 * widest));
     draw(&mut drawing, x, "nodes of the cluster", &panels, true);
     drawing.end()

@@ -232,7 +232,7 @@ fn numbered(prefix: &str, n: u32) -> Vec<String> {
 
 /// Starts a burst of pods, checks their devices, and removes as many of the oldest.
 async fn burst(cluster: &mut LocalCluster, watched: &mut WatchedNode, round: u64) -> Result<()> {
-    // Names are never used twice, so that nothing left over from a former pod passes for the new one's.
+    // Names of pods are never used twice, so that a leftover of a former pod is not taken for something of a new pod.
     let names = numbered(&format!("{}-r{round}-", watched.node), BURST);
     start_together(cluster, &watched.node, &names, round).await?;
     look(cluster, watched)?;
@@ -353,7 +353,7 @@ fn own_specs(dir: &Path) -> Result<Vec<u64>> {
     let mut sizes = Vec::new();
     for path in files::with_extension(dir, "json")? {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        // The plugin may remove it meanwhile.
+        // The plugin may remove the file meanwhile.
         if name.starts_with(SPEC_PREFIX)
             && let Ok(found) = path.metadata()
         {

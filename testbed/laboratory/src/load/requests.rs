@@ -52,7 +52,7 @@ impl PreparedRequests {
 
     /// The next request, by a new pod, about `n` nodes from the end of the last request on.
     pub(super) fn next(&mut self, n_names: usize) -> Result<Vec<u8>> {
-        // A pod with a new UID each time: the scheduler keeps room for one that it has answered before.
+        // Each request has a pod with a new UID: the scheduler keeps room for a pod that it has answered before.
         let (before, after) = self
             .pods
             .get(self.n_asked % self.pods.len().max(1))

@@ -262,7 +262,7 @@ impl<'w> Engine<'w> {
             .get_or_insert_default()
             .extend(annotations);
         self.pod.spec.node_name = Some(name);
-        // The watch's event, which in a cluster comes a little later.
+        // The index gets the watch's event at once; in a cluster it comes a little later.
         self.extender.index().write().apply(self.pod.clone());
         Ok(parts)
     }

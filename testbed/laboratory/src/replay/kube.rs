@@ -148,7 +148,7 @@ fn least_allocated(node: &ReplayNode, used: &NodeUse, pod: &ReplayPod) -> i64 {
     let [pod_cpu, pod_memory] = pod.scored;
     let resources = [(node.cpu, cpu + pod_cpu), (node.memory, memory + pod_memory)];
     let (mut sum, mut n) = (0, 0);
-    // A node without a resource is scored by the other alone.
+    // A node without CPU is scored by memory alone, one without memory by CPU alone.
     for (total, taken) in resources.into_iter().filter(|(total, _)| *total > 0) {
         sum += if taken > total {
             0
@@ -163,7 +163,7 @@ fn least_allocated(node: &ReplayNode, used: &NodeUse, pod: &ReplayPod) -> i64 {
 /// `NodeResourcesBalancedAllocation`: since 1.36 the score is how the pod changes the balance of CPU and
 /// memory.
 fn balanced(node: &ReplayNode, used: &NodeUse, pod: &ReplayPod) -> i64 {
-    // The plugin skips pods that ask for nothing at all.
+    // kube-scheduler's plugin skips pods that request neither CPU nor memory.
     if pod.cpu == 0 && pod.memory == 0 {
         return 0;
     }

@@ -110,7 +110,7 @@ impl<'w> Chooser<'w> {
     /// The parts of GPUs that a pod gets on a node.
     pub fn parts(&self, at: usize, free: &NodeUse, pod: &ReplayPod, kube: &mut SearchModel) -> Vec<GpuShare> {
         if self.reference == Reference::Fgd && pod.gpus == 1 {
-            // The first of the best: `max_by_key` takes the last.
+            // The first of the best choices is wanted: `max_by_key` takes the last, so the order is reversed.
             let choices = self.descents(at, free, pod).into_iter().rev();
             let best = choices.max_by_key(|(score, _)| *score);
             return best.map(|(_, parts)| parts).unwrap_or_default();
@@ -122,7 +122,7 @@ impl<'w> Chooser<'w> {
                 *free = kube.below(i64::MAX);
             }
         }
-        // The tightest first; for the random policy, by the numbers drawn above.
+        // The GPUs with the least free come first; for the random policy, the order of the numbers drawn above.
         fitting.sort_unstable();
         let taken = fitting.into_iter().take(pod.gpus);
         taken

@@ -193,7 +193,7 @@ async fn tightest_gpus(world: &mut World) -> Result<()> {
         minors(pod, "gpu").map(|gpus| gpus.into_iter().map(|minor| minor / 2).collect::<BTreeSet<i32>>())
     };
     let broken = switch(&world.start(share("share-0", "60")).await?)?;
-    // The second does not fit beside the first on one GPU, and takes the other of the switch.
+    // The second pod does not fit beside the first on one GPU, and takes the other GPU of the same switch.
     let second = switch(&world.start(share("share-1", "60")).await?)?;
     ensure!(second == broken, "switches {broken:?} and {second:?}");
     for name in ["pair-0", "pair-1", "pair-2"] {

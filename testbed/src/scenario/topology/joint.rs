@@ -63,7 +63,7 @@ async fn joint_allocation(world: &mut World) -> Result<()> {
         "GPUs {gpus:?} and adapters {adapters:?}"
     );
     ensure_shown(world, "one-adapter").await?;
-    // The rest of the machine has no adapter near, and the pod takes the remaining GPUs.
+    // The remaining GPUs are in the other NUMA node than the only adapter: the pod gets them with that adapter.
     let far = world
         .start(four_gpus_and_adapter("far-adapter", LONE, None, None))
         .await?;
@@ -86,7 +86,7 @@ async fn same_switch(world: &mut World) -> Result<()> {
         .create(four_gpus_and_adapter("apart", LONE, Some("SamePCIe"), None))
         .await?;
     world.until_refused("apart", APART).await?;
-    // Five whole adapters: three switches have one left.
+    // A pod takes five whole adapters, so that only three switches have an adapter left.
     let taken = world
         .start(PodBuilder::new("adapters", &[(RDMA, "500")]).on(PAIRED))
         .await?;

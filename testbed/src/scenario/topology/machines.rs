@@ -10,7 +10,7 @@ pub(in crate::scenario) const PAIRED: &str = "paired";
 pub(in crate::scenario) const LONE: &str = "lone-adapter";
 /// Node of four PCIe switches with two GPUs each, which are given away in partitions only.
 pub(in crate::scenario) const PARTITIONED: &str = "partitioned";
-/// Node of four PCIe switches with two GPUs each, and nothing said of partitions.
+/// Node of four PCIe switches with two GPUs each, without partitions.
 pub(in crate::scenario) const COUPLED: &str = "coupled";
 
 /// Virtual functions of each adapter of [`PAIRED`].

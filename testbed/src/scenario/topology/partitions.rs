@@ -33,7 +33,7 @@ async fn partitions(world: &mut World) -> Result<()> {
     world.until_refused("three", APART).await?;
     let pair = world.start(gpus("pair", "2")).await?;
     ensure!(minors(&pair, "gpu")? == [0, 1], "{:?}", minors(&pair, "gpu")?);
-    // The other half of the four that are broken already.
+    // The second pair gets the other half of the partition of four that the first pair has broken up.
     let next = world.start(gpus("next", "2")).await?;
     ensure!(minors(&next, "gpu")? == [2, 3], "{:?}", minors(&next, "gpu")?);
     let four = world.start(gpus("four", "4")).await?;
@@ -67,7 +67,7 @@ async fn partition_spec(world: &mut World) -> Result<()> {
     world
         .start(insisting("best", "2", json!({"allocatePolicy": "Restricted"})))
         .await?;
-    // The remaining pair has the lower score, and half of the bandwidth.
+    // The remaining partition of two has a lower score, and half of the bandwidth, so that a restricted pod has to wait.
     world
         .create(insisting(
             "restricted",
