@@ -63,6 +63,7 @@ pub async fn run() -> ExitCode {
     }
 }
 
+/// Runs the command that the user has chosen; each command has a module of its own.
 async fn execute(args: Args, screen: &Screen) -> CommandResult {
     let Args {
         connection,

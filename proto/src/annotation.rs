@@ -12,6 +12,7 @@ pub struct AnnotationError {
 }
 
 impl AnnotationError {
+    /// The error for the annotation with this key.
     pub(crate) fn new(key: &'static str, problem: impl Into<String>) -> Self {
         Self {
             key,

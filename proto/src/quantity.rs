@@ -100,6 +100,7 @@ enum Scale {
 }
 
 impl Scale {
+    /// The factor of a suffix such as `Gi`, `m` or `e3`; `None` for a suffix that Kubernetes does not know.
     fn parse(suffix: &str) -> Option<Self> {
         Some(match suffix {
             "n" => Self::Decimal(-9),

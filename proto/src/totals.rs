@@ -80,6 +80,7 @@ impl HostResources {
         (amounts.contains_key(CPU) && amounts.contains_key(MEMORY)).then(|| Self::of_amounts(amounts))
     }
 
+    /// The CPU and memory among amounts by resource name.
     fn of_amounts(amounts: &BTreeMap<String, QuantityText>) -> Self {
         Self {
             cpu_milli: amounts.get(CPU).map_or(0, QuantityText::thousandths),
@@ -87,6 +88,7 @@ impl HostResources {
         }
     }
 
+    /// The CPU and memory that a container, or a pod as a whole, requests.
     fn of_container(resources: &ResourceRequirements) -> Self {
         Self {
             cpu_milli: effective_request(resources, CPU).map_or(0, QuantityText::thousandths),
@@ -130,6 +132,7 @@ impl NamedRequests {
         requests.plus(&Self::of_amounts(&pod.spec.overhead))
     }
 
+    /// The requests of one container, with limits in place of requests that are absent.
     fn of_container(resources: &ResourceRequirements) -> Self {
         // The API server makes a limit without a request a request.
         let mut requests = Self::of_amounts(&resources.limits);
@@ -143,7 +146,7 @@ impl NamedRequests {
         Self(named.map(|(name, text)| (name.clone(), text.units())).collect())
     }
 
-    // A resource that one side lacks counts as 0 there.
+    /// The amounts of both, combined resource by resource; a resource that one side lacks counts as 0 there.
     fn combine(&self, other: &Self, combine: fn(u64, u64) -> u64) -> Self {
         let mut combined = self.0.clone();
         for (name, amount) in &other.0 {

@@ -30,6 +30,7 @@ pub enum ConnectionId {
 }
 
 impl ConnectionId {
+    /// The number of the connection in the header of a frame.
     fn number(self) -> u32 {
         match self {
             Self::Plugin => 1,
@@ -37,6 +38,7 @@ impl ConnectionId {
         }
     }
 
+    /// The connection with this number; `None` if NRI has no such connection.
     fn from_number(number: u32) -> Option<Self> {
         match number {
             1 => Some(Self::Plugin),
@@ -58,6 +60,7 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// The number of the kind in the header of a message.
     fn number(self) -> u8 {
         match self {
             Self::Request => 1,

@@ -132,6 +132,7 @@ impl Taint {
 }
 
 impl Toleration {
+    /// Returns true if a pod with this toleration tolerates the taint, by the rules of Kubernetes.
     pub(super) fn covers(&self, taint: &Taint) -> bool {
         let same_value = match self.operator.as_str() {
             "Exists" => true,

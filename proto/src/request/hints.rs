@@ -393,6 +393,7 @@ fn parse_partition(text: &str) -> Result<PartitionSpec, String> {
 }
 
 impl HintJson {
+    /// The constraints on one device type, or the rule that the JSON breaks, after the name of the field.
     fn parse(self) -> Result<DeviceHint, String> {
         let strategies = [
             ("ApplyForAll", AllocateStrategy::ApplyForAll),
@@ -425,6 +426,7 @@ impl HintJson {
 }
 
 impl SelectorJson {
+    /// The selector in this field, or the rule that the JSON breaks.
     fn parse(self, field: &str) -> Result<LabelSelector, String> {
         let mut requirements = Vec::new();
         // `matchLabels` is short for `In` with one value.
@@ -445,6 +447,7 @@ impl SelectorJson {
 }
 
 impl ExpressionJson {
+    /// The requirement of one entry of `matchExpressions`, or the rule that the JSON breaks.
     fn parse(self) -> Result<LabelRequirement, String> {
         let values = self.values.unwrap_or_default();
         let (operator, n_values) = (self.operator.as_str(), values.len());

@@ -254,6 +254,7 @@ fn inconsistent(detail: String) -> Violation {
     Violation::Index { detail }
 }
 
+/// The violation of a node that keeps another value than follows from its inventory and holdings.
 fn differs(node: &Node, detail: impl Into<String>) -> Violation {
     Violation::RowDiffers {
         node: node.name.to_string(),

@@ -219,6 +219,7 @@ impl<'a> NodeView<'a> {
 }
 
 impl<'a> HeldView<'a> {
+    /// The view of one owner's holding on the node with this name.
     pub(crate) fn new(held: &'a Held, node: &'a str) -> Self {
         Self {
             owner: &held.owner,
@@ -230,6 +231,7 @@ impl<'a> HeldView<'a> {
 }
 
 impl<'a> DeviceView<'a> {
+    /// The view of a device that no owner holds yet.
     fn new(kind: &'a DeviceType, device: &'a Device, free_resources: NamedAmounts) -> Self {
         Self {
             kind,

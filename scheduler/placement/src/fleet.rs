@@ -346,6 +346,7 @@ impl Fleet {
         BatchEvaluation::new(&self.nodes, self.context(hints), &self.cache, request.into())
     }
 
+    /// The settings of a choice under the workload model in effect.
     pub(crate) fn context<'a>(&'a self, hints: Hints<'a>) -> ChoiceContext<'a> {
         ChoiceContext {
             weights: &self.weights,

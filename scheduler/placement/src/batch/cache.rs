@@ -37,6 +37,7 @@ pub(crate) struct RequestKey {
 }
 
 impl RequestKey {
+    /// The key of the results of a request by these policies under a workload model.
     fn new(request: &NodeRequest<'_>, policies: Policies, model: u32) -> Self {
         Self {
             gpus: request.gpus,
@@ -48,6 +49,7 @@ impl RequestKey {
         }
     }
 
+    /// A request of the kind that the key stands for.
     pub(crate) fn request(&self) -> NodeRequest<'_> {
         NodeRequest {
             gpus: self.gpus,
@@ -133,6 +135,7 @@ pub(crate) struct CachedScores {
 }
 
 impl CachedScores {
+    /// Results for this number of nodes, none of which is known yet.
     fn new(n_nodes: usize) -> Self {
         let words = std::iter::repeat_with(|| AtomicU64::new(UNKNOWN));
         Self {

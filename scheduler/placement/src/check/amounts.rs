@@ -186,6 +186,7 @@ fn count<'a>(node: &Node, kind: &DeviceType, device: &Device, parts: &'a [Part<'
     (certain, suspect)
 }
 
+/// The sum of each resource.
 fn add<'a>(mut sums: Sums<'a>, more: Sums<'a>) -> Sums<'a> {
     for (resource, amount) in more {
         *sums.entry(resource).or_default() += amount;

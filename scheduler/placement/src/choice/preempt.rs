@@ -129,6 +129,7 @@ struct PodState {
 }
 
 impl<'a> VictimSearch<'a> {
+    /// A search that has evicted no pod yet.
     fn new(node: &Node, request: NodeRequest<'a>, preemption: Preemption<'a>) -> Self {
         // The search evicts and restores pods many times, so it works on a copy: requests must not see a half-empty node.
         let node = node.copy_with_hints(|owner| !preemption.outranked.contains(owner));
@@ -323,6 +324,7 @@ impl<'a> VictimSearch<'a> {
         }
     }
 
+    /// Puts all evicted pods back.
     fn restore_all(&mut self) {
         for at in 0..self.pods.len() {
             self.restore(at);

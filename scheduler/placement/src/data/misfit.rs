@@ -243,6 +243,7 @@ impl CandidateCounts {
     }
 }
 
+/// A number of devices in words, such as `2 GPUs`.
 fn count(n: usize, kind: &DeviceType) -> String {
     match kind {
         DeviceType::Gpu if n == 1 => "1 GPU".to_owned(),

@@ -152,6 +152,7 @@ struct Bits {
 }
 
 impl Bits {
+    /// Appends one bit.
     fn push(&mut self, bit: bool) {
         if self.n.is_multiple_of(64) {
             self.words.push(0);
@@ -162,6 +163,7 @@ impl Bits {
         self.n += 1;
     }
 
+    /// Appends the three flags of a device's use.
     fn push_use(&mut self, device: DeviceUse) {
         self.push(device.is_held);
         self.push(device.is_occupied);

@@ -33,6 +33,7 @@ pub(crate) struct Locations {
 }
 
 impl Locations {
+    /// Numbers the switches and NUMA nodes of an inventory across all device types.
     fn new(inventory: &Inventory) -> Self {
         let mut numbers = LocationNumbers::default();
         let mut by_type = Vec::with_capacity(inventory.n_types());
@@ -64,6 +65,7 @@ pub(crate) struct HardwareClass {
 }
 
 impl HardwareClass {
+    /// The class of an inventory, with the number that it gets if it is new.
     fn new(inventory: &Inventory, number: u64) -> Self {
         let inventory = without_identifiers(inventory);
         // A hash of its own, since an inventory is large and is compared only if hashes agree.
@@ -152,6 +154,7 @@ struct LocationNumbers<'a> {
 }
 
 impl<'a> LocationNumbers<'a> {
+    /// The location of a device, with new numbers for a switch or NUMA node that is seen for the first time.
     fn locate(&mut self, attributes: &'a DeviceAttributes) -> Location {
         let location = attributes.location.as_ref();
         let with_switch = location.filter(|location| location.switch.is_some());

@@ -100,12 +100,14 @@ impl Host {
 pub(crate) struct HostUse {
     /// Index of the node.
     pub(crate) index: u32,
+    /// The CPU and memory that the owner uses.
     pub(crate) amounts: HostAmounts,
     /// True if the pod is tied to the node, as that of a `DaemonSet` is: it says nothing about pods to come.
     pub(crate) is_daemon: bool,
 }
 
 impl Node {
+    /// A node of which nothing but its name is known.
     pub(crate) fn new(name: Box<str>) -> Self {
         Self {
             name,
@@ -124,7 +126,7 @@ impl Node {
         }
     }
 
-    /// A copy outside the fleet, for simulations, with the hints of these owners only.
+    /// A copy outside the fleet, for simulations, with the hints of the owners for which `counts` returns true.
     pub(crate) fn copy_with_hints(&self, counts: impl Fn(&OwnerId) -> bool) -> Self {
         let hints = self.hints.iter().filter(|hint| counts(&hint.owner));
         let mut copy = Self {
@@ -185,6 +187,7 @@ impl Node {
         n_unknown_whole(&self.held)
     }
 
+    /// The holding of an owner on this node.
     pub(crate) fn held_by(&self, owner: &str) -> Option<&Held> {
         // Nodes have tens of owners, and a bind looks one up.
         let at = self.held.binary_search_by(|held| held.owner.as_str().cmp(owner));
@@ -305,6 +308,7 @@ impl Node {
         self.locate_hints();
     }
 
+    /// Removes an owner's hint from this node.
     pub(crate) fn remove_hint(&mut self, owner: &str) {
         self.hints.retain(|hint| hint.owner.as_str() != owner);
         // Rows are without hints, so nothing that is free has changed.

@@ -18,6 +18,7 @@ use crate::state::node::{HostUse, Node, NodeValueCache};
 #[derive(Debug, Default)]
 pub(crate) struct Nodes {
     pub(crate) names: Names,
+    /// The node at each index.
     pub(crate) slots: Vec<Slot>,
     /// The summary of the node at each index of `slots`.
     pub(crate) summaries: Vec<NodeSummary>,
@@ -122,6 +123,8 @@ impl Nodes {
         }
     }
 
+    /// Replaces a node's inventory, and updates what depends on it outside the node: CPU-only pods that count, and hardware
+    /// classes.
     fn replace_inventory(&mut self, index: u32, inventory: Option<(Inventory, Arc<HardwareClass>)>) {
         let replaced = self.change(index, |node| node.set_inventory(inventory));
         // CPU-only pods count for the workload model on nodes with GPUs alone.

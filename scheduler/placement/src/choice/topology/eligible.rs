@@ -48,6 +48,7 @@ struct RuleCheck<'a> {
 }
 
 impl<'a> RuleCheck<'a> {
+    /// A check by these constraints that has counted no device yet.
     fn new(constraint: &'a DeviceConstraint) -> Self {
         let counts = CandidateCounts {
             selector: constraint.selector.clone(),

@@ -181,6 +181,7 @@ impl Switch {
 }
 
 impl<'a> Problem<'a> {
+    /// Groups the leading devices that may be taken by NUMA node and switch, and counts the followers there.
     pub(crate) fn new(
         lead: &'a Pool,
         allowed: Set,

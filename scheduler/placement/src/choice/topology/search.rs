@@ -138,6 +138,7 @@ impl StateTable {
         }
     }
 
+    /// Number of states in the table.
     fn n_states(&self) -> usize {
         // Saturated, because the number is only compared with `MAX_STEPS`.
         let counted = (self.n + 1).saturating_mul(2).saturating_mul(self.n_used());
