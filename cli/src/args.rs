@@ -95,8 +95,8 @@ pub(crate) enum Command {
         #[arg(short = 'l', long)]
         selector: Option<String>,
     },
-    /// The reasons for which a pod waits: the nodes and GPUs that come nearest, the amounts that they lack, and the pods in the way.
-    /// Exits with 2 if no node has room.
+    /// The reasons for which a pod waits: the nodes and GPUs that come nearest, the amounts that they lack, and the pods in the
+    /// way. Exits with 2 if no node has room.
     Explain {
         /// The pod, as NAME, `pod NAME`, `pod/NAME` or NAMESPACE/NAME.
         #[arg(required = true, num_args = 1..=2, value_name = "[pod] NAME")]

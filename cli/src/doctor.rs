@@ -1,7 +1,7 @@
 //! `doctor`: checks the installation, from outside by the objects of the API server and from inside by each replica's read API.
 //!
-//! This file collects facts, and `checks` compares them with a sound installation. A right that the user lacks makes a check unknown,
-//! and fails no other.
+//! This file collects facts, and `checks` compares them with a sound installation. A right that the user lacks makes a check
+//! unknown, and fails no other.
 
 mod checks;
 mod node_checks;

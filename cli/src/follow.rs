@@ -63,7 +63,7 @@ impl<'a> ChangeFeed<'a> {
                 Ok(event) => match event.name.as_str() {
                     "node" => return Ok(ClusterChange::Node(Box::new(parse(&event.data)))),
                     "pending" => return Ok(ClusterChange::Pending(parse(&event.data))),
-                    // IDs are those of one process: after a change of leader they mean nothing.
+                    // IDs of events belong to one process, so that they mean nothing to the next leader.
                     "reset" => {
                         if let Some(state) = self.read_state().await? {
                             return Ok(ClusterChange::State(Box::new(state)));

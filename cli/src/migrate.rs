@@ -1,5 +1,5 @@
-//! `migrate status` and `autoscaler-hints`: the place of each node on its way from another plugin, and the resources and labels that
-//! autoscalers need for nodes like one of the cluster.
+//! `migrate status` and `autoscaler-hints`: the place of each node on its way from another plugin, and the resources and labels
+//! that autoscalers need for nodes like one of the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -144,7 +144,7 @@ fn step(node: &Value, pods: usize) -> Option<Step> {
     })
 }
 
-/// Shows the resources and labels that autoscalers need for nodes like this one.
+/// Shows the resources and labels that autoscalers need for nodes like the one of this name.
 pub(crate) async fn autoscaler_hints(
     connection: &ClusterConnection,
     screen: &Screen,
@@ -198,8 +198,8 @@ fn picked(node: &Value, pointer: &str, keys: &[&str]) -> Amounts {
     picked
 }
 
-/// The resources and labels in the form that each autoscaler reads. Checked against Cluster Autoscaler 1.36, its provider for Cluster
-/// API, and Karpenter 1.14.
+/// The resources and labels in the form that each autoscaler reads. Checked against Cluster Autoscaler 1.36, its provider for
+/// Cluster API, and Karpenter 1.14.
 fn render(resources: &Amounts, labels: &Amounts, instance_type: &str) -> String {
     let mut text = String::from(
         "# A node group without nodes has no node to learn from: an autoscaler needs its extended resources and labels.\n\n\

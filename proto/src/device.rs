@@ -52,8 +52,8 @@ pub const BOOT_ID: &str = "gpushare/boot-id";
 pub const CLEAR_UNHEALTHY: &str = "gpushare/clear-unhealthy";
 
 /// Label of a GPU in the Device object, and of the object itself, with the level at which memory limits are enforced: `none`,
-/// `hami-core` or [`ENFORCED_BY_DRIVER`]. The object has the lowest level of its GPUs. The same key is an annotation of pods: the level
-/// that the pod demands.
+/// `hami-core` or [`ENFORCED_BY_DRIVER`]. The object has the lowest level of its GPUs. The same key is an annotation of pods: the
+/// level that the pod demands.
 pub const ENFORCEMENT: &str = "gpushare/enforcement";
 /// The value of [`ENFORCEMENT`] for limits that the GPU driver enforces.
 pub const ENFORCED_BY_DRIVER: &str = "driver";

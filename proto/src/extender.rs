@@ -20,7 +20,8 @@ use crate::pod::{Pod, null_as_default};
 pub struct ExtenderArgs<'a> {
     /// The pod to place.
     pub pod: Pod,
-    /// Whole nodes, if the extender is not `nodeCacheCapable`; also from an autoscaler that asks about nodes which do not exist yet.
+    /// Whole nodes, if the extender is not `nodeCacheCapable`; also from an autoscaler that asks about nodes which do not exist
+    /// yet.
     #[serde(default)]
     pub nodes: Option<NodeList>,
     /// Names of nodes, if the extender is `nodeCacheCapable`.
@@ -237,7 +238,7 @@ impl MetaVictims {
     }
 }
 
-// The answer names victims by UID in either case.
+// The answer names victims by UID, also where the request has whole pods.
 impl From<Victims> for MetaVictims {
     fn from(victims: Victims) -> Self {
         let mut pods = Vec::with_capacity(victims.pods.len());
@@ -263,7 +264,8 @@ const OWN_VOLUMES: [&str; 6] = [
 ];
 
 /// Returns true if other pods may keep the pod off a node by more than the resources that they use: by host ports, by volumes that
-/// one pod or one node may use at a time, or by rules about pods near by. Every victim that kube-scheduler proposes may then be needed.
+/// one pod or one node may use at a time, or by rules about pods near by. Every victim that kube-scheduler proposes may then be
+/// needed.
 ///
 /// # Errors
 /// The request cannot be read.

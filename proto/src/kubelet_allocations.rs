@@ -56,8 +56,8 @@ impl KubeletAllocations {
     /// Reads the annotations of a Device object; `None` if it has no such annotation.
     ///
     /// # Errors
-    /// It is not a list of entries, an entry has another form, or it is longer than [`MAX_BYTES`]. The devices of its last valid value
-    /// then stay in use.
+    /// It is not a list of entries, an entry has another form, or it is longer than [`MAX_BYTES`]. The devices of its last valid
+    /// value then stay in use.
     pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, AnnotationError> {
         for key in [DEVICES_CHECKPOINTS, GPU_CHECKPOINTS] {
             if let Some(text) = annotations.get(key) {

@@ -109,7 +109,7 @@ pub fn read_pods_without_devices(
     read(annotations, PODS_WITHOUT_DEVICES, MAX_PODS_BYTES)
 }
 
-/// The value of [`PODS_WITHOUT_DEVICES`]. Leaves out UIDs that would make it too long; the scheduler still counts those pods.
+/// The value of [`PODS_WITHOUT_DEVICES`]. Leaves out UIDs that would make it too long; the scheduler still counts their pods.
 pub fn write_pods_without_devices<'a>(uids: impl IntoIterator<Item = &'a str>) -> String {
     let mut n_bytes = 2;
     let mut written = BTreeSet::new();

@@ -33,21 +33,21 @@ pub const MEM_ASSUME_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
 /// Variable of a container: the memory units that the container requests (gpushare).
 pub const MEM_CONTAINER: &str = "ALIYUN_COM_GPU_MEM_CONTAINER";
 
-/// Variable of a container that selects the GPUs which NVIDIA's container runtime shows. A value in the pod's manifest wins over that
-/// of a device plugin, and a CDI spec wins over both.
+/// Variable of a container that selects the GPUs which NVIDIA's container runtime shows. A value in the pod's manifest wins over
+/// that of a device plugin, and a CDI spec wins over both.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// Variable of a container: the UUIDs of its GPUs, separated by commas. [`VISIBLE_DEVICES`] does not show them with CDI, where it is
-/// `void`.
+/// Variable of a container: the UUIDs of its GPUs, separated by commas. [`VISIBLE_DEVICES`] does not show them with CDI, where it
+/// is `void`.
 pub const GPU_DEVICES: &str = "GPUSHARE_GPU_DEVICES";
 /// Variable of a container: the PCI addresses of its RDMA network adapters, separated by commas.
 pub const RDMA_DEVICES: &str = "GPUSHARE_RDMA_DEVICES";
-/// Variable of a container: the PCI addresses of its virtual functions of network adapters, separated by commas, if it has functions
-/// instead of whole adapters.
+/// Variable of a container: the PCI addresses of its virtual functions of network adapters, separated by commas, if it has
+/// functions instead of whole adapters.
 pub const RDMA_FUNCTIONS: &str = "GPUSHARE_RDMA_FUNCTIONS";
 /// Variable of a container: the PCI addresses of its FPGA cards, separated by commas.
 pub const FPGA_DEVICES: &str = "GPUSHARE_FPGA_DEVICES";
-/// Variable of a container: the PCI addresses of its virtual functions of FPGA cards, separated by commas, if it has functions instead
-/// of whole cards.
+/// Variable of a container: the PCI addresses of its virtual functions of FPGA cards, separated by commas, if it has functions
+/// instead of whole cards.
 pub const FPGA_FUNCTIONS: &str = "GPUSHARE_FPGA_FUNCTIONS";
 
 /// Variable of a container: the memory in whole MiB that the driver reserves for it on each of its GPUs. NVIDIA's CDI hook

@@ -1,8 +1,8 @@
 //! A pod's request for devices, read from its containers in every dialect.
 //!
-//! Applies the rules of the proposals "Enhance the GPU Share API" and "GPU Sharing in Kubernetes", per container, and sums up the pod's
-//! containers as kube-scheduler does. Reads no node, so memory units and ratios stay as they are, and so do amounts of resources that
-//! are a device's only if some Device object lists them.
+//! Applies the rules of the proposals "Enhance the GPU Share API" and "GPU Sharing in Kubernetes", per container, and sums up the
+//! pod's containers as kube-scheduler does. Reads no node, so memory units and ratios stay as they are, and so do amounts of
+//! resources that are a device's only if some Device object lists them.
 
 use std::fmt;
 
@@ -20,8 +20,8 @@ pub use amounts::refuse_old_names;
 
 /// Most devices that one pod may request; more is taken for a mistake.
 const MAX_DEVICES: u64 = 1024;
-/// Largest amount of any resource, 2^50: 1 PiB of memory. More is taken for a mistake, and sums of a pod's containers stay far from the
-/// end of 64 bits.
+/// Largest amount of any resource, 2^50: 1 PiB of memory. More is taken for a mistake, and sums of a pod's containers stay far
+/// from the end of 64 bits.
 const MAX_AMOUNT: u64 = 1 << 50;
 /// Most characters of a value that an error repeats: a pod's author may have written a file there.
 const EXCERPT: usize = 64;
@@ -202,8 +202,8 @@ impl PodRequest {
         Ok(Some(request).filter(|request| *request != Self::default()))
     }
 
-    /// Reads a pod that waits for a node, by the rules of the filter and of the validating webhook; `None` if the pod requests nothing
-    /// that a device might have.
+    /// Reads a pod that waits for a node, by the rules of the filter and of the validating webhook; `None` if the pod requests
+    /// nothing that a device might have.
     ///
     /// # Errors
     /// The first rule that the pod breaks: those of [`Self::read`], and those that only a new pod can still obey.
@@ -306,8 +306,8 @@ impl ContainerRequest {
         ] != [0; 4]
     }
 
-    /// The container's own part of the memory of one GPU with `device_bytes`, in bytes, rounded down; `None` if the container requests
-    /// no memory. `n_devices` is the pod's number of GPUs, `unit` the node's memory unit.
+    /// The container's own part of the memory of one GPU with `device_bytes`, in bytes, rounded down; `None` if the container
+    /// requests no memory. `n_devices` is the pod's number of GPUs, `unit` the node's memory unit.
     ///
     /// The parts of containers that run together never sum up to more than the pod's part, since the pod's request is their sum.
     pub fn memory_share(&self, n_devices: u64, device_bytes: u64, unit: MemoryUnit) -> Option<u64> {

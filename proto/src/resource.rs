@@ -1,14 +1,14 @@
 //! Names of extended resources, and the labels that go with them.
 //!
-//! "Koordinator" marks names of the proposals "Enhance the GPU Share API" and "Fine-grained device scheduling", and "gpushare" those of
-//! "GPU Sharing in Kubernetes".
+//! "Koordinator" marks names of the proposals "Enhance the GPU Share API" and "Fine-grained device scheduling", and "gpushare"
+//! those of "GPU Sharing in Kubernetes".
 
 /// GPU memory in units of a size that each node chooses (gpushare); the default of [`ResourceNames::memory`].
 pub const GPU_MEM: &str = "aliyun.com/gpu-mem";
 /// Number of GPUs of a node (gpushare); only in node status, no pod requests it.
 pub const GPU_COUNT: &str = "aliyun.com/gpu-count";
-/// In a pod, the number of GPUs over which its amounts are divided; in node status, [`DEFAULT_SLOTS`] for each GPU (Koordinator). The
-/// device plugin serves it.
+/// In a pod, the number of GPUs over which its amounts are divided; in node status, [`DEFAULT_SLOTS`] for each GPU (Koordinator).
+/// The device plugin serves it.
 pub const GPU_SHARED: &str = "koordinator.sh/gpu.shared";
 /// GPU memory in bytes, on all GPUs of the pod together (Koordinator).
 pub const GPU_MEMORY: &str = "koordinator.sh/gpu-memory";

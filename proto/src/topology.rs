@@ -51,7 +51,8 @@ pub struct GpuPartition {
     /// Bandwidth of a ring through the GPUs, in bytes per second; a whole number up to 2^50.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring_bus_bandwidth: Option<Quantity>,
-    /// Rank among partitions of one size; the scheduler takes the highest first, as the proposal says (Koordinator's code the lowest).
+    /// Rank among partitions of one size; the scheduler takes the highest first, as the proposal says (Koordinator's code the
+    /// lowest).
     #[serde(default, skip_serializing_if = "is_default")]
     pub allocation_score: i64,
 }
@@ -144,8 +145,8 @@ pub(crate) fn bandwidth(quantity: Quantity) -> Option<u64> {
 /// Reads [`GPU_PARTITIONS`].
 ///
 /// # Errors
-/// It is longer than 256 KiB, does not parse, has more than 512 partitions, or a partition has another size than its key, names a GPU
-/// twice, or has a bandwidth that is not a whole number up to 2^50.
+/// It is longer than 256 KiB, does not parse, has more than 512 partitions, or a partition has another size than its key, names a
+/// GPU twice, or has a bandwidth that is not a whole number up to 2^50.
 pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, AnnotationError> {
     let table: GpuPartitionTable = annotation::parse(GPU_PARTITIONS, text, MAX_BYTES)?;
     // The scheduler compares each partition with all others for each filter, so that a large table would cost every pod.

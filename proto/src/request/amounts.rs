@@ -225,7 +225,8 @@ impl GpuAmounts {
         for (name, percent) in [(GPU, self.both), (GPU_MEMORY_RATIO, ratio), (GPU_CORE, core)] {
             refuse_uneven_percent(name, percent)?;
         }
-        // The ratio decides, as in Koordinator. Without one it is the core, of which Koordinator would put 200 % on one GPU and fail.
+        // The ratio decides, as in Koordinator. Without one it is the core, of which Koordinator would put 200 % on one GPU and
+        // fail.
         let (name, percent) = match (self.both, ratio) {
             (0, 0) => (GPU_CORE, core),
             (0, ratio) => (GPU_MEMORY_RATIO, ratio),

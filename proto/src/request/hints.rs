@@ -1,5 +1,5 @@
-//! Annotations with which a pod influences the choice of its node and devices: hints and joint allocation (proposal "Device Allocate
-//! Hint APIs"), partitions (proposal "GPU Partitioning APIs"), and gpushare's own policies.
+//! Annotations with which a pod influences the choice of its node and devices: hints and joint allocation (proposal "Device
+//! Allocate Hint APIs"), partitions (proposal "GPU Partitioning APIs"), and gpushare's own policies.
 //!
 //! Reads and refuses the annotations; the scheduler turns them into constraints.
 
@@ -134,10 +134,10 @@ pub enum TopologyScope {
 /// Types of devices that are allocated together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JointAllocate {
-    /// The device types. The scheduler chooses devices of the first type, and those of the others near them.
+    /// The device types. The scheduler chooses devices of the first type, and devices of the other types near them.
     pub device_types: Vec<String>,
-    /// True if all devices must share their PCIe switches (`requiredScope: SamePCIe`); else the scheduler prefers the same switch, then
-    /// the same NUMA node.
+    /// True if all devices must share their PCIe switches (`requiredScope: SamePCIe`); else the scheduler prefers the same
+    /// switch, then the same NUMA node.
     pub same_pcie: bool,
 }
 

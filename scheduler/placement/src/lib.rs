@@ -6,8 +6,8 @@
 //! hints (placements they expect to bind soon) into a [`Fleet`] and query it.
 //!
 //! One device model serves GPUs, RDMA adapters, FPGAs and all other types. A [`Device`] has an ID, amounts and attributes; a
-//! [`HeldPart`] is a part of a device in a record, and a [`Share`] a chosen part. Charges are the amounts that parts take of devices
-//! (`state/charges`); from them free amounts (`state/node`) and the use of devices (`state/occupancy`) follow, the same way
+//! [`HeldPart`] is a part of a device in a record, and a [`Share`] a chosen part. Charges are the amounts that parts take of
+//! devices (`state/charges`); from them free amounts (`state/node`) and the use of devices (`state/occupancy`) follow, the same way
 //! for each type; one set of rules (`choice/topology/eligible`) leaves the candidates of each type. GPUs differ where their
 //! hardware does: their amounts are dense rows, since every request compares with them (`choice/fit`), they have partitions
 //! and links (`choice/topology/groups`), and they can be asked for whole in the vendor's name.

@@ -100,7 +100,8 @@ impl<'a> BatchEvaluation<'a> {
         }
     }
 
-    /// Returns true if the result may hold for the requesting owner alone: it has a hint there, or ignores those of others.
+    /// Returns true if the result may hold for the requesting owner alone: the owner has a
+    /// hint on the node, or ignores the hints of others.
     #[inline]
     fn may_differ_by_owner(&self, index: u32) -> bool {
         self.own == Some(index) || self.context.hints == Hints::Ignore

@@ -53,7 +53,8 @@ pub(crate) fn fit_shares(node: &Node, request: &ShareRequest, hints: Hints<'_>) 
     }
 }
 
-/// The reason where some GPUs are unhealthy or withheld: they lack everything, so they hide what the others lack.
+/// The reason where some GPUs are unhealthy or withheld: such GPUs lack everything, which would hide what
+/// the available GPUs lack.
 fn reason_with_unavailable(node: &Node, need: ShareNeed, hints: Hints<'_>, all: Comparison) -> Reason {
     // Health and vendors do not matter if even an empty node were too small.
     if all.has_too_few_large_enough(need) {
@@ -125,7 +126,7 @@ fn compare(need: ShareNeed, rows: impl Iterator<Item = Row>) -> Comparison {
 impl Lacks {
     /// The reason of the GPU that lacks the fewest dimensions.
     fn reason(self, need: ShareNeed) -> Reason {
-        // The set without any dimension is that of GPUs with room, of which there are then too few.
+        // A GPU that lacks no dimension has room, so that there are too few of such GPUs.
         const FEWEST_FIRST: [(u8, Reason); 8] = [
             (0b000, Reason::TooFew),
             (0b001, Reason::Memory),
@@ -220,7 +221,7 @@ pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<
         gpu.healthy && !is_occupied && !node.counted_hints(hints).any(|hint| hint.occupies(*at))
     });
     let of_sharing = move |sharing: bool| free.clone().filter(move |(_, gpu)| gpu.sharing == sharing);
-    // GPUs that take no shares come first, as pods that share can use the others.
+    // GPUs that take no shares come first, as pods that share can use all other GPUs.
     of_sharing(false).chain(of_sharing(true)).map(|(at, _)| at)
 }
 

@@ -33,7 +33,7 @@ impl DeviceOrder<'_> {
             .filter(|_| self.policy == DevicePolicy::Fill && need.devices == 1)
     }
 
-    /// A key that is smaller for a GPU that the policy prefers; no two GPUs of a node have the same.
+    /// A key that is smaller for a GPU that the policy prefers; no two GPUs of a node have the same key.
     fn row_key(&self, need: ShareNeed, at: usize, row: &Row) -> RowKey {
         let left = row.free.less(need.amounts_on(row.total));
         let (memory, core, slots) = (left.memory.hundredths(), left.core, left.slots);
@@ -52,7 +52,7 @@ impl DeviceOrder<'_> {
         }
     }
 
-    /// A key that is smaller for a GPU that the policy prefers; GPUs between which it does not decide have the same.
+    /// A key that is smaller for a GPU that the policy prefers; GPUs between which the policy does not decide have the same key.
     pub(crate) fn gpu_preference(&self, need: ShareNeed, at: usize, row: &Row) -> [u64; 4] {
         let (memory, core, slots, at) = self.row_key(need, at, row);
         // Without the index GPUs that are equal for the policy stay equal, and their locations decide between them.

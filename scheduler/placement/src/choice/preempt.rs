@@ -519,7 +519,7 @@ impl PodState {
     }
 }
 
-/// Pods by falling importance: of higher priority, or of the same and longer on their nodes.
+/// Pods by falling importance: by falling priority, and pods of one priority by their start, the earliest first.
 fn by_importance<'a>(pods: impl Iterator<Item = &'a Evictable>) -> Vec<&'a Evictable> {
     let mut pods: Vec<&Evictable> = pods.collect();
     pods.sort_by_key(|pod| (Reverse(pod.priority), pod.started, &pod.owner));
@@ -545,7 +545,7 @@ pub fn n_violations<'a>(pods: impl Iterator<Item = &'a Evictable>, budgets: &[i6
     n_violations
 }
 
-/// All sets of `size` of the numbers below `n`, if they are few.
+/// All sets of `size` of the numbers below `n`; `None` if there are more than [`MAX_SETS`].
 fn combinations(n: usize, size: usize) -> Option<Vec<BTreeSet<usize>>> {
     let mut sets = vec![BTreeSet::new()];
     for _ in 0..size.min(n) {

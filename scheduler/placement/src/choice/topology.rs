@@ -56,7 +56,7 @@ pub(crate) fn decide(
     order: DeviceOrder<'_>,
     hints: Hints<'_>,
 ) -> Result<DeviceChoice, Misfit> {
-    // Limits first: the reason stays the same however much room there is.
+    // The enforcement of memory limits comes first, so that the reason stays the same however much room there is.
     refuse_weak_limits(node, request)?;
     fit_gpus(node, &request.gpus, hints).map_err(Misfit::Plain)?;
     let vendor_chooses = matches!(request.gpus, RequestedGpus::Whole(_)) && !node.serves_vendor();
@@ -344,7 +344,8 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Re
         choices => choices.unwrap_or_default(),
     };
     sets.retain(|set| scopes.iter().any(|scope| set.allowed.is_within(*scope)));
-    // Where partitions are only preferred, sets that are no partition will do as well; their rank puts them last.
+    // Where partitions are only preferred, sets that are no partition will do as well; at equal distances their
+    // rank puts them behind every partition.
     if !is_binding {
         sets.extend(scopes.into_iter().map(GpuSet::plain));
     } else if sets.is_empty() {

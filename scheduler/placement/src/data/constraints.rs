@@ -10,7 +10,7 @@ use crate::data::ident::DeviceType;
 pub struct JointAllocation {
     /// The types, the leading one first.
     pub kinds: Vec<DeviceType>,
-    /// True if they must share their PCIe switches: every switch has devices of all types, or of none.
+    /// True if devices of all types must share their PCIe switches: every switch has devices of all types, or of none.
     pub same_switch: bool,
 }
 

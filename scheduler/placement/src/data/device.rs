@@ -25,7 +25,7 @@ pub struct Device {
     pub slots: u32,
     /// Amounts of named resources; empty for a GPU.
     pub resources: NamedAmounts,
-    /// False if it takes no new owners; those that it has stay counted.
+    /// False if the device takes no new owners; its present owners stay counted.
     pub healthy: bool,
     /// False for a GPU that takes no shares at all: it is left to requests for whole GPUs in the vendor's name.
     pub sharing: bool,

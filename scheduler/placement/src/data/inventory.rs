@@ -37,7 +37,7 @@ pub struct Inventory {
 pub struct LinkGroup {
     /// Minors of the GPUs.
     pub minors: Vec<u32>,
-    /// Number of links between any two of them.
+    /// Number of links between any two of the GPUs.
     pub n_links: u32,
 }
 
@@ -221,7 +221,7 @@ impl Inventory {
 
     /// Returns true if a GPU takes no shares while `n_unknown` whole GPUs are in use whose UUIDs are not known.
     pub(crate) fn is_withheld(&self, gpu: &Device, n_unknown: u32) -> bool {
-        // Any GPU that the vendor's plugin may take could be one of those in use.
+        // Any GPU that the vendor's plugin may take could be one of the GPUs in use.
         !gpu.sharing || (n_unknown > 0 && self.is_for_vendor(gpu))
     }
 

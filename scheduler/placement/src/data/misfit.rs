@@ -39,7 +39,7 @@ pub enum Misfit {
     Scope {
         /// Number of GPUs that the request needs.
         needed: usize,
-        /// The widest part of the machine that they may be spread over.
+        /// The widest part of the machine that the GPUs may be spread over.
         scope: Scope,
         /// The most eligible GPUs within one such part.
         most: usize,

@@ -170,7 +170,8 @@ impl<'a> LocationNumbers<'a> {
     }
 }
 
-/// Devices without a NUMA node share one if they share their switch.
+/// Returns true if two locations are on one NUMA node. Devices whose NUMA node is not reported share one if they share their
+/// switch.
 fn is_same_numa(one: &DeviceLocation, other: &DeviceLocation) -> bool {
     one.numa == other.numa && (one.numa.is_some() || one.switch == other.switch)
 }

@@ -54,7 +54,7 @@ pub(crate) struct Hint {
     pub(crate) owner: OwnerId,
     /// The holdings that the reservation would give the owner.
     pub(crate) holdings: Holdings,
-    /// The amounts that they take of GPUs, by the index of the GPU in the current inventory.
+    /// The amounts that these holdings take of GPUs, by the index of the GPU in the current inventory.
     pub(crate) gpu_charges: Box<[(usize, Amounts)]>,
 }
 
@@ -416,7 +416,7 @@ impl Node {
     /// Replaces device IDs of a holding by clones of the inventory's, so that their texts are in memory once.
     fn share_ids(&self, holdings: &mut Holdings) {
         let Some(inventory) = &self.inventory else { return };
-        // A cluster has very many holdings, and they stay as they are.
+        // A cluster has very many holdings whose parts stay as they are, so spare room would only take memory.
         holdings.parts.shrink_to_fit();
         for HeldPart { kind, device, .. } in &mut holdings.parts {
             if let DeviceRef::Id(id) = device
@@ -502,7 +502,7 @@ impl NodeValueCache {
             return (half(both >> 32), half(both));
         }
         let (value, unusable) = compute();
-        // Requests that store at the same time store the same: the node cannot change while they read it.
+        // Requests that store at the same time store the same numbers: the node cannot change while they read it.
         let both = u64::from(value) << 32 | u64::from(unusable);
         cached.both.store(both, Ordering::Relaxed);
         // Stored last, so that a reader who finds the number of its model finds the two numbers of this model.

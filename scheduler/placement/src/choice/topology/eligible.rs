@@ -102,7 +102,7 @@ pub(crate) struct TypeDemand<'a> {
     reason = "a decision has one for each device type; a box would only allocate"
 )]
 enum NeededAmounts<'a> {
-    /// A share of a GPU, and the costs of taking it where they decide.
+    /// A share of a GPU; and the node before the choice, where the cost of the share decides.
     Share(ShareNeed, Option<CostBasis<'a>>),
     /// A whole GPU in the vendor's name, out of those at these indices.
     Whole(Vec<usize>),
@@ -244,7 +244,7 @@ impl<'a> TypeDemand<'a> {
                 if !free.contains(&at) {
                     return None;
                 }
-                // GPUs that take no shares come first, as pods that share can use the others.
+                // GPUs that take no shares come first, as pods that share can use all other GPUs.
                 preference.gpu = [device.sharing.into(), 0, 0, 0];
             }
             NeededAmounts::Resources(amounts) => {

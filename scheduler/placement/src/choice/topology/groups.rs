@@ -294,7 +294,8 @@ impl Links {
         Some(links)
     }
 
-    /// The fewest links between any two members, the most, and those of all pairs together; zero for less than two.
+    /// The fewest links between any two members, the most, and the links of all pairs together; zero for less than two
+    /// members.
     pub(crate) fn among(&self, set: Set) -> (u32, u32, u32) {
         let (mut fewest, mut most, mut sum) = (u32::MAX, 0, 0_u32);
         for one in set.members() {

@@ -51,11 +51,11 @@ impl Distances {
 /// The distance of a device from the leading ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Distance {
-    /// On the switch of one of them.
+    /// On the switch of a leading device.
     Switch,
-    /// On the NUMA node of one of them.
+    /// On the NUMA node of a leading device.
     Numa,
-    /// On the machine.
+    /// Elsewhere on the machine.
     Machine,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Follower<'a> {
 }
 
 impl Follower<'_> {
-    /// Returns true if more devices may be taken than requested. Not for GPUs: they are the expensive part.
+    /// Returns true if more devices may be taken than requested. Not for GPUs, which are the expensive part.
     pub(crate) fn may_exceed_request(&self) -> bool {
         self.pool.kind != DeviceType::Gpu
     }
