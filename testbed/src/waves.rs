@@ -139,7 +139,7 @@ async fn run_all(
     Ok(waves)
 }
 
-/// One line per kind of fault.
+/// A table with one line for each part that was killed, and one for the waves without a kill.
 fn show(waves: &[Wave]) -> String {
     let mut by_fault = BTreeMap::<Option<ClusterPart>, Vec<&Wave>>::new();
     for wave in waves {

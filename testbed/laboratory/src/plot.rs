@@ -81,7 +81,7 @@ impl Axis {
         (place(value.clamp(self.range.0, self.range.1)) - from) / (to - from).max(f64::EPSILON)
     }
 
-    /// Values with lines, and their labels.
+    /// The values at which an axis has a line, with their labels.
     fn ticks(&self) -> Vec<(f64, String)> {
         let (from, to) = self.range;
         if let Some(step) = self.step {

@@ -273,7 +273,7 @@ impl Faults {
     }
 }
 
-/// The error of an injected refusal.
+/// The error with which the server refuses a request because a fault demands it.
 pub(crate) fn refusal(code: u16, retry_after: Option<u32>) -> ApiError {
     let text = match code {
         409 => "the object has been modified; please apply your changes to the latest version and try again",

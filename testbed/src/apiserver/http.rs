@@ -259,7 +259,7 @@ pub(super) fn text_answer(text: String) -> Response {
     )
 }
 
-/// An error as a `Status`.
+/// The answer to a failed request: the error as a `Status` object.
 pub(super) fn error_answer(error: &ApiError) -> Response {
     let mut response = json_answer(error.code, &error.to_status());
     if let Some(seconds) = error.retry_after {

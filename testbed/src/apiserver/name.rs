@@ -77,7 +77,7 @@ pub(crate) fn check_metadata(object: &Value) -> Vec<InvalidField> {
         check_key("metadata.annotations", &key.to_lowercase(), &mut errors);
         size += key.len() + value.as_str().map_or(0, str::len);
     }
-    // ValidateAnnotationsSize: keys and values of all annotations together.
+    // ValidateAnnotationsSize: the limit is for keys and values of all annotations together.
     if size > 256 * 1024 {
         let why = "may not be more than 262144 bytes";
         errors.push(InvalidField::forbidden("metadata.annotations", why));
@@ -105,7 +105,7 @@ fn is_qualified_part(text: &str) -> bool {
 /// A name from `generateName`: the prefix and five random characters without vowels.
 pub(crate) fn generated(prefix: &str) -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-    // simpleNameGenerator: 58 characters and five random ones are a label's 63.
+    // simpleNameGenerator: a prefix of 58 characters and five random ones fill a label's 63.
     let mut end = prefix.len().min(58);
     while !prefix.is_char_boundary(end) {
         end += 1;

@@ -23,8 +23,7 @@ pub(crate) fn default_new(pod: &mut Value, now: DateTime<Utc>) {
     let qos = qos_class(pod);
     let gated = !object::array(pod, "/spec/schedulingGates").is_empty();
     let status = object::child(pod, "status");
-    // A creation that brings a status is none of the user's to decide on: podStrategy.PrepareForCreate drops
-    // it.
+    // podStrategy.PrepareForCreate: a user does not decide on the status of a new pod, so a given status is dropped.
     status.clear();
     status.insert("phase".to_owned(), Value::from("Pending"));
     status.insert("qosClass".to_owned(), Value::from(qos));
@@ -80,7 +79,7 @@ fn default_container(container: &mut Value) {
 
 /// Adds the tolerations of unreachable nodes that kube-apiserver gives every pod.
 fn tolerate_unreachable(spec: &mut Map<String, Value>) {
-    // DefaultTolerationSeconds: pods survive a short absence of their node, unless they say how long themselves.
+    // DefaultTolerationSeconds: a pod stays on an unreachable node for five minutes, unless it has its own tolerations.
     let tolerations = object::make_array(spec.entry("tolerations").or_insert(Value::Null));
     for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
         let tolerated = |t: &Value| {
@@ -125,7 +124,7 @@ pub(crate) fn grace(pod: &Value, asked: Option<i64>) -> i64 {
     }
 }
 
-/// The problems of a defaulted pod.
+/// Lists the rules that a new pod breaks; its defaults are filled in already.
 pub(crate) fn validate(pod: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     // No init container may have the name of an app container of the pod.
@@ -173,7 +172,7 @@ fn check_container<'a>(
     check_resources(container, at, errors);
 }
 
-/// The forbidden changes of an update.
+/// Lists the changes of an update that the rules for pods forbid.
 pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
     let (before, after) = (old.get("spec"), new.get("spec"));
     // Most updates are of metadata or status.

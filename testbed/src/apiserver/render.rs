@@ -58,7 +58,7 @@ impl View {
     }
 }
 
-/// An object as the resource's version shows it.
+/// Converts a stored object to the API version of this resource.
 pub(crate) fn in_version_of(resource: &Resource, stored: &Value) -> Value {
     let mut value = stored.clone();
     match resource.conversion {

@@ -85,7 +85,7 @@ impl Resource {
         self.is("", "pods")
     }
 
-    /// The subresources besides `status`.
+    /// The subresources of the resource besides `status`, such as `binding` and `log` of pods.
     pub(crate) fn actions(&self) -> &'static [&'static str] {
         if self.is_pod() {
             &["binding", "eviction", "log", "portforward"]

@@ -86,7 +86,7 @@ impl Store {
         self.collections.get(storage)?.objects.get(key)
     }
 
-    /// Stores a new version under the next revision.
+    /// Stores a new version of an object under the next revision, and logs the change for watches.
     pub(crate) fn put(&mut self, storage: &str, key: Key, value: Value) -> Arc<ObjectVersion> {
         self.revision += 1;
         let version = Arc::new(stamp(value, self.revision));

@@ -131,7 +131,7 @@ impl Watch {
             return Ok(std::mem::take(&mut self.pending).into());
         }
         loop {
-            // Before the read: a change during it must wake the next wait.
+            // Marked before the log is read: a change during the read must wake the next wait.
             self.signal.mark_unchanged();
             let read = self.state.read().store.events(&self.storage, self.cursor, BATCH);
             let (events, seen) = read.map_err(|c| ApiError::expired(self.cursor, c.oldest))?;

@@ -110,7 +110,7 @@ impl Figures {
         usize::try_from(count).unwrap_or(usize::MAX)
     }
 
-    /// The run's column of the table.
+    /// The cells of the run's column in the table; `heals` are the outcomes that have a row.
     fn cells(&self, heals: &[(&str, &str)]) -> Vec<String> {
         let mut cells = vec![
             self.mode.to_string(),

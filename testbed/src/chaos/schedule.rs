@@ -155,7 +155,7 @@ struct RoomCount {
     placed: Vec<Placed>,
 }
 
-/// The steps of a run on `n_nodes` nodes.
+/// Draws all steps of a run on `n_nodes` nodes; the seed decides them.
 pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<ChaosStep> {
     let mut room = RoomCount {
         n_nodes,

@@ -151,7 +151,7 @@ impl NodeKind {
         }
     }
 
-    /// The plugin's deployment there.
+    /// The source of NVML for a plugin that is deployed on such a node.
     pub fn deployment(self) -> Deployment {
         match self {
             Self::RuntimeClass | Self::Operator => Deployment::RuntimeClass,

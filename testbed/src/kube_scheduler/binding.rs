@@ -41,7 +41,7 @@ impl PodBinder {
         tokio::time::sleep(waits.total).await;
     }
 
-    /// Binds a pod, once.
+    /// Binds a pod, by the extender that binds or else directly; a failure is not repeated.
     pub(super) async fn bind(&self, pod: &Pod, uid: &str, node: &str) -> Result<(), String> {
         if let Some(extender) = &self.extender
             && extender.is_interested(pod)
@@ -100,7 +100,7 @@ pub(super) struct Waits {
 pub(super) struct VolumeClaims(HashMap<(String, String), String>);
 
 impl VolumeClaims {
-    /// The wait before the loop binds a pod.
+    /// The time that Permit and `PreBind` delay the binding of a pod.
     pub(super) fn waits(&self, pod: &Pod) -> Waits {
         let annotated = |key: &str| {
             let milliseconds = pod.annotations().get(key).and_then(|text| text.parse().ok());

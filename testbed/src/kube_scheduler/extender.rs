@@ -337,7 +337,7 @@ impl ExtenderClient {
                 let answer = serde_json::from_slice(&body).map_err(cause);
                 answer.map_err(|cause| ExtenderError::Answer { url, cause })
             }
-            // kube-scheduler drops the body of an answer with another status than 200: the text that an extender writes there is lost.
+            // kube-scheduler drops the body of an answer with another status than 200: an extender's text in it is lost.
             Ok(Ok((status, _))) => Err(ExtenderError::Status {
                 verb: verb.to_owned(),
                 url,

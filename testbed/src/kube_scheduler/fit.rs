@@ -13,7 +13,7 @@ use super::diagnosis::FilterRefusal;
 
 const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 
-/// Why a node cannot take a pod; `None` if it can.
+/// The reasons of kube-scheduler's own filters why a node cannot take a pod; `None` if it can.
 pub(super) fn refusal(
     pod: &Pod,
     request: &ResourceAmounts,

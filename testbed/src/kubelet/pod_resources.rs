@@ -175,7 +175,7 @@ impl RateLimit {
         Self(Mutex::new((BURST, Instant::now())))
     }
 
-    /// Takes a token if there is one.
+    /// Returns true if a call may be answered now; it then uses up one of the limit's tokens.
     pub(crate) fn allow(&self) -> bool {
         let mut bucket = self.0.lock();
         let (tokens, filled) = *bucket;

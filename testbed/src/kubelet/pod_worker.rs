@@ -37,7 +37,7 @@ pub(crate) struct PodWorkers {
 }
 
 impl PodWorkers {
-    /// Starts the task of a pod.
+    /// Starts the task that runs an admitted pod's containers.
     pub(crate) fn start(self: &Arc<Self>, pod: &Arc<KubeletPod>) {
         let (sender, commands) = unbounded_channel();
         if let Some(record) = self.pods.lock().0.get_mut(&pod.uid) {

@@ -210,7 +210,7 @@ impl StatusManager {
         self.tasks.spawn(async move { manager.write_all(&uid).await });
     }
 
-    /// Writes until nothing is pending for this pod.
+    /// Performs the pending writes of a pod until none is left.
     async fn write_all(&self, uid: &str) {
         while let Some((namespace, name, status)) = self.next(uid) {
             let api: Api<Pod> = Api::namespaced(self.machine.config.client.clone(), &namespace);

@@ -306,7 +306,7 @@ pub(super) async fn until_registered(world: &mut World, node: &str) -> Result<()
     until_ready(world).await
 }
 
-/// The nodes whose plugins scenarios kill.
+/// Names of the nodes whose device plugins scenarios kill.
 pub(super) fn plugin_nodes(world: &World) -> Vec<String> {
     match &world.cluster {
         Some(cluster) => {

@@ -111,7 +111,7 @@ async fn environment(world: &World, pod: &str) -> Result<BTreeMap<String, String
         .collect())
 }
 
-/// The limits are those of the devices that the container sees, in the order in which it sees them.
+/// Checks the limits in the environment of a pod: one for each device that the container sees, in the order of the devices.
 async fn check_limits(
     world: &World,
     pod: &str,

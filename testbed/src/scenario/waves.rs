@@ -114,7 +114,7 @@ fn is_settled(pod: &Pod) -> bool {
     is_running(pod) || matches!(phase(pod), "Failed" | "Succeeded")
 }
 
-/// The counts of pods once they have settled.
+/// Counts the pods of a wave that ran, failed or are stuck, and the violations that remain.
 async fn count_results(world: &World, keys: &[String]) -> Result<Wave> {
     // Watches run ahead of each other: a difference that another watch explains in a moment is not wrong.
     let violations = |snapshot: &ClusterSnapshot| invariants::accounts(snapshot, &BTreeSet::new()).violations;

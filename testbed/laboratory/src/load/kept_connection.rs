@@ -29,7 +29,7 @@ pub(super) fn wire(path: &str, body: &[u8]) -> Vec<u8> {
 }
 
 impl KeptConnection {
-    /// Connects.
+    /// Opens a connection to this address.
     pub(super) fn to(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?;
         stream.set_nodelay(true)?;

@@ -245,7 +245,7 @@ impl TurnContext<'_> {
     }
 }
 
-/// A pod for a scheduler.
+/// A pod that this scheduler has to place.
 fn waiting_pod(scheduler: &str, round: u32, idx: u32, args: &ScheduleArgs) -> Result<Value> {
     let shape = SHAPES
         .get(idx as usize % SHAPES.len())

@@ -21,7 +21,7 @@ pub fn allows(pod: &Pod, node: &Node) -> bool {
     }
 }
 
-/// A term without requirements holds for no node.
+/// Returns true if a node meets all requirements of a node affinity term; a term without requirements holds for no node.
 fn holds(term: &NodeSelectorTerm, node: &Node) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();

@@ -109,7 +109,7 @@ impl<'w> Engine<'w> {
         }
     }
 
-    /// A user creates a pod, and the watch shows it.
+    /// Plays a user who creates a pod: the pod becomes the current one, and the index gets the watch's event.
     pub fn create(&mut self, pod: &ReplayPod, arrival: &Arrival) -> Result<()> {
         let ReplayPod {
             namespace,
@@ -267,7 +267,7 @@ impl<'w> Engine<'w> {
         Ok(parts)
     }
 
-    /// A pod is deleted, and the watch shows that.
+    /// Plays the deletion of a pod: the index gets the watch's event.
     pub fn delete(&mut self, pod: &ReplayPod, arrival: &Arrival) {
         let metadata = ObjectMeta {
             uid: Some(uid(pod, arrival)),

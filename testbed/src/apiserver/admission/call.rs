@@ -92,7 +92,7 @@ fn locate(services: &LocalPorts, hook: &WebhookConfig) -> Result<WebhookAddress,
                 service.name
             )));
         };
-        // The certificate is for the Service's name, whatever the address behind it.
+        // The webhook's certificate is for the name of its Service, whichever address it is called at.
         let server_name = format!("{}.{}.svc", service.name, service.namespace);
         let path = service
             .path

@@ -148,7 +148,7 @@ pub(crate) fn all_of_phase(state: &ApiState, phase: AdmissionPhase) -> Vec<Webho
     hooks
 }
 
-/// The problems of a configuration object.
+/// Lists the errors of a webhook configuration that a client writes; empty for other kinds of objects.
 pub(crate) fn check_configuration(resource: &Resource, body: &Value) -> Vec<InvalidField> {
     if !resource.is(ADMISSION, "mutatingwebhookconfigurations")
         && !resource.is(ADMISSION, "validatingwebhookconfigurations")

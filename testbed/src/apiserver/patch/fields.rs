@@ -234,7 +234,7 @@ fn differing_at(
     path: &mut Vec<String>,
 ) -> FieldSet {
     if old == new {
-        // Equal values need no walk, which is most of an object.
+        // Equal values, which most of an object is, need no walk.
         return FieldSet::default();
     }
     let mut result = FieldSet {

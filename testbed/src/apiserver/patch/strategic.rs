@@ -109,7 +109,7 @@ fn merge_list<'a>(
     schema: &Schema,
     at: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
-    // One item with this directive is enough, wherever it stands in the list.
+    // One item with `$patch: replace` is enough to replace the whole list, wherever the item stands.
     let replace = patch.iter().any(|item| directive(item) == Some("replace"));
     match schema.list(at) {
         ListRule::Map(keys) if !replace => {
@@ -155,7 +155,7 @@ fn merge_keyed<'a>(
             }
             (Some("merge") | None, found) => {
                 let place = found.unwrap_or(target.len());
-                // An unknown key is a new item.
+                // A key that no item of the list has makes a new item.
                 if place == target.len() {
                     target.push(Value::Null);
                 }

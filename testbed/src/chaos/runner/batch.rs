@@ -167,7 +167,7 @@ async fn delete_early(runner: &mut Runner, batch: &Batch, disturbance: &mut Dist
     Ok(n_left)
 }
 
-/// Runs the events that come once the pods are bound and kubelet knows of them.
+/// Performs the disruptions that happen once the pods are bound and kubelet knows of them, before it admits any.
 async fn disrupt_before_admission(runner: &mut Runner, batch: &Batch) -> Result<()> {
     let faults = runner.cluster.api().faults().clone();
     match batch.meanwhile {
@@ -194,7 +194,7 @@ async fn disrupt_before_admission(runner: &mut Runner, batch: &Batch) -> Result<
     Ok(())
 }
 
-/// Runs the events that come while kubelet admits.
+/// Performs the disruptions that happen while kubelet admits the pods.
 async fn disrupt_during_admission(
     runner: &mut Runner,
     batch: &Batch,

@@ -22,7 +22,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "an exclusive pod keeps others off its switches, in any order of arrival";
 };
 
-/// The pod of the proposal's examples.
+/// The pod of the proposal's examples: it asks for four GPUs and an RDMA adapter, to be allocated together.
 fn four_gpus_and_adapter(name: &str, node: &str, scope: Option<&str>, hint: Option<Value>) -> PodBuilder {
     let mut joint = json!({"deviceTypes": ["gpu", "rdma"]});
     if let (Some(scope), Some(joint)) = (scope, joint.as_object_mut()) {
