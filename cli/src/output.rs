@@ -264,7 +264,7 @@ impl TextTable {
                     least = least.max(Some((rank, *at)));
                 }
             }
-            // What is left is needed: its lines wrap.
+            // The columns that are left are all needed, so that their lines wrap.
             let Some((_, at)) = least else { break };
             shown.retain(|column| *column != at);
             total = total.saturating_sub(widths.get(at).copied().unwrap_or_default() + 3);

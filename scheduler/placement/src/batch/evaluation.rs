@@ -150,7 +150,7 @@ impl<'a> BatchEvaluation<'a> {
         let (request, context) = (self.request, self.context);
         let node = self.nodes.get(id).ok_or(Reason::NoDevice)?;
         let compute = || score(node, request, policies, context);
-        // Where the cost decides which GPU is taken, a class has no GPUs in common.
+        // If the cost decides which GPU is taken, a class has no GPUs in common.
         if cost_decides(node, request) {
             return compute();
         }

@@ -110,7 +110,7 @@ pub(crate) fn choose(
         }
         RequestedGpus::Whole(n) => {
             placement.shares = shares_of(node, &gpus, Device::whole);
-            // Where the vendor's plugin chooses, only the number is known.
+            // If the vendor's plugin chooses, only the number is known.
             placement.unknown_whole = if gpus.is_empty() { n } else { 0 };
         }
     }
@@ -206,7 +206,7 @@ pub(crate) fn cost(
     // By a trait object: three kinds of iterators come here, and the simulation takes far longer than a call.
     let cost_of =
         |gpus: &mut dyn Iterator<Item = usize>| cost_of_gpus(node, request, gpus, look_ahead, hints);
-    // Where the cost decides, it also decides between GPUs of different locations.
+    // If the cost decides, it also decides between GPUs of different locations.
     if needs_decision(node, request) && !cost_decides {
         let gpus = gpus_by_rules(node, request, policy, context)?;
         return Ok(cost_of(&mut gpus.into_iter()));

@@ -242,7 +242,7 @@ pub(crate) fn cheapest(
 /// Free amounts as a part of a GPU, rounded down.
 fn free_part(row: Row) -> GpuPart {
     let Row { free, total } = row;
-    // Where a GPU has no computing power to count, its memory alone decides how much of it is idle.
+    // If a GPU has no computing power to count, its memory alone decides how much of it is idle.
     let core = if total.core == 0 {
         WHOLE
     } else {

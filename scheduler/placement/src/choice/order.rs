@@ -42,7 +42,7 @@ impl DeviceOrder<'_> {
             (u64::from(BEST.saturating_sub(score)), 0, 0, at)
         };
         match self.policy {
-            // Where the cost does not decide, `fill` packs GPUs, which leaves whole ones for large pods.
+            // If the cost does not decide, `fill` packs GPUs, which leaves whole ones for large pods.
             DevicePolicy::Fill | DevicePolicy::Binpack => (memory, core, slots, at),
             // All bits flipped, so that the GPU with most room left has the smallest key.
             DevicePolicy::Spread => (!memory, !core, !slots, at),

@@ -328,7 +328,7 @@ pub(crate) fn thousandths_up(amount: Memory, total: Memory) -> Option<i16> {
 pub(crate) fn thousandths_down(amount: u64, total: u64) -> i16 {
     let scaled = match amount.checked_mul(1000) {
         Some(scaled) => scaled.checked_div(total).unwrap_or(0),
-        // Where the product has no room in 64 bits, the divisor is scaled down instead; the error is far below a thousandth.
+        // If the product has no room in 64 bits, the divisor is scaled down instead; the error is far below a thousandth.
         None => amount.checked_div(total.div_ceil(1000)).unwrap_or(0),
     };
     i16::try_from(scaled).unwrap_or(WHOLE).min(WHOLE)

@@ -141,7 +141,7 @@ fn decide_types(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Resu
         }
         let is_joint = joint.is_some_and(|joint| joint.kinds.contains(&pool.kind));
         match &vendor_gpus {
-            // Where the GPUs are known beforehand, the other types only follow them, and no search is needed.
+            // If the GPUs are known beforehand, the other types only follow them, and no search is needed.
             Some(gpus) if is_joint && pool.n <= MAX_MEMBERS => {
                 chosen.push((&pool.kind, devices_near(pool, gpus)));
             }
@@ -204,7 +204,7 @@ fn choose_joint<'p>(
 ) -> Result<Vec<Chosen<'p>>, Misfit> {
     let mut requested: Vec<&Pool> = Vec::from_iter(gpus);
     for (demand, pool) in demands.iter().zip(pools) {
-        // Where all devices of a type are taken, nothing is left to choose.
+        // If all devices of a type are taken, nothing is left to choose.
         if !demand.takes_all {
             requested.push(pool);
         }
@@ -234,7 +234,7 @@ fn choose<'p>(
     };
     let is_gpu = lead.kind == DeviceType::Gpu;
     if pools.len() == 1 {
-        // Where only preferences matter, no search is needed.
+        // If only preferences matter, no search is needed.
         let is_unrestricted = !is_gpu || *gpu_sets == [GpuSet::plain(lead.all())];
         let takes_all = lead.n == lead.candidates.len() && !is_gpu;
         if lead.n > MAX_MEMBERS || (lead.n == 1 && is_unrestricted) || takes_all {
@@ -344,7 +344,7 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Re
         choices => choices.unwrap_or_default(),
     };
     sets.retain(|set| scopes.iter().any(|scope| set.allowed.is_within(*scope)));
-    // Where partitions are only preferred, sets that are no partition will do as well; at equal distances their
+    // If partitions are only preferred, sets that are no partition will do as well; at equal distances their
     // rank puts them behind every partition.
     if !is_binding {
         sets.extend(scopes.into_iter().map(GpuSet::plain));

@@ -23,7 +23,7 @@ pub struct PartitionConstraint {
     pub bandwidth: Option<u64>,
 }
 
-/// How an amount of a type becomes devices, where it is neither one device nor a number of whole ones.
+/// The conversion of an amount of a type to devices, if it is neither one device nor a number of whole ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
     /// The amount is taken of every device that is selected.
@@ -73,7 +73,7 @@ pub struct DeviceConstraint {
     pub selector: Option<Selector>,
     /// One virtual function of each device, out of groups with these labels, instead of the device itself.
     pub functions: Option<Selector>,
-    /// How the amount becomes devices.
+    /// The conversion of the amount to devices.
     pub strategy: Option<Strategy>,
     /// Exclusive use.
     pub exclusion: Option<Exclusion>,

@@ -92,7 +92,7 @@ pub(crate) fn largest_amount(devices: &[Device], resource: &ResourceName) -> Opt
         .copied()
 }
 
-/// How a record identifies a device of a known type.
+/// The way in which a record identifies a device of a known type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceRef {
     /// By its ID, which is exact.

@@ -6,7 +6,7 @@ use crate::data::device::{DeviceRef, Function};
 use crate::data::ident::{DeviceId, DeviceType, FunctionId, OwnerId};
 use crate::data::request::{RequestedMemory, ShareRequest};
 
-/// How a record states memory of a GPU.
+/// Memory of a GPU, in the form in which a record states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeldMemory {
     /// An exact amount.

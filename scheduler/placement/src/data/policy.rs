@@ -139,7 +139,7 @@ impl Score {
     }
 }
 
-/// How amounts become a score, as in kube-scheduler's `NodeResourcesFit` and Koordinator's device plugin.
+/// The conversion of amounts to a score, as in kube-scheduler's `NodeResourcesFit` and Koordinator's device plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScoringStrategy {
     /// A high score for much that is free.

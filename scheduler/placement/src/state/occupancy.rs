@@ -150,7 +150,7 @@ fn devices_of_held(node: &Node, inventory: &Inventory, held: &Held) -> Vec<Devic
     }
     if held.holdings.unknown_whole > 0 {
         for (at, _) in inventory.for_vendor() {
-            // Which of these GPUs are in use is not known, only how many, and that is counted apart.
+            // It is not known which of these GPUs are in use, only how many, and the number is counted apart.
             add(GPUS, at, false);
         }
     }

@@ -101,7 +101,7 @@ impl Partitions<'_> {
             last = Some(partition.score);
             choices.push(GpuSet {
                 allowed,
-                // Where partitions are only preferred, the distances of other devices decide before any partition.
+                // If partitions are only preferred, the distances of other devices decide before any partition.
                 score: if self.is_binding() { score } else { 0 },
                 partition: place,
             });

@@ -4,7 +4,7 @@
 //! taken of each switch, and keeps the cheapest way to each state: a number of leading devices taken, of followers near them,
 //! and of switches, where these are limited. There are at most 2 · (n + 1) · ∏ (n of a type + 1) states, and as many steps
 //! from each as there are devices and switches. That is exact; for 16 GPUs with 32 followers it takes 54,000 steps for each
-//! of three distances. Where pairs of GPUs have different numbers of links, the search tries all sets of GPUs instead: 12,870
+//! of three distances. If pairs of GPUs have different numbers of links, the search tries all sets of GPUs instead: 12,870
 //! for 8 of 16.
 //!
 //! Beyond [`MAX_STEPS`], which two types of that size do not reach, the search chooses leading devices by themselves, and may
