@@ -50,7 +50,7 @@ pub const SCHEDULER_USER: &str = "system:serviceaccount:gpushare-system:gpushare
 pub const PLUGIN_USER: &str = "system:serviceaccount:gpushare-system:gpushare-device-plugin";
 /// The user of kube-scheduler.
 const KUBE_SCHEDULER_USER: &str = "system:kube-scheduler";
-/// Manifests of `deploy/base` that the daemons need. The Deployment and DaemonSet of the daemons are left out: the testbed
+/// Manifests of `deploy/base` that the daemons need. The Deployment and `DaemonSet` of the daemons are left out: the testbed
 /// starts the daemons as processes.
 const BASE: [&str; 4] = [
     "namespace.yaml",

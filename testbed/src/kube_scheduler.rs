@@ -330,7 +330,7 @@ impl Loop {
         }
     }
 
-    /// Updates the PodDisruptionBudgets by an event of their watch.
+    /// Updates the `PodDisruptionBudgets` by an event of their watch.
     fn handle_budget(&mut self, event: watcher::Event<PodDisruptionBudget>) {
         match event {
             watcher::Event::Init => self.budgets.clear(),

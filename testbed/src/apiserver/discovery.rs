@@ -147,7 +147,7 @@ fn subresource(resource: &Resource, name: &str, kind: &str, verbs: &[&str]) -> V
     })
 }
 
-/// The answer to `/openapi/v3`: the URL of the OpenAPI document of each group and version.
+/// The answer to `/openapi/v3`: the URL of the `OpenAPI` document of each group and version.
 fn openapi_index(registry: &Registry) -> Value {
     let mut paths = Map::new();
     for resource in registry.all() {
@@ -159,7 +159,7 @@ fn openapi_index(registry: &Registry) -> Value {
     json!({"paths": paths})
 }
 
-/// The OpenAPI document of a group and version, cut down to the parts that kubectl reads.
+/// The `OpenAPI` document of a group and version, cut down to the parts that kubectl reads.
 fn openapi(registry: &Registry, group: &str, version: &str) -> Option<Value> {
     let members = resources_of(registry, group, version);
     if members.is_empty() {

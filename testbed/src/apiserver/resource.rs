@@ -318,7 +318,7 @@ pub(crate) fn established(definition: &Value) -> Value {
     })
 }
 
-/// The resource that one version of a CustomResourceDefinition defines.
+/// The resource that one version of a `CustomResourceDefinition` defines.
 fn custom_resource(definition: &Value, version: &Value) -> Resource {
     let group = object::text(definition, "/spec/group").to_owned();
     let names = |field: &str| object::text(definition, &format!("/spec/names/{field}")).to_owned();

@@ -102,7 +102,7 @@ impl Store {
     }
 
     /// Removes an object; its last state under the deletion's revision is returned and logged.
-    /// `last` is that state if the deletion has changed the object, as by a deletionTimestamp.
+    /// `last` is that state if the deletion has changed the object, as by a `deletionTimestamp`.
     pub(crate) fn remove(
         &mut self,
         storage: &str,

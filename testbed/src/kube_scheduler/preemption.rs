@@ -306,7 +306,7 @@ fn with_violations(pods: &[Arc<Pod>], budgets: &[PodDisruptionBudget]) -> Vec<(A
     violations
 }
 
-/// Returns true if the eviction of a pod would count against a PodDisruptionBudget.
+/// Returns true if the eviction of a pod would count against a `PodDisruptionBudget`.
 fn is_protected_by(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
     let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
     let Some(Ok(selector)) = selector.map(Selector::try_from) else {

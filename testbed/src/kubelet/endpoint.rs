@@ -89,7 +89,7 @@ impl Endpoint {
         })
     }
 
-    /// Returns true if the plugin has asked for PreStartContainer calls.
+    /// Returns true if the plugin has asked for `PreStartContainer` calls.
     pub(crate) fn wants_pre_start(&self) -> bool {
         self.options.pre_start_required
     }
@@ -149,7 +149,7 @@ impl Endpoint {
         Ok(containers.next().unwrap_or_default().device_ids)
     }
 
-    /// Calls the plugin's PreStartContainer, and gives up after the deadline.
+    /// Calls the plugin's `PreStartContainer`, and gives up after the deadline.
     pub(crate) async fn pre_start(
         &self,
         device_ids: Vec<String>,

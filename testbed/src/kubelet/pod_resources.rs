@@ -76,7 +76,7 @@ impl PodResourcesLister for PodResourcesService {
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 
-    /// Answers the call GetAllocatableResources: all devices that plugins have listed.
+    /// Answers the call `GetAllocatableResources`: all devices that plugins have listed.
     async fn get_allocatable_resources(
         &self,
         _: Request<AllocatableResourcesRequest>,

@@ -15,7 +15,7 @@ use super::pod::KubeletPod;
 /// A message to the task that runs one pod.
 #[derive(Debug)]
 pub(crate) enum PodCommand {
-    /// The pod has a deletionTimestamp.
+    /// The pod has a `deletionTimestamp`.
     Delete,
     /// The pod is gone from the API.
     Remove,

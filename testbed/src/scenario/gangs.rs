@@ -56,7 +56,7 @@ async fn create_gang(world: &World, group: &str, gib: [&str; 2]) -> Result<Vec<S
     Ok(names)
 }
 
-/// Deletes all PodGroups of the scenario's namespace.
+/// Deletes all `PodGroups` of the scenario's namespace.
 async fn delete_groups(world: &World) -> Result<()> {
     pod_groups(world)
         .delete_collection(&DeleteParams::default(), &ListParams::default())

@@ -157,7 +157,7 @@ fn read_devices(world: &mut World) -> Result<Value> {
     Ok(devices)
 }
 
-/// Writes `spec.devices` without the check by the CustomResourceDefinition's schema, since a cluster may have an older schema
+/// Writes `spec.devices` without the check by the `CustomResourceDefinition`'s schema, since a cluster may have an older schema
 /// or another project's.
 fn write_devices(world: &mut World, devices: &Value) -> Result<()> {
     let api = world.cluster()?.api().objects().clone();

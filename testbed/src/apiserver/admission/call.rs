@@ -119,7 +119,7 @@ fn locate(services: &LocalPorts, hook: &WebhookConfig) -> Result<WebhookAddress,
     })
 }
 
-/// Sends one AdmissionReview to a webhook over a new TLS connection, and returns the status and body of the answer.
+/// Sends one `AdmissionReview` to a webhook over a new TLS connection, and returns the status and body of the answer.
 async fn exchange(
     hook: &WebhookConfig,
     place: &WebhookAddress,

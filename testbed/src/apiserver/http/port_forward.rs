@@ -1,7 +1,7 @@
-//! `pods/portforward` over a WebSocket, the protocol `v4.channel.k8s.io`.
+//! `pods/portforward` over a `WebSocket`, the protocol `v4.channel.k8s.io`.
 //!
 //! Each port has two channels, data and error; a message begins with the number of its channel, and the first message of each
-//! channel is the port. kubectl's newer protocol, SPDY within a WebSocket, is not served: kubectl falls back to SPDY and fails.
+//! channel is the port. kubectl's newer protocol, SPDY within a `WebSocket`, is not served: kubectl falls back to SPDY and fails.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const ERROR: u8 = 1;
 
 type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
-/// Switches to a WebSocket that carries one port of a pod.
+/// Switches to a `WebSocket` that carries one port of a pod.
 pub(super) fn upgrade(
     server: &Arc<Server>,
     mut request: Request,
@@ -89,7 +89,7 @@ fn header_text(headers: &HeaderMap, name: header::HeaderName) -> &str {
         .unwrap_or_default()
 }
 
-/// Carries bytes between the WebSocket of a client and a TCP port until either side closes.
+/// Carries bytes between the `WebSocket` of a client and a TCP port until either side closes.
 async fn forward_port(upgrade: OnUpgrade, port: u16, address: Option<SocketAddr>) -> anyhow::Result<()> {
     let io = TokioIo::new(upgrade.await?);
     let mut socket: Socket = WebSocketStream::from_raw_socket(io, Role::Server, None).await;
@@ -130,7 +130,7 @@ async fn forward_port(upgrade: OnUpgrade, port: u16, address: Option<SocketAddr>
     Ok(())
 }
 
-/// Copies bytes from the pod to the WebSocket until the pod closes its connection.
+/// Copies bytes from the pod to the `WebSocket` until the pod closes its connection.
 async fn copy_to_socket(
     mut reader: OwnedReadHalf,
     mut sink: SplitSink<Socket, Message>,

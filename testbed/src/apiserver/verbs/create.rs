@@ -232,7 +232,7 @@ fn invalid_fields(resource: &Resource, body: &Value) -> Vec<InvalidField> {
     errors
 }
 
-/// Lists the errors of a CustomResourceDefinition.
+/// Lists the errors of a `CustomResourceDefinition`.
 fn check_definition(body: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     for field in ["group", "scope", "names/plural", "names/kind"] {
