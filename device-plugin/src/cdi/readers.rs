@@ -193,7 +193,7 @@ impl Readers {
         }
     }
 
-    /// True if the runtime was seen reading a spec, and fewer than [`MOST_MISSED`] waits for it have ended in a row without a read.
+    /// True if the runtime was seen reading a spec, and fewer than `MOST_MISSED` waits for it have ended in a row without a read.
     pub fn has_reader(&self) -> bool {
         let state = self.state.borrow();
         state.n_reads > 0 && state.n_missed < MOST_MISSED

@@ -37,7 +37,7 @@ pub fn missing_gpu(fleet: &NodeFleet, table: &GpuPartitionTable) -> Option<u32> 
     minors.find(|minor| !present.contains(minor)).copied()
 }
 
-/// True if the GPUs of this node are the eight of one board in [`BOARDS`], on which NVSwitches link them.
+/// True if the GPUs of this node are the eight of one board in [`BOARDS`], on which `NVSwitches` link them.
 fn is_known_board(fleet: &NodeFleet) -> bool {
     for entry in &fleet.gpus {
         let mut is_board = false;

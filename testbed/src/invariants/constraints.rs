@@ -250,7 +250,7 @@ pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
     let mut clashes = Vec::new();
     let mut holders: BTreeMap<String, &str> = BTreeMap::new();
     for (name, case) in &cases {
-        for function in case.record.values().flatten().flat_map(functions) {
+        for function in case.record.values().flatten().flat_map(virtual_function_ids) {
             if let Some(other) = holders.insert(function.clone(), name) {
                 clashes.push(format!("{other} and {name} both have the function {function}"));
             }
