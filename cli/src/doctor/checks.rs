@@ -360,7 +360,7 @@ fn image_tags<'a>(facts: &'a InstallationFacts, kind: &str, workload: &str) -> B
     tags
 }
 
-/// Checks that a ClusterRoleBinding names the service account of each daemon.
+/// Checks that a `ClusterRoleBinding` names the service account of each daemon.
 fn rights(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let bindings = facts.list("clusterrolebindings")?;
     let mut subjects = BTreeSet::new();

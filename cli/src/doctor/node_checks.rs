@@ -209,7 +209,7 @@ pub(super) fn memory_units(facts: &InstallationFacts, report: &mut CheckReport) 
     Ok("all nodes count memory in one unit".to_owned())
 }
 
-/// Checks that no DaemonSet of another namespace serves a resource that gpushare's plugin may serve.
+/// Checks that no `DaemonSet` of another namespace serves a resource that gpushare's plugin may serve.
 pub(super) fn other_plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     for daemon_set in facts.list("daemonsets")? {
         let namespace = text(daemon_set, "/metadata/namespace");
