@@ -5,8 +5,9 @@
 //! pod's record (`environment`), and where kubelet admitted equal pods in another order, the pods swap their records
 //! ([`partners`], [`swap`]).
 //!
-//! Mode `cdi` needs none of this. Allocate has one switch to this folder, and the check before a start makes one call to it; beside
-//! them only the comparison of running pods and the wiring of the process refer to it.
+//! A container in mode `cdi` needs none of this. Allocate has one switch to this folder, and the check before a start one step in
+//! it. In both modes the check, and the comparison of running pods with their records, read the records that an earlier swap left
+//! in the Device object.
 
 pub mod answer;
 pub mod check;
