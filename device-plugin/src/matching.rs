@@ -226,7 +226,7 @@ fn is_passed_over(pods: &NodePods, pod: &NodePod, log: &AllocateLog) -> bool {
     }
 }
 
-/// True if the record of the pod of `found` names the devices of the record of `choice`.
+/// True if the pod of `found` has a record for the same devices that `choice` would answer with.
 fn is_on_devices_of(pods: &NodePods, found: &Match, choice: &Match) -> bool {
     match (pods.get(&found.pod), &choice.placement) {
         (Some(pod), Some(placement)) => has_devices(pod, placement),

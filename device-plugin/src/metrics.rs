@@ -128,7 +128,8 @@ impl Metrics {
         metrics
     }
 
-    /// Sets the injection mode.
+    /// Shows the injection mode (how containers of this node get their devices), and whether containers that ask for none can see
+    /// GPUs.
     pub fn set_injection(&self, injection: &Injection) {
         // The series of the mode before would stay at 1.
         self.injection.clear();

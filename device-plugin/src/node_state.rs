@@ -129,7 +129,8 @@ impl NodeState {
         is_decided || !self.settings.driver_limits || self.fleet.borrow().gpus.is_empty()
     }
 
-    /// Longest wait of a call for its pod in mode `envvar`, in which the answer depends on the pod.
+    /// Longest time that Allocate waits until the plugin knows the pod that it is called for. Only the mode `envvar` waits, whose
+    /// answer depends on the pod. The wait is longer until the pods of this node have been listed.
     pub fn pod_wait(&self) -> Duration {
         let wait = self.settings.allocate_wait;
         if self.pods.borrow().is_synced() {

@@ -54,7 +54,7 @@ pub struct PodFacts {
     pub bound: Option<Box<Bound>>,
 }
 
-/// Policies that a pod names itself.
+/// The policies for nodes and devices, and the enforcement of limits, that a pod's own annotations ask for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preference {
     node: Option<NodePolicy>,

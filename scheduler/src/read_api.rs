@@ -324,7 +324,8 @@ async fn doctor(State(api): State<Arc<ReadApi>>, Extension(viewer): Extension<Vi
     })
 }
 
-/// Answers with the node of a pod, or for a pod without one with the verdicts of the nodes on it.
+/// Answers with the node of a pod. For a pod that has no node yet, answers with the verdict on each node: whether the pod fits
+/// there, or why not.
 async fn explain_pod(
     State(api): State<Arc<ReadApi>>,
     Extension(viewer): Extension<Viewer>,

@@ -62,7 +62,7 @@ fn find_partner(
     if evidence.may_have_started(pod) && has_spec(evidence, pod) {
         return None;
     }
-    partner(evidence, pod, &fixed, &recorded)
+    best_partner(evidence, pod, &fixed, &recorded)
 }
 
 /// True if a container of the pod was given its devices by a CDI spec.
@@ -87,8 +87,9 @@ enum PartnerRank {
     MayBeAnswered,
 }
 
-/// The most suitable pod whose record names the devices that this pod sees (`fixed`), and that does not see them itself.
-fn partner(
+/// The most suitable other pod whose record names exactly the devices `fixed`, which this pod sees for as long as it lives; the
+/// containers of the other pod do not see them.
+fn best_partner(
     evidence: &StartEvidence<'_>,
     pod: &NodePod,
     fixed: &DevicesByType,

@@ -100,7 +100,8 @@ pub(super) fn watch_pods(
     );
 }
 
-/// Starts the tasks that publish this node's state, and those that watch its Node and its Device object.
+/// Starts the task that publishes this node's state, and the watches that it depends on: Node, Device object, pods without
+/// devices, node overrides, and the vendor's plugin. Returns the Node and the Device object as the API server has them.
 pub(super) fn publish(
     tasks: &mut Tasks,
     config: &Config,

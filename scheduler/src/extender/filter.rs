@@ -362,7 +362,8 @@ fn write_result(
         let mut suffix = texts.suffix;
         for (name, misfit) in &evaluation.misfits {
             let text = texts.of(name, *misfit);
-            // One text is enough to make the refusal differ.
+            // A suffix on the text of one node is enough: the whole refusal then differs from the last one, and kube-scheduler
+            // tries the pod again.
             let text = match suffix.take_if(|_| !misfit.is_unknown_node) {
                 Some(suffix) => format!("{text}{suffix}").into(),
                 None => Cow::Borrowed(text),

@@ -79,8 +79,8 @@ fn n_starts_of(kubelet: &Kubelet, namespace: &str, pod: &str) -> u32 {
     container.map_or(0, |container| container.starts)
 }
 
-/// The plugin restarts without the API server: it serves kubelet, starts no container without proof, and catches up
-/// later.
+/// The plugin restarts without the API server: it serves kubelet, starts no container whose pod it
+/// cannot prove, and catches up later.
 async fn without_api_server(world: &mut World) -> Result<()> {
     let (node, namespace) = (world.gpu_node(2)?.name, world.namespace.clone());
     world.start_units("before", "1", &node).await?;

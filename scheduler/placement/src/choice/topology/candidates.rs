@@ -94,8 +94,8 @@ impl Pool {
         self.candidate(at).preference
     }
 
-    /// Sum of the members' places in the order of preference.
-    pub(crate) fn preferences(&self, set: Set) -> u32 {
+    /// Sum of the members' places in the order of preference: of two sets, the one with the smaller sum has the better devices.
+    pub(crate) fn preference_sum(&self, set: Set) -> u32 {
         let mut sum: u32 = 0;
         for at in set.members() {
             sum = sum.saturating_add(self.preference(at));

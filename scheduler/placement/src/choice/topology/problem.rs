@@ -113,7 +113,7 @@ impl Follower<'_> {
         distances.reverse();
         (
             taken,
-            (distances, pool.preferences(taken), Reverse(taken.lowness())),
+            (distances, pool.preference_sum(taken), Reverse(taken.lowness())),
         )
     }
 }
@@ -275,7 +275,7 @@ impl<'a> Problem<'a> {
             links: Reverse(links),
             n_numas: 0,
             n_switches: 0,
-            preferences: self.lead.preferences(chosen),
+            preferences: self.lead.preference_sum(chosen),
             lowness: Reverse(chosen.lowness()),
         };
         let mut on_switches = Set::EMPTY;
