@@ -116,6 +116,18 @@ fn a_scheduler_that_hangs_ends_itself() {
     assert!(process.end().starts_with("signal: 6"), "{}", process.end());
 }
 
+/// True if every thread of this process is stopped by a signal.
+fn is_stopped(pid: u32) -> bool {
+    std::fs::read_dir(format!("/proc/{pid}/task"))
+        .unwrap()
+        .all(|thread| {
+            let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+            // The state follows the name in parentheses, which may contain blanks.
+            stat.rsplit_once(") ")
+                .is_some_and(|(_, rest)| rest.starts_with('T'))
+        })
+}
+
 /// A stop that is longer than the limit is none of its own hangs.
 #[test]
 fn a_scheduler_that_was_paused_goes_on() {
@@ -133,6 +145,10 @@ fn a_scheduler_that_was_paused_goes_on() {
     };
     for _ in 0..2 {
         signal("STOP");
+        // The signal returns before every thread of the process has stopped.
+        while !is_stopped(process.0.id()) {
+            std::thread::yield_now();
+        }
         assert_eq!(get(address, "/healthz"), None, "it stands still");
         assert_eq!(get(address, "/healthz"), None);
         signal("CONT");
