@@ -284,16 +284,18 @@ impl Running {
             health,
             _folder: folder,
         };
-        running.await_port();
+        running.await_ports();
         running
     }
 
-    /// Waits for the port that is opened last.
-    fn await_port(&self) {
+    /// Waits until both ports are open, in whichever order.
+    fn await_ports(&self) {
         let deadline = Instant::now() + Duration::from_secs(20);
-        while TcpStream::connect(self.health).is_err() {
-            assert!(Instant::now() < deadline, "the scheduler does not listen");
-            std::thread::sleep(Duration::from_millis(20));
+        for address in [self.address, self.health] {
+            while TcpStream::connect(address).is_err() {
+                assert!(Instant::now() < deadline, "the scheduler does not listen");
+                std::thread::sleep(Duration::from_millis(20));
+            }
         }
     }
 
