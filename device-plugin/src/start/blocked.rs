@@ -158,7 +158,7 @@ impl BlockedStarts {
         self.lock().remove(&(resource, ids.to_vec()));
     }
 
-    /// The number of containers whose start is blocked now, for each reason in [`LABELS`].
+    /// The number of containers whose start is blocked now, for each reason in `LABELS`.
     pub fn count(&self) -> [(&'static str, usize); LABELS.len()] {
         let now = Instant::now();
         let mut counts = LABELS.map(|label| (label, 0));
