@@ -155,7 +155,7 @@ impl Binaries {
     /// Builds the daemons if cargo has started this program, and returns the directory where they lie.
     async fn build_and_find() -> Result<Self, DaemonError> {
         let own = std::env::current_exe().map_err(DaemonError::OwnPath)?;
-        // A program that was started by hand takes the binaries as they are, whoever built them.
+        // A program that was started by hand has no cargo to build with, so it takes the binaries that lie beside it.
         let dir = profile_dir(&own);
         if let (Some(cargo), Some(manifest)) =
             (std::env::var_os("CARGO"), std::env::var_os("CARGO_MANIFEST_DIR"))

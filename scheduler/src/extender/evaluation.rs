@@ -395,4 +395,4 @@ impl<'a, T> TopN<'a, T> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

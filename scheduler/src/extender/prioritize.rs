@@ -90,21 +90,10 @@ fn scale(ranks: &[RankKey<'_>]) -> Vec<i64> {
 
 #[cfg(test)]
 mod tests {
-    use std::cmp::Reverse;
-
-    use placement::Score;
     use proptest::prelude::*;
 
     use super::*;
-
-    fn rank((has_failed, is_avoided, score, name): &(bool, bool, u32, String)) -> RankKey<'_> {
-        RankKey {
-            has_failed: *has_failed,
-            is_avoided: *is_avoided,
-            score: Reverse(Score::of_points(*score)),
-            name,
-        }
-    }
+    use crate::extender::evaluation::tests::rank;
 
     proptest! {
         /// Scores follow the order of ranks, strictly up to eleven nodes; the best node alone has its score, and nodes that

@@ -1,5 +1,5 @@
-//! What scenarios need besides the API of their cluster: nothing, commands that break a part of it, or the
-//! testbed itself.
+//! The needs of a scenario besides the API of its cluster: none, commands that break a part of the cluster, or the testbed
+//! itself.
 
 use std::fmt;
 

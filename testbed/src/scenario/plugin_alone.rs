@@ -205,7 +205,7 @@ async fn plugin_hangs(world: &mut World) -> Result<()> {
     let began = Instant::now();
     world.create_units("caught", "1", &node).await?;
     let found = world.node(&node)?;
-    // The plugin's own watchdog has to end it: a plugin that hangs cannot be told from a slow one by kubelet.
+    // The plugin's own watchdog has to end it: kubelet cannot distinguish a plugin that hangs from a slow one.
     let has_ended = match found.plugin() {
         Some(plugin) => plugin.until_ended(HUNG).await,
         None => false,

@@ -67,7 +67,10 @@ fn nodes() -> impl Strategy<Value = Vec<(bool, bool, u32, String)>> {
     nodes.prop_shuffle()
 }
 
-fn rank((has_failed, is_avoided, score, name): &(bool, bool, u32, String)) -> RankKey<'_> {
+/// The rank of a node with these properties.
+pub(in crate::extender) fn rank(
+    (has_failed, is_avoided, score, name): &(bool, bool, u32, String),
+) -> RankKey<'_> {
     RankKey {
         has_failed: *has_failed,
         is_avoided: *is_avoided,

@@ -66,7 +66,7 @@ pub enum Family {
     DayAndNight,
 }
 
-/// What a policy is measured by.
+/// The figure by which policies are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocationMeasure {
     /// The allocated share at the end.

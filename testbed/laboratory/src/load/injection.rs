@@ -131,7 +131,7 @@ struct WatchedNode {
     seen: InjectionCounts,
 }
 
-/// What was counted in the bursts of one node.
+/// Counts and times of the container starts in the bursts of one node.
 #[derive(Clone, Debug, Default)]
 struct InjectionCounts {
     starts: Vec<ContainerStart>,

@@ -185,7 +185,7 @@ async fn schedule(console: &Console, client: &Client, args: &ScheduleArgs) -> Re
     Ok(turns)
 }
 
-/// What all turns share.
+/// The arguments, clients and watch that all turns of the compared schedulers share.
 struct TurnContext<'a> {
     console: &'a Console,
     args: &'a ScheduleArgs,

@@ -10,7 +10,7 @@ const FROM: f64 = 0.6;
 /// The horizontal axis of curves.
 const OFFERED: &str = "GPUs asked for, % of all";
 
-/// What the vertical axis of a plot shows.
+/// The value on the vertical axis of a plot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlottedValue {
     /// GPUs that are allocated.

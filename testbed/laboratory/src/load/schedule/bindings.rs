@@ -17,7 +17,7 @@ use testbed::pod_fields::{node_of, unscheduled_because};
 /// The longest wait without any event of the watch.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the watch has shown so far.
+/// The pods and bindings that a watch of pods has shown so far.
 #[derive(Debug, Default)]
 pub(super) struct BindingLog {
     /// True once the watch has listed what existed before.
@@ -81,7 +81,7 @@ impl BindingWatch {
         });
     }
 
-    /// What the watch has shown so far.
+    /// Returns the pods and bindings that the watch has shown so far.
     pub(super) fn shown(&self) -> watch::Ref<'_, BindingLog> {
         self.shown.borrow()
     }
