@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use placement::{
     Constraints, Device, DevicePolicy, DeviceRef, DeviceType, Holdings, HostAmounts, Inventory, NamedAmounts,
-    NodePolicy, Policies, RequestedGpus, RequestedMemory, ResourceName, ShareRequest,
+    NodePolicy, Policies, RequestedGpus, RequestedMemory, ShareRequest,
 };
-use proto::device::TYPE_GPU;
+use proto::device::VirtualFunction;
 use proto::pod::{Pod, QuantityText};
 use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
@@ -103,10 +103,8 @@ pub enum Recorded {
     Unreadable(Box<str>),
     /// Parts of devices.
     Devices {
-        /// Parts of GPUs.
-        gpus: Box<[RecordedShare]>,
-        /// Of devices of other types.
-        others: Box<[RecordedDevice]>,
+        /// The parts, those of GPUs first.
+        parts: Box<[RecordedPart]>,
         /// The pod's amount in memory units at its placement, if it was placed by units.
         units: Option<GpushareRecord>,
     },
@@ -114,33 +112,21 @@ pub enum Recorded {
     Gpushare(GpushareRecord),
 }
 
-/// The share of one GPU that a record gives to its pod.
+/// The part of one device that a record gives to its pod.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RecordedShare {
-    gpu: DeviceRef,
-    /// Memory in bytes, if the record names it.
-    bytes: Option<u64>,
-    /// Memory in percent of the GPU.
-    ratio: u32,
-    /// Compute in percent of the GPU.
-    core: u32,
-}
-
-/// The amounts of one device of another type than GPU that a record gives to its pod.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RecordedDevice {
+pub struct RecordedPart {
     kind: DeviceType,
     device: DeviceRef,
-    amounts: NamedAmounts,
-    functions: Box<[RecordedFunction]>,
-}
-
-/// A virtual function (SR-IOV) of a device that a record gives to its pod.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RecordedFunction {
-    /// The PCI address of the function; empty if the record has none.
-    bus_id: Box<str>,
-    minor: i32,
+    /// Memory of a GPU in bytes, if the record names it.
+    bytes: Option<u64>,
+    /// Memory in percent of a GPU.
+    ratio: u32,
+    /// Compute in percent of a GPU.
+    core: u32,
+    /// Amounts of the named resources of a device of another type.
+    resources: NamedAmounts,
+    /// Virtual functions (SR-IOV) of a device of another type.
+    functions: Box<[VirtualFunction]>,
 }
 
 /// The facts about a pod's node that, with the pod itself, decide which devices the pod holds.
@@ -161,7 +147,20 @@ pub struct NodeContext<'a> {
 impl<'a> NodeContext<'a> {
     /// The GPU that a record identifies, if the node is known to have it.
     fn gpu(&self, gpu: &DeviceRef) -> Option<&'a Device> {
-        self.inventory?.gpu(gpu)
+        self.inventory?.find(&DeviceType::Gpu, gpu)
+    }
+
+    /// The problem of a record that names a device which the node does not have; `None` if the node has the device, or if the
+    /// devices of its type are not known.
+    fn absent(&self, kind: &DeviceType, device: &DeviceRef) -> Option<String> {
+        let inventory = self.inventory?;
+        // As long as the node reports no devices of other types, the record cannot be wrong about them.
+        let is_reported = *kind == DeviceType::Gpu || inventory.other_devices.is_some();
+        let is_absent = is_reported && inventory.find(kind, device).is_none();
+        is_absent.then(|| {
+            let device = device_name(kind, device);
+            format!("its record names {device}, which the node does not have")
+        })
     }
 }
 
@@ -433,43 +432,42 @@ impl Bound {
 }
 
 impl Recorded {
-    /// The shares of GPUs in a readable record of devices.
-    fn gpus(&self) -> &[RecordedShare] {
+    /// The parts of devices in a readable record.
+    fn parts(&self) -> &[RecordedPart] {
         match self {
-            Self::Devices { gpus, .. } => gpus,
+            Self::Devices { parts, .. } => parts,
             Self::Missing | Self::Unreadable(_) | Self::Gpushare(_) => &[],
         }
+    }
+
+    /// The parts of GPUs in a readable record.
+    fn gpus(&self) -> &[RecordedPart] {
+        let parts = self.parts();
+        let n_gpus = parts.partition_point(|part| part.kind == DeviceType::Gpu);
+        parts.split_at(n_gpus).0
     }
 
     /// Takes a record in its two forms together: devices by Koordinator's annotation, and GPU and units by those of
     /// gpushare-scheduler-extender.
     fn of(record: &Record) -> Self {
         match (Self::of_allocations(&record.allocations), record.gpushare) {
-            (Self::Missing, Some(gpushare)) => Self::Gpushare(gpushare),
-            (Self::Devices { gpus, .. }, Some(gpushare)) if gpus.is_empty() => Self::Gpushare(gpushare),
-            (Self::Devices { gpus, others, .. }, units) => Self::Devices { gpus, others, units },
+            (recorded @ (Self::Missing | Self::Devices { .. }), Some(gpushare))
+                if recorded.gpus().is_empty() =>
+            {
+                Self::Gpushare(gpushare)
+            }
+            (Self::Devices { parts, .. }, units) => Self::Devices { parts, units },
             (recorded, _) => recorded,
         }
     }
 
     /// The same record, with the units of another record of the pod if this one has none.
     #[must_use]
-    pub fn or_units_of(self, other: &Self) -> Self {
-        match (self, other) {
-            (
-                Self::Devices {
-                    gpus,
-                    others,
-                    units: None,
-                },
-                Self::Devices { units, .. },
-            ) => Self::Devices {
-                gpus,
-                others,
-                units: *units,
-            },
-            (record, _) => record,
+    pub fn or_units_of(mut self, other: &Self) -> Self {
+        if let (Self::Devices { units, .. }, Self::Devices { units: others, .. }) = (&mut self, other) {
+            *units = units.or(*others);
         }
+        self
     }
 
     /// Reads the devices of Koordinator's record.
@@ -482,65 +480,46 @@ impl Recorded {
 
     /// Reads the devices of all types in Koordinator's record; an error is the problem of one device, for people.
     fn devices(allocations: &DeviceAllocations) -> Result<Self, String> {
-        let (mut gpus, mut others) = (Vec::new(), Vec::new());
+        let mut parts = Vec::new();
         for (kind, devices) in allocations {
             for device in devices {
-                if kind == TYPE_GPU {
-                    gpus.push(RecordedShare::read(device)?);
-                } else {
-                    others.push(RecordedDevice::read(kind, device)?);
-                }
+                parts.push(RecordedPart::read(kind.as_str().into(), device)?);
             }
         }
+        // GPUs come before all other types.
+        parts.sort_by(|one, other| one.kind.cmp(&other.kind));
         Ok(Self::Devices {
-            gpus: gpus.into(),
-            others: others.into(),
+            parts: parts.into(),
             units: None,
         })
     }
 }
 
-impl RecordedShare {
-    /// Reads one GPU of a record with the memory, the percentage of memory and the percentage of compute that the record gives the
-    /// pod there.
-    fn read(allocation: &DeviceAllocation) -> Result<Self, String> {
-        let amount = |resource: &str| match allocation.resources.get(resource) {
-            Some(quantity) => amount(resource, *quantity).map(Some),
-            None => Ok(None),
+impl RecordedPart {
+    /// Reads the entry of one device: the shares of a GPU that the engine knows, or all amounts and virtual functions of a device
+    /// of another type.
+    fn read(kind: DeviceType, allocation: &DeviceAllocation) -> Result<Self, String> {
+        let gpu_amount = |resource: &str| match allocation.resources.get(resource) {
+            Some(quantity) if kind == DeviceType::Gpu => amount(resource, *quantity).map(Some),
+            _ => Ok(None),
         };
-        Ok(Self {
-            gpu: device_ref(allocation)?,
-            bytes: amount(GPU_MEMORY)?,
-            ratio: percent(amount(GPU_MEMORY_RATIO)?),
-            core: percent(amount(GPU_CORE)?),
-        })
-    }
-}
-
-impl RecordedDevice {
-    /// Reads one device of another type than GPU, with the amounts and the virtual functions (SR-IOV) that the record gives the pod
-    /// there.
-    fn read(kind: &str, allocation: &DeviceAllocation) -> Result<Self, String> {
-        let mut amounts = NamedAmounts::new();
-        for (resource, quantity) in &allocation.resources {
-            amounts.insert(
-                ResourceName::from(resource.as_str()),
-                amount(resource, *quantity)?,
-            );
-        }
-        let mut functions = Vec::new();
-        for function in allocation.functions() {
-            functions.push(RecordedFunction {
-                bus_id: function.bus_id.into(),
-                minor: function.minor,
-            });
-        }
-        Ok(Self {
-            kind: kind.into(),
+        let mut part = Self {
             device: device_ref(allocation)?,
-            amounts,
-            functions: functions.into(),
-        })
+            bytes: gpu_amount(GPU_MEMORY)?,
+            ratio: percent(gpu_amount(GPU_MEMORY_RATIO)?),
+            core: percent(gpu_amount(GPU_CORE)?),
+            resources: NamedAmounts::new(),
+            functions: Box::default(),
+            kind,
+        };
+        if part.kind != DeviceType::Gpu {
+            for (resource, quantity) in &allocation.resources {
+                let amount = amount(resource, *quantity)?;
+                part.resources.insert(resource.as_str().into(), amount);
+            }
+            part.functions = allocation.functions().into();
+        }
+        Ok(part)
     }
 }
 
@@ -565,6 +544,19 @@ fn device_ref(allocation: &DeviceAllocation) -> Result<DeviceRef, String> {
     match u32::try_from(*minor) {
         Ok(minor) => Ok(DeviceRef::Minor(minor)),
         Err(_) => Err(format!("the allocation record names minor {minor}")),
+    }
+}
+
+/// A device of a record, in words for a problem.
+fn device_name(kind: &DeviceType, device: &DeviceRef) -> String {
+    let noun = match kind {
+        DeviceType::Gpu => kind.to_string(),
+        DeviceType::Other(_) => format!("{kind} device"),
+    };
+    match device {
+        DeviceRef::Id(id) => format!("{noun} {id}"),
+        DeviceRef::Minor(minor) => format!("{noun} minor {minor}"),
+        DeviceRef::Any => format!("an unknown {noun}"),
     }
 }
 

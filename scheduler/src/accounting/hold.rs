@@ -8,7 +8,7 @@ use proto::request::{Dialect, GpuRequest};
 
 use super::kubelet_allocations;
 use super::others::others_held;
-use super::shares::{absent, from_gpushare, from_shares, named_twice, unknown};
+use super::shares::{from_gpushare, from_shares, named_twice, unknown};
 use super::{
     Account, NodeContext, ParsedRequest, PluginReport, PodFacts, Recorded, WHOLE_DEVICE, per_device,
 };
@@ -109,8 +109,8 @@ fn without_devices(record: &Recorded) -> Account {
 /// Shares of the devices in the record, or of any device if the record is not usable.
 fn shared(request: ShareRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
     match record {
-        Recorded::Devices { gpus, units, .. } if !gpus.is_empty() => {
-            from_shares(gpus, *units, &request, context)
+        Recorded::Devices { units, .. } if !record.gpus().is_empty() => {
+            from_shares(record.gpus(), *units, &request, context)
                 .unwrap_or_else(|problem| unknown(request, context, problem))
         }
         Recorded::Gpushare(record) => from_gpushare(*record, &request, context),
@@ -126,19 +126,20 @@ fn shared(request: ShareRequest, record: &Recorded, context: NodeContext<'_>) ->
 /// On a node with our plugin neither kubelet nor the runtime hook gives such a pod a device, and it holds nothing. The runtime hook
 /// of another project may have followed the record, as far as the node has the devices in it.
 fn unrequested(record: &Recorded, context: NodeContext<'_>) -> Account {
-    let Recorded::Devices { gpus, .. } = record else {
+    if !matches!(record, Recorded::Devices { .. }) {
         let mut account = Account::default();
         // Devices of resources that are not known here, such as parts of GPUs.
         account.holdings.is_vendor = !context.given.is_empty();
         return account;
-    };
+    }
+    let gpus = record.gpus();
     if gpus.is_empty() {
         return Account::default();
     }
     let is_followed = context.report == PluginReport::Silent && named_twice(gpus, context).is_none();
     let mut held = Vec::new();
     for share in gpus {
-        if !is_followed || absent(&share.gpu, context).is_some() {
+        if !is_followed || context.absent(&share.kind, &share.device).is_some() {
             continue;
         }
         let memory = match (share.bytes, share.ratio) {
@@ -152,7 +153,7 @@ fn unrequested(record: &Recorded, context: NodeContext<'_>) -> Account {
             // The pod may run on the device, so others see one pod more there; nothing proves the amounts.
             slots: 1,
             trusted: false,
-            ..HeldPart::new(DeviceType::Gpu, share.gpu.clone())
+            ..HeldPart::new(DeviceType::Gpu, share.device.clone())
         });
     }
     Account {
@@ -165,7 +166,7 @@ fn unrequested(record: &Recorded, context: NodeContext<'_>) -> Account {
 /// Whole GPUs by a vendor's resource: the GPUs that the record names. Without a usable record they are those of [`whole_unknown`].
 fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
     let (gpus, units) = match record {
-        Recorded::Devices { gpus, units, .. } if !gpus.is_empty() => (gpus, *units),
+        Recorded::Devices { units, .. } if !record.gpus().is_empty() => (record.gpus(), *units),
         Recorded::Unreadable(problem) => {
             return whole_unknown(request.devices, Some(problem.to_string()), context);
         }
@@ -254,7 +255,10 @@ fn all_devices_doubt(record: &Recorded, context: NodeContext<'_>) -> Option<Stri
             "annotation {ALL_DEVICES} does not count on a node whose GPUs are not known"
         ));
     };
-    let named = record.gpus().iter().filter_map(|share| context.gpu(&share.gpu));
+    let named = record
+        .gpus()
+        .iter()
+        .filter_map(|share| context.gpu(&share.device));
     let unnamed = inventory
         .gpus
         .iter()
@@ -271,13 +275,13 @@ fn all(slots: u32, record: &Recorded, context: NodeContext<'_>) -> Account {
     let mut problem = None;
     let mut parts: Vec<HeldPart> = Vec::with_capacity(record.gpus().len());
     for share in record.gpus() {
-        let absent = absent(&share.gpu, context);
-        if absent.is_none() && parts.iter().all(|held| held.device != share.gpu) {
+        let absent = context.absent(&share.kind, &share.device);
+        if absent.is_none() && parts.iter().all(|held| held.device != share.device) {
             parts.push(HeldPart {
                 memory: HeldMemory::Exact(Memory::from_bytes(share.bytes.unwrap_or(0))),
                 core: share.core,
                 slots: if parts.is_empty() { slots } else { 0 },
-                ..HeldPart::new(DeviceType::Gpu, share.gpu.clone())
+                ..HeldPart::new(DeviceType::Gpu, share.device.clone())
             });
         }
         problem = problem.or(absent);

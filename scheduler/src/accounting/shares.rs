@@ -6,7 +6,7 @@ use placement::{
 };
 use proto::record::GpushareRecord;
 
-use super::{Account, NodeContext, PluginReport, RecordedShare};
+use super::{Account, NodeContext, PluginReport, RecordedPart, device_name};
 
 /// The shares of a pod whose devices are not known.
 pub(super) fn unknown(request: ShareRequest, context: NodeContext<'_>, problem: String) -> Account {
@@ -28,7 +28,7 @@ pub(super) fn unknown(request: ShareRequest, context: NodeContext<'_>, problem: 
 /// # Errors
 /// The reason for which the record cannot be followed, so that the devices count as unknown.
 pub(super) fn from_shares(
-    shares: &[RecordedShare],
+    shares: &[RecordedPart],
     units: Option<GpushareRecord>,
     request: &ShareRequest,
     context: NodeContext<'_>,
@@ -40,11 +40,17 @@ pub(super) fn from_shares(
             request.devices
         ));
     }
-    if let Some(problem) = shares.iter().find_map(|share| absent(&share.gpu, context)) {
+    if let Some(problem) = shares
+        .iter()
+        .find_map(|share| context.absent(&share.kind, &share.device))
+    {
         return Err(problem);
     }
     if let Some(share) = named_twice(shares, context) {
-        return Err(format!("its record names {} twice", name(&share.gpu)));
+        return Err(format!(
+            "its record names {} twice",
+            device_name(&share.kind, &share.device)
+        ));
     }
     let mut problem = (n_shares > request.devices).then(|| {
         format!(
@@ -71,7 +77,7 @@ pub(super) fn from_shares(
             core: request.core,
             slots: request.slots,
             trusted,
-            ..HeldPart::new(DeviceType::Gpu, share.gpu.clone())
+            ..HeldPart::new(DeviceType::Gpu, share.device.clone())
         });
     }
     Ok(Account {
@@ -83,12 +89,12 @@ pub(super) fn from_shares(
 
 /// The first share of a device that an earlier share names too.
 pub(super) fn named_twice<'a>(
-    shares: &'a [RecordedShare],
+    shares: &'a [RecordedPart],
     context: NodeContext<'_>,
-) -> Option<&'a RecordedShare> {
+) -> Option<&'a RecordedPart> {
     for (at, share) in shares.iter().enumerate() {
         let mut earlier = shares.iter().take(at);
-        if earlier.any(|other| is_same(&other.gpu, &share.gpu, context)) {
+        if earlier.any(|other| is_same(&other.device, &share.device, context)) {
             return Some(share);
         }
     }
@@ -106,12 +112,12 @@ struct Bounded {
 
 /// The memory of a share: that of the spec, unless a unit had another size when the pod was placed.
 fn bounded(
-    share: &RecordedShare,
+    share: &RecordedPart,
     units: Option<GpushareRecord>,
     request: &ShareRequest,
     context: NodeContext<'_>,
 ) -> Bounded {
-    let gpu = name(&share.gpu);
+    let gpu = device_name(&share.kind, &share.device);
     let core_is_more = share.core > request.core;
     let (recorded, requested) = (share.core, request.core);
     let core_doubt = core_is_more
@@ -149,7 +155,7 @@ fn bounded(
     };
     let is_of_other_unit = units.is_some_and(|units| {
         let is_all = request.memory == RequestedMemory::Units(units.pod_units);
-        is_all && units_of_device(&share.gpu, units, context).is_some()
+        is_all && units_of_device(&share.device, units, context).is_some()
     });
     // Other writers round a share down, which loses less than a byte per device.
     let differs = record.abs_diff(spec) > u64::from(request.devices);
@@ -174,7 +180,7 @@ pub(super) fn from_gpushare(
     context: NodeContext<'_>,
 ) -> Account {
     let gpu = DeviceRef::Minor(record.idx);
-    if let Some(problem) = absent(&gpu, context) {
+    if let Some(problem) = context.absent(&DeviceType::Gpu, &gpu) {
         return unknown(*request, context, problem);
     }
     let RequestedMemory::Units(units) = request.memory else {
@@ -230,20 +236,5 @@ fn is_same(one: &DeviceRef, other: &DeviceRef, context: NodeContext<'_>) -> bool
     match context.gpu(one) {
         Some(gpu) => context.gpu(other) == Some(gpu),
         None => one == other,
-    }
-}
-
-/// The problem of a record that names a GPU which the node does not have; `None` if the node has the GPU, or is not known.
-pub(super) fn absent(gpu: &DeviceRef, context: NodeContext<'_>) -> Option<String> {
-    let is_absent = context.inventory.is_some() && context.gpu(gpu).is_none();
-    is_absent.then(|| format!("its record names {}, which the node does not have", name(gpu)))
-}
-
-/// A GPU of a record, in words for a problem.
-fn name(gpu: &DeviceRef) -> String {
-    match gpu {
-        DeviceRef::Id(uuid) => format!("GPU {uuid}"),
-        DeviceRef::Minor(minor) => format!("GPU minor {minor}"),
-        DeviceRef::Any => "an unknown GPU".to_owned(),
     }
 }

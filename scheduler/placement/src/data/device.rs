@@ -76,13 +76,6 @@ pub struct DevicesOfType {
     pub devices: Vec<Device>,
 }
 
-impl DevicesOfType {
-    /// The device that a record identifies, if it exists.
-    pub fn find(&self, device: &DeviceRef) -> Option<&Device> {
-        self.devices.iter().find(|candidate| device.identifies(candidate))
-    }
-}
-
 /// The largest amount of a resource that any one device has.
 pub(crate) fn largest_amount(devices: &[Device], resource: &ResourceName) -> Option<u64> {
     devices

@@ -174,9 +174,10 @@ impl Inventory {
         Some((type_at, at, device))
     }
 
-    /// The GPU that a record identifies.
-    pub fn gpu(&self, gpu: &DeviceRef) -> Option<&Device> {
-        self.gpus.iter().find(|candidate| gpu.identifies(candidate))
+    /// The device of a type that a record identifies, if it exists.
+    pub fn find(&self, kind: &DeviceType, device: &DeviceRef) -> Option<&Device> {
+        let mut devices = self.devices(self.type_index(kind)?).iter();
+        devices.find(|candidate| device.identifies(candidate))
     }
 
     /// Indices of the GPUs with these minors, each once; minors that no GPU has are left out.
