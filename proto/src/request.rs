@@ -197,7 +197,8 @@ impl PodRequest {
     pub fn read(pod: &Pod, names: &ResourceNames) -> Result<Option<Self>, RequestError> {
         let sees_all = sees_all_devices(pod)?;
         amounts::refuse_mixed_dialects(&pod.spec, names)?;
-        let request = amounts::GpuAmounts::of_pod(&pod.spec, names, sees_all)?.request(names, sees_all)?;
+        let request =
+            amounts::RequestedAmounts::of_pod(&pod.spec, names, sees_all)?.request(names, sees_all)?;
         // A pod that requests nothing is not the scheduler's, and costs it no memory.
         Ok(Some(request).filter(|request| *request != Self::default()))
     }

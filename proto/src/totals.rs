@@ -25,9 +25,9 @@ pub(crate) trait Amounts: Default {
 ///
 /// # Errors
 /// The first error of `amounts_of`.
-pub(crate) fn peak<T: Amounts, E>(
-    spec: &PodSpec,
-    amounts_of: impl Fn(&Container) -> Result<T, E>,
+pub(crate) fn peak<'a, T: Amounts, E>(
+    spec: &'a PodSpec,
+    amounts_of: impl Fn(&'a Container) -> Result<T, E>,
 ) -> Result<T, E> {
     let (mut running, mut sidecars, mut init_peak) = (T::default(), T::default(), T::default());
     for container in &spec.init_containers {
@@ -119,52 +119,47 @@ fn effective_request<'a>(resources: &'a ResourceRequirements, resource: &str) ->
     requests.get(resource).or_else(|| limits.get(resource))
 }
 
-/// Requests of every resource except CPU and memory, by name; fractions of a unit are rounded up.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NamedRequests(pub BTreeMap<String, u64>);
-
-impl NamedRequests {
-    /// The requests of a pod.
-    pub fn of_pod(pod: &Pod) -> Self {
-        let Ok(requests) = peak(&pod.spec, |container| {
-            Ok::<_, Infallible>(Self::of_container(&container.resources))
-        });
-        requests.plus(&Self::of_amounts(&pod.spec.overhead))
-    }
-
-    /// The requests of one container, with limits in place of requests that are absent.
-    fn of_container(resources: &ResourceRequirements) -> Self {
-        // The API server makes a limit without a request a request.
-        let mut requests = Self::of_amounts(&resources.limits);
-        // A request wins over the limit of the same resource.
-        requests.0.extend(Self::of_amounts(&resources.requests).0);
-        requests
-    }
-
-    fn of_amounts(amounts: &BTreeMap<String, QuantityText>) -> Self {
-        let named = amounts.iter().filter(|(name, _)| *name != CPU && *name != MEMORY);
-        Self(named.map(|(name, text)| (name.clone(), text.units())).collect())
-    }
-
-    /// The amounts of both, combined resource by resource; a resource that one side lacks counts as 0 there.
-    fn combine(&self, other: &Self, combine: fn(u64, u64) -> u64) -> Self {
-        let mut combined = self.0.clone();
-        for (name, amount) in &other.0 {
-            let entry = combined.entry(name.clone()).or_default();
-            *entry = combine(*entry, *amount);
-        }
-        Self(combined)
-    }
-}
-
-impl Amounts for NamedRequests {
+/// Amounts by resource name; a resource that one side lacks counts as 0 there.
+impl<K: Clone + Ord> Amounts for BTreeMap<K, u64> {
     fn plus(&self, other: &Self) -> Self {
-        self.combine(other, u64::saturating_add)
+        combine(self, other, u64::saturating_add)
     }
 
     fn max(&self, other: &Self) -> Self {
-        self.combine(other, u64::max)
+        combine(self, other, u64::max)
     }
+}
+
+/// The amounts of both, combined resource by resource.
+fn combine<K: Clone + Ord>(
+    one: &BTreeMap<K, u64>,
+    other: &BTreeMap<K, u64>,
+    combine: fn(u64, u64) -> u64,
+) -> BTreeMap<K, u64> {
+    let mut combined = one.clone();
+    for (name, amount) in other {
+        let entry = combined.entry(name.clone()).or_default();
+        *entry = combine(*entry, *amount);
+    }
+    combined
+}
+
+/// The requests of a pod for every resource except CPU and memory, by name; fractions of a unit are rounded up.
+pub fn named_requests(pod: &Pod) -> BTreeMap<String, u64> {
+    let Ok(requests) = peak(&pod.spec, |container| {
+        let ResourceRequirements { limits, requests } = &container.resources;
+        // The API server makes a limit without a request a request.
+        let mut named = named_amounts(limits);
+        // A request wins over the limit of the same resource.
+        named.extend(named_amounts(requests));
+        Ok::<_, Infallible>(named)
+    });
+    requests.plus(&named_amounts(&pod.spec.overhead))
+}
+
+fn named_amounts(amounts: &BTreeMap<String, QuantityText>) -> BTreeMap<String, u64> {
+    let named = amounts.iter().filter(|(name, _)| *name != CPU && *name != MEMORY);
+    named.map(|(name, text)| (name.clone(), text.units())).collect()
 }
 
 #[cfg(test)]
@@ -172,7 +167,7 @@ mod tests {
     use rstest::rstest;
     use serde_json::{Value, json};
 
-    use super::{HostResources, NamedRequests};
+    use super::{HostResources, named_requests};
     use crate::pod::Pod;
 
     fn asks(cpu: &str, memory: &str) -> Value {
@@ -233,6 +228,6 @@ mod tests {
         }}))
         .unwrap();
         let expected = [("a/b".to_owned(), 5), ("ephemeral-storage".to_owned(), 1026)];
-        assert_eq!(NamedRequests::of_pod(&pod).0, expected.into());
+        assert_eq!(named_requests(&pod), expected.into());
     }
 }

@@ -10,173 +10,80 @@ use crate::resource::{
     FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, RDMA, ResourceNames,
     VENDOR_GPUS, WHOLE_PERCENT, is_extended, is_gpu_resource,
 };
-use crate::totals::{self, Amounts};
+use crate::totals;
 
 /// Names of GPU amounts that the plugin patches into node status: kubelet calls no plugin for them.
 const PATCHED_AMOUNTS: [&str; 4] = [GPU, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE];
 
-/// The amounts that one container requests, or a pod; 0 for a resource that is not requested.
-#[derive(Clone, Debug, Default)]
-pub(super) struct GpuAmounts {
-    units: u64,
-    shared: u64,
-    bytes: u64,
-    ratio: u64,
-    core: u64,
-    /// Percent of both core and memory (`koordinator.sh/gpu`); not in `ratio` and `core`.
-    both: u64,
-    whole: u64,
-    /// The resource name of `whole`; `None` if `whole` is 0.
-    vendor: Option<&'static str>,
-    others: BTreeMap<String, u64>,
-}
+/// The amounts that a pod requests, by resource name; a resource that is not requested is absent.
+pub(super) struct RequestedAmounts<'a>(BTreeMap<&'a str, u64>);
 
-impl Amounts for GpuAmounts {
-    fn plus(&self, other: &Self) -> Self {
-        self.combine(other, u64::saturating_add)
-    }
-
-    fn max(&self, other: &Self) -> Self {
-        self.combine(other, u64::max)
-    }
-}
-
-impl GpuAmounts {
+impl<'a> RequestedAmounts<'a> {
     /// Reads the amounts of a pod: the sum over its containers, as kube-scheduler builds it.
     pub(super) fn of_pod(
-        spec: &PodSpec,
-        names: &ResourceNames,
+        spec: &'a PodSpec,
+        names: &'a ResourceNames,
         sees_all: bool,
     ) -> Result<Self, RequestError> {
-        totals::peak(spec, |container| Self::of_container(container, names, sees_all))
+        totals::peak(spec, |container| amounts_of(container, names, sees_all)).map(Self)
     }
 
-    /// Reads one container and applies the rules that hold per container.
-    fn of_container(
-        container: &Container,
-        names: &ResourceNames,
-        sees_all: bool,
-    ) -> Result<Self, RequestError> {
-        let read = |resource| amount(container, resource);
-        let (both, bytes, ratio, core) = (
-            read(GPU)?,
-            read(GPU_MEMORY)?,
-            read(GPU_MEMORY_RATIO)?,
-            read(GPU_CORE)?,
-        );
-        let (shared, units) = (read(GPU_SHARED)?, read(&names.memory)?);
-        let rule = |rule: String| container_rule(container, rule);
-        // `gpu` is short for core and ratio ("Enhance the GPU Share API"), so another amount beside it would count twice.
-        if let (Some(both), Some(_)) = (both, bytes.or(ratio).or(core)) {
-            return Err(rule(format!(
-                "{GPU} ({both}) already says {GPU_CORE} and {GPU_MEMORY_RATIO}; do not ask for it together with them or {GPU_MEMORY}"
-            )));
-        }
-        // Rule 2 of the proposal's validating webhook: of two limits on the memory of one GPU its size would decide which holds.
-        if let (Some(bytes), Some(ratio)) = (bytes, ratio) {
-            return Err(rule(format!(
-                "{GPU_MEMORY} ({bytes}) and {GPU_MEMORY_RATIO} ({ratio}) exclude each other; ask for one of them"
-            )));
-        }
-        // Rule 3 of the same webhook: a share without memory would count as nothing, and any number of such pods would fit.
-        let has_memory = [units, bytes, ratio, both].iter().any(Option::is_some);
-        if let (Some(core), false) = (core, has_memory) {
-            return Err(rule(format!(
-                "{GPU_CORE} ({core}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it"
-            )));
-        }
-        if let (Some(shared), false, false) = (shared, has_memory, sees_all) {
-            return Err(rule(format!(
-                "{GPU_SHARED} ({shared}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it"
-            )));
-        }
-        // At most one: `refuse_mixed_dialects` has refused a pod with several vendors' names.
-        let vendor = VENDOR_GPUS.into_iter().find(|name| container.asks_for(name));
-        let whole = vendor.map(read).transpose()?.flatten().unwrap_or(0);
-        let or_zero = Option::unwrap_or_default;
-        let [units, shared, bytes, ratio, core, both] =
-            [units, shared, bytes, ratio, core, both].map(or_zero);
-        Ok(Self {
-            units,
-            shared,
-            bytes,
-            ratio,
-            core,
-            both,
-            whole,
-            vendor,
-            others: others(container, names)?,
-        })
-    }
-
-    /// The amounts of both, combined resource by resource.
-    fn combine(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
-        let mut others = self.others.clone();
-        for (resource, amount) in &other.others {
-            let own = others.entry(resource.clone()).or_default();
-            *own = combine(*own, *amount);
-        }
-        Self {
-            units: combine(self.units, other.units),
-            shared: combine(self.shared, other.shared),
-            bytes: combine(self.bytes, other.bytes),
-            ratio: combine(self.ratio, other.ratio),
-            core: combine(self.core, other.core),
-            both: combine(self.both, other.both),
-            whole: combine(self.whole, other.whole),
-            vendor: self.vendor.or(other.vendor),
-            others,
-        }
+    /// The amount of a resource; 0 if it is not requested.
+    fn of(&self, resource: &str) -> u64 {
+        self.0.get(resource).copied().unwrap_or(0)
     }
 
     /// The request of the pod with these amounts.
     pub(super) fn request(self, names: &ResourceNames, sees_all: bool) -> Result<PodRequest, RequestError> {
         for name in [RDMA, FPGA] {
-            let amount = self.others.get(name).copied().unwrap_or(0);
-            refuse_uneven_percent(name, amount)?;
+            refuse_uneven_percent(name, self.of(name))?;
         }
         let gpus = if sees_all {
             self.all_gpus(names)?
         } else {
-            self.gpus()?
+            self.gpus(names)?
         };
-        Ok(PodRequest {
-            gpus,
-            others: self.others.into_iter().collect(),
-        })
+        let mut others = Vec::new();
+        for (name, amount) in self.0 {
+            if !is_gpu_resource(name, names) {
+                others.push((name.to_owned(), amount));
+            }
+        }
+        Ok(PodRequest { gpus, others })
     }
 
     /// The request of a pod with the annotation [`ALL_DEVICES`].
     fn all_gpus(&self, names: &ResourceNames) -> Result<Option<GpuRequest>, RequestError> {
-        let amounts = [
-            (names.memory.as_str(), self.units),
-            (GPU_MEMORY, self.bytes),
-            (GPU_MEMORY_RATIO, self.ratio),
-            (GPU_CORE, self.core),
-            (GPU, self.both),
-            (self.vendor.unwrap_or_default(), self.whole),
-        ];
-        if let Some((name, amount)) = amounts.iter().find(|(_, amount)| *amount > 0) {
+        let amounts = [&names.memory, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU];
+        if let Some(name) = amounts
+            .into_iter()
+            .chain(VENDOR_GPUS)
+            .find(|name| self.of(name) > 0)
+        {
             return Err(pod_rule(format!(
-                "annotation {ALL_DEVICES} excludes amounts, but the pod asks for {name} ({amount})"
+                "annotation {ALL_DEVICES} excludes amounts, but the pod asks for {name} ({})",
+                self.of(name)
             )));
         }
-        let devices = devices(GPU_SHARED, self.shared)?;
+        let shared = self.of(GPU_SHARED);
+        let devices = devices(GPU_SHARED, shared)?;
         let request = GpuRequest {
             dialect: Dialect::AllDevices,
             devices,
             memory: Memory::Bytes(0),
             core: 0,
         };
-        Ok((self.shared > 0).then_some(request))
+        Ok((shared > 0).then_some(request))
     }
 
     /// The request of a pod for amounts of GPUs; `None` if the pod requests none.
-    fn gpus(&self) -> Result<Option<GpuRequest>, RequestError> {
+    fn gpus(&self, names: &ResourceNames) -> Result<Option<GpuRequest>, RequestError> {
+        // At most one: `refuse_mixed_dialects` has refused a pod with several vendors' names.
+        let vendor = VENDOR_GPUS.into_iter().find(|name| self.of(name) > 0);
         // A vendor's GPU is 100 percent of both ("Fine-grained device scheduling", compatibility with `nvidia.com/gpu`).
-        if let Some(name) = self.vendor.filter(|_| self.whole > 0) {
-            let devices = devices(name, self.whole)?;
-            let percent = self.whole * WHOLE_PERCENT;
+        if let Some(name) = vendor {
+            let devices = devices(name, self.of(name))?;
+            let percent = self.of(name) * WHOLE_PERCENT;
             return Ok(Some(GpuRequest {
                 dialect: Dialect::Vendor,
                 devices,
@@ -185,19 +92,19 @@ impl GpuAmounts {
             }));
         }
         // The gpushare dialect has no number of devices: all units come from one.
-        if self.units > 0 {
+        let units = self.of(&names.memory);
+        if units > 0 {
             return Ok(Some(GpuRequest {
                 dialect: Dialect::Gpushare,
                 devices: 1,
-                memory: Memory::Units(self.units),
+                memory: Memory::Units(units),
                 core: 0,
             }));
         }
-        let (ratio, core) = (
-            self.ratio.saturating_add(self.both),
-            self.core.saturating_add(self.both),
-        );
-        let memory = match (self.bytes, ratio) {
+        let both = self.of(GPU);
+        let ratio = self.of(GPU_MEMORY_RATIO).saturating_add(both);
+        let core = self.of(GPU_CORE).saturating_add(both);
+        let memory = match (self.of(GPU_MEMORY), ratio) {
             (0, 0) => return Ok(None),
             (bytes, 0) => Memory::Bytes(bytes),
             (0, ratio) => Memory::Ratio(ratio),
@@ -208,8 +115,8 @@ impl GpuAmounts {
             }
         };
         // Only bound pods lack `gpu.shared`; `refuse_unserved` refuses new ones.
-        let devices = match self.shared {
-            0 => self.devices_of_percent(ratio, core)?,
+        let devices = match self.of(GPU_SHARED) {
+            0 => devices_of_percent(both, ratio, core)?,
             shared => devices_of_shares(shared, ratio, core)?,
         };
         Ok(Some(GpuRequest {
@@ -219,25 +126,25 @@ impl GpuAmounts {
             core,
         }))
     }
+}
 
-    /// The number of GPUs that the percentages of a pod without `gpu.shared` stand for.
-    fn devices_of_percent(&self, ratio: u64, core: u64) -> Result<u32, RequestError> {
-        for (name, percent) in [(GPU, self.both), (GPU_MEMORY_RATIO, ratio), (GPU_CORE, core)] {
-            refuse_uneven_percent(name, percent)?;
-        }
-        // The ratio decides, as in Koordinator. Without one it is the core, of which Koordinator would put 200 % on one GPU and
-        // fail.
-        let (name, percent) = match (self.both, ratio) {
-            (0, 0) => (GPU_CORE, core),
-            (0, ratio) => (GPU_MEMORY_RATIO, ratio),
-            (_, ratio) => (GPU, ratio),
-        };
-        let most = MAX_DEVICES * WHOLE_PERCENT;
-        let n = u32::try_from((percent / WHOLE_PERCENT).max(1))
-            .ok()
-            .filter(|_| percent <= most);
-        n.ok_or_else(|| pod_rule(format!("{name} ({percent}) is more than {MAX_DEVICES} devices")))
+/// The number of GPUs that the percentages of a pod without `gpu.shared` stand for.
+fn devices_of_percent(both: u64, ratio: u64, core: u64) -> Result<u32, RequestError> {
+    for (name, percent) in [(GPU, both), (GPU_MEMORY_RATIO, ratio), (GPU_CORE, core)] {
+        refuse_uneven_percent(name, percent)?;
     }
+    // The ratio decides, as in Koordinator. Without one it is the core, of which Koordinator would put 200 % on one GPU and
+    // fail.
+    let (name, percent) = match (both, ratio) {
+        (0, 0) => (GPU_CORE, core),
+        (0, ratio) => (GPU_MEMORY_RATIO, ratio),
+        (_, ratio) => (GPU, ratio),
+    };
+    let most = MAX_DEVICES * WHOLE_PERCENT;
+    let n = u32::try_from((percent / WHOLE_PERCENT).max(1))
+        .ok()
+        .filter(|_| percent <= most);
+    n.ok_or_else(|| pod_rule(format!("{name} ({percent}) is more than {MAX_DEVICES} devices")))
 }
 
 /// The number of devices as 32 bits.
@@ -278,21 +185,85 @@ fn refuse_uneven_percent(name: &str, percent: u64) -> Result<(), RequestError> {
     )))
 }
 
-/// The amounts of extended resources that are not of GPUs, by name.
-fn others(container: &Container, names: &ResourceNames) -> Result<BTreeMap<String, u64>, RequestError> {
+/// The amounts that a container requests, by resource name.
+///
+/// # Errors
+/// The first amount that cannot be read, or rule that the container breaks; the amounts of GPUs come first.
+fn amounts_of<'a>(
+    container: &'a Container,
+    names: &'a ResourceNames,
+    sees_all: bool,
+) -> Result<BTreeMap<&'a str, u64>, RequestError> {
+    let mut amounts = BTreeMap::new();
+    for name in gpu_amounts(names).into_iter().chain(VENDOR_GPUS) {
+        if let Some(amount) = amount(container, name)? {
+            amounts.insert(name, amount);
+        }
+    }
+    refuse_mixed_amounts(
+        container,
+        gpu_amounts(names).map(|name| amounts.get(name)),
+        sees_all,
+    )?;
     let resources = &container.resources;
     let keys = resources.limits.keys().chain(resources.requests.keys());
-    let mut others = BTreeMap::new();
     for name in keys.filter(|name| is_extended(name) && !is_gpu_resource(name, names)) {
         let is_known = name == RDMA || name == FPGA;
         // Other names may belong to other projects, whose quantities need not be whole numbers.
         match amount(container, name) {
-            Ok(Some(amount)) => drop(others.insert(name.clone(), amount)),
+            Ok(Some(amount)) => drop(amounts.insert(name, amount)),
             Err(error) if is_known => return Err(error),
             Ok(None) | Err(_) => {}
         }
     }
-    Ok(others)
+    Ok(amounts)
+}
+
+/// The names of amounts of shared GPUs, in the order in which they are read.
+fn gpu_amounts(names: &ResourceNames) -> [&str; 6] {
+    [
+        GPU,
+        GPU_MEMORY,
+        GPU_MEMORY_RATIO,
+        GPU_CORE,
+        GPU_SHARED,
+        &names.memory,
+    ]
+}
+
+/// Refuses a container whose amounts of shared GPUs, in the order of [`gpu_amounts`], do not go together.
+fn refuse_mixed_amounts(
+    container: &Container,
+    [both, bytes, ratio, core, shared, units]: [Option<&u64>; 6],
+    sees_all: bool,
+) -> Result<(), RequestError> {
+    let rule = |rule: String| Err(container_rule(container, rule));
+    // `gpu` is short for core and ratio ("Enhance the GPU Share API"), so another amount beside it would count twice.
+    if let (Some(both), Some(_)) = (both, bytes.or(ratio).or(core)) {
+        return rule(format!(
+            "{GPU} ({both}) already says {GPU_CORE} and {GPU_MEMORY_RATIO}; do not ask for it together with them or {GPU_MEMORY}"
+        ));
+    }
+    // Rule 2 of the proposal's validating webhook: of two limits on the memory of one GPU its size would decide which holds.
+    if let (Some(bytes), Some(ratio)) = (bytes, ratio) {
+        return rule(format!(
+            "{GPU_MEMORY} ({bytes}) and {GPU_MEMORY_RATIO} ({ratio}) exclude each other; ask for one of them"
+        ));
+    }
+    // Rule 3 of the same webhook: a share without memory would count as nothing, and any number of such pods would fit.
+    let has_memory = [units, bytes, ratio, both].iter().any(Option::is_some);
+    let lacks_memory = [
+        (GPU_CORE, core, has_memory),
+        (GPU_SHARED, shared, has_memory || sees_all),
+    ];
+    for (name, amount, is_complete) in lacks_memory {
+        if let (Some(amount), false) = (amount, is_complete) {
+            return rule(format!(
+                "{name} ({amount}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The amount of a resource that a container requests; `None` if the container does not name the resource, or requests 0.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 use placement::OwnerId;
 use proto::pod::Pod;
-use proto::totals::NamedRequests;
+use proto::totals::named_requests;
 use rustc_hash::FxHashMap;
 
 /// The fields by which kube-scheduler chooses victims, of a pod that asks for device resources.
@@ -18,7 +18,7 @@ pub(super) struct Eviction {
     pub(super) repels: bool,
     pub(super) labels: BTreeMap<String, String>,
     /// All that it requests of a node except CPU and memory.
-    pub(super) requests: NamedRequests,
+    pub(super) requests: BTreeMap<String, u64>,
     /// The node that kube-scheduler keeps for it.
     pub(super) nominated: Option<Box<str>>,
 }
@@ -61,14 +61,14 @@ impl Eviction {
             is_leaving: pod.is_deleting(),
             repels: pod.spec.affinity.pod_anti_affinity.is_required,
             labels: pod.metadata.labels.clone().unwrap_or_default(),
-            requests: NamedRequests::of_pod(pod),
+            requests: named_requests(pod),
             nominated: pod.nominated_node().map(Into::into),
         }
     }
 
     /// The amount that the pod requests of a resource other than CPU and memory.
     pub(super) fn requested(&self, resource: &str) -> u64 {
-        self.requests.0.get(resource).copied().unwrap_or(0)
+        self.requests.get(resource).copied().unwrap_or(0)
     }
 
     /// Returns true if kubelet has taken the pod on.

@@ -10,7 +10,7 @@ use placement::{Evictable, HostAmounts, NodeView, OwnerId, Preemption, Victims};
 use proto::extender::{MetaPod, MetaVictims};
 use proto::pod::Pod;
 use proto::resource::is_gpu_resource;
-use proto::totals::NamedRequests;
+use proto::totals::named_requests;
 
 use super::Index;
 use super::budgets::Budget;
@@ -58,7 +58,7 @@ impl<'a> Preemptor<'a> {
             demand,
             depends_on_other_pods,
             promised,
-            named: NamedRequests::of_pod(pod).0.into_iter().collect(),
+            named: named_requests(pod).into_iter().collect(),
         }
     }
 
@@ -99,10 +99,10 @@ impl<'a> Preemptor<'a> {
 
     /// The amounts that the eviction of a pod with these requests frees, in the order of kube-scheduler's sums: CPU, memory, the
     /// number of pods, and each named resource of the preemptor.
-    fn sums_freed(&self, host: HostAmounts, requests: Option<&NamedRequests>) -> Vec<u64> {
+    fn sums_freed(&self, host: HostAmounts, requests: Option<&BTreeMap<String, u64>>) -> Vec<u64> {
         let mut freed = vec![host.cpu_milli, host.memory, 1];
         for (name, _) in &self.named {
-            let amount = requests.and_then(|requests| requests.0.get(name));
+            let amount = requests.and_then(|requests| requests.get(name));
             freed.push(amount.copied().unwrap_or(0));
         }
         freed
