@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use placement::{
     Device, DeviceAttributes, DeviceLocation, DeviceType, DevicesOfType, Function, FunctionGroup, FunctionId,
-    Inventory, Labels, LimitLevel, LinkGroup, ResourceName, SwitchId,
+    Inventory, Labels, LimitLevel, ResourceName, SwitchId,
 };
 use proto::device::{
     DeviceInfo, DeviceTopology, ENFORCED_BY_DRIVER, ENFORCEMENT, GPU_MODEL_LABEL, GPU_VENDOR_LABEL,
@@ -56,11 +56,9 @@ pub struct NodeReport {
 /// The devices that a Device object reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceReport {
-    gpus: Vec<Device>,
-    classes: Vec<DevicesOfType>,
-    serves_vendor: bool,
+    /// The devices and the links between them; the Node object adds the memory unit and partitions.
+    inventory: Inventory,
     table: ReportedTable,
-    links: Vec<LinkGroup>,
     problems: Vec<String>,
 }
 
@@ -69,7 +67,8 @@ pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames)
     match device {
         // The author of the object has seen the devices; the capacity has sums alone.
         Some(device) => {
-            (!device.is_empty() || !device.problems.is_empty()).then(|| device.with_node(node, names))
+            let has_content = device.inventory.has_devices() || !device.problems.is_empty();
+            has_content.then(|| device.with_node(node, names))
         }
         // A plugin that states GPU memory in bytes writes a Device object too. Until the watch shows it, dividing the capacity
         // evenly among the GPUs would be a guess.
@@ -113,8 +112,10 @@ impl DeviceReport {
     /// Reads a Device object.
     pub fn of(metadata: &ObjectMeta, spec: &Value) -> Self {
         let mut report = Self::default();
+        let inventory = &mut report.inventory;
+        inventory.other_devices = Some(Vec::new());
         for map in [&metadata.labels, &metadata.annotations].into_iter().flatten() {
-            report.serves_vendor |= map.get(SERVES_VENDOR_LABEL).is_some_and(|value| value == "true");
+            inventory.serves_vendor |= map.get(SERVES_VENDOR_LABEL).is_some_and(|value| value == "true");
         }
         let entries = match spec.get("devices") {
             None | Some(Value::Null) => &[],
@@ -132,7 +133,7 @@ impl DeviceReport {
             }
         }
         report.table = ReportedTable::read(metadata, &mut report.problems);
-        report.links = partitions::links(metadata, &mut report.problems);
+        report.inventory.links = partitions::links(metadata, &mut report.problems);
         report
     }
 
@@ -144,14 +145,15 @@ impl DeviceReport {
         } else {
             DeviceType::from(info.device_type.as_str())
         };
+        let device = device(&kind, &info)?;
         if kind == DeviceType::Gpu {
-            self.gpus.push(gpu(&info)?);
+            self.inventory.gpus.push(device);
             return Ok(());
         }
-        let device = device_of_other_type(&info)?;
-        match self.classes.iter_mut().find(|class| class.kind == kind) {
-            Some(class) => class.devices.push(device),
-            None => self.classes.push(DevicesOfType {
+        let others = self.inventory.other_devices.get_or_insert_default();
+        match others.iter_mut().find(|of_type| of_type.kind == kind) {
+            Some(of_type) => of_type.devices.push(device),
+            None => others.push(DevicesOfType {
                 kind,
                 devices: vec![device],
             }),
@@ -160,12 +162,8 @@ impl DeviceReport {
     }
 
     /// Devices of other types than GPU.
-    pub fn classes(&self) -> &[DevicesOfType] {
-        &self.classes
-    }
-
-    fn is_empty(&self) -> bool {
-        self.gpus.is_empty() && self.classes.is_empty()
+    pub fn other_devices(&self) -> &[DevicesOfType] {
+        self.inventory.other_devices.as_deref().unwrap_or_default()
     }
 
     /// The devices of a node with this Device object. The Node object adds the memory unit and labels.
@@ -176,12 +174,9 @@ impl DeviceReport {
             None
         });
         let inventory = Inventory {
-            gpus: self.gpus.clone(),
             unit_bytes: unit.map(MemoryUnit::bytes),
-            serves_vendor: self.serves_vendor,
-            other_devices: Some(self.classes.clone()),
-            partitions: self.table.table(node, &self.gpus),
-            links: self.links.clone(),
+            partitions: self.table.table(node, &self.inventory.gpus),
+            ..self.inventory.clone()
         };
         NodeReport {
             inventory,
@@ -191,18 +186,36 @@ impl DeviceReport {
     }
 }
 
-/// Reads a GPU of a Device object.
-fn gpu(info: &DeviceInfo) -> Result<Device, String> {
-    let mut gpu = device(info)?;
-    gpu.sharing = info
-        .labels
-        .get(SHARING_LABEL)
-        .is_none_or(|sharing| sharing != "disabled");
-    let memory = amount(info, GPU_MEMORY)?;
-    gpu.memory_bytes = memory.ok_or_else(|| format!("resources has no {GPU_MEMORY}"))?;
-    gpu.core = count(info, GPU_CORE, 100)?;
-    gpu.slots = count(info, GPU_SHARED, DEFAULT_SLOTS)?;
-    Ok(gpu)
+/// Reads a device of a Device object: the amounts of a GPU that the engine knows, or all resources of a device of another type.
+fn device(kind: &DeviceType, info: &DeviceInfo) -> Result<Device, String> {
+    let minor = minor(info)?;
+    let id = if info.id.is_empty() {
+        made_up(minor)
+    } else {
+        info.id.clone()
+    };
+    let mut device = Device {
+        healthy: info.health,
+        attributes: attributes(info),
+        ..Device::new(id, minor)
+    };
+    if *kind == DeviceType::Gpu {
+        let sharing = info.labels.get(SHARING_LABEL);
+        device.sharing = sharing.is_none_or(|sharing| sharing != "disabled");
+        let memory = amount(info, GPU_MEMORY)?;
+        device.memory_bytes = memory.ok_or_else(|| format!("resources has no {GPU_MEMORY}"))?;
+        device.core = count(info, GPU_CORE, 100)?;
+        device.slots = count(info, GPU_SHARED, DEFAULT_SLOTS)?;
+        return Ok(device);
+    }
+    for (name, quantity) in &info.resources {
+        let Some(amount) = quantity.unsigned().filter(|amount| *amount <= MAX_AMOUNT) else {
+            return Err(format!("{name} is {quantity}, not a whole number up to 2^50"));
+        };
+        let name = ResourceName::from(canonical(name));
+        device.resources.insert(name, amount);
+    }
+    Ok(device)
 }
 
 /// The amount of a GPU's resource, by whichever of its names the object has.
@@ -223,35 +236,6 @@ fn count(info: &DeviceInfo, resource: &str, usual: u32) -> Result<u32, String> {
         return Ok(usual);
     };
     u32::try_from(count).map_err(|_| format!("{resource} is {count}, which is absurd"))
-}
-
-/// Reads a device of another type than GPU, with all the resources that it lists.
-fn device_of_other_type(info: &DeviceInfo) -> Result<Device, String> {
-    let mut device = device(info)?;
-    for (name, quantity) in &info.resources {
-        let Some(amount) = quantity.unsigned().filter(|amount| *amount <= MAX_AMOUNT) else {
-            return Err(format!("{name} is {quantity}, not a whole number up to 2^50"));
-        };
-        device
-            .resources
-            .insert(ResourceName::from(canonical(name)), amount);
-    }
-    Ok(device)
-}
-
-/// The device without its amounts.
-fn device(info: &DeviceInfo) -> Result<Device, String> {
-    let minor = minor(info)?;
-    let id = if info.id.is_empty() {
-        made_up(minor)
-    } else {
-        info.id.clone()
-    };
-    Ok(Device {
-        healthy: info.health,
-        attributes: attributes(info),
-        ..Device::new(id, minor)
-    })
 }
 
 /// The minor of a device, which must be a whole number from 0 on.

@@ -44,27 +44,24 @@ pub(super) struct RequestedKinds {
 }
 
 impl RequestedKinds {
-    /// The kinds of device resources that any container of the pod requests.
-    pub(super) fn of_pod(pod: &Pod, names: &ResourceNames) -> Self {
+    /// The kinds of device resources that any of these containers requests.
+    pub(super) fn of_containers<'a>(
+        containers: impl Iterator<Item = &'a Container>,
+        names: &ResourceNames,
+    ) -> Self {
         let mut kinds = Self::default();
-        for container in pod.spec.all_containers() {
-            let own = Self::of_container(container, names);
-            kinds.units |= own.units;
-            kinds.shares |= own.shares;
-            kinds.others |= own.others;
-            kinds.vendor |= own.vendor;
+        for container in containers {
+            kinds.units |= container.asks_for(&names.memory);
+            kinds.shares |= requests_any(container, &SHARES);
+            kinds.others |= requests_any(container, &[RDMA, FPGA]);
+            kinds.vendor |= requests_any(container, &VENDOR_GPUS);
         }
         kinds
     }
 
-    /// The kinds of device resources that this container requests.
-    pub(super) fn of_container(container: &Container, names: &ResourceNames) -> Self {
-        Self {
-            units: container.asks_for(&names.memory),
-            shares: requests_any(container, &SHARES),
-            others: requests_any(container, &[RDMA, FPGA]),
-            vendor: requests_any(container, &VENDOR_GPUS),
-        }
+    /// The kinds of device resources that any container of the pod requests.
+    pub(super) fn of_pod(pod: &Pod, names: &ResourceNames) -> Self {
+        Self::of_containers(pod.spec.all_containers(), names)
     }
 
     /// Returns true if no device resource is requested.

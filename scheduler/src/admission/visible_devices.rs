@@ -277,7 +277,7 @@ fn truncate(value: &str) -> String {
 /// Holds for containers that request no device too: they run on the same node.
 pub(super) fn check_overrides(pod: &DeviceFields, names: &ResourceNames) -> Result<(), Refusal> {
     for container in pod.containers() {
-        let kinds = RequestedKinds::of_container(&container.request(), names);
+        let kinds = RequestedKinds::of_containers(std::iter::once(&container.request()), names);
         check_container_overrides(container, !kinds.is_empty())?;
     }
     Ok(())

@@ -189,11 +189,14 @@ impl Cluster {
         };
         // The types of devices are counted over all nodes: those of the old object give way to those of the new one.
         let before = std::mem::replace(&mut state.device, device);
-        let classes_before = before.as_ref().map(DeviceReport::classes).unwrap_or_default();
+        let classes_before = before
+            .as_ref()
+            .map(DeviceReport::other_devices)
+            .unwrap_or_default();
         let classes = state
             .device
             .as_ref()
-            .map(DeviceReport::classes)
+            .map(DeviceReport::other_devices)
             .unwrap_or_default();
         let changed = self.kinds.replace(classes_before, classes, &self.names);
         self.refresh_node(name);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use placement::{DeviceType, Inventory, Placement};
+use placement::{Device, Inventory, Placement};
 use proto::device::VirtualFunction;
 use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
@@ -25,10 +25,7 @@ pub(super) fn record(
     let mut allocations = DeviceAllocations::new();
     for share in &placement.shares {
         let of_type = allocations.entry(share.kind.as_str().to_owned()).or_default();
-        of_type.push(match share.kind {
-            DeviceType::Gpu => allocation_of_gpu(share, inventory, opaque),
-            DeviceType::Other(_) => allocation_of_other(share),
-        });
+        of_type.push(allocation(share, inventory, opaque));
     }
     let mut gpushare = None;
     if let Some(share) = placement.gpus().next()
@@ -36,11 +33,10 @@ pub(super) fn record(
         && request.dialect == Dialect::Gpushare
         && let Memory::Units(pod_units) = request.memory
     {
-        let device_units = inventory.and_then(|inventory| units_of(share, inventory));
         gpushare = Some(GpushareRecord {
             idx: share.minor,
             pod_units,
-            device_units: device_units.unwrap_or_default(),
+            device_units: units_of(share, inventory).unwrap_or_default(),
             // The device plugin sets it when the container starts.
             assigned: false,
         });
@@ -52,46 +48,28 @@ pub(super) fn record(
     }
 }
 
-/// Koordinator's entry for one GPU.
-fn allocation_of_gpu(
-    share: &placement::Share,
-    inventory: Option<&Inventory>,
-    opaque: bool,
-) -> DeviceAllocation {
+/// Koordinator's entry for one device.
+fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: bool) -> DeviceAllocation {
+    let mut resources = BTreeMap::new();
+    let mut put = |resource: &str, amount| {
+        resources.insert(resource.to_owned(), Quantity::from_unsigned(amount));
+    };
     let placement::Amounts { memory, core, .. } = share.amounts;
-    let is_seen_only = memory == placement::Memory::ZERO && core == 0;
-    let mut resources = BTreeMap::new();
     if core > 0 {
-        resources.insert(GPU_CORE.to_owned(), Quantity::from_unsigned(core.into()));
+        put(GPU_CORE, core.into());
     }
-    // On a node whose unit is unknown the bytes are not real and must not be written.
-    if !opaque && !is_seen_only {
-        let bytes = Quantity::from_unsigned(memory.bytes_ceil());
-        resources.insert(GPU_MEMORY.to_owned(), bytes);
+    // A GPU that the pod only sees, and a device of another type, have neither memory nor core in the choice.
+    if memory > placement::Memory::ZERO || core > 0 {
+        // On a node whose unit is unknown the bytes are not real and must not be written.
+        if !opaque {
+            put(GPU_MEMORY, memory.bytes_ceil());
+        }
+        if let Some(gpu) = gpu_of(share, inventory) {
+            put(GPU_MEMORY_RATIO, memory.percent_of(gpu.total().memory).into());
+        }
     }
-    let gpu = inventory.and_then(|inventory| inventory.gpus.iter().find(|gpu| gpu.id == share.id));
-    if let Some(gpu) = gpu
-        && !is_seen_only
-    {
-        let percent = memory.percent_of(gpu.total().memory);
-        resources.insert(
-            GPU_MEMORY_RATIO.to_owned(),
-            Quantity::from_unsigned(percent.into()),
-        );
-    }
-    DeviceAllocation {
-        minor: i32::try_from(share.minor).unwrap_or(i32::MAX),
-        resources,
-        id: record_id(share.id.as_str()).to_owned(),
-        extension: None,
-    }
-}
-
-/// Koordinator's entry for one device of another type.
-fn allocation_of_other(share: &placement::Share) -> DeviceAllocation {
-    let mut resources = BTreeMap::new();
     for (resource, amount) in &share.resources {
-        resources.insert(resource.to_string(), Quantity::from_unsigned(*amount));
+        put(resource.as_str(), *amount);
     }
     let mut functions = Vec::with_capacity(share.functions.len());
     for function in &share.functions {
@@ -109,8 +87,13 @@ fn allocation_of_other(share: &placement::Share) -> DeviceAllocation {
     .with_functions(&functions)
 }
 
+/// The GPU of a share.
+fn gpu_of<'a>(share: &placement::Share, inventory: Option<&'a Inventory>) -> Option<&'a Device> {
+    inventory?.gpus.iter().find(|gpu| gpu.id == share.id)
+}
+
 /// The number of whole memory units that the chosen GPU has.
-fn units_of(share: &placement::Share, inventory: &Inventory) -> Option<u64> {
-    let gpu = inventory.gpus.iter().find(|gpu| gpu.id == share.id)?;
-    gpu.memory_bytes.checked_div(inventory.unit_bytes?)
+fn units_of(share: &placement::Share, inventory: Option<&Inventory>) -> Option<u64> {
+    let gpu = gpu_of(share, inventory)?;
+    gpu.memory_bytes.checked_div(inventory?.unit_bytes?)
 }
