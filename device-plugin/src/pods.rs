@@ -346,7 +346,7 @@ impl NodePods {
         if let Some(record) = self.swapped.as_ref().and_then(|swapped| swapped.get(&pod.uid)) {
             // The swapped record has no assume time, so that of the annotations counts, also after they were removed.
             let lost = self.lost.get(&pod.uid).cloned().map(Ok);
-            let effective = Placement::swapped(record, lost.as_ref().unwrap_or(&pod.placement));
+            let effective = Placement::of_device_object(record, lost.as_ref().unwrap_or(&pod.placement));
             let annotated = std::mem::replace(&mut pod.placement, effective);
             is_changed = self.annotated.get(&pod.uid) != Some(&annotated);
             self.annotated.insert(pod.uid.clone(), annotated);

@@ -131,7 +131,8 @@ impl StartChecker {
         resource: ExtendedResource,
         mut ids: Vec<String>,
     ) -> Result<(), StartBlocked> {
-        // kubelet names the IDs in any order; the log and the checkpoint have them sorted.
+        // kubelet names the IDs in any order; the log of Allocate calls, and kubelet's checkpoint as this plugin reads it, have
+        // them sorted.
         ids.sort_unstable();
         let began = Instant::now();
         let checked = self.check(resource, &ids, began + CHECK_LIMIT).await;

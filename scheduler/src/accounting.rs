@@ -2,8 +2,9 @@
 //! node.
 //!
 //! Pure. A bound pod that requests devices holds what it requests, and never more on account of its record. Where the record names
-//! too little, every device that the pod may use is charged, or one where the node's plugin lets no container start on a device
-//! without room. A pod holds nothing if such a plugin reports that it was allocated nothing.
+//! too little, every device that the pod may use is charged. On a node whose plugin lets no container start on a device without
+//! room, only as many GPUs as the pod requests are charged: those with the most room. A pod holds nothing if such a plugin reports
+//! that it was allocated nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -198,7 +199,7 @@ impl PodFacts {
         } else {
             PodRequest::read_new(pod, names)
         };
-        // The runtime hook of another project may have followed a record that the pod does not request.
+        // A pod without a request may still hold the devices of its record, if another project's runtime hook has injected them.
         let record = bound.as_ref().map(|bound| &bound.record);
         let is_recorded = matches!(record, Some(Recorded::Devices { .. }));
         let request = match request {
@@ -228,8 +229,8 @@ impl PodFacts {
         })
     }
 
-    /// The provider that must limit its containers; `None` for whole GPUs, which need no limit.
-    pub fn needs_isolation(&self) -> Option<&str> {
+    /// The provider that must limit the pod's containers; `None` if the pod names none, or its GPUs are not shared.
+    pub fn needed_isolation(&self) -> Option<&str> {
         self.isolation
             .as_deref()
             .filter(|_| self.request.gpus().is_some_and(GpuRequest::is_shared))

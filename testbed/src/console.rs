@@ -7,7 +7,7 @@ use comfy_table::{ContentArrangement, Row, Table, presets};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-/// Progress and results on standard output, or progress on standard error if the results are for machines.
+/// Progress on standard error; results on standard output, for people or as JSON.
 #[derive(Debug)]
 pub struct Console {
     bar: Option<ProgressBar>,

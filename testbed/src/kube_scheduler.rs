@@ -349,7 +349,7 @@ impl Loop {
             return;
         };
         let version = capacity.resource_version();
-        // A list shows what a broken watch has missed.
+        // A list after a broken watch may bring a change that was missed, or an unchanged object, which wakes no pod.
         if self
             .capacities
             .insert(capacity.uid().unwrap_or_default(), version.clone())

@@ -91,7 +91,8 @@ fn answer_match(
     response
 }
 
-/// The devices of the record, healthy or not, if all of them are on this node; else those of the device IDs.
+/// The devices that the record of the matched pod (`placement`) names, healthy or not, if all of them are on this node; else the
+/// devices of the call's device IDs.
 fn assigned_devices<'a>(
     fleet: &'a NodeFleet,
     placement: Option<&Placement>,

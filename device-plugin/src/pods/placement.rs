@@ -222,8 +222,9 @@ impl Placement {
         }
     }
 
-    /// The record that a pod has got by a swap: `allocations`, with the assume time and the request of its own annotations.
-    pub(super) fn swapped(
+    /// The record that the Device object has for a pod in place of its annotations, after a swap or a correction: `allocations`,
+    /// with the assume time and the memory units of the annotated record.
+    pub(super) fn of_device_object(
         allocations: &DeviceAllocations,
         annotated: &Result<Self, Unplaced>,
     ) -> Result<Self, Unplaced> {

@@ -99,7 +99,7 @@ impl Reconciler {
                 warn!("the Device object had lost the swapped records of pods; wrote them again");
             }
             // The comparison goes on without the API server: CDI specs are files of this node.
-            Err(error) => try_later(&error),
+            Err(error) => log_postponed(&error),
         }
         let mut running = Vec::new();
         {
@@ -156,7 +156,7 @@ impl Reconciler {
                         "a running pod has the devices of another: swapped their records"
                     );
                 }
-                Err(error) => try_later(&error),
+                Err(error) => log_postponed(&error),
             },
             Verification::Refused(StartRefusal::Unplaced(_))
                 if context.unplaced == OnUnplaced::Adopt =>
@@ -194,7 +194,7 @@ impl Reconciler {
                     "the annotations of a running pod's record were removed or unreadable; wrote them again"
                 );
             }
-            Err(error) => try_later(&error),
+            Err(error) => log_postponed(&error),
         }
     }
 
@@ -228,7 +228,7 @@ impl Reconciler {
                 );
             }
             Ok(false) => {}
-            Err(error) => try_later(&error),
+            Err(error) => log_postponed(&error),
         }
     }
 
@@ -266,14 +266,15 @@ impl Reconciler {
                         "kubelet has not allocated devices to the pod: it is not marked assigned any more"
                     );
                 }
-                Err(error) => try_later(&error),
+                Err(error) => log_postponed(&error),
             }
         }
         self.suspects = stale.into_iter().map(|pod| pod.uid).collect();
     }
 }
 
-fn try_later(error: &(dyn Error + 'static)) {
+/// Logs that a record could not be corrected; the next comparison tries again.
+fn log_postponed(error: &(dyn Error + 'static)) {
     debug!(error = one_line(error), "cannot correct records, trying later");
 }
 

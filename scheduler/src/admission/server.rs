@@ -156,6 +156,7 @@ impl Webhooks {
         };
         let (verdict, response) = match decided {
             Ok((verdict, answer)) => (verdict, json_response(&answer)),
+            // The metric has one verdict for every review that is not answered.
             Err(failure) => ("malformed", failure.into_response()),
         };
         self.reviews

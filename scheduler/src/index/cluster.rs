@@ -153,7 +153,7 @@ impl Cluster {
             gpus.dialect == Dialect::Koordinator && !matches!(gpus.memory, Memory::Units(_))
         });
         let gpus = gpus.map(accounting::requested_gpus).unwrap_or_default();
-        let isolation = facts.needs_isolation().map(Into::into);
+        let isolation = facts.needed_isolation().map(Into::into);
         Ok(Some(ResourceDemand {
             uid,
             gpus,

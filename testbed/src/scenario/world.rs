@@ -40,7 +40,7 @@ pub struct World {
     pub(super) killed: Vec<breaking::Killed>,
     /// True if pods pass gpushare's webhooks.
     pub(super) has_webhooks: bool,
-    /// Pods (`namespace/name`) whose records a scenario has broken on purpose: the checks skip them.
+    /// Pods (`namespace/name`) that the checks skip: their records are broken on purpose, or their containers see no device.
     pub(super) excused: BTreeSet<String>,
 }
 

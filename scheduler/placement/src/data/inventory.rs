@@ -24,7 +24,8 @@ pub struct Inventory {
     /// True if the node gives a pod exactly the whole GPUs that the engine chooses. Otherwise the vendor's plugin takes
     /// any, and its choice becomes known only afterwards.
     pub serves_vendor: bool,
-    /// Devices of other types; `None` if the node reports none of its types, so that no request is refused for them.
+    /// Devices of other types; `None` if they are not known, as without a Device object: the engine then refuses no request for
+    /// them.
     pub other_devices: Option<Vec<DevicesOfType>>,
     /// The sets of GPUs that may be allocated together; `None` if the node reports none.
     pub partitions: Option<PartitionTable>,

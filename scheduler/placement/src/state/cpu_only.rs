@@ -1,4 +1,5 @@
-//! CPU-only pods on nodes with GPUs: they take CPU and memory that pods with GPUs need, so the workload model counts them.
+//! CPU-only pods on nodes with GPUs: they take CPU and memory that pods with GPUs need, so they count in the [`Workload`], from
+//! which the engine expects the pods to come.
 //!
 //! They are counted as they come and go, so that no update of the model has to visit all pods.
 

@@ -30,6 +30,7 @@ pub(super) struct WatchParams {
     /// Name of the user who watches; faults may meet the watches of one user.
     pub(super) user: String,
     pub(super) bookmarks: bool,
+    /// True while the bookmark that ends the initial events (`WatchList`) is still to be sent.
     pub(super) ends_initial_events: bool,
     pub(super) timeout: Option<Duration>,
 }
@@ -146,7 +147,7 @@ impl WatchStream {
         let (plural, user) = (&self.plan.resource.plural, &self.plan.user);
         tokio::select! {
             () = self.stopping.cancelled() => WakeReason::Ended,
-            () = is_cut(&mut self.cuts, plural, user) => WakeReason::Cut,
+            () = until_cut(&mut self.cuts, plural, user) => WakeReason::Cut,
             () = sleep_until(self.deadline) => WakeReason::Ended,
             Ok(()) = self.held.changed() => WakeReason::Changed,
             () = watch.changed(), if !held => WakeReason::Changed,
@@ -186,7 +187,7 @@ impl WatchStream {
 }
 
 /// Waits until a fault cuts the watches of this resource and user.
-async fn is_cut(cuts: &mut broadcast::Receiver<WatchFault>, plural: &str, user: &str) {
+async fn until_cut(cuts: &mut broadcast::Receiver<WatchFault>, plural: &str, user: &str) {
     loop {
         match cuts.recv().await {
             Ok(cut) if cut.include(plural, user) => return,

@@ -133,7 +133,8 @@ fn disturb(runner: &Runner, batch: &Batch) -> Disturbance {
     }
 }
 
-/// Deletes the pods that the schedule deletes before Allocate, and waits until kubelet holds the rest; returns their number.
+/// Deletes the pods that the schedule deletes before Allocate. Returns the number of pods that kubelet then admits: the others,
+/// which it holds by now, or all if it does not see the deletions.
 async fn delete_early(runner: &mut Runner, batch: &Batch, disturbance: &mut Disturbance) -> Result<usize> {
     let (n_pods, n_left) = (batch.pods.len(), batch.pods.len() - batch.deleted.len());
     let faults = runner.cluster.api().faults().clone();

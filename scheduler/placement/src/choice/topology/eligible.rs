@@ -102,7 +102,7 @@ pub(crate) struct TypeDemand<'a> {
     reason = "a decision has one for each device type; a box would only allocate"
 )]
 enum NeededAmounts<'a> {
-    /// A share of a GPU; and the node before the choice, where the cost of the share decides.
+    /// A share of a GPU; with it the basis of a choice's cost, if the cost decides (policy `fill`, one GPU).
     Share(ShareNeed, Option<CostBasis<'a>>),
     /// A whole GPU in the vendor's name, out of those at these indices.
     Whole(Vec<usize>),
@@ -298,7 +298,8 @@ impl<'a> TypeDemand<'a> {
     }
 }
 
-/// Returns true if the request takes whole GPUs, in whatever terms, which a partition can serve.
+/// Returns true if the request takes its GPUs whole, be it as whole GPUs or as shares of all their memory. Only such a request gets
+/// a partition: a set of GPUs that may be allocated together.
 pub(crate) fn takes_whole_gpus(context: &DecisionContext<'_>, request: RequestedGpus, pool: &Pool) -> bool {
     let RequestedGpus::Share(share) = request else {
         return matches!(request, RequestedGpus::Whole(_));
@@ -323,7 +324,7 @@ fn split(
     constraint: &DeviceConstraint,
 ) -> Option<(usize, NamedAmounts, bool)> {
     let split = request.split(devices);
-    // A number of whole devices stays that, whatever strategy the pod sets.
+    // A request for two or more whole devices takes that number: the pod's strategy does not apply.
     let is_several = matches!(split, Some((2.., _)));
     let strategy = if is_several { None } else { constraint.strategy };
     match strategy {

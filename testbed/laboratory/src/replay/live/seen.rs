@@ -79,6 +79,7 @@ pub fn world(seen: &LiveCluster, arrivals: Option<&[TracePod]>) -> Result<Replay
             }
             _ if arrivals.is_some() => {}
             Some(node) => {
+                // Where the pod is today, for the comparison with the replay.
                 world.as_it_is.push((world.pods.len(), node, parts));
                 world.pods.push(pod);
             }
@@ -108,7 +109,7 @@ fn is_tied(pod: &PodObject) -> bool {
         || owners.any(|owner| owner.kind == "DaemonSet" || owner.kind == "Node")
 }
 
-/// A cluster's objects, parsed, with what the engine knows of its devices.
+/// A cluster's objects, parsed, with the devices as the scheduler's placement engine counts them.
 struct Live<'s> {
     seen: &'s LiveCluster,
     nodes: Vec<NodeObject>,
@@ -134,7 +135,8 @@ impl<'s> Live<'s> {
                 pods.push((value, pod));
             }
         }
-        // The API server lists by namespace; a replay shuffles from the order of names, as for a trace.
+        // By name, so that pods created in the same second come in the order of their names; the API server lists by namespace
+        // first.
         pods.sort_by_key(|(_, pod)| pod.metadata.name.clone());
         let names = nodes
             .iter()
