@@ -387,6 +387,15 @@ impl Container {
         limits.get(resource).or_else(|| requests.get(resource))
     }
 
+    /// The amount of each resource that kubelet allocates, as [`Self::quantity`] has it.
+    pub fn quantities(&self) -> impl Iterator<Item = (&String, &QuantityText)> {
+        let ResourceRequirements { limits, requests } = &self.resources;
+        let unlimited = requests
+            .iter()
+            .filter(|(resource, _)| !limits.contains_key(*resource));
+        limits.iter().chain(unlimited)
+    }
+
     /// Returns true if the container requests more than zero of a resource. A quantity that does not parse counts as more.
     pub fn asks_for(&self, resource: &str) -> bool {
         self.quantity(resource).is_some_and(|amount| !amount.is_zero())

@@ -14,7 +14,7 @@ use placement::{
     NodePolicy, Policies, RequestedGpus, RequestedMemory, ShareRequest,
 };
 use proto::device::VirtualFunction;
-use proto::pod::{Pod, QuantityText};
+use proto::pod::{Container, Pod, QuantityText};
 use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
 use proto::request::hints::{self, DemandedEnforcement};
@@ -303,14 +303,7 @@ fn amounts<'a>(
     pod: &'a Pod,
     names: &'a ResourceNames,
 ) -> impl Iterator<Item = (&'a String, &'a QuantityText)> {
-    let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
-    let amounts = containers.flat_map(|container| {
-        let (limits, requests) = (&container.resources.limits, &container.resources.requests);
-        // For extended resources a limit is the request too, and both are equal where both are set.
-        limits
-            .iter()
-            .chain(requests.iter().filter(|(name, _)| !limits.contains_key(*name)))
-    });
+    let amounts = pod.spec.all_containers().flat_map(Container::quantities);
     amounts.filter(|(name, _)| is_gpu_resource(name, names) || *name == RDMA || *name == FPGA)
 }
 

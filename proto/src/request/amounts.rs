@@ -205,9 +205,10 @@ fn amounts_of<'a>(
         gpu_amounts(names).map(|name| amounts.get(name)),
         sees_all,
     )?;
-    let resources = &container.resources;
-    let keys = resources.limits.keys().chain(resources.requests.keys());
-    for name in keys.filter(|name| is_extended(name) && !is_gpu_resource(name, names)) {
+    for (name, _) in container.quantities() {
+        if !is_extended(name) || is_gpu_resource(name, names) {
+            continue;
+        }
         let is_known = name == RDMA || name == FPGA;
         // Other names may belong to other projects, whose quantities need not be whole numbers.
         match amount(container, name) {
@@ -326,9 +327,8 @@ pub(super) fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Re
 /// Returns true if a container names a resource that belongs to a device in every cluster, by its current name.
 pub(super) fn asks_for_known_devices(spec: &PodSpec, names: &ResourceNames) -> bool {
     spec.all_containers().any(|container| {
-        let resources = &container.resources;
-        let mut keys = resources.limits.keys().chain(resources.requests.keys());
-        keys.any(|name| is_gpu_resource(name, names) || name == RDMA || name == FPGA)
+        let mut quantities = container.quantities();
+        quantities.any(|(name, _)| is_gpu_resource(name, names) || name == RDMA || name == FPGA)
     })
 }
 

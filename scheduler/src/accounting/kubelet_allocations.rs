@@ -140,8 +140,9 @@ fn find<'a>(
                 return Some((kind, device, None));
             }
             // kubelet allocates no virtual functions of GPUs.
+            let mut functions = device.attributes.all_functions();
             if *kind != DeviceType::Gpu
-                && let Some(function) = function(device, id)
+                && let Some(function) = functions.find(|function| function.id.as_str() == id)
             {
                 return Some((kind, device, Some(function)));
             }
@@ -168,14 +169,4 @@ fn is_held(holdings: &Holdings, part: &HeldPart, minor: Option<u32>) -> bool {
         }
     }
     false
-}
-
-/// The virtual function of a device by its PCI address.
-fn function<'a>(device: &'a Device, id: &str) -> Option<&'a Function> {
-    let mut functions = device
-        .attributes
-        .functions
-        .iter()
-        .flat_map(|group| &group.functions);
-    functions.find(|function| function.id.as_str() == id)
 }

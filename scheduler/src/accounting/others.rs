@@ -68,8 +68,10 @@ fn functions_held(
     recorded: &[VirtualFunction],
     device: Option<&Device>,
 ) -> (Vec<FunctionId>, Option<String>) {
-    let groups = device.into_iter().flat_map(|device| &device.attributes.functions);
-    let own: Vec<_> = groups.flat_map(|group| &group.functions).collect();
+    let mut own = Vec::new();
+    if let Some(device) = device {
+        own.extend(device.attributes.all_functions());
+    }
     let (mut held, mut doubt) = (Vec::new(), None);
     for VirtualFunction { bus_id, minor } in recorded {
         if !bus_id.is_empty() {

@@ -193,8 +193,7 @@ impl InspectedDevice {
             resources.insert(resource.to_string(), amount);
         }
         let mut functions = InspectedAmount { free: 0, total: 0 };
-        let groups = view.device.attributes.functions.iter();
-        for function in groups.flat_map(|group| &group.functions) {
+        for function in view.device.attributes.all_functions() {
             let mut held = node.held().flat_map(|held| &held.holdings.parts);
             let is_held = held.any(|held| held.kind == *view.kind && held.functions.contains(&function.id));
             functions.total += 1;

@@ -31,9 +31,7 @@ impl Part<'_> {
         let mut sums = named(&self.held.resources);
         if self.held.kind == DeviceType::Gpu {
             let (memory, _) = memory_on(device, self.held.memory, node.unit_bytes());
-            sums.insert("memory", memory);
-            sums.insert("core", self.held.core.into());
-            sums.insert("slots", self.held.slots.into());
+            sums.extend(gpu_sums(memory, self.held.core, self.held.slots));
         }
         sums
     }
@@ -69,7 +67,7 @@ fn amount(sums: &Sums<'_>, resource: &str) -> u128 {
 }
 
 /// The devices of one type.
-fn devices<'a>(node: &'a Node, kind: &DeviceType) -> &'a [Device] {
+pub(super) fn devices<'a>(node: &'a Node, kind: &DeviceType) -> &'a [Device] {
     let mut types = node.inventory.iter().flat_map(Inventory::types);
     types
         .find(|(of, _)| *of == kind)
@@ -83,33 +81,38 @@ pub(super) fn check_amounts(node: &Node) -> Vec<Violation> {
     for (type_at, (kind, devices)) in node.inventory.iter().flat_map(Inventory::types).enumerate() {
         for (at, device) in devices.iter().enumerate() {
             let (certain, suspect) = count(node, kind, device, &parts);
-            for (resource, total) in totals(kind, device) {
-                let used = certain.get(resource).copied().unwrap_or(0);
-                if used > total {
+            let totals = totals(kind, device);
+            for (resource, total) in &totals {
+                let used = amount(&certain, resource);
+                if used > *total {
                     violations.push(Violation::Oversubscribed {
                         node: node.name.to_string(),
                         kind: kind.clone(),
                         id: device.id.clone(),
-                        resource: resource.into(),
+                        resource: (*resource).into(),
                         used,
-                        total,
+                        total: *total,
                     });
                 }
             }
             let free = free(node, kind, device, &add(certain, suspect));
-            if *kind == DeviceType::Gpu {
-                violations.extend(check_row(node, at, device, &free));
+            let kept = if *kind == DeviceType::Gpu {
                 violations.extend(check_flags(node, at, device, &parts));
                 violations.extend(check_twice(node, device, &parts));
+                let row = node.rows.get(at);
+                row.map(|row| (sums(row.total), sums(row.free)))
             } else {
-                let kept = node
-                    .free_resources
-                    .get(type_at)
-                    .and_then(|of_type| of_type.get(at));
-                if kept.map(named).as_ref() != Some(&free) {
-                    let detail = format!("{kind} {}: {kept:?} is kept as free, not {free:?}", device.id);
-                    violations.push(differs(node, detail));
-                }
+                // The total is in the inventory alone.
+                let kept = node.free_of_type(type_at).get(at);
+                kept.map(|free| (totals.clone(), named(free)))
+            };
+            let expected = (totals, free);
+            if kept.as_ref() != Some(&expected) {
+                let detail = format!(
+                    "{kind} {}: total and free amounts are kept as {kept:?}, not {expected:?}",
+                    device.id
+                );
+                violations.push(differs(node, detail));
             }
         }
     }
@@ -216,22 +219,20 @@ fn memory_on(device: &Device, memory: HeldMemory, unit_bytes: Option<u64>) -> (u
 fn totals<'a>(kind: &DeviceType, device: &'a Device) -> Sums<'a> {
     let mut totals = named(&device.resources);
     if *kind == DeviceType::Gpu {
-        totals.insert("memory", u128::from(device.memory_bytes) * 100);
-        totals.insert("core", device.core.into());
-        totals.insert("slots", device.slots.into());
+        let memory = u128::from(device.memory_bytes) * 100;
+        totals.extend(gpu_sums(memory, device.core, device.slots));
     }
     totals
 }
 
 /// Amounts of a GPU by resource.
 fn sums(amounts: Amounts) -> Sums<'static> {
-    let memory = u128::from(amounts.memory.hundredths());
-    [
-        ("memory", memory),
-        ("core", amounts.core.into()),
-        ("slots", amounts.slots.into()),
-    ]
-    .into()
+    gpu_sums(amounts.memory.hundredths().into(), amounts.core, amounts.slots)
+}
+
+/// Memory in hundredths of a byte, computing power and slots by resource.
+fn gpu_sums(memory: u128, core: u32, slots: u32) -> Sums<'static> {
+    [("memory", memory), ("core", core.into()), ("slots", slots.into())].into()
 }
 
 /// Amounts that are free for new owners when these are taken.
@@ -240,29 +241,13 @@ fn free<'a>(node: &Node, kind: &DeviceType, device: &'a Device, taken: &Sums<'_>
     let mut free = totals(kind, device);
     for (resource, free) in &mut free {
         let is_unavailable = is_gpu && (!device.healthy || is_withheld(node, device));
-        let taken = taken.get(resource).copied().unwrap_or(0);
         *free = if is_unavailable {
             0
         } else {
-            free.saturating_sub(taken)
+            free.saturating_sub(amount(taken, resource))
         };
     }
     free
-}
-
-/// Compares the row that a node keeps for a GPU with the naive count of what the GPU has free.
-fn check_row(node: &Node, at: usize, gpu: &Device, free: &Sums<'_>) -> Option<Violation> {
-    let Some(row) = node.rows.get(at) else {
-        return Some(differs(node, format!("GPU {} has no row", gpu.id)));
-    };
-    let total = totals(&DeviceType::Gpu, gpu);
-    (sums(row.total) != total || sums(row.free) != *free).then(|| {
-        let detail = format!(
-            "GPU {} has the row {row:?}, but {free:?} of {total:?} is free",
-            gpu.id
-        );
-        differs(node, detail)
-    })
 }
 
 /// Compares the flags that a node keeps for a GPU with those that follow from all parts.

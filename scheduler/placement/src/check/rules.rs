@@ -1,11 +1,10 @@
 //! Compares holdings two by two (virtual functions, exclusive use), and what is derived from a node with the node.
 
-use super::{Violation, differs};
+use super::{Violation, amounts, differs};
 use crate::data::constraints::Exclusion;
 use crate::data::device::{Device, DeviceRef};
 use crate::data::holding::{Held, Hints, Origin};
 use crate::data::ident::{DeviceType, NodeId};
-use crate::data::inventory::Inventory;
 use crate::state::equivalence::{has_class, key_with};
 use crate::state::node::Node;
 use crate::state::nodes::Nodes;
@@ -87,8 +86,8 @@ fn check_exclusions(node: &Node, keeper: &Held, other: &Held, violations: &mut V
         return;
     }
     for (kind, exclusion) in &keeper.holdings.exclusions {
-        let kept = devices(node, keeper, kind);
-        for device in devices(node, other, kind) {
+        let kept = held_devices(node, keeper, kind);
+        for device in held_devices(node, other, kind) {
             if kept.iter().any(|kept| excludes(*exclusion, kept, device)) {
                 violations.push(Violation::ExclusionBroken {
                     node: node.name.to_string(),
@@ -113,18 +112,16 @@ fn excludes(exclusion: Exclusion, kept: &Device, other: &Device) -> bool {
 }
 
 /// Devices of a type that an owner certainly holds.
-fn devices<'a>(node: &'a Node, held: &Held, kind: &DeviceType) -> Vec<&'a Device> {
+fn held_devices<'a>(node: &'a Node, held: &Held, kind: &DeviceType) -> Vec<&'a Device> {
     let mut devices = Vec::new();
-    for (of, all) in node.inventory.iter().flat_map(Inventory::types) {
-        for device in all.iter().filter(|_| of == kind) {
-            // A minor is of a device for certain only until the devices of the node change.
-            let is_held = held.holdings.parts.iter().any(|part| {
-                let is_device = matches!(&part.device, DeviceRef::Id(id) if *id == device.id);
-                part.trusted && part.kind == *kind && is_device
-            });
-            if is_held {
-                devices.push(device);
-            }
+    for device in amounts::devices(node, kind) {
+        // A minor is of a device for certain only until the devices of the node change.
+        let is_held = held.holdings.parts.iter().any(|part| {
+            let is_device = matches!(&part.device, DeviceRef::Id(id) if *id == device.id);
+            part.trusted && part.kind == *kind && is_device
+        });
+        if is_held {
+            devices.push(device);
         }
     }
     devices

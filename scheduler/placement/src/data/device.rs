@@ -164,7 +164,7 @@ pub struct DeviceAttributes {
 
 impl DeviceAttributes {
     /// All virtual functions, of all groups.
-    pub(crate) fn all_functions(&self) -> impl Iterator<Item = &Function> {
+    pub fn all_functions(&self) -> impl Iterator<Item = &Function> {
         self.functions.iter().flat_map(|group| &group.functions)
     }
 }
