@@ -18,6 +18,8 @@ pub const GPU_MEMORY_RATIO: &str = "koordinator.sh/gpu-memory-ratio";
 pub const GPU_CORE: &str = "koordinator.sh/gpu-core";
 /// Short for equal percentages of [`GPU_CORE`] and [`GPU_MEMORY_RATIO`] (Koordinator, deprecated there).
 pub const GPU: &str = "koordinator.sh/gpu";
+/// All of Koordinator's names for amounts of GPUs.
+pub const GPU_SHARES: [&str; 5] = [GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU];
 /// RDMA network adapters in percent, 100 for each adapter (Koordinator).
 pub const RDMA: &str = "koordinator.sh/rdma";
 /// FPGA cards in percent, 100 for each card (Koordinator).
@@ -68,17 +70,9 @@ pub fn canonical(name: &str) -> &str {
 
 /// Returns true if the resource is one of GPUs in every cluster, whatever its Device objects list.
 pub fn is_gpu_resource(name: &str, names: &ResourceNames) -> bool {
-    let fixed = [
-        GPU,
-        GPU_CORE,
-        GPU_MEMORY,
-        GPU_MEMORY_RATIO,
-        GPU_SHARED,
-        GPU_MEM,
-        GPU_COUNT,
-    ];
+    let is_fixed = [GPU_MEM, GPU_COUNT].contains(&name) || GPU_SHARES.contains(&name);
     // The default name counts also where the operator chose another: an old manifest must not be taken for another project's.
-    fixed.contains(&name) || VENDOR_GPUS.contains(&name) || name == names.memory
+    is_fixed || VENDOR_GPUS.contains(&name) || name == names.memory
 }
 
 /// Returns true if the name is that of an extended resource: one with a domain that is not Kubernetes' own.

@@ -320,8 +320,7 @@ pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     };
     Some(NodeReport {
         inventory,
-        opaque: false,
-        problems: Vec::new(),
+        ..NodeReport::default()
     })
 }
 

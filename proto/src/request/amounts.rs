@@ -7,8 +7,8 @@ use super::{
 };
 use crate::pod::{ALL_DEVICES, Container, Pod, PodSpec, QuantityText};
 use crate::resource::{
-    FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, RDMA, ResourceNames,
-    VENDOR_GPUS, WHOLE_PERCENT, is_extended, is_gpu_resource,
+    FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, GPU_SHARES, OLD_NAMES, RDMA,
+    ResourceNames, VENDOR_GPUS, WHOLE_PERCENT, is_extended, is_gpu_resource,
 };
 use crate::totals;
 
@@ -311,9 +311,7 @@ pub(super) fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Re
         Some(format!("{resource} ({})", shown(quantity)))
     };
     // Koordinator's names belong together, however many of them a pod uses.
-    let koordinator = [GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU]
-        .into_iter()
-        .find_map(amount_of);
+    let koordinator = GPU_SHARES.into_iter().find_map(amount_of);
     let mut present = [amount_of(&names.memory), koordinator]
         .into_iter()
         .chain(VENDOR_GPUS.map(amount_of))

@@ -4,10 +4,7 @@ use proto::pod::{Container, Pod};
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
 };
-use proto::resource::{
-    FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, RDMA, ResourceNames,
-    VENDOR_GPUS,
-};
+use proto::resource::{FPGA, GPU_SHARES, OLD_NAMES, RDMA, ResourceNames, VENDOR_GPUS};
 
 /// Annotations that only a scheduler, and the plugin of the pod's node, write.
 // A new pod with one of them would be counted for devices that the scheduler has not given it.
@@ -21,8 +18,6 @@ pub(super) const RECORD: [&str; 8] = [
     MEM_ASSIGNED,
     MEM_ASSUME_TIME,
 ];
-/// Koordinator's names of shares of GPUs.
-const SHARES: [&str; 5] = [GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU];
 /// Annotation of a mirror pod: kubelet runs its static pod whatever the API server answers.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
@@ -52,7 +47,7 @@ impl RequestedKinds {
         let mut kinds = Self::default();
         for container in containers {
             kinds.units |= container.asks_for(&names.memory);
-            kinds.shares |= requests_any(container, &SHARES);
+            kinds.shares |= requests_any(container, &GPU_SHARES);
             kinds.others |= requests_any(container, &[RDMA, FPGA]);
             kinds.vendor |= requests_any(container, &VENDOR_GPUS);
         }
