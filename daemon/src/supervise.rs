@@ -68,7 +68,7 @@ impl Tasks {
                 name: self.name(source.id()),
                 source,
             },
-            // A process may have no servers, and must not end for that.
+            // Not an end: `crate::process` keeps its servers in a set of their own, which may be empty.
             None => std::future::pending().await,
         }
     }

@@ -162,10 +162,10 @@ pub fn preferred(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<
     (is_same_call && is_candidate(pods.get(&found.pod)?, log)).then(|| found.clone())
 }
 
-/// True if both pods exist and request the same, so that a swap of their records changes no device's sums.
+/// True if both pods exist and can swap their records without changing any device's sums.
 fn are_alike(pods: &NodePods, one: &PodUid, other: &PodUid) -> bool {
     match (pods.get(one), pods.get(other)) {
-        (Some(one), Some(other)) => one.asks_like(other),
+        (Some(one), Some(other)) => one.can_swap_with(other),
         _ => false,
     }
 }

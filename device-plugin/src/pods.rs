@@ -1,4 +1,5 @@
-//! The pods of this node as the API server shows them, reduced to the parts that matching and verification need.
+//! The pods of this node as the API server shows them, reduced to the parts that are needed to match kubelet's Allocate calls with
+//! pods, and to verify a container before it starts.
 //!
 //! The set changes only through [`NodePods::apply`], [`NodePods::delete`] and [`NodePods::reset`], which [`watch`] calls, and
 //! through [`NodePods::set_swapped`]. Annotations are parsed once, when a pod arrives, so that nothing is parsed while kubelet
@@ -89,11 +90,13 @@ pub struct NodePod {
     pub deleting: bool,
     /// The containers that request resources which kubelet calls this plugin for, in kubelet's order.
     pub containers: Vec<ContainerRequest>,
-    /// Its record: that of its annotations, or the one that it got by a swap; else the reason that it has no usable record.
+    /// Its record: that of its annotations, or the one that it got by a swap (the plugin exchanges the records of two pods with
+    /// equal requests when one holds the devices that the other's record names); else the reason that it has no usable record.
     pub placement: Result<Placement, Unplaced>,
     /// True if its label requests the limits that HAMi-core enforces.
     pub is_limited: bool,
-    /// Its requests of the resources in node status.
+    /// Its requests of the resources that the plugin writes into node status itself ([`IN_NODE_STATUS`]); kubelet calls no plugin
+    /// for them.
     pub requests: Requests,
     /// True if an annotation asks that it sees all GPUs of its node.
     pub sees_all: bool,
@@ -185,9 +188,9 @@ impl NodePod {
         self.containers.iter().find(|container| container.name == name)
     }
 
-    /// True if both pods request the same amounts of the same number of devices with the same constraints, so that each could have
-    /// the record of the other.
-    pub fn asks_like(&self, other: &Self) -> bool {
+    /// True if the two pods can swap their records without changing any device's sums: their records name as many GPUs and the same
+    /// amounts of other devices, and they have the same requests and the same constraints.
+    pub fn can_swap_with(&self, other: &Self) -> bool {
         self.n_recorded_gpus() == other.n_recorded_gpus()
             && self.portions() == other.portions()
             && self.requests == other.requests
@@ -329,7 +332,7 @@ pub struct NodePods {
     n_altered: u64,
     /// Pods of this node that request none of the plugin's resources, with their stage if their annotations have a record all the
     /// same.
-    idle: BTreeMap<PodUid, Option<PodStage>>,
+    without_requests: BTreeMap<PodUid, Option<PodStage>>,
     /// Pods of this node that use resource claims.
     claimants: BTreeMap<PodUid, Claimant>,
     is_synced: bool,
@@ -342,7 +345,7 @@ impl NodePods {
         self.note_arrival(&pod.uid);
         let mut is_changed = false;
         self.note_loss(&pod.uid, self.annotated(&pod.uid).cloned(), &pod.placement);
-        // The Device object decides; the pod's annotations follow later, and may still name the devices of the other pod.
+        // The Device object decides; the pod's annotations follow later, and may still name the devices from before the swap.
         if let Some(record) = self.swapped.as_ref().and_then(|swapped| swapped.get(&pod.uid)) {
             // The swapped record has no assume time, so that of the annotations counts, also after they were removed.
             let lost = self.lost.get(&pod.uid).cloned().map(Ok);
@@ -403,19 +406,19 @@ impl NodePods {
         self.arrivals.remove(uid);
         self.annotated.remove(uid);
         self.lost.remove(uid);
-        self.idle.remove(uid);
+        self.without_requests.remove(uid);
         self.claimants.remove(uid);
     }
 
     /// Adds a pod of this node that requests none of the plugin's resources, with its stage if its annotations have a record all
     /// the same. Returns true if that changes anything.
-    pub fn note_idle(&mut self, uid: PodUid, recorded: Option<PodStage>) -> bool {
-        self.idle.insert(uid, recorded) != Some(recorded)
+    pub fn note_without_requests(&mut self, uid: PodUid, recorded: Option<PodStage>) -> bool {
+        self.without_requests.insert(uid, recorded) != Some(recorded)
     }
 
     /// The pods that request none of the plugin's resources and whose annotations have a record, in the order of UIDs.
     pub fn only_recorded(&self) -> impl Iterator<Item = (&PodUid, PodStage)> {
-        self.idle
+        self.without_requests
             .iter()
             .filter_map(|(uid, recorded)| Some((uid, (*recorded)?)))
     }
@@ -439,7 +442,7 @@ impl NodePods {
 
     /// True if the pod is known to request none of the plugin's resources.
     pub fn asks_for_nothing(&self, uid: &PodUid) -> bool {
-        self.idle.contains_key(uid)
+        self.without_requests.contains_key(uid)
     }
 
     /// Replaces the records that pods have got by swaps. These records count before those in the pods' annotations.
@@ -492,7 +495,7 @@ impl NodePods {
         }
         self.by_uid.clear();
         self.annotated.clear();
-        self.idle.clear();
+        self.without_requests.clear();
         self.claimants.clear();
         for pod in pods {
             self.apply(pod);

@@ -445,7 +445,7 @@ fn check_variable(node: &NodeState, starting: &StartingContainer<'_>) -> Result<
     Ok(())
 }
 
-/// True if the answer for this resource names the devices of the container, whichever of its pod's containers it is.
+/// True if the answer for this resource is the one that names the devices, in every container of the pod that this one may be.
 fn must_name_devices(starting: &StartingContainer<'_>) -> bool {
     let StartingContainer { pod, resource, .. } = starting;
     let names = starting.containers();

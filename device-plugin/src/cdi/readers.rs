@@ -219,7 +219,7 @@ impl Readers {
     }
 
     /// Returns once the runtime has read a file for the first time since it was written.
-    pub async fn changed(&self) {
+    pub async fn until_next_read(&self) {
         let mut state = self.state.subscribe();
         let before = state.borrow_and_update().n_reads;
         // The sender lives as long as this value.

@@ -99,7 +99,7 @@ fn best_partner(
     let mut candidates = Vec::new();
     for other in evidence.pods.live() {
         // Equal pods alone can swap: then no sum of a device changes, whatever the scheduler decides meanwhile.
-        if other.uid == pod.uid || !pod.asks_like(other) {
+        if other.uid == pod.uid || !pod.can_swap_with(other) {
             continue;
         }
         let Some(others) = recorded_devices(evidence, other) else {

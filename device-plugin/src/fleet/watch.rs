@@ -35,7 +35,8 @@ const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 /// Longest wait for the list of devices; observations wait meanwhile.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(20);
 
-/// Time by which an observation may be late: opening a session and waking idle GPUs takes NVML seconds for each.
+/// Time by which an observation may come later than the probe interval: opening an NVML session (loading and initialising the
+/// library) and waking an idle GPU take seconds for each GPU.
 const OBSERVATION_DELAY: Duration = Duration::from_secs(60);
 
 /// The channels of a [`FleetWatch`].

@@ -59,7 +59,7 @@ pub async fn detect_injection(node: Arc<NodeState>, listeners: Listeners) {
     // Collecting the facts writes the spec of the driver, which prompts the runtime to read.
     detector.collect_facts();
     // A runtime that takes CDI devices reads at once, and the first decision is then no guess.
-    let _ = timeout(FIRST_READ, readers.changed()).await;
+    let _ = timeout(FIRST_READ, readers.until_next_read()).await;
     loop {
         let facts = detector.collect_facts();
         let decided = decide(detector.node.settings.injection_mode, &facts);
@@ -75,7 +75,7 @@ pub async fn detect_injection(node: Arc<NodeState>, listeners: Listeners) {
         }
         tokio::select! {
             () = sleep(INTERVAL) => {}
-            () = readers.changed() => {}
+            () = readers.until_next_read() => {}
         }
     }
 }

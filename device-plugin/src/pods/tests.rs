@@ -152,11 +152,11 @@ fn pods_with_different_allocation_hints_do_not_swap() {
     };
     let function = json!({"vfs": [{"minor": 0, "busID": "0000:1f:00.1"}]});
     let (adapter, other) = (of(&Value::Null, None), of(&json!({}), None));
-    assert!(adapter.asks_like(&other));
-    assert!(!adapter.asks_like(&of(&function, None)));
+    assert!(adapter.can_swap_with(&other));
+    assert!(!adapter.can_swap_with(&of(&function, None)));
     let exclusive = r#"{"rdma": {"exclusivePolicy": "PCIeLevel"}}"#;
-    assert!(!adapter.asks_like(&of(&Value::Null, Some(exclusive))));
-    assert!(of(&function, Some(exclusive)).asks_like(&of(&function, Some(exclusive))));
+    assert!(!adapter.can_swap_with(&of(&Value::Null, Some(exclusive))));
+    assert!(of(&function, Some(exclusive)).can_swap_with(&of(&function, Some(exclusive))));
 }
 
 /// The plugin remembers a removed or unreadable record until it is written again.

@@ -87,7 +87,7 @@ fn apply(pods: &mut NodePods, pod: &Pod, node: &str, names: &ResourceNames) -> b
             debug!(pod = found.display_name(), stage = ?found.stage, "pod has changed");
             pods.apply(found)
         }
-        None => pods.note_idle(uid_of(pod), PodStage::of_recorded(pod)),
+        None => pods.note_without_requests(uid_of(pod), PodStage::of_recorded(pod)),
     };
     is_claimant_new || is_changed
 }

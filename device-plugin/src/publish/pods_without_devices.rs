@@ -136,7 +136,7 @@ mod tests {
     ) {
         assert_eq!(reported(&pods([core_alone(stage)]), allocated), expected);
         let mut none = pods([]);
-        none.note_idle("core".into(), Some(stage));
+        none.note_without_requests("core".into(), Some(stage));
         assert_eq!(
             reported(&none, allocated),
             expected,
@@ -156,7 +156,7 @@ mod tests {
             ..pod("p", 1, [])
         };
         let mut known = pods([unplaced, placed]);
-        known.note_idle("idle".into(), None);
+        known.note_without_requests("idle".into(), None);
         assert_eq!(reported(&known, &[]), "[]");
     }
 

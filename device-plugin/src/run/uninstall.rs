@@ -38,7 +38,8 @@ pub(super) async fn run(config: Config, when: UninstallWhen, mut process: Proces
         node,
     };
     process.tasks.spawn("removal", removal.run(removed));
-    // kubelet ends the pod whenever the operator deletes it; what is left then is removed by the next one.
+    // No farewell: the pod may be deleted before everything is removed, and the next process with `--uninstall` on this node
+    // removes what is left.
     process.serve_until_signal(std::future::ready(())).await
 }
 

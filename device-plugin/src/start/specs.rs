@@ -153,8 +153,8 @@ fn spec_edits(
     Some(cdi_edits(&node.settings, &recipient, resource, &assigned))
 }
 
-/// The container that is starting, as far as its number of IDs identifies it: preferably one whose spec names devices, since an app
-/// container takes over the IDs of an init container.
+/// The container that may be starting. Several can match, since an app container takes over the IDs of an init container: the first
+/// for which the answer about this resource names the devices ([`names_devices`]), else the first.
 fn likeliest_container<'a>(starting: &'a StartingContainer<'_>) -> Option<&'a ContainerRequest> {
     let mut holder = None;
     for name in starting.containers() {
@@ -189,7 +189,8 @@ pub(super) fn restore_specs(node: &NodeState, pods: &NodePods, allocated: &[Allo
         };
         match write_spec(node, pod, container, entry.resource, &entry.answer) {
             Ok(file) => is_new |= file.is_some(),
-            // The name's old content was just removed; the next comparison, a minute later, writes the new one.
+            // A start has set this name's old content aside less than 5 s ago, and runtimes may still resolve that. `Reconciler`
+            // calls this function again within a minute.
             Err(SpecError::Retired { .. }) => {}
             Err(error) => warn!(
                 pod = pod.display_name(),

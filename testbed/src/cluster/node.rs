@@ -48,6 +48,8 @@ pub struct SimulatedNode {
     vendor: Option<VendorPlugin>,
     vendor_minors: Vec<u32>,
     kubelet: Kubelet,
+    /// The process that injects CDI devices with containerd's own code, if the spec asks for it; it runs as long as this value
+    /// lives.
     _cdi_injector: Option<Daemon>,
 }
 
@@ -112,7 +114,7 @@ impl SimulatedNode {
         let mut invocation = plugin_invocation(
             &spec,
             binaries.path(Program::DevicePlugin)?,
-            [&plugin_dir, &machine.inventory(), &kubeconfig, &node_dir],
+            [&plugin_dir, &machine.inventory_path(), &kubeconfig, &node_dir],
             metrics,
         );
         if let Some(program) = &spec.plugin {
@@ -407,7 +409,8 @@ fn script(spec: &NodeSetup) -> Option<String> {
     let (mut variable, mut rights) = (String::new(), "");
     if let Some(value) = &spec.plugin_variable {
         variable = format!("export {VISIBLE_DEVICES}='{value}'; ");
-        // The plugin's container is unprivileged, the testbed itself may not be.
+        // `plugin_variable` stands for the plugin's own container, which is unprivileged: the plugin draws no conclusion from the
+        // variable in a privileged one.
         if is_privileged() {
             rights = "setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin ";
         }
@@ -463,7 +466,7 @@ struct MachineFiles {
 }
 
 impl MachineFiles {
-    fn inventory(&self) -> PathBuf {
+    fn inventory_path(&self) -> PathBuf {
         self.dir.join("inventory.json")
     }
 
@@ -479,7 +482,7 @@ impl MachineFiles {
         for gpu in &spec.gpus {
             files::write(&nodes.join(format!("nvidia{}", gpu.minor)), "")?;
         }
-        write_whole(&self.inventory(), &inventory(spec))?;
+        write_whole(&self.inventory_path(), &inventory(spec))?;
         files::make_dir(&self.dir.join("etc-cdi"))?;
         if spec.driver_limits {
             let cgroups = self.dir.join("sys/fs/cgroup");
@@ -540,7 +543,7 @@ fn inventory(spec: &NodeSetup) -> Value {
     document
 }
 
-/// The CDI spec that nvidia-ctk writes for such a machine, as far as a recorded container shows it.
+/// The CDI spec that nvidia-ctk writes for such a machine, as far as its effect is seen in a container of the testbed.
 fn toolkit_spec(spec: &NodeSetup, driver: &Value) -> Value {
     let (mut by_uuid, mut by_index) = (Vec::new(), Vec::new());
     for (at, gpu) in spec.gpus.iter().enumerate() {
@@ -593,7 +596,8 @@ fn character_device(path: &str, minor: u32) -> Value {
     json!({"path": path, "type": "c", "major": 195, "minor": minor})
 }
 
-/// The edits that a driver with graphics brings to a container, so that a spec is as long as nvidia-ctk's: some 17 kB.
+/// The edits that a driver with graphics brings to a container: the load test of containerd's injection needs a spec as long as
+/// nvidia-ctk's, some 17 kB.
 fn long_driver_edits() -> Value {
     const LIBRARIES: &str = "libEGL_nvidia libGLESv1_CM_nvidia libGLESv2_nvidia libGLX_nvidia libcuda libcudadebugger \
         libnvcuvid libnvidia-allocator libnvidia-api libnvidia-cfg libnvidia-egl-gbm libnvidia-egl-wayland libnvidia-eglcore \

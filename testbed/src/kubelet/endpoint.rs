@@ -48,7 +48,8 @@ fn code_name(code: tonic::Code) -> String {
     }
 }
 
-/// The connection to one plugin; without a client once the plugin is gone.
+/// The connection to one plugin. It has no client if only the checkpoint knows the resource; `stopped_at` marks a plugin that is
+/// gone.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     resource: String,

@@ -1,5 +1,5 @@
-//! `PodGroups`: their pods are bound together or not at all, on memory of their own, and a group that does not fit is in no other
-//! pod's way.
+//! `PodGroups`: their pods are bound together or not at all, no two on the same memory, and a group that does not fit keeps no room
+//! from other pods.
 
 use std::time::Duration;
 

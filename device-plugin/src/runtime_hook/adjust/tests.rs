@@ -222,7 +222,7 @@ fn who_asks_for_nothing_sees_nothing(
 ) {
     let mut all = pods([pod("p", 1, [units(2)]).on([3])]);
     all.set_swapped(BTreeMap::new());
-    all.note_idle("alone".into(), None);
+    all.note_without_requests("alone".into(), None);
     let (fleet, settings) = (fleet(4), settings());
     let unrestricted = ["kube-system".to_owned()];
     let view = HookInputs {

@@ -33,7 +33,8 @@ pub enum Reason {
     OtherDevices,
     /// No partition of GPUs that the node, or the request, demands is free.
     Partition,
-    /// Devices that belong together are not free close enough to one another.
+    /// Too few GPUs can be taken within one part of the machine that the request may use (device, PCIe switch, NUMA node), or
+    /// devices of several types cannot be taken on the same PCIe switches.
     Together,
     /// Exclusive use, or labels, leave too few GPUs.
     Selected,
@@ -69,7 +70,8 @@ impl Reason {
         Self::InvalidRequest,
     ];
 
-    /// The reason if GPUs that enforce memory limits no better than this would have to.
+    /// The reason for refusing a node with too few GPUs on which memory limits are enforced as demanded; `best` is the strongest
+    /// enforcement on its other GPUs.
     pub(crate) const fn weak_limits(best: LimitLevel) -> Self {
         match best {
             LimitLevel::None => Self::Unlimited,

@@ -153,7 +153,7 @@ impl WatchedNode {
     }
 
     /// The node's setup: its plugin, and a hook that records every start of a container.
-    fn spec(&self, args: &InjectionArgs) -> NodeSetup {
+    fn setup(&self, args: &InjectionArgs) -> NodeSetup {
         let starts = Arc::clone(&self.starts);
         NodeSetup {
             started: StartHook::new(move |start| starts.lock().push(start.clone())),
@@ -186,10 +186,10 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
     if args.former.is_some() {
         nodes.push(WatchedNode::new(FORMER.to_owned(), FORMER));
     }
-    let specs = nodes.iter().map(|watched| watched.spec(args)).collect();
+    let setups = nodes.iter().map(|watched| watched.setup(args)).collect();
     let mut cluster = LocalCluster::start(ClusterSpec {
         max_backoff: Some(Duration::from_millis(500)),
-        ..ClusterSpec::of(specs)
+        ..ClusterSpec::of(setups)
     })
     .await?;
     for watched in &mut nodes {

@@ -50,7 +50,7 @@ impl PreparedRequests {
         })
     }
 
-    /// The next request, by a new pod, about `n` nodes from the end of the last request on.
+    /// The next request, by a new pod, about the next `n_names` nodes of the list.
     pub(super) fn next(&mut self, n_names: usize) -> Result<Vec<u8>> {
         // Each request has a pod with a new UID: the scheduler keeps room for a pod that it has answered before.
         let (before, after) = self

@@ -35,6 +35,7 @@ pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result
         let review = server.tokens.review(request.read_body()?, &roles(server)?);
         return Ok(json_answer(201, &review));
     }
+    // A form of answer that this server does not have is refused (406) before anything is written.
     request.view()?;
     let options = WriteOptions {
         force: false,
@@ -60,6 +61,7 @@ fn roles(server: &Server) -> Result<Rbac, ApiError> {
 
 /// Answers an `update`, by PUT.
 pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+    // A form of answer that this server does not have is refused (406) before anything is written.
     request.view()?;
     let body = request.read_body()?;
     let AdmittedWrite { done, warnings } =
@@ -72,6 +74,7 @@ pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result
 
 /// Answers a `patch`; the content type of the request says which kind of patch it is.
 pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
+    // A form of answer that this server does not have is refused (406) before anything is written.
     request.view()?;
     let format = PatchFormat::of(&request.content_type).ok_or_else(|| {
         ApiError::new(

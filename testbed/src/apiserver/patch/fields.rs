@@ -80,7 +80,7 @@ impl FieldSet {
         }
     }
 
-    /// Removes a path given by field names.
+    /// Removes a path given by field names, with all longer paths.
     pub(crate) fn remove(&mut self, path: &[&str]) {
         match path.split_first() {
             None => *self = Self::default(),
@@ -220,7 +220,8 @@ pub(crate) fn lookup_item<'a>(items: &'a [Value], element: &str, rule: &ListRule
     elements.find_map(|(found, item)| (found == element).then_some(item))
 }
 
-/// The members of `set` whose values differ between two objects; a key-only member never differs.
+/// The members of `set` whose values differ between two objects; a member with longer paths below it, such as an item of a list,
+/// never differs itself.
 pub(crate) fn differing(set: &FieldSet, old: &Value, new: &Value, schema: &Schema) -> FieldSet {
     differing_at(set, Some(old), Some(new), schema, &mut Vec::new())
 }

@@ -33,7 +33,8 @@ pub(crate) fn draft_new(
     let target = set_name_and_namespace(target, &mut body)?;
     check_namespace(state, &target)?;
     let resource = &target.resource;
-    // Only the server's own apply may bring `managedFields`; a client's are dropped.
+    // Only the server's own apply may bring `managedFields`, and sets `force` for this when it creates an object; a client's are
+    // dropped.
     let managed = object::meta(&mut body).remove("managedFields");
     set_system_fields(resource, &mut body, options);
     settle_types(resource, &mut body)?;
