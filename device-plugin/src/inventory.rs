@@ -271,10 +271,10 @@ impl DeviceSource {
 
     /// Starts to watch the devices of `inventory` from threads of its own.
     ///
-    /// The watch probes every device at once and then at the source's interval, so that the feed reports trouble that was there
-    /// from the start, and recovery needs no other clock. When the devices themselves change (a GPU appears, or its memory differs)
-    /// the feed reports [`ObservationKind::InventoryChanged`] once; it goes on with the devices it was started for, and the caller
-    /// discovers the devices again and starts another watch.
+    /// The watch probes every device immediately and then at the source's interval: the feed reports trouble that was there from
+    /// the start, and its regular observations are all that the module `health` needs to see a recovery. When the devices
+    /// themselves change (a GPU appears, or its memory differs) the feed reports [`ObservationKind::InventoryChanged`] once; it
+    /// goes on with the devices it was started for, and the caller discovers the devices again and starts another watch.
     pub fn watch(
         &self,
         inventory: &NodeInventory,

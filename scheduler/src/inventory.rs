@@ -30,7 +30,7 @@ use partitions::ReportedTable;
 
 /// Most GPUs that are read out of a node's capacity; a larger number is an error of its author.
 const MAX_GPUS: u64 = 1024;
-/// Most of a resource that a device may have, as for the memory of a GPU.
+/// Most of a resource that a device of another type than GPU may have. The engine has the same limit for the memory of a GPU.
 const MAX_AMOUNT: u64 = 1 << 50;
 /// Prefix of the generated IDs of devices that are known by their minor only.
 const MADE_UP: &str = "minor-";
@@ -77,7 +77,8 @@ pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames)
     }
 }
 
-/// The parts of a node that [`report`] reads: nodes are large and many.
+/// The parts of a node that the index needs: those that [`report`] reads, and the `PreferNoSchedule` taints. Nodes are large and
+/// many.
 pub fn trim(node: &Node, names: &ResourceNames) -> Node {
     let mut trimmed = Node::default();
     let key = names.memory_unit_annotation();

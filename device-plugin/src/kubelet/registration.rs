@@ -127,7 +127,7 @@ impl Registration {
         }
     }
 
-    /// Publishes if the resource is registered.
+    /// Publishes whether the resource is registered.
     fn set_registered(&self, is_registered: bool) {
         self.registrations
             .send_if_modified(|all| all.insert(self.resource, is_registered) != Some(is_registered));
@@ -165,7 +165,8 @@ impl Registration {
                     );
                 }
             }
-            // The next registration may be with another kubelet process, which remembers only what its checkpoint names.
+            // The next registration may be with another kubelet process, which remembers only what its checkpoint names: the log of
+            // Allocate calls goes on from there.
             self.node.resume();
             pause = if is_quick || began.elapsed() >= STABLE {
                 shortest
@@ -214,7 +215,8 @@ impl Registration {
     ) -> Result<End, RegistrationError> {
         let kubelet = self.dir.path.join(KUBELET_SOCKET);
         let kubelet_id = wait_for_kubelet(&kubelet, self.dir.interval).await;
-        // The late end of the stream of the host's service would end this registration.
+        // After a boot, `boot::run` on the host lists this resource until the plugin's socket is open; the late end of its stream
+        // would end this registration.
         boot::until_ended(&self.dir.path).await;
         // A kubelet that starts removes all sockets of plugins, also one that was made a moment ago.
         if !serving.is_in_place() {

@@ -48,7 +48,8 @@ fn check_new(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unrea
 
 /// Checks the device requests and annotations of a new pod.
 fn check_request(rules: &Rules, pod: &Pod) -> Result<(), Refusal> {
-    // Before the general rules, which pass over an old name that stands alone: to Kubernetes it is no extended resource.
+    // Before `read_new`, which lets a pod with an old name and no other device request pass: Kubernetes reserves the old names, so
+    // no node offers them.
     request::refuse_old_names(&pod.spec)?;
     PodRequest::read_new(pod, &rules.names)?;
     refuse_all_devices(rules, pod)?;

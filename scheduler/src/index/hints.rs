@@ -151,7 +151,8 @@ impl Hint {
         let stays = match (self.is_nominated, is_nominated) {
             (true, true) => true,
             (false, true) => {
-                // Waiting pods are nominated as they are; preemption writes a condition with the nomination.
+                // kube-scheduler nominates a pod that waits for its binding without a new failure in its condition. A new failure
+                // beside the nomination means that it has preempted for the pod.
                 self.may_err |= has_failed;
                 self.group = None;
                 self.restart(times.nominated);
@@ -463,11 +464,11 @@ impl HintQueue {
         self.gangs.is_in_vain(asked)
     }
 
-    /// Frees the room of `PodGroup`s whose cycle has come to nothing, except for the group `asked`; nominated pods may have the
-    /// room.
+    /// Frees the room kept for `PodGroup`s whose scheduling cycle will bind no member, see [`super::gangs`], except for the group
+    /// `asked`; nominated pods may have the room.
     pub(super) fn end_gang_cycles(&mut self, cluster: &mut Cluster, asked: Option<&str>) {
         let members = self.gangs.end_cycles(asked);
-        // Nominees were not refused for the room of this cycle, so they are tried again.
+        // `unhint` counts no opening, so `keep_for_nominees` would skip the room that is free now.
         if self.unhint_members(cluster, members) {
             self.n_tried = u64::MAX;
         }

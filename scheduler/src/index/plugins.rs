@@ -260,7 +260,7 @@ impl Plugins {
             return;
         };
         // The failure is older than the plugin that serves now.
-        if at.is_some_and(|at| plugin.evidence.has_served_after(at)) {
+        if at.is_some_and(|at| plugin.evidence.began_to_serve_after(at)) {
             return;
         }
         plugin.pause.get_or_insert(Deadline::Unstamped);

@@ -58,7 +58,8 @@ fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: b
     if core > 0 {
         put(GPU_CORE, core.into());
     }
-    // A GPU that the pod only sees, and a device of another type, have neither memory nor core in the choice.
+    // The shares of a device of another type have neither memory nor core, nor have those of a pod that sees all GPUs
+    // (`RequestedGpus::All`): of GPUs it takes nothing but slots on one.
     if memory > placement::Memory::ZERO || core > 0 {
         // On a node whose unit is unknown the bytes are not real and must not be written.
         if !opaque {

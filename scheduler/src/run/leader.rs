@@ -74,7 +74,8 @@ impl OwnReplica {
         lag
     }
 
-    /// Begins to take part in the election, or to decide alone. Returns the farewell.
+    /// Begins to take part in the election, or to decide alone. Returns the farewell: what this replica waits for, after a signal,
+    /// before the process may end.
     pub(super) fn begin(
         self,
         connection: &Connection,
@@ -103,7 +104,7 @@ impl OwnReplica {
         let (signal, resigned) = (process.signal.clone(), farewell.resigned.clone());
         process.tasks.spawn("election of a leader", async move {
             elector.run(signal.cancelled()).await;
-            // An end without a signal is a fault: as that of any task it ends the process.
+            // If `run` returns without a signal, this task ends, and with it the process, as with any task.
             if signal.is_cancelled() {
                 resigned.cancel();
                 std::future::pending::<()>().await;

@@ -90,7 +90,7 @@ impl ApiObjects {
         &self.inner.services
     }
 
-    /// The parameters of policies.
+    /// The informers of the kinds whose objects admission policies take as parameters.
     pub(crate) fn params(&self) -> &Params {
         &self.inner.params
     }

@@ -57,7 +57,7 @@ struct Collection {
     signal: watch::Sender<u64>,
 }
 
-/// All objects and the revision counter.
+/// All objects and the revision counter. A collection is named by the `storage` of its resource.
 #[derive(Debug)]
 pub(crate) struct Store {
     revision: u64,

@@ -23,7 +23,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "kube-scheduler restarted with bindings in flight changes nothing";
 };
 
-/// The scenarios of this file, for the table of all scenarios.
+/// The scenarios of this file that run on real clusters alone.
 pub(super) const OF_REAL_CLUSTERS: &[ScenarioEntry] = scenarios! {
     "runtime-killed" => runtime_killed,
         "killed while pods start, the container runtime loses no pod and no GPU";

@@ -199,7 +199,8 @@ impl<'a> BatchEvaluation<'a> {
         let key = match node.filter(|node| node.any_hint_counts(hints)) {
             // The summary has the class without hints, so the key with them is computed here.
             Some(node) if has_class(node) => ClassKey::WithHints(key_with(node, hints)),
-            // Free amounts of GPUs alone take fewer steps to compare than to find a class.
+            // A node of no class (see `has_class`): only the free amounts of GPUs count there, and evaluating them is cheaper than
+            // computing a key.
             Some(_) => return None,
             None => ClassKey::Class(summary.class?),
         };

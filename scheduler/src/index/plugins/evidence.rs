@@ -31,7 +31,8 @@ pub(super) struct PluginPod {
     is_silent: bool,
     /// The address at which it serves its metrics.
     metrics: Option<SocketAddr>,
-    /// Number of the list that named it last.
+    /// The number of the watch's list of all pods that was the latest when the pod was shown. A pod that the next complete list
+    /// does not show is gone.
     list: u32,
 }
 
@@ -190,8 +191,8 @@ impl PluginEvidence {
         self.pods.iter().any(|pod| pod.serves(self.state.as_ref()))
     }
 
-    /// Returns true if a plugin has shown that it served after this second, by the clock of the node.
-    pub(super) fn has_served_after(&self, at: Timestamp) -> bool {
+    /// Returns true if a plugin that serves began to do so in a later second than `at`, by the clock of the node.
+    pub(super) fn began_to_serve_after(&self, at: Timestamp) -> bool {
         let mut beginnings = Vec::new();
         if let Some(state) = &self.state
             && state.serving
@@ -222,7 +223,7 @@ impl PluginEvidence {
         (self.outdated, self.gone) = (self.state.take(), None);
     }
 
-    /// The UIDs of the pods that a list did not name.
+    /// The UIDs of the pods that the list with this number did not show.
     pub(super) fn unlisted(&self, list: u32) -> impl Iterator<Item = &str> {
         let unlisted = self.pods.iter().filter(move |pod| pod.list != list);
         unlisted.map(|pod| &*pod.uid)
