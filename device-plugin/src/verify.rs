@@ -157,7 +157,7 @@ pub fn check_all_devices(pod: &NodePod, fleet: &NodeFleet, is_allowed: bool) -> 
     let Ok(placement) = &pod.placement else {
         return Ok(());
     };
-    // The scheduler assigns no unhealthy GPU, so no record can name one.
+    // The record need not name an unhealthy GPU: the scheduler assigns none.
     for entry in fleet.gpus.iter().filter(|entry| entry.is_healthy) {
         if !placement.has_gpu(&entry.gpu) {
             return Err(StartRefusal::NotAllDevices {
@@ -175,7 +175,7 @@ pub type DevicesByType = BTreeMap<&'static str, BTreeSet<PhysicalId>>;
 /// The facts that a verification depends on, all of one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct StartEvidence<'a> {
-    /// The pods with their effective records.
+    /// The pods, each with the record that counts for it: that of a swap before that of its annotations.
     pub pods: &'a NodePods,
     /// The devices.
     pub fleet: &'a NodeFleet,

@@ -76,12 +76,13 @@ pub enum SwapError {
 pub struct RecordSwaps {
     devices: Api<Device>,
     node_name: String,
-    /// The pods of this node with their effective records.
+    /// The pods of this node, which get the swapped records from here.
     pods: watch::Sender<NodePods>,
     /// `resourceVersion` of the Device object, if its records are known for certain.
     version: Option<String>,
+    /// True if the last read or write of the records has succeeded.
     is_loaded: bool,
-    /// Pods whose record a write changes that may or may not have been done.
+    /// Pods whose record is changed by a write with an unknown outcome.
     in_doubt: BTreeSet<PodUid>,
     /// The end of [`REST`], after the API server did not answer.
     rest_until: Option<Instant>,
@@ -135,8 +136,7 @@ impl RecordSwaps {
             .as_ref()
             .and_then(|device| device.metadata.annotations.as_ref());
         let swapped = plugin_reports::read_swapped_records(annotations).unwrap_or_else(|error| {
-            // The pods' annotations count again, which name the devices of a swap as soon as they are
-            // written.
+            // The pods' annotations count again, which name the devices of a swap as soon as they are written.
             warn!(node = self.node_name, %error, "ignoring the swapped records of this node's pods");
             SwappedRecords::new()
         });

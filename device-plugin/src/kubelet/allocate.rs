@@ -1,8 +1,8 @@
 //! Answers Allocate. Never an error, as kubelet fails the pod for good on that: [`crate::start`] blocks the containers that must
 //! not start.
 //!
-//! In mode `cdi` the answer is a function of the device IDs: it names a CDI spec that is written before the container starts. In
-//! mode `envvar` ([`crate::envvar`]) the answer names the devices for as long as the container lives.
+//! In mode `cdi` the answer depends on the device IDs and a fresh number alone: it names a CDI device whose spec is written before
+//! the container starts. In mode `envvar` ([`crate::envvar`]) the answer names the devices for as long as the container lives.
 
 use proto::kubelet::deviceplugin::{ContainerAllocateRequest, ContainerAllocateResponse};
 use tracing::info;

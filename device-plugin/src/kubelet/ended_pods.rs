@@ -17,7 +17,8 @@ use crate::node_state::NodeState;
 use crate::pods::{NodePods, until_known};
 use daemon::api_server::one_line;
 
-/// Pods that end together are one change, and kubelet sees a deletion no earlier than this plugin.
+/// Pause after a change of the pods: pods that end together become one change, and kubelet may see a deletion later than this
+/// plugin.
 const SETTLE: Duration = Duration::from_millis(100);
 
 /// The pause before the first retry, and the longest one; it doubles each time.
@@ -35,8 +36,7 @@ pub async fn free_ended_pods(node: Arc<NodeState>) {
         // that it has just chosen, so that it may give them to the next pod too.
         if is_due && !node.is_allocating() {
             match node.pod_resources.list().await {
-                // The list has freed the devices, and receiving a device list makes kubelet write its
-                // checkpoint.
+                // The list has freed the devices, and receiving a device list makes kubelet write its checkpoint.
                 Ok(_) => node.list_again.send_replace(()),
                 Err(error) => {
                     debug!(
@@ -46,7 +46,7 @@ pub async fn free_ended_pods(node: Arc<NodeState>) {
                 }
             }
         }
-        changed(&mut pods, is_due.then_some(pause)).await;
+        until_changed(&mut pods, is_due.then_some(pause)).await;
         pause = if is_due {
             (pause * 2).min(PAUSES.1)
         } else {
@@ -57,7 +57,7 @@ pub async fn free_ended_pods(node: Arc<NodeState>) {
 }
 
 /// Waits for a change of the pods, at most for `longest` if that is given.
-async fn changed(pods: &mut watch::Receiver<NodePods>, longest: Option<Duration>) {
+async fn until_changed(pods: &mut watch::Receiver<NodePods>, longest: Option<Duration>) {
     let changed = async {
         if pods.changed().await.is_err() {
             std::future::pending::<()>().await;

@@ -66,7 +66,7 @@ pub async fn prefer(
     let log = node.log();
     let mut in_use = log.ids_in_use(resource, &pods);
     for entry in allocated.iter().flat_map(|allocated| allocated.iter()) {
-        // The log may have matched the answer with a pod that is gone.
+        // The checkpoint counts beside the log, which may have matched the answer about these IDs with a pod that is gone.
         if entry.resource == resource && pods.get(&entry.pod).is_some() {
             in_use.extend(entry.ids.iter().map(String::as_str));
         }
@@ -129,17 +129,17 @@ fn choose(
     let mut choice = Choice::new(fleet, resource, request, &included, in_use);
     if is_spread(resource) {
         // Each device of the record gets an ID before any gets a second one, so that kubelet's accounting names all of them.
-        for uuid in wanted.iter().filter(|uuid| !covered.contains(uuid)) {
-            choice.take(uuid, 1);
+        for device in wanted.iter().filter(|device| !covered.contains(device)) {
+            choice.take(device, 1);
         }
         // Ends when enough IDs are chosen, or no wanted device has any left.
-        while wanted.iter().map(|uuid| choice.take(uuid, 1)).sum::<usize>() > 0 {}
+        while wanted.iter().map(|device| choice.take(device, 1)).sum::<usize>() > 0 {}
     }
-    for uuid in wanted.iter().chain(covered) {
-        choice.take(uuid, usize::MAX);
+    for device in wanted.iter().chain(covered) {
+        choice.take(device, usize::MAX);
     }
-    while let Some(uuid) = choice.best_device() {
-        choice.take(uuid, usize::MAX);
+    while let Some(device) = choice.best_device() {
+        choice.take(device, usize::MAX);
     }
     choice.chosen
 }
@@ -163,7 +163,7 @@ struct Choice<'a> {
 
 impl<'a> Choice<'a> {
     /// The choice at its start: the IDs that kubelet's call already includes are chosen, and the other available IDs are free, by
-    /// GPU.
+    /// device.
     fn new(
         fleet: &'a NodeFleet,
         resource: ExtendedResource,
@@ -174,9 +174,9 @@ impl<'a> Choice<'a> {
         let mut free = BTreeMap::<&PhysicalId, Free<'_>>::new();
         for id in &request.available_device_ids {
             if !included.contains(id.as_str())
-                && let Some(gpu) = fleet.ids.device_of(resource, id)
+                && let Some(device) = fleet.ids.device_of(resource, id)
             {
-                free.entry(gpu).or_default().ids.push(id);
+                free.entry(device).or_default().ids.push(id);
             }
         }
         let size = usize::try_from(request.allocation_size).unwrap_or(0);
@@ -189,9 +189,9 @@ impl<'a> Choice<'a> {
     }
 
     /// Chooses at most `max` IDs of a device, the lowest numbers first and IDs in use last, and returns their number.
-    fn take(&mut self, uuid: &PhysicalId, max: usize) -> usize {
+    fn take(&mut self, device: &PhysicalId, max: usize) -> usize {
         let missing = self.size.saturating_sub(self.chosen.len()).min(max);
-        let Some(Free { ids, is_sorted }) = self.free.get_mut(uuid).filter(|_| missing > 0) else {
+        let Some(Free { ids, is_sorted }) = self.free.get_mut(device).filter(|_| missing > 0) else {
             return 0;
         };
         if !std::mem::replace(is_sorted, true) {
@@ -202,7 +202,7 @@ impl<'a> Choice<'a> {
         let taken = ids.split_off(ids.len() - ids.len().min(missing));
         self.chosen.extend(taken.iter().rev().map(|id| (*id).to_owned()));
         if ids.is_empty() {
-            self.free.remove(uuid);
+            self.free.remove(device);
         }
         taken.len()
     }
@@ -214,11 +214,11 @@ impl<'a> Choice<'a> {
         if missing == 0 {
             return None;
         }
-        let best = self.free.iter().min_by_key(|(uuid, free)| {
+        let best = self.free.iter().min_by_key(|(device, free)| {
             let n_free = free.ids.len();
-            (n_free < missing, n_free.abs_diff(missing), **uuid)
+            (n_free < missing, n_free.abs_diff(missing), **device)
         });
-        best.map(|(uuid, _)| *uuid)
+        best.map(|(device, _)| *device)
     }
 }
 

@@ -60,7 +60,7 @@ pub struct DeviceService {
 pub struct Streams {
     /// Streams that are open now.
     pub n_open: usize,
-    /// All streams until now: it differs if kubelet has never opened one, or one has ended already.
+    /// Streams that were opened so far. While none is open, this is 0 if kubelet has not opened one yet, and more if it has.
     pub n_ever: usize,
 }
 
@@ -99,7 +99,8 @@ struct DeviceListing {
     resource: ExtendedResource,
     fleet: watch::Receiver<Arc<NodeFleet>>,
     injection: watch::Receiver<Option<Injection>>,
-    /// Sends an unchanged list again; none for most resources, as the list of one is enough for kubelet to write its checkpoint.
+    /// Notified when an unchanged list has to be sent again. One resource alone has it: a list of one resource is enough for
+    /// kubelet to write its checkpoint.
     list_again: Option<watch::Receiver<()>>,
     stop: CancellationToken,
     /// The entries of the list that was sent last.

@@ -2,8 +2,8 @@
 //!
 //! The sum begins with the pods whose containers have started, then adds the other pods in the order in which the scheduler assumed
 //! them: of two pods that do not fit together the later one waits. Where a record says less than its pod requests, the request
-//! counts, unless the record was written in other memory units than the node's. A pod that runs without a record holds the amounts
-//! that it requests, on each GPU that it sees.
+//! counts; but the memory in the record of a pod that runs counts as it is, and so does that of a record in other memory units than
+//! the node's. A pod that runs without a record holds the amounts that it requests, on each GPU that it sees.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -205,7 +205,8 @@ fn percent_alone(percent: u64) -> DeviceAmounts {
     }
 }
 
-/// The memory in bytes that a pod holds of a GPU: the amount of its record (`held`), and mostly no less than the pod requests.
+/// The memory in bytes that a pod holds of a GPU: the larger of its record's amount (`held`) and its request, but the record's
+/// amount alone where the request may be in other units than the record.
 fn recorded_bytes(
     pod: &NodePod,
     placement: &Placement,
@@ -271,7 +272,8 @@ fn requested_amounts(pod: &NodePod, gpu: &Gpu, n_gpus: usize, unit: MemoryUnit) 
     let n_gpus = u64::try_from(n_gpus).unwrap_or(u64::MAX).max(1);
     let (mut bytes, mut core) = (pod.peak(ExtendedResource::Memory).saturating_mul(unit.bytes()), 0);
     for (name, amount) in pod.requests.iter() {
-        // A percentage of several GPUs is not always a whole number of each: the rest is less than the rounding that is allowed.
+        // In one division, as the percentage of each of several GPUs need not be a whole number. It rounds down by less than the
+        // byte that `PodShare::shortage` allows for.
         let ratio = scaled(
             gpu.memory_bytes,
             amount,

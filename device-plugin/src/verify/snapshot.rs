@@ -1,7 +1,7 @@
 //! Snapshots of the devices that kubelet has allocated: its pod-resources API and its checkpoint at one moment.
 //!
-//! Starts that are checked at the same time share a snapshot, as kubelet limits the rate of calls. The snapshot began after all of
-//! them, so it shows every allocation that kubelet had made when it asked for the start.
+//! Starts that are checked at the same time share a snapshot, as kubelet limits the rate of calls. Only calls that came before a
+//! snapshot began share it, so it shows every allocation that kubelet had made when it asked for these starts.
 
 use std::sync::Arc;
 use std::time::Duration;
