@@ -214,8 +214,8 @@ impl IdScheme {
         self.slots
     }
 
-    /// True if this GPU is shared.
-    pub fn knows(&self, uuid: &PhysicalId) -> bool {
+    /// True if pods may share the GPU with this UUID: it has IDs of shares.
+    pub fn is_shared(&self, uuid: &PhysicalId) -> bool {
         let mut shared = self.numbered(ExtendedResource::Shared).iter();
         shared.any(|ids| ids.device == *uuid)
     }

@@ -82,7 +82,7 @@ impl NodeFleet {
         let mut gpus = Vec::with_capacity(inventory.gpus.len());
         for gpu in inventory.gpus {
             gpus.push(FleetGpu {
-                is_shared: ids.knows(&gpu.uuid),
+                is_shared: ids.is_shared(&gpu.uuid),
                 gpu,
                 is_healthy: true,
                 reason: None,

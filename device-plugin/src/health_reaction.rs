@@ -1,8 +1,8 @@
 //! Reacts to changes of health: events on the node when a device becomes unhealthy or healthy, is added or removed; events on the
 //! pods that hold the device; and eviction of these pods, if the operator wants it.
 //!
-//! [`crate::health`] decides if a device is healthy, and the Device object, which has its health, keeps the scheduler from placing
-//! pods on it; nothing here does.
+//! [`crate::health`] decides whether a device is healthy, and the Device object, which has its health, keeps the scheduler from
+//! placing pods on it; nothing here does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -33,9 +33,9 @@
 //! matched, the call is its own. kubelet can pass it over as well.
 //!
 //! If several pods wait for the same call, the match can turn out wrong at a later call that kubelet does not make for the matched
-//! pod. If all calls so far can be those of another pod with the same GPUs, nothing has gone wrong, and the calls move to that pod.
-//! Otherwise kubelet has given the matched pod up, or the calls were those of the other pod, which keeps the answers that it was
-//! given. A pod that kubelet seemed to have given up is matched again only on the last attempt, if no other pod fits.
+//! pod. If all calls so far can be those of another pod with the same devices, nothing has gone wrong, and the calls move to that
+//! pod. Otherwise kubelet has given the matched pod up, or the calls were those of the other pod, which keeps the answers that it
+//! was given. A pod that kubelet seemed to have given up is matched again only on the last attempt, if no other pod fits.
 
 mod allocate_log;
 mod swap_plan;
@@ -94,7 +94,7 @@ pub enum NoMatch {
         /// `namespace/name`.
         pod: String,
     },
-    /// Earlier calls were answered for a pod that they cannot have been for, with other GPUs.
+    /// Earlier calls were answered for a pod that they cannot have been for, with other devices.
     Ambiguous,
     /// No pod of this node waits for this call.
     NoPod,
@@ -103,7 +103,7 @@ pub enum NoMatch {
 /// Finds the container that `call` is most likely for.
 ///
 /// # Errors
-/// No container fits. The caller decides if it waits for more pods.
+/// No container fits. The caller decides whether it waits for more pods.
 pub fn match_call(
     pods: &NodePods,
     log: &AllocateLog,
@@ -381,8 +381,8 @@ fn first_candidate<'a, T>(
     best.map(|(_, pod, value)| (pod, value))
 }
 
-/// The match with another pod that can have made the calls which were matched with `mistaken`, and this one; and true if that pod
-/// has the same GPUs.
+/// The match with another pod for which kubelet can have made the calls that were matched with `mistaken`, and this one; and true
+/// if that pod has the same devices.
 fn find_correction(
     pods: &NodePods,
     log: &AllocateLog,

@@ -215,7 +215,7 @@ impl NodeState {
         if let Some(allocated) = self.checkpoint.read_up_to(max_bytes) {
             // Calls of an earlier process are added before those of this one are compared.
             log.load(&allocated, pods);
-            log.reconcile(&allocated, pods);
+            log.correct_by_checkpoint(&allocated, pods);
         }
     }
 

@@ -546,7 +546,7 @@ impl NodePods {
         self.is_synced && !self.is_interrupted
     }
 
-    /// Sets if the watch is interrupted, so that the set may be out of date.
+    /// Sets whether the watch is interrupted, so that the set may be out of date.
     pub fn set_interrupted(&mut self, is_interrupted: bool) {
         self.is_interrupted = is_interrupted;
     }

@@ -103,7 +103,8 @@ pub struct StartChecker {
 enum StartDecision {
     /// The container starts once the runtime has read these specs.
     Start(SpecFiles),
-    /// Another snapshot may show that this other pod has the devices of the starting one.
+    /// Another snapshot may show that this other pod has the devices of the starting one. It is the starting pod itself if its
+    /// record has changed too often to decide by this snapshot.
     LookAgain(PodUid),
 }
 
@@ -373,7 +374,7 @@ fn verify_start<'a>(
     // kubelet's checkpoint proves which pod has which device IDs, so it corrects the log of Allocate calls before the verification
     // reads that log.
     if let Some(allocated) = &snapshot.allocated {
-        log.reconcile(allocated, &pods);
+        log.correct_by_checkpoint(allocated, &pods);
     }
     let pod = pods.get(uid).cloned().ok_or(OwnerUnknown::NotSeen)?;
     let fleet = node.fleet.borrow();

@@ -52,7 +52,7 @@ pub struct InjectionFacts {
     pub has_hook: bool,
 }
 
-/// The facts that show if the runtime acts on the variable.
+/// The facts that show whether the runtime acts on the variable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VariableFacts {
     /// True if the devices are simulated, so that no runtime has to act.
@@ -93,8 +93,8 @@ pub fn variable(facts: &VariableFacts) -> VariableSupport {
     }
 }
 
-/// The pods in which the runtime acts on `all`, as images of CUDA say it, by what it did for this one. It may be unable to
-/// resolve the UUIDs of the same variable.
+/// The pods in which the runtime acts on the value `all` of the variable, which CUDA's images set; inferred from the runtime's
+/// effect in this plugin's own pod. A runtime that acts on `all` may still be unable to resolve UUIDs.
 pub fn exposure(facts: &VariableFacts) -> Option<Exposure> {
     let own = &facts.own;
     let is_given_all = matches!(own.visible_devices.as_deref(), Some("all" | "void"));

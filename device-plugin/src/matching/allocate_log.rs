@@ -41,6 +41,7 @@ type ByIds<T> = BTreeMap<ExtendedResource, HashMap<Vec<String>, T>>;
 /// The answered calls of every pod of this node.
 #[derive(Clone, Debug, Default)]
 pub struct AllocateLog {
+    /// The answered calls of each pod that calls were matched with, in kubelet's order.
     calls: BTreeMap<PodUid, Vec<AnsweredCall>>,
     /// The pod of the latest answered call, as long as kubelet has further calls to make for it: kubelet admits one pod at a time.
     pub(super) admitting: Option<PodUid>,
@@ -63,6 +64,7 @@ pub struct AllocateLog {
     pub(super) latest_assumed: Option<u64>,
     /// The latest arrival of a pod that calls were answered for.
     pub(super) latest_arrival: Option<u64>,
+    /// The last answer of this process about each set of device IDs.
     answers: ByIds<LoggedAnswer>,
     /// The number of answers that were ever added.
     n_added: u64,
@@ -78,10 +80,10 @@ pub struct AllocateLog {
     offered: Option<Vec<ExtendedResource>>,
     /// [`NodePods::n_left`] when pods that are gone were last removed; none if the pods have to be compared in any case.
     seen_left: Option<u64>,
-    /// The checkpoint that the log was last compared with.
-    reconciled: Option<Arc<Vec<Allocated>>>,
-    /// At the last comparison with a checkpoint, the numbers of answers, of pods that had come, and of pods that had left.
-    reconciled_state: (u64, u64, u64),
+    /// The checkpoint that the log was last corrected by.
+    corrected_by: Option<Arc<Vec<Allocated>>>,
+    /// At the last correction by a checkpoint, the numbers of answers, of pods that had come, and of pods that had left.
+    corrected_state: (u64, u64, u64),
 }
 
 impl AllocateLog {
@@ -205,7 +207,7 @@ impl AllocateLog {
         self.preferred.as_ref()
     }
 
-    /// Sets if the last `GetPreferredAllocation` waited for its pod without success.
+    /// Sets whether the last `GetPreferredAllocation` waited for its pod without success.
     pub fn set_waited(&mut self, has_waited: bool) {
         self.has_waited = has_waited;
     }
@@ -320,23 +322,23 @@ impl AllocateLog {
 
     /// Corrects the log by kubelet's checkpoint. Returns at once if neither the checkpoint nor the log has changed since the last
     /// call.
-    pub fn reconcile(&mut self, allocated: &Arc<Vec<Allocated>>, pods: &NodePods) {
+    pub fn correct_by_checkpoint(&mut self, allocated: &Arc<Vec<Allocated>>, pods: &NodePods) {
         let state = (self.n_added, pods.n_arrived(), pods.n_left());
         // Called at every start, and the checkpoint of a full node has thousands of IDs.
-        if let Some(last) = &self.reconciled
+        if let Some(last) = &self.corrected_by
             && Arc::ptr_eq(last, allocated)
-            && self.reconciled_state == state
+            && self.corrected_state == state
         {
             return;
         }
         for entry in allocated.iter() {
-            self.reconcile_entry(entry, pods);
+            self.correct_by_entry(entry, pods);
         }
-        (self.reconciled, self.reconciled_state) = (Some(Arc::clone(allocated)), state);
+        (self.corrected_by, self.corrected_state) = (Some(Arc::clone(allocated)), state);
     }
 
     /// Corrects the log by one entry of kubelet's checkpoint, which proves to which pod the answer about these device IDs belongs.
-    fn reconcile_entry(&mut self, entry: &Allocated, pods: &NodePods) {
+    fn correct_by_entry(&mut self, entry: &Allocated, pods: &NodePods) {
         let answers = self.answers.get_mut(&entry.resource);
         let Some(answer) = answers.and_then(|answers| answers.get_mut(&entry.ids)) else {
             return;

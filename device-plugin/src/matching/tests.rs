@@ -184,7 +184,7 @@ fn equal_pods_admitted_in_another_order_are_planned_to_swap() {
     );
     scene
         .log
-        .reconcile(&Arc::new(vec![written("b", "u2", Memory, &["x"])]), &scene.pods);
+        .correct_by_checkpoint(&Arc::new(vec![written("b", "u2", Memory, &["x"])]), &scene.pods);
     assert_eq!(
         scene.call_for(Memory, 2, "y"),
         ("a/0".to_owned(), "minor 1".to_owned())
@@ -208,7 +208,9 @@ fn each_record_is_used_once() {
         let ids = format!("id{n}");
         given.push(scene.call_for(Memory, 2, &ids).1);
         known.push(written(&format!("p{n}"), "u2", Memory, &[&ids]));
-        scene.log.reconcile(&Arc::new(known.clone()), &scene.pods);
+        scene
+            .log
+            .correct_by_checkpoint(&Arc::new(known.clone()), &scene.pods);
     }
     given.sort();
     assert_eq!(given, ["minor 0", "minor 1", "minor 2", "minor 3"]);
@@ -221,7 +223,7 @@ fn a_planned_swap_with_a_deleted_pod_is_dropped() {
     assert_eq!(scene.call_for(Memory, 2, "x").0, "a/0");
     scene
         .log
-        .reconcile(&Arc::new(vec![written("b", "u2", Memory, &["x"])]), &scene.pods);
+        .correct_by_checkpoint(&Arc::new(vec![written("b", "u2", Memory, &["x"])]), &scene.pods);
     scene.pods.delete(&PodUid::from("b"));
     scene.log.forget_gone(&scene.pods);
     assert_eq!(
@@ -241,7 +243,7 @@ fn pods_with_different_amounts_do_not_swap() {
     assert_eq!(scene.call_for(Shared, 1, "x").0, "a/0");
     scene
         .log
-        .reconcile(&Arc::new(vec![written("b", "s1", Shared, &["x"])]), &scene.pods);
+        .correct_by_checkpoint(&Arc::new(vec![written("b", "s1", Shared, &["x"])]), &scene.pods);
     assert_eq!(
         scene.call_for(Shared, 1, "y"),
         ("a/0".to_owned(), "minor 0".to_owned())
@@ -254,13 +256,17 @@ fn a_checkpoint_entry_of_an_ended_pod_proves_nothing() {
     let mut scene = Scene::new([pod("old", 1, [units(2)]).on([0])]);
     assert_eq!(scene.call_for(Memory, 2, "x").0, "old/0");
     let stale = written("old", "u2", Memory, &["x"]);
-    scene.log.reconcile(&Arc::new(vec![stale.clone()]), &scene.pods);
+    scene
+        .log
+        .correct_by_checkpoint(&Arc::new(vec![stale.clone()]), &scene.pods);
     scene.pods.apply(pod("new", 2, [units(2)]).on([1]));
     assert_eq!(
         scene.call_for(Memory, 2, "x"),
         ("new/0".to_owned(), "minor 1".to_owned())
     );
-    scene.log.reconcile(&Arc::new(vec![stale]), &scene.pods);
+    scene
+        .log
+        .correct_by_checkpoint(&Arc::new(vec![stale]), &scene.pods);
     assert_eq!(scene.call(Memory, 2), "NoPod");
 }
 
@@ -277,7 +283,7 @@ fn a_call_answered_before_its_pod_was_known_is_recorded_later() {
     scene.pods.apply(pod("a", 1, [units(2)]));
     scene
         .log
-        .reconcile(&Arc::new(vec![written("a", "u2", Memory, &["x"])]), &scene.pods);
+        .correct_by_checkpoint(&Arc::new(vec![written("a", "u2", Memory, &["x"])]), &scene.pods);
     assert_eq!(scene.call(Memory, 2), "NoPod");
 }
 
@@ -292,9 +298,9 @@ fn an_unchanged_checkpoint_is_read_again_when_its_pod_is_known() {
         None,
         ContainerAllocateResponse::default(),
     );
-    scene.log.reconcile(&known, &scene.pods);
+    scene.log.correct_by_checkpoint(&known, &scene.pods);
     scene.pods.apply(pod("a", 1, [units(2)]));
-    scene.log.reconcile(&known, &scene.pods);
+    scene.log.correct_by_checkpoint(&known, &scene.pods);
     assert_eq!(scene.call(Memory, 2), "NoPod");
 }
 

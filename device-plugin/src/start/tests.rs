@@ -122,7 +122,7 @@ fn the_check_is_repeated_while_kubelet_allocates_for_the_other_pod() {
     use crate::matching::{Call, MatchAttempt, match_call};
     let (pods, allocated) = scene(&[0, 1], &[Some(1), None]);
     let mut log = AllocateLog::default();
-    log.reconcile(&Arc::new(allocated.clone()), &pods);
+    log.correct_by_checkpoint(&Arc::new(allocated.clone()), &pods);
     for _ in 0..2 {
         let found = match_call(
             &pods,
