@@ -189,16 +189,11 @@ impl Cluster {
         };
         // The types of devices are counted over all nodes: those of the old object give way to those of the new one.
         let before = std::mem::replace(&mut state.device, device);
-        let classes_before = before
-            .as_ref()
-            .map(DeviceReport::other_devices)
-            .unwrap_or_default();
-        let classes = state
-            .device
-            .as_ref()
-            .map(DeviceReport::other_devices)
-            .unwrap_or_default();
-        let changed = self.kinds.replace(classes_before, classes, &self.names);
+        let [before, now] = [&before, &state.device].map(|device| {
+            let devices = device.as_ref().map(DeviceReport::other_devices);
+            devices.unwrap_or_default()
+        });
+        let changed = self.kinds.replace(before, now, &self.names);
         self.refresh_node(name);
         if changed.is_empty() {
             return;
