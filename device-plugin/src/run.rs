@@ -1,4 +1,7 @@
-//! Starts the parts of the plugin in its process: the watches, the tasks between them, and the servers for kubelet.
+//! Starts the parts of the plugin in its process.
+//!
+//! Both daemons start in the same phases: *state* (values that the parts share, and the metrics), *health* (probes and metrics are
+//! served), *watches*, *tasks*, *servers*, *farewell* (the part that has to end in order after SIGTERM).
 //!
 //! A process with `--uninstall` or `--at-boot` does something else instead of serving devices. No other module knows all parts.
 
@@ -86,10 +89,12 @@ fn check(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts every task and server of the plugin in the order that they depend on, and returns once the process has ended its
-/// farewell.
+/// Starts all parts of the plugin in the phases that the head of this file names, and serves until a signal or the end of a task
+/// ends the process.
 async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<()> {
     check(&config)?;
+
+    // State.
     let overrides =
         Arc::new(NodeOverrides::read(&config.override_files()).context("--device-labels, --gpu-partitions")?);
     let settings = config.settings();
@@ -105,29 +110,34 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
     let gauges = NodeGauges::register(&mut registry);
+
+    // Health. Probes are answered before the devices are found, since a driver may need minutes.
     let (known, registered) = (pods.subscribe(), registrations.subscribe());
     let readiness = move || readiness::check(&known, &registered);
-    let routes = health::router(readiness, MetricsText::new(registry));
-    // Probes are answered before the devices are found, since a driver may need minutes.
-    process.serve_health(routes).await?;
+    process
+        .serve_health(health::router(readiness, MetricsText::new(registry)))
+        .await?;
     let Some(inventory) = process.complete(find_devices(&config)).await? else {
         return Ok(());
     };
-    // From here to the end of this function nothing waits for the API server, and no task waits for another: kubelet gets the
-    // resources first, then the pods arrive, and containers start once the Device object and the pods are known.
+
+    // Watches. From here to the end of this function nothing waits for the API server, and no task waits for another: kubelet gets
+    // the resources first, then the pods arrive, and containers start once the Device object and the pods are known.
     let connection = Connection::new(config.process.kubeconfig.as_deref()).await?;
     let excluded = inventory.excluded.clone();
     let devices = tasks::watch_devices(&mut process.tasks, &config, inventory)?;
+    tasks::watch_pods(&mut process.tasks, &config, &connection, pods.clone());
     let fleet = devices.fleet.clone();
     // kubelet's checkpoint is read before registration, after which it has the answers of this process.
     let keeps_units = keeps_memory_units(&config.device_plugin_dir, &settings, &fleet.borrow());
-    let (injection_sender, injection) = watch::channel(None);
     let readers = Readers::default();
     let spec_dir = settings.specs.path().to_owned();
     process
         .tasks
         .spawn("readers of CDI specs", readers.clone().watch(spec_dir));
-    // `NodeState` holds the receivers of two decisions whose tasks read `NodeState`, so the channels come before the tasks.
+
+    // Tasks. `NodeState` holds the receivers of two decisions whose tasks read `NodeState`, so the channels come before the tasks.
+    let (injection_sender, injection) = watch::channel(None);
     let (levels, enforcements) = watch::channel(Arc::default());
     let mut node = NodeState::new(settings, fleet, pods.subscribe(), &config.device_plugin_dir);
     (node.injection, node.readers, node.enforcements) = (injection, readers, enforcements);
@@ -152,15 +162,9 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
         metrics,
         process,
     };
+    let (seen_by_hook, seen) = watch::channel(SeenGpus::default());
     plugin.decide_injection(injection_sender);
-    let starts = plugin.check_starts(pods.clone(), blocked);
-    tasks::watch_pods(
-        &mut plugin.process.tasks,
-        &plugin.config,
-        &plugin.connection,
-        pods,
-    );
-    let seen = plugin.serve_runtime();
+    let starts = plugin.check_starts(pods, blocked);
     let published = tasks::publish(
         &mut plugin.process.tasks,
         &plugin.config,
@@ -177,8 +181,13 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
     }
     plugin.react_to_health(&published, devices.faults, devices.corrections);
     plugin.follow_kubelet();
-    let farewell = plugin.publish_state(&registrations);
+
+    // Servers.
+    plugin.serve_runtime(seen_by_hook);
     plugin.serve_kubelet(&starts, (&published, keeps_units), &registrations);
+
+    // Farewell.
+    let farewell = plugin.publish_state(&registrations);
     plugin.process.serve_until_signal(farewell.run()).await
 }
 
@@ -237,22 +246,6 @@ impl Plugin {
         Arc::new(StartChecker::new(context, blocked))
     }
 
-    /// Starts the NRI hook of the container runtime, if `--nri-socket` names a socket. Returns the GPUs that the hook has seen
-    /// containers get.
-    fn serve_runtime(&mut self) -> watch::Receiver<SeenGpus> {
-        let (sender, seen) = watch::channel(SeenGpus::default());
-        if let Some(socket) = self.config.nri_socket.clone() {
-            let hook = RuntimeHook::new(
-                Arc::clone(&self.node),
-                self.metrics.clone(),
-                sender,
-                self.config.unrestricted_namespaces.clone(),
-            );
-            self.spawn("runtime hook", serve_runtime(hook, socket));
-        }
-        seen
-    }
-
     /// Starts the task that decides on the enforcement level of memory limits on each GPU, now and whenever the driver, the runtime
     /// or the vendor's CDI specs change.
     fn decide_enforcement(&mut self, published: &Published, levels: watch::Sender<Arc<Enforcements>>) {
@@ -302,24 +295,17 @@ impl Plugin {
         );
     }
 
-    /// Starts the task that writes into the Node whether this plugin serves kubelet. Returns the farewell, which waits until the
-    /// Node says that it does not.
-    fn publish_state(&mut self, registrations: &watch::Sender<Registrations>) -> Farewell {
-        let (sender, is_written) = watch::channel(false);
-        let writer = PluginStateWriter::new(
-            &self.connection,
-            self.config.node_name.clone(),
-            self.config.pod_uid.clone().filter(|uid| !uid.is_empty()),
-        );
-        let signal = self.process.signal.clone();
-        self.spawn(
-            "state of the plugin",
-            writer.run(registrations.subscribe(), signal, sender),
-        );
-        Farewell {
-            registered: registrations.subscribe(),
-            is_written,
-            pods: self.node.pods.clone(),
+    /// Starts the NRI hook of the container runtime, if `--nri-socket` names a socket. `seen` gets the GPUs that the hook has seen
+    /// containers get.
+    fn serve_runtime(&mut self, seen: watch::Sender<SeenGpus>) {
+        if let Some(socket) = self.config.nri_socket.clone() {
+            let hook = RuntimeHook::new(
+                Arc::clone(&self.node),
+                self.metrics.clone(),
+                seen,
+                self.config.unrestricted_namespaces.clone(),
+            );
+            self.spawn("runtime hook", serve_runtime(hook, socket));
         }
     }
 
@@ -346,6 +332,27 @@ impl Plugin {
                 self.process.stop.clone(),
             );
             self.process.servers.spawn(resource.socket(), serving);
+        }
+    }
+
+    /// Starts the task that writes into the Node whether this plugin serves kubelet. Returns the farewell, which waits until the
+    /// Node says that it does not.
+    fn publish_state(&mut self, registrations: &watch::Sender<Registrations>) -> Farewell {
+        let (sender, is_written) = watch::channel(false);
+        let writer = PluginStateWriter::new(
+            &self.connection,
+            self.config.node_name.clone(),
+            self.config.pod_uid.clone().filter(|uid| !uid.is_empty()),
+        );
+        let signal = self.process.signal.clone();
+        self.spawn(
+            "state of the plugin",
+            writer.run(registrations.subscribe(), signal, sender),
+        );
+        Farewell {
+            registered: registrations.subscribe(),
+            is_written,
+            pods: self.node.pods.clone(),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! This file has the routes and reads requests. Each verb is a module with a function `answer`, from the body of the request
 //! to the body of the answer.
 
-mod attempts;
+mod avoided_nodes;
 pub mod bind;
 mod bind_limiter;
 mod evaluation;
@@ -42,7 +42,7 @@ use crate::config::{AnswerNodes, MisfitNodes, PREFIX, Serving};
 use crate::index::{Index, Shared};
 use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
-use attempts::Attempts;
+use avoided_nodes::AvoidedNodes;
 use bind_limiter::{BindLimiter, KeyedLock};
 use daemon::http_server::ClientCertificate;
 use filter_clients::FilterClients;
@@ -86,7 +86,7 @@ pub struct Extender {
 struct PodMemory {
     /// The pods of filters that no watch has shown yet.
     facts: RecentPods<PodFacts>,
-    attempts: Attempts,
+    avoided_nodes: AvoidedNodes,
     victims: RecentPods<NamedVictims>,
     retries: SampleRetries,
     waiting: WaitingPods,

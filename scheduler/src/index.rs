@@ -1,6 +1,6 @@
 //! The index: the cluster's state as watches have shown it and as binds have decided it. Every request is answered from it.
 //!
-//! Changes only through [`ObjectStore`] (watches), through assume, confirm and forget (binds), and
+//! Changes only through [`ObjectStore`] (watches), through [`Assumptions`] (binds), and
 //! through [`Index::tick`] (time). Does no I/O, reads no clock: callers bring the time.
 //!
 //! `cluster` accounts which pods hold which devices; the other parts keep hints, budgets, failing nodes and the state of
@@ -26,26 +26,21 @@ mod stamp;
 mod victims;
 pub(crate) mod view;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use placement::{
-    Fleet, Hints, Holdings, NodeId, NodePolicy, NodeView, OwnerId, Placement, Policies, Reason,
-    RequestedGpus, ResourceWeights,
-};
+use placement::{Fleet, NodeId, NodeView, OwnerId, Policies, ResourceWeights};
 use proto::node::Node;
 use proto::pod::{Pod, Taint};
-use proto::record::DEVICE_ALLOCATED;
 use proto::request::RequestError;
 use proto::request::hints::DemandedEnforcement;
 use proto::resource::ResourceNames;
-use proto::totals::HostResources;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::Notify;
 
-pub use assumption::{AssumeError, Assumed, Assumption, AssumptionState, Phase};
+pub use assumption::{AssumeError, Assumed, AssumptionState, Assumptions, Phase};
 
 pub use hints::{Attempt, HintQueue, HintTimes};
 pub use inspected::InspectedNode;
@@ -57,8 +52,8 @@ pub use snapshot::{GpuSnapshot, NamespaceSnapshot, Snapshot};
 pub use stamp::Stamps;
 pub use victims::{Preemptor, Promised};
 
-use crate::accounting::{self, Bound, PodFacts};
-use crate::bind::{PodBinding, PodId, PodLookup};
+use crate::accounting::PodFacts;
+use crate::bind::PodId;
 pub use crate::watch::Shared;
 
 use crate::watch::ObjectStore;
@@ -67,11 +62,7 @@ use cluster::Cluster;
 use eviction::PlainPods;
 use failing::FailingNodes;
 use plugins::Plugins;
-use pods::PodEntry;
-use record::record;
-
-/// Time after which a write without an answer has certainly ended: far longer than the timeout that the API server was given.
-const UNDER_WAY: Duration = Duration::from_secs(60);
+use resource_demand::requests_devices;
 
 /// Nodes, devices, pods, and the devices that pods hold.
 #[derive(Debug)]
@@ -247,19 +238,13 @@ impl Index {
 
     /// Returns true if the binding of an assumption is being written, or may have been written without an answer.
     pub fn has_unknown_outcomes(&self) -> bool {
-        let mut open = self.cluster.assumptions();
+        let mut open = self.cluster.open_assumptions();
         open.any(|assumption| assumption.state.phase != Phase::Written)
     }
 
-    /// Ends this replica's term as the leader: another replica may decide from now on, and may give away the devices of
-    /// open assumptions, so that their bindings are not written again.
-    pub fn end_term(&mut self) {
-        for entry in self.cluster.pods.values_mut() {
-            // The assumption itself stays counted: a write of its binding that is under way may still get through.
-            if let Some(assumption) = &mut entry.assumption {
-                assumption.outlived = true;
-            }
-        }
+    /// The assumptions of all pods, to change them.
+    pub fn assumptions(&mut self) -> Assumptions<'_> {
+        Assumptions { index: self }
     }
 
     /// Returns true if a Node object of this name exists.
@@ -316,12 +301,17 @@ impl Index {
         uid: &'a str,
         facts: &PodFacts,
     ) -> Result<Option<ResourceDemand<'a>>, RequestError> {
-        self.cluster.demand(uid, facts)
+        ResourceDemand::of_pod(&self.cluster, uid, facts)
+    }
+
+    /// The demand of a pod without devices: with a policy that looks ahead, nodes are ranked so that CPU stays for GPU pods.
+    pub fn host_demand<'a>(&self, pod: &'a Pod) -> Option<ResourceDemand<'a>> {
+        ResourceDemand::of_cpu_only_pod(pod, self.cluster.policies)
     }
 
     /// Returns true if a pod requests devices, validly or not.
     pub fn requests_devices(&self, facts: &PodFacts) -> bool {
-        self.cluster.requests_devices(facts)
+        requests_devices(&self.cluster, facts)
     }
 
     /// The state in numbers.
@@ -464,18 +454,6 @@ impl Index {
         self.cluster.fleet.refresh_workload_model()
     }
 
-    /// The demand of a pod without devices: with a policy that looks ahead, nodes are ranked so that CPU stays for GPU pods.
-    pub fn host_demand<'a>(&self, pod: &'a Pod) -> Option<ResourceDemand<'a>> {
-        let policies = self.cluster.policies;
-        (policies.node == NodePolicy::Fill).then(|| ResourceDemand {
-            uid: pod.uid(),
-            host: accounting::host_amounts(HostResources::of_pod(pod)),
-            policies,
-            in_units: true,
-            ..ResourceDemand::default()
-        })
-    }
-
     /// Returns true if a pod may still want a place: it is not bound, or not shown yet.
     pub fn is_pending(&self, uid: &str) -> bool {
         let entry = self.cluster.pods.get(uid);
@@ -502,212 +480,16 @@ impl Index {
         entries.any(|entry| entry.eviction.is_leaving && entry.eviction.rank.priority < priority)
     }
 
-    /// Chooses devices for a pod on a node and reserves them. A pod that is assumed already gets the same binding again.
-    ///
-    /// # Errors
-    /// The reason for which the pod cannot be bound there.
-    pub fn assume(
-        &mut self,
-        pod: &PodId,
-        facts: &PodFacts,
-        node: &str,
-        nanos: u64,
-        now: Instant,
-    ) -> Result<Assumed, AssumeError> {
-        let entry = self.cluster.pods.get_mut(pod.uid.as_str());
-        let shown = entry.as_ref().and_then(|entry| entry.facts.bound.as_ref());
-        if let Some(bound) = shown.or(facts.bound.as_ref()) {
-            if *bound.node == *node {
-                return Ok(Assumed::AlreadyBound);
-            }
-            let node = bound.node.to_string();
-            return Err(AssumeError::BoundElsewhere { node });
-        }
-        // kube-scheduler repeats a bind whose answer it did not get.
-        if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
-            return assumption.repeat(node, now);
-        }
-        // kube-scheduler may have seen a new node before us; what it has is not known until we see it too.
-        if !self.knows_node(node) {
-            return Err(AssumeError::NoRoom {
-                node: node.to_owned(),
-                reason: Reason::NoDevice,
-                detail: None,
-            });
-        }
-        // Device objects may have changed since the caller looked, so that the pod requests no device any more.
-        let demand = self.cluster.demand(&pod.uid, facts)?.unwrap_or_default();
-        let placement = self.choose(&demand, node)?;
-        let stamp = self.stamps.next(nanos);
-        let record = record(&self.cluster, facts.request.gpus(), node, &placement, stamp);
-        let mut annotations = record.annotations();
-        // Where nothing is chosen here, a record that came with a copied pod must not be taken for what was chosen.
-        annotations
-            .entry(DEVICE_ALLOCATED.to_owned())
-            .or_insert_with(|| "{}".to_owned());
-        let binding = PodBinding {
-            pod: pod.clone(),
-            node: node.to_owned(),
-            annotations,
-            labels: facts.labels_on(node),
-        };
-        let owner = self.cluster.owner(&pod.uid);
-        let entry = self.cluster.pods.entry(owner.clone());
-        let entry = entry.or_insert_with(|| PodEntry::new(facts.clone()));
-        entry.assumption = Some(Box::new(Assumption::new(binding.clone(), stamp, now)));
-        // The hint has served its purpose; on another node its room is free again.
-        self.hints.end_hint(&mut self.cluster, &pod.uid, Some(node));
-        // Policies that look ahead count the CPU of the pod now, not only when a watch shows the pod bound.
-        self.cluster.fleet.set_host_use(&owner, node, facts.host);
-        Ok(Assumed::Write {
-            binding,
-            stamp,
-            repeated: false,
-        })
-    }
-
-    /// Chooses devices on a node and reserves them. Room that is kept for other pods is taken only if there is no other;
-    /// a pod that loses its room fails its own bind, and kube-scheduler filters it again.
-    fn choose(&mut self, demand: &ResourceDemand<'_>, node: &str) -> Result<Placement, AssumeError> {
-        let owner = self.cluster.owner(demand.uid);
-        let placement = match self.cluster.fleet.node_id(node) {
-            Some(id) => self.choose_on(id, node, demand),
-            // A node without known devices takes pods that need none of them, and the vendor's pods with whole GPUs.
-            None => match self.filter().fit(node, demand) {
-                Ok(_) => return Ok(self.hold_unknown(&owner, demand, node)),
-                Err(reason) => Err(reason),
-            },
-        };
-        let placement = placement.map_err(|reason| AssumeError::NoRoom {
-            node: node.to_owned(),
-            reason,
-            detail: self.filter().detail(node, demand, reason),
-        })?;
-        if let Some(id) = self.cluster.fleet.node_id(node)
-            && placement != Placement::default()
-        {
-            let reserved = self.cluster.fleet.reserve(&owner, id, &placement);
-            reserved.map_err(|source| AssumeError::Reserve {
-                node: node.to_owned(),
-                source,
-            })?;
-        }
-        Ok(placement)
-    }
-
-    /// Chooses devices on a node of the fleet.
-    fn choose_on(&self, id: NodeId, node: &str, demand: &ResourceDemand<'_>) -> Result<Placement, Reason> {
-        // The engine checks the room itself when it chooses; only the facts that it does not know are checked here.
-        self.filter().check_served(node, demand)?;
-        let (fleet, policy) = (&self.cluster.fleet, demand.policies.device);
-        let respecting = Hints::RespectOthers(demand.uid);
-        fleet
-            .choose(id, demand.devices(), policy, respecting)
-            .or_else(|_| fleet.choose(id, demand.devices(), policy, Hints::Ignore))
-    }
-
-    /// Counts the GPUs that a pod will hold on a node whose devices are not known; kubelet chooses them.
-    fn hold_unknown(&mut self, owner: &OwnerId, demand: &ResourceDemand<'_>, node: &str) -> Placement {
-        let mut placement = Placement::default();
-        if let RequestedGpus::Whole(n) = demand.gpus {
-            (placement.unknown_whole, placement.is_vendor) = (n, true);
-            self.cluster.fleet.hold(owner, node, Holdings::from(&placement));
-        }
-        placement
-    }
-
-    /// Notes that the binding of an assumption is written.
-    pub fn confirm(&mut self, uid: &str, stamp: u64, now: Instant) {
-        self.set_phase(uid, stamp, Phase::Written, now);
-    }
-
-    /// Confirms the assumption of a pod that a read of the API server found on the assumed node. The pod then holds what the
-    /// annotations that were read say, as another scheduler may have written them.
-    pub fn confirm_found(
-        &mut self,
-        uid: &str,
-        stamp: u64,
-        annotations: &BTreeMap<String, String>,
-        now: Instant,
-    ) {
-        self.confirm(uid, stamp, now);
-        let Some(assumption) = self.cluster.assumption_mut(uid, stamp) else {
-            return;
-        };
-        let binding = &mut assumption.binding;
-        if Bound::read(&binding.node, Some(annotations)).assumed_at != Some(stamp) {
-            binding.annotations.clone_from(annotations);
-            let owner = self.cluster.owner(uid);
-            self.cluster.account(&owner);
-        }
-    }
-
-    /// Notes that the outcome of a write is unknown: the binding of the assumption may have been written.
-    pub fn mark_unknown(&mut self, uid: &str, stamp: u64, now: Instant) {
-        self.set_phase(uid, stamp, Phase::Unknown, now);
-    }
-
-    /// Notes the phase in which the assumption with this stamp is since `now`; an assumption of another stamp stays as it is.
-    fn set_phase(&mut self, uid: &str, stamp: u64, phase: Phase, now: Instant) {
-        if let Some(assumption) = self.cluster.assumption_mut(uid, stamp) {
-            assumption.state.phase = phase;
-            assumption.state.since = now;
-            assumption.unlisted = false;
-        }
-    }
-
-    /// Takes back an assumption whose binding has certainly not been written, and will not be: its devices are free again.
-    pub fn forget(&mut self, uid: &str, stamp: u64) {
-        if self.cluster.assumption_mut(uid, stamp).is_none() {
-            return;
-        }
-        let Some(entry) = self.cluster.pods.get_mut(uid) else {
-            return;
-        };
-        (entry.assumption, entry.problem) = (None, None);
-        let is_unseen = entry.list == 0;
-        self.cluster.fleet.release(uid);
-        self.cluster.fleet.clear_host_use(uid);
-        if is_unseen {
-            objects::remove_pod(self, uid);
-        }
-    }
-
     /// The state of a pod's assumption; `None` once a watch has shown the pod bound, or the assumption was taken back.
     pub fn assumption_state(&self, uid: &str) -> Option<AssumptionState> {
         Some(self.cluster.assumption(uid)?.state)
-    }
-
-    /// Confirms or takes back a pod's assumption by what a read of the pod has found. `state` is that of the assumption before the
-    /// read; if the assumption has changed since, nothing happens. Returns true if nothing is left to settle.
-    ///
-    /// A pod that was found unbound settles nothing for a while: the write of its binding may still be under way.
-    pub fn settle(&mut self, uid: &str, state: AssumptionState, found: &PodLookup, now: Instant) -> bool {
-        let Some(assumption) = self.cluster.assumption(uid) else {
-            return true;
-        };
-        if assumption.state != state {
-            return false;
-        }
-        let n_openings = self.cluster.fleet.n_openings();
-        match found {
-            PodLookup::Bound { node, annotations } if *node == assumption.binding.node => {
-                self.confirm_found(uid, state.stamp, annotations, now);
-            }
-            PodLookup::Unbound if now.saturating_duration_since(state.since) < UNDER_WAY => return false,
-            PodLookup::Gone => objects::remove_pod(self, uid),
-            // If another scheduler has bound it, the watch will show where; the room here is free.
-            PodLookup::Bound { .. } | PodLookup::Unbound => self.forget(uid, state.stamp),
-        }
-        self.cluster.note_silent_since(n_openings);
-        true
     }
 
     /// The pods to look up, with the states of their assumptions: those assumed longer ago than `limit` that no watch has shown
     /// bound, and those that a complete list of pods lacks.
     pub fn overdue(&self, now: Instant, limit: Duration) -> Vec<(PodId, AssumptionState)> {
         let mut overdue = Vec::new();
-        for assumption in self.cluster.assumptions() {
+        for assumption in self.cluster.open_assumptions() {
             // A watch that hangs shows nothing, so age alone is a reason to look.
             let is_old = now.saturating_duration_since(assumption.state.since) >= limit;
             if assumption.unlisted || is_old {

@@ -118,10 +118,10 @@ pub fn bind(
     let Some(facts) = facts.cloned() else {
         return Ok(PodBinding::without_devices(pod.clone(), node));
     };
-    match index.assume(pod, &facts, node, nanos, now)? {
+    match index.assumptions().assume(pod, &facts, node, nanos, now)? {
         Assumed::AlreadyBound => Ok(PodBinding::without_devices(pod.clone(), node)),
         Assumed::Write { binding, stamp, .. } => {
-            index.confirm(&pod.uid, stamp, now);
+            index.assumptions().confirm(&pod.uid, stamp, now);
             Ok(binding)
         }
     }

@@ -1,4 +1,7 @@
-//! Starts the parts of the scheduler in its process: the watches, the tasks between them, and the servers.
+//! Starts the parts of the scheduler in its process.
+//!
+//! Both daemons start in the same phases: *state* (values that the parts share, and the metrics), *health* (probes and metrics are
+//! served), *watches*, *tasks*, *servers*, *farewell* (the part that has to end in order after SIGTERM).
 //!
 //! A process with a command on its command line carries the command out instead of serving. No other module knows all parts.
 
@@ -6,7 +9,6 @@ mod farewell;
 mod leader;
 mod tls;
 
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use axum::Router;
@@ -20,7 +22,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{Api, Client};
 use prometheus_client::registry::Registry;
 use proto::node::Node;
-use serde::de::DeserializeOwned;
+use proto::pod::Pod;
 use tracing::info;
 
 use leader::OwnReplica;
@@ -73,13 +75,15 @@ async fn execute(command: Command, client: Client, secret: String, namespace: St
     Ok(())
 }
 
-/// Starts all tasks and servers of the scheduler, and serves until a signal or the end of a task ends the process.
+/// Starts all parts of the scheduler in the phases that the head of this file names, and serves until a signal or the end of a task
+/// ends the process.
 async fn serve_requests(
     config: Config,
     connection: Connection,
     namespace: String,
     mut process: Process,
 ) -> anyhow::Result<()> {
+    // State. The registry of metrics must be complete before it is served.
     let client = connection.client.clone();
     let replica = OwnReplica::new(&config, &namespace);
     let index = Shared::new(index(&config).watching_plugins_in(&namespace).prewarming());
@@ -87,66 +91,74 @@ async fn serve_requests(
     let locked = index.clone();
     process.watch_lock("lock of the index", move || drop(locked.write()))?;
     let mut registry = Registry::with_prefix("gpushare_scheduler");
-    let extender = Arc::new(extender(
-        &config,
-        &client,
-        &index,
-        &replica.leadership,
-        &mut registry,
-    ));
-    replica.leadership.register(&mut registry);
-    let connection_resets = replica.leadership.connection_resets();
+    let leadership = &replica.leadership;
+    let extender = Arc::new(extender(&config, &client, &index, leadership, &mut registry));
+    leadership.register(&mut registry);
+    let connection_resets = leadership.connection_resets();
     let tls = tls::begin(&config, &client, &namespace, &mut registry, &mut process.tasks)?;
-    // The registry must be complete before it is served.
-    let lags = watch_all(&connection, &index, &replica, &mut process.tasks);
-    register_watches(&mut registry, lags);
-    serve_webhooks(&config, &index, tls.webhooks, &mut registry, &mut process).await?;
+    let webhooks = webhooks(&config, &index, &mut registry);
+    let lags = Lags::register(&mut registry);
     let metrics = MetricsText::new(registry);
+    let read_api = ReadApi::new(Arc::clone(&extender), process.stop.clone());
+    let read_api = Arc::new(read_api.with_certificates(tls.metrics));
+
+    // Health.
     process
         .serve_health(health_router(Arc::clone(&extender), metrics.clone()))
         .await?;
-    let read_api = ReadApi::new(Arc::clone(&extender), process.stop.clone());
-    let read_api = Arc::new(read_api.with_certificates(tls.metrics));
+
+    // Watches.
+    watch_objects(&connection, &index, lags, &replica, &mut process.tasks);
+
+    // Tasks. None of them decides where a pod goes: they check binds without an outcome, wake refused pods, and fill caches.
+    let tasks = &mut process.tasks;
+    tasks.spawn("history", Arc::clone(&read_api).record_history());
+    tasks.spawn(
+        "sweep of unsettled binds",
+        bind::sweep_unseen(Arc::clone(&extender)),
+    );
+    let room = Room::new(client, namespace);
+    tasks.spawn(
+        "announcements of room",
+        requeue::announce_room(Arc::clone(&extender), room),
+    );
+    tasks.spawn("prewarm", prewarm(index.clone()));
+
+    // Servers.
     let serving = &config.serving;
+    serve_webhooks(&config, webhooks, tls.webhooks, &mut process).await?;
     serve_views(serving, &read_api, tls.extender.clone(), &mut process).await?;
     let views = read_api::router(&read_api, PREFIX, serving.demands_certificates());
-    let routes = router(Arc::clone(&extender), metrics).merge(views);
+    let routes = router(extender, metrics).merge(views);
     let server = HttpServer {
         tls: tls.extender,
         connection_resets,
         ..HttpServer::new(listen(serving.listen).await?, routes)
     };
     process.serve("extender", server);
-    // None of these tasks decides where a pod goes: they check binds without an outcome, wake refused pods, and fill caches.
-    let tasks = &mut process.tasks;
-    tasks.spawn("history", read_api.record_history());
-    tasks.spawn(
-        "sweep of unsettled binds",
-        bind::sweep_unseen(Arc::clone(&extender)),
-    );
-    tasks.spawn(
-        "announcements of room",
-        requeue::announce_room(extender, Room::new(client, namespace)),
-    );
-    tasks.spawn("prewarm", prewarm(index.clone()));
-    // The election begins last: a process that cannot listen on one of its addresses must not become the leader.
+
+    // Farewell. The election begins last: a process that cannot listen on one of its addresses must not become the leader.
     let farewell = replica.begin(&connection, index, &mut process);
     process.serve_until_signal(farewell.run()).await
+}
+
+/// The webhooks, if they are configured.
+fn webhooks(config: &Config, index: &Shared<Index>, registry: &mut Registry) -> Option<Webhooks> {
+    let settings = config.admission.webhooks.as_ref()?;
+    let webhooks = Webhooks::new(config.admission.rules.clone(), index.clone(), registry);
+    Some(webhooks.demanding_certificates(settings.client_ca.is_some()))
 }
 
 /// Serves the webhooks, if they are configured.
 async fn serve_webhooks(
     config: &Config,
-    index: &Shared<Index>,
+    webhooks: Option<Webhooks>,
     tls: Option<CurrentTls>,
-    registry: &mut Registry,
     process: &mut Process,
 ) -> anyhow::Result<()> {
-    let Some(settings) = &config.admission.webhooks else {
+    let (Some(settings), Some(webhooks)) = (&config.admission.webhooks, webhooks) else {
         return Ok(());
     };
-    let webhooks = Webhooks::new(config.admission.rules.clone(), index.clone(), registry)
-        .demanding_certificates(settings.client_ca.is_some());
     let routes = admission::server::router(Arc::new(webhooks), PREFIX);
     let server = HttpServer {
         tls,
@@ -199,44 +211,57 @@ fn extender(
         .with_misfit_nodes(config.scheduling.misfit_nodes)
 }
 
-/// Watches every kind; returns the lags of the kinds that decisions depend on.
-fn watch_all(
-    connection: &Connection,
-    index: &Shared<Index>,
-    replica: &OwnReplica,
-    tasks: &mut Tasks,
-) -> Vec<WatchLag> {
-    // A cluster may withhold the right to watch budgets, so readiness does not wait for them, and no metric shows the lag of their
-    // watch.
-    let budgets = Api::<PodDisruptionBudget>::all(connection.client.clone());
-    let budgets = watch("disruption budgets", budgets, &connection.contact);
-    tasks.spawn("watch of disruption budgets", follow(budgets, index.clone()));
-    vec![
-        watch_kind::<Node>(("nodes", "watch of nodes"), connection, index, tasks),
-        watch_kind::<RawDevice>(("devices", "watch of devices"), connection, index, tasks),
-        replica.watch_pods(connection, index, tasks),
-    ]
+/// The lags of the watches that decisions depend on.
+struct Lags {
+    nodes: WatchLag,
+    devices: WatchLag,
+    pods: WatchLag,
 }
 
-/// Starts the task that shows all objects of one kind to the index; returns the lag of its watch for metrics.
-fn watch_kind<K>(
-    (name, task): (&'static str, &'static str),
+impl Lags {
+    /// The lags of watches that begin soon, shown in metrics.
+    fn register(registry: &mut Registry) -> Self {
+        let lags = Self {
+            nodes: WatchLag::new(<Index as ObjectStore<Node>>::KIND),
+            devices: WatchLag::new(<Index as ObjectStore<RawDevice>>::KIND),
+            pods: WatchLag::new(<Index as ObjectStore<Pod>>::KIND),
+        };
+        register_watches(
+            registry,
+            vec![lags.nodes.clone(), lags.devices.clone(), lags.pods.clone()],
+        );
+        lags
+    }
+}
+
+/// Starts the tasks that show the objects of every kind to the index.
+fn watch_objects(
     connection: &Connection,
     index: &Shared<Index>,
+    lags: Lags,
+    replica: &OwnReplica,
     tasks: &mut Tasks,
-) -> WatchLag
-where
-    K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
-    Index: ObjectStore<K>,
-{
-    let lag = WatchLag::new(<Index as ObjectStore<K>>::KIND);
-    let objects = watch(
-        name,
-        Api::<K>::all(lag.observe(&connection.client)),
-        &connection.contact,
+) {
+    let Connection { client, contact } = connection;
+    // A cluster may withhold the right to watch budgets, so readiness does not wait for them, and no metric shows the lag of their
+    // watch.
+    let budgets = watch(
+        "disruption budgets",
+        Api::<PodDisruptionBudget>::all(client.clone()),
+        contact,
     );
-    tasks.spawn(task, follow(objects, index.clone()));
-    lag
+    tasks.spawn("watch of disruption budgets", follow(budgets, index.clone()));
+    let nodes = watch("nodes", Api::<Node>::all(lags.nodes.observe(client)), contact);
+    tasks.spawn("watch of nodes", follow(nodes, index.clone()));
+    let devices = watch(
+        "devices",
+        Api::<RawDevice>::all(lags.devices.observe(client)),
+        contact,
+    );
+    tasks.spawn("watch of devices", follow(devices, index.clone()));
+    let pods = watch("pods", Api::<Pod>::all(lags.pods.observe(client)), contact);
+    let (barrier, index) = (replica.barrier.clone(), index.clone());
+    tasks.spawn("watch of pods", async move { barrier.follow(pods, index).await });
 }
 
 /// An empty index with the settings of the flags.

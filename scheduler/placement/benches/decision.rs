@@ -105,7 +105,9 @@ fn place(fleet: &mut Fleet, ids: &[NodeId], owner: &OwnerId, spec: PodProfile, p
     let Some((_, id)) = best(fleet, ids, ask, policies) else {
         return false;
     };
-    let placement = fleet.choose(id, ask, policies.device, Hints::Respect).unwrap();
+    let placement = fleet
+        .choose_devices(id, ask, policies.device, Hints::Respect)
+        .unwrap();
     fleet.reserve(owner, id, &placement).unwrap();
     let name = fleet.view(id).unwrap().name().to_owned();
     fleet.set_host_use(owner, &name, spec.host);

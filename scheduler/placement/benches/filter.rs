@@ -174,7 +174,7 @@ fn choose_and_reserve(criterion: &mut Criterion) {
     criterion.bench_function("choose, reserve and release", |b| {
         b.iter(|| {
             let placement = fleet
-                .choose(id, &request, DevicePolicy::Binpack, Hints::Respect)
+                .choose_devices(id, &request, DevicePolicy::Binpack, Hints::Respect)
                 .unwrap();
             fleet.reserve(&"pod".into(), id, &placement).unwrap();
             fleet.release("pod")

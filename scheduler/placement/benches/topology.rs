@@ -274,7 +274,7 @@ fn decide_one_node(criterion: &mut Criterion) {
         group.bench_function(*what, |b| {
             b.iter(|| {
                 fleet
-                    .choose(black_box(id), ask, DevicePolicy::Binpack, Hints::Respect)
+                    .choose_devices(black_box(id), ask, DevicePolicy::Binpack, Hints::Respect)
                     .is_ok()
             });
         });

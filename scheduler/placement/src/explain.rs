@@ -2,7 +2,7 @@
 //!
 //! They allocate freely and are not for the hot path.
 
-use crate::choice::fit::{fit_gpu, fit_whole, free_whole, need};
+use crate::choice::gpu_room::{fit_gpu, fit_whole, free_whole, need};
 use crate::data::amounts::{Amounts, HostAmounts, NamedAmounts};
 use crate::data::device::Device;
 use crate::data::holding::{Held, Hints, Holdings, Origin};

@@ -9,8 +9,8 @@ use crate::batch::prewarm::Prewarm;
 #[cfg(any(test, feature = "check"))]
 use crate::check::{Violation, check};
 use crate::choice::admit::{ReserveError, admit, is_placement};
-use crate::choice::choose::{ChoiceContext, choose, fit, misfit, score};
 use crate::choice::cost::WorkloadModel;
+use crate::choice::node_choice::{ChoiceContext, choose_devices, fit, misfit, score};
 use crate::choice::order::resource_scores;
 use crate::choice::preempt::{Preemption, Victims, preempt};
 use crate::data::amounts::{HostAmounts, HostLoad};
@@ -260,7 +260,7 @@ impl Fleet {
     ///
     /// # Errors
     /// The reason of [`Fleet::fit`].
-    pub fn choose<'r>(
+    pub fn choose_devices<'r>(
         &self,
         node: NodeId,
         request: impl Into<NodeRequest<'r>>,
@@ -269,7 +269,7 @@ impl Fleet {
     ) -> Result<Placement, Reason> {
         let request = request.into();
         let node = self.nodes.get(node).ok_or(Reason::NoDevice)?;
-        choose(node, request, policy, self.context(hints))
+        choose_devices(node, request, policy, self.context(hints))
     }
 
     /// The score of a node for a request after the best choice of its devices; 0 if there is no room.

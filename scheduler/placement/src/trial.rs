@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::choice::choose::{choose, score};
+use crate::choice::node_choice::{choose_devices, score};
 use crate::data::amounts::HostAmounts;
 use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
 use crate::data::ident::{NodeId, OwnerId};
@@ -74,7 +74,7 @@ impl Trial {
         policies: Policies,
     ) -> Result<Placement, Reason> {
         let node = self.copies.get_mut(copy).ok_or(Reason::NoDevice)?;
-        let placement = choose(node, request, policies.device, fleet.context(Hints::Respect))?;
+        let placement = choose_devices(node, request, policies.device, fleet.context(Hints::Respect))?;
         self.n_placements += 1;
         // No UID has a slash, so that the name is that of no pod.
         let owner = OwnerId::from(format!("trial/{}", self.n_placements).as_str());

@@ -167,8 +167,8 @@ pub(super) async fn answer(
             timer.ending = ending;
             extender.metrics.count_refused_bind(label);
             match error.cause() {
-                Cause::Node => extender.memory().attempts.fail(&uid, &node, now()),
-                Cause::Elsewhere => extender.memory().attempts.close(&uid),
+                Cause::Node => extender.memory().avoided_nodes.note_failed(&uid, &node, now()),
+                Cause::Elsewhere => extender.memory().avoided_nodes.end_count(&uid),
                 Cause::Unclear => {}
             }
             let error = shorten(&format!("{:#}", anyhow::Error::from(error)));
@@ -285,7 +285,11 @@ async fn decide_and_write(
 ) -> Result<Option<String>, BindError> {
     let nanos =
         u64::try_from(chrono::Utc::now().timestamp_nanos_opt().unwrap_or_default()).unwrap_or_default();
-    let assumed = extender.index.write().assume(&pod, facts, node, nanos, now())?;
+    let assumed = extender
+        .index
+        .write()
+        .assumptions()
+        .assume(&pod, facts, node, nanos, now())?;
     let Assumed::Write {
         binding,
         stamp,
@@ -296,17 +300,27 @@ async fn decide_and_write(
     };
     let outcome = extender.binder.bind(&binding, deadline).await;
     match &outcome {
-        BindOutcome::Bound => extender.index.write().confirm(&pod.uid, stamp, now()),
+        BindOutcome::Bound => extender
+            .index
+            .write()
+            .assumptions()
+            .confirm(&pod.uid, stamp, now()),
         BindOutcome::OnNode(annotations) => {
             let mut index = extender.index.write();
-            index.confirm_found(&pod.uid, stamp, annotations, now());
+            index
+                .assumptions()
+                .confirm_found(&pod.uid, stamp, annotations, now());
         }
         BindOutcome::Refused(_) | BindOutcome::Busy(_) if !repeated => {
-            extender.index.write().forget(&pod.uid, stamp);
+            extender.index.write().assumptions().forget(&pod.uid, stamp);
         }
         // An earlier write of the same binding may have got through, whatever the outcome of this one is.
         BindOutcome::Refused(_) | BindOutcome::Busy(_) | BindOutcome::Unknown(_) => {
-            extender.index.write().mark_unknown(&pod.uid, stamp, now());
+            extender
+                .index
+                .write()
+                .assumptions()
+                .mark_unknown(&pod.uid, stamp, now());
             if resolving(extender).insert((pod.uid.as_str().into(), stamp)) {
                 tokio::spawn(named(
                     "outcome of a bind",
@@ -361,7 +375,11 @@ async fn check_outcome(extender: &Extender, pod: &PodId, state: AssumptionState)
     let PodId { namespace, name, uid } = pod;
     match extender.binder.find(pod).await {
         Ok(found) => {
-            let settled = extender.index.write().settle(uid, state, &found, now());
+            let settled = extender
+                .index
+                .write()
+                .assumptions()
+                .settle(uid, state, &found, now());
             debug!(
                 namespace,
                 pod = name,

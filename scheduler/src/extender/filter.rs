@@ -220,8 +220,8 @@ impl<'r> Filter<'_, 'r> {
         let failed = self
             .extender
             .memory()
-            .attempts
-            .begin(pod.uid(), is_gang_member, self.now);
+            .avoided_nodes
+            .count_return(pod.uid(), is_gang_member, self.now);
         let ranker = Ranker {
             index: self.index,
             spec: &pod.spec,
@@ -303,7 +303,7 @@ fn remember(extender: &Extender, uid: &str, unseen_facts: Option<PodFacts>, refu
     }
 }
 
-/// Keeps room for the pod on the best node, or on the only one that fits, and remembers the attempt.
+/// Keeps room for the pod on the best node, or on the only one that fits, and notes the node that the pod is sent to.
 fn keep_room(
     extender: &Extender,
     request: &FilterRequest<'_>,
@@ -314,9 +314,9 @@ fn keep_room(
     let (uid, attempt) = (resources.uid, Attempt::of(&request.pod));
     let first = evaluation.reported.first();
     match first {
-        None => extender.memory().attempts.close(uid),
+        None => extender.memory().avoided_nodes.end_count(uid),
         Some(first) if evaluation.reported.len() < evaluation.n_fitting => {
-            extender.memory().attempts.send(uid, first.name);
+            extender.memory().avoided_nodes.note_sent(uid, first.name);
         }
         // kube-scheduler chooses among all fitting nodes, so that a return of the pod would say nothing of a single node.
         Some(_) => {}

@@ -23,7 +23,7 @@ pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError>
     let facts = PodFacts::of(&pod, index.names());
     // Evaluated again and not taken from the filter: kube-scheduler may ask about other nodes, and the cache has the results.
     let demand = Demand::of(&index, &pod, facts.as_ref());
-    let failed = extender.memory().attempts.avoided(pod.uid(), super::now());
+    let failed = extender.memory().avoided_nodes.avoided(pod.uid(), super::now());
     let ranker = Ranker {
         index: &index,
         spec: &pod.spec,

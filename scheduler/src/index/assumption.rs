@@ -1,21 +1,37 @@
 //! Assumptions. An assumption is the decision of a bind until the watch of pods shows the pod bound: a node, and devices there
 //! that are chosen and reserved for the pod.
 
-use std::time::Instant;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use placement::{Reason, ReserveError};
-
+use placement::{Hints, Holdings, NodeId, OwnerId, Placement, Reason, RequestedGpus, ReserveError};
+use proto::record::DEVICE_ALLOCATED;
 use proto::request::RequestError;
 
-use crate::bind::PodBinding;
+use super::Index;
+use super::objects::remove_pod;
+use super::pods::PodEntry;
+use super::record::record;
+use super::resource_demand::ResourceDemand;
+use crate::accounting::{Bound, PodFacts};
+use crate::bind::{PodBinding, PodId, PodLookup};
+
+/// Time after which a write without an answer has certainly ended: far longer than the timeout that the API server was given.
+const UNDER_WAY: Duration = Duration::from_secs(60);
+
+/// The assumptions of all pods, through which binds change the index.
+#[derive(Debug)]
+pub struct Assumptions<'i> {
+    pub(super) index: &'i mut Index,
+}
 
 /// The decision of a bind that the watch of pods has not shown yet.
 #[derive(Clone, Debug)]
-pub struct Assumption {
+pub(super) struct Assumption {
     /// The binding as it is written, every time it is written.
-    pub binding: PodBinding,
+    pub(super) binding: PodBinding,
     /// The progress of the write.
-    pub state: AssumptionState,
+    pub(super) state: AssumptionState,
     /// True if a complete list of pods, after the binding was written, lacks its pod: the pod was deleted, or is younger than the
     /// list.
     pub(super) unlisted: bool,
@@ -45,7 +61,7 @@ pub struct AssumptionState {
     pub(super) since: Instant,
 }
 
-/// The result of [`super::Index::assume`].
+/// The result of [`Assumptions::assume`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Assumed {
     /// The binding to write.
@@ -138,5 +154,245 @@ impl Assumption {
             stamp: self.state.stamp,
             repeated: true,
         })
+    }
+}
+
+impl Assumptions<'_> {
+    /// Chooses devices for a pod on a node and reserves them. A pod that is assumed already gets the same binding again.
+    ///
+    /// # Errors
+    /// The reason for which the pod cannot be bound there.
+    pub fn assume(
+        &mut self,
+        pod: &PodId,
+        facts: &PodFacts,
+        node: &str,
+        nanos: u64,
+        now: Instant,
+    ) -> Result<Assumed, AssumeError> {
+        let entry = self.index.cluster.pods.get_mut(pod.uid.as_str());
+        let shown = entry.as_ref().and_then(|entry| entry.facts.bound.as_ref());
+        if let Some(bound) = shown.or(facts.bound.as_ref()) {
+            if *bound.node == *node {
+                return Ok(Assumed::AlreadyBound);
+            }
+            let node = bound.node.to_string();
+            return Err(AssumeError::BoundElsewhere { node });
+        }
+        // kube-scheduler repeats a bind whose answer it did not get.
+        if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
+            return assumption.repeat(node, now);
+        }
+        // kube-scheduler may have seen a new node before us; what it has is not known until we see it too.
+        if !self.index.knows_node(node) {
+            return Err(AssumeError::NoRoom {
+                node: node.to_owned(),
+                reason: Reason::NoDevice,
+                detail: None,
+            });
+        }
+        // Device objects may have changed since the caller looked, so that the pod requests no device any more.
+        let demand = ResourceDemand::of_pod(&self.index.cluster, &pod.uid, facts)?.unwrap_or_default();
+        let placement = self.choose_and_reserve(&demand, node)?;
+        let stamp = self.index.stamps.next(nanos);
+        let record = record(&self.index.cluster, facts.request.gpus(), node, &placement, stamp);
+        let mut annotations = record.annotations();
+        // Where nothing is chosen here, a record that came with a copied pod must not be taken for what was chosen.
+        annotations
+            .entry(DEVICE_ALLOCATED.to_owned())
+            .or_insert_with(|| "{}".to_owned());
+        let binding = PodBinding {
+            pod: pod.clone(),
+            node: node.to_owned(),
+            annotations,
+            labels: facts.labels_on(node),
+        };
+        let owner = self.index.cluster.owner(&pod.uid);
+        let entry = self.index.cluster.pods.entry(owner.clone());
+        let entry = entry.or_insert_with(|| PodEntry::new(facts.clone()));
+        entry.assumption = Some(Box::new(Assumption::new(binding.clone(), stamp, now)));
+        // The hint has served its purpose; on another node its room is free again.
+        self.index
+            .hints
+            .end_hint(&mut self.index.cluster, &pod.uid, Some(node));
+        // Policies that look ahead count the CPU of the pod now, not only when a watch shows the pod bound.
+        self.index.cluster.fleet.set_host_use(&owner, node, facts.host);
+        Ok(Assumed::Write {
+            binding,
+            stamp,
+            repeated: false,
+        })
+    }
+
+    /// Chooses devices on a node and reserves them. Room that is kept for other pods is taken only if there is no other;
+    /// a pod that loses its room fails its own bind, and kube-scheduler filters it again.
+    fn choose_and_reserve(
+        &mut self,
+        demand: &ResourceDemand<'_>,
+        node: &str,
+    ) -> Result<Placement, AssumeError> {
+        let owner = self.index.cluster.owner(demand.uid);
+        let placement = match self.index.cluster.fleet.node_id(node) {
+            Some(id) => self.choose_devices_on(id, node, demand),
+            // A node without known devices takes pods that need none of them, and the vendor's pods with whole GPUs.
+            None => match self.index.filter().fit(node, demand) {
+                Ok(_) => return Ok(self.hold_unknown_gpus(&owner, demand, node)),
+                Err(reason) => Err(reason),
+            },
+        };
+        let placement = placement.map_err(|reason| AssumeError::NoRoom {
+            node: node.to_owned(),
+            reason,
+            detail: self.index.filter().detail(node, demand, reason),
+        })?;
+        if let Some(id) = self.index.cluster.fleet.node_id(node)
+            && placement != Placement::default()
+        {
+            let reserved = self.index.cluster.fleet.reserve(&owner, id, &placement);
+            reserved.map_err(|source| AssumeError::Reserve {
+                node: node.to_owned(),
+                source,
+            })?;
+        }
+        Ok(placement)
+    }
+
+    /// Chooses devices on a node of the fleet.
+    fn choose_devices_on(
+        &self,
+        id: NodeId,
+        node: &str,
+        demand: &ResourceDemand<'_>,
+    ) -> Result<Placement, Reason> {
+        // The engine checks the room itself when it chooses; only the facts that it does not know are checked here.
+        self.index.filter().check_served(node, demand)?;
+        let (fleet, policy) = (&self.index.cluster.fleet, demand.policies.device);
+        let respecting = Hints::RespectOthers(demand.uid);
+        fleet
+            .choose_devices(id, demand.devices(), policy, respecting)
+            .or_else(|_| fleet.choose_devices(id, demand.devices(), policy, Hints::Ignore))
+    }
+
+    /// Counts the GPUs that a pod will hold on a node whose devices are not known; kubelet chooses them.
+    fn hold_unknown_gpus(&mut self, owner: &OwnerId, demand: &ResourceDemand<'_>, node: &str) -> Placement {
+        let mut placement = Placement::default();
+        if let RequestedGpus::Whole(n) = demand.gpus {
+            (placement.unknown_whole, placement.is_vendor) = (n, true);
+            self.index
+                .cluster
+                .fleet
+                .hold(owner, node, Holdings::from(&placement));
+        }
+        placement
+    }
+
+    /// Notes that the binding of an assumption is written.
+    pub fn confirm(&mut self, uid: &str, stamp: u64, now: Instant) {
+        self.set_phase(uid, stamp, Phase::Written, now);
+    }
+
+    /// Confirms the assumption of a pod that a read of the API server found on the assumed node. The pod then holds what the
+    /// annotations that were read say, as another scheduler may have written them.
+    pub fn confirm_found(
+        &mut self,
+        uid: &str,
+        stamp: u64,
+        annotations: &BTreeMap<String, String>,
+        now: Instant,
+    ) {
+        self.confirm(uid, stamp, now);
+        let Some(assumption) = self.index.cluster.assumption_mut(uid, stamp) else {
+            return;
+        };
+        let binding = &mut assumption.binding;
+        if Bound::read(&binding.node, Some(annotations)).assumed_at != Some(stamp) {
+            binding.annotations.clone_from(annotations);
+            let owner = self.index.cluster.owner(uid);
+            self.index.cluster.account(&owner);
+        }
+    }
+
+    /// Notes that the outcome of a write is unknown: the binding of the assumption may have been written.
+    pub fn mark_unknown(&mut self, uid: &str, stamp: u64, now: Instant) {
+        self.set_phase(uid, stamp, Phase::Unknown, now);
+    }
+
+    /// Notes the phase in which the assumption with this stamp is since `now`; an assumption of another stamp stays as it is.
+    fn set_phase(&mut self, uid: &str, stamp: u64, phase: Phase, now: Instant) {
+        if let Some(assumption) = self.index.cluster.assumption_mut(uid, stamp) {
+            assumption.state.phase = phase;
+            assumption.state.since = now;
+            assumption.unlisted = false;
+        }
+    }
+
+    /// Takes back an assumption whose binding has certainly not been written, and will not be: its devices are free again.
+    pub fn forget(&mut self, uid: &str, stamp: u64) {
+        if self.index.cluster.assumption_mut(uid, stamp).is_none() {
+            return;
+        }
+        let Some(entry) = self.index.cluster.pods.get_mut(uid) else {
+            return;
+        };
+        (entry.assumption, entry.problem) = (None, None);
+        let is_unseen = entry.list == 0;
+        self.index.cluster.fleet.release(uid);
+        self.index.cluster.fleet.clear_host_use(uid);
+        if is_unseen {
+            remove_pod(self.index, uid);
+        }
+    }
+
+    /// Confirms or takes back a pod's assumption by what a read of the pod has found. `state` is that of the assumption before the
+    /// read; if the assumption has changed since, nothing happens. Returns true if nothing is left to settle.
+    ///
+    /// A pod that was found unbound settles nothing for a while: the write of its binding may still be under way.
+    pub fn settle(&mut self, uid: &str, state: AssumptionState, found: &PodLookup, now: Instant) -> bool {
+        let Some(assumption) = self.index.cluster.assumption(uid) else {
+            return true;
+        };
+        if assumption.state != state {
+            return false;
+        }
+        let n_openings = self.index.cluster.fleet.n_openings();
+        match found {
+            PodLookup::Bound { node, annotations } if *node == assumption.binding.node => {
+                self.confirm_found(uid, state.stamp, annotations, now);
+            }
+            PodLookup::Unbound if now.saturating_duration_since(state.since) < UNDER_WAY => return false,
+            PodLookup::Gone => remove_pod(self.index, uid),
+            // If another scheduler has bound it, the watch will show where; the room here is free.
+            PodLookup::Bound { .. } | PodLookup::Unbound => self.forget(uid, state.stamp),
+        }
+        self.index.cluster.note_silent_since(n_openings);
+        true
+    }
+
+    /// Ends this replica's term as the leader: another replica may decide from now on, and may give away the devices of
+    /// open assumptions, so that their bindings are not written again.
+    pub fn end_term(&mut self) {
+        for entry in self.index.cluster.pods.values_mut() {
+            // The assumption itself stays counted: a write of its binding that is under way may still get through.
+            if let Some(assumption) = &mut entry.assumption {
+                assumption.outlived = true;
+            }
+        }
+    }
+
+    /// Marks the assumptions whose binding is written and whose pod is not in the complete list of pods. Such a pod was deleted, or
+    /// is younger than the list; the list cannot say which. So this wakes the task that asks the API server about the pod
+    /// (`extender::bind::sweep_unseen`).
+    pub(super) fn mark_unlisted(&mut self) {
+        let index = &mut *self.index;
+        for entry in index.cluster.pods.values_mut() {
+            if let Some(assumption) = entry.assumption.as_mut()
+                && entry.list != index.pod_list.number
+                && assumption.state.phase == Phase::Written
+            {
+                assumption.unlisted = true;
+                // If the task is not waiting at this moment, `Notify` keeps the notification for its next wait.
+                index.unlisted.notify_one();
+            }
+        }
     }
 }

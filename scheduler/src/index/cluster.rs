@@ -4,24 +4,21 @@
 //! one of these changes, the holdings of the pods that it concerns are worked out again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use placement::{Fleet, LimitLevel, NodeView, OwnerId, PodProfile, Policies};
+use placement::{Fleet, NodeView, OwnerId, PodProfile, Policies};
 use proto::kubelet_allocations::KubeletAllocations;
 use proto::node::Node;
 use proto::plugin_reports::{self, PodUids};
 use proto::request::hints::DemandedEnforcement;
-use proto::request::{Dialect, GpuRequest, Memory, RequestError};
 use proto::resource::{ISOLATION_PROVIDER, ResourceNames};
 use rustc_hash::FxHashMap;
 use tracing::warn;
 
 use super::assumption::Assumption;
 use super::pods::PodEntry;
-use super::resource_demand::ResourceDemand;
 use crate::accounting::kubelet_allocations::{self, AllocatedDevice, AllocationsByPod};
-use crate::accounting::{self, NodeContext, PluginReport, PodFacts, Recorded};
+use crate::accounting::{self, NodeContext, PluginReport, Recorded};
 use crate::inventory::device_types::Kinds;
 use crate::inventory::{self, DeviceReport, NodeReport};
 
@@ -115,61 +112,8 @@ impl Cluster {
     }
 
     /// The assumptions of all pods.
-    pub(super) fn assumptions(&self) -> impl Iterator<Item = &Assumption> {
+    pub(super) fn open_assumptions(&self) -> impl Iterator<Item = &Assumption> {
         self.pods.values().filter_map(|entry| entry.assumption.as_deref())
-    }
-
-    /// The demand of a pod, which is compared with nodes; `None` if the pod requests no device.
-    ///
-    /// # Errors
-    /// The rule that its request breaks on every node.
-    pub(super) fn demand<'a>(
-        &self,
-        uid: &'a str,
-        facts: &PodFacts,
-    ) -> Result<Option<ResourceDemand<'a>>, RequestError> {
-        let request = match &facts.request {
-            accounting::ParsedRequest::Valid(request) => request,
-            accounting::ParsedRequest::Invalid(error, _) => return Err((**error).clone()),
-        };
-        let gpus = request.gpus.as_ref();
-        if !self.allows_all_devices && gpus.is_some_and(|gpus| gpus.dialect == Dialect::AllDevices) {
-            return Err(RequestError::AllDevicesForbidden);
-        }
-        let others = self.kinds.requests(&request.others);
-        if gpus.is_none() && others.is_empty() {
-            return Ok(None);
-        }
-        let mut constraints = facts.constraints.clone().map_err(|error| (*error).clone())?;
-        // A pod with whole GPUs needs no limit, as it shares them with no other.
-        let demanded = facts.preference.enforcement_or(self.enforcement);
-        if demanded == DemandedEnforcement::Driver && gpus.is_some_and(GpuRequest::is_shared) {
-            let mut demanding = constraints.as_deref().cloned().unwrap_or_default();
-            demanding.limits = LimitLevel::Driver;
-            constraints = Some(Arc::new(demanding));
-        }
-        // On a node whose memory unit is unknown, bytes and percent cannot be compared with the node's amounts.
-        let counts_bytes = gpus.is_some_and(|gpus| {
-            gpus.dialect == Dialect::Koordinator && !matches!(gpus.memory, Memory::Units(_))
-        });
-        let gpus = gpus.map(accounting::requested_gpus).unwrap_or_default();
-        let isolation = facts.needed_isolation().map(Into::into);
-        Ok(Some(ResourceDemand {
-            uid,
-            gpus,
-            others,
-            constraints,
-            in_units: !counts_bytes,
-            isolation,
-            policies: facts.preference.or(self.policies),
-            host: facts.host,
-        }))
-    }
-
-    /// Returns true if a pod requests devices, validly or not.
-    pub(super) fn requests_devices(&self, facts: &PodFacts) -> bool {
-        // The UID matters only for hints.
-        !matches!(self.demand("", facts), Ok(None))
     }
 
     /// Returns true if there is a Node object of this name.

@@ -424,7 +424,7 @@ impl HintQueue {
             if entry.facts.bound.is_some() || self.resting.contains_key(&owner) {
                 continue;
             }
-            let Ok(Some(demand)) = cluster.demand(owner.as_str(), &entry.facts) else {
+            let Ok(Some(demand)) = ResourceDemand::of_pod(cluster, owner.as_str(), &entry.facts) else {
                 continue;
             };
             if let Some(node) = cluster.fleet.node_id(&name) {
@@ -446,7 +446,10 @@ impl HintQueue {
     /// Keeps the room of a hint, and returns true if the node has it.
     fn keep(&mut self, cluster: &mut Cluster, node: NodeId, demand: &ResourceDemand<'_>, hint: Hint) -> bool {
         let (policy, hints) = (demand.policies.device, Hints::RespectOthers(demand.uid));
-        let Ok(placement) = cluster.fleet.choose(node, demand.devices(), policy, hints) else {
+        let Ok(placement) = cluster
+            .fleet
+            .choose_devices(node, demand.devices(), policy, hints)
+        else {
             return false;
         };
         let owner = cluster.owner(demand.uid);

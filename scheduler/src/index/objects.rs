@@ -14,7 +14,6 @@ use rustc_hash::FxHashMap;
 use tracing::warn;
 
 use super::Index;
-use super::assumption::Phase;
 use super::budgets::{Budget, namespace_and_name};
 use super::cluster::NodeState;
 use super::eviction::{Eviction, EvictionRank, PlainPod};
@@ -22,6 +21,7 @@ use super::failing::is_refused_by_kubelet;
 use super::hints::Attempt;
 use super::plugins::Standing;
 use super::pods::PodEntry;
+use super::resource_demand::requests_devices;
 use crate::accounting::kubelet_allocations::AllocationsByPod;
 use crate::accounting::{self, PodFacts};
 use crate::inventory::{self, DeviceReport};
@@ -271,7 +271,7 @@ impl ObjectStore<Pod> for Index {
 
     /// Forgets the pods that the complete list did not show.
     fn end_list(&mut self) {
-        mark_unlisted_assumptions(self);
+        self.assumptions().mark_unlisted();
         remove_unlisted_pods(self);
         if self.plugins.end_list(self.pod_list.number) {
             self.cluster.note_silent_opening();
@@ -279,7 +279,7 @@ impl ObjectStore<Pod> for Index {
         if !self.pod_list.synced {
             let mut entries = self.cluster.pods.values();
             self.began_with_pending = entries
-                .any(|entry| entry.facts.bound.is_none() && self.cluster.requests_devices(&entry.facts));
+                .any(|entry| entry.facts.bound.is_none() && requests_devices(&self.cluster, &entry.facts));
         }
         self.pod_list.synced = true;
         self.cluster.note_silent_since(self.pod_list.n_openings);
@@ -424,28 +424,12 @@ fn refresh_workload_if_due(index: &mut Index) {
     }
 }
 
-/// Marks the assumptions whose binding is written and whose pod is not in the complete list of pods. Such a pod was deleted, or
-/// is younger than the list; the list cannot say which. So this wakes the task that asks the API server about the pod
-/// (`extender::bind::sweep_unseen`).
-fn mark_unlisted_assumptions(index: &mut Index) {
-    for entry in index.cluster.pods.values_mut() {
-        if let Some(assumption) = entry.assumption.as_mut()
-            && entry.list != index.pod_list.number
-            && assumption.state.phase == Phase::Written
-        {
-            assumption.unlisted = true;
-            // If the task is not waiting at this moment, `Notify` keeps the notification for its next wait.
-            index.unlisted.notify_one();
-        }
-    }
-}
-
 /// Removes every trace of the pods that the complete list did not show.
 fn remove_unlisted_pods(index: &mut Index) {
     let number = index.pod_list.number;
     let mut gone: Vec<OwnerId> = Vec::new();
     for (uid, entry) in &index.cluster.pods {
-        // An assumed pod may be younger than the list: it stays, see `mark_unlisted_assumptions`.
+        // An assumed pod may be younger than the list: it stays, see `Assumptions::mark_unlisted`.
         if entry.list != number && entry.assumption.is_none() {
             gone.push(uid.clone());
         }

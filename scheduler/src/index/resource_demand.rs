@@ -2,7 +2,17 @@
 
 use std::sync::Arc;
 
-use placement::{Constraints, DeviceRequest, DeviceType, HostAmounts, NodeRequest, Policies, RequestedGpus};
+use placement::{
+    Constraints, DeviceRequest, DeviceType, HostAmounts, LimitLevel, NodePolicy, NodeRequest, Policies,
+    RequestedGpus,
+};
+use proto::pod::Pod;
+use proto::request::hints::DemandedEnforcement;
+use proto::request::{Dialect, GpuRequest, Memory, RequestError};
+use proto::totals::HostResources;
+
+use super::cluster::Cluster;
+use crate::accounting::{self, PodFacts};
 
 /// The demand of a pod for a node.
 #[derive(Clone, Debug, Default)]
@@ -25,7 +35,65 @@ pub struct ResourceDemand<'a> {
     pub host: HostAmounts,
 }
 
-impl ResourceDemand<'_> {
+impl<'a> ResourceDemand<'a> {
+    /// The demand of a pod, which is compared with nodes; `None` if the pod requests no device.
+    ///
+    /// # Errors
+    /// The rule that its request breaks on every node.
+    pub(super) fn of_pod(
+        cluster: &Cluster,
+        uid: &'a str,
+        facts: &PodFacts,
+    ) -> Result<Option<Self>, RequestError> {
+        let request = match &facts.request {
+            accounting::ParsedRequest::Valid(request) => request,
+            accounting::ParsedRequest::Invalid(error, _) => return Err((**error).clone()),
+        };
+        let gpus = request.gpus.as_ref();
+        if !cluster.allows_all_devices && gpus.is_some_and(|gpus| gpus.dialect == Dialect::AllDevices) {
+            return Err(RequestError::AllDevicesForbidden);
+        }
+        let others = cluster.kinds.requests(&request.others);
+        if gpus.is_none() && others.is_empty() {
+            return Ok(None);
+        }
+        let mut constraints = facts.constraints.clone().map_err(|error| (*error).clone())?;
+        // A pod with whole GPUs needs no limit, as it shares them with no other.
+        let demanded = facts.preference.enforcement_or(cluster.enforcement);
+        if demanded == DemandedEnforcement::Driver && gpus.is_some_and(GpuRequest::is_shared) {
+            let mut demanding = constraints.as_deref().cloned().unwrap_or_default();
+            demanding.limits = LimitLevel::Driver;
+            constraints = Some(Arc::new(demanding));
+        }
+        // On a node whose memory unit is unknown, bytes and percent cannot be compared with the node's amounts.
+        let counts_bytes = gpus.is_some_and(|gpus| {
+            gpus.dialect == Dialect::Koordinator && !matches!(gpus.memory, Memory::Units(_))
+        });
+        let gpus = gpus.map(accounting::requested_gpus).unwrap_or_default();
+        let isolation = facts.needed_isolation().map(Into::into);
+        Ok(Some(Self {
+            uid,
+            gpus,
+            others,
+            constraints,
+            in_units: !counts_bytes,
+            isolation,
+            policies: facts.preference.or(cluster.policies),
+            host: facts.host,
+        }))
+    }
+
+    /// The demand of a pod without devices, under a policy that looks ahead; `None` under all others.
+    pub(super) fn of_cpu_only_pod(pod: &'a Pod, policies: Policies) -> Option<Self> {
+        (policies.node == NodePolicy::Fill).then(|| Self {
+            uid: pod.uid(),
+            host: accounting::host_amounts(HostResources::of_pod(pod)),
+            policies,
+            in_units: true,
+            ..Self::default()
+        })
+    }
+
     /// Converts the request to the engine's type.
     #[inline]
     pub fn devices(&self) -> NodeRequest<'_> {
@@ -75,4 +143,10 @@ impl ResourceDemand<'_> {
             DeviceType::Other(_) => self.others.iter().any(|request| request.kind == *kind),
         }
     }
+}
+
+/// Returns true if a pod requests devices, validly or not.
+pub(super) fn requests_devices(cluster: &Cluster, facts: &PodFacts) -> bool {
+    // The UID matters only for hints.
+    !matches!(ResourceDemand::of_pod(cluster, "", facts), Ok(None))
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use placement::NodeView;
 
 use super::cluster::Cluster;
+use super::resource_demand::requests_devices;
 use super::{Index, view};
 use crate::inventory::record_id;
 
@@ -83,7 +84,7 @@ impl Snapshot {
         let (mut n_pending, mut n_assumed, mut n_conservative, mut n_contradicting) = (0, 0, 0, 0);
         for entry in cluster.pods.values() {
             let is_undecided = entry.facts.bound.is_none() && entry.assumption.is_none();
-            n_pending += u64::from(is_undecided && cluster.requests_devices(&entry.facts));
+            n_pending += u64::from(is_undecided && requests_devices(cluster, &entry.facts));
             n_assumed += u64::from(entry.assumption.is_some());
             n_conservative += u64::from(entry.problem.is_some());
             n_contradicting += u64::from(entry.contradicts);

@@ -37,7 +37,11 @@ fn assume(index: &mut Index, name: &str, now: Instant) -> u64 {
         name: name.to_owned(),
         uid: name.to_owned(),
     };
-    match index.assume(&id, &facts(name), "n1", 1, now).unwrap() {
+    match index
+        .assumptions()
+        .assume(&id, &facts(name), "n1", 1, now)
+        .unwrap()
+    {
         Assumed::Write { stamp, .. } => stamp,
         Assumed::AlreadyBound => panic!("not bound yet"),
     }
@@ -62,9 +66,9 @@ fn found_on(node: &str) -> PodLookup {
 fn only_the_named_decision_is_forgotten() {
     let (mut index, now) = (index(), Instant::now());
     let stamp = assume(&mut index, "p", now);
-    index.forget("p", stamp + 1);
+    index.assumptions().forget("p", stamp + 1);
     assert_eq!(phase(&index, stamp), Some(Phase::Writing));
-    index.forget("p", stamp);
+    index.assumptions().forget("p", stamp);
     assert_eq!(
         (
             phase(&index, stamp),
@@ -80,7 +84,7 @@ fn a_watched_pod_stays_pending_when_its_decision_is_forgotten() {
     let (mut index, now) = (index(), Instant::now());
     index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
     let stamp = assume(&mut index, "p", now);
-    index.forget("p", stamp);
+    index.assumptions().forget("p", stamp);
     assert_eq!(index.snapshot().n_pending, 1);
 }
 
@@ -88,11 +92,19 @@ fn a_watched_pod_stays_pending_when_its_decision_is_forgotten() {
 fn a_pod_read_as_unbound_settles_its_decision_only_after_a_while() {
     let (mut index, now) = (index(), Instant::now());
     let stamp = assume(&mut index, "p", now);
-    index.mark_unknown("p", stamp, now);
+    index.assumptions().mark_unknown("p", stamp, now);
     let moment = index.assumption_state("p").unwrap();
-    assert!(!index.settle("p", moment, &PodLookup::Unbound, now + Duration::from_secs(59)));
+    assert!(
+        !index
+            .assumptions()
+            .settle("p", moment, &PodLookup::Unbound, now + Duration::from_secs(59))
+    );
     assert_eq!(index.fleet().n_owners(), 1);
-    assert!(index.settle("p", moment, &PodLookup::Unbound, now + Duration::from_secs(60)));
+    assert!(
+        index
+            .assumptions()
+            .settle("p", moment, &PodLookup::Unbound, now + Duration::from_secs(60))
+    );
     assert_eq!(index.fleet().n_owners(), 0);
 }
 
@@ -102,9 +114,9 @@ fn the_pod_read_from_the_api_server_settles_a_decision() {
         let (mut index, now) = (index(), Instant::now());
         index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
         let stamp = assume(&mut index, "p", now);
-        index.mark_unknown("p", stamp, now);
+        index.assumptions().mark_unknown("p", stamp, now);
         let moment = index.assumption_state("p").unwrap();
-        assert!(index.settle("p", moment, &found, now), "{found:?}");
+        assert!(index.assumptions().settle("p", moment, &found, now), "{found:?}");
         assert_eq!(index.fleet().n_owners(), held, "{found:?}");
         assert_eq!(index.pod("p").is_none(), found == PodLookup::Gone, "{found:?}");
     }
@@ -115,13 +127,17 @@ fn the_pod_read_from_the_api_server_settles_a_decision() {
 fn a_decision_that_was_repeated_meanwhile_is_not_settled() {
     let (mut index, now) = (index(), Instant::now());
     let stamp = assume(&mut index, "p", now);
-    index.mark_unknown("p", stamp, now);
+    index.assumptions().mark_unknown("p", stamp, now);
     let moment = index.assumption_state("p").unwrap();
     let later = now + Duration::from_secs(100);
     assert_eq!(assume(&mut index, "p", later), stamp);
-    assert!(!index.settle("p", moment, &PodLookup::Unbound, later));
-    index.mark_unknown("p", stamp, later);
-    assert!(!index.settle("p", moment, &PodLookup::Gone, later));
+    assert!(
+        !index
+            .assumptions()
+            .settle("p", moment, &PodLookup::Unbound, later)
+    );
+    index.assumptions().mark_unknown("p", stamp, later);
+    assert!(!index.assumptions().settle("p", moment, &PodLookup::Gone, later));
     assert_eq!(
         (phase(&index, stamp), index.fleet().n_owners()),
         (Some(Phase::Unknown), 1)

@@ -9,7 +9,7 @@ use proto::request::{Dialect, GpuRequest, Memory};
 
 use super::Index;
 use super::cluster::{Cluster, NodeState};
-use super::resource_demand::ResourceDemand;
+use super::resource_demand::{ResourceDemand, requests_devices};
 use crate::accounting::ParsedRequest;
 use crate::inventory::record_id;
 
@@ -163,7 +163,7 @@ pub(crate) fn pending_pods(index: &Index, most: usize) -> (usize, Vec<PendingPod
             continue;
         };
         // A pod whose binding is under way is shown on its node.
-        if entry.assumption.is_some() || !cluster.requests_devices(&entry.facts) {
+        if entry.assumption.is_some() || !requests_devices(cluster, &entry.facts) {
             continue;
         }
         total += 1;

@@ -252,7 +252,7 @@ impl Elector {
             takeover.abort();
         }
         self.label.want(PodLabel::Absent);
-        self.index.write().end_term();
+        self.index.write().assumptions().end_term();
     }
 
     /// Takes over from the previous leader, then keeps the API server accepting this replica's bindings.

@@ -6,10 +6,6 @@ use daemon::api_server::Connection;
 use daemon::events;
 use daemon::panics::named;
 use daemon::process::Process;
-use daemon::supervise::Tasks;
-use daemon::watch::WatchLag;
-use kube::Api;
-use proto::pod::Pod;
 
 use crate::config::Config;
 use crate::index::{Index, Shared};
@@ -17,14 +13,14 @@ use crate::leader::elector::{Elector, ElectorSettings, take_over_alone};
 use crate::leader::version_check::watch_version;
 use crate::leader::watch_barrier::WatchBarrier;
 use crate::leader::{Leadership, PodName};
-use crate::watch::{ObjectStore, watch};
 
 use super::farewell::Farewell;
 
 /// This replica, alone or one of several.
 pub(super) struct OwnReplica {
     pub(super) leadership: Leadership,
-    barrier: WatchBarrier,
+    /// A new leader sees through it what its predecessor has written.
+    pub(super) barrier: WatchBarrier,
     /// The settings of the election; `None` for a replica without others.
     settings: Option<ElectorSettings>,
     bind_timeout: Duration,
@@ -57,21 +53,6 @@ impl OwnReplica {
             settings,
             bind_timeout,
         }
-    }
-
-    /// Watches the pods through the barrier, by which a new leader sees what its predecessor has written.
-    pub(super) fn watch_pods(
-        &self,
-        connection: &Connection,
-        index: &Shared<Index>,
-        tasks: &mut Tasks,
-    ) -> WatchLag {
-        let lag = WatchLag::new(<Index as ObjectStore<Pod>>::KIND);
-        let api: Api<Pod> = Api::all(lag.observe(&connection.client));
-        let pods = watch("pods", api, &connection.contact);
-        let (barrier, index) = (self.barrier.clone(), index.clone());
-        tasks.spawn("watch of pods", async move { barrier.follow(pods, index).await });
-        lag
     }
 
     /// Begins to take part in the election, or to decide alone. Returns the farewell: what this replica waits for, after a signal,

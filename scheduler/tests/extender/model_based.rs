@@ -247,7 +247,7 @@ impl Run {
             binding: order,
             stamp,
             ..
-        }) = self.index.assume(&id, &facts, node, 1, now)
+        }) = self.index.assumptions().assume(&id, &facts, node, 1, now)
         else {
             return;
         };
@@ -265,13 +265,14 @@ impl Run {
         decision.written = true;
         let Decision { order, stamp, .. } = decision;
         self.index
+            .assumptions()
             .confirm(&order.pod.uid, *stamp, std::time::Instant::now());
         write_to(self.pods.get_mut(&at).unwrap(), order);
     }
 
     fn lose(&mut self, at: usize) {
         if let Some(Decision { order, stamp, .. }) = self.open.get(&at).filter(|decision| !decision.written) {
-            self.index.forget(&order.pod.uid, *stamp);
+            self.index.assumptions().forget(&order.pod.uid, *stamp);
             self.open.remove(&at);
         }
     }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::batch::cache::{CachedScores, ScoreCache};
-use crate::choice::choose::{ChoiceContext, gpus_by_rules, score};
 use crate::choice::cost::{cost_decides, cost_of_gpus};
+use crate::choice::node_choice::{ChoiceContext, gpus_by_rules, score};
 use crate::data::holding::Hints;
 use crate::data::ident::NodeId;
 use crate::data::policy::{NodePolicy, Policies, Score};

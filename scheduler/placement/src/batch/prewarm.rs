@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::batch::cache::{RequestKey, ScoreCache};
 use crate::batch::evaluation::BatchEvaluation;
-use crate::choice::choose::ChoiceContext;
 use crate::choice::cost::WorkloadModel;
+use crate::choice::node_choice::ChoiceContext;
 use crate::data::ident::NodeId;
 use crate::state::nodes::Nodes;
 

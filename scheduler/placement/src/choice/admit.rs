@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::choice::fit::fit_whole;
+use crate::choice::gpu_room::fit_whole;
 use crate::data::amounts::{Amounts, Dimension, Memory};
 use crate::data::constraints::widest_exclusion;
 use crate::data::device::Device;

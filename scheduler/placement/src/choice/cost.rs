@@ -9,7 +9,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::choice::fit::need;
+use crate::choice::gpu_room::need;
 use crate::choice::simulate::{
     FreeGpus, GpuPart, N_SEQUENCES, Simulation, WHOLE, thousandths_down, thousandths_up,
 };

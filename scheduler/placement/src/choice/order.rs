@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::choice::cost::{CostBasis, LookAhead, cheapest};
-use crate::choice::fit::need;
+use crate::choice::gpu_room::need;
 use crate::data::amounts::{Amounts, NamedAmounts};
 use crate::data::device::Device;
 use crate::data::holding::Hints;

@@ -10,7 +10,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use crate::choice::choose::fit;
+use crate::choice::node_choice::fit;
 use crate::data::device::DeviceLocation;
 use crate::data::holding::{Held, Hints};
 use crate::data::ident::OwnerId;

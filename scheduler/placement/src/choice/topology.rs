@@ -18,7 +18,7 @@ mod search;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use crate::choice::fit::{fit_gpus, free_whole};
+use crate::choice::gpu_room::{fit_gpus, free_whole};
 use crate::choice::order::DeviceOrder;
 use crate::choice::topology::candidates::{MAX_MEMBERS, Pool, Set};
 use crate::choice::topology::eligible::{DecisionContext, TypeDemand, takes_whole_gpus};
@@ -50,7 +50,7 @@ pub(crate) struct DeviceChoice {
 type Chosen<'p> = (&'p DeviceType, Vec<usize>);
 
 /// The devices that a request gets, or the rule that no choice meets.
-pub(crate) fn decide(
+pub(crate) fn choose_by_rules(
     node: &Node,
     request: NodeRequest<'_>,
     order: DeviceOrder<'_>,
@@ -81,7 +81,7 @@ pub(crate) fn decide(
     if sees_all && context.occupancy.of_type(GPUS).iter().any(|gpu| gpu.is_exclusive) {
         return Err(Misfit::SeesExclusive);
     }
-    decide_types(&context, request)
+    choose_by_type(&context, request)
 }
 
 /// Refuses a node with fewer GPUs than the request shares on which memory limits are enforced as strongly as it demands.
@@ -108,7 +108,7 @@ fn refuse_weak_limits(node: &Node, request: NodeRequest<'_>) -> Result<(), Misfi
 }
 
 /// Chooses devices of all types: those of a joint allocation together, the others one by one.
-fn decide_types(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Result<DeviceChoice, Misfit> {
+fn choose_by_type(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Result<DeviceChoice, Misfit> {
     // Without a report of other devices, kube-scheduler's check against kubelet's resources must do.
     let reports_devices = context.inventory.other_devices.is_some();
     let requests = if reports_devices { request.others } else { &[] };
@@ -132,7 +132,7 @@ fn decide_types(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Resu
         .constraints
         .and_then(|constraints| constraints.joint.as_ref());
     if let Some(joint) = joint {
-        chosen = choose_joint(context, joint, gpus.as_ref(), &demands, &pools, &gpu_sets)?;
+        chosen = choose_joint_devices(context, joint, gpus.as_ref(), &demands, &pools, &gpu_sets)?;
         vendor_gpus = leading_vendor_gpus(context, request.gpus, joint);
     }
     for pool in gpus.iter().chain(&pools) {
@@ -145,7 +145,7 @@ fn decide_types(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Resu
             Some(gpus) if is_joint && pool.n <= MAX_MEMBERS => {
                 chosen.push((&pool.kind, devices_near(pool, gpus)));
             }
-            _ => chosen.extend(choose(context, &[pool], &gpu_sets, false)?),
+            _ => chosen.extend(choose_close_devices(context, &[pool], &gpu_sets, false)?),
         }
     }
     let mut decision = DeviceChoice::default();
@@ -194,7 +194,7 @@ fn devices_near(pool: &Pool, gpus: &[Location]) -> Vec<usize> {
 }
 
 /// Devices of the types of a joint allocation that are requested, if there are two or more.
-fn choose_joint<'p>(
+fn choose_joint_devices<'p>(
     context: &DecisionContext<'_>,
     joint: &JointAllocation,
     gpus: Option<&'p Pool>,
@@ -219,11 +219,11 @@ fn choose_joint<'p>(
     if types.len() < 2 || (is_too_large && !joint.same_switch) {
         return Ok(Vec::new());
     }
-    choose(context, &types, gpu_sets, joint.same_switch)
+    choose_close_devices(context, &types, gpu_sets, joint.same_switch)
 }
 
 /// Devices of one type, or of types that are allocated close to one another; the leading type comes first.
-fn choose<'p>(
+fn choose_close_devices<'p>(
     context: &DecisionContext<'_>,
     pools: &[&'p Pool],
     gpu_sets: &[GpuSet],

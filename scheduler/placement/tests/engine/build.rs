@@ -110,7 +110,7 @@ pub(crate) fn place(
     node: NodeId,
     request: &ShareRequest,
 ) -> Result<Placement, Reason> {
-    let placement = fleet.choose(
+    let placement = fleet.choose_devices(
         node,
         request,
         placement::DevicePolicy::Binpack,

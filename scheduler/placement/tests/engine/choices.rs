@@ -36,7 +36,9 @@ fn each_device_policy_takes_its_gpus(
     let (fleet, id) = one_node(&[9000; 4]);
     let mut fleet = fleet.with_weights(memory_only());
     fill(&mut fleet, "n", &[7000, 5000, 3000, 9000]);
-    let placement = fleet.choose(id, &request, policy, Hints::Respect).unwrap();
+    let placement = fleet
+        .choose_devices(id, &request, policy, Hints::Respect)
+        .unwrap();
     assert_eq!(minors(&placement), expected);
 }
 
@@ -49,13 +51,17 @@ fn each_device_policy_takes_its_gpus(
 fn equal_gpus_are_taken_by_minor(#[case] policy: DevicePolicy) {
     let (fleet, id) = one_node(&[9000; 4]);
     assert_eq!(
-        minors(&fleet.choose(id, &units(1), policy, Hints::Respect).unwrap()),
+        minors(
+            &fleet
+                .choose_devices(id, &units(1), policy, Hints::Respect)
+                .unwrap()
+        ),
         [0]
     );
     assert_eq!(
         minors(
             &fleet
-                .choose(id, &ask(3, RequestedMemory::Units(1)), policy, Hints::Respect)
+                .choose_devices(id, &ask(3, RequestedMemory::Units(1)), policy, Hints::Respect)
                 .unwrap()
         ),
         [0, 1, 2]
@@ -70,7 +76,7 @@ fn binpack_compares_the_memory_left_after_a_ratio() {
     assert_eq!(
         minors(
             &fleet
-                .choose(id, &ratio(50), DevicePolicy::Binpack, Hints::Respect)
+                .choose_devices(id, &ratio(50), DevicePolicy::Binpack, Hints::Respect)
                 .unwrap()
         ),
         [1]
@@ -78,7 +84,7 @@ fn binpack_compares_the_memory_left_after_a_ratio() {
     assert_eq!(
         minors(
             &fleet
-                .choose(id, &ratio(50), DevicePolicy::Spread, Hints::Respect)
+                .choose_devices(id, &ratio(50), DevicePolicy::Spread, Hints::Respect)
                 .unwrap()
         ),
         [0]

@@ -7,7 +7,7 @@ use crate::build::{gpus, hold, inventory, minors, on_minor, one_node, place, uni
 
 fn hint(fleet: &mut placement::Fleet, owner: &str, node: NodeId, mib: u64) -> bool {
     let chosen = fleet
-        .choose(
+        .choose_devices(
             node,
             &units(mib),
             placement::DevicePolicy::Binpack,
@@ -28,7 +28,7 @@ fn hints_count_by_owner(#[case] hints: Hints<'_>, #[case] expected: Result<(), R
     assert_eq!(fleet.fit(id, &units(5000), hints), expected);
     assert_eq!(
         fleet
-            .choose(id, &units(5000), placement::DevicePolicy::Spread, hints)
+            .choose_devices(id, &units(5000), placement::DevicePolicy::Spread, hints)
             .map(drop),
         expected
     );

@@ -168,7 +168,7 @@ impl Model {
     }
 
     /// Minors of the GPUs that a request should take, of all sets.
-    pub(crate) fn choose(
+    pub(crate) fn choose_devices(
         &self,
         node: &str,
         request: &ShareRequest,
@@ -204,7 +204,7 @@ impl Model {
         policies: Policies,
         hints: Hints<'_>,
     ) -> i128 {
-        let Some(chosen) = self.choose(node, request, policies.device, hints) else {
+        let Some(chosen) = self.choose_devices(node, request, policies.device, hints) else {
             return 0;
         };
         let devices = self.devices(node, request, hints).unwrap();

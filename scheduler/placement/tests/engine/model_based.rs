@@ -131,7 +131,7 @@ impl Pair {
             return;
         };
         let hints = Hints::RespectOthers(owner);
-        let choice = self.fleet.choose(id, request, policy, hints);
+        let choice = self.fleet.choose_devices(id, request, policy, hints);
         assert_eq!(
             choice.as_ref().map(drop).map_err(|reason| *reason),
             self.model.fit(node, request, hints)
@@ -140,7 +140,10 @@ impl Pair {
         // The look-ahead has a naive model of its own, in the tests of the simulation.
         if policy != DevicePolicy::Fill {
             let minors: Vec<u32> = placement.gpus().map(|share| share.minor).collect();
-            assert_eq!(Some(minors), self.model.choose(node, request, policy, hints));
+            assert_eq!(
+                Some(minors),
+                self.model.choose_devices(node, request, policy, hints)
+            );
         }
         self.reserve(owner, node, &placement);
     }
@@ -173,7 +176,7 @@ impl Pair {
         };
         let Ok(placement) = self
             .fleet
-            .choose(id, request, DevicePolicy::Binpack, Hints::Respect)
+            .choose_devices(id, request, DevicePolicy::Binpack, Hints::Respect)
         else {
             return;
         };
@@ -207,10 +210,10 @@ impl Pair {
                 );
                 self.explanation_agrees(node, request, hints, fit);
                 for device in [DevicePolicy::Binpack, DevicePolicy::Spread] {
-                    let chosen = self.fleet.choose(id, request, device, hints).ok();
+                    let chosen = self.fleet.choose_devices(id, request, device, hints).ok();
                     let minors = chosen
                         .map(|placement| placement.gpus().map(|share| share.minor).collect::<Vec<u32>>());
-                    assert_eq!(minors, self.model.choose(node, request, device, hints));
+                    assert_eq!(minors, self.model.choose_devices(node, request, device, hints));
                     for policies in
                         [NodePolicy::Binpack, NodePolicy::Spread].map(|node| Policies { node, device })
                     {
@@ -524,7 +527,7 @@ proptest! {
             let [(one, one_id), (other, other_id)] = [&one, &other].map(|fleet| (fleet, fleet.node_id(node)));
             prop_assert_eq!(one_id.is_some(), other_id.is_some());
             let (Some(one_id), Some(other_id)) = (one_id, other_id) else { continue };
-            prop_assert_eq!(one.choose(one_id, &request, DevicePolicy::Binpack, Hints::Respect), other.choose(other_id, &request, DevicePolicy::Binpack, Hints::Respect));
+            prop_assert_eq!(one.choose_devices(one_id, &request, DevicePolicy::Binpack, Hints::Respect), other.choose_devices(other_id, &request, DevicePolicy::Binpack, Hints::Respect));
             let [one, other] = [one.view(one_id).unwrap(), other.view(other_id).unwrap()];
             prop_assert_eq!(format!("{:?}", one.gpus()), format!("{:?}", other.gpus()));
         }

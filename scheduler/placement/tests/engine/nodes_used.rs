@@ -111,7 +111,9 @@ fn n_used(fleet: &mut Fleet, sizes: &[Size], cpu_part: u64) -> usize {
             "there is room for {size:?}, but no node takes it"
         );
         let node = fleet.node_id(&names[best]).unwrap();
-        let placement = fleet.choose(node, ask, POLICIES.device, Hints::Respect).unwrap();
+        let placement = fleet
+            .choose_devices(node, ask, POLICIES.device, Hints::Respect)
+            .unwrap();
         fleet.reserve(&owner, node, &placement).unwrap();
         fleet.set_host_use(&owner, &names[best], ask.host);
         fleet.workload_mut().add(PodProfile {

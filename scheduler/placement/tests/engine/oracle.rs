@@ -21,7 +21,7 @@ fn chosen(query: &Query, policy: DevicePolicy) -> (Result<Choice, Reason>, Resul
     };
     let requests = query.requests();
     let ask = query.ask(&requests);
-    let choice = fleet.choose(id, ask, policy, Hints::Respect);
+    let choice = fleet.choose_devices(id, ask, policy, Hints::Respect);
     let fit = fleet.fit(id, ask, Hints::Respect);
     let misfit = fleet.misfit(id, ask, Hints::Respect);
     let batch_fit = fleet

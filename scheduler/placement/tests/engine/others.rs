@@ -86,7 +86,7 @@ fn choose(fleet: &Fleet, requests: &[DeviceRequest]) -> Result<Placement, Reason
         ..NodeRequest::default()
     };
     let id = fleet.node_id("n").unwrap();
-    let choice = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect);
+    let choice = fleet.choose_devices(id, ask, DevicePolicy::Binpack, Hints::Respect);
     assert_eq!(
         choice.as_ref().map(drop).map_err(|reason| *reason),
         fleet.fit(id, ask, Hints::Respect)
@@ -159,7 +159,7 @@ fn gpus_and_other_devices_are_reserved_together_or_not_at_all() {
         ..NodeRequest::default()
     };
     let placement = fleet
-        .choose(id, ask, DevicePolicy::Binpack, Hints::Respect)
+        .choose_devices(id, ask, DevicePolicy::Binpack, Hints::Respect)
         .unwrap();
     fleet.reserve(&"a".into(), id, &placement).unwrap();
     assert_eq!(fleet.reserve(&"a".into(), id, &placement), Ok(()), "again");
@@ -443,7 +443,7 @@ fn place(fleet: &mut Fleet, model: &mut Model, owner: u8, request: &DeviceReques
         DevicePolicy::Binpack
     };
     let own = name(owner);
-    let choice = fleet.choose(id, ask, policy, Hints::RespectOthers(&own));
+    let choice = fleet.choose_devices(id, ask, policy, Hints::RespectOthers(&own));
     assert_eq!(choice.is_ok(), model.fits(request, Some(owner)), "{request:?}");
     let Ok(placement) = choice else { return };
     let distinct: BTreeSet<_> = placement.others().map(|share| share.minor).collect();
@@ -466,7 +466,7 @@ fn hint(fleet: &mut Fleet, model: &mut Model, owner: u8, request: DeviceRequest)
         constraints: None,
         ..NodeRequest::default()
     };
-    let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect) else {
+    let Ok(placement) = fleet.choose_devices(id, ask, DevicePolicy::Binpack, Hints::Respect) else {
         return;
     };
     model.hints.remove(&owner);

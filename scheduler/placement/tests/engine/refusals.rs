@@ -54,7 +54,7 @@ fn reasons(#[case] taken: [(u64, u32, u32); 2], #[case] request: ShareRequest, #
     }
     assert_eq!(fleet.fit(id, &request, Hints::Respect), Err(expected));
     assert_eq!(
-        fleet.choose(id, &request, placement::DevicePolicy::Spread, Hints::Respect),
+        fleet.choose_devices(id, &request, placement::DevicePolicy::Spread, Hints::Respect),
         Err(expected)
     );
 }

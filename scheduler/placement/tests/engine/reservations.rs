@@ -57,7 +57,7 @@ fn refused(#[case] placement: Placement, #[case] message: &str) {
 fn a_removed_node_takes_no_reservation() {
     let (mut fleet, id) = one_node(&[8192]);
     let placement = fleet
-        .choose(id, &units(1), placement::DevicePolicy::Binpack, Hints::Ignore)
+        .choose_devices(id, &units(1), placement::DevicePolicy::Binpack, Hints::Ignore)
         .unwrap();
     fleet.remove_inventory("n");
     assert_eq!(
@@ -71,7 +71,7 @@ fn a_removed_node_takes_no_reservation() {
 fn e10_the_second_decision_on_the_same_room_is_refused() {
     let (mut fleet, id) = one_node(&[8192]);
     let chosen = fleet
-        .choose(id, &units(5000), placement::DevicePolicy::Binpack, Hints::Ignore)
+        .choose_devices(id, &units(5000), placement::DevicePolicy::Binpack, Hints::Ignore)
         .unwrap();
     assert_eq!(fleet.reserve(&"a".into(), id, &chosen), Ok(()));
     assert!(matches!(
@@ -118,7 +118,7 @@ fn a_pod_that_holds_devices_of_another_node_is_not_reserved() {
     fleet.set_inventory("m", inventory("m", &[8192]));
     hold(&mut fleet, "pod", "m", on_minor(0, RequestedMemory::Units(100)));
     let chosen = fleet
-        .choose(n, &units(100), placement::DevicePolicy::Binpack, Hints::Ignore)
+        .choose_devices(n, &units(100), placement::DevicePolicy::Binpack, Hints::Ignore)
         .unwrap();
     let owner = OwnerId::from("pod");
     assert_eq!(

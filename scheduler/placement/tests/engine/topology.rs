@@ -127,7 +127,7 @@ fn try_choose(
         constraints,
         ..NodeRequest::default()
     };
-    let choice = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect);
+    let choice = fleet.choose_devices(id, ask, DevicePolicy::Binpack, Hints::Respect);
     assert_eq!(
         choice.as_ref().map(drop).map_err(|reason| *reason),
         fleet.fit(id, ask, Hints::Respect)

@@ -34,7 +34,7 @@ fn fleet(serves_vendor: bool, apart: &[u32]) -> Fleet {
 /// Chooses and reserves; returns minors, and the number of GPUs that the vendor's plugin will choose.
 fn place(fleet: &mut Fleet, owner: &str, ask: RequestedGpus) -> Result<(Vec<u32>, u32), Reason> {
     let id = fleet.node_id("n").unwrap();
-    let placement = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::RespectOthers(owner))?;
+    let placement = fleet.choose_devices(id, ask, DevicePolicy::Binpack, Hints::RespectOthers(owner))?;
     fleet.reserve(&owner.into(), id, &placement).unwrap();
     assert_eq!(fleet.reserve(&owner.into(), id, &placement), Ok(()), "once more");
     assert_eq!(fleet.check(), []);
@@ -216,7 +216,7 @@ fn hints_keep_whole_and_shared_gpus_apart() {
     let id = fleet.node_id("n").unwrap();
     let choose = |fleet: &Fleet, ask: RequestedGpus| {
         fleet
-            .choose(id, ask, DevicePolicy::Binpack, Hints::Ignore)
+            .choose_devices(id, ask, DevicePolicy::Binpack, Hints::Ignore)
             .unwrap()
     };
     let vendor = choose(&fleet, RequestedGpus::Whole(3));
@@ -281,7 +281,7 @@ fn empty_and_partial_placements_are_not_reserved() {
     let mut fleet = fleet(true, &[]);
     let id = fleet.node_id("n").unwrap();
     let choice = fleet
-        .choose(id, &ratio(50), DevicePolicy::Binpack, Hints::Ignore)
+        .choose_devices(id, &ratio(50), DevicePolicy::Binpack, Hints::Ignore)
         .unwrap();
     assert_eq!(
         fleet.reserve(&"a".into(), id, &Placement::default()),
@@ -289,7 +289,7 @@ fn empty_and_partial_placements_are_not_reserved() {
     );
     fleet.reserve(&"a".into(), id, &choice).unwrap();
     let whole = fleet
-        .choose(id, RequestedGpus::Whole(3), DevicePolicy::Binpack, Hints::Ignore)
+        .choose_devices(id, RequestedGpus::Whole(3), DevicePolicy::Binpack, Hints::Ignore)
         .unwrap();
     let mut taken = whole.clone();
     taken.shares[0].id = "n-0".into();
@@ -392,7 +392,7 @@ proptest! {
                 Step::SeeAll(owner) => (*owner, RequestedGpus::All { slots: 1 }),
                 Step::Hint(owner, whole) => {
                     let ask = if *whole { RequestedGpus::Whole(1) } else { RequestedGpus::Share(units(100)) };
-                    if let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::Respect) {
+                    if let Ok(placement) = fleet.choose_devices(id, ask, DevicePolicy::Binpack, Hints::Respect) {
                         fleet.hint(&owner.to_string().as_str().into(), id, &placement);
                     }
                     prop_assert_eq!(fleet.check(), vec![]);
@@ -403,7 +403,7 @@ proptest! {
                 continue;
             }
             let name = owner.to_string();
-            let Ok(placement) = fleet.choose(id, ask, DevicePolicy::Binpack, Hints::RespectOthers(&name)) else { continue };
+            let Ok(placement) = fleet.choose_devices(id, ask, DevicePolicy::Binpack, Hints::RespectOthers(&name)) else { continue };
             prop_assert_eq!(fleet.reserve(&name.as_str().into(), id, &placement), Ok(()));
             prop_assert_eq!(fleet.check(), vec![]);
             let chosen = minors(&placement);

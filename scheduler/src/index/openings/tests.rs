@@ -82,7 +82,12 @@ impl World {
             name: name.to_owned(),
             uid: name.to_owned(),
         };
-        match self.index.assume(&id, &facts, "n1", 1, self.began).unwrap() {
+        match self
+            .index
+            .assumptions()
+            .assume(&id, &facts, "n1", 1, self.began)
+            .unwrap()
+        {
             Assumed::Write { stamp, .. } => stamp,
             Assumed::AlreadyBound => panic!("not bound yet"),
         }
@@ -90,7 +95,11 @@ impl World {
 
     fn settle(&mut self, name: &str, found: &PodLookup) {
         let state = self.index.assumption_state(name).unwrap();
-        assert!(self.index.settle(name, state, found, self.began + HINT * 10));
+        assert!(
+            self.index
+                .assumptions()
+                .settle(name, state, found, self.began + HINT * 10)
+        );
     }
 }
 
@@ -119,7 +128,7 @@ fn held(world: &mut World) {
 
 fn decided(world: &mut World) {
     let stamp = world.assume("p");
-    world.index.confirm("p", stamp, world.began);
+    world.index.assumptions().confirm("p", stamp, world.began);
 }
 
 /// Each way in which room opens, after what came before, and whether kube-scheduler sees an event of it.

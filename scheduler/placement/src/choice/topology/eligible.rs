@@ -4,7 +4,7 @@
 //! [`NeededAmounts`].
 
 use crate::choice::cost::{CostBasis, taken_part};
-use crate::choice::fit::{free_whole, need};
+use crate::choice::gpu_room::{free_whole, need};
 use crate::choice::order::DeviceOrder;
 use crate::choice::topology::candidates::Pool;
 use crate::choice::topology::groups::{Loss, losses};

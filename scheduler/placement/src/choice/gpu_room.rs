@@ -20,7 +20,7 @@ pub(crate) fn fit_gpus(node: &Node, request: &RequestedGpus, hints: Hints<'_>) -
     match request {
         RequestedGpus::Share(request) => fit_shares(node, request, hints).map(drop),
         RequestedGpus::Whole(n) => fit_whole(node, *n, hints),
-        RequestedGpus::All { slots } => choose_all(node, *slots, hints).map(drop),
+        RequestedGpus::All { slots } => share_all_gpus(node, *slots, hints).map(drop),
         RequestedGpus::Nothing => Ok(()),
     }
 }
@@ -226,7 +226,7 @@ pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<
 }
 
 /// A share of all healthy GPUs, of which the pod takes slots on the first alone: on the GPU with most slots free.
-pub(crate) fn choose_all(node: &Node, slots: u32, hints: Hints<'_>) -> Result<Vec<Share>, Reason> {
+pub(crate) fn share_all_gpus(node: &Node, slots: u32, hints: Hints<'_>) -> Result<Vec<Share>, Reason> {
     if node.rows.is_empty() {
         return Err(Reason::NoDevice);
     }

@@ -3,9 +3,9 @@
 use crate::choice::cost::{
     CostBasis, LookAhead, PlacementCost, WorkloadModel, cheapest, cost_decides, cost_of_gpus,
 };
-use crate::choice::fit::{choose_all, fit_gpus, free_whole, need, share_of_gpu};
+use crate::choice::gpu_room::{fit_gpus, free_whole, need, share_all_gpus, share_of_gpu};
 use crate::choice::order::{DeviceOrder, chosen_gpus, resource_scores};
-use crate::choice::topology::decide;
+use crate::choice::topology::choose_by_rules;
 use crate::data::amounts::Amounts;
 use crate::data::device::Device;
 use crate::data::holding::{Hints, Placement, Share};
@@ -73,7 +73,7 @@ pub(crate) fn misfit(node: &Node, request: NodeRequest<'_>, hints: Hints<'_>) ->
         weights: &ResourceWeights::default(),
         look_ahead: None,
     };
-    decide(node, request, order, hints).err()
+    choose_by_rules(node, request, order, hints).err()
 }
 
 /// Returns true if more than the free amounts of GPUs decides which devices are taken.
@@ -82,7 +82,7 @@ fn needs_decision(node: &Node, request: NodeRequest<'_>) -> bool {
 }
 
 /// The devices to take for a request.
-pub(crate) fn choose(
+pub(crate) fn choose_devices(
     node: &Node,
     request: NodeRequest<'_>,
     policy: DevicePolicy,
@@ -95,15 +95,18 @@ pub(crate) fn choose(
         ..Placement::default()
     };
     let (gpus, mut others) = if needs_decision(node, request) {
-        let decision = decide(node, request, order, hints)?;
+        let decision = choose_by_rules(node, request, order, hints)?;
         (decision.gpus, decision.others)
     } else {
         fit_gpus(node, &request.gpus, hints)?;
-        (choose_gpus(node, request.gpus, &order, hints)?, Vec::new())
+        (
+            gpus_by_free_amounts(node, request.gpus, &order, hints)?,
+            Vec::new(),
+        )
     };
     match request.gpus {
         RequestedGpus::Nothing => {}
-        RequestedGpus::All { slots } => placement.shares = choose_all(node, slots, hints)?,
+        RequestedGpus::All { slots } => placement.shares = share_all_gpus(node, slots, hints)?,
         RequestedGpus::Share(request) => {
             let need = need(node, &request)?;
             placement.shares = shares_of(node, &gpus, |gpu| need.amounts_on(gpu.total()));
@@ -142,7 +145,7 @@ fn shares_of(node: &Node, gpus: &[usize], amounts: impl Fn(&Device) -> Amounts) 
 }
 
 /// Indices of the GPUs to take where only free amounts decide; empty where the vendor's plugin chooses.
-fn choose_gpus(
+fn gpus_by_free_amounts(
     node: &Node,
     request: RequestedGpus,
     order: &DeviceOrder<'_>,
@@ -239,7 +242,7 @@ pub(crate) fn gpus_by_rules(
     context: ChoiceContext<'_>,
 ) -> Result<Vec<usize>, Reason> {
     let order = context.order_without_cost(policy);
-    Ok(decide(node, request, order, context.hints)?.gpus)
+    Ok(choose_by_rules(node, request, order, context.hints)?.gpus)
 }
 
 /// Memory of healthy GPUs that would be free after the best choice, and all of it, in hundredths of a byte.
