@@ -288,10 +288,10 @@ fn now() -> Instant {
 /// All routes; the verbs and the views are under [`PREFIX`].
 pub fn router(extender: Arc<Extender>, metrics: MetricsText) -> Router {
     let verbs = Router::new()
-        .route(&format!("{PREFIX}/filter"), post(filter))
-        .route(&format!("{PREFIX}/prioritize"), post(prioritize))
-        .route(&format!("{PREFIX}/preempt"), post(preempt))
-        .route(&format!("{PREFIX}/bind"), post(bind));
+        .route(&format!("{PREFIX}/filter"), post(receive_filter))
+        .route(&format!("{PREFIX}/prioritize"), post(receive_prioritize))
+        .route(&format!("{PREFIX}/preempt"), post(receive_preempt))
+        .route(&format!("{PREFIX}/bind"), post(receive_bind));
     let views = inspect::routes(&extender).route(&format!("{PREFIX}/version"), get(health::version));
     // Probes and metrics have no prefix: kubelet and Prometheus look for them at the usual paths.
     let health = health_router(Arc::clone(&extender), metrics);
@@ -306,7 +306,7 @@ pub fn health_router(extender: Arc<Extender>, metrics: MetricsText) -> Router {
 
 /// Receives a filter request, and answers it when a permit is free. A replica that does not lead answers with an error in the
 /// result.
-async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
+async fn receive_filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     // Before the body is read, so that clients whose requests fail are counted too.
     extender.filter_clients.count(&request);
     let body = extender.read_body(request).await;
@@ -330,12 +330,12 @@ async fn filter(State(extender): State<Arc<Extender>>, request: Request<Body>) -
 }
 
 /// Receives and answers a prioritize request.
-async fn prioritize(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
+async fn receive_prioritize(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     answer_if_leading(&extender, Verb::Prioritize, request, prioritize::answer).await
 }
 
 /// Receives and answers a preempt request.
-async fn preempt(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
+async fn receive_preempt(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     answer_if_leading(&extender, Verb::Preempt, request, preempt::answer).await
 }
 
@@ -358,7 +358,7 @@ async fn answer_if_leading(
 }
 
 /// Receives a bind request, and answers it before the deadline, which counts from the arrival of the request.
-async fn bind(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
+async fn receive_bind(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     // The time that the body takes counts too: kube-scheduler's own timeout runs already.
     let deadline = tokio::time::Instant::now() + extender.binder.timeout();
     let body = extender.read_body(request).await;

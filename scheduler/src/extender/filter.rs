@@ -18,7 +18,7 @@ use crate::accounting::PodFacts;
 use crate::api_server::shorten;
 use crate::bind::is_pod_identity;
 use crate::config::MisfitNodes;
-use crate::index::{Attempt, Index, Openings, ResourceDemand};
+use crate::index::{Attempt, Index, ResourceDemand};
 use crate::leader::NotLeading;
 use crate::metrics::Metrics;
 
@@ -71,7 +71,7 @@ struct RefusalTexts<'a> {
 pub(super) async fn answer_rechecked(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError> {
     extender.check_leading()?;
     let request = FilterRequest::parse("filter", body)?;
-    let mut result = filter(extender, &request, now())?;
+    let mut result = answer_once(extender, &request, now())?;
     let refusal = result.refusal.take().filter(|_| !result.is_retried);
     if let Some(refusal) = refusal
         && extender.memory().recheck.should_recheck(&refusal, now())
@@ -80,7 +80,7 @@ pub(super) async fn answer_rechecked(extender: &Extender, body: &[u8]) -> Result
         let is_updated = wait_for_update(&extender.index, &refusal).await;
         // The wait is long enough for another replica to have taken over.
         extender.check_leading()?;
-        result = filter(extender, &request, now())?;
+        result = answer_once(extender, &request, now())?;
         let refusal = result.refusal.as_ref();
         extender.memory().recheck.finish(refusal, is_updated, now());
         extender.metrics.count_recheck(refusal.is_none());
@@ -94,11 +94,11 @@ pub(super) async fn answer_rechecked(extender: &Extender, body: &[u8]) -> Result
 /// # Errors
 /// The body is not a filter request, or the watches have not synced.
 pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<FilterResult, RequestError> {
-    filter(extender, &FilterRequest::parse("filter", body)?, now)
+    answer_once(extender, &FilterRequest::parse("filter", body)?, now)
 }
 
 /// Evaluates the named nodes for a pod, words the refusals, applies the effects in memory (hint, counters), and writes the result.
-fn filter(
+fn answer_once(
     extender: &Extender,
     request: &FilterRequest<'_>,
     now: Instant,
@@ -138,7 +138,15 @@ fn filter(
     let can_exist = is_pod_identity(pod.uid(), namespace.unwrap_or_default(), name.unwrap_or_default());
     if can_exist {
         let is_waiting = is_waiting || matches!(demand, Demand::GangPaused);
-        remember(extender, pod.uid(), unseen_facts, is_waiting.then_some(openings));
+        let mut memory = extender.memory();
+        if let Some(facts) = unseen_facts {
+            memory.facts.insert(pod.uid(), facts);
+        }
+        if is_waiting {
+            // The openings of room that the refusal took into account.
+            memory.waiting.refuse(pod.uid(), openings);
+        }
+        drop(memory);
         if let Some(resources) = demand.resources() {
             keep_room(extender, request, resources, &evaluation, now);
         }
@@ -246,7 +254,11 @@ impl<'r> Filter<'_, 'r> {
                 ..RefusalTexts::default()
             };
         };
-        let nominated = self.nominated_text();
+        // The node that the pod is nominated to has a text of its own while pods that were evicted for the pod have not ended.
+        let nominated = self.request.pod.nominated_node().and_then(|node| {
+            let text = awaited_victims_text(self.extender, self.index, &self.request.pod, node, self.now)?;
+            Some((node, text))
+        });
         // kube-scheduler tries a PodGroup again after its back-off, whatever the text is.
         let suffix = match self.group {
             Some(_) => None,
@@ -258,13 +270,6 @@ impl<'r> Filter<'_, 'r> {
             nominated,
             suffix,
         }
-    }
-
-    /// The node that the refused pod is nominated to and its text, while pods that were evicted for the pod have not ended.
-    fn nominated_text(&self) -> Option<(&'r str, &'static str)> {
-        let node = self.request.pod.nominated_node()?;
-        let text = awaited_victims_text(self.extender, self.index, &self.request.pod, node, self.now)?;
-        Some((node, text))
     }
 
     /// Returns true if kube-scheduler may know more nodes than the request has.
@@ -289,17 +294,6 @@ impl<'r> Filter<'_, 'r> {
             memory.retries.forget(resources.uid);
             None
         }
-    }
-}
-
-/// Keeps the facts of a pod that no watch has shown, and the openings of room that its refusal took into account.
-fn remember(extender: &Extender, uid: &str, unseen_facts: Option<PodFacts>, refused_at: Option<Openings>) {
-    let mut memory = extender.memory();
-    if let Some(facts) = unseen_facts {
-        memory.facts.insert(uid, facts);
-    }
-    if let Some(openings) = refused_at {
-        memory.waiting.refuse(uid, openings);
     }
 }
 

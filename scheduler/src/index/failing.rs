@@ -126,8 +126,10 @@ impl FailingNodes {
                 failing.latest = Some(now);
             }
         }
-        self.nodes
-            .retain(|_, failing| failing.last_until.is_some() || failing.is_remembered(now));
+        self.nodes.retain(|_, failing| {
+            let is_recent = |latest| now.saturating_duration_since(latest) < FORGOTTEN_AFTER;
+            failing.last_until.is_some() || failing.latest.is_some_and(is_recent)
+        });
         (self.n_ranking_last, self.next) = (0, None);
         for failing in self.nodes.values() {
             self.n_ranking_last += usize::from(failing.last_until.is_some());
@@ -151,14 +153,6 @@ impl FailingNodes {
         }
         let failing = self.nodes.get(node);
         failing.is_some_and(|failing| failing.last_until.is_some())
-    }
-}
-
-impl Failing {
-    /// Returns true if the failures on the node must be remembered: the latest is not longer ago than [`FORGOTTEN_AFTER`].
-    fn is_remembered(&self, now: Instant) -> bool {
-        self.latest
-            .is_some_and(|last| now.saturating_duration_since(last) < FORGOTTEN_AFTER)
     }
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use proto::read_api::{Finding, Node, Replica, Severity};
 
-use super::names::{SeenNames, Viewer};
-use super::snapshot::{RenderedNode, StateSnapshot};
+use super::names::Viewer;
+use super::snapshot::StateSnapshot;
 
 /// Seconds without a filter request after which pods that wait are a sign that kube-scheduler does not ask. kube-scheduler tries
 /// each pending pod again after at most five minutes.
@@ -23,20 +23,15 @@ pub(super) fn findings(replica: &Replica, snapshot: &StateSnapshot, viewer: &Vie
         check_filter_requests(replica, snapshot.pending.total),
     ];
     for node in snapshot.nodes.values() {
-        // Findings are made once for each change of a node, with all names.
+        // Findings are made once for each change of a node, with all names, and again for a viewer who may not see all.
         if viewer.names.are_all() {
             findings.extend_from_slice(&node.findings);
         } else if !node.findings.is_empty() {
-            findings.extend(findings_of_seen_names(node, &viewer.names));
+            let seen: Node = serde_json::from_slice(&node.json_for(&viewer.names)).unwrap_or_default();
+            findings.extend(node_findings(&seen));
         }
     }
     findings
-}
-
-/// The findings about a node, made again without the names that a viewer may not see.
-fn findings_of_seen_names(rendered: &RenderedNode, names: &SeenNames) -> Vec<Finding> {
-    let node: Node = serde_json::from_slice(&rendered.json_for(names)).unwrap_or_default();
-    node_findings(&node)
 }
 
 /// A finding about this replica. The remedy is left out where all is well: it would be read as a fault.

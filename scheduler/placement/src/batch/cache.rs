@@ -58,11 +58,6 @@ impl RequestKey {
             host: self.host,
         }
     }
-
-    /// Returns true if results under this key hold for a request.
-    fn is_for(&self, request: &NodeRequest<'_>, policies: Policies, model: u32) -> bool {
-        self.policies == policies && self.model == model && self.request() == *request
-    }
 }
 
 /// The results of all kinds of requests.
@@ -84,9 +79,9 @@ impl ScoreCache {
         // A panic of another thread leaves at most a list without one entry, so the poison of the lock is ignored.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // From the end: pods of one owner come in a row.
-        let found = known
-            .iter()
-            .rposition(|(key, _)| key.is_for(request, policies, model));
+        let found = known.iter().rposition(|(key, _)| {
+            key.policies == policies && key.model == model && key.request() == *request
+        });
         let (key, mut scores) = if let Some(at) = found {
             // It goes to the end of the list again, which is in the order of use.
             known.remove(at)

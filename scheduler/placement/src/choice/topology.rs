@@ -248,7 +248,7 @@ fn choose_close_devices<'p>(
         _ => None,
     };
     let Some(sets) = best_sets(&narrow, gpu_sets, same_switch, links.as_ref()) else {
-        return Err(too_far_apart(context, &narrow));
+        return Err(nearest_misfit(context, &narrow).unwrap_or(Misfit::Plain(Reason::Together)));
     };
     let mut chosen = Vec::with_capacity(pools.len());
     for ((pool, narrow), set) in pools.iter().zip(&narrow).zip(sets) {
@@ -378,11 +378,6 @@ fn sets_within(pool: &Pool, scope: Scope) -> Vec<Set> {
         }
     }
     sets.into_values().collect()
-}
-
-/// The misfit where devices of several types are not close enough: the type that is missing where they nearly are.
-fn too_far_apart(context: &DecisionContext<'_>, pools: &[&Pool]) -> Misfit {
-    nearest_misfit(context, pools).unwrap_or(Misfit::Plain(Reason::Together))
 }
 
 /// The misfit at the choice that would be nearest without the rule of the same switch; `None` if there is no such choice.

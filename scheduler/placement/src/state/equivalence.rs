@@ -10,7 +10,7 @@ use crate::data::amounts::Amounts;
 use crate::data::holding::Hints;
 use crate::data::inventory::{GPUS, Inventory};
 use crate::state::node::Node;
-use crate::state::occupancy::{DeviceUse, Occupancy};
+use crate::state::occupancy::Occupancy;
 
 /// Everything of a node that an answer depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -130,7 +130,9 @@ pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
                 // Amounts without names: devices of one hardware class have the same resources in the same order.
                 words.extend(node.free_resources_with(type_at, at, hints).values());
             }
-            bits.push_use(*device_use);
+            bits.push(device_use.is_held);
+            bits.push(device_use.is_occupied);
+            bits.push(device_use.is_exclusive);
             for function in device.attributes.all_functions() {
                 bits.push(functions.contains(&&function.id));
             }
@@ -161,12 +163,5 @@ impl Bits {
             *word |= u64::from(bit) << (self.n % 64);
         }
         self.n += 1;
-    }
-
-    /// Appends the three flags of a device's use.
-    fn push_use(&mut self, device: DeviceUse) {
-        self.push(device.is_held);
-        self.push(device.is_occupied);
-        self.push(device.is_exclusive);
     }
 }

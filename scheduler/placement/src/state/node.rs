@@ -219,13 +219,8 @@ impl Node {
         })
     }
 
-    /// The row of the GPU at an index, less the hints that count.
-    pub(crate) fn row_at(&self, at: usize, hints: Hints<'_>) -> Option<Row> {
-        Some(self.row_with(at, *self.rows.get(at)?, hints))
-    }
-
     /// A row less what the hints that count take of the GPU at this index.
-    fn row_with(&self, at: usize, mut row: Row, hints: Hints<'_>) -> Row {
+    pub(crate) fn row_with(&self, at: usize, mut row: Row, hints: Hints<'_>) -> Row {
         for hint in self.counted_hints(hints) {
             for (gpu, amounts) in &hint.gpu_charges {
                 if *gpu == at {

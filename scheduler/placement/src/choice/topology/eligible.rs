@@ -230,7 +230,9 @@ impl<'a> TypeDemand<'a> {
         let mut preference = Preference::default();
         match &self.amounts {
             NeededAmounts::Share(need, basis) => {
-                let row = context.node.row_at(at, context.hints)?;
+                let row = context
+                    .node
+                    .row_with(at, *context.node.rows.get(at)?, context.hints);
                 let taken: Amounts = need.amounts_on(row.total);
                 if !taken.within(row.free) {
                     return None;
