@@ -19,6 +19,8 @@
  *                  Handle -1 is an event without a device, 100 and above one nobody registered.
  *   links          one NVLink per line: "<handle> <link> <active 0|1> <bus id of the far end>".
  *   processes      one process per line: "<handle> <pid> <bytes>"; the number that stands for unknown memory is 18446744073709551615.
+ *   memory-limits  one limit per line: "<handle> <cgroup's directory> <soft> <hard> <used> <code>"; without the file, limits are not
+ *                  supported.
  *   calls          what was called, appended by the library.
  *
  * Like NVML it lists the devices that exist when a session begins, and a device that was lost in a
@@ -28,6 +30,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -504,16 +507,42 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, proce
     return n > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
-/* The plugin must not call these: setting needs privilege, and reading is not part of the wrapper that it uses. */
+/* The plugin must not call it: setting a limit needs privilege, and is what NVIDIA's hook does. */
 int nvmlDeviceSetMemoryLimits_v1(void *device, void *limits) {
     (void)device, (void)limits;
     record("set memory limits");
     return NOT_SUPPORTED;
 }
 
-int nvmlDeviceGetMemoryLimits_v1(void *device, void *limits) {
-    (void)device, (void)limits;
-    record("get memory limits");
-    return NOT_SUPPORTED;
+/* What nvml.h calls nvmlGetMemoryLimits_v1_t. */
+typedef struct {
+    const char *cgroup;
+    unsigned long long soft, hard, used;
+} memory_limits_t;
+
+_Static_assert(sizeof(memory_limits_t) == 32 && offsetof(memory_limits_t, used) == 24, "the layout of nvml.h");
+
+int nvmlDeviceGetMemoryLimits_v1(void *device, memory_limits_t *limits) {
+    char path[4096], line[4600], cgroup[4096];
+    device_t found;
+    memory_limits_t read;
+    int code = look_up(device, &found), handle;
+    if (code) return code;
+    /* NVML opens the directory. */
+    if (found.mig || access(limits->cgroup, R_OK) != 0) return INVALID_ARGUMENT;
+    in_own_folder(path, sizeof path, "memory-limits");
+    FILE *file = fopen(path, "r");
+    if (!file) return NOT_SUPPORTED;
+    int answer = NOT_FOUND;
+    while (answer == NOT_FOUND && fgets(line, sizeof line, file)) {
+        int n = sscanf(line, "%d %4095s %llu %llu %llu %d", &handle, cgroup, &read.soft, &read.hard, &read.used, &code);
+        if (n != 6 || handle != found.handle || strcmp(cgroup, limits->cgroup) != 0) continue;
+        limits->soft = read.soft;
+        limits->hard = read.hard;
+        limits->used = read.used;
+        answer = code;
+    }
+    fclose(file);
+    return answer;
 }
 #endif
