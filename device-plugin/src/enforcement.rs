@@ -4,6 +4,7 @@
 //! again when they change, and [`limits`] makes the variables. This plugin enforces nothing itself: the driver does, or HAMi-core's
 //! library in a container.
 
+mod container_cgroups;
 mod decide;
 pub mod detect;
 mod hami_core;

@@ -19,6 +19,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use memory_limits::CgroupMemory;
 use proto::device::{TYPE_FPGA, TYPE_RDMA, VirtualFunctionGroup};
 use proto::quantity::Quantity;
 use proto::resource::{FPGA, RDMA};
@@ -232,6 +233,15 @@ pub struct ProcessMemory {
     pub bytes: u64,
 }
 
+/// A cgroup, and a GPU on which the driver may limit its memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupOnGpu {
+    /// The GPU.
+    pub gpu: PhysicalId,
+    /// The cgroup's directory as this process sees it.
+    pub cgroup: PathBuf,
+}
+
 /// The source of a node's devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceSource {
@@ -266,6 +276,18 @@ impl DeviceSource {
         match self {
             Self::Machine(machine) => machine.gpus.memory_use(),
             Self::File(file) => file.memory_use(),
+        }
+    }
+
+    /// The memory of each of these cgroups on a GPU as the driver knows it, in the order of `cgroups`. Blocks.
+    ///
+    /// # Errors
+    /// The driver cannot be asked.
+    pub fn cgroup_memory(&self, cgroups: &[CgroupOnGpu]) -> Result<Vec<CgroupMemory>, InventoryError> {
+        match self {
+            Self::Machine(machine) => machine.gpus.cgroup_memory(cgroups),
+            // Simulated processes have no cgroups.
+            Self::File(_) => Ok(vec![CgroupMemory::NotLimited; cgroups.len()]),
         }
     }
 

@@ -125,7 +125,7 @@ fn write_memory_use(
     fleet: &NodeFleet,
     measured: &MeasuredMemory,
 ) -> Result<(), fmt::Error> {
-    let (mut used, mut given) = (Vec::new(), Vec::new());
+    let (mut used, mut given, mut limits) = (Vec::new(), Vec::new(), Vec::new());
     let pods = node.pods.borrow();
     for pod in pods.live() {
         let Ok(placement) = &pod.placement else { continue };
@@ -149,9 +149,14 @@ fn write_memory_use(
                 if let Some(bytes) = given_memory(unit, container, placement, gpu, n_gpus) {
                     given.push((labels.clone(), gauge(bytes)));
                 }
-                // Zero, since a missing value would mean that nothing was measured.
-                let bytes = measured.by_container.get(&of).copied().unwrap_or_default();
-                used.push((labels, gauge(bytes)));
+                if let Some(bytes) = measured.limits.get(&of) {
+                    limits.push((labels.clone(), gauge(*bytes)));
+                }
+                // Zero where the container has no process, since a missing value means that nothing was measured.
+                let no_process = measured.unattributed.is_some().then_some(0);
+                if let Some(bytes) = measured.by_container.get(&of).copied().or(no_process) {
+                    used.push((labels, gauge(bytes)));
+                }
             }
         }
     }
@@ -159,9 +164,14 @@ fn write_memory_use(
     write(encoder, "container_memory_used_bytes", help, used)?;
     let help = "GPU memory that the container was given";
     write(encoder, "container_memory_given_bytes", help, given)?;
+    let help = "GPU memory to which the driver limits the container, as read back from the driver";
+    write(encoder, "container_memory_limit_bytes", help, limits)?;
+    let Some(by_gpu) = &measured.unattributed else {
+        return Ok(());
+    };
     let mut unattributed = Vec::new();
     for entry in &fleet.gpus {
-        let bytes = measured.unattributed.get(&entry.gpu.uuid).copied();
+        let bytes = by_gpu.get(&entry.gpu.uuid).copied();
         let labels = [("device", entry.gpu.uuid.to_string())];
         unattributed.push((labels, gauge(bytes.unwrap_or_default())));
     }
@@ -242,8 +252,9 @@ mod tests {
             gpu: builders::gpu(0).uuid,
         };
         let measured = MeasuredMemory {
-            by_container: [(of, 7)].into(),
-            unattributed: [(builders::gpu(1).uuid, 5)].into(),
+            by_container: [(of.clone(), 7)].into(),
+            unattributed: Some([(builders::gpu(1).uuid, 5)].into()),
+            limits: [(of, 3 << 30)].into(),
         };
         let (_measured, measured) = watch::channel(Some(Arc::new(measured)));
         gauges.show(node, registered, BlockedStarts::default(), measured);

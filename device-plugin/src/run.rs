@@ -174,9 +174,10 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
         plugin.recorder.clone(),
     );
     plugin.decide_enforcement(&published, levels);
-    if plugin.config.measure_memory {
+    if plugin.config.measure_memory || plugin.config.driver_limits {
         let (node, source) = (Arc::clone(&plugin.node), plugin.config.source());
-        let measuring = measure_memory_use(node, source, "/proc".into(), measured_sender);
+        let procfs = plugin.config.measure_memory.then(|| "/proc".into());
+        let measuring = measure_memory_use(node, source, procfs, measured_sender);
         plugin.spawn("memory in use", measuring);
     }
     plugin.react_to_health(&published, devices.faults, devices.corrections);

@@ -1,6 +1,7 @@
-//! The GPU memory that each container uses, by the processes that the driver lists and the cgroups in which they run.
+//! The GPU memory that each container uses: as the driver knows it for the container's cgroup where it limits the container, else by
+//! the processes that the driver lists and the cgroups in which they run.
 //!
-//! A process of this node is visible only with the node's PID namespace (`hostPID`). Memory of a process that is in no container of
+//! The driver says the memory of a cgroup without privilege. A process of this node is visible only with the node's PID namespace (`hostPID`). Memory of a process that is in no container of
 //! a known pod is not attributed: it may be of the node itself, or of a pod that requests no device.
 
 use std::collections::BTreeMap;
@@ -8,24 +9,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use memory_limits::CgroupMemory;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use crate::inventory::{DeviceSource, PhysicalId, ProcessMemory};
+use crate::fleet::{FleetGpu, NodeFleet};
+use crate::inventory::{CgroupOnGpu, DeviceSource, InventoryError, PhysicalId, ProcessMemory};
 use crate::logged_error::LoggedError;
 use crate::node_state::NodeState;
 use crate::pods::{NodePods, PodUid};
+
+use super::container_cgroups::{container_ids, find_cgroups};
+use super::{Enforcements, is_by_driver};
 
 /// Interval between measurements.
 const INTERVAL: Duration = Duration::from_secs(15);
 
 /// Time after which the last measurement is no longer shown, if the driver does not answer.
 const LIMIT: Duration = Duration::from_secs(10);
-
-/// Characters of a container's ID in a cgroup's name.
-const ID_LENGTH: usize = 64;
 
 /// One container's use of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,8 +46,11 @@ pub struct ContainerGpu {
 pub struct MeasuredMemory {
     /// The bytes that each container uses on each GPU.
     pub by_container: BTreeMap<ContainerGpu, u64>,
-    /// The bytes on each GPU of processes in no container of a known pod.
-    pub unattributed: BTreeMap<PhysicalId, u64>,
+    /// The bytes on each GPU of processes in no container of a known pod. `None` if the processes were not measured: then a container
+    /// that is not in `by_container` was not measured either, while otherwise it has no process on the GPU.
+    pub unattributed: Option<BTreeMap<PhysicalId, u64>>,
+    /// The limit that the driver enforces on each container, as the driver says.
+    pub limits: BTreeMap<ContainerGpu, u64>,
 }
 
 impl MeasuredMemory {
@@ -60,7 +66,7 @@ impl MeasuredMemory {
                 containers.insert(id.as_str(), (&pod.uid, name));
             }
         }
-        let mut measured = Self::default();
+        let (mut measured, mut unattributed) = (Self::default(), BTreeMap::<PhysicalId, u64>::new());
         for process in processes {
             let owner = if let Some(id) = &process.container {
                 containers.get(id.as_str())
@@ -79,36 +85,114 @@ impl MeasuredMemory {
                     measured.by_container.entry(of).or_default()
                 }
                 // A process that has ended since the driver listed it counts here too, until the next round.
-                None => measured.unattributed.entry(process.gpu.clone()).or_default(),
+                None => unattributed.entry(process.gpu.clone()).or_default(),
             };
             *bytes = bytes.saturating_add(process.bytes);
         }
+        measured.unattributed = Some(unattributed);
         measured
+    }
+
+    /// Notes the driver's word for a container, which replaces the sum over the container's processes.
+    fn set(&mut self, of: ContainerGpu, used: u64, limit: Option<u64>) {
+        if let Some(limit) = limit {
+            self.limits.insert(of.clone(), limit);
+        }
+        self.by_container.insert(of, used);
     }
 }
 
-/// The container IDs in the text of a process's cgroup file: the ends of names such as `cri-containerd-ID.scope`, `crio-ID` and
-/// `ID`.
-fn container_ids(cgroups: &str) -> impl Iterator<Item = &str> {
-    let names = cgroups.split(['/', '\n', ':']);
-    names.filter_map(|name| {
-        let id = name.trim_end_matches(".scope").rsplit('-').next()?;
-        let is_id = id.len() == ID_LENGTH && id.bytes().all(|byte| byte.is_ascii_hexdigit());
-        is_id.then_some(id)
-    })
+/// The containers on GPUs whose memory the driver may limit, with their IDs.
+fn containers_by_driver(
+    pods: &NodePods,
+    fleet: &NodeFleet,
+    levels: &Enforcements,
+) -> Vec<(ContainerGpu, String)> {
+    let mut containers = Vec::new();
+    for pod in pods.live() {
+        let Ok(placement) = &pod.placement else { continue };
+        for (id, name) in &pod.created {
+            // A container that requests no device gets none.
+            if pod.container(name).is_none() {
+                continue;
+            }
+            for FleetGpu { gpu, .. } in &fleet.gpus {
+                if placement.has_gpu(gpu) && is_by_driver(levels, &gpu.uuid) {
+                    let of = ContainerGpu {
+                        pod: pod.uid.clone(),
+                        container: name.clone(),
+                        gpu: gpu.uuid.clone(),
+                    };
+                    containers.push((of, id.clone()));
+                }
+            }
+        }
+    }
+    containers
 }
 
-/// Measures until the task is dropped. `None` is sent while the use is not known.
+/// One measurement.
+#[derive(Debug, Default)]
+struct Measurement {
+    /// The memory in use; none if no source knows any.
+    measured: Option<MeasuredMemory>,
+    /// The reason that one of the sources is missing.
+    problem: Option<InventoryError>,
+}
+
+/// Measures the memory once: by processes if `procfs` is given, and by the driver where it limits containers. Blocks.
+fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Measurement {
+    let mut now = Measurement::default();
+    if let Some(procfs) = procfs {
+        match source.memory_use() {
+            Ok(processes) => {
+                // Cloned, because the files of processes are read meanwhile and the watch of pods must not wait for them.
+                let pods = node.pods.borrow().clone();
+                let by_process = MeasuredMemory::attribute(&processes, &pods, |pid| cgroups_of(procfs, pid));
+                now.measured = Some(by_process);
+            }
+            Err(error) => now.problem = Some(error),
+        }
+    }
+    let (pods, fleet) = (node.pods.borrow().clone(), node.fleet.borrow().clone());
+    let containers = containers_by_driver(&pods, &fleet, &node.enforcements.borrow().clone());
+    let ids = containers.iter().map(|(_, id)| id.as_str()).collect();
+    let directories = find_cgroups(&node.settings.sysfs_root.join("fs/cgroup"), &ids);
+    let (mut owners, mut cgroups) = (Vec::new(), Vec::new());
+    for (of, id) in containers {
+        if let Some(cgroup) = directories.get(&id).cloned() {
+            let gpu = of.gpu.clone();
+            cgroups.push(CgroupOnGpu { gpu, cgroup });
+            owners.push(of);
+        }
+    }
+    if cgroups.is_empty() {
+        return now;
+    }
+    match source.cgroup_memory(&cgroups) {
+        Ok(memory) => {
+            for (of, memory) in owners.into_iter().zip(memory) {
+                if let CgroupMemory::Limited { used, limit } = memory {
+                    now.measured.get_or_insert_default().set(of, used, limit);
+                }
+            }
+        }
+        Err(error) => now.problem = Some(error),
+    }
+    now
+}
+
+/// Measures until the task is dropped. `None` is sent while the use is not known. Without `procfs` the processes are not measured.
 pub async fn measure_memory_use(
     node: Arc<NodeState>,
     source: DeviceSource,
-    procfs: PathBuf,
+    procfs: Option<PathBuf>,
     measured: watch::Sender<Option<Arc<MeasuredMemory>>>,
 ) {
     let mut logged = LoggedError::default();
     loop {
-        let source = source.clone();
-        let mut reading = spawn_blocking(move || source.memory_use());
+        let (node, source, procfs) = (Arc::clone(&node), source.clone(), procfs.clone());
+        let mut reading = spawn_blocking(move || measure(&node, &source, procfs.as_deref()));
         let read = if let Ok(read) = timeout(LIMIT, &mut reading).await {
             read
         } else {
@@ -118,17 +202,15 @@ pub async fn measure_memory_use(
             reading.await
         };
         match read {
-            Ok(Ok(processes)) => {
-                // Cloned, because the files of processes are read meanwhile and the watch of pods must not wait for them.
-                let pods = node.pods.borrow().clone();
-                let now = MeasuredMemory::attribute(&processes, &pods, |pid| cgroups_of(&procfs, pid));
-                measured.send_replace(Some(Arc::new(now)));
-                logged.clear();
-            }
-            Ok(Err(error)) => {
-                measured.send_replace(None);
-                if let Some(error) = logged.changed(&error) {
-                    warn!(error, "cannot measure the memory that containers use");
+            Ok(now) => {
+                measured.send_replace(now.measured.map(Arc::new));
+                match now.problem {
+                    None => logged.clear(),
+                    Some(error) => {
+                        if let Some(error) = logged.changed(&error) {
+                            warn!(error, "cannot measure the memory that containers use");
+                        }
+                    }
                 }
             }
             Err(error) => warn!(%error, "a measurement of memory has failed"),
@@ -143,30 +225,12 @@ fn cgroups_of(procfs: &Path, pid: u32) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use rstest::rstest;
-
     use super::*;
-    use crate::pods::NodePod;
-    use crate::tests::builders::{gpu, pod, pods, units};
+    use crate::enforcement::{Level, same_level};
+    use crate::pods::{NodePod, PodStage};
+    use crate::tests::builders::{fleet, gpu, pod, pods, units};
 
     const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-
-    #[rstest]
-    #[case::systemd(
-        "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice/cri-containerd-ID.scope\n",
-        1
-    )]
-    #[case::crio("0::/kubepods.slice/kubepods-pod1_2.slice/crio-ID.scope\n", 1)]
-    #[case::cgroupfs("0::/kubepods/besteffort/pod1-2/ID\n", 1)]
-    #[case::seen_from_another_cgroup("0::/../../kubepods-pod1_2.slice/cri-containerd-ID.scope\n", 1)]
-    #[case::below_the_container("0::/kubepods/pod1-2/ID/init\n", 1)]
-    #[case::cgroup_v1("5:cpu:/kubepods/pod1-2/ID\n4:memory:/kubepods/pod1-2/ID\n", 2)]
-    #[case::a_service("0::/system.slice/nvidia-persistenced.service\n", 0)]
-    #[case::nothing("", 0)]
-    fn container_ids_of_cgroups(#[case] cgroups: &str, #[case] n: usize) {
-        let cgroups = cgroups.replace("ID", ID);
-        assert_eq!(container_ids(&cgroups).collect::<Vec<_>>(), vec![ID; n]);
-    }
 
     #[test]
     fn memory_of_unknown_processes_is_a_figure_of_its_own() {
@@ -206,6 +270,62 @@ mod tests {
             })
             .collect();
         assert_eq!(found, [("a", "main", true, 15), ("a", "main", false, 1)]);
-        assert_eq!(measured.unattributed, [(gpu(0).uuid, 101)].into());
+        assert_eq!(measured.unattributed, Some([(gpu(0).uuid, 101)].into()));
+    }
+
+    #[test]
+    fn figures_of_the_driver_replace_those_of_processes() {
+        let of = |container: &str| ContainerGpu {
+            pod: PodUid::from("a"),
+            container: container.to_owned(),
+            gpu: gpu(0).uuid,
+        };
+        let mut measured = MeasuredMemory {
+            by_container: [(of("both"), 5), (of("process"), 6)].into(),
+            ..MeasuredMemory::default()
+        };
+        measured.set(of("both"), 7, Some(9));
+        measured.set(of("driver"), 0, None);
+        assert_eq!(
+            measured.by_container,
+            [(of("both"), 7), (of("driver"), 0), (of("process"), 6)].into()
+        );
+        assert_eq!(measured.limits, [(of("both"), 9)].into());
+    }
+
+    #[test]
+    fn the_driver_is_asked_about_created_containers_on_its_gpus() {
+        let (fleet, levels) = (fleet(2), same_level(Level::Driver, [gpu(0)]));
+        let created = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| (ID.to_owned(), (*name).to_owned()))
+                .collect()
+        };
+        let known = pods([
+            NodePod {
+                created: created(&["u1", "without-a-request"]),
+                ..pod("a", 1, [units(1)]).on([0, 1])
+            },
+            pod("not-created", 2, [units(1)]).on([0]),
+            NodePod {
+                created: created(&["u1"]),
+                ..pod("on-another-gpu", 3, [units(1)]).on([1])
+            },
+            NodePod {
+                created: created(&["u1"]),
+                stage: PodStage::Terminal,
+                ..pod("ended", 4, [units(1)]).on([0])
+            },
+        ]);
+        let of = ContainerGpu {
+            pod: PodUid::from("a"),
+            container: "u1".to_owned(),
+            gpu: gpu(0).uuid,
+        };
+        assert_eq!(
+            containers_by_driver(&known, &fleet, &levels),
+            [(of, ID.to_owned())]
+        );
     }
 }

@@ -13,16 +13,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use memory_limits::{CgroupMemory, cgroup_memory};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::{Device, Nvml, error::NvmlError};
 use proto::topology::GpuLinks;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::feed::Watcher;
 use super::pci::{self, Bus};
 use super::{
-    ExcludedGpu, ExclusionReason, Gpu, InvalidPhysicalId, InventoryError, NodeInventory, PciLocation,
-    PhysicalId, ProcessMemory, no_gpu,
+    CgroupOnGpu, ExcludedGpu, ExclusionReason, Gpu, InvalidPhysicalId, InventoryError, NodeInventory,
+    PciLocation, PhysicalId, ProcessMemory, no_gpu,
 };
 use watch::NvmlWatch;
 
@@ -140,6 +141,22 @@ impl NvmlSource {
             }
         }
         Ok(uses)
+    }
+
+    /// The memory of each of these cgroups on a GPU, in the order of `cgroups`.
+    pub(super) fn cgroup_memory(&self, cgroups: &[CgroupOnGpu]) -> Result<Vec<CgroupMemory>, InventoryError> {
+        let nvml = self.open()?;
+        let mut found = Vec::with_capacity(cgroups.len());
+        for CgroupOnGpu { gpu, cgroup } in cgroups {
+            let device = nvml.device_by_uuid(gpu.as_str());
+            let memory = device.and_then(|device| cgroup_memory(&device, cgroup));
+            found.push(memory.unwrap_or_else(|error| {
+                // A container may have ended meanwhile, and a GPU that cannot be read does not hide the others.
+                debug!(%gpu, cgroup = %cgroup.display(), %error, "cannot read the memory of a cgroup");
+                CgroupMemory::NotLimited
+            }));
+        }
+        Ok(found)
     }
 
     /// A watcher of the GPUs of `inventory`.
