@@ -151,9 +151,10 @@ impl ReadApi {
         let mut is_measured = false;
         for (name, node) in &snapshot.nodes {
             if let Some(Ok(in_use)) = measured.get(name)
+                && let Some(total) = in_use.total()
                 && let Some(totals) = models.get_mut(&node.model)
             {
-                totals.add_used(in_use.total());
+                totals.add_used(total);
                 is_measured = true;
             }
         }

@@ -3,7 +3,7 @@
 //! A request with `?use=true` makes the replica read the metrics of the plugins, a limited number at one time; the answers are kept
 //! for some seconds. The client waits only for a moment: requests to slower plugins go on, and the next client gets their answers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -62,7 +62,7 @@ impl UnknownUse {
 /// The bytes of GPU memory in use on one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NodeMemoryUse {
-    /// The bytes in use by any process, by UUID of the GPU.
+    /// The bytes in use by any process, by UUID of the GPU; none of a GPU whose processes the plugin does not measure.
     gpus: BTreeMap<String, u64>,
     /// The bytes in use by pods, by UUID of the GPU, namespace and name of the pod.
     pods: BTreeMap<(String, String, String), u64>,
@@ -223,6 +223,7 @@ async fn read_metrics(address: SocketAddr) -> Option<String> {
 /// The memory in use by the text of a plugin's metrics; `None` if the plugin does not measure.
 fn parse(text: &str) -> Option<NodeMemoryUse> {
     let mut parsed = NodeMemoryUse::default();
+    let mut complete = BTreeSet::new();
     for line in text.lines() {
         let of_container = line.strip_prefix(OF_CONTAINER);
         // The other metrics of the plugin are passed over, and so is a line that does not parse.
@@ -237,10 +238,14 @@ fn parse(text: &str) -> Option<NodeMemoryUse> {
         if of_container.is_some() {
             let of_pod = parsed.pods.entry((gpu, namespace, pod)).or_default();
             *of_pod = of_pod.saturating_add(bytes);
+        } else {
+            complete.insert(gpu);
         }
     }
-    // A plugin that measures shows every GPU, those without processes too.
-    (!parsed.gpus.is_empty()).then_some(parsed)
+    // A plugin that measures processes shows every GPU, those without processes too. Without processes it knows only what the driver
+    // says of the containers that it limits, which is not all that is in use.
+    parsed.gpus.retain(|gpu, _| complete.contains(gpu));
+    (!parsed.gpus.is_empty() || !parsed.pods.is_empty()).then_some(parsed)
 }
 
 /// The labels and the value of a series, from behind the opening brace on.
@@ -257,22 +262,20 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
 }
 
 impl NodeMemoryUse {
-    /// The bytes in use on all GPUs of the node.
-    pub(super) fn total(&self) -> u64 {
-        self.gpus.values().sum()
+    /// The bytes in use on all GPUs of the node; `None` if the plugin does not measure processes.
+    pub(super) fn total(&self) -> Option<u64> {
+        (!self.gpus.is_empty()).then(|| self.gpus.values().sum())
     }
 
     /// Adds the memory in use to the GPUs of a node and the pods on them.
     pub(super) fn add_to(&self, node: &mut Node) {
         for gpu in &mut node.gpus {
             gpu.used = self.gpus.get(&gpu.uuid).copied();
-            if gpu.used.is_none() {
-                continue;
-            }
+            // A pod whose containers have not started yet has no series, and neither has one that is not measured.
+            let without_series = gpu.used.and(Some(0));
             for holder in &mut gpu.holders {
                 let pod = (gpu.uuid.clone(), holder.namespace.clone(), holder.name.clone());
-                // A pod whose containers have not started yet has no series.
-                holder.used = Some(self.pods.get(&pod).copied().unwrap_or_default());
+                holder.used = self.pods.get(&pod).copied().or(without_series);
             }
         }
     }
@@ -311,7 +314,7 @@ mod tests {
             ..Node::default()
         };
         parse(METRICS).unwrap().add_to(&mut node);
-        assert_eq!(parse(METRICS).unwrap().total(), 123);
+        assert_eq!(parse(METRICS).unwrap().total(), Some(123));
         let mut used = Vec::new();
         for gpu in &node.gpus {
             used.push((gpu.used, gpu.holders[0].used, gpu.holders[1].used));
@@ -326,6 +329,36 @@ mod tests {
         );
     }
 
+    /// Without `--measure-memory` a plugin shows the use of containers that the driver limits.
+    #[test]
+    fn use_of_limited_containers_alone() {
+        let limited: String = METRICS
+            .split_inclusive('\n')
+            .filter(|line| !line.contains("unattributed"))
+            .collect();
+        let holder = |name: &str| Holder {
+            namespace: "a".to_owned(),
+            name: name.to_owned(),
+            ..Holder::default()
+        };
+        let gpu = Gpu {
+            uuid: "GPU-1".to_owned(),
+            holders: vec![holder("p"), holder("q")],
+            ..Gpu::default()
+        };
+        let mut node = Node {
+            gpus: vec![gpu],
+            ..Node::default()
+        };
+        let parsed = parse(&limited).unwrap();
+        parsed.add_to(&mut node);
+        let gpu = &node.gpus[0];
+        assert_eq!(
+            (parsed.total(), gpu.used, gpu.holders[0].used, gpu.holders[1].used),
+            (None, None, Some(120), None)
+        );
+    }
+
     #[test]
     fn text_without_the_use() {
         for text in [
@@ -336,8 +369,8 @@ mod tests {
         ] {
             assert_eq!(parse(text), None, "{text}");
         }
-        let broken = METRICS.replace("} 3", "} much");
-        assert_eq!(parse(&broken).unwrap().gpus["GPU-1"], 120);
+        let broken = METRICS.replace("} 20", "} much");
+        assert_eq!(parse(&broken).unwrap().gpus["GPU-1"], 103);
     }
 
     /// A plugin that answers each request with this many bytes of comment and then its metrics, or never.

@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use proto::read_api::{Node, State as ClusterState, VERSION};
 use rustc_hash::FxHashMap;
 
-use super::memory_use::Measured;
+use super::memory_use::{Measured, UnknownUse};
 use super::names::{SeenNames, Viewer};
 use super::snapshot::{RenderedNode, StateSnapshot};
 use super::{ReadApi, json, parameter};
@@ -147,7 +147,12 @@ impl StateBody {
 fn unknown_use(in_use: &UseByNode) -> BTreeMap<String, Vec<String>> {
     let mut unknown: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (node, measured) in in_use {
-        if let Err(reason) = measured {
+        let reason = match measured {
+            Err(reason) => Some(*reason),
+            Ok(in_use) if in_use.total().is_none() => Some(UnknownUse::NotMeasured),
+            Ok(_) => None,
+        };
+        if let Some(reason) = reason {
             let nodes = unknown.entry(reason.as_str().to_owned()).or_default();
             nodes.push(node.to_string());
         }
