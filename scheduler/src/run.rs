@@ -108,7 +108,7 @@ async fn serve_requests(
         .await?;
 
     // Watches.
-    watch_objects(&connection, &index, lags, &replica, &mut process.tasks);
+    watch_objects(&connection, &index, &lags, &replica, &mut process.tasks);
 
     // Tasks. None of them decides where a pod goes: they check binds without an outcome, wake refused pods, and fill caches.
     let tasks = &mut process.tasks;
@@ -238,7 +238,7 @@ impl Lags {
 fn watch_objects(
     connection: &Connection,
     index: &Shared<Index>,
-    lags: Lags,
+    lags: &Lags,
     replica: &OwnReplica,
     tasks: &mut Tasks,
 ) {
