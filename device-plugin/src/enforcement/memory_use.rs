@@ -156,6 +156,10 @@ fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Me
     }
     let (pods, fleet) = (node.pods.borrow().clone(), node.fleet.borrow().clone());
     let containers = containers_by_driver(&pods, &fleet, &node.enforcements.borrow().clone());
+    // The search reads the directories of all pods, so a node without such containers does not search.
+    if containers.is_empty() {
+        return now;
+    }
     let ids = containers.iter().map(|(_, id)| id.as_str()).collect();
     let directories = find_cgroups(&node.settings.sysfs_root.join("fs/cgroup"), &ids);
     let (mut owners, mut cgroups) = (Vec::new(), Vec::new());
