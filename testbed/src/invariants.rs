@@ -160,8 +160,11 @@ pub fn record(pod: &Pod) -> Result<Vec<(i32, String)>, String> {
 
 /// Minors and UUIDs of the GPUs in a record.
 fn gpus_in(record: &DeviceAllocations) -> Vec<(i32, String)> {
-    let gpus = record.get(TYPE_GPU).into_iter().flatten();
-    gpus.map(|one| (one.minor, one.id.clone())).collect()
+    let mut gpus = Vec::new();
+    for gpu in record.get(TYPE_GPU).into_iter().flatten() {
+        gpus.push((gpu.minor, gpu.id.clone()));
+    }
+    gpus
 }
 
 /// The record that applies to a pod.
@@ -230,13 +233,18 @@ fn is_served_by_vendor(device: &Device) -> bool {
 pub fn accounts(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Accounts {
     let mut accounts = Accounts::default();
     for (node, device) in &snapshot.devices {
-        for info in device.spec.devices.iter().filter(|info| is_gpu(info)) {
-            accounts.add_gpu(node, info);
+        for info in &device.spec.devices {
+            if is_gpu(info) {
+                accounts.add_gpu(node, info);
+            }
         }
         accounts.others.add_node(node, device);
     }
-    for (name, pod) in snapshot.pods.iter().filter(|(_, pod)| !has_ended(pod)) {
+    for (name, pod) in &snapshot.pods {
         let Some(node) = node_of(pod) else { continue };
+        if has_ended(pod) {
+            continue;
+        }
         let mut added = match RequestedShare::of(pod) {
             Some(share) => accounts.add_pod(snapshot, name, pod, node, share),
             None => Ok(()),
@@ -319,10 +327,17 @@ impl Accounts {
             return Ok(());
         }
         let Effective { devices, exchanged } = effective_record(pod, snapshot.devices.get(node))?;
-        let distinct: BTreeSet<i32> = devices.iter().map(|(minor, _)| *minor).collect();
+        let mut distinct = BTreeSet::new();
+        for (minor, _) in &devices {
+            distinct.insert(*minor);
+        }
         if share.use_kind == GpuUseKind::All {
-            let on_node = self.gpus.values().filter(|gpu| gpu.node == node);
-            let all: BTreeSet<i32> = on_node.map(|gpu| gpu.minor).collect();
+            let mut all = BTreeSet::new();
+            for gpu in self.gpus.values() {
+                if gpu.node == node {
+                    all.insert(gpu.minor);
+                }
+            }
             return if distinct == all {
                 Ok(())
             } else {
@@ -418,7 +433,10 @@ fn check_gpushare_annotations(
 ) -> Result<(), String> {
     let annotation = |key: &str| pod.annotations().get(key).cloned().unwrap_or_default();
     if share.units > 0 {
-        let minors: Vec<String> = devices.iter().map(|(minor, _)| minor.to_string()).collect();
+        let mut minors = Vec::new();
+        for (minor, _) in devices {
+            minors.push(minor.to_string());
+        }
         let (idx, units) = (annotation(MEM_IDX), annotation(MEM_POD));
         if idx != minors.join(",") || units != share.units.to_string() {
             return Err(format!(
@@ -535,10 +553,10 @@ pub(crate) fn wrong_limit(container: &kubelet::RuntimeContainer, gpu_mib: u64) -
         ([None, None], 0)
     };
     let found = [variable(DRIVER_MEMORY_LIMIT), variable(DRIVER_MEMORY_REQUEST)];
-    let hooks = container.hooks.iter();
-    let n_hooks = hooks
-        .filter(|hook| hook.contains("apply-cuda-memory-limits"))
-        .count();
+    let mut n_hooks = 0;
+    for hook in &container.hooks {
+        n_hooks += usize::from(hook.contains("apply-cuda-memory-limits"));
+    }
     if found == expected && n_hooks == n_expected {
         return None;
     }
@@ -550,11 +568,13 @@ pub(crate) fn wrong_limit(container: &kubelet::RuntimeContainer, gpu_mib: u64) -
 /// Returns a sentence for each container that sees other devices than it should.
 pub fn misfits(views: &[ContainerView]) -> Vec<String> {
     let mut sentences = Vec::new();
-    for view in views.iter().filter(|view| view.sees != view.should_see) {
-        sentences.push(format!(
-            "container {} of {} sees {:?} and should see {:?}",
-            view.container, view.pod, view.sees, view.should_see
-        ));
+    for view in views {
+        if view.sees != view.should_see {
+            sentences.push(format!(
+                "container {} of {} sees {:?} and should see {:?}",
+                view.container, view.pod, view.sees, view.should_see
+            ));
+        }
     }
     sentences
 }
@@ -580,12 +600,14 @@ pub(crate) fn clashes(snapshot: &ClusterSnapshot, views: &[ContainerView]) -> Ve
     }
     let mut clashes = Vec::new();
     for one in whole {
-        for other in others.iter().filter(|other| other.pod != one.pod) {
-            for uuid in one.sees.iter().filter(|uuid| other.sees.contains(uuid)) {
-                clashes.push(format!(
-                    "{} has GPU {uuid} whole, and {} sees it too",
-                    one.pod, other.pod
-                ));
+        for other in &others {
+            for uuid in &one.sees {
+                if other.pod != one.pod && other.sees.contains(uuid) {
+                    clashes.push(format!(
+                        "{} has GPU {uuid} whole, and {} sees it too",
+                        one.pod, other.pod
+                    ));
+                }
             }
         }
     }
@@ -604,8 +626,7 @@ fn requests_whole_gpus(container: &Container) -> bool {
 /// Returns true if the container's limits have one of these resources.
 fn is_limited(container: &Container, resources: &[&str]) -> bool {
     let limits = container.resources.as_ref().and_then(|all| all.limits.as_ref());
-    let mut limited = limits.into_iter().flatten();
-    limited.any(|(name, _)| resources.contains(&name.as_str()))
+    limits.is_some_and(|limits| resources.iter().any(|name| limits.contains_key(*name)))
 }
 
 /// The containers of a pod that have ever started, by the pod's status.

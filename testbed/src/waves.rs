@@ -149,28 +149,45 @@ fn show(waves: &[Wave]) -> String {
         "KILLED", "WAVES", "PODS", "RAN", "LOST", "WRONG", "OVER", "STUCK", "AWAY", "LAST POD", "",
     ]);
     for (killed, waves) in by_fault {
-        let sum = |count: fn(&Wave) -> usize| waves.iter().map(|wave| count(wave)).sum::<usize>().to_string();
-        // The worst case is what an administrator asks for, not the mean.
-        let longest = |seconds: fn(&Wave) -> f64| waves.iter().map(|wave| seconds(wave)).fold(0.0, f64::max);
-        let mut reasons = BTreeMap::<&str, usize>::new();
-        for (reason, n_pods) in waves.iter().flat_map(|wave| &wave.lost) {
-            *reasons.entry(reason).or_default() += n_pods;
+        let [
+            mut n_pods,
+            mut n_ran,
+            mut n_lost,
+            mut n_wrong,
+            mut n_over,
+            mut n_stuck,
+        ] = [0; 6];
+        let (mut away, mut last_pod) = (0.0_f64, 0.0_f64);
+        let mut lost = BTreeMap::<&str, usize>::new();
+        for wave in &waves {
+            n_pods += wave.n_pods;
+            n_ran += wave.n_ran;
+            n_lost += wave.n_lost();
+            n_wrong += wave.wrong.len();
+            n_over += wave.over.len();
+            n_stuck += wave.stuck.len();
+            // The worst case is what an administrator asks for, not the mean.
+            away = away.max(wave.seconds_away);
+            last_pod = last_pod.max(wave.seconds);
+            for (reason, n_pods) in &wave.lost {
+                *lost.entry(reason).or_default() += n_pods;
+            }
         }
-        let reasons = reasons
-            .into_iter()
-            .map(|(reason, n_pods)| format!("{n_pods} {reason}"));
-        let reasons: Vec<String> = reasons.collect();
+        let mut reasons = Vec::new();
+        for (reason, n_pods) in lost {
+            reasons.push(format!("{n_pods} {reason}"));
+        }
         lines.add_row([
             killed.map_or("nothing".to_owned(), |part| part.to_string()),
             waves.len().to_string(),
-            sum(|wave| wave.n_pods),
-            sum(|wave| wave.n_ran),
-            sum(Wave::n_lost),
-            sum(|wave| wave.wrong.len()),
-            sum(|wave| wave.over.len()),
-            sum(|wave| wave.stuck.len()),
-            format!("{:.1} s", longest(|wave| wave.seconds_away)),
-            format!("{:.1} s", longest(|wave| wave.seconds)),
+            n_pods.to_string(),
+            n_ran.to_string(),
+            n_lost.to_string(),
+            n_wrong.to_string(),
+            n_over.to_string(),
+            n_stuck.to_string(),
+            format!("{away:.1} s"),
+            format!("{last_pod:.1} s"),
             reasons.join(", "),
         ]);
     }

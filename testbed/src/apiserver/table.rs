@@ -15,37 +15,49 @@ type Cell = (&'static str, bool, Value);
 /// The columns that `kubectl get` prints for an object of a built-in kind: heading, whether only `-o wide` shows it,
 /// value.
 fn cells(resource: &Resource, value: &Value) -> Vec<Cell> {
-    let at = |pointer: &str| Value::from(text(value, pointer));
-    let number = |pointer: &str| value.pointer(pointer).cloned().unwrap_or_else(|| Value::from(0));
-    let name = ("Name", false, at("/metadata/name"));
+    let name = ("Name", false, text_cell(value, "/metadata/name"));
     let age = ("Age", false, age_since(text(value, CREATED)));
     match (resource.group.as_str(), resource.plural.as_str()) {
         ("", "pods") => pod_cells(value),
         ("", "nodes") => node_cells(value),
         ("" | "events.k8s.io", "events") => event_cells(value),
-        ("", "namespaces") => vec![name, ("Status", false, at("/status/phase")), age],
+        ("", "namespaces") => vec![name, ("Status", false, text_cell(value, "/status/phase")), age],
         ("", "configmaps" | "secrets") => {
             let n_entries = object(value, "/data").map_or(0, serde_json::Map::len);
             vec![name, ("Data", false, Value::from(n_entries)), age]
         }
-        ("coordination.k8s.io", "leases") => vec![name, ("Holder", false, at("/spec/holderIdentity")), age],
+        ("coordination.k8s.io", "leases") => vec![
+            name,
+            ("Holder", false, text_cell(value, "/spec/holderIdentity")),
+            age,
+        ],
         ("apps", plural @ ("deployments" | "daemonsets")) => {
             let (ready, desired) = if plural == "deployments" {
                 ("/status/readyReplicas", "/spec/replicas")
             } else {
                 ("/status/numberReady", "/status/desiredNumberScheduled")
             };
-            let ready = Value::from(number(ready).to_string());
+            let ready = Value::from(number_cell(value, ready).to_string());
             vec![
                 name,
                 ("Ready", false, ready),
-                ("Desired", false, number(desired)),
+                ("Desired", false, number_cell(value, desired)),
                 age,
             ]
         }
-        ("apiextensions.k8s.io", _) => vec![name, (CREATED_AT, false, at(CREATED))],
+        ("apiextensions.k8s.io", _) => vec![name, (CREATED_AT, false, text_cell(value, CREATED))],
         _ => vec![name, age],
     }
+}
+
+/// A cell with the text at a JSON pointer; empty if there is none.
+fn text_cell(object: &Value, pointer: &str) -> Value {
+    Value::from(text(object, pointer))
+}
+
+/// A cell with the number at a JSON pointer; 0 if there is none.
+fn number_cell(object: &Value, pointer: &str) -> Value {
+    object.pointer(pointer).cloned().unwrap_or(Value::from(0))
 }
 
 /// The creation time of an object.
@@ -62,10 +74,8 @@ fn of_type<'a>(object: &'a Value, list: &str, kind: &str) -> Option<&'a Value> {
 
 /// The columns of a Node.
 fn node_cells(node: &Value) -> Vec<Cell> {
-    let at = |pointer: &str| Value::from(text(node, pointer));
-    let ready = of_type(node, "/status/conditions", "Ready");
-    let mut status = match ready.map(|condition| text(condition, "/status")) {
-        Some("True") => "Ready".to_owned(),
+    let mut status = match of_type(node, "/status/conditions", "Ready") {
+        Some(condition) if text(condition, "/status") == "True" => "Ready".to_owned(),
         Some(_) => "NotReady".to_owned(),
         None => "Unknown".to_owned(),
     };
@@ -73,17 +83,21 @@ fn node_cells(node: &Value) -> Vec<Cell> {
     if is_true(node, "/spec/unschedulable") {
         status.push_str(",SchedulingDisabled");
     }
-    let labels = object(node, "/metadata/labels").into_iter().flatten();
-    let roles: Vec<&str> = labels
-        .filter_map(|(label, _)| label.strip_prefix("node-role.kubernetes.io/"))
-        .collect();
+    let mut roles = Vec::new();
+    for (label, _) in object(node, "/metadata/labels").into_iter().flatten() {
+        roles.extend(label.strip_prefix("node-role.kubernetes.io/"));
+    }
     let address = of_type(node, "/status/addresses", "InternalIP").unwrap_or(&Value::Null);
     vec![
-        ("Name", false, at("/metadata/name")),
+        ("Name", false, text_cell(node, "/metadata/name")),
         ("Status", false, Value::from(status)),
         ("Roles", false, or_none(&roles.join(","))),
         ("Age", false, age_since(text(node, CREATED))),
-        ("Version", false, at("/status/nodeInfo/kubeletVersion")),
+        (
+            "Version",
+            false,
+            text_cell(node, "/status/nodeInfo/kubeletVersion"),
+        ),
         ("Internal-IP", true, or_none(text(address, "/address"))),
         (
             "OS-Image",
@@ -100,38 +114,42 @@ fn node_cells(node: &Value) -> Vec<Cell> {
 
 /// The columns of an Event.
 fn event_cells(event: &Value) -> Vec<Cell> {
-    let at = |pointer: &str| text(event, pointer);
-    let first = |pointers: &[&str]| {
-        pointers
-            .iter()
-            .map(|p| at(p))
-            .find(|t| !t.is_empty())
-            .unwrap_or_default()
-    };
-    let seen = first(&[
+    let times = [
         "/series/lastObservedTime",
         "/lastTimestamp",
         "/eventTime",
         CREATED,
-    ]);
-    let kind = at("/involvedObject/kind").to_lowercase();
-    let about = format!("{kind}/{}", at("/involvedObject/name"));
-    let source = first(&["/source/component", "/reportingComponent"]);
+    ];
+    let seen = first_text(event, &times);
+    let kind = text(event, "/involvedObject/kind").to_lowercase();
+    let about = format!("{kind}/{}", text(event, "/involvedObject/name"));
+    let source = first_text(event, &["/source/component", "/reportingComponent"]);
     vec![
         ("Last Seen", false, age_since(seen)),
-        ("Type", false, Value::from(at("/type"))),
-        ("Reason", false, Value::from(at("/reason"))),
+        ("Type", false, text_cell(event, "/type")),
+        ("Reason", false, text_cell(event, "/reason")),
         ("Object", false, Value::from(about)),
-        ("Message", false, Value::from(at("/message").trim())),
+        ("Message", false, Value::from(text(event, "/message").trim())),
         ("Source", true, Value::from(source)),
         (
             "Count",
             true,
             // An event of the newer API has a series in place of a count.
-            event.get("count").cloned().unwrap_or_else(|| Value::from(1)),
+            event.get("count").cloned().unwrap_or(Value::from(1)),
         ),
-        ("Name", true, Value::from(at("/metadata/name"))),
+        ("Name", true, text_cell(event, "/metadata/name")),
     ]
+}
+
+/// The first text that is not empty at one of these JSON pointers.
+fn first_text<'a>(object: &'a Value, pointers: &[&str]) -> &'a str {
+    for pointer in pointers {
+        let found = text(object, pointer);
+        if !found.is_empty() {
+            return found;
+        }
+    }
+    ""
 }
 
 fn or_none(found: &str) -> Value {
@@ -144,18 +162,18 @@ fn or_unknown(found: &str) -> Value {
 
 /// A row of the table of a resource.
 pub(crate) fn row(resource: &Resource, value: &Value, include: RowObject) -> Value {
-    let cells = if resource.columns.is_empty() {
-        cells(resource, value)
-            .into_iter()
-            .map(|(_, _, cell)| cell)
-            .collect()
+    let mut values = Vec::new();
+    if resource.columns.is_empty() {
+        for (_, _, cell) in cells(resource, value) {
+            values.push(cell);
+        }
     } else {
-        custom_cells(resource, value)
-    };
+        values = custom_cells(resource, value);
+    }
     match include {
-        RowObject::None => json!({"cells": cells}),
-        RowObject::Metadata => json!({"cells": cells, "object": metadata_only(value)}),
-        RowObject::Object => json!({"cells": cells, "object": in_version_of(resource, value)}),
+        RowObject::None => json!({"cells": values}),
+        RowObject::Metadata => json!({"cells": values, "object": metadata_only(value)}),
+        RowObject::Object => json!({"cells": values, "object": in_version_of(resource, value)}),
     }
 }
 
@@ -215,31 +233,36 @@ fn age_since(time: &str) -> Value {
 
 /// An age as kubectl prints it, such as `5m10s`.
 fn print_age(seconds: i64) -> String {
-    let pair = |high: i64, unit: char, low: i64, small: char| {
-        if low == 0 {
-            format!("{high}{unit}")
-        } else {
-            format!("{high}{unit}{low}{small}")
-        }
-    };
     match seconds.max(0) {
         // HumanDuration of apimachinery: two units where the smaller one still matters, else one.
         s @ 0..120 => format!("{s}s"),
-        s @ 120..600 => pair(s / 60, 'm', s % 60, 's'),
+        s @ 120..600 => two_units(s / 60, 'm', s % 60, 's'),
         s @ 600..10_800 => format!("{}m", s / 60),
-        s @ 10_800..28_800 => pair(s / 3600, 'h', s % 3600 / 60, 'm'),
+        s @ 10_800..28_800 => two_units(s / 3600, 'h', s % 3600 / 60, 'm'),
         s @ 28_800..172_800 => format!("{}h", s / 3600),
-        s @ 172_800..691_200 => pair(s / 86_400, 'd', s % 86_400 / 3600, 'h'),
+        s @ 172_800..691_200 => two_units(s / 86_400, 'd', s % 86_400 / 3600, 'h'),
         s => format!("{}d", s / 86_400),
+    }
+}
+
+/// An age in two units; the smaller one is left out if it is zero.
+fn two_units(high: i64, unit: char, low: i64, small: char) -> String {
+    if low == 0 {
+        format!("{high}{unit}")
+    } else {
+        format!("{high}{unit}{low}{small}")
     }
 }
 
 /// The columns of a Pod.
 fn pod_cells(pod: &Value) -> Vec<Cell> {
     let statuses = array(pod, "/status/containerStatuses");
-    let n_ready = statuses.iter().filter(|s| is_true(s, "/ready")).count();
+    let (mut n_ready, mut n_restarts) = (0, 0);
+    for status in statuses {
+        n_ready += usize::from(is_true(status, "/ready"));
+        n_restarts += integer(status, "/restartCount").unwrap_or(0);
+    }
     let n_containers = array(pod, "/spec/containers").len();
-    let n_restarts: i64 = statuses.iter().filter_map(|s| integer(s, "/restartCount")).sum();
     vec![
         ("Name", false, Value::from(text(pod, "/metadata/name"))),
         ("Ready", false, Value::from(format!("{n_ready}/{n_containers}"))),
@@ -303,15 +326,17 @@ fn stuck_reason(container: &Value) -> Option<String> {
 fn init_status(pod: &Value) -> Option<String> {
     let specs = array(pod, "/spec/initContainers");
     // Statuses do not say which init containers are sidecars; the specification does.
-    let is_sidecar = |name: &str| {
-        let mut sidecars = specs.iter().filter(|s| text(s, "/restartPolicy") == "Always");
-        sidecars.any(|s| text(s, "/name") == name)
-    };
+    let mut sidecars = Vec::new();
+    for spec in specs {
+        if text(spec, "/restartPolicy") == "Always" {
+            sidecars.push(text(spec, "/name"));
+        }
+    }
     for (i, container) in array(pod, "/status/initContainerStatuses").iter().enumerate() {
         let done = integer(container, "/state/terminated/exitCode") == Some(0);
         let started = is_true(container, "/started");
         // A sidecar never ends: once started, it no longer holds up the pod.
-        if done || (is_sidecar(text(container, "/name")) && started) {
+        if done || (sidecars.contains(&text(container, "/name")) && started) {
             continue;
         }
         return Some(match stuck_reason(container) {

@@ -138,9 +138,9 @@ impl PreemptionContext<'_> {
             return None;
         }
         potential.sort_by_key(|pod| importance(pod));
-        let amounts = |pod: &Pod| ResourceAmounts::of_pod(pod).unwrap_or_default();
         for pod in &potential {
-            view.used.subtract(&amounts(pod));
+            view.used
+                .subtract(&ResourceAmounts::of_pod(pod).unwrap_or_default());
         }
         if fit::refusal(pod, request, &view, self.ignored).is_some() {
             return None;
@@ -151,7 +151,7 @@ impl PreemptionContext<'_> {
         ordered.sort_by_key(|(_, violates)| !violates);
         let mut victims = PreemptionVictims::default();
         for (other, violates) in ordered {
-            let amounts = amounts(&other);
+            let amounts = ResourceAmounts::of_pod(&other).unwrap_or_default();
             view.used.add(&amounts);
             if fit::refusal(pod, request, &view, self.ignored).is_some() {
                 view.used.subtract(&amounts);
@@ -281,16 +281,11 @@ fn victims_cost(victims: &PreemptionVictims) -> (i64, Option<i64>, i64, usize, R
 /// `filterPodsWithPDBViolation`: the pods use up their budgets in the order given; a pod whose budget is used up already is a
 /// violation.
 fn with_violations(pods: &[Arc<Pod>], budgets: &[PodDisruptionBudget]) -> Vec<(Arc<Pod>, bool)> {
-    let allowed = |budget: &PodDisruptionBudget| {
-        budget
-            .status
-            .as_ref()
-            .and_then(|status| status.disruptions_allowed)
-    };
-    let mut left: Vec<i32> = budgets
-        .iter()
-        .map(|budget| allowed(budget).unwrap_or(0))
-        .collect();
+    let mut left = Vec::with_capacity(budgets.len());
+    for budget in budgets {
+        let status = budget.status.as_ref();
+        left.push(status.and_then(|status| status.disruptions_allowed).unwrap_or(0));
+    }
     let mut violations = Vec::new();
     for pod in pods {
         let mut is_violating = false;

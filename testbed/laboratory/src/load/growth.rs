@@ -29,24 +29,34 @@ pub(super) fn plots(measured: &[FilterMeasurement]) -> Vec<(String, String)> {
     let Some(largest) = measured.iter().max_by_key(|one| one.nodes) else {
         return Vec::new();
     };
-    let (nodes, pods) = (counted(largest.nodes), counted(largest.pods));
-    let in_largest: Vec<&FilterMeasurement> =
-        measured.iter().filter(|one| one.nodes == largest.nodes).collect();
-    let n_names = if measured.iter().any(|one| one.names == SAMPLED) {
-        SAMPLED
+    let (mut in_largest, mut sampled, mut of_as_many_names) = (Vec::new(), Vec::new(), Vec::new());
+    let mut clusters: Vec<&FilterMeasurement> = Vec::new();
+    for one in measured {
+        if one.nodes == largest.nodes {
+            in_largest.push(one);
+        }
+        if one.names == SAMPLED {
+            sampled.push(one);
+        }
+        if one.names == largest.names {
+            of_as_many_names.push(one);
+        }
+        // The last measurement of a cluster has its final memory.
+        match clusters.last_mut() {
+            Some(last) if last.nodes == one.nodes => *last = one,
+            _ => clusters.push(one),
+        }
+    }
+    let (n_names, alike) = if sampled.is_empty() {
+        (largest.names, of_as_many_names)
     } else {
-        largest.names
+        (SAMPLED, sampled)
     };
-    let alike: Vec<&FilterMeasurement> = measured.iter().filter(|one| one.names == n_names).collect();
-    let mut clusters: Vec<&FilterMeasurement> = measured.iter().collect();
-    // The last measurement of a cluster has its final memory.
-    clusters.reverse();
-    clusters.dedup_by_key(|one| one.nodes);
+    let (nodes, pods) = (counted(largest.nodes), counted(largest.pods));
     let mut plots = Vec::new();
     if in_largest.len() > 1 {
         let title = format!("Filter by names in the request: {nodes} nodes, {pods} pods");
-        let size = |one: &FilterMeasurement| f64::from(one.names);
-        let svg = latencies(&title, "names in the request", &in_largest, size);
+        let svg = latencies(&title, "names in the request", &in_largest, n_names_of);
         plots.push(("latency-by-names".to_owned(), svg));
     }
     if alike.len() > 1 {
@@ -61,6 +71,10 @@ pub(super) fn plots(measured: &[FilterMeasurement]) -> Vec<(String, String)> {
         plots.push(("memory-and-start".to_owned(), memory_and_start(&clusters)));
     }
     plots
+}
+
+fn n_names_of(measured: &FilterMeasurement) -> f64 {
+    f64::from(measured.names)
 }
 
 fn n_nodes(measured: &FilterMeasurement) -> f64 {

@@ -110,12 +110,15 @@ pub(super) async fn run(console: &Console, args: &InjectionArgs) -> Result<bool>
         ]);
     }
     console.result(&results.to_string());
-    for wrong in measured.iter().flat_map(|one| one.wrong.iter().take(10)) {
-        console.result(wrong);
+    let mut is_ok = true;
+    for one in &measured {
+        for wrong in one.wrong.iter().take(10) {
+            console.result(wrong);
+        }
+        is_ok &= one.plugin != CURRENT || (one.stale == 0 && one.wrong.is_empty());
     }
     console.json(&measured);
-    let mut current = measured.iter().filter(|one| one.plugin == CURRENT);
-    Ok(current.all(|one| one.stale == 0 && one.wrong.is_empty()))
+    Ok(is_ok)
 }
 
 const CURRENT: &str = "current";
@@ -216,8 +219,12 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
     cluster.stop().await?;
     let mut results = Vec::new();
     for plugin in [FORMER, CURRENT] {
-        let own = nodes.iter().filter(|watched| watched.plugin == plugin);
-        let own: Vec<&InjectionCounts> = own.map(|watched| &watched.seen).collect();
+        let mut own = Vec::new();
+        for watched in &nodes {
+            if watched.plugin == plugin {
+                own.push(&watched.seen);
+            }
+        }
         if !own.is_empty() {
             results.push(sum(plugin, &own, load_average));
         }
@@ -245,8 +252,11 @@ async fn burst(cluster: &mut LocalCluster, watched: &mut WatchedNode, round: u64
 async fn start_together(cluster: &mut LocalCluster, node: &str, names: &[String], seed: u64) -> Result<()> {
     cluster.node(node)?.kubelet().hold();
     let pods = NamespacePods::of(cluster.client(), "default");
-    let one_unit = |name: &String| PodBuilder::units(name, 1).on(node);
-    create_all(&pods, names.iter().map(one_unit).collect()).await?;
+    let mut builders = Vec::new();
+    for name in names {
+        builders.push(PodBuilder::units(name, 1).on(node));
+    }
+    create_all(&pods, builders).await?;
     until_all(cluster, names, "to be bound", DEADLINE, is_bound).await?;
     let kubelet = cluster.node(node)?.kubelet();
     let has_all = |kubelet: &Kubelet| kubelet.n_held() == names.len();
@@ -315,8 +325,12 @@ fn is_as_written(dir: &Path, container: &RuntimeContainer) -> Result<bool> {
         );
     }
     // Control devices (nvidiactl, nvidia-uvm) are in every container; only GPUs tell one pod from another.
-    let mut seen = container.device_nodes.iter().filter(|node| is_gpu(node));
-    Ok(seen.all(|node| gpus.contains(node)))
+    for node in &container.device_nodes {
+        if is_gpu(node) && !gpus.contains(node) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// The parts of a CDI spec whose effect can be seen in a container.
@@ -365,10 +379,24 @@ fn own_specs(dir: &Path) -> Result<Vec<u64>> {
 
 /// Adds up what was counted on all nodes with one plugin.
 fn sum(plugin: &'static str, nodes: &[&InjectionCounts], load_average: [f64; 2]) -> InjectionResult {
-    let starts: Vec<&ContainerStart> = nodes.iter().flat_map(|seen| &seen.starts).collect();
+    let (mut pre_starts, mut injections, mut waits) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut n_specs, mut n_bytes) = (Vec::new(), Vec::new());
+    let (mut refusals, mut stale, mut wrong) = (Vec::new(), 0, Vec::new());
+    for seen in nodes {
+        for start in &seen.starts {
+            pre_starts.push(start.pre_start);
+            injections.push(start.injection);
+            waits.push(start.pre_start + start.injection);
+            refusals.extend(&start.refusals);
+        }
+        n_specs.extend(&seen.n_specs);
+        n_bytes.extend(&seen.n_bytes);
+        stale += seen.n_stale;
+        wrong.extend_from_slice(&seen.wrong);
+    }
     let (mut unresolvable, mut refused) = (0, 0);
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
-    for refusal in starts.iter().flat_map(|start| &start.refusals) {
+    for refusal in refusals {
         if refusal.contains("unresolvable CDI devices") {
             unresolvable += 1;
         } else {
@@ -379,24 +407,18 @@ fn sum(plugin: &'static str, nodes: &[&InjectionCounts], load_average: [f64; 2])
     }
     // The table has room for the sums only.
     tracing::info!(plugin, ?kinds, "refusals");
-    let quantiles_of = |time: fn(&ContainerStart) -> Duration| {
-        quantiles(starts.iter().map(|start| time(start)).collect(), [50, 95, 100])
-    };
     InjectionResult {
         plugin,
-        starts: starts.len(),
-        stale: nodes.iter().map(|seen| seen.n_stale).sum(),
+        starts: pre_starts.len(),
+        stale,
         unresolvable,
         refused,
-        pre_start_ms: quantiles_of(|start| start.pre_start),
-        injection_ms: quantiles_of(|start| start.injection),
-        wait_ms: quantiles_of(|start| start.pre_start + start.injection),
-        specs: [
-            median(nodes.iter().flat_map(|seen| seen.n_specs.clone()).collect()),
-            median(nodes.iter().flat_map(|seen| seen.n_bytes.clone()).collect()),
-        ],
+        pre_start_ms: quantiles(pre_starts, [50, 95, 100]),
+        injection_ms: quantiles(injections, [50, 95, 100]),
+        wait_ms: quantiles(waits, [50, 95, 100]),
+        specs: [median(n_specs), median(n_bytes)],
         load_average,
-        wrong: nodes.iter().flat_map(|seen| seen.wrong.clone()).collect(),
+        wrong,
     }
 }
 

@@ -22,14 +22,17 @@ pub const COLUMNS: [&str; 4] = [GPU_SHARED, GPU_MEMORY_RATIO, GPU_CORE, NVIDIA_G
 
 /// The replay's input from a trace.
 pub fn world(nodes: &[NodeRow], pods: &[TracePod]) -> ReplayInput {
-    let models: Vec<&str> = nodes.iter().map(|node| node.model.as_str()).collect();
     let serves_vendor = pods.iter().any(|pod| pod.is_vendor);
+    let (mut models, mut replayed) = (Vec::new(), Vec::new());
+    for row in nodes {
+        models.push(row.model.as_str());
+        replayed.push(node(row, serves_vendor));
+    }
     let (pods, eligible) = self::pods(pods, &models);
-    let columns = COLUMNS.map(str::to_owned).to_vec();
     ReplayInput {
-        nodes: nodes.iter().map(|row| node(row, serves_vendor)).collect(),
+        nodes: replayed,
         pods,
-        columns,
+        columns: COLUMNS.map(str::to_owned).to_vec(),
         eligible,
         is_exact: true,
         ..ReplayInput::default()
@@ -41,29 +44,30 @@ pub fn world(nodes: &[NodeRow], pods: &[TracePod]) -> ReplayInput {
 pub fn pods(rows: &[TracePod], models: &[&str]) -> (Vec<ReplayPod>, Vec<Box<[bool]>>) {
     let mut sets = NumberTable::default();
     let mut eligible = Vec::new();
-    let mut set_of = |wanted: &str| {
-        (!wanted.is_empty()).then(|| {
-            let (set, is_new) = sets.of(wanted);
+    let mut pods = Vec::with_capacity(rows.len());
+    for row in rows {
+        let mut pod = pod(row);
+        if !row.models.is_empty() {
+            let (set, is_new) = sets.of(&row.models);
             if is_new {
-                eligible.push(
-                    models
-                        .iter()
-                        .map(|model| wanted.split('|').any(|wanted| wanted == *model))
-                        .collect(),
-                );
+                eligible.push(accepting(&row.models, models));
             }
-            set
-        })
-    };
-    let mut pods: Vec<ReplayPod> = rows
-        .iter()
-        .map(|row| ReplayPod {
-            eligible: set_of(&row.models),
-            ..pod(row)
-        })
-        .collect();
+            pod.eligible = Some(set);
+        }
+        pods.push(pod);
+    }
     pods.sort_by(|one, other| one.name.cmp(&other.name));
     (pods, eligible)
+}
+
+/// True for each node whose GPU model is one of the `wanted`, which stand between vertical bars.
+fn accepting(wanted: &str, models: &[&str]) -> Box<[bool]> {
+    let wanted: Vec<&str> = wanted.split('|').collect();
+    let mut accepted = Vec::with_capacity(models.len());
+    for model in models {
+        accepted.push(wanted.contains(model));
+    }
+    accepted.into()
 }
 
 /// The node of a trace as the plugin would report it, with its Device object.
@@ -81,13 +85,13 @@ fn node(row: &NodeRow, serves_vendor: bool) -> ReplayNode {
         set(&mut amounts, NVIDIA_GPU, json!(n_gpus.to_string()));
         set(&mut labels, SERVES_VENDOR_LABEL, json!("true"));
     }
-    let gpu = |minor: usize| {
-        json!({
+    let mut devices = Vec::with_capacity(row.gpus);
+    for minor in 0..row.gpus {
+        devices.push(json!({
             "type": "gpu", "id": format!("GPU-{}-{minor}", row.name), "minor": minor, "health": true,
             "resources": {GPU_MEMORY: format!("{GIB_OF_GPU}Gi"), GPU_CORE: "100", GPU_MEMORY_RATIO: "100"},
-        })
-    };
-    let devices: Vec<Value> = (0..row.gpus).map(gpu).collect();
+        }));
+    }
     ReplayNode {
         name: row.name.as_str().into(),
         cpu: row.cpu_milli,
@@ -134,18 +138,18 @@ fn pod(row: &TracePod) -> ReplayPod {
 
 /// The spec of a trace's pod: its resources, and the GPU models that it accepts.
 fn spec(row: &TracePod, extended: &[(usize, i64)]) -> Value {
-    let named = extended.iter().filter_map(|(column, amount)| {
-        Some(((*COLUMNS.get(*column)?).to_owned(), json!(amount.to_string())))
-    });
-    let limits: Map<String, Value> = named.collect();
+    let mut limits = Map::new();
+    for (column, amount) in extended {
+        if let Some(name) = COLUMNS.get(*column) {
+            limits.insert((*name).to_owned(), json!(amount.to_string()));
+        }
+    }
     let mut requests = limits.clone();
-    let amounts = [("cpu", row.cpu_milli, "m"), ("memory", row.memory_mib, "Mi")];
-    requests.extend(
-        amounts
-            .iter()
-            .filter(|(_, amount, _)| *amount > 0)
-            .map(|(name, amount, unit)| ((*name).to_owned(), json!(format!("{amount}{unit}")))),
-    );
+    for (name, amount, unit) in [("cpu", row.cpu_milli, "m"), ("memory", row.memory_mib, "Mi")] {
+        if amount > 0 {
+            requests.insert(name.to_owned(), json!(format!("{amount}{unit}")));
+        }
+    }
     let mut spec = json!({"containers": [{"name": "main", "image": "busybox:1.36", "resources": {"limits": limits, "requests": requests}}]});
     if !row.models.is_empty() {
         let models: Vec<&str> = row.models.split('|').collect();
