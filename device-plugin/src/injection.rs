@@ -8,7 +8,6 @@ pub mod content;
 mod decide;
 pub mod detect;
 mod own_container;
-pub mod recipient;
 
 use proto::device::TYPE_GPU;
 

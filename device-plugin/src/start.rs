@@ -7,7 +7,7 @@
 //! 2. finds the pod that [owns](crate::verify::owner) the device IDs of kubelet's call,
 //! 3. [verifies](crate::verify) the pod's allocation, the health of its devices, and their
 //!    [capacity](crate::verify::capacity),
-//! 4. and writes the container's CDI spec (`specs`).
+//! 4. writes the container's CDI spec (`specs`), and waits until the container runtime has [read](crate::cdi::readers) it.
 //!
 //! Beside them stand the reasons to [block](blocked) a start, the adoption (`adopt`) of pods that have no record, and
 //! [`crate::envvar`] for containers that get their devices by the vendor's variable. kubelet tries a blocked start again, and the
@@ -25,8 +25,6 @@ use std::time::Duration;
 use daemon::api_server::one_line;
 use daemon::events::Recorder;
 use kube::Client;
-use proto::device::TYPE_GPU;
-use proto::record::VISIBLE_DEVICES;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
@@ -35,22 +33,18 @@ use crate::envvar::check::{Settled, settle};
 use crate::envvar::swap::RecordSwaps;
 use crate::eviction::evict;
 use crate::extended_resource::ExtendedResource;
-use crate::injection::content::names_devices;
 use crate::metrics::{Metrics, Outcome};
 use crate::node_state::NodeState;
-use crate::pods::{NodePod, PodStage, PodUid};
+use crate::pods::{NodePod, PodUid};
 use crate::settings::{OnMismatch, OnUnplaced};
 use crate::verify::container::StartingContainer;
 use crate::verify::owner::{KubeletSnapshot, OwnerUnknown, find_owner};
 use crate::verify::snapshot::Snapshots;
-use crate::verify::{
-    StartEvidence, StartRefusal, Visible, VisibleByType, add_visible, check_all_devices, visible_by_answer,
-    visible_to_pod,
-};
+use crate::verify::{CheckedStart, StartRefusal, verify_start};
 
 use adopt::adopt;
 use blocked::{BlockedStarts, StartBlocked};
-use specs::{SpecFiles, until_resolved, write_specs};
+use specs::{SpecFiles, write_specs};
 
 /// Longest wait of a start for facts that are not known yet: kubelet gives up after 30 s and tries again after 10 s more.
 const CHECK_LIMIT: Duration = Duration::from_secs(8);
@@ -193,7 +187,7 @@ impl StartChecker {
             };
             let blocked = match self.decide(&snapshot, resource, ids, &uid).await {
                 Ok(StartDecision::Start(files)) => {
-                    until_resolved(node, &files).await;
+                    node.readers.until_resolved(&node.settings.specs, &files).await;
                     return Ok(());
                 }
                 Ok(StartDecision::LookAgain(_)) if Instant::now() < until => {
@@ -228,35 +222,34 @@ impl StartChecker {
         swaps.load_for(uid).await.map_err(StartBlocked::SwapsUnknown)?;
         // Each adoption or swap gives the pod another record, by which the next verification goes.
         for _ in 0..MAX_RECORDS {
-            let checked = verify_start(node, snapshot, resource, ids, uid)?;
-            let (starting, pod) = (&checked.starting, &checked.starting.pod);
-            if checked.is_by_spec
-                && let Some(problem) = node.no_injection(resource.device_type())
-            {
+            let CheckedStart {
+                starting,
+                seen,
+                verified,
+                is_by_spec,
+                is_inherited,
+            } = verify_start(node, snapshot, resource, ids, uid)?;
+            let pod = &starting.pod;
+            if is_by_spec && let Some(problem) = node.no_injection(resource.device_type()) {
                 return Err(StartBlocked::NoInjection {
                     pod: pod.display_name(),
                     problem,
                 });
             }
-            let allocated = snapshot.allocated.as_ref().map(|allocated| allocated.as_slice());
-            let verified = match settle(
-                checked.verified,
-                starting,
-                &checked.seen,
-                allocated,
-                node,
-                &mut swaps,
-            )
-            .await?
-            {
-                Settled::Verified(verified) => verified,
-                Settled::Swapped => continue,
-                Settled::LookAgain(other) => return Ok(StartDecision::LookAgain(other)),
+            // The spec is written for the pod's record. An answer by variable may name the devices of another record.
+            let verified = if is_by_spec {
+                verified
+            } else {
+                match settle(verified, &starting, &seen, snapshot, node, &mut swaps).await? {
+                    Settled::Verified(verified) => verified,
+                    Settled::Swapped => continue,
+                    Settled::LookAgain(other) => return Ok(StartDecision::LookAgain(other)),
+                }
             };
             match verified {
                 Ok(()) => {
-                    let files = if checked.is_by_spec {
-                        write_specs(node, starting).map_err(|source| StartBlocked::Spec {
+                    let files = if is_by_spec {
+                        write_specs(node, &starting).map_err(|source| StartBlocked::Spec {
                             pod: pod.display_name(),
                             source,
                         })?
@@ -266,17 +259,17 @@ impl StartChecker {
                     // From here on the pod counts as started, also before the watch shows it.
                     node.log().note_start(uid, resource, ids);
                     node.answered.notify_one();
-                    self.log_start(starting);
+                    self.log_start(&starting);
                     return Ok(StartDecision::Start(files));
                 }
                 Err(StartRefusal::Unplaced(_)) if self.context.unplaced == OnUnplaced::Adopt => {
-                    match adopt(node, &self.context.client, starting, snapshot.entries()).await {
+                    match adopt(node, &self.context.client, &starting, snapshot.entries()).await {
                         Ok(()) => self.metrics().count(Outcome::Adopted),
-                        Err(not_adopted) if checked.is_inherited => return Ok(go_on(pod, &not_adopted)),
+                        Err(not_adopted) if is_inherited => return Ok(go_on(pod, &not_adopted)),
                         Err(not_adopted) => return Err(not_adopted.into()),
                     }
                 }
-                Err(refusal) if checked.is_inherited && may_go_on(resource, &refusal) => {
+                Err(refusal) if is_inherited && may_go_on(resource, &refusal) => {
                     return Ok(go_on(pod, &refusal));
                 }
                 Err(refusal) => {
@@ -344,121 +337,6 @@ fn go_on(pod: &NodePod, reason: &(dyn Error + 'static)) -> StartDecision {
         "a container of a running pod starts again with the devices that another plugin gave it"
     );
     StartDecision::Start(SpecFiles::new())
-}
-
-/// A start with the result of its verification.
-struct CheckedStart<'a> {
-    starting: StartingContainer<'a>,
-    /// The devices that the pod's containers see, as far as answers to Allocate name them.
-    seen: VisibleByType,
-    verified: Result<(), StartRefusal>,
-    /// True if a CDI spec decides the devices of the container.
-    is_by_spec: bool,
-    /// True if the container ran before this process gave any answer for it, and sees the same devices again.
-    is_inherited: bool,
-}
-
-/// Verifies the start of this pod's container with the facts of this moment.
-fn verify_start<'a>(
-    node: &NodeState,
-    snapshot: &'a KubeletSnapshot,
-    resource: ExtendedResource,
-    ids: &'a [String],
-    uid: &PodUid,
-) -> Result<CheckedStart<'a>, StartBlocked> {
-    let (offered, is_young) = (node.offered(), node.is_young());
-    // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each other.
-    let pods = node.pods.borrow();
-    let mut log = node.log();
-    log.set_offered(offered);
-    // kubelet's checkpoint proves which pod has which device IDs, so it corrects the log of Allocate calls before the verification
-    // reads that log.
-    if let Some(allocated) = &snapshot.allocated {
-        log.correct_by_checkpoint(allocated, &pods);
-    }
-    let pod = pods.get(uid).cloned().ok_or(OwnerUnknown::NotSeen)?;
-    let fleet = node.fleet.borrow();
-    let allocated = snapshot.entries();
-    let logged = log.response(resource, ids).cloned();
-    let mut checked = CheckedStart {
-        // All containers of a running pod have been created before: this is no first start, and kubelet repeats its answer of the
-        // first one.
-        is_inherited: pod.stage == PodStage::Running && logged.is_none(),
-        starting: StartingContainer::find(pod, resource, ids, allocated, logged),
-        seen: visible_to_pod(allocated, uid, &fleet),
-        verified: Ok(()),
-        is_by_spec: false,
-    };
-    let starting = &checked.starting;
-    let own = starting
-        .answer()
-        .and_then(|answer| visible_by_answer(resource, answer, &fleet));
-    if own.is_none() && (starting.answer().is_none() || must_name_devices(starting)) {
-        checked.verified = Err(StartRefusal::Unknown);
-    }
-    if resource.device_type() == TYPE_GPU
-        && let Err(refusal) = check_all_devices(&starting.pod, &fleet, node.settings.allows_all_devices)
-    {
-        checked.verified = Err(refusal);
-        checked.is_inherited = false;
-    }
-    if checked.verified.is_err() {
-        return Ok(checked);
-    }
-    checked.is_by_spec = own == Some(Visible::BySpec);
-    // No plugin but this one answers with its CDI devices, so such a container did not get its devices from another.
-    checked.is_inherited &= !checked.is_by_spec;
-    if let Some(own) = own {
-        add_visible(&mut checked.seen, resource.device_type(), own);
-    }
-    let evidence = StartEvidence {
-        pods: &pods,
-        fleet: &fleet,
-        log: &log,
-        allocated,
-        is_checkpoint_known: snapshot.allocated.is_some(),
-        is_young,
-        unit: node.settings.memory_unit,
-    };
-    checked.verified = evidence.verify(&starting.pod, &checked.seen);
-    if checked.is_by_spec && checked.verified.is_ok() {
-        checked.verified = check_variable(node, starting);
-    }
-    Ok(checked)
-}
-
-/// Checks that the container does not set the vendor's variable to a value that may show it a GPU, unless the runtime is known to
-/// act on CDI devices: a runtime that drops them would act on the variable.
-fn check_variable(node: &NodeState, starting: &StartingContainer<'_>) -> Result<(), StartRefusal> {
-    if node.is_cdi_proven() {
-        return Ok(());
-    }
-    let containers = starting.containers();
-    for own in starting.pod.variables.iter() {
-        let shows_none = matches!(own.value.as_deref(), Some("" | "void" | "none"));
-        if own.name == VISIBLE_DEVICES && !shows_none && containers.contains(&own.container.as_str()) {
-            return Err(StartRefusal::OverridesVoid {
-                container: own.container.clone(),
-                variable: VISIBLE_DEVICES.to_owned(),
-            });
-        }
-    }
-    Ok(())
-}
-
-/// True if the answer for this resource is the one that names the devices, in every container of the pod that this one may be.
-fn must_name_devices(starting: &StartingContainer<'_>) -> bool {
-    let StartingContainer { pod, resource, .. } = starting;
-    let names = starting.containers();
-    for name in &names {
-        if let Some(container) = pod.container(name)
-            && resource.count(container) > 0
-            && !names_devices(*resource, container)
-        {
-            return false;
-        }
-    }
-    !names.is_empty()
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 //! have capacity for the pod.
 //!
 //! The plugin answers Allocate before it knows for which pod. Before a container starts, kubelet calls with exactly the device IDs
-//! of the container, and kubelet's own data ([`snapshot`]) proves which pod they belong to ([`owner`]). Everything here is pure,
-//! except [`snapshot`], which asks kubelet.
+//! of the container, and kubelet's own data ([`snapshot`]) proves which pod they belong to ([`owner`]). `verify_start` reads the
+//! facts of one moment from the node's state; all that it calls is pure. [`snapshot`] asks kubelet.
 
 pub mod capacity;
 pub(crate) mod container;
@@ -16,6 +16,8 @@ use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::memory_unit::MemoryUnit;
 use proto::pod::ALL_DEVICES;
+use proto::record::VISIBLE_DEVICES;
+use proto::request::ContainerRequest;
 
 use crate::cdi::device_of;
 use crate::extended_resource::ExtendedResource;
@@ -24,9 +26,12 @@ use crate::injection::content;
 use crate::inventory::PhysicalId;
 use crate::kubelet_checkpoint::Allocated;
 use crate::matching::AllocateLog;
+use crate::node_state::NodeState;
 use crate::pods::{NodePod, NodePods, Placement, PodStage, PodUid, Unplaced};
 
 use capacity::NoCapacity;
+use container::StartingContainer;
+use owner::{KubeletSnapshot, OwnerUnknown};
 
 /// The reason that a container must not start. kubelet tries again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -141,12 +146,121 @@ impl StartRefusal {
     }
 }
 
+/// The start of a container with the result of its verification.
+pub(crate) struct CheckedStart<'a> {
+    pub(crate) starting: StartingContainer<'a>,
+    /// The devices that the pod's containers see, as far as answers to Allocate name them.
+    pub(crate) seen: VisibleByType,
+    pub(crate) verified: Result<(), StartRefusal>,
+    /// True if a CDI spec decides the devices of the container.
+    pub(crate) is_by_spec: bool,
+    /// True if the container ran before this process gave any answer for it, and sees the same devices again.
+    pub(crate) is_inherited: bool,
+}
+
+/// Verifies the start of the container of pod `uid` that has these device IDs, with the facts of this moment.
+///
+/// # Errors
+/// The watch does not show the pod.
+pub(crate) fn verify_start<'a>(
+    node: &NodeState,
+    snapshot: &'a KubeletSnapshot,
+    resource: ExtendedResource,
+    ids: &'a [String],
+    uid: &PodUid,
+) -> Result<CheckedStart<'a>, OwnerUnknown> {
+    let (offered, is_young) = (node.offered(), node.is_young());
+    // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each other.
+    let pods = node.pods.borrow();
+    let mut log = node.log();
+    log.set_offered(offered);
+    // kubelet's checkpoint proves which pod has which device IDs, so it corrects the log of Allocate calls before the verification
+    // reads that log.
+    if let Some(allocated) = &snapshot.allocated {
+        log.correct_by_checkpoint(allocated, &pods);
+    }
+    let pod = pods.get(uid).cloned().ok_or(OwnerUnknown::NotSeen)?;
+    let fleet = node.fleet.borrow();
+    let allocated = snapshot.entries();
+    let logged = log.response(resource, ids).cloned();
+    let mut checked = CheckedStart {
+        // All containers of a running pod have been created before: this is no first start, and kubelet repeats its answer of the
+        // first one.
+        is_inherited: pod.stage == PodStage::Running && logged.is_none(),
+        starting: StartingContainer::find(pod, resource, ids, allocated, logged),
+        seen: visible_to_pod(allocated, uid, &fleet),
+        verified: Ok(()),
+        is_by_spec: false,
+    };
+    let starting = &checked.starting;
+    let own = starting
+        .answer()
+        .and_then(|answer| visible_by_answer(resource, answer, &fleet));
+    if own.is_none() && (starting.answer().is_none() || must_name_devices(starting)) {
+        checked.verified = Err(StartRefusal::Unknown);
+    }
+    if resource.device_type() == TYPE_GPU
+        && let Err(refusal) = check_all_devices(&starting.pod, &fleet, node.settings.allows_all_devices)
+    {
+        checked.verified = Err(refusal);
+        checked.is_inherited = false;
+    }
+    if checked.verified.is_err() {
+        return Ok(checked);
+    }
+    checked.is_by_spec = own == Some(Visible::BySpec);
+    // No plugin but this one answers with its CDI devices, so such a container did not get its devices from another.
+    checked.is_inherited &= !checked.is_by_spec;
+    if let Some(own) = own {
+        add_visible(&mut checked.seen, resource.device_type(), own);
+    }
+    let evidence = StartEvidence {
+        pods: &pods,
+        fleet: &fleet,
+        log: &log,
+        allocated,
+        is_checkpoint_known: snapshot.allocated.is_some(),
+        is_young,
+        unit: node.settings.memory_unit,
+    };
+    checked.verified = evidence.verify(&starting.pod, &checked.seen);
+    if checked.is_by_spec && checked.verified.is_ok() && !node.is_cdi_proven() {
+        checked.verified = check_variable(starting);
+    }
+    Ok(checked)
+}
+
+/// True if the answer for this resource is the one that names the devices, in every container of the pod that this one may be.
+fn must_name_devices(starting: &StartingContainer<'_>) -> bool {
+    let resource = starting.resource;
+    let containers = starting.containers();
+    let names = |container: &&ContainerRequest| {
+        resource.count(container) == 0 || content::names_devices(resource, container)
+    };
+    !containers.is_empty() && containers.iter().all(names)
+}
+
+/// Checks that the container does not set the vendor's variable to a value that may show it a GPU: a runtime that drops CDI devices
+/// would act on the variable.
+fn check_variable(starting: &StartingContainer<'_>) -> Result<(), StartRefusal> {
+    for own in starting.pod.variables.iter() {
+        let shows_none = matches!(own.value.as_deref(), Some("" | "void" | "none"));
+        if own.name == VISIBLE_DEVICES && !shows_none && starting.may_be(&own.container) {
+            return Err(StartRefusal::OverridesVoid {
+                container: own.container.clone(),
+                variable: VISIBLE_DEVICES.to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Checks a pod whose annotation asks to see all GPUs of its node against the operator's setting and the pod's record: the pod's
 /// author may have written both annotation and record.
 ///
 /// # Errors
 /// The pod may not see all GPUs.
-pub fn check_all_devices(pod: &NodePod, fleet: &NodeFleet, is_allowed: bool) -> Result<(), StartRefusal> {
+fn check_all_devices(pod: &NodePod, fleet: &NodeFleet, is_allowed: bool) -> Result<(), StartRefusal> {
     if !pod.sees_all {
         return Ok(());
     }
@@ -416,7 +530,7 @@ pub fn visible_to_pods<'a>(
 
 /// Adds to `visible` the devices that one more container of the pod sees; containers that were given different devices are
 /// [`Visible::Unclear`].
-pub fn add_visible(visible: &mut VisibleByType, device_type: &'static str, seen: Visible) {
+fn add_visible(visible: &mut VisibleByType, device_type: &'static str, seen: Visible) {
     let known = visible.entry(device_type).or_insert(Visible::BySpec);
     // A spec follows the pod's record, so it contradicts no devices that other containers of the pod were given.
     if *known == Visible::BySpec {

@@ -21,8 +21,7 @@ use serde_json::Value;
 
 use crate::file_version::FileVersion;
 
-use super::CONTAINER_KIND;
-use super::spec::{Edits, driver_text, text, variables};
+use super::{CONTAINER_KIND, Edits, driver_text, text, variables};
 
 /// Prefix and suffix of the file names of containers' specs. The CDI device name between them is the one in the answer to Allocate.
 const CONTAINER_FILE: (&str, &str) = ("gpushare.dev-gpu_", ".json");

@@ -17,7 +17,7 @@ use futures::StreamExt;
 use inotify::{EventMask, EventOwned, Inotify, WatchMask};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{sleep, timeout};
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::logged_error::LoggedError;
 
@@ -26,6 +26,12 @@ use super::dir::{OWN_PREFIX, PROMPT_FILE};
 
 /// Pause before a watch that has failed begins again.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Longest wait of a start for the container runtime to read a spec: it parses all specs, on a machine that may be busy.
+const READ_LIMIT: Duration = Duration::from_secs(2);
+
+/// Longest wait of a start if this plugin has not seen the container runtime read specs: CDI may be off there.
+const FIRST_READ_LIMIT: Duration = Duration::from_millis(200);
 
 /// Number of waits in a row without a read after which the runtime counts as no longer reading.
 const MOST_MISSED: u32 = 3;
@@ -163,9 +169,27 @@ impl Readers {
         });
     }
 
+    /// Returns when the container runtime has read these specs, or after a while if it was not seen reading them.
+    pub async fn until_resolved(&self, specs: &SpecDir, files: &[String]) {
+        if files.is_empty() {
+            return;
+        }
+        let limit = if self.has_reader() {
+            READ_LIMIT
+        } else {
+            FIRST_READ_LIMIT
+        };
+        if !self.until_read(specs, files, limit).await {
+            info!(
+                files = files.join(","),
+                "the container runtime was not seen reading a new CDI spec; the container starts all the same"
+            );
+        }
+    }
+
     /// Makes the runtime read all specs, and waits until it has read `files` since they were written. Returns false if the time
     /// limit passes first.
-    pub async fn until_read(&self, specs: &SpecDir, files: &[String], limit: Duration) -> bool {
+    async fn until_read(&self, specs: &SpecDir, files: &[String], limit: Duration) -> bool {
         let is_read = timeout(limit, self.prompt_until_read(specs, files)).await.is_ok();
         if !is_read {
             self.state

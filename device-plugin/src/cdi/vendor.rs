@@ -18,7 +18,7 @@ use crate::inventory::Gpu;
 
 use super::Edits;
 use super::dir::OWN_PREFIX;
-use super::spec::variables;
+use super::variables;
 
 /// Length of the longest spec that the plugin reads, in bytes.
 const MAX_BYTES: u64 = 4 << 20;

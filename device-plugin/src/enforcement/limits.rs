@@ -9,11 +9,10 @@ use proto::memory_unit::MemoryUnit;
 use proto::record::{DRIVER_MEMORY_LIMIT, DRIVER_MEMORY_REQUEST};
 use proto::request::ContainerRequest;
 
-use crate::injection::recipient::Recipient;
 use crate::inventory::Gpu;
-use crate::pods::{Placement, RecordedAmounts};
+use crate::pods::{NodePod, Placement, RecordedAmounts};
 
-use super::are_by_driver;
+use super::{Enforcements, are_by_driver};
 
 /// The memory that the driver reserves for a container: none. The reservation of a removed container would stay with the cgroups
 /// above it, and the scheduler counts memory already.
@@ -24,6 +23,19 @@ const HAMI_MEMORY_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 
 /// HAMi-core's variable for the limit of computing power.
 const HAMI_CORE_LIMIT: &str = "CUDA_DEVICE_SM_LIMIT";
+
+/// The container that an answer to Allocate or a CDI spec is made for.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipient<'a> {
+    /// The pod.
+    pub pod: &'a NodePod,
+    /// The container.
+    pub container: &'a ContainerRequest,
+    /// The record whose devices it gets.
+    pub placement: Option<&'a Placement>,
+    /// The enforcement levels of this node's GPUs.
+    pub enforcements: &'a Enforcements,
+}
 
 /// True if a variable limits a container that has it.
 pub fn is_limit(name: &str) -> bool {

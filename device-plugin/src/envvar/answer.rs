@@ -9,10 +9,10 @@ use std::time::Duration;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use tracing::debug;
 
+use crate::enforcement::limits::Recipient;
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, NodeFleet};
 use crate::injection::content::{AssignedDevices, variable_answer};
-use crate::injection::recipient::Recipient;
 use crate::matching::wait::when_matched;
 use crate::matching::{Call, Match, preferred};
 use crate::node_state::NodeState;

@@ -1,15 +1,15 @@
 //! The part of the pre-start check that only answers by variable need: such an answer fixes the devices of a container before it is
 //! certain for which pod kubelet allocates.
 //!
-//! `settle` is the one step of the pre-start check in this folder. The check also loads records that an earlier swap left in the
-//! Device object (`swap`), in either injection mode.
+//! `settle` is the one step of the pre-start check in this folder, left out for a container whose CDI spec the plugin writes. The
+//! check also loads records that an earlier swap left in the Device object (`swap`), in either injection mode.
 
 use tracing::info;
 
-use crate::kubelet_checkpoint::Allocated;
 use crate::node_state::NodeState;
 use crate::pods::PodUid;
 use crate::verify::container::StartingContainer;
+use crate::verify::owner::KubeletSnapshot;
 use crate::verify::{StartEvidence, StartRefusal, VisibleByType};
 
 use super::environment::check_environment;
@@ -37,9 +37,7 @@ pub struct NotSwapped {
 }
 
 /// Settles a start that was `verified` by the devices that the pod's containers see: checks the container's environment, and swaps
-/// records if kubelet gave the pod the devices of an equal pod. Changes nothing if a CDI spec decides the devices.
-///
-/// `allocated` are the entries of kubelet's checkpoint; none if it cannot be read.
+/// records if kubelet gave the pod the devices of an equal pod.
 ///
 /// # Errors
 /// The records could not be swapped.
@@ -47,11 +45,11 @@ pub(crate) async fn settle(
     verified: Result<(), StartRefusal>,
     starting: &StartingContainer<'_>,
     seen: &VisibleByType,
-    allocated: Option<&[Allocated]>,
+    snapshot: &KubeletSnapshot,
     node: &NodeState,
     swaps: &mut RecordSwaps,
 ) -> Result<Settled, NotSwapped> {
-    let partner = match verification(verified, starting, seen, allocated, node) {
+    let partner = match verification(verified, starting, seen, snapshot, node) {
         Verification::Passed => return Ok(Settled::Verified(Ok(()))),
         Verification::Refused(refusal) => return Ok(Settled::Verified(Err(refusal))),
         Verification::LookAgain(other) => return Ok(Settled::LookAgain(other)),
@@ -74,13 +72,13 @@ pub(crate) async fn settle(
     }
 }
 
-/// Completes a verification if the vendor's variable decides the devices: checks the container's environment after a success, and
-/// looks for a pod to swap records with after a refusal.
+/// Completes a verification: checks the container's environment after a success, and looks for a pod to swap records with after a
+/// refusal.
 pub(crate) fn verification(
     verified: Result<(), StartRefusal>,
     starting: &StartingContainer<'_>,
     seen: &VisibleByType,
-    allocated: Option<&[Allocated]>,
+    snapshot: &KubeletSnapshot,
     node: &NodeState,
 ) -> Verification {
     // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each other.
@@ -97,8 +95,8 @@ pub(crate) fn verification(
         pods: &pods,
         fleet: &fleet,
         log: &log,
-        allocated: allocated.unwrap_or_default(),
-        is_checkpoint_known: allocated.is_some(),
+        allocated: snapshot.entries(),
+        is_checkpoint_known: snapshot.allocated.is_some(),
         is_young: node.is_young(),
         unit: node.settings.memory_unit,
     };

@@ -10,20 +10,17 @@ use std::path::Path;
 use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 
-use crate::cdi::device_of;
 use crate::enforcement::Enforcements;
-use crate::enforcement::limits::{is_limit, is_of_driver, limits};
+use crate::enforcement::limits::{Recipient, is_limit, is_of_driver, limits};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, FleetDevice, FleetGpu, NodeFleet};
 use crate::injection::content::visible_variable;
-use crate::injection::recipient::Recipient;
 use crate::pods::{OwnVariable, PodStage};
 use crate::settings::NodeSettings;
 use crate::verify::container::StartingContainer;
 use crate::verify::{StartRefusal, named_devices};
 
-/// Checks the device nodes, variables and limits of a container whose answer names its devices by the vendor's variable. Passes if
-/// a CDI spec names them.
+/// Checks the device nodes, variables and limits of a container whose answer names its devices by the vendor's variable.
 ///
 /// # Errors
 /// Something else than the record decides the devices or limits of the container.
@@ -33,14 +30,12 @@ pub(super) fn check_environment(
     settings: &NodeSettings,
     fleet: &NodeFleet,
 ) -> Result<(), StartRefusal> {
-    match starting.answer() {
-        Some(answer) if device_of(answer).is_none() => {
-            check_nodes(starting, answer, fleet)?;
-            check_own_variables(starting, answer, fleet)?;
-            check_limits(starting, answer, enforcements, settings, fleet)
-        }
-        _ => Ok(()),
-    }
+    let Some(answer) = starting.answer() else {
+        return Ok(());
+    };
+    check_nodes(starting, answer, fleet)?;
+    check_own_variables(starting, answer, fleet)?;
+    check_limits(starting, answer, enforcements, settings, fleet)
 }
 
 /// Checks that the answer's device nodes are those of the record's devices.
@@ -79,10 +74,9 @@ fn check_own_variables(
     fleet: &NodeFleet,
 ) -> Result<(), StartRefusal> {
     let StartingContainer { pod, resource, .. } = starting;
-    let containers = starting.containers();
     for own in pod.variables.iter() {
         let is_devices = own.name == visible_variable(*resource);
-        if !containers.contains(&own.container.as_str()) || !(is_devices || is_limit(&own.name)) {
+        if !starting.may_be(&own.container) || !(is_devices || is_limit(&own.name)) {
             continue;
         }
         // A variable that the answer does not set overrides nothing.
@@ -158,10 +152,7 @@ fn check_limits(
         }
     }
     let mut recorded = BTreeMap::new();
-    for name in starting.containers() {
-        let Some(container) = pod.container(name) else {
-            continue;
-        };
+    for container in starting.containers() {
         let recipient = Recipient {
             pod,
             container,

@@ -20,14 +20,13 @@ use serde_json::{Value, json};
 
 use crate::cdi::{self, Edits};
 use crate::enforcement::HamiCore;
-use crate::enforcement::limits::{is_of_hami_core, limits};
+use crate::enforcement::limits::{Recipient, is_of_hami_core, limits};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, NodeFleet};
 use crate::inventory::{Gpu, OtherDevice, PhysicalId};
 use crate::settings::NodeSettings;
 
 use super::VOID;
-use super::recipient::Recipient;
 
 /// Device nodes that go with every NVIDIA GPU, as far as they exist.
 const COMMON_NODES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];

@@ -12,8 +12,7 @@ use crate::envvar::answer::allocate_by_variable;
 use crate::extended_resource::ExtendedResource;
 use crate::injection::Mode;
 use crate::injection::content::{cdi_answer, own_variable};
-use crate::matching::wait::try_last_match;
-use crate::matching::{Call, preferred};
+use crate::matching::wait::log_answer;
 use crate::node_state::NodeState;
 
 /// Answers kubelet's Allocate call for one container, by the injection mode of the node.
@@ -45,33 +44,6 @@ pub async fn allocate(
     // With this answer the pod may have all its devices, and is then marked assigned.
     node.answered.notify_one();
     response
-}
-
-/// Adds an answer to the log of Allocate calls, as that of the likeliest pod. The answer does not depend on the pod; the next
-/// `GetPreferredAllocation` is matched with another one.
-fn log_answer(
-    node: &NodeState,
-    resource: ExtendedResource,
-    ids: &[String],
-    response: &ContainerAllocateResponse,
-) {
-    let devices = node.devices_of(resource, ids);
-    let call = Call {
-        resource,
-        count: ids.len() as u64,
-        devices: &devices,
-    };
-    let pods = node.pods.borrow();
-    let mut log = node.log();
-    // Only `envvar` answers differently after a wait; the mark must not stay for the next call.
-    log.take_waited();
-    // The pod that `GetPreferredAllocation` was matched with, else the best match now.
-    let found = preferred(&pods, &log, &call).or_else(|| try_last_match(node, &mut log, &pods, &call));
-    let pod = found.as_ref().map(|found| found.pod.clone());
-    log.add_answer(resource, ids, pod, response.clone());
-    if let Some(found) = found {
-        log.record(found, &pods);
-    }
 }
 
 #[cfg(test)]

@@ -1,14 +1,17 @@
-//! Waits for the pod of a call: kubelet may know a pod before this plugin's watch shows it.
+//! Matches calls with the pods and the log of this node: waits for the pod of a call, since kubelet may know a pod before this plugin's
+//! watch shows it, or logs an answer that does not depend on the pod.
 
 use std::time::Duration;
 
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
+use crate::extended_resource::ExtendedResource;
 use crate::node_state::NodeState;
 use crate::pods::NodePods;
 
-use super::{AllocateLog, Call, Match, MatchAttempt, NoMatch, match_call};
+use super::{AllocateLog, Call, Match, MatchAttempt, NoMatch, match_call, preferred};
 
 /// Longest checkpoint, in bytes, that is loaded at each attempt while kubelet waits; a longer one is loaded only on the last
 /// attempt.
@@ -37,8 +40,35 @@ pub async fn when_matched<T>(
     }
 }
 
+/// Adds an answer to the log of Allocate calls, as that of the likeliest pod. The answer does not depend on the pod; the next
+/// `GetPreferredAllocation` is matched with another one.
+pub fn log_answer(
+    node: &NodeState,
+    resource: ExtendedResource,
+    ids: &[String],
+    response: &ContainerAllocateResponse,
+) {
+    let devices = node.devices_of(resource, ids);
+    let call = Call {
+        resource,
+        count: ids.len() as u64,
+        devices: &devices,
+    };
+    let pods = node.pods.borrow();
+    let mut log = node.log();
+    // Only `envvar` answers differently after a wait; the mark must not stay for the next call.
+    log.take_waited();
+    // The pod that `GetPreferredAllocation` was matched with, else the best match now.
+    let found = preferred(&pods, &log, &call).or_else(|| try_last_match(node, &mut log, &pods, &call));
+    let pod = found.as_ref().map(|found| found.pod.clone());
+    log.add_answer(resource, ids, pod, response.clone());
+    if let Some(found) = found {
+        log.record(found, &pods);
+    }
+}
+
 /// The best match for a call, found without any wait.
-pub fn try_last_match(
+fn try_last_match(
     node: &NodeState,
     log: &mut AllocateLog,
     pods: &NodePods,

@@ -16,11 +16,10 @@ use proto::record::{DEVICE_ALLOCATED, GPU_DEVICES, MEM_IDX, VISIBLE_DEVICES};
 use proto::request::ContainerRequest;
 
 use crate::enforcement::Enforcements;
-use crate::enforcement::limits::is_of_driver;
+use crate::enforcement::limits::{Recipient, is_of_driver};
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::NodeFleet;
 use crate::injection::content::{AssignedDevices, variable_answer};
-use crate::injection::recipient::Recipient;
 use crate::injection::{Mode, VOID};
 use crate::inventory::{Gpu, PhysicalId};
 use crate::pods::{NodePods, PodUid};

@@ -3,28 +3,22 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::request::ContainerRequest;
 use tracing::{info, warn};
 
 use crate::cdi::{Edits, SpecDir, SpecError, device_of};
+use crate::enforcement::limits::Recipient;
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::DeviceKey;
 use crate::injection::content::{AssignedDevices, cdi_edits, lacks_limit_hook, names_devices};
-use crate::injection::recipient::Recipient;
 use crate::kubelet_checkpoint::Allocated;
 use crate::node_state::NodeState;
 use crate::pods::{NodePod, NodePods, PodStage};
 use crate::verify::container::StartingContainer;
 use daemon::api_server::one_line;
-
-/// Longest wait of a start for the container runtime to read a spec: it parses all specs, on a machine that may be busy.
-const READ_LIMIT: Duration = Duration::from_secs(2);
-
-/// Longest wait of a start if this plugin has not seen the container runtime read specs: CDI may be off there.
-const FIRST_READ_LIMIT: Duration = Duration::from_millis(200);
 
 /// File names of specs that were written for a start, and that the container runtime has to read first.
 pub(super) type SpecFiles = Vec<String>;
@@ -63,25 +57,6 @@ pub(super) fn write_specs(
         }
     }
     Ok(files)
-}
-
-/// Returns when the container runtime has read these specs, or after a while if the runtime was not seen reading them.
-pub(super) async fn until_resolved(node: &NodeState, files: &[String]) {
-    if files.is_empty() {
-        return;
-    }
-    let limit = if node.readers.has_reader() {
-        READ_LIMIT
-    } else {
-        FIRST_READ_LIMIT
-    };
-    let specs = &node.settings.specs;
-    if !node.readers.until_read(specs, files, limit).await {
-        info!(
-            files = files.join(","),
-            "the container runtime was not seen reading a new CDI spec; the container starts all the same"
-        );
-    }
 }
 
 /// Writes the spec that this answer for a container names. Returns the file name if the container runtime has to read it.
@@ -156,15 +131,10 @@ fn spec_edits(
 /// The container that may be starting. Several can match, since an app container takes over the IDs of an init container: the first
 /// for which the answer about this resource names the devices ([`names_devices`]), else the first.
 fn likeliest_container<'a>(starting: &'a StartingContainer<'_>) -> Option<&'a ContainerRequest> {
-    let mut holder = None;
-    for name in starting.containers() {
-        let container = starting.pod.container(name);
-        if container.is_some_and(|container| names_devices(starting.resource, container)) {
-            return container;
-        }
-        holder = holder.or(container);
-    }
-    holder
+    let containers = starting.containers();
+    let mut naming = containers.iter();
+    let naming = naming.find(|container| names_devices(starting.resource, container));
+    naming.or(containers.first()).copied()
 }
 
 /// Writes the missing specs of containers in kubelet's checkpoint, and removes the specs of other containers.
@@ -218,6 +188,7 @@ mod tests {
     use crate::pods::PodUid;
     use std::path::Path;
     use std::sync::Arc;
+    use std::time::Duration;
 
     use proto::kubelet::deviceplugin::CdiDevice;
     use proto::memory_unit::MemoryUnit;

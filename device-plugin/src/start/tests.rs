@@ -9,8 +9,9 @@ use crate::fleet::NodeFleet;
 use crate::injection::content::cdi_answer;
 use crate::kubelet_checkpoint::Allocated;
 use crate::matching::AllocateLog;
-use crate::pods::{NodePods, Placement};
+use crate::pods::{NodePods, Placement, PodStage};
 use crate::tests::builders::{adapter, fleet, gpu, pod, pods, rdma, units};
+use crate::verify::{StartEvidence, Visible, VisibleByType, visible_to_pod};
 
 mod check;
 

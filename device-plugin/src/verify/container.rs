@@ -1,6 +1,7 @@
 //! The container that kubelet is about to start, as far as it is known: kubelet's call names device IDs alone.
 
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+use proto::request::ContainerRequest;
 
 use crate::extended_resource::ExtendedResource;
 use crate::kubelet_checkpoint::Allocated;
@@ -55,20 +56,20 @@ impl<'a> StartingContainer<'a> {
     }
 
     /// The containers of the pod that this one may be: those to which kubelet allocated the IDs, else those that request as many.
-    pub(crate) fn containers(&self) -> Vec<&str> {
-        if !self.entries.is_empty() {
-            return self
-                .entries
-                .iter()
-                .map(|entry| entry.container.as_str())
-                .collect();
-        }
-        let mut names = Vec::new();
+    pub(crate) fn containers(&self) -> Vec<&ContainerRequest> {
+        let mut containers = Vec::new();
         for container in &self.pod.containers {
-            if self.resource.count(container) == self.ids.len() as u64 {
-                names.push(container.name.as_str());
+            let is_allocated = self.entries.iter().any(|entry| entry.container == container.name);
+            let requests_as_many = self.resource.count(container) == self.ids.len() as u64;
+            if is_allocated || (self.entries.is_empty() && requests_as_many) {
+                containers.push(container);
             }
         }
-        names
+        containers
+    }
+
+    /// True if this may be the container with this name.
+    pub(crate) fn may_be(&self, name: &str) -> bool {
+        self.containers().iter().any(|container| container.name == name)
     }
 }

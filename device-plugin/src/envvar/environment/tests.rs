@@ -8,8 +8,8 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 
 use super::*;
+use crate::enforcement::limits::Recipient;
 use crate::injection::content::{AssignedDevices, variable_answer};
-use crate::injection::recipient::Recipient;
 use crate::pods::{NodePod, RecordedAmounts};
 use crate::tests::builders::{adapter, fleet, gpu, pod, rdma, shares};
 

@@ -21,9 +21,10 @@ use crate::injection::content::cdi_answer;
 use crate::inventory::NodeInventory;
 use crate::kubelet_checkpoint::Allocated;
 use crate::matching::AllocateLog;
-use crate::pods::Placement;
+use crate::pods::{Placement, PodStage};
 use crate::settings::NodeSettings;
 use crate::tests::builders::{adapter, fleet, gpu, pod, pods, rdma, shares, units, whole};
+use crate::verify::{StartEvidence, VisibleByType};
 
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 
@@ -123,8 +124,13 @@ fn checked_where(
         is_by_spec,
         is_inherited,
     } = checked.unwrap_or_else(|blocked| panic!("{blocked}"));
+    let verification = match verified {
+        Ok(()) if is_by_spec => Verification::Passed,
+        Err(refusal) if is_by_spec => Verification::Refused(refusal),
+        verified => verification(verified, &starting, &seen, &snapshot, &node),
+    };
     Ending {
-        verification: verification(verified, &starting, &seen, Some(allocated), &node),
+        verification,
         is_by_spec,
         is_inherited,
     }
