@@ -12,7 +12,6 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 use proto::read_api::{Diagnosis, Finding, PORT, Severity};
 
-use crate::args::OutputArgs;
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult, code_of_answer};
 use crate::format::count;
@@ -44,11 +43,7 @@ const NAMESPACE_LISTS: [(&str, &str); 3] = [
 const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
 
 /// Checks the installation; the answer is no if something is wrong.
-pub(crate) async fn run(
-    connection: &ClusterConnection,
-    screen: &Screen,
-    output: &OutputArgs,
-) -> CommandResult {
+pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen) -> CommandResult {
     let facts = collect(connection).await?;
     let mut findings = checks::findings(&facts);
     // The worst first; of one weight in the order of the checks.
@@ -58,9 +53,7 @@ pub(crate) async fn run(
         .filter(|finding| finding.severity >= Severity::Warning)
         .collect();
     let names = bad.iter().map(|finding| finding.check.clone());
-    screen.show(output.output, &findings, names, |is_wide| {
-        render(&findings, screen, is_wide)
-    })?;
+    screen.show(&findings, names, |is_wide| render(&findings, screen, is_wide))?;
     // A check whose right is missing is no fault of the installation.
     Ok(code_of_answer(bad.is_empty()))
 }

@@ -4,7 +4,6 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use proto::read_api::{Explanation, GpuVerdict, NodeVerdict};
 
-use crate::args::OutputArgs;
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult, code_of_answer};
 use crate::format::{count, memory};
@@ -20,7 +19,6 @@ const MAX_NAMES: usize = 3;
 pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
-    output: &OutputArgs,
     pod: &[String],
     all: bool,
 ) -> CommandResult {
@@ -34,9 +32,7 @@ pub(crate) async fn run(
         explanation => explanation?,
     };
     let name = format!("pod/{}", explanation.name);
-    screen.show(output.output, &explanation, [name], |_| {
-        render(&explanation, screen, all)
-    })?;
+    screen.show(&explanation, [name], |_| render(&explanation, screen, all))?;
     Ok(code_of_answer(
         // A pod that has room and waits is a matter of kube-scheduler, not of devices.
         explanation.node.is_some() || explanation.fitting > 0,

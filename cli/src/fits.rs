@@ -8,7 +8,7 @@ use proto::read_api::{AddedNodes, FitAnswer, FitRequest, MAX_REPLICAS, State};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::args::{OutputArgs, Question};
+use crate::args::Question;
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult, code_of_answer};
 use crate::fields::{INSTANCE_TYPE, name, text as field};
@@ -38,7 +38,6 @@ struct Manifest {
 pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
-    output: &OutputArgs,
     question: &Question,
 ) -> CommandResult {
     let manifest = Manifest::parse(&read(&question.filename)?)?;
@@ -71,7 +70,7 @@ pub(crate) async fn run(
     let all: Vec<&FitAnswer> = answers.iter().map(|(_, answer)| answer).collect();
     let placements = all.iter().flat_map(|answer| &answer.placements);
     let names = placements.map(|placement| format!("node/{}", placement.node));
-    screen.show(output.output, &all, names, |_| {
+    screen.show(&all, names, |_| {
         let texts: Vec<String> = answers
             .iter()
             .map(|(of, answer)| render(of, answer, screen))

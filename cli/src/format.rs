@@ -77,12 +77,14 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+    use crate::args::Format;
 
     const PLAIN: Screen = Screen {
         width: None,
         has_colour: false,
         has_blocks: false,
         has_headers: true,
+        format: Format::Table,
     };
 
     #[rstest]

@@ -47,7 +47,7 @@ pub async fn run() -> ExitCode {
             return ExitCode::from(u8::from(error.use_stderr()));
         }
     };
-    let screen = Screen::of_process(args.output.no_headers);
+    let screen = Screen::of_process(&args.output);
     let done = tokio::select! {
         // Ctrl-C is how -w ends: it is no failure, and 130 is the shell's code for it.
         done = execute(args, &screen) => done,
@@ -66,9 +66,7 @@ pub async fn run() -> ExitCode {
 /// Runs the command that the user has chosen; each command has a module of its own.
 async fn execute(args: Args, screen: &Screen) -> CommandResult {
     let Args {
-        connection,
-        output,
-        command,
+        connection, command, ..
     } = args;
     // The only command that needs no cluster, nor a kubeconfig.
     if let Command::Completion { shell } = command {
@@ -83,20 +81,18 @@ async fn execute(args: Args, screen: &Screen) -> CommandResult {
             kind: None,
             watch,
             selector,
-        } => top::run(&connection, screen, &output, watch, selector).await,
+        } => top::run(&connection, screen, watch, selector).await,
         Command::Top {
             kind: Some(Top::Pods(which)),
             watch,
             ..
-        } => pods::run(&connection, screen, &output, &which, watch).await,
-        Command::Explain { pod, all } => explain::run(&connection, screen, &output, &pod, all).await,
-        Command::Fits(question) => fits::run(&connection, screen, &output, &question).await,
-        Command::Doctor => doctor::run(&connection, screen, &output).await,
+        } => pods::run(&connection, screen, &which, watch).await,
+        Command::Explain { pod, all } => explain::run(&connection, screen, &pod, all).await,
+        Command::Fits(question) => fits::run(&connection, screen, &question).await,
+        Command::Doctor => doctor::run(&connection, screen).await,
         Command::Ui(options) => ui::run(&connection, screen, &options).await,
-        Command::Migrate(Migrate::Status) => migrate::status(&connection, screen, &output).await,
-        Command::AutoscalerHints { node } => {
-            migrate::autoscaler_hints(&connection, screen, &output, &node).await
-        }
+        Command::Migrate(Migrate::Status) => migrate::status(&connection, screen).await,
+        Command::AutoscalerHints { node } => migrate::autoscaler_hints(&connection, screen, &node).await,
         Command::Completion { .. } => Ok(ExitCode::SUCCESS),
     }
 }

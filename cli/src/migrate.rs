@@ -8,7 +8,6 @@ use proto::resource::{GPU, GPU_CORE, GPU_COUNT, GPU_MEM, GPU_MEMORY, GPU_MEMORY_
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::args::OutputArgs;
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::fields::{INSTANCE_TYPE, NODE_LABEL, label, name};
@@ -51,11 +50,7 @@ struct Step {
 }
 
 /// Shows the stage of each node with GPUs.
-pub(crate) async fn status(
-    connection: &ClusterConnection,
-    screen: &Screen,
-    output: &OutputArgs,
-) -> CommandResult {
+pub(crate) async fn status(connection: &ClusterConnection, screen: &Screen) -> CommandResult {
     let nodes = connection.list_json("/api/v1/nodes").await?;
     let state = AnswerSource::open(connection, screen).await?.state(false).await?;
     let mut pods_on: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -72,7 +67,7 @@ pub(crate) async fn status(
         steps.extend(step(node, n_pods));
     }
     let names = steps.iter().map(|step| format!("node/{}", step.node));
-    screen.show(output.output, &steps, names, |_| render_steps(&steps, screen))?;
+    screen.show(&steps, names, |_| render_steps(&steps, screen))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -148,7 +143,6 @@ fn step(node: &Value, pods: usize) -> Option<Step> {
 pub(crate) async fn autoscaler_hints(
     connection: &ClusterConnection,
     screen: &Screen,
-    output: &OutputArgs,
     name: &str,
 ) -> CommandResult {
     let node = connection
@@ -182,7 +176,7 @@ pub(crate) async fn autoscaler_hints(
         name => name,
     };
     let shown_name = format!("node/{name}");
-    screen.show(output.output, &hints, [shown_name], |_| {
+    screen.show(&hints, [shown_name], |_| {
         render(&resources, &labels, instance_type)
     })?;
     Ok(ExitCode::SUCCESS)

@@ -5,10 +5,10 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 use console::Term;
 use serde::Serialize;
 
-use crate::args::Format;
+use crate::args::{Format, OutputArgs};
 use crate::failure::CommandFailure;
 
-/// Standard output and standard error.
+/// Standard output and standard error, and the form of answers on them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Screen {
     /// Columns; `None` if the output is no terminal, where lines may have any length.
@@ -19,6 +19,8 @@ pub(crate) struct Screen {
     pub(crate) has_blocks: bool,
     /// False with `--no-headers`.
     pub(crate) has_headers: bool,
+    /// The form of answers.
+    pub(crate) format: Format,
 }
 
 /// A colour, by its ANSI number.
@@ -35,12 +37,13 @@ pub(crate) enum Colour {
 
 impl Screen {
     /// The screen of this process.
-    pub(crate) fn of_process(no_headers: bool) -> Self {
+    pub(crate) fn of_process(output: &OutputArgs) -> Self {
         let (_, columns) = Term::stdout().size();
         // A pipe has no width: nothing is left out there.
         let width = io::stdout().is_terminal().then_some(columns.into());
         Self {
-            has_headers: !no_headers,
+            has_headers: !output.no_headers,
+            format: output.output,
             ..Self::new(width, |name| std::env::var(name).unwrap_or_default())
         }
     }
@@ -61,7 +64,13 @@ impl Screen {
             has_colour: width.is_some() && may_colour,
             has_blocks: locale.contains("utf-8") || locale.contains("utf8"),
             has_headers: true,
+            format: Format::Table,
         }
+    }
+
+    /// True if answers are tables, for people.
+    pub(crate) fn is_table(&self) -> bool {
+        matches!(self.format, Format::Table | Format::Wide)
     }
 
     /// The text in a colour, if the screen has any.
@@ -98,16 +107,15 @@ impl Screen {
     /// with true for `wide`.
     pub(crate) fn show(
         &self,
-        format: Format,
         answer: &impl Serialize,
         names: impl IntoIterator<Item = String>,
         text: impl FnOnce(bool) -> String,
     ) -> Result<(), CommandFailure> {
-        let shown = match format {
+        let shown = match self.format {
             Format::Yaml => serde_yaml_ng::to_string(answer).map_err(CommandFailure::input)?,
             Format::Json => serde_json::to_string_pretty(answer).map_err(CommandFailure::input)? + "\n",
             Format::Name => names.into_iter().map(|name| name + "\n").collect(),
-            Format::Table | Format::Wide => text(format == Format::Wide),
+            Format::Table | Format::Wide => text(self.format == Format::Wide),
         };
         self.print(&shown)
     }
@@ -283,6 +291,7 @@ mod tests {
             has_colour: false,
             has_blocks: true,
             has_headers: true,
+            format: Format::Table,
         }
     }
 

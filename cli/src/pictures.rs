@@ -13,6 +13,7 @@ use scheduler::read_api;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::args::Format;
 use crate::offline::index_of;
 use crate::output::Screen;
 use crate::{explain, top};
@@ -22,6 +23,7 @@ const SCREEN: Screen = Screen {
     has_colour: true,
     has_blocks: true,
     has_headers: true,
+    format: Format::Table,
 };
 
 /// Nodes: name, model, GiB of a GPU, and whether each GPU is healthy.

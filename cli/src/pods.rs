@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use proto::read_api::State;
 use serde::Serialize;
 
-use crate::args::{Format, OutputArgs, WhichPods};
+use crate::args::WhichPods;
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::follow::{ChangeFeed, ClusterChange};
@@ -43,42 +43,40 @@ struct PodRow {
 pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
-    output: &OutputArgs,
     which: &WhichPods,
     watch: bool,
 ) -> CommandResult {
     let mut source = AnswerSource::open(connection, screen).await?;
     // Events do not show the memory in use, and every row of one command has the same columns.
     let state = source.state(!watch).await?;
-    let selected = match &which.selector {
-        Some(selector) => Some(selected_pods(connection, selector, which.all_namespaces).await?),
-        None => None,
-    };
     let mut selection = PodSelection {
         connection,
         which,
-        selected,
+        selected: None,
         known: BTreeSet::new(),
     };
-    let rows = selection.rows(&state);
+    let rows = selection.rows(&state).await?;
     if rows.is_empty() && state.names_hidden {
         return Err(CommandFailure::Refused(
             "the scheduler shows this user no names of pods: `top pods` takes the right to list pods in the namespace"
                 .to_owned(),
         ));
     }
-    let is_table = matches!(output.output, Format::Table | Format::Wide);
+    let is_table = screen.is_table();
     // A line of column names alone would hide that there is nothing.
-    if !(is_table && rows.is_empty()) {
-        show(&rows, screen, output, which)?;
-    }
     if is_table && rows.is_empty() {
+        let pod = match &which.selector {
+            Some(selector) => format!("pod with {selector}"),
+            None => "pod".to_owned(),
+        };
         let place = if which.all_namespaces {
             "the cluster".to_owned()
         } else {
             format!("namespace {}; -A shows all namespaces", connection.namespace)
         };
-        screen.complain(&format!("No pod asks for a share of a GPU in {place}."));
+        screen.complain(&format!("No {pod} asks for a share of a GPU in {place}."));
+    } else {
+        show(&rows, screen, which)?;
     }
     if is_table && screen.has_headers {
         screen.print(&unknown_use(&state))?;
@@ -87,14 +85,13 @@ pub(crate) async fn run(
         return Ok(ExitCode::SUCCESS);
     }
     let changes = ChangeFeed::after(&state, source, connection, screen)?;
-    follow(changes, screen, output, &mut selection, rows).await
+    follow(changes, screen, &mut selection, rows).await
 }
 
 /// Shows the pods whose rows change.
 async fn follow(
     mut changes: ChangeFeed<'_>,
     screen: &Screen,
-    output: &OutputArgs,
     selection: &mut PodSelection<'_>,
     rows: Vec<PodRow>,
 ) -> CommandResult {
@@ -120,27 +117,22 @@ async fn follow(
             ClusterChange::State(state) => *state,
         };
         let mut new_rows = Vec::new();
-        for row in selection.rows_with_new_pods(&part).await? {
+        for row in selection.rows(&part).await? {
             if shown.get(&row.uid) != Some(&row) {
                 shown.insert(row.uid.clone(), row.clone());
                 new_rows.push(row);
             }
         }
         if !new_rows.is_empty() {
-            show(&new_rows, &without_headers, output, selection.which)?;
+            show(&new_rows, &without_headers, selection.which)?;
         }
     }
 }
 
 /// Writes the rows of pods in the form that the user has chosen.
-fn show(
-    rows: &[PodRow],
-    screen: &Screen,
-    output: &OutputArgs,
-    which: &WhichPods,
-) -> Result<(), CommandFailure> {
+fn show(rows: &[PodRow], screen: &Screen, which: &WhichPods) -> Result<(), CommandFailure> {
     let names = rows.iter().map(|row| format!("pod/{}", row.name));
-    screen.show(output.output, &rows, names, |is_wide| {
+    screen.show(&rows, names, |is_wide| {
         table(rows, which.all_namespaces, is_wide).render(screen)
     })
 }
@@ -156,15 +148,8 @@ struct PodSelection<'a> {
 }
 
 impl PodSelection<'_> {
-    /// The rows of the selected pods of a state.
-    fn rows(&self, state: &State) -> Vec<PodRow> {
-        let mut rows = rows(state);
-        rows.retain(|row| self.is_in_namespace(row) && self.is_selected(row));
-        rows
-    }
-
-    /// The rows of the selected pods of a state, which may have new pods.
-    async fn rows_with_new_pods(&mut self, state: &State) -> Result<Vec<PodRow>, CommandFailure> {
+    /// The rows of the selected pods of a state. Evaluates the label selector again if there are new pods.
+    async fn rows(&mut self, state: &State) -> Result<Vec<PodRow>, CommandFailure> {
         let mut all = rows(state);
         all.retain(|row| self.is_in_namespace(row));
         let has_new = all.iter().any(|row| !self.known.contains(&row.uid));

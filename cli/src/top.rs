@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use proto::read_api::{Gpu, Node, State, Totals};
 
-use crate::args::OutputArgs;
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::follow::{ChangeFeed, ClusterChange};
@@ -18,7 +17,6 @@ use crate::source::AnswerSource;
 pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
-    output: &OutputArgs,
     watch: bool,
     selector: Option<String>,
 ) -> CommandResult {
@@ -30,13 +28,20 @@ pub(crate) async fn run(
         None => None,
     };
     keep_selected(&mut state, selected.as_ref());
-    show(&state, screen, output)?;
+    if let Some(selector) = selector
+        && state.nodes.is_empty()
+        && screen.is_table()
+    {
+        screen.complain(&format!("No node with {selector} shares GPUs."));
+    } else {
+        show(&state, screen)?;
+    }
     if !watch {
         return Ok(ExitCode::SUCCESS);
     }
     // The events after this state's revision, so that no change between the two is lost.
     let changes = ChangeFeed::after(&state, source, connection, screen)?;
-    follow(changes, screen, output, selected.as_ref()).await
+    follow(changes, screen, selected.as_ref()).await
 }
 
 /// The names of the nodes that a label selector selects.
@@ -63,11 +68,9 @@ fn keep_selected(state: &mut State, selected: Option<&BTreeSet<String>>) {
 }
 
 /// Writes a whole state.
-fn show(state: &State, screen: &Screen, output: &OutputArgs) -> Result<(), CommandFailure> {
+fn show(state: &State, screen: &Screen) -> Result<(), CommandFailure> {
     let names = state.nodes.iter().map(|node| format!("node/{}", node.name));
-    screen.show(output.output, state, names, |is_wide| {
-        render(state, screen, is_wide)
-    })
+    screen.show(state, names, |is_wide| render(state, screen, is_wide))
 }
 
 /// The table of all GPUs, with the sums and the problems of nodes below it.
@@ -224,7 +227,6 @@ pub(crate) fn unknown_use(state: &State) -> String {
 async fn follow(
     mut changes: ChangeFeed<'_>,
     screen: &Screen,
-    output: &OutputArgs,
     selected: Option<&BTreeSet<String>>,
 ) -> CommandResult {
     let without_headers = Screen {
@@ -234,11 +236,11 @@ async fn follow(
     loop {
         match changes.next().await? {
             ClusterChange::Node(node) if selected.is_none_or(|selected| selected.contains(&node.name)) => {
-                show_changed(&node, &without_headers, output)?;
+                show_changed(&node, &without_headers)?;
             }
             ClusterChange::State(mut state) => {
                 keep_selected(&mut state, selected);
-                show(&state, screen, output)?;
+                show(&state, screen)?;
             }
             ClusterChange::Node(_) | ClusterChange::Pending(_) => {}
         }
@@ -246,10 +248,10 @@ async fn follow(
 }
 
 /// Writes one node without a line of column names.
-fn show_changed(node: &Node, screen: &Screen, output: &OutputArgs) -> Result<(), CommandFailure> {
+fn show_changed(node: &Node, screen: &Screen) -> Result<(), CommandFailure> {
     let nodes = std::slice::from_ref(node);
     let name = format!("node/{}", node.name);
-    screen.show(output.output, node, [name], |is_wide| {
+    screen.show(node, [name], |is_wide| {
         table(nodes, screen, is_wide).render(screen)
     })
 }

@@ -49,6 +49,7 @@ impl Installed {
         for name in ["n1", "n2"] {
             let mut node = NodeSetup::new(name, &[16_384, 16_384]);
             node.labels.insert("gpushare".to_owned(), "true".to_owned());
+            node.labels.insert("pool".to_owned(), format!("of-{name}"));
             node.plugin_args.push("--measure-memory".to_owned());
             nodes.push(node);
         }
@@ -706,6 +707,50 @@ async fn explain_and_fits(installed: &Installed) -> Result<()> {
     Ok(())
 }
 
+/// `-l` selects nodes for `top`, and pods for `top pods`.
+async fn selectors_select_rows(installed: &Installed) -> Result<()> {
+    let one = installed.run(&["top", "-l", "pool=of-n1"]).await?;
+    ensure!(
+        one.code == Some(0) && one.out.contains("2 GPUs on 1 node:") && !one.out.contains("n2"),
+        "{one:?}"
+    );
+    for (selector, expected) in [
+        ("pool!=of-n1", "node/n2\n"),
+        ("pool in (of-n1, of-n2)", "node/n1\nnode/n2\n"),
+        ("pool=none", ""),
+    ] {
+        let nodes = installed.run(&["top", "-l", selector, "-o", "name"]).await?;
+        assert_eq!(
+            (nodes.code, nodes.out.as_str()),
+            (Some(0), expected),
+            "{selector}"
+        );
+    }
+    for (selector, expected) in [
+        ("app=first", "pod/first\n"),
+        ("app!=first", "pod/second\npod/third\n"),
+        ("app=none", ""),
+    ] {
+        let pods = installed
+            .run(&["top", "pods", "-l", selector, "-o", "name"])
+            .await?;
+        assert_eq!((pods.code, pods.out.as_str()), (Some(0), expected), "{selector}");
+    }
+    let no_node = installed.run(&["top", "-l", "pool=none"]).await?;
+    assert_eq!(
+        (no_node.out.as_str(), no_node.error.as_str()),
+        ("", "No node with pool=none shares GPUs.\n")
+    );
+    let no_pod = installed.run(&["top", "pods", "-l", "app=none"]).await?;
+    ensure!(
+        no_pod
+            .error
+            .starts_with("No pod with app=none asks for a share of a GPU in namespace default;"),
+        "{no_pod:?}"
+    );
+    Ok(())
+}
+
 /// The state that the user of a token sees at the extender's address.
 async fn state_for(installed: &Installed, user: &str) -> Result<Value> {
     let path = user_kubeconfig(installed.cluster.api(), installed.cluster.dir(), user, &[])?;
@@ -827,11 +872,12 @@ async fn ui_serves_the_page_of_the_leader(installed: &mut Installed) -> Result<(
 async fn watches_rights_and_certificates_on_a_live_cluster() -> Result<()> {
     let mut installed = Installed::start("10d").await?;
     until_doctor_finds(&installed, "certificates").await?;
-    let first = PodBuilder::new("first", &[("aliyun.com/gpu-mem", "4")]);
+    let first = PodBuilder::new("first", &[("aliyun.com/gpu-mem", "4")]).labelled("app", "first");
     installed.pods.create(&first).await?;
     installed.until_runs("first").await?;
     watching_goes_on_when_the_api_server_comes_back(&installed).await?;
     explain_and_fits(&installed).await?;
+    selectors_select_rows(&installed).await?;
     names_are_shown_by_namespace(&installed).await?;
     ui_serves_the_page_of_the_leader(&mut installed).await
 }

@@ -6,8 +6,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::LazyLock;
 use std::thread;
 
+use proto::read_api::{Amount, Gpu, Node, State, Totals};
 use rstest::rstest;
 
 /// Status and body of the answer to a path.
@@ -139,6 +141,67 @@ fn answers_of_a_scheduler(#[case] args: &[&str], #[case] code: i32, #[case] said
         .output()
         .unwrap();
     check(&output, code, said);
+}
+
+/// A scheduler of 15,000 nodes with eight GPUs each.
+fn large(path: &str) -> (u16, &'static str) {
+    static STATE: LazyLock<String> = LazyLock::new(|| {
+        let gpu = |minor| Gpu {
+            minor,
+            healthy: true,
+            memory: Amount {
+                total: 80 << 30,
+                allocated: 8 << 30,
+            },
+            ..Gpu::default()
+        };
+        let node = |at| Node {
+            name: format!("n{at:05}"),
+            gpus: (0..8).map(gpu).collect(),
+            ..Node::default()
+        };
+        let mut state = State {
+            nodes: (0..15_000).map(node).collect(),
+            ..State::default()
+        };
+        for node in &state.nodes {
+            state.totals.add(&Totals::of_node(node));
+        }
+        serde_json::to_string(&state).unwrap()
+    });
+    match path {
+        "/v1/state" => (200, &STATE),
+        _ => sound(path),
+    }
+}
+
+#[test]
+fn a_cluster_of_fifteen_thousand_nodes_has_a_row_for_each_gpu() {
+    let address = serve(large);
+    let top = |args: &[&str]| {
+        let output = program()
+            .arg(format!("--read-api={address}"))
+            .arg("top")
+            .args(args)
+            .output()
+            .unwrap();
+        check(&output, 0, "");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let table = top(&[]);
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 1 + 15_000 * 8 + 1);
+    assert!(lines[0].starts_with("NODE     GPU   MEMORY"), "{}", lines[0]);
+    assert!(
+        lines[120_000].starts_with("n14999     7   ["),
+        "{}",
+        lines[120_000]
+    );
+    assert_eq!(
+        lines[120_001],
+        "120000 GPUs on 15000 nodes: 937.5 TiB of 9375.0 TiB allocated (10 %)"
+    );
+    assert_eq!(top(&["--no-headers", "-o", "name"]).lines().count(), 15_000);
 }
 
 /// The forms of `-o` without rows, and the completion script.

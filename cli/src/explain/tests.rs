@@ -4,6 +4,7 @@ use proto::read_api::PodName;
 use rstest::rstest;
 
 use super::*;
+use crate::args::Format;
 
 const GIB: u64 = 1 << 30;
 const SCREEN: Screen = Screen {
@@ -11,6 +12,7 @@ const SCREEN: Screen = Screen {
     has_colour: false,
     has_blocks: false,
     has_headers: true,
+    format: Format::Table,
 };
 
 #[rstest]

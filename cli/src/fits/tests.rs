@@ -3,6 +3,7 @@
 use proto::read_api::FitPlacement;
 
 use super::*;
+use crate::args::Format;
 
 const MANIFEST: &str = r"
 kind: ConfigMap
@@ -74,6 +75,7 @@ fn answers() {
         has_colour: false,
         has_blocks: false,
         has_headers: true,
+        format: Format::Table,
     };
     let answer = FitAnswer {
         asked: "8 GiB".to_owned(),

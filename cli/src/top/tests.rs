@@ -3,6 +3,7 @@
 use proto::read_api::{Amount, Gpu, Holder, Node, State, Totals};
 
 use super::*;
+use crate::args::Format;
 
 const GIB: u64 = 1 << 30;
 
@@ -12,6 +13,7 @@ fn screen(width: usize) -> Screen {
         has_colour: false,
         has_blocks: false,
         has_headers: true,
+        format: Format::Table,
     }
 }
 
