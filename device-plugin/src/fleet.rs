@@ -21,12 +21,12 @@ use crate::pods::DeviceName;
 /// The message of a device without any observation.
 const NO_TROUBLE: &str = "no trouble has been reported";
 
-/// One GPU and its health.
+/// One device and its health: a [`Gpu`], or an [`OtherDevice`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FleetGpu {
-    /// The GPU.
-    pub gpu: Gpu,
-    /// True if pods may share it; otherwise it is left to pods that take whole GPUs.
+pub struct FleetDevice<D> {
+    /// The device.
+    pub device: D,
+    /// True if pods may share it; a GPU that they may not share is left to pods that take whole GPUs.
     pub is_shared: bool,
     /// True if pods may be placed on it.
     pub is_healthy: bool,
@@ -36,26 +36,32 @@ pub struct FleetGpu {
     pub message: String,
 }
 
-/// One device of another type and its health.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FleetDevice {
-    /// The device.
-    pub device: OtherDevice,
-    /// True if pods may be placed on it.
-    pub is_healthy: bool,
-    /// The reason for the state of health; none without any observation.
-    pub reason: Option<HealthReason>,
-    /// The reason in a sentence for people.
-    pub message: String,
+impl<D> FleetDevice<D> {
+    /// A device without any observation.
+    fn healthy(device: D, is_shared: bool) -> Self {
+        Self {
+            device,
+            is_shared,
+            is_healthy: true,
+            reason: None,
+            message: NO_TROUBLE.to_owned(),
+        }
+    }
+
+    /// Sets the health of the device.
+    fn set_health(&mut self, is_healthy: bool, reason: Option<HealthReason>, message: &str) {
+        (self.is_healthy, self.reason) = (is_healthy, reason);
+        message.clone_into(&mut self.message);
+    }
 }
 
 /// The devices of this node at one moment.
 #[derive(Clone, Debug)]
 pub struct NodeFleet {
     /// Every GPU, in the order of the inventory.
-    pub gpus: Vec<FleetGpu>,
+    pub gpus: Vec<FleetDevice<Gpu>>,
     /// Devices of other types, sorted by type and minor number.
-    pub others: Vec<FleetDevice>,
+    pub others: Vec<FleetDevice<OtherDevice>>,
     /// The device IDs that kubelet gets.
     pub ids: IdScheme,
     /// The links between GPUs, as far as the source reports them.
@@ -81,22 +87,13 @@ impl NodeFleet {
         let ids = ids.with(&inventory);
         let mut gpus = Vec::with_capacity(inventory.gpus.len());
         for gpu in inventory.gpus {
-            gpus.push(FleetGpu {
-                is_shared: ids.is_shared(&gpu.uuid),
-                gpu,
-                is_healthy: true,
-                reason: None,
-                message: NO_TROUBLE.to_owned(),
-            });
+            let is_shared = ids.is_shared(&gpu.uuid);
+            gpus.push(FleetDevice::healthy(gpu, is_shared));
         }
         let mut others = Vec::with_capacity(inventory.others.len());
         for device in inventory.others {
-            others.push(FleetDevice {
-                device,
-                is_healthy: true,
-                reason: None,
-                message: NO_TROUBLE.to_owned(),
-            });
+            // Each of these devices is divided by percent, and no flag excludes one.
+            others.push(FleetDevice::healthy(device, true));
         }
         Self {
             gpus,
@@ -139,39 +136,31 @@ impl NodeFleet {
     /// Sets the health of the device with this ID, a GPU or another device, in the fleet; an unknown ID changes nothing.
     fn set_health(&mut self, id: &PhysicalId, is_healthy: bool, reason: Option<HealthReason>, message: &str) {
         for entry in &mut self.gpus {
-            if entry.gpu.uuid == *id {
-                (entry.is_healthy, entry.reason) = (is_healthy, reason);
-                message.clone_into(&mut entry.message);
+            if entry.device.uuid == *id {
+                entry.set_health(is_healthy, reason, message);
             }
         }
         for entry in &mut self.others {
             if entry.device.id == *id {
-                (entry.is_healthy, entry.reason) = (is_healthy, reason);
-                message.clone_into(&mut entry.message);
+                entry.set_health(is_healthy, reason, message);
             }
         }
     }
 
     /// The GPU with this UUID.
     pub fn gpu(&self, uuid: &PhysicalId) -> Option<&Gpu> {
-        let entry = self.gpus.iter().find(|entry| entry.gpu.uuid == *uuid)?;
-        Some(&entry.gpu)
+        let entry = self.gpus.iter().find(|entry| entry.device.uuid == *uuid)?;
+        Some(&entry.device)
     }
 
     /// The GPU that a record names.
     pub fn gpu_named(&self, name: &DeviceName) -> Option<&Gpu> {
-        let entry = self.gpus.iter().find(|entry| name.names(&entry.gpu))?;
-        Some(&entry.gpu)
-    }
-
-    /// The identity of every device.
-    pub fn ids_of_devices(&self) -> impl Iterator<Item = &PhysicalId> {
-        let gpus = self.gpus.iter().map(|entry| &entry.gpu.uuid);
-        gpus.chain(self.others.iter().map(|entry| &entry.device.id))
+        let entry = self.gpus.iter().find(|entry| name.names(&entry.device))?;
+        Some(&entry.device)
     }
 
     /// The devices of a type other than GPUs, such as `rdma`, by minor number.
-    pub fn devices_of(&self, device_type: &str) -> impl Iterator<Item = &FleetDevice> {
+    pub fn devices_of(&self, device_type: &str) -> impl Iterator<Item = &FleetDevice<OtherDevice>> {
         self.others
             .iter()
             .filter(move |entry| entry.device.device_type == device_type)
@@ -303,29 +292,28 @@ pub struct FleetEntry<'a> {
     pub labels: &'a BTreeMap<String, String>,
 }
 
-impl<'a> From<&'a FleetGpu> for FleetEntry<'a> {
-    fn from(entry: &'a FleetGpu) -> Self {
+impl<'a> From<&'a FleetDevice<Gpu>> for FleetEntry<'a> {
+    fn from(entry: &'a FleetDevice<Gpu>) -> Self {
         Self {
             device_type: TYPE_GPU,
-            key: DeviceKey::from(&entry.gpu),
+            key: DeviceKey::from(&entry.device),
             is_shared: entry.is_shared,
             is_healthy: entry.is_healthy,
             reason: entry.reason,
             message: &entry.message,
-            bus_id: entry.gpu.bus_id.as_deref(),
-            location: &entry.gpu.location,
-            labels: &entry.gpu.labels,
+            bus_id: entry.device.bus_id.as_deref(),
+            location: &entry.device.location,
+            labels: &entry.device.labels,
         }
     }
 }
 
-impl<'a> From<&'a FleetDevice> for FleetEntry<'a> {
-    fn from(entry: &'a FleetDevice) -> Self {
+impl<'a> From<&'a FleetDevice<OtherDevice>> for FleetEntry<'a> {
+    fn from(entry: &'a FleetDevice<OtherDevice>) -> Self {
         Self {
             device_type: &entry.device.device_type,
             key: DeviceKey::from(&entry.device),
-            // Each of these devices is divided by percent, and no flag excludes one.
-            is_shared: true,
+            is_shared: entry.is_shared,
             is_healthy: entry.is_healthy,
             reason: entry.reason,
             message: &entry.message,

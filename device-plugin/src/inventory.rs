@@ -36,7 +36,8 @@ pub use pci::PciLocation;
 pub use physical_id::{InvalidPhysicalId, PhysicalId};
 use sysfs::SysfsSource;
 
-/// One physical GPU that can be shared.
+/// One physical GPU that can be shared. Its form differs from that of [`OtherDevice`] because NVML identifies and describes GPUs in
+/// terms of its own, by which NVIDIA's container runtime injects them too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// The UUID that NVML reports.

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use crate::enforcement::limits::given_memory;
 use crate::enforcement::memory_use::{ContainerGpu, MeasuredMemory};
 use crate::extended_resource::Registrations;
-use crate::fleet::{FleetGpu, NodeFleet};
+use crate::fleet::{FleetDevice, NodeFleet};
 use crate::node_state::NodeState;
 use crate::start::blocked::BlockedStarts;
 
@@ -80,10 +80,10 @@ impl Collector for NodeGauges {
         write(&mut encoder, "device_healthy", help, devices)?;
         let (enforcements, mut levels) = (node.enforcements.borrow().clone(), Vec::new());
         for entry in &fleet.gpus {
-            if let Some(found) = enforcements.get(&entry.gpu.uuid) {
+            if let Some(found) = enforcements.get(&entry.device.uuid) {
                 let labels = [
-                    ("device", entry.gpu.uuid.to_string()),
-                    ("minor", entry.gpu.minor.to_string()),
+                    ("device", entry.device.uuid.to_string()),
+                    ("minor", entry.device.minor.to_string()),
                     ("level", found.level.as_str().to_owned()),
                     ("reason", found.reason.to_owned()),
                 ];
@@ -130,7 +130,7 @@ fn write_memory_use(
     for pod in pods.live() {
         let Ok(placement) = &pod.placement else { continue };
         for container in &pod.containers {
-            for FleetGpu { gpu, .. } in &fleet.gpus {
+            for FleetDevice { device: gpu, .. } in &fleet.gpus {
                 if !placement.has_gpu(gpu) {
                     continue;
                 }
@@ -171,8 +171,8 @@ fn write_memory_use(
     };
     let mut unattributed = Vec::new();
     for entry in &fleet.gpus {
-        let bytes = by_gpu.get(&entry.gpu.uuid).copied();
-        let labels = [("device", entry.gpu.uuid.to_string())];
+        let bytes = by_gpu.get(&entry.device.uuid).copied();
+        let labels = [("device", entry.device.uuid.to_string())];
         unattributed.push((labels, gauge(bytes.unwrap_or_default())));
     }
     let help = "GPU memory of processes in no container of a pod that requests devices";

@@ -195,12 +195,9 @@ impl NodePod {
             && self.portions() == other.portions()
             && self.requests == other.requests
             && self.hints == other.hints
-            && self.peaks() == other.peaks()
-    }
-
-    /// The largest amount of each resource that the pod's containers hold at once, see [`Self::peak`].
-    fn peaks(&self) -> [u64; ExtendedResource::ALL.len()] {
-        ExtendedResource::ALL.map(|resource| self.peak(resource))
+            && ExtendedResource::ALL
+                .iter()
+                .all(|resource| self.peak(*resource) == other.peak(*resource))
     }
 
     /// The number of GPUs that the record of the pod names.

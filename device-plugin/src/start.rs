@@ -29,7 +29,8 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
-use crate::envvar::check::{Settled, settle};
+use crate::envvar::check::settle;
+use crate::envvar::partners::Verification;
 use crate::envvar::swap::RecordSwaps;
 use crate::eviction::evict;
 use crate::extended_resource::ExtendedResource;
@@ -241,9 +242,10 @@ impl StartChecker {
                 verified
             } else {
                 match settle(verified, &starting, &seen, snapshot, node, &mut swaps).await? {
-                    Settled::Verified(verified) => verified,
-                    Settled::Swapped => continue,
-                    Settled::LookAgain(other) => return Ok(StartDecision::LookAgain(other)),
+                    Verification::Passed => Ok(()),
+                    Verification::Refused(refusal) => Err(refusal),
+                    Verification::Swap(_) => continue,
+                    Verification::LookAgain(other) => return Ok(StartDecision::LookAgain(other)),
                 }
             };
             match verified {

@@ -10,7 +10,7 @@ pub(crate) mod container;
 pub mod owner;
 pub mod snapshot;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use proto::device::TYPE_GPU;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
@@ -273,10 +273,10 @@ fn check_all_devices(pod: &NodePod, fleet: &NodeFleet, is_allowed: bool) -> Resu
     };
     // The record need not name an unhealthy GPU: the scheduler assigns none.
     for entry in fleet.gpus.iter().filter(|entry| entry.is_healthy) {
-        if !placement.has_gpu(&entry.gpu) {
+        if !placement.has_gpu(&entry.device) {
             return Err(StartRefusal::NotAllDevices {
                 recorded: placement.to_string(),
-                unnamed: entry.gpu.uuid.clone(),
+                unnamed: entry.device.uuid.clone(),
             });
         }
     }
@@ -498,8 +498,8 @@ fn named_device(resource: ExtendedResource, name: &str, fleet: &NodeFleet) -> Op
     }
     // NVIDIA's runtime takes indices too, and the old gpushare plugin answered with them.
     let index: u32 = name.parse().ok()?;
-    let entry = fleet.gpus.iter().find(|entry| entry.gpu.index == index)?;
-    Some(entry.gpu.uuid.clone())
+    let entry = fleet.gpus.iter().find(|entry| entry.device.index == index)?;
+    Some(entry.device.uuid.clone())
 }
 
 /// The devices that the containers of a pod see by the answers in kubelet's checkpoint.
@@ -511,21 +511,6 @@ pub fn visible_to_pod(allocated: &[Allocated], uid: &PodUid, fleet: &NodeFleet) 
         }
     }
     visible
-}
-
-/// The devices that the containers of every pod see by the answers in kubelet's checkpoint. One pass, as a swap compares all pods.
-pub fn visible_to_pods<'a>(
-    allocated: &'a [Allocated],
-    fleet: &NodeFleet,
-) -> HashMap<&'a PodUid, VisibleByType> {
-    let mut by_pod = HashMap::<&PodUid, VisibleByType>::new();
-    for entry in allocated {
-        let visible = by_pod.entry(&entry.pod).or_default();
-        if let Some(seen) = visible_by_answer(entry.resource, &entry.answer, fleet) {
-            add_visible(visible, entry.resource.device_type(), seen);
-        }
-    }
-    by_pod
 }
 
 /// Adds to `visible` the devices that one more container of the pod sees; containers that were given different devices are

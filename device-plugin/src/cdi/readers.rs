@@ -65,10 +65,6 @@ impl ReaderState {
         self.files.get(file) == Some(&Progress::Read)
     }
 
-    fn has_read_all(&self, files: &[String]) -> bool {
-        files.iter().all(|file| self.has_read(file))
-    }
-
     /// Applies an event of inotify about a file of the spec directory. Returns true if it changed anything.
     fn apply(&mut self, file: &str, mask: EventMask) -> bool {
         if !file.starts_with(OWN_PREFIX) {
@@ -205,7 +201,8 @@ impl Readers {
         loop {
             // One start prompts for all that wait: the runtime reads every spec for each prompt, and injects none meanwhile.
             let _turn = self.turn.lock().await;
-            if self.state.borrow().has_read_all(files) {
+            let state = self.state.borrow().clone();
+            if files.iter().all(|file| state.has_read(file)) {
                 return;
             }
             self.forget(PROMPT_FILE);
@@ -252,7 +249,7 @@ impl Readers {
 }
 
 /// Makes the runtime read all specs by a change in their directory; a failure is logged.
-fn prompt(specs: &SpecDir) {
+pub(crate) fn prompt(specs: &SpecDir) {
     if let Err(error) = specs.prompt_read() {
         warn!(dir = %specs.path().display(), %error, "cannot have the container runtime read CDI specs");
     }

@@ -107,11 +107,11 @@ fn decide_all(node: &NodeState, fleet: &NodeFleet, runtime: &str) -> Enforcement
     let mut levels = Enforcements::new();
     for entry in &fleet.gpus {
         let gpu = GpuFacts {
-            has_hook: settings.vendor_specs.limit_hook(&entry.gpu).is_some(),
+            has_hook: settings.vendor_specs.limit_hook(&entry.device).is_some(),
             // A GPU that is put into MIG mode while the plugin runs stays in the fleet as an unhealthy one.
             is_mig: entry.reason == Some(HealthReason::MigMode),
         };
-        levels.insert(entry.gpu.uuid.clone(), decide(&facts, gpu));
+        levels.insert(entry.device.uuid.clone(), decide(&facts, gpu));
     }
     levels
 }

@@ -15,7 +15,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use crate::fleet::{FleetGpu, NodeFleet};
+use crate::fleet::{FleetDevice, NodeFleet};
 use crate::inventory::{CgroupOnGpu, DeviceSource, InventoryError, PhysicalId, ProcessMemory};
 use crate::logged_error::LoggedError;
 use crate::node_state::NodeState;
@@ -116,7 +116,7 @@ fn containers_by_driver(
             if pod.container(name).is_none() {
                 continue;
             }
-            for FleetGpu { gpu, .. } in &fleet.gpus {
+            for FleetDevice { device: gpu, .. } in &fleet.gpus {
                 if placement.has_gpu(gpu) && is_by_driver(levels, &gpu.uuid) {
                     let of = ContainerGpu {
                         pod: pod.uid.clone(),

@@ -7,7 +7,6 @@
 use tracing::info;
 
 use crate::node_state::NodeState;
-use crate::pods::PodUid;
 use crate::verify::container::StartingContainer;
 use crate::verify::owner::KubeletSnapshot;
 use crate::verify::{StartEvidence, StartRefusal, VisibleByType};
@@ -15,16 +14,6 @@ use crate::verify::{StartEvidence, StartRefusal, VisibleByType};
 use super::environment::check_environment;
 use super::partners::{Verification, swap_or_refusal};
 use super::swap::{RecordSwaps, SwapError};
-
-/// A verified start after the comparison of its answer by variable with the records.
-pub(crate) enum Settled {
-    /// The records stay as they are, and this is the result of the verification.
-    Verified(Result<(), StartRefusal>),
-    /// The pod has another record now, by which its start has to be verified.
-    Swapped,
-    /// The start depends on this other pod, for which kubelet may have allocated since the snapshot.
-    LookAgain(PodUid),
-}
 
 /// Two pods could not swap their records.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +26,8 @@ pub struct NotSwapped {
 }
 
 /// Settles a start that was `verified` by the devices that the pod's containers see: checks the container's environment, and swaps
-/// records if kubelet gave the pod the devices of an equal pod.
+/// records if kubelet gave the pod the devices of an equal pod. After [`Verification::Swap`] the pod has another record, by which its
+/// start has to be verified again.
 ///
 /// # Errors
 /// The records could not be swapped.
@@ -48,28 +38,23 @@ pub(crate) async fn settle(
     snapshot: &KubeletSnapshot,
     node: &NodeState,
     swaps: &mut RecordSwaps,
-) -> Result<Settled, NotSwapped> {
-    let partner = match verification(verified, starting, seen, snapshot, node) {
-        Verification::Passed => return Ok(Settled::Verified(Ok(()))),
-        Verification::Refused(refusal) => return Ok(Settled::Verified(Err(refusal))),
-        Verification::LookAgain(other) => return Ok(Settled::LookAgain(other)),
-        Verification::Swap(partner) => partner,
+) -> Result<Verification, NotSwapped> {
+    let verification = verification(verified, starting, seen, snapshot, node);
+    let Verification::Swap(partner) = &verification else {
+        return Ok(verification);
     };
     let pod = starting.pod.display_name();
-    let other = node.pods.borrow().display_name(&partner);
-    match swaps.swap(node, &starting.pod.uid, &partner).await {
-        Ok(is_written) => {
-            if is_written {
-                info!(
-                    pod,
-                    other, "kubelet admitted these equal pods in another order: swapped their records"
-                );
-            }
-            // If the Device object had changed, its records are loaded now, and the pod may have another one all the same.
-            Ok(Settled::Swapped)
-        }
-        Err(source) => Err(NotSwapped { pod, other, source }),
+    let other = node.pods.borrow().display_name(partner);
+    match swaps.swap(node, &starting.pod.uid, partner).await {
+        Ok(true) => info!(
+            pod,
+            other, "kubelet admitted these equal pods in another order: swapped their records"
+        ),
+        // The Device object had changed. Its records are loaded now, and the pod may have another one all the same.
+        Ok(false) => {}
+        Err(source) => return Err(NotSwapped { pod, other, source }),
     }
+    Ok(verification)
 }
 
 /// Completes a verification: checks the container's environment after a success, and looks for a pod to swap records with after a

@@ -13,7 +13,7 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use crate::enforcement::Enforcements;
 use crate::enforcement::limits::{Recipient, is_limit, is_of_driver, limits};
 use crate::extended_resource::ExtendedResource;
-use crate::fleet::{DeviceKey, FleetDevice, FleetGpu, NodeFleet};
+use crate::fleet::{DeviceKey, FleetDevice, NodeFleet};
 use crate::injection::content::visible_variable;
 use crate::pods::{OwnVariable, PodStage};
 use crate::settings::NodeSettings;
@@ -178,7 +178,7 @@ type DeviceNode<'a> = (DeviceKey, Option<&'a str>, &'a Path);
 fn device_nodes(fleet: &NodeFleet, resource: ExtendedResource) -> Vec<DeviceNode<'_>> {
     let mut nodes = Vec::new();
     if resource.device_type() == TYPE_GPU {
-        for FleetGpu { gpu, .. } in &fleet.gpus {
+        for FleetDevice { device: gpu, .. } in &fleet.gpus {
             nodes.push((DeviceKey::from(gpu), None, gpu.device_node.as_path()));
         }
     }

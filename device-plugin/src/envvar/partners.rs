@@ -9,7 +9,7 @@ use crate::inventory::PhysicalId;
 use crate::pods::{NodePod, PodUid};
 use crate::verify::{
     DevicesByType, StartEvidence, StartRefusal, Visible, VisibleByType, differing_types, fixed_devices,
-    visible_by_answer, visible_to_pods,
+    visible_by_answer, visible_to_pod,
 };
 
 /// The result of verifying a pod whose containers may have got their devices by the vendor's variable.
@@ -95,7 +95,6 @@ fn best_partner(
     fixed: &DevicesByType,
     recorded: &DevicesByType,
 ) -> Option<(PartnerRank, PodUid)> {
-    let known = visible_to_pods(evidence.allocated, evidence.fleet);
     let mut candidates = Vec::new();
     for other in evidence.pods.live() {
         // Equal pods alone can swap: then no sum of a device changes, whatever the scheduler decides meanwhile.
@@ -109,14 +108,14 @@ fn best_partner(
         if !differing_types(fixed, &others).is_empty() {
             continue;
         }
+        let visible = visible_to_pod(evidence.allocated, &other.uid, evidence.fleet);
         // A record is swapped whole, so the type of device that fits worst decides.
         let mut worst = Some(PartnerRank::SeesOurs);
         for device_type in differing_types(fixed, recorded) {
-            let visible = known.get(&other.uid).and_then(|visible| visible.get(device_type));
             let rank = rank(
                 evidence,
                 other,
-                visible,
+                visible.get(device_type),
                 fixed.get(device_type),
                 recorded.get(device_type),
             );

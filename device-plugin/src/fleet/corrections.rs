@@ -191,8 +191,12 @@ fn clear_annotation(device: &StoredDevice) -> Option<(String, String)> {
 /// The devices of the fleet that the annotation's value names.
 fn named_devices(value: &str, fleet: &NodeFleet) -> Vec<PhysicalId> {
     let names: Vec<&str> = value.split(',').map(str::trim).collect();
-    let mut devices: Vec<PhysicalId> = fleet.ids_of_devices().cloned().collect();
-    devices.retain(|id| names.contains(&"all") || names.contains(&id.as_str()));
+    let mut devices = Vec::new();
+    for entry in fleet.all_entries() {
+        if names.contains(&"all") || names.contains(&entry.key.id.as_str()) {
+            devices.push(entry.key.id);
+        }
+    }
     devices
 }
 

@@ -68,7 +68,8 @@ pub fn functions_variable(resource: ExtendedResource) -> Option<&'static str> {
     }
 }
 
-/// The devices that a container gets for a resource.
+/// The devices that a container gets for a resource. The two kinds have nothing in common here but their IDs: NVIDIA's runtime,
+/// specs and hooks inject GPUs, and the plugin itself injects the device nodes of other devices.
 #[derive(Clone, Debug)]
 pub enum AssignedDevices<'a> {
     /// GPUs.
@@ -205,32 +206,27 @@ pub fn cdi_edits(
     assigned: &AssignedDevices<'_>,
 ) -> Edits {
     let mut edits = Edits::default();
-    match assigned {
-        _ if !names_devices(resource, recipient.container) => {}
-        AssignedDevices::Gpus(gpus) => {
-            for gpu in gpus {
-                add_nodes_of_gpu(&mut edits, settings, gpu);
-            }
-        }
-        AssignedDevices::Others(_) => {
-            for path in device_nodes(settings, Some(recipient), resource, assigned) {
-                edits.add_node(&path);
-            }
-        }
-    }
-    edits
-        .env
-        .extend(variables(settings, recipient, resource, assigned));
-    if let AssignedDevices::Gpus(gpus) = assigned {
-        add_limiters(&mut edits, settings, gpus);
-    }
+    edits.env = variables(settings, recipient, resource, assigned);
     // A spec without any edit is invalid, and the specs of two resources of a container set the same value.
     edits
         .env
         .insert(own_variable(resource).to_owned(), assigned.ids());
-    if let AssignedDevices::Gpus(_) = assigned {
-        // Of all values of the variable this one counts, also where the pod sets its own.
-        edits.env.insert(VISIBLE_DEVICES.to_owned(), VOID.to_owned());
+    let has_nodes = names_devices(resource, recipient.container);
+    match assigned {
+        AssignedDevices::Gpus(gpus) => {
+            for gpu in gpus.iter().filter(|_| has_nodes) {
+                add_nodes_of_gpu(&mut edits, settings, gpu);
+            }
+            add_limiters(&mut edits, settings, gpus);
+            // Of all values of the variable this one counts, also where the pod sets its own.
+            edits.env.insert(VISIBLE_DEVICES.to_owned(), VOID.to_owned());
+        }
+        AssignedDevices::Others(_) if has_nodes => {
+            for path in device_nodes(settings, Some(recipient), resource, assigned) {
+                edits.add_node(&path);
+            }
+        }
+        AssignedDevices::Others(_) => {}
     }
     edits
 }

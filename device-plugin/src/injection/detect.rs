@@ -147,7 +147,7 @@ impl InjectionDetector {
         let vendor_specs = &settings.vendor_specs;
         self.has_management_spec |= vendor_specs.has(VendorKind::Management);
         let fleet = self.node.fleet.borrow();
-        let uuids = fleet.gpus.iter().map(|entry| entry.gpu.uuid.as_str());
+        let uuids = fleet.gpus.iter().map(|entry| entry.device.uuid.as_str());
         let of_variable = VariableFacts {
             is_simulated: !fleet.needs_driver,
             toolkit_names_uuid: vendor_specs.names_any(VendorKind::Toolkit, uuids),

@@ -99,9 +99,9 @@ struct DeviceListing {
     resource: ExtendedResource,
     fleet: watch::Receiver<Arc<NodeFleet>>,
     injection: watch::Receiver<Option<Injection>>,
-    /// Notified when an unchanged list has to be sent again. One resource alone has it: a list of one resource is enough for
+    /// Notified when an unchanged list has to be sent again. Closed for all resources but one: a list of one resource is enough for
     /// kubelet to write its checkpoint.
-    list_again: Option<watch::Receiver<()>>,
+    list_again: watch::Receiver<()>,
     stop: CancellationToken,
     /// The entries of the list that was sent last.
     sent: Option<Vec<ListedDevice>>,
@@ -131,25 +131,13 @@ impl DeviceListing {
                 changed = self.fleet.changed() => changed.ok()?,
                 // An error means that the sender has ended: the last decision stays.
                 Ok(()) = self.injection.changed() => {}
-                () = until_asked_again(&mut self.list_again) => self.sent = None,
+                Ok(()) = self.list_again.changed() => self.sent = None,
                 () = self.stop.cancelled() => return None,
             }
         };
         debug!(resource = ?self.resource, n_devices = list.devices.len(), "sending the device list");
         Some((Ok(list), self))
     }
-}
-
-/// Returns when an unchanged list has to be sent again, so that kubelet writes its checkpoint; never for a resource without
-/// `list_again`.
-async fn until_asked_again(list_again: &mut Option<watch::Receiver<()>>) {
-    if let Some(list_again) = list_again
-        && list_again.changed().await.is_ok()
-    {
-        return;
-    }
-    // Without a sender there is no such moment.
-    std::future::pending::<()>().await;
 }
 
 /// The entries of a resource's list. A device that cannot be injected into containers is listed as unhealthy.
@@ -209,7 +197,11 @@ impl DevicePlugin for DeviceService {
             fleet: self.node.fleet.clone(),
             injection: self.node.injection.clone(),
             // Every node has the resources `Shared` and `Memory`, and the list of shares is the shorter one.
-            list_again: (self.resource == ExtendedResource::Shared).then(|| self.node.list_again.subscribe()),
+            list_again: if self.resource == ExtendedResource::Shared {
+                self.node.list_again.subscribe()
+            } else {
+                watch::channel(()).1
+            },
             stop: self.stop.clone(),
             sent: None,
             _open: OpenStream::new(self.streams.clone()),
@@ -326,7 +318,7 @@ mod tests {
             );
             let mut all_sick = fleet(true);
             for entry in &mut all_sick.gpus {
-                (entry.is_healthy, entry.gpu.location.numa_node) = (false, Some(127));
+                (entry.is_healthy, entry.device.location.numa_node) = (false, Some(127));
             }
             all_sick.others[0].is_healthy = false;
             all_sick.others[0].device.location.numa_node = Some(127);

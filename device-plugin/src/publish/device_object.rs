@@ -21,9 +21,9 @@ use proto::topology::{
 use serde_json::json;
 
 use crate::enforcement::{Enforcements, Level, lowest_level};
-use crate::fleet::{FleetDevice, FleetEntry, FleetGpu, NodeFleet};
+use crate::fleet::{FleetDevice, FleetEntry, NodeFleet};
 use crate::injection::{Certainty, Exposure, Injection};
-use crate::inventory::PciLocation;
+use crate::inventory::{Gpu, OtherDevice, PciLocation};
 use crate::pods::WHOLE_DEVICE_PERCENT;
 
 use super::node_overrides::{MAX_LABEL, NodeOverrides};
@@ -191,7 +191,7 @@ fn add_location_labels(location: &PciLocation, labels: &mut BTreeMap<String, Str
 
 /// The model of the GPUs, if all have the same.
 fn common_model(fleet: &NodeFleet) -> Option<&str> {
-    let mut models = fleet.gpus.iter().map(|entry| entry.gpu.model.as_str());
+    let mut models = fleet.gpus.iter().map(|entry| entry.device.model.as_str());
     let model = models.next()?;
     if models.any(|other| other != model) {
         return None;
@@ -226,18 +226,18 @@ struct DeviceEntries<'a> {
 
 impl DeviceEntries<'_> {
     /// A GPU's entry in the Device object, with its amounts of computing power, memory and places for sharers (`slots`).
-    fn gpu(&self, entry: &FleetGpu, slots: u32) -> DeviceInfo {
+    fn gpu(&self, entry: &FleetDevice<Gpu>, slots: u32) -> DeviceInfo {
         let percent = Quantity::from_unsigned(WHOLE_DEVICE_PERCENT);
         let mut info = self.device_info(&FleetEntry::from(entry));
         info.resources = BTreeMap::from([
             (GPU_CORE.to_owned(), percent),
             (
                 GPU_MEMORY.to_owned(),
-                Quantity::from_unsigned(entry.gpu.memory_bytes),
+                Quantity::from_unsigned(entry.device.memory_bytes),
             ),
             (GPU_MEMORY_RATIO.to_owned(), percent),
         ]);
-        if let Some(found) = self.inputs.enforcements.get(&entry.gpu.uuid) {
+        if let Some(found) = self.inputs.enforcements.get(&entry.device.uuid) {
             let level = found.level.as_str().to_owned();
             info.labels.insert(ENFORCEMENT.to_owned(), level);
         }
@@ -253,7 +253,7 @@ impl DeviceEntries<'_> {
     }
 
     /// The entry of a device other than a GPU in the Device object.
-    fn other_device(&self, entry: &FleetDevice) -> DeviceInfo {
+    fn other_device(&self, entry: &FleetDevice<OtherDevice>) -> DeviceInfo {
         let device = &entry.device;
         let address = device.bus_id.as_deref().unwrap_or(device.id.as_str());
         let labels = &self.inputs.overrides.labels;

@@ -32,7 +32,7 @@ pub fn table(fleet: &NodeFleet, of_operator: Option<&GpuPartitionTable>) -> Opti
 
 /// The minor number of the first GPU that a table names and this node does not have.
 pub fn missing_gpu(fleet: &NodeFleet, table: &GpuPartitionTable) -> Option<u32> {
-    let present: BTreeSet<u32> = fleet.gpus.iter().map(|entry| entry.gpu.minor).collect();
+    let present: BTreeSet<u32> = fleet.gpus.iter().map(|entry| entry.device.minor).collect();
     let mut minors = table.values().flatten().flat_map(|partition| &partition.minors);
     minors.find(|minor| !present.contains(minor)).copied()
 }
@@ -41,7 +41,7 @@ pub fn missing_gpu(fleet: &NodeFleet, table: &GpuPartitionTable) -> Option<u32> 
 fn is_known_board(fleet: &NodeFleet) -> bool {
     for entry in &fleet.gpus {
         let mut is_board = false;
-        for word in entry.gpu.model.split([' ', '-']) {
+        for word in entry.device.model.split([' ', '-']) {
             // Such a card has the GPU of a board and none of its switches.
             if CARDS.contains(&word) {
                 return false;
@@ -52,7 +52,7 @@ fn is_known_board(fleet: &NodeFleet) -> bool {
             return false;
         }
     }
-    let mut minors: Vec<u32> = fleet.gpus.iter().map(|entry| entry.gpu.minor).collect();
+    let mut minors: Vec<u32> = fleet.gpus.iter().map(|entry| entry.device.minor).collect();
     minors.sort_unstable();
     // If NVML reports links, one group of linked GPUs must have all eight.
     let are_linked = fleet.links.is_empty() || fleet.links.iter().any(|group| group.minors == minors);
@@ -70,7 +70,7 @@ mod tests {
     fn fleet(n_gpus: u32, model: &str, linked: &[u32]) -> NodeFleet {
         let mut fleet = builders::fleet(n_gpus);
         for entry in &mut fleet.gpus {
-            model.clone_into(&mut entry.gpu.model);
+            model.clone_into(&mut entry.device.model);
         }
         fleet.links = (!linked.is_empty())
             .then(|| GpuLinks {

@@ -68,7 +68,7 @@ fn condition(spec: &DeviceSpec) -> Option<(&str, &str, i64)> {
     Some((condition.status.as_str(), condition.reason.as_str(), since))
 }
 
-fn nic(is_healthy: bool) -> FleetDevice {
+fn nic(is_healthy: bool) -> FleetDevice<OtherDevice> {
     let device = OtherDevice {
         device_type: "rdma".to_owned(),
         id: "0000:1f:00.0".parse().unwrap(),
@@ -86,6 +86,7 @@ fn nic(is_healthy: bool) -> FleetDevice {
     };
     FleetDevice {
         device,
+        is_shared: true,
         is_healthy,
         reason: (!is_healthy).then_some(HealthReason::Lost),
         message: "gone".to_owned(),

@@ -208,7 +208,7 @@ pub(super) fn boot_id() -> Option<String> {
 fn log_devices(config: &Config, fleet: &NodeFleet) {
     let (unit, node) = (config.memory_unit, config.node_name.as_str());
     for entry in &fleet.gpus {
-        let gpu = &entry.gpu;
+        let gpu = &entry.device;
         if !entry.is_shared {
             info!(node, gpu = %gpu.uuid, minor = gpu.minor, model = gpu.model, "not sharing a GPU: --shared-devices leaves it out");
             continue;

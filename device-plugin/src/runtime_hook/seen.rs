@@ -30,11 +30,6 @@ pub struct SeenGpus {
     is_synced: bool,
 }
 
-/// There are more containers than a node can have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("more than {MOST_CONTAINERS} containers with GPUs")]
-pub struct TooManyContainers;
-
 impl SeenGpus {
     /// Returns true once a runtime has reported all running containers.
     pub fn is_synced(&self) -> bool {
@@ -99,11 +94,7 @@ impl RunningContainers {
     ///
     /// # Errors
     /// There are too many containers.
-    pub(super) fn add(
-        &mut self,
-        part: SynchronizeRequest,
-        fleet: &NodeFleet,
-    ) -> Result<(), TooManyContainers> {
+    pub(super) fn add(&mut self, part: SynchronizeRequest, fleet: &NodeFleet) -> Result<(), String> {
         for sandbox in part.pods {
             self.sandboxes
                 .insert(sandbox.id, PodUid::from(sandbox.uid.as_str()));
@@ -119,7 +110,7 @@ impl RunningContainers {
             }
         }
         if self.sandboxes.len().max(self.containers.len()) > MOST_CONTAINERS {
-            Err(TooManyContainers)
+            Err(format!("more than {MOST_CONTAINERS} containers with GPUs"))
         } else {
             Ok(())
         }
@@ -183,8 +174,8 @@ pub(super) fn gpus_by_nodes(container: &Container, fleet: &NodeFleet) -> BTreeSe
     }
     let mut gpus = BTreeSet::new();
     for entry in &fleet.gpus {
-        if nodes.contains(entry.gpu.device_node.as_path()) {
-            gpus.insert(entry.gpu.uuid.clone());
+        if nodes.contains(entry.device.device_node.as_path()) {
+            gpus.insert(entry.device.uuid.clone());
         }
     }
     gpus
@@ -299,7 +290,7 @@ mod tests {
         };
         assert_eq!(
             RunningContainers::default().add(part, &fleet(1)),
-            Err(TooManyContainers)
+            Err(format!("more than {MOST_CONTAINERS} containers with GPUs"))
         );
     }
 

@@ -221,12 +221,12 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     fn synchronize(&mut self, part: SynchronizeRequest) -> Answer {
         let (more, node) = (part.more, &self.hook.node);
         let added = self.running.add(part, &node.fleet.borrow());
-        if let Err(problem) = added {
+        if let Err(message) = added {
             // The runtime may begin its report from the start.
             self.running = RunningContainers::default();
             return Err(Status {
                 code: code::FAILED_PRECONDITION,
-                message: problem.to_string(),
+                message,
             });
         }
         if !more {

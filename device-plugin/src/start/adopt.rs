@@ -82,13 +82,12 @@ fn adopted_record(
     let of_ids = node.devices_of(*resource, starting.ids);
     let n_gpus = n_requested_gpus(pod);
     let fleet = node.fleet.borrow();
-    let mut gpus = match visible_to_pod(allocated, &pod.uid, &fleet).remove(TYPE_GPU) {
+    let gpus = match visible_to_pod(allocated, &pod.uid, &fleet).remove(TYPE_GPU) {
         Some(Visible::Devices(seen)) => known_gpus(&fleet, seen.iter()),
         Some(Visible::Unclear(problem)) => return Err(problem),
         // The spec is not written yet, so the device IDs that kubelet happened to take may decide.
         Some(Visible::BySpec) | None => known_gpus(&fleet, of_ids.iter().take(n_gpus).map(|key| &key.id)),
     };
-    gpus.sort_by_key(|gpu| gpu.minor);
     if gpus.len() != n_gpus {
         return Err(format!(
             "it requests {n_gpus} devices, and kubelet has allocated {}",
@@ -124,8 +123,11 @@ fn asks_for_others(pod: &NodePod) -> bool {
     pod.asks_for(ExtendedResource::Rdma) || pod.asks_for(ExtendedResource::Fpga)
 }
 
+/// The GPUs of this node among these, by minor number.
 fn known_gpus<'a>(fleet: &NodeFleet, uuids: impl Iterator<Item = &'a PhysicalId>) -> Vec<Gpu> {
-    uuids.filter_map(|uuid| fleet.gpu(uuid)).cloned().collect()
+    let mut gpus: Vec<Gpu> = uuids.filter_map(|uuid| fleet.gpu(uuid)).cloned().collect();
+    gpus.sort_by_key(|gpu| gpu.minor);
+    gpus
 }
 
 /// The number of GPUs that a pod requests at once: one for memory units, else as many as shares or whole GPUs.
@@ -237,8 +239,7 @@ pub(super) fn removed_record(
     let Some(Visible::Devices(uuids)) = seen.get(TYPE_GPU).filter(|_| !asks_for_others(pod)) else {
         return None;
     };
-    let mut gpus = known_gpus(evidence.fleet, uuids.iter());
-    gpus.sort_by_key(|gpu| gpu.minor);
+    let gpus = known_gpus(evidence.fleet, uuids.iter());
     if gpus.len() == n_requested_gpus(pod) {
         new_record(node, pod, &gpus).ok()
     } else {

@@ -9,6 +9,7 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::request::ContainerRequest;
 use tracing::{info, warn};
 
+use crate::cdi::readers::prompt;
 use crate::cdi::{Edits, SpecDir, SpecError, device_of};
 use crate::enforcement::limits::Recipient;
 use crate::extended_resource::ExtendedResource;
@@ -170,8 +171,8 @@ pub(super) fn restore_specs(node: &NodeState, pods: &NodePods, allocated: &[Allo
         }
     }
     // One prompt for all new specs.
-    if is_new && let Err(error) = specs.prompt_read() {
-        warn!(dir = %specs.path().display(), %error, "cannot have the container runtime read CDI specs");
+    if is_new {
+        prompt(specs);
     }
     match specs.clean(&kept, SystemTime::now()) {
         Ok(0) => {}

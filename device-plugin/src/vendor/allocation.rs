@@ -213,8 +213,8 @@ pub(super) fn device_name(id: &str, fleet: &NodeFleet) -> String {
     // NVIDIA's plugin may list an index such as `0`, or `0:1` for an instance of that GPU.
     let (index, _) = physical.split_once(':').unwrap_or((physical, ""));
     let mut gpus = fleet.gpus.iter();
-    match gpus.find(|entry| index.parse() == Ok(entry.gpu.index)) {
-        Some(entry) => entry.gpu.uuid.to_string(),
+    match gpus.find(|entry| index.parse() == Ok(entry.device.index)) {
+        Some(entry) => entry.device.uuid.to_string(),
         None => physical.to_owned(),
     }
 }

@@ -88,7 +88,7 @@ impl NamedDevice {
 
 /// The allocation that a container holds by a claim; none if the device is no GPU that this plugin shares.
 pub(super) fn allocation(claimed: ClaimedDevice, fleet: &NodeFleet) -> Option<Allocation> {
-    let find = |minor: u32| fleet.gpus.iter().find(|entry| entry.gpu.minor == minor);
+    let find = |minor: u32| fleet.gpus.iter().find(|entry| entry.device.minor == minor);
     let (gpu, is_mapped) = match NamedDevice::parse(&claimed.device.name) {
         // A GPU in MIG mode is not in the fleet, so an instance stands for a GPU that is not shared.
         NamedDevice::Instance(minor) => (find(minor), true),
@@ -99,7 +99,7 @@ pub(super) fn allocation(claimed: ClaimedDevice, fleet: &NodeFleet) -> Option<Al
     for entry in &fleet.gpus {
         // The device may be any of them, and no other pod must get the one that it is.
         if !is_mapped || gpu == Some(entry) {
-            device_ids.push(entry.gpu.uuid.to_string());
+            device_ids.push(entry.device.uuid.to_string());
         }
     }
     if device_ids.is_empty() {

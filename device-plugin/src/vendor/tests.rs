@@ -565,8 +565,8 @@ fn seen_gpus_correct_kubelet_s_allocations(#[case] entries: &[(&str, &str, u32)]
         fleet(4)
             .gpus
             .iter()
-            .find(|entry| entry.gpu.uuid.as_str() == id)
-            .map(|entry| entry.gpu.minor.to_string())
+            .find(|entry| entry.device.uuid.as_str() == id)
+            .map(|entry| entry.device.minor.to_string())
     };
     let texts: Vec<String> = corrected
         .iter()

@@ -73,8 +73,8 @@ fn has_recorded(pod: &NodePod, uuids: &[String], fleet: &NodeFleet) -> bool {
         return false;
     };
     for entry in &fleet.gpus {
-        let is_claimed = uuids.iter().any(|uuid| uuid == entry.gpu.uuid.as_str());
-        if is_claimed && placement.has_gpu(&entry.gpu) {
+        let is_claimed = uuids.iter().any(|uuid| uuid == entry.device.uuid.as_str());
+        if is_claimed && placement.has_gpu(&entry.device) {
             return true;
         }
     }

@@ -430,8 +430,8 @@ mod tests {
     #[test]
     fn records_stay_valid_when_memory_is_withheld_later() {
         let mut withheld = fleet(1);
-        withheld.gpus[0].gpu.reserved_bytes = 450 << 20;
-        withheld.gpus[0].gpu.memory_bytes -= 450 << 20;
+        withheld.gpus[0].device.reserved_bytes = 450 << 20;
+        withheld.gpus[0].device.memory_bytes -= 450 << 20;
         let mut full = pod("full", 1, [units(16)]);
         full.placement.as_mut().unwrap().held[0].bytes = Some(16 << 30);
         let all = pods([full, pod("late", 2, [units(1)])]);

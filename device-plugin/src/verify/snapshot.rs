@@ -18,9 +18,8 @@ use super::owner::{KubeletSnapshot, ListedDevices};
 /// Least time from the beginning of one snapshot to that of the next: kubelet answers a hundred calls a second in all.
 const PACE: Duration = Duration::from_millis(15);
 
-/// Takes snapshots, and shares each among the callers that waited for it.
-#[derive(Debug)]
-pub struct Snapshots(SharedRead<KubeletSnapshot>);
+/// Snapshots, each of which the callers that waited for it share.
+pub type Snapshots = SharedRead<KubeletSnapshot>;
 
 impl Snapshots {
     /// Takes a snapshot of kubelet's allocations, or returns one that another start took and that began after this call.
@@ -33,13 +32,13 @@ impl Snapshots {
                 allocated: node.checkpoint.read(),
             }
         };
-        self.0.read(read).await
+        self.read(read).await
     }
 }
 
 impl Default for Snapshots {
     fn default() -> Self {
-        Self(SharedRead::new(PACE))
+        Self::new(PACE)
     }
 }
 
@@ -72,7 +71,7 @@ fn listed_devices(response: &ListPodResourcesResponse, names: &ExtendedResourceN
 
 /// Reads a source that changes, and shares each read among all calls that came before it began.
 #[derive(Debug)]
-struct SharedRead<T> {
+pub struct SharedRead<T> {
     /// The beginning and the result of the last read. Locked by the call that reads, so that later calls wait for it.
     last: Mutex<(Option<Instant>, Option<T>)>,
     /// Least time from the beginning of one read to that of the next.

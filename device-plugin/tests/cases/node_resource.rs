@@ -92,7 +92,12 @@ fn advertised_shares(spec: &DeviceSpec) -> u64 {
         .zip(are_healthy)
         .filter(|(_, is_healthy)| *is_healthy);
     healthy
-        .map(|(entry, _)| fleet.ids.ids(ExtendedResource::Shared, &entry.gpu.uuid).count() as u64)
+        .map(|(entry, _)| {
+            fleet
+                .ids
+                .ids(ExtendedResource::Shared, &entry.device.uuid)
+                .count() as u64
+        })
         .sum()
 }
 

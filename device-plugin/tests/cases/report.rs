@@ -135,7 +135,7 @@ fn published(gpus: Vec<Gpu>, illness: impl Fn(&str) -> Option<(HealthReason, Str
     };
     let mut fleet = NodeFleet::new(inventory, ids);
     for entry in &mut fleet.gpus {
-        if let Some((reason, message)) = entry.gpu.bus_id.as_deref().and_then(&illness) {
+        if let Some((reason, message)) = entry.device.bus_id.as_deref().and_then(&illness) {
             (entry.is_healthy, entry.reason, entry.message) = (false, Some(reason), message);
         }
     }

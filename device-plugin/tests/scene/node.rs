@@ -202,7 +202,7 @@ impl Node {
             let entry = fleet
                 .gpus
                 .iter_mut()
-                .find(|entry| entry.gpu.minor == minor)
+                .find(|entry| entry.device.minor == minor)
                 .unwrap();
             (entry.is_healthy, entry.message) =
                 (is_healthy, "the driver reported critical error XID 79".to_owned());

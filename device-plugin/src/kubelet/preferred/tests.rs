@@ -17,7 +17,7 @@ fn prefer(
     let all = fleet
         .gpus
         .iter()
-        .flat_map(|entry| fleet.ids.ids(resource, &entry.gpu.uuid).take(4));
+        .flat_map(|entry| fleet.ids.ids(resource, &entry.device.uuid).take(4));
     let request = ContainerPreferredAllocationRequest {
         available_device_ids: all.filter(|id| !taken.contains(&id.as_str())).collect(),
         must_include_device_ids: must.iter().map(|id| (*id).to_owned()).collect(),
@@ -25,7 +25,7 @@ fn prefer(
     };
     let wanted: Vec<_> = wanted
         .iter()
-        .map(|minor| fleet.gpus[*minor as usize].gpu.uuid.clone())
+        .map(|minor| fleet.gpus[*minor as usize].device.uuid.clone())
         .collect();
     let mut chosen = choose(&fleet, resource, &request, &wanted, &HashSet::new());
     if resource == ExtendedResource::Shared {
@@ -75,7 +75,7 @@ fn preferred_shares_are_one_per_recorded_gpu(
 #[test]
 fn a_must_include_share_covers_its_gpu() {
     let fleet = fleet(3);
-    let own = format!("{}::3", fleet.gpus[0].gpu.uuid);
+    let own = format!("{}::3", fleet.gpus[0].device.uuid);
     assert_eq!(
         prefer(ExtendedResource::Shared, &[0, 1], &[&own], &[], 2),
         ["00000000-3", "00000001-0"]
@@ -89,7 +89,7 @@ fn ids_that_were_just_allocated_are_preferred_last() {
     let request = ContainerPreferredAllocationRequest {
         available_device_ids: fleet
             .ids
-            .ids(ExtendedResource::Memory, &fleet.gpus[0].gpu.uuid)
+            .ids(ExtendedResource::Memory, &fleet.gpus[0].device.uuid)
             .take(4)
             .collect(),
         must_include_device_ids: Vec::new(),

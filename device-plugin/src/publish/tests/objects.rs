@@ -12,7 +12,7 @@ use crate::tests::builders::gpu;
 #[test]
 fn the_device_object_of_a_node() {
     let mut fleet = sick(1);
-    fleet.gpus[0].gpu.location = PciLocation {
+    fleet.gpus[0].device.location = PciLocation {
         numa_node: Some(1),
         root: Some("pci0000:3a".to_owned()),
         switch: None,
@@ -117,7 +117,7 @@ fn the_topology_of_a_device_is_published(
     #[case] expected: Option<(i32, &str)>,
 ) {
     let mut fleet = fleet(1);
-    fleet.gpus[0].gpu.location = PciLocation {
+    fleet.gpus[0].device.location = PciLocation {
         numa_node,
         root: root.map(str::to_owned),
         switch: None,
@@ -173,10 +173,10 @@ fn foreign_additions_stay_and_foreign_changes_are_undone() {
 #[test]
 fn labels_are_valid_and_omit_mixed_models() {
     let mut mixed = fleet(2);
-    mixed.gpus[0].gpu.model = "NVIDIA A100-SXM4-80GB".to_owned();
+    mixed.gpus[0].device.model = "NVIDIA A100-SXM4-80GB".to_owned();
     let labels = |fleet: &NodeFleet| object(fleet).metadata.labels.unwrap();
     assert_eq!(labels(&mixed).get("node.koordinator.sh/gpu-model"), None);
-    mixed.gpus[1].gpu.model = format!("NVIDIA A100 (PCIe) {}", "x".repeat(80));
+    mixed.gpus[1].device.model = format!("NVIDIA A100 (PCIe) {}", "x".repeat(80));
     mixed.gpus.remove(0);
     let model = labels(&mixed)["node.koordinator.sh/gpu-model"].clone();
     assert!(model.starts_with("A100--PCIe--x") && model.len() <= 63, "{model}");
@@ -250,7 +250,7 @@ fn labels_links_and_partitions_are_published() {
     }];
     fleet.others = vec![nic];
     for entry in &mut fleet.gpus {
-        entry.gpu.model = "NVIDIA H100 80GB HBM3".to_owned();
+        entry.device.model = "NVIDIA H100 80GB HBM3".to_owned();
     }
     fleet.links = vec![proto::topology::GpuLinks {
         minors: (0..8).collect(),

@@ -88,7 +88,7 @@ fn checked_where(
 ) -> Ending {
     let gpus = fleet(2);
     let inventory = NodeInventory {
-        gpus: gpus.gpus.iter().map(|entry| entry.gpu.clone()).collect(),
+        gpus: gpus.gpus.iter().map(|entry| entry.device.clone()).collect(),
         others: vec![adapter(0), adapter(1)],
         ..NodeInventory::default()
     };
@@ -360,7 +360,7 @@ fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
     let gpus = fleet(2);
     let only_first = crate::device_ids::IdScheme::new(&[gpu(0)], 100, MemoryUnit::GIB).unwrap();
     let inventory = NodeInventory {
-        gpus: gpus.gpus.iter().map(|entry| entry.gpu.clone()).collect(),
+        gpus: gpus.gpus.iter().map(|entry| entry.device.clone()).collect(),
         ..NodeInventory::default()
     };
     let fleet = NodeFleet::new(inventory, only_first);
