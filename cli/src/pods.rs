@@ -150,44 +150,27 @@ struct PodSelection<'a> {
 impl PodSelection<'_> {
     /// The rows of the selected pods of a state. Evaluates the label selector again if there are new pods.
     async fn rows(&mut self, state: &State) -> Result<Vec<PodRow>, CommandFailure> {
+        let (all_namespaces, namespace) = (self.which.all_namespaces, self.connection.namespace.as_str());
         let mut all = rows(state);
-        all.retain(|row| self.is_in_namespace(row));
+        // A pod without a name is in a namespace whose pods the user may not list.
+        all.retain(|row| !row.name.is_empty() && (all_namespaces || row.namespace == namespace));
         let has_new = all.iter().any(|row| !self.known.contains(&row.uid));
         // Events carry no labels, so that each new pod costs one list.
         if let Some(selector) = &self.which.selector
             && has_new
         {
-            let selected = selected_pods(self.connection, selector, self.which.all_namespaces).await?;
-            self.selected = Some(selected);
+            let namespace = (!all_namespaces).then_some(namespace);
+            let pods: Vec<Pod> = self.connection.list(namespace, Some(selector)).await?;
+            self.selected = Some(pods.into_iter().filter_map(|pod| pod.metadata.uid).collect());
         }
         for row in &all {
             self.known.insert(row.uid.clone());
         }
-        all.retain(|row| self.is_selected(row));
+        if let Some(selected) = &self.selected {
+            all.retain(|row| selected.contains(&row.uid));
+        }
         Ok(all)
     }
-
-    /// Returns true if a pod is in a namespace that the command shows.
-    fn is_in_namespace(&self, row: &PodRow) -> bool {
-        // A pod without a name is in a namespace whose pods the user may not list.
-        !row.name.is_empty() && (self.which.all_namespaces || row.namespace == self.connection.namespace)
-    }
-
-    /// Returns true if the label selector selects a pod, or there is no selector.
-    fn is_selected(&self, row: &PodRow) -> bool {
-        self.selected.as_ref().is_none_or(|uids| uids.contains(&row.uid))
-    }
-}
-
-/// The UIDs of the pods that a label selector selects, in the user's namespace or in all.
-async fn selected_pods(
-    connection: &ClusterConnection,
-    selector: &str,
-    all: bool,
-) -> Result<BTreeSet<String>, CommandFailure> {
-    let namespace = (!all).then_some(connection.namespace.as_str());
-    let pods: Vec<Pod> = connection.list(namespace, Some(selector)).await?;
-    Ok(pods.into_iter().filter_map(|pod| pod.metadata.uid).collect())
 }
 
 /// The rows of all pods of a state by namespace and name: those that hold a part of a GPU, and those that wait.

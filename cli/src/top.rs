@@ -236,7 +236,10 @@ async fn follow(
     loop {
         match changes.next().await? {
             ClusterChange::Node(node) if selected.is_none_or(|selected| selected.contains(&node.name)) => {
-                show_changed(&node, &without_headers)?;
+                let (nodes, name) = (std::slice::from_ref(&*node), format!("node/{}", node.name));
+                without_headers.show(&node, [name], |is_wide| {
+                    table(nodes, &without_headers, is_wide).render(&without_headers)
+                })?;
             }
             ClusterChange::State(mut state) => {
                 keep_selected(&mut state, selected);
@@ -245,15 +248,6 @@ async fn follow(
             ClusterChange::Node(_) | ClusterChange::Pending(_) => {}
         }
     }
-}
-
-/// Writes one node without a line of column names.
-fn show_changed(node: &Node, screen: &Screen) -> Result<(), CommandFailure> {
-    let nodes = std::slice::from_ref(node);
-    let name = format!("node/{}", node.name);
-    screen.show(node, [name], |is_wide| {
-        table(nodes, screen, is_wide).render(screen)
-    })
 }
 
 #[cfg(test)]
