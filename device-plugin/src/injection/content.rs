@@ -205,8 +205,10 @@ pub fn cdi_edits(
     resource: ExtendedResource,
     assigned: &AssignedDevices<'_>,
 ) -> Edits {
-    let mut edits = Edits::default();
-    edits.env = variables(settings, recipient, resource, assigned);
+    let mut edits = Edits {
+        env: variables(settings, recipient, resource, assigned),
+        ..Edits::default()
+    };
     // A spec without any edit is invalid, and the specs of two resources of a container set the same value.
     edits
         .env

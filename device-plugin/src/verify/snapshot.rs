@@ -21,7 +21,7 @@ const PACE: Duration = Duration::from_millis(15);
 /// Snapshots, each of which the callers that waited for it share.
 pub type Snapshots = SharedRead<KubeletSnapshot>;
 
-impl Snapshots {
+impl SharedRead<KubeletSnapshot> {
     /// Takes a snapshot of kubelet's allocations, or returns one that another start took and that began after this call.
     pub async fn take(&self, node: &NodeState) -> KubeletSnapshot {
         let read = async || {
@@ -36,7 +36,7 @@ impl Snapshots {
     }
 }
 
-impl Default for Snapshots {
+impl Default for SharedRead<KubeletSnapshot> {
     fn default() -> Self {
         Self::new(PACE)
     }
