@@ -99,11 +99,11 @@ impl Checkpoint {
 
     /// The entries; none if the file cannot be read, which is logged once for each version of the file.
     pub fn read(&self) -> Option<Arc<Vec<Allocated>>> {
-        self.read_up_to(u64::MAX)
+        self.read_if_short(u64::MAX)
     }
 
     /// The entries; none also if the file is longer than `max_bytes` and this version of it has not been read yet.
-    pub fn read_up_to(&self, max_bytes: u64) -> Option<Arc<Vec<Allocated>>> {
+    pub fn read_if_short(&self, max_bytes: u64) -> Option<Arc<Vec<Allocated>>> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let found = fs::metadata(self.dir.join(FILE)).ok()?;
         // kubelet writes another file and renames it, so two versions never have the same inode and times.

@@ -212,7 +212,7 @@ impl NodeState {
         log.note_existing_pods(pods);
         let is_needed = log.needs_checkpoint(pods);
         let max_bytes = if is_needed { u64::MAX } else { max_bytes };
-        if let Some(allocated) = self.checkpoint.read_up_to(max_bytes) {
+        if let Some(allocated) = self.checkpoint.read_if_short(max_bytes) {
             // Calls of an earlier process are added before those of this one are compared.
             log.load(&allocated, pods);
             log.correct_by_checkpoint(&allocated, pods);

@@ -342,7 +342,8 @@ impl NodePods {
         self.note_arrival(&pod.uid);
         let mut is_changed = false;
         self.note_loss(&pod.uid, self.annotated(&pod.uid).cloned(), &pod.placement);
-        // The Device object decides; the pod's annotations follow later, and may still name the devices from before the swap.
+        // A record in the Device object counts before that of the annotations: the plugin writes it first, and the annotations,
+        // which may still name the devices from before the swap, follow.
         if let Some(record) = self.swapped.as_ref().and_then(|swapped| swapped.get(&pod.uid)) {
             // The swapped record has no assume time, so that of the annotations counts, also after they were removed.
             let lost = self.lost.get(&pod.uid).cloned().map(Ok);

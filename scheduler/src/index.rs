@@ -95,7 +95,8 @@ pub struct Index {
     unlisted: Arc<Notify>,
 }
 
-/// The progress of the list of one kind; objects carry the number of the list that named them last.
+/// The progress of the list of one kind. Lists have serial numbers; an object carries the number of the newest list at the time when a
+/// list or a watch event last showed it, so that a complete list shows which objects are gone.
 #[derive(Clone, Copy, Debug, Default)]
 struct List {
     number: u32,

@@ -60,7 +60,7 @@ pub async fn prefer(
             Vec::new()
         }
     };
-    let allocated = node.checkpoint.read_up_to(SHORT_CHECKPOINT);
+    let allocated = node.checkpoint.read_if_short(SHORT_CHECKPOINT);
     // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each other.
     let pods = node.pods.borrow();
     let log = node.log();

@@ -247,7 +247,7 @@ fn gpu_share<'a>(gpu: &'a Gpu, fleet: &NodeFleet, held: DeviceAmounts) -> PodSha
     }
 }
 
-/// The share of a running pod without record of each GPU that it sees.
+/// The amounts that a running pod without a record holds, on each GPU that it sees.
 fn shares_without_record<'a>(
     pod: &NodePod,
     fleet: &'a NodeFleet,

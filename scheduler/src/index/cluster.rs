@@ -34,7 +34,7 @@ pub(super) struct Cluster {
     pub(super) kinds: Kinds,
     /// The nodes whose kubelet allocated devices to a pod of another scheduler, by the UID of the pod.
     allocated_on: FxHashMap<Box<str>, Vec<Box<str>>>,
-    /// Pods that have ended and are still listed, by UID, with the number of the list that named them last.
+    /// Pods that have ended and are still listed, by UID, with the serial number of the newest list of pods when they were last shown.
     pub(super) ended: FxHashMap<OwnerId, u32>,
     /// True if pods may see all devices of their node without holding any.
     pub(super) allows_all_devices: bool,
@@ -53,9 +53,10 @@ pub(super) struct Cluster {
 pub(super) struct NodeState {
     pub(super) node: Option<Node>,
     pub(super) device: Option<DeviceReport>,
-    /// The number of the last list of nodes that named the node.
+    /// The serial number of the newest list of nodes at the time when a list or a watch event last showed the node. Nodes with an
+    /// older number than that of a complete list are gone.
     pub(super) node_list: u32,
-    /// The number of the last list of Device objects that named the node's.
+    /// The same for lists of Device objects and the node's Device object.
     pub(super) device_list: u32,
     /// The records that its plugin has swapped between pods, by UID.
     pub(super) swapped: BTreeMap<String, Recorded>,

@@ -1,4 +1,7 @@
 //! The filter's view of a node: the room for a pod's request, the score, and the refusals that only the cluster cache knows.
+//!
+//! A hint is room kept on a node for a pod that is not bound yet, because its filter answer named the node or kube-scheduler nominated
+//! the pod to it. For a pod's request all hints count as taken but those of the pod itself.
 
 use placement::{BatchEvaluation, Hints, NodeId, NodeView, Reason, Score};
 
@@ -14,7 +17,8 @@ pub struct NodeFilter<'a> {
 }
 
 impl<'a> NodeFilter<'a> {
-    /// The batch evaluation of a demand on many nodes, which share results where they are alike.
+    /// The evaluation of a demand on many nodes, with the room that hints keep for other pods counted as taken. Nodes that are alike
+    /// share results.
     pub fn batch<'q>(self, demand: &'q ResourceDemand<'_>) -> BatchEvaluation<'q>
     where
         'a: 'q,

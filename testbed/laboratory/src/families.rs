@@ -35,10 +35,10 @@ pub struct FamiliesArgs {
     /// Kinds of clusters and workloads; all by default.
     #[arg(long, value_delimiter = ',', value_enum)]
     kind: Vec<Family>,
-    /// Numbers that decide the nodes and pods of each kind, such as 1-4.
+    /// Random seeds of the clusters of each kind, such as 1-4: they decide the nodes and the mix of pods.
     #[arg(long, default_value = "1-4", value_parser = seeds)]
     numbers: Seeds,
-    /// Seeds that decide which pods come, such as 1-3.
+    /// Random seeds of the runs, such as 1-3: they decide which pods of the mix come.
     #[arg(long, default_value = "1-3", value_parser = seeds)]
     seeds: Seeds,
     /// Policies to compare, as for `replay`.
@@ -60,7 +60,8 @@ pub struct FamiliesArgs {
 pub struct FamilyResult {
     /// The kind's name on the command line.
     pub kind: String,
-    /// The number that decided nodes and mix of pods.
+    /// The random seed of the cluster, from `--numbers`: with the kind it decides the nodes and the mix of pods. The seeds of the runs
+    /// decide only which pods of that mix come.
     pub number: u64,
     /// For each policy, in the order of the command line, the GPUs that were allocated, in percent of all.
     pub allocated: Vec<SeedSpread>,

@@ -91,7 +91,7 @@ async fn unknown_type(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the container sees the devices that its pod's record names, and no others.
+/// Checks that the variable which container `main` printed last names the devices of its pod's record, in that order.
 async fn ensure_shown(world: &World, name: &str, kind: &str, variable: &str) -> Result<()> {
     let pod = world.pod(name)?;
     let record = device_record(&pod).unwrap_or_default();

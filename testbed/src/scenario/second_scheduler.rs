@@ -69,7 +69,7 @@ async fn pods_run(world: &mut World, second: &SecondScheduler, prefix: &str) -> 
     }
 }
 
-/// Kills each container of the leading pod in turn; pods run after each kill.
+/// Kills and restarts each container of the scheduler pod that leads; after each, new pods are placed and run.
 async fn containers_killed(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
     pods_run(world, second, "first").await?;
     let leader = second.holder();

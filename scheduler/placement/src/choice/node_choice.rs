@@ -133,7 +133,8 @@ pub(crate) fn choose_devices(
     Ok(placement)
 }
 
-/// Shares of GPUs by their indices, by rising minor.
+/// The share that a placement takes of each GPU at the indices in `gpus`, with the amounts that `amounts` returns for that GPU;
+/// sorted by minor.
 fn shares_of(node: &Node, gpus: &[usize], amounts: impl Fn(&Device) -> Amounts) -> Vec<Share> {
     let mut shares = Vec::with_capacity(gpus.len());
     for gpu in gpus.iter().filter_map(|at| node.gpus().get(*at)) {
