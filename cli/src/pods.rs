@@ -157,7 +157,7 @@ impl PodSelection<'_> {
         let has_new = all.iter().any(|row| !self.known.contains(&row.uid));
         // Events carry no labels, so that each new pod costs one list.
         if let Some(selector) = &self.which.selector
-            && has_new
+            && (has_new || self.selected.is_none())
         {
             let namespace = (!all_namespaces).then_some(namespace);
             let pods: Vec<Pod> = self.connection.list(namespace, Some(selector)).await?;

@@ -280,15 +280,19 @@ impl DeviceSource {
         }
     }
 
-    /// The memory of each of these cgroups on a GPU as the driver knows it, in the order of `cgroups`. Blocks.
+    /// The memory of each of these cgroups on a GPU as the driver knows it, in the order of `cgroups`, and the first failure: a GPU or
+    /// a cgroup that cannot be read does not hide the others. Blocks.
     ///
     /// # Errors
     /// The driver cannot be asked.
-    pub fn cgroup_memory(&self, cgroups: &[CgroupOnGpu]) -> Result<Vec<CgroupMemory>, InventoryError> {
+    pub fn cgroup_memory(
+        &self,
+        cgroups: &[CgroupOnGpu],
+    ) -> Result<(Vec<CgroupMemory>, Option<InventoryError>), InventoryError> {
         match self {
             Self::Machine(machine) => machine.gpus.cgroup_memory(cgroups),
             // Simulated processes have no cgroups.
-            Self::File(_) => Ok(vec![CgroupMemory::NotLimited; cgroups.len()]),
+            Self::File(_) => Ok((vec![CgroupMemory::NotLimited; cgroups.len()], None)),
         }
     }
 

@@ -223,13 +223,15 @@ impl StartChecker {
         swaps.load_for(uid).await.map_err(StartBlocked::SwapsUnknown)?;
         // Each adoption or swap gives the pod another record, by which the next verification goes.
         for _ in 0..MAX_RECORDS {
+            let checked = verify_start(node, snapshot, resource, ids, uid)?;
+            let needs_settling = checked.needs_settling();
             let CheckedStart {
                 starting,
                 seen,
                 verified,
                 is_by_spec,
                 is_inherited,
-            } = verify_start(node, snapshot, resource, ids, uid)?;
+            } = checked;
             let pod = &starting.pod;
             if is_by_spec && let Some(problem) = node.no_injection(resource.device_type()) {
                 return Err(StartBlocked::NoInjection {
@@ -237,16 +239,15 @@ impl StartChecker {
                     problem,
                 });
             }
-            // The spec is written for the pod's record. An answer by variable may name the devices of another record.
-            let verified = if is_by_spec {
-                verified
-            } else {
+            let verified = if needs_settling {
                 match settle(verified, &starting, &seen, snapshot, node, &mut swaps).await? {
                     Verification::Passed => Ok(()),
                     Verification::Refused(refusal) => Err(refusal),
                     Verification::Swap(_) => continue,
                     Verification::LookAgain(other) => return Ok(StartDecision::LookAgain(other)),
                 }
+            } else {
+                verified
             };
             match verified {
                 Ok(()) => {

@@ -67,15 +67,16 @@ fn pod(number: u32) -> NodePod {
 }
 
 /// A machine with two GPUs, of which the driver limits memory on the first, and three pods there: the driver limits the first two,
-/// and the second without a bound. The third has a process, and so has the first, with other figures than the driver's.
+/// and the second by a soft limit alone. For the third it answers that no limit is set. The third has a process, and so has the
+/// first, with other figures than the driver's.
 fn machine() -> Machine {
     let machine = Machine::new(&[card(0), card(1)]);
-    let [first, second] = [1, 2].map(|pod| cgroup(&machine, pod).display().to_string());
+    let [first, second, third] = [1, 2, 3].map(|pod| cgroup(&machine, pod).display().to_string());
     let limits = format!(
-        "0 {first} 0 {} {} 0\n0 {second} 0 {} {GIB} 0\n",
+        "0 {first} 0 {} {} 0\n0 {second} {GIB} {max} {GIB} 0\n0 {third} 0 {max} {GIB} 0\n",
         4 * GIB,
         3 * GIB,
-        u64::MAX
+        max = u64::MAX
     );
     machine.set("memory-limits", Some(&limits));
     for pod in 1..=3 {
@@ -149,7 +150,7 @@ async fn the_driver_alone_measures_the_containers_that_it_limits() {
     let machine = machine();
     let (used, limits, measured) = measure(&machine, Level::Driver, false).await.unwrap();
     assert_eq!(used, ["1 GPU-0 3", "2 GPU-0 1"]);
-    assert_eq!(limits, ["1 GPU-0 4"], "the second has no bound");
+    assert_eq!(limits, ["1 GPU-0 4"], "the second has a soft limit alone");
     assert_eq!(measured.unattributed, None);
 }
 

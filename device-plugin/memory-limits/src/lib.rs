@@ -15,7 +15,7 @@ use nvml_wrapper::error::{NvmlError, nvml_try};
 /// The function's name in the library.
 const SYMBOL: &[u8] = b"nvmlDeviceGetMemoryLimits_v1\0";
 
-/// The number that stands for "no limit".
+/// `NVML_DEVICE_MEMORY_LIMIT_MAX`, the number that stands for "no limit".
 const MAX: c_ulonglong = c_ulonglong::MAX;
 
 /// The function's type in `nvml.h`: an `nvmlDevice_t` is a pointer, an `nvmlReturn_t` an enumeration without negative numbers.
@@ -48,7 +48,8 @@ pub enum CgroupMemory {
     Limited {
         /// The bytes that the cgroup's processes use on the GPU.
         used: u64,
-        /// The bytes beyond which an allocation fails; `None` if there is no such bound.
+        /// The bytes beyond which an allocation fails; `None` if the cgroup has only a soft limit, a part of the memory that is
+        /// kept for it.
         limit: Option<u64>,
     },
     /// No limit is set for the cgroup, or the driver cannot limit memory on this GPU.
@@ -60,7 +61,7 @@ pub enum CgroupMemory {
 /// Asks the driver for the memory of a cgroup on a GPU. `cgroup` is the cgroup's directory as this process sees it.
 ///
 /// # Errors
-/// NVML's error, except that no limit is set.
+/// NVML's error, except those by which NVML says that no limit is set.
 pub fn cgroup_memory(device: &Device<'_>, cgroup: &Path) -> Result<CgroupMemory, NvmlError> {
     let path = CString::new(cgroup.as_os_str().as_bytes())?;
     // The library of the session to which the device belongs, so that no handle gets into another library.
@@ -68,7 +69,7 @@ pub fn cgroup_memory(device: &Device<'_>, cgroup: &Path) -> Result<CgroupMemory,
     // SAFETY: in libnvidia-ml the name belongs to the function of NVML, whose type `GetMemoryLimits` is; the suffix `_v1` is that of
     // the layout of `RawLimits`. `Option` of a function pointer has the size of a pointer, and is `None` for the null pointer.
     let symbol = unsafe { library.get::<Option<GetMemoryLimits>>(SYMBOL) };
-    // The symbol borrows the library, which thus stays loaded until this function returns.
+    // The function pointer outlives the symbol. The library stays loaded: `device` borrows the session that unloads it at its end.
     let Some(get_memory_limits) = symbol.ok().and_then(|symbol| *symbol) else {
         return Ok(CgroupMemory::NoFunction);
     };
@@ -87,6 +88,8 @@ pub fn cgroup_memory(device: &Device<'_>, cgroup: &Path) -> Result<CgroupMemory,
     // until the end of this function; NVML keeps no pointer to it. NVML may be called from several threads at once.
     let code = unsafe { get_memory_limits(handle.cast(), &raw mut limits) };
     match nvml_try(code) {
+        // NVML's documentation of the structure calls these two numbers "no limit". The use beside them may be that of a cgroup above.
+        Ok(()) if limits.soft_limit == 0 && limits.hard_limit == MAX => Ok(CgroupMemory::NotLimited),
         Ok(()) => Ok(CgroupMemory::Limited {
             used: limits.current_used,
             limit: (limits.hard_limit != MAX).then_some(limits.hard_limit),

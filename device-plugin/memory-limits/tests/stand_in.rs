@@ -31,7 +31,7 @@ fn machine(options: &[&str]) -> (TempDir, Nvml) {
     assert!(compiled.success());
     let device = "0 GPU-0 0 17179869184 0 1 0 00000000:3B:00.0 Tesla T4\n";
     fs::write(folder.path().join("devices"), device).unwrap();
-    for name in ["limited", "unbounded", "free", "failing"] {
+    for name in ["limited", "unbounded", "unlimited", "free", "failing"] {
         fs::create_dir(folder.path().join(name)).unwrap();
     }
     let nvml = Nvml::builder().lib_path(library.as_os_str()).init().unwrap();
@@ -50,8 +50,8 @@ fn answers_of_a_driver_with_the_function() {
     );
     let root = folder.path().display();
     let limits = format!(
-        "0 {root}/limited 1 4294967296 7 0\n0 {root}/unbounded 0 18446744073709551615 9 0\n0 {root}/failing 0 0 0 999\n\
-         1 {root}/free 0 1 1 0\n"
+        "0 {root}/limited 1 4294967296 7 0\n0 {root}/unbounded 1 18446744073709551615 9 0\n\
+         0 {root}/unlimited 0 18446744073709551615 9 0\n0 {root}/failing 0 0 0 999\n1 {root}/free 0 1 1 0\n"
     );
     fs::write(folder.path().join("memory-limits"), limits).unwrap();
     let limited = CgroupMemory::Limited {
@@ -61,6 +61,11 @@ fn answers_of_a_driver_with_the_function() {
     assert_eq!(ask("limited").unwrap(), limited);
     let unbounded = CgroupMemory::Limited { used: 9, limit: None };
     assert_eq!(ask("unbounded").unwrap(), unbounded);
+    assert_eq!(
+        ask("unlimited").unwrap(),
+        CgroupMemory::NotLimited,
+        "the two numbers that mean no limit"
+    );
     assert_eq!(
         ask("free").unwrap(),
         CgroupMemory::NotLimited,

@@ -1,8 +1,9 @@
 //! The GPU memory that each container uses: as the driver knows it for the container's cgroup where it limits the container, else by
 //! the processes that the driver lists and the cgroups in which they run.
 //!
-//! The driver says the memory of a cgroup without privilege. A process of this node is visible only with the node's PID namespace (`hostPID`). Memory of a process that is in no container of
-//! a known pod is not attributed: it may be of the node itself, or of a pod that requests no device.
+//! The driver says the memory of a cgroup without privilege. A process of this node is visible only with the node's PID namespace
+//! (`hostPID`). Memory of a process that is in no container of a known pod is not attributed: it may be of the node itself, or of a pod
+//! that requests no device.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -174,7 +175,8 @@ fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Me
         return now;
     }
     match source.cgroup_memory(&cgroups) {
-        Ok(memory) => {
+        Ok((memory, problem)) => {
+            now.problem = now.problem.or(problem);
             for (of, memory) in owners.into_iter().zip(memory) {
                 if let CgroupMemory::Limited { used, limit } = memory {
                     now.measured.get_or_insert_default().set(of, used, limit);

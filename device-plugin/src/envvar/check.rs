@@ -1,7 +1,8 @@
 //! The part of the pre-start check that only answers by variable need: such an answer fixes the devices of a container before it is
 //! certain for which pod kubelet allocates.
 //!
-//! `settle` is the one step of the pre-start check in this folder, left out for a container whose CDI spec the plugin writes. The
+//! `settle` is the one step of the pre-start check in this folder, left out for a verified container whose CDI spec the plugin writes.
+//! The
 //! check also loads records that an earlier swap left in the Device object (`swap`), in either injection mode.
 
 use tracing::info;

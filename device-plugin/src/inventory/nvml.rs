@@ -17,7 +17,7 @@ use memory_limits::{CgroupMemory, cgroup_memory};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::{Device, Nvml, error::NvmlError};
 use proto::topology::GpuLinks;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::feed::Watcher;
 use super::pci::{self, Bus};
@@ -143,20 +143,30 @@ impl NvmlSource {
         Ok(uses)
     }
 
-    /// The memory of each of these cgroups on a GPU, in the order of `cgroups`.
-    pub(super) fn cgroup_memory(&self, cgroups: &[CgroupOnGpu]) -> Result<Vec<CgroupMemory>, InventoryError> {
+    /// The memory of each of these cgroups on a GPU, in the order of `cgroups`, and the first failure.
+    pub(super) fn cgroup_memory(
+        &self,
+        cgroups: &[CgroupOnGpu],
+    ) -> Result<(Vec<CgroupMemory>, Option<InventoryError>), InventoryError> {
         let nvml = self.open()?;
         let mut found = Vec::with_capacity(cgroups.len());
+        let mut failure = None;
         for CgroupOnGpu { gpu, cgroup } in cgroups {
             let device = nvml.device_by_uuid(gpu.as_str());
             let memory = device.and_then(|device| cgroup_memory(&device, cgroup));
             found.push(memory.unwrap_or_else(|error| {
-                // A container may have ended meanwhile, and a GPU that cannot be read does not hide the others.
-                debug!(%gpu, cgroup = %cgroup.display(), %error, "cannot read the memory of a cgroup");
+                // The container may have ended meanwhile; then NVML cannot open the directory of its cgroup.
+                if !matches!(error, NvmlError::InvalidArg) {
+                    failure.get_or_insert_with(|| {
+                        let problem =
+                            format!("cannot read the memory of cgroup {} on {gpu}", cgroup.display());
+                        InventoryError::failed(problem, error)
+                    });
+                }
                 CgroupMemory::NotLimited
             }));
         }
-        Ok(found)
+        Ok((found, failure))
     }
 
     /// A watcher of the GPUs of `inventory`.

@@ -37,6 +37,8 @@ const MAX_ANSWER: usize = 1 << 20;
 
 /// The plugin's metric of the memory of one GPU that one container uses, up to the labels.
 const OF_CONTAINER: &str = "gpushare_device_plugin_container_memory_used_bytes{";
+/// The plugin's metric of the memory of one GPU that one container was given, up to the labels, which are those of [`OF_CONTAINER`].
+const GIVEN: &str = "gpushare_device_plugin_container_memory_given_bytes{";
 /// The plugin's metric of the memory of one GPU that processes outside of containers use, up to the labels.
 const OF_OTHERS: &str = "gpushare_device_plugin_unattributed_memory_used_bytes{";
 
@@ -224,7 +226,11 @@ async fn read_metrics(address: SocketAddr) -> Option<String> {
 fn parse(text: &str) -> Option<NodeMemoryUse> {
     let mut parsed = NodeMemoryUse::default();
     let mut complete = BTreeSet::new();
+    let (mut measured, mut given) = (BTreeSet::new(), BTreeSet::new());
     for line in text.lines() {
+        if let Some((labels, _)) = line.strip_prefix(GIVEN).and_then(labels_and_value) {
+            given.insert(labels);
+        }
         let of_container = line.strip_prefix(OF_CONTAINER);
         // The other metrics of the plugin are passed over, and so is a line that does not parse.
         let series = of_container.or_else(|| line.strip_prefix(OF_OTHERS));
@@ -236,6 +242,7 @@ fn parse(text: &str) -> Option<NodeMemoryUse> {
         let of_gpu = parsed.gpus.entry(gpu.clone()).or_default();
         *of_gpu = of_gpu.saturating_add(bytes);
         if of_container.is_some() {
+            measured.insert(labels);
             let of_pod = parsed.pods.entry((gpu, namespace, pod)).or_default();
             *of_pod = of_pod.saturating_add(bytes);
         } else {
@@ -245,6 +252,13 @@ fn parse(text: &str) -> Option<NodeMemoryUse> {
     // A plugin that measures processes shows every GPU, those without processes too. Without processes it knows only what the driver
     // says of the containers that it limits, which is not all that is in use.
     parsed.gpus.retain(|gpu, _| complete.contains(gpu));
+    // A part would pass for the use of the whole pod.
+    for labels in given.difference(&measured) {
+        let unmeasured = ["namespace", "pod"].map(|name| label(labels, name).unwrap_or_default());
+        parsed
+            .pods
+            .retain(|(_, namespace, pod), _| [namespace.as_str(), pod.as_str()] != unmeasured);
+    }
     (!parsed.gpus.is_empty() || !parsed.pods.is_empty()).then_some(parsed)
 }
 
@@ -357,6 +371,9 @@ mod tests {
             (parsed.total(), gpu.used, gpu.holders[0].used, gpu.holders[1].used),
             (None, None, Some(120), None)
         );
+        let given = "gpushare_device_plugin_container_memory_given_bytes{namespace=\"a\",pod=\"p\",container=\"e\",device=\"GPU-1\"} 5";
+        let partly = format!("{given}\n{limited}");
+        assert_eq!(parse(&partly), None, "a part of a pod's use is not its use");
     }
 
     #[test]

@@ -117,17 +117,19 @@ fn checked_where(
         allocated: Some(Arc::new(allocated.to_vec())),
     };
     let checked = verify_start(&node, &snapshot, resource, &ids, &uid);
+    let checked = checked.unwrap_or_else(|blocked| panic!("{blocked}"));
+    let needs_settling = checked.needs_settling();
     let CheckedStart {
         starting,
         seen,
         verified,
         is_by_spec,
         is_inherited,
-    } = checked.unwrap_or_else(|blocked| panic!("{blocked}"));
+    } = checked;
     let verification = match verified {
-        Ok(()) if is_by_spec => Verification::Passed,
-        Err(refusal) if is_by_spec => Verification::Refused(refusal),
-        verified => verification(verified, &starting, &seen, &snapshot, &node),
+        verified if needs_settling => verification(verified, &starting, &seen, &snapshot, &node),
+        Ok(()) => Verification::Passed,
+        Err(refusal) => Verification::Refused(refusal),
     };
     Ending {
         verification,
@@ -352,6 +354,22 @@ fn a_swap_exchanges_all_devices_of_a_record() {
         );
         assert!(found.starts_with(expected), "{found}");
     }
+}
+
+/// The mode of the node has changed between two answers of one pod: the GPU comes by a spec, the adapter is that of another record.
+#[test]
+fn a_container_with_a_spec_may_need_a_swap_for_its_variable() {
+    let a = with_adapter("a", 1, 0, 40, Some(0));
+    let b = with_adapter("b", 2, 1, 40, Some(0));
+    let by_spec = cdi_answer(ExtendedResource::Shared, &["s".to_owned()], 1);
+    let allocated = [
+        sees_adapter(&a, 1),
+        entry(&a, ExtendedResource::Shared, &["s"], by_spec),
+        sees_adapter(&b, 0),
+    ];
+    let checked = checked(vec![a, b], &allocated, 0, ExtendedResource::Shared, &["s"]);
+    assert!(checked.is_by_spec);
+    assert_eq!(ending(&checked, ExtendedResource::Shared), "swaps with b");
 }
 
 /// The operator's choice holds for new pods; one that runs on such a GPU goes on.
