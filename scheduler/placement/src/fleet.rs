@@ -193,7 +193,7 @@ impl Fleet {
             .filter(|((_, summary), _)| summary.exists)
             .map(|((index, summary), version)| {
                 let generation = summary.generation;
-                (NodeId { index, generation }, *version)
+                (NodeId { index, generation }, version.number)
             })
     }
 

@@ -232,8 +232,13 @@ impl<'q> Evaluator<'q> {
     }
 
     /// The verdict on a node by its name.
-    #[inline]
     pub(super) fn evaluate(&mut self, name: &str) -> Result<Fit, NodeMisfit> {
+        self.evaluate_known(name, self.index.filter().node_id(name))
+    }
+
+    /// The verdict on a node whose place in the fleet has been looked up.
+    #[inline]
+    fn evaluate_known(&mut self, name: &str, node: Option<NodeId>) -> Result<Fit, NodeMisfit> {
         let (resources, batch) = match (self.demand, &mut self.batch) {
             (Demand::Resources(resources), Some(batch)) => (resources, batch),
             (Demand::Rejected(_) | Demand::GangPaused, _) => {
@@ -245,7 +250,7 @@ impl<'q> Evaluator<'q> {
             }
             (Demand::Nothing | Demand::Resources(_) | Demand::AssumedOn(_), _) => return Ok(Fit::default()),
         };
-        match self.index.filter().evaluate(name, resources, batch) {
+        match self.index.filter().evaluate(name, node, resources, batch) {
             Ok(Some((node, score))) => Ok(Fit {
                 node: Some(node),
                 score,
@@ -311,12 +316,16 @@ pub(super) fn evaluate_all<'n>(
         ..Evaluation::default()
     };
     let mut best = best.map(|(ranker, n)| (ranker, TopN::new(n)));
-    for (idx, name) in request.names.iter().enumerate() {
+    // The table of names of a large cluster does not fit the caches of a processor. Without other work between look-ups the
+    // processor waits for several of them at once.
+    let filter = index.filter();
+    let nodes: Vec<_> = request.names.iter().map(|name| filter.node_id(name)).collect();
+    for ((idx, name), node) in request.names.iter().enumerate().zip(nodes) {
         let name: &'n str = name;
         let whole = request.whole_nodes.as_deref().and_then(|nodes| nodes.get(idx));
         let verdict = match whole {
             Some(whole) => evaluator.evaluate_whole(name, &whole.node),
-            None => evaluator.evaluate(name),
+            None => evaluator.evaluate_known(name, node),
         };
         let Fit { node, score } = match verdict {
             Ok(fit) => fit,

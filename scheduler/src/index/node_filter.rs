@@ -27,12 +27,18 @@ impl<'a> NodeFilter<'a> {
         self.cluster.fleet.evaluation(demand.devices(), hints)
     }
 
+    /// The node in the fleet, if its devices are known.
+    #[inline]
+    pub fn node_id(self, name: &str) -> Option<NodeId> {
+        self.cluster.fleet.node_id(name)
+    }
+
     /// Checks that a node has room; returns its place in the fleet, if its devices are known.
     ///
     /// # Errors
     /// The reason for which it does not fit.
     pub fn fit(self, name: &str, demand: &ResourceDemand<'_>) -> Result<Option<NodeId>, Reason> {
-        let node = self.served_node(name, demand)?;
+        let node = self.served_node(name, self.node_id(name), demand)?;
         if let Some(node) = node {
             let hints = Hints::RespectOthers(demand.uid);
             self.cluster.fleet.fit(node, demand.devices(), hints)?;
@@ -41,7 +47,7 @@ impl<'a> NodeFilter<'a> {
     }
 
     /// [`Self::fit`] with the node's score, for one of many nodes that are evaluated together; the batch caches both while
-    /// the node does not change.
+    /// the node does not change. `node` is [`Self::node_id`] of the name.
     ///
     /// # Errors
     /// The reason for which it does not fit.
@@ -49,10 +55,11 @@ impl<'a> NodeFilter<'a> {
     pub fn evaluate(
         self,
         name: &str,
+        node: Option<NodeId>,
         demand: &ResourceDemand<'_>,
         batch: &mut BatchEvaluation<'_>,
     ) -> Result<Option<(NodeId, Score)>, Reason> {
-        let Some(node) = self.served_node(name, demand)? else {
+        let Some(node) = self.served_node(name, node, demand)? else {
             return Ok(None);
         };
         let score = batch.evaluate(node, demand.policies)?;
@@ -61,8 +68,13 @@ impl<'a> NodeFilter<'a> {
 
     /// The node if the engine has to evaluate it; `None` for one without devices that fits.
     #[inline]
-    fn served_node(self, name: &str, demand: &ResourceDemand<'_>) -> Result<Option<NodeId>, Reason> {
-        match self.cluster.fleet.node_id(name) {
+    fn served_node(
+        self,
+        name: &str,
+        node: Option<NodeId>,
+        demand: &ResourceDemand<'_>,
+    ) -> Result<Option<NodeId>, Reason> {
+        match node {
             Some(node) => {
                 self.check_unit_and_isolation(name, demand)?;
                 // Pods for which room is kept on the node will be bound before this one.

@@ -70,9 +70,10 @@ fn add_verdicts(
     let (mut fitting, mut refusing) = (Vec::new(), Vec::new());
     for chunk in names.chunks(NODES) {
         let index = index.read();
-        let mut batch = index.filter().batch(demand);
+        let filter = index.filter();
+        let mut batch = filter.batch(demand);
         for name in chunk {
-            match index.filter().evaluate(name, demand, &mut batch) {
+            match filter.evaluate(name, filter.node_id(name), demand, &mut batch) {
                 Ok(_) => fitting.push(name),
                 // The name after the distance: of equally near nodes the same ones are listed each time.
                 Err(reason) => refusing.push((distance(&index, name, demand, reason), name, reason)),

@@ -164,9 +164,10 @@ impl<'a> Search<'a> {
         let shared = self.index;
         for chunk in names.chunks(NODES) {
             let index = shared.read();
-            let mut batch = index.filter().batch(self.demand);
+            let filter = index.filter();
+            let mut batch = filter.batch(self.demand);
             for name in chunk {
-                match index.filter().evaluate(name, self.demand, &mut batch) {
+                match filter.evaluate(name, filter.node_id(name), self.demand, &mut batch) {
                     Ok(Some((node, score))) => self.add_candidate(name.to_string(), node, None, Ok(score)),
                     // Nothing is known of the devices of such a node, so that no pod can be tried there.
                     Ok(None) => {}

@@ -81,20 +81,21 @@ impl<'a> BatchEvaluation<'a> {
     /// The reason for which there is no room.
     #[inline]
     pub fn evaluate(&mut self, node: NodeId, policies: Policies) -> Result<Score, Reason> {
-        let summary = self.nodes.summary(node).ok_or(Reason::NoDevice)?;
-        match self.cached(node.index, policies) {
+        // A node that is gone has no version.
+        let version = self.nodes.version(node).ok_or(Reason::NoDevice)?;
+        match self.cached(node.index, version, policies) {
             Some(cached) => cached,
-            None => self.evaluate_uncached(node, *summary, policies),
+            None => self.evaluate_uncached(node, version, policies),
         }
     }
 
-    /// The cached result on the node at an index, if the node has not changed since. Always `None` before the first
-    /// evaluation by these policies.
+    /// The cached result on the node at an index, if it is of this version of the node. Always `None` before the first evaluation by
+    /// these policies.
     #[inline]
-    fn cached(&self, index: u32, policies: Policies) -> Option<Result<Score, Reason>> {
+    fn cached(&self, index: u32, version: u64, policies: Policies) -> Option<Result<Score, Reason>> {
         let (of, scores) = self.cached.as_ref()?;
         if *of == policies && !self.may_differ_by_owner(index) {
-            scores.get(index, self.nodes.version_at(index))
+            scores.get(index, version)
         } else {
             None
         }
@@ -111,19 +112,14 @@ impl<'a> BatchEvaluation<'a> {
     /// owner.
     // Out of line, so that the loop over nodes with cached results stays small.
     #[inline(never)]
-    fn evaluate_uncached(
-        &mut self,
-        node: NodeId,
-        summary: NodeSummary,
-        policies: Policies,
-    ) -> Result<Score, Reason> {
+    fn evaluate_uncached(&mut self, node: NodeId, version: u64, policies: Policies) -> Result<Score, Reason> {
+        let summary = *self.nodes.summary(node).ok_or(Reason::NoDevice)?;
         // A result that holds for one owner alone must not get into the cache.
         if summary.has_hints && self.may_differ_by_owner(node.index) {
             return self.compute(node, &summary, policies);
         }
         // Other requests may have evaluated the node since this one began.
         let scores = self.cached_scores(policies);
-        let version = self.nodes.version_at(node.index);
         if let Some(result) = scores.get(node.index, version) {
             return result;
         }

@@ -23,7 +23,7 @@ pub(crate) struct Nodes {
     /// The summary of the node at each index of `slots`.
     pub(crate) summaries: Vec<NodeSummary>,
     /// The version of the node at each index; apart from the rest, because evaluations of all nodes read little else.
-    pub(crate) versions: Vec<u64>,
+    pub(crate) versions: Vec<NodeVersion>,
     /// Indices that no node has at the moment.
     vacant: Vec<u32>,
     /// Index of the node that each owner holds something of.
@@ -49,7 +49,16 @@ pub(crate) struct Slot {
     pub(crate) node: Option<Node>,
 }
 
-/// The part of a node that evaluations read first, dense, so that few of them read the node itself.
+/// The version of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeVersion {
+    /// Grows with every change of the node at the index, also from one node to its successor there; 0 before the first one.
+    pub(crate) number: u64,
+    /// The generation of the node, or of the next node at the index if there is none.
+    generation: u32,
+}
+
+/// The part of a node that evaluations without a cached result read first, dense, so that few of them read the node itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeSummary {
     /// The generation of the node, or of the next node at the index if there is none.
@@ -100,10 +109,11 @@ impl Nodes {
         }
     }
 
-    /// Grows with every change of the node at an index, also from one node to its successor there; 0 without any so far.
+    /// The number of a node's version, unless the node is gone.
     #[inline]
-    pub(crate) fn version_at(&self, index: u32) -> u64 {
-        self.versions.get(index as usize).copied().unwrap_or(0)
+    pub(crate) fn version(&self, id: NodeId) -> Option<u64> {
+        let version = self.versions.get(id.index as usize)?;
+        (version.generation == id.generation).then_some(version.number)
     }
 
     /// Sets a node's inventory, which is normalized.
@@ -286,7 +296,10 @@ impl Nodes {
         let at = index as usize;
         if let (Some(known), Some(version)) = (self.summaries.get_mut(at), self.versions.get_mut(at)) {
             // One counter for all nodes, so that a node never has the version of a predecessor at its index.
-            *version = self.n_changes;
+            *version = NodeVersion {
+                number: self.n_changes,
+                generation: summary.generation,
+            };
             if let Some(class) = std::mem::replace(known, summary).class {
                 self.classes.leave(class);
             }
@@ -302,7 +315,7 @@ impl Nodes {
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             self.summaries.push(NodeSummary::default());
-            self.versions.push(0);
+            self.versions.push(NodeVersion::default());
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         let at = index as usize;

@@ -8,6 +8,7 @@ use crate::data::policy::Policies;
 use crate::data::request::{NodeRequest, RequestedGpus, RequestedMemory, ShareRequest};
 use crate::data::workload::PodProfile;
 use crate::fleet::Fleet;
+use crate::state::nodes::NodeVersion;
 
 /// More nodes than one step evaluates, one of which is removed.
 const N_NODES: usize = 150;
@@ -61,7 +62,7 @@ fn n_cached(fleet: &Fleet, percent: u32) -> usize {
         fleet.model.number(),
         fleet.nodes.slots.len(),
     );
-    let is_known = |(index, version): &(u32, &u64)| scores.get(*index, **version).is_some();
+    let is_known = |(index, version): &(u32, &NodeVersion)| scores.get(*index, version.number).is_some();
     (0..).zip(&fleet.nodes.versions).filter(is_known).count()
 }
 
