@@ -2,6 +2,9 @@
 
 import {count, memory, percent, thousands} from './format.js';
 
+/** Instead of a reason, for a pod that some node has room for. */
+export const HAS_ROOM = 'GPUs have room, see kubectl describe pod';
+
 /** Reasons in short, by the words that filter's texts begin or go on with; others are shown as they are. */
 const SHORT = [
   [/^not enough free GPU memory/, 'not enough memory free on any one GPU'],
@@ -12,7 +15,7 @@ const SHORT = [
   [/device plugin does not serve/, 'the device plugin is away'],
 ];
 
-function shortReason(reason) {
+export function shortReason(reason) {
   return SHORT.find(([pattern]) => pattern.test(reason))?.[1] ?? reason;
 }
 

@@ -4,11 +4,11 @@ import {HistoryChart, describe, sums} from './charts.js';
 import {Cluster, freeMemory, gpuTroubles, isUnusable, nodeTroubles} from './cluster.js';
 import {Connection} from './connection.js';
 import {clock, count, element, measure, memory, minute, part, percent, podName, thousands} from './format.js';
-import {statements} from './headline.js';
+import {HAS_ROOM, shortReason, statements} from './headline.js';
 import {CardMap} from './map.js';
 import {Palette, PodPaint, VerdictPaint, swatch} from './paint.js';
 import {GpuRows, Table} from './table.js';
-import {Verdicts} from './verdicts.js';
+import {Verdicts, missingMemory} from './verdicts.js';
 
 const $ = (id) => document.getElementById(id);
 
@@ -25,7 +25,7 @@ const cluster = new Cluster();
 const palette = new Palette($('map-canvas').getContext('2d', {alpha: false}));
 const podPaint = new PodPaint(palette);
 const view = {tab: 'cards', pod: null, search: '', show: 'all', order: 'trouble', model: ''};
-const known = {findings: [], why: new Map(), history: null, verdicts: null, failure: ''};
+const known = {findings: [], why: new Map(), kinds: new Map(), history: null, verdicts: null, failure: ''};
 
 const connection = new Connection({state: showState, changes: showChanges, status: showStatus});
 const map = new CardMap({host: $('map'), space: $('map-space'), canvas: $('map-canvas')}, showDetails);
@@ -157,15 +157,29 @@ async function findWhy() {
     if (!kinds.has(pod.asked)) kinds.set(pod.asked, []);
     kinds.get(pod.asked).push(pod);
   }
-  const why = new Map();
+  const [why, asked] = [new Map(), new Map()];
   for (const pods of [...kinds.values()].sort((a, b) => b.length - a.length).slice(0, MAX_KINDS)) {
     const answer = await ask(explainPath(pods[0]));
     // The node that comes nearest has the reason that counts; others may be too small for the pod even when they are empty.
-    const reason = answer?.invalid ?? answer?.verdicts?.[0]?.reason;
-    if (reason && !answer.fitting) why.set(reason, (why.get(reason) ?? 0) + pods.length);
+    const reason = answer?.invalid ?? (answer?.fitting ? HAS_ROOM : answer?.verdicts?.[0]?.reason);
+    if (reason) why.set(reason, (why.get(reason) ?? 0) + pods.length);
+    asked.set(pods[0].asked, {reason, missing: missingMemory(answer)});
   }
-  known.why = why;
+  Object.assign(known, {why, kinds: asked});
   showHeader();
+  if (view.tab === 'waiting') render();
+}
+
+/** How urgent it is to show why a pod waits: those that GPUs block come first, of them those that miss the most memory. */
+function urgency(pod) {
+  const {reason, missing} = known.kinds.get(pod.asked) ?? {};
+  return !reason ? -1 : reason === HAS_ROOM ? -2 : missing;
+}
+
+/** Why a pod waits, in few words. */
+function shortWhy(pod) {
+  const {reason} = known.kinds.get(pod.asked) ?? {};
+  return reason ? shortReason(reason) : '';
 }
 
 function explainPath(pod, all = false) {
@@ -347,13 +361,16 @@ function isSelected({node, gpu}) {
 
 function renderWaiting() {
   pendingTable ??= new Table($('pending'), 'Pods that wait', [
-    ['Pod', podName], ['Asks for', (pod) => pod.asked],
+    ['Pod', podName], ['Asks for', (pod) => pod.asked], ['Why', shortWhy, 'rest'],
   ], (pod) => open('waiting', pod));
   const words = view.search.toLowerCase();
   const pending = cluster.pending.filter((pod) => podName(pod).toLowerCase().includes(words));
   const isChosen = (pod) => pod.namespace === view.pod?.namespace && pod.name === view.pod?.name;
   pendingTable.show(pending, isChosen);
-  if (!view.pod && pending.length) return open('waiting', pending[0]);
+  // Not before it is known which pods the GPUs block.
+  if (!view.pod && pending.length && cluster.pending.some((pod) => known.kinds.has(pod.asked))) {
+    return open('waiting', pending.reduce((first, pod) => urgency(pod) > urgency(first) ? pod : first));
+  }
   const {verdicts} = known;
   const isOfPod = verdicts && view.pod && verdicts.explanation.name === view.pod.name && verdicts.explanation.namespace === view.pod.namespace;
   setText($('sentence'), whyNot(isOfPod ? verdicts.explanation : null));

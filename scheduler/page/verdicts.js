@@ -68,6 +68,12 @@ function combine(node, gpu) {
   return {fits, reason, lacks, node};
 }
 
+/** The memory that the nearest GPU lacks for a pod, by its explanation. */
+export function missingMemory(explanation) {
+  const lacks = (explanation?.verdicts?.[0]?.gpus ?? []).map((gpu) => Math.max(0, gpu.needed - gpu.free));
+  return lacks.length ? Math.min(...lacks) : 0;
+}
+
 /** The amounts that a GPU lacks, as `kubectl gpushare explain` says it. */
 function lacksOf(gpu) {
   const parts = [];

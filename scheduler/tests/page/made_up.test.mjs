@@ -60,7 +60,7 @@ test('the headline says what is wrong', async () => {
     await until(page, 'reasons', () => document.getElementById('headline').textContent.includes('not enough memory'));
     const text = await headline(page);
     assert.match(text, /\d+ of 480 GPUs are unhealthy/);
-    assert.match(text, /9 pods wait for a GPU \(6: not enough memory free on any one GPU\)/);
+    assert.match(text, /9 pods wait for a GPU \(6: not enough memory free on any one GPU; 3: GPUs have room, see kubectl describe pod\)/);
     assert.match(text, /\d+ % of free memory is stranded: .* on which no typical pod fits/);
     await page.click('text=are unhealthy');
     assert.equal(await page.inputValue('#show'), 'trouble');
@@ -195,6 +195,23 @@ test('the verdicts of the page are those of explain', async () => {
     const shown = (await rows(page, '#table')).map(([node, minor, , , reason]) => [node, minor, reason]);
     assert.deepEqual(shown, expected);
   });
+});
+
+test('the view of waiting pods opens on one that GPUs block', async () => {
+  for (const hash of ['', '#waiting']) {
+    await withPage(FRAGMENTED, {hash}, async (page) => {
+      if (!hash) {
+        await until(page, 'reasons', () => document.getElementById('headline').textContent.includes('GPUs have room'));
+        await page.click('text=9 pods wait');
+      }
+      await until(page, 'a pod', () => document.querySelector('#pending tr.picked'));
+      const listed = await rows(page, '#pending');
+      assert.equal(await page.locator('#pending tr.picked td').first().innerText(), 'ml/train-waits-1');
+      assert.deepEqual(listed[0], ['ml/train-waits-0', '20 GiB, 50 % core, over 2 GPUs', 'GPUs have room, see kubectl describe pod']);
+      assert.deepEqual(listed[1], ['ml/train-waits-1', '60 GiB', 'not enough memory free on any one GPU']);
+      assert.match(await page.locator('#sentence').innerText(), /^ml\/train-waits-1 asks for 60 GiB/);
+    });
+  }
 });
 
 test('the scheduler goes away and comes back', async () => {
