@@ -59,9 +59,12 @@ export function statements(cluster, findings, why) {
 
 function waiting(n, why) {
   const head = `${count(n, 'pod')} ${n === 1 ? 'waits' : 'wait'} for a GPU`;
-  const reasons = [...why].sort((a, b) => b[1] - a[1]).slice(0, 3);
+  const reasons = [...why].sort((a, b) => b[1] - a[1]);
   if (reasons.length === 1 && reasons[0][1] === n) return `${head}: ${shortReason(reasons[0][0])}.`;
   const parts = reasons.map(([reason, pods]) => `${pods}: ${shortReason(reason)}`);
+  // Only the most frequent kinds of pods are explained.
+  const rest = n - reasons.reduce((sum, [, pods]) => sum + pods, 0);
+  if (parts.length && rest > 0) parts.push(`${rest}: other or unknown reasons`);
   return parts.length ? `${head} (${parts.join('; ')}).` : `${head}.`;
 }
 

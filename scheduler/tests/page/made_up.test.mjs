@@ -67,6 +67,11 @@ test('the headline says what is wrong', async () => {
     const problems = (await rows(page, '#table')).filter((cells) => cells[4].includes('unhealthy, takes no new pods'));
     assert.equal(`${problems.length} of 480 GPUs are unhealthy.`, text.split('\n').find((line) => line.includes('unhealthy')));
   });
+  await withPage({nodes: 3, trouble: 0}, {}, async (page, server) => {
+    server.cluster.pending = Array.from({length: 9}, (_, n) => ({namespace: 'ml', name: `late-${n}`, uid: `late-${n}`, asked: `${90 + Math.min(n, 7)} GiB`}));
+    server.send({pending: server.cluster.pending});
+    await until(page, 'all', () => document.getElementById('headline').textContent.includes('9 pods wait for a GPU (7: not enough memory free on any one GPU; 2: other or unknown reasons).'));
+  });
   await withPage({...FULL, pending: 0, fill: 0.5}, {}, async (page) => assert.match(await headline(page), /Nothing is wrong: 320 GPUs healthy, no pod waits/));
   await withPage({nodes: 0}, {}, async (page) => assert.match(await headline(page), /No node shares GPUs yet\. Label a node/));
 });
