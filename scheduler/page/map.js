@@ -8,9 +8,12 @@ const HEIGHTS = [2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28];
 const FONT = 'system-ui, sans-serif';
 
 export class CardMap {
-  /** `onSelect` gets the node and the minor number of the GPU that is selected, or null. */
-  constructor({host, space, canvas}, onSelect) {
-    Object.assign(this, {host, space, canvas, onSelect});
+  /**
+   * `onSelect` gets the node and the minor number of the GPU that is selected, or null; `onWindow` the places of the first and last
+   * node in the window, from 1, after each drawing.
+   */
+  constructor({host, space, canvas}, onSelect, onWindow) {
+    Object.assign(this, {host, space, canvas, onSelect, onWindow});
     this.context = canvas.getContext('2d', {alpha: false});
     this.nodes = [];
     this.places = new Map();
@@ -129,6 +132,8 @@ export class CardMap {
     this.changed.clear();
     this.isWhole = false;
     this.drawnTop = top;
+    const end = (this.rowAt(top + height - 1) + 1) * this.columns;
+    this.onWindow(this.rowAt(top + this.padding) * this.columns + 1, Math.min(end, this.nodes.length), this.nodes.length);
     measure('map', began);
   }
 

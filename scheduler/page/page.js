@@ -28,7 +28,7 @@ const view = {tab: 'cards', pod: null, search: '', show: 'all', order: 'trouble'
 const known = {findings: [], why: new Map(), kinds: new Map(), history: null, verdicts: null, failure: ''};
 
 const connection = new Connection({state: showState, changes: showChanges, status: showStatus});
-const map = new CardMap({host: $('map'), space: $('map-space'), canvas: $('map-canvas')}, showDetails);
+const map = new CardMap({host: $('map'), space: $('map-space'), canvas: $('map-canvas')}, showDetails, showWindow);
 const chart = new HistoryChart({host: $('history-chart'), canvas: $('history-canvas')}, palette, (point) => {
   $('details').replaceChildren(element('p', '', describe(point)));
 });
@@ -326,6 +326,12 @@ function renderCards() {
     ['Problems, pods', problemsAndPods, 'rest'],
   ], pickGpu);
   showCardTable(nodes);
+}
+
+/** Which nodes the map shows: it may have thousands more than the window has space for. */
+function showWindow(first, last, all) {
+  const order = view.tab === 'cards' ? `, ${$('order').selectedOptions[0].text}` : '';
+  setText($('map-window'), last - first + 1 < all ? `Nodes ${thousands(first)} to ${thousands(last)} of ${thousands(all)}${order}; scroll for more` : count(all, 'node'));
 }
 
 function showCardTable(nodes) {

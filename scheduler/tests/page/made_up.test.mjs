@@ -331,6 +331,17 @@ function pan(page) {
   }));
 }
 
+test('the map says which of the nodes it shows', async () => {
+  await withPage(LARGE, {}, async (page) => {
+    await until(page, 'the nodes', () => /^Nodes 1 to \d{3} of 5,000, problems first; scroll for more$/.test(document.getElementById('map-window').textContent));
+    await page.evaluate(() => document.getElementById('map').scrollTo(0, 1e6));
+    await until(page, 'the last ones', () => /^Nodes 4,\d{3} to 5,000 of 5,000, /.test(document.getElementById('map-window').textContent));
+    await page.selectOption('#order', 'name');
+    await until(page, 'by name', () => document.getElementById('map-window').textContent.includes('5,000, by name;'));
+  });
+  await withPage(FULL, {}, (page) => until(page, 'all', () => document.getElementById('map-window').textContent === '40 nodes'));
+});
+
 test('15,000 nodes of 8 GPUs are usable', async (t) => {
   await withPage(HUGE, {}, async (page, server) => {
     const [state] = await durations(page, 'state');
