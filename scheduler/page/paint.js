@@ -43,8 +43,8 @@ export class Palette {
   }
 
   /** Lines in one colour on another. */
-  pattern(shape, ink, paper) {
-    const key = `${shape} ${ink} ${paper}`;
+  pattern(shape, ink, paper, line = 2) {
+    const key = `${shape} ${ink} ${paper} ${line}`;
     let pattern = this.patterns.get(key);
     if (!pattern) {
       const tile = document.createElement('canvas');
@@ -53,7 +53,7 @@ export class Palette {
       context.fillStyle = this.colour(paper);
       context.fillRect(0, 0, 8, 8);
       context.strokeStyle = this.colour(ink);
-      context.lineWidth = 2;
+      context.lineWidth = line;
       for (const [x0, y0, x1, y1] of PATTERNS[shape]) {
         context.beginPath();
         context.moveTo(x0, y0);
@@ -77,10 +77,10 @@ export class Palette {
     return this.pattern('crossed', '--bad', '--bad-paper');
   }
 
-  /** The pattern of a reason, or its plain colour where a pattern has no space. */
+  /** The thin pattern of a reason, fainter than the plain colour of GPUs with room; plain and pale where a pattern has no space. */
   reason(index, isSmall = false) {
     const [colour, shape] = REASONS[Math.min(index, REASONS.length - 1)];
-    return isSmall ? this.colour(colour) : this.pattern(shape, colour, '--reason-paper');
+    return isSmall ? `${this.colour(colour)}66` : this.pattern(shape, colour, '--reason-paper', shape === 'dots' ? 2 : 1);
   }
 }
 
@@ -198,8 +198,9 @@ export class VerdictPaint {
     const scale = width / Math.max(gpu.memory.total, gpu.memory.allocated, 1);
     if (height >= 6) {
       const taken = Math.round(gpu.memory.allocated * scale);
+      // Nothing dims a GPU that has room.
       context.fillStyle = palette.colour('--shade');
-      context.fillRect(x, y, taken, height);
+      if (!verdict?.fits) context.fillRect(x, y, taken, height);
       context.fillStyle = palette.colour('--cut');
       let at = 0;
       for (const holder of gpu.holders ?? []) {
