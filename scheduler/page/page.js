@@ -339,11 +339,11 @@ function showCardTable(nodes) {
   table?.show(rows, isSelected);
 }
 
-/** The memory of a row's GPU that pods can get. */
+/** The free memory of a row's GPU, and whether pods can get it. */
 function freeText({node, gpu}) {
   if (!gpu) return '';
-  if (isUnusable(node, gpu) || !freeMemory(gpu)) return 'none';
-  return `${memory(freeMemory(gpu))}${gpu.stranded ? ', stranded' : ''}`;
+  if (!freeMemory(gpu)) return 'none';
+  return `${memory(freeMemory(gpu))}${isUnusable(node, gpu) ? ', unusable' : gpu.stranded ? ', stranded' : ''}`;
 }
 
 function problemsAndPods({node, gpu}) {
@@ -514,7 +514,8 @@ function showDetails(found) {
     const verdict = view.tab === 'waiting' && known.verdicts?.of(node, gpu);
     if (verdict) say(verdict.fits ? 'The pod has room here.' : `${verdict.lacks}: ${verdict.reason}`);
     const stranded = gpu.stranded ? ', stranded: no typical pod fits' : '';
-    const free = isUnusable(node, gpu) ? 'takes no pods' : `${memory(freeMemory(gpu))} free${stranded}`;
+    const out = `${memory(freeMemory(gpu))} free cannot be used: the ${gpu.healthy ? 'node takes no pods' : 'GPU is unhealthy'}`;
+    const free = isUnusable(node, gpu) ? out : `${memory(freeMemory(gpu))} free${stranded}`;
     say(`${[node.model, `${memory(gpu.memory.allocated)} of ${memory(gpu.memory.total)} allocated`, free,
       `${percent(gpu.core.allocated, gpu.core.total)} of compute`, gpu.used === undefined ? '' : `${memory(gpu.used)} in use`].filter(Boolean).join(' · ')}`);
     const list = element('ul');

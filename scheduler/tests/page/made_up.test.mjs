@@ -86,8 +86,10 @@ test('memory of GPUs that take no pods is not free', async () => {
     const {memory, unusable} = server.cluster.totals();
     const gib = (bytes) => bytes / 2 ** 30;
     assert.match(await page.locator('#sums').innerText(), new RegExp(`, ${gib(memory.total - unusable)} GiB free, nothing of it stranded, ${gib(unusable)} GiB on GPUs`));
-    const free = (await rows(page, '#table')).map((cells) => [cells[0], cells[3] === 'none']);
+    const free = (await rows(page, '#table')).map((cells) => [cells[0], cells[3].endsWith(' GiB, unusable')]);
     assert.deepEqual(free, [[away.name, true], [away.name, true], [sick.name, true], [sick.name, false], ['gpu-3', false], ['gpu-3', false]]);
+    await page.click(`#table td:text-is("${sick.name}")`);
+    assert.match(await page.locator('#details').innerText(), /\d+ GiB free cannot be used: the GPU is unhealthy/);
     await page.selectOption('#show', 'free');
     await until(page, 'two nodes', () => document.getElementById('sentence').textContent.startsWith('2 nodes of 3'));
   });
