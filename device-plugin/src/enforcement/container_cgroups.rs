@@ -34,7 +34,8 @@ fn container_id(name: &str) -> Option<&str> {
     is_id.then_some(id)
 }
 
-/// The directories of the cgroups in which these containers' processes start, below the mount point of cgroup v2; a container without a cgroup is left out.
+/// The directories of the cgroups in which these containers' processes start, below the mount point of cgroup v2. A container without
+/// a cgroup is left out.
 pub(super) fn find_cgroups(root: &Path, containers: &BTreeSet<&str>) -> BTreeMap<String, PathBuf> {
     let mut found = BTreeMap::new();
     for directory in subdirectories(root) {

@@ -144,18 +144,19 @@ struct Measurement {
 /// Measures the memory once: by processes if `procfs` is given, and by the driver where it limits containers. Blocks.
 fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Measurement {
     let mut now = Measurement::default();
-    if let Some(procfs) = procfs {
-        match source.memory_use() {
+    let processes = procfs.map(|procfs| (procfs, source.memory_use()));
+    // Cloned, because files are read meanwhile and the watch of pods must not wait for them.
+    let pods = node.pods.borrow().clone();
+    if let Some((procfs, processes)) = processes {
+        match processes {
             Ok(processes) => {
-                // Cloned, because the files of processes are read meanwhile and the watch of pods must not wait for them.
-                let pods = node.pods.borrow().clone();
                 let by_process = MeasuredMemory::attribute(&processes, &pods, |pid| cgroups_of(procfs, pid));
                 now.measured = Some(by_process);
             }
             Err(error) => now.problem = Some(error),
         }
     }
-    let (pods, fleet) = (node.pods.borrow().clone(), node.fleet.borrow().clone());
+    let fleet = node.fleet.borrow().clone();
     let containers = containers_by_driver(&pods, &fleet, &node.enforcements.borrow().clone());
     // The search reads the directories of all pods, so a node without such containers does not search.
     if containers.is_empty() {

@@ -265,14 +265,14 @@ impl<'q> Evaluator<'q> {
     }
 
     /// The verdict on a node that the request carries whole: an autoscaler asks about nodes that do not exist yet.
-    fn evaluate_whole(&mut self, name: &str, node: &Node) -> Result<Fit, NodeMisfit> {
+    fn evaluate_whole(&mut self, name: &str, id: Option<NodeId>, node: &Node) -> Result<Fit, NodeMisfit> {
         match self.demand {
             Demand::Resources(resources) if !self.index.knows_node(name) => {
                 evaluate_template(self.index, node, resources)?;
                 Ok(Fit::default())
             }
             // Of an existing node the index knows more than the Node object says: its devices, and the pods that hold them.
-            _ => self.evaluate(name),
+            _ => self.evaluate_known(name, id),
         }
     }
 }
@@ -318,14 +318,18 @@ pub(super) fn evaluate_all<'n>(
     let mut best = best.map(|(ranker, n)| (ranker, TopN::new(n)));
     // The table of names of a large cluster does not fit the caches of a processor. Without other work between look-ups the
     // processor waits for several of them at once.
-    let filter = index.filter();
-    let nodes: Vec<_> = request.names.iter().map(|name| filter.node_id(name)).collect();
-    for ((idx, name), node) in request.names.iter().enumerate().zip(nodes) {
+    let mut ids = Vec::new();
+    if demand.resources().is_some() {
+        let filter = index.filter();
+        ids.extend(request.names.iter().map(|name| filter.node_id(name)));
+    }
+    for (idx, name) in request.names.iter().enumerate() {
         let name: &'n str = name;
+        let id = ids.get(idx).copied().flatten();
         let whole = request.whole_nodes.as_deref().and_then(|nodes| nodes.get(idx));
         let verdict = match whole {
-            Some(whole) => evaluator.evaluate_whole(name, &whole.node),
-            None => evaluator.evaluate_known(name, node),
+            Some(whole) => evaluator.evaluate_whole(name, id, &whole.node),
+            None => evaluator.evaluate_known(name, id),
         };
         let Fit { node, score } = match verdict {
             Ok(fit) => fit,
