@@ -41,7 +41,7 @@ use crate::settings::{OnMismatch, OnUnplaced};
 use crate::verify::container::StartingContainer;
 use crate::verify::owner::{KubeletSnapshot, OwnerUnknown, find_owner};
 use crate::verify::snapshot::Snapshots;
-use crate::verify::{CheckedStart, StartRefusal, verify_start};
+use crate::verify::{StartRefusal, verify_start};
 
 use adopt::adopt;
 use blocked::{BlockedStarts, StartBlocked};
@@ -224,35 +224,25 @@ impl StartChecker {
         // Each adoption or swap gives the pod another record, by which the next verification goes.
         for _ in 0..MAX_RECORDS {
             let checked = verify_start(node, snapshot, resource, ids, uid)?;
-            let needs_settling = checked.needs_settling();
-            let CheckedStart {
-                starting,
-                seen,
-                verified,
-                is_by_spec,
-                is_inherited,
-            } = checked;
-            let pod = &starting.pod;
-            if is_by_spec && let Some(problem) = node.no_injection(resource.device_type()) {
+            let (starting, pod) = (&checked.starting, &checked.starting.pod);
+            if checked.is_by_spec
+                && let Some(problem) = node.no_injection(resource.device_type())
+            {
                 return Err(StartBlocked::NoInjection {
                     pod: pod.display_name(),
                     problem,
                 });
             }
-            let verified = if needs_settling {
-                match settle(verified, &starting, &seen, snapshot, node, &mut swaps).await? {
-                    Verification::Passed => Ok(()),
-                    Verification::Refused(refusal) => Err(refusal),
-                    Verification::Swap(_) => continue,
-                    Verification::LookAgain(other) => return Ok(StartDecision::LookAgain(other)),
-                }
-            } else {
-                verified
+            let verified = match settle(&checked, snapshot, node, &mut swaps).await? {
+                Verification::Passed => Ok(()),
+                Verification::Refused(refusal) => Err(refusal),
+                Verification::Swap(_) => continue,
+                Verification::LookAgain(other) => return Ok(StartDecision::LookAgain(other)),
             };
             match verified {
                 Ok(()) => {
-                    let files = if is_by_spec {
-                        write_specs(node, &starting).map_err(|source| StartBlocked::Spec {
+                    let files = if checked.is_by_spec {
+                        write_specs(node, starting).map_err(|source| StartBlocked::Spec {
                             pod: pod.display_name(),
                             source,
                         })?
@@ -262,17 +252,17 @@ impl StartChecker {
                     // From here on the pod counts as started, also before the watch shows it.
                     node.log().note_start(uid, resource, ids);
                     node.answered.notify_one();
-                    self.log_start(&starting);
+                    self.log_start(starting);
                     return Ok(StartDecision::Start(files));
                 }
                 Err(StartRefusal::Unplaced(_)) if self.context.unplaced == OnUnplaced::Adopt => {
-                    match adopt(node, &self.context.client, &starting, snapshot.entries()).await {
+                    match adopt(node, &self.context.client, starting, snapshot.entries()).await {
                         Ok(()) => self.metrics().count(Outcome::Adopted),
-                        Err(not_adopted) if is_inherited => return Ok(go_on(pod, &not_adopted)),
+                        Err(not_adopted) if checked.is_inherited => return Ok(go_on(pod, &not_adopted)),
                         Err(not_adopted) => return Err(not_adopted.into()),
                     }
                 }
-                Err(refusal) if is_inherited && may_go_on(resource, &refusal) => {
+                Err(refusal) if checked.is_inherited && may_go_on(resource, &refusal) => {
                     return Ok(go_on(pod, &refusal));
                 }
                 Err(refusal) => {

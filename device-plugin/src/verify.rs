@@ -158,14 +158,6 @@ pub(crate) struct CheckedStart<'a> {
     pub(crate) is_inherited: bool,
 }
 
-impl CheckedStart<'_> {
-    /// Returns true if the verification is incomplete: an answer by variable, be it that of another container of the pod, may name
-    /// the devices of another pod's record. The spec of a container that passed follows the record of its own pod.
-    pub(crate) fn needs_settling(&self) -> bool {
-        !self.is_by_spec || self.verified.is_err()
-    }
-}
-
 /// Verifies the start of the container of pod `uid` that has these device IDs, with the facts of this moment.
 ///
 /// # Errors

@@ -1,16 +1,14 @@
 //! The part of the pre-start check that only answers by variable need: such an answer fixes the devices of a container before it is
 //! certain for which pod kubelet allocates.
 //!
-//! `settle` is the one step of the pre-start check in this folder, left out for a verified container whose CDI spec the plugin writes.
-//! The
-//! check also loads records that an earlier swap left in the Device object (`swap`), in either injection mode.
+//! `settle` is the one step of the pre-start check in this folder; it has nothing to add for a verified container whose CDI spec the
+//! plugin writes. The check also loads records that an earlier swap left in the Device object (`swap`), in either injection mode.
 
 use tracing::info;
 
 use crate::node_state::NodeState;
-use crate::verify::container::StartingContainer;
 use crate::verify::owner::KubeletSnapshot;
-use crate::verify::{StartEvidence, StartRefusal, VisibleByType};
+use crate::verify::{CheckedStart, StartEvidence};
 
 use super::environment::check_environment;
 use super::partners::{Verification, swap_or_refusal};
@@ -26,21 +24,20 @@ pub struct NotSwapped {
     source: SwapError,
 }
 
-/// Settles a start that was `verified` by the devices that the pod's containers see: checks the container's environment, and swaps
+/// Settles a start that was verified by the devices that the pod's containers see: checks the container's environment, and swaps
 /// records if kubelet gave the pod the devices of an equal pod. After [`Verification::Swap`] the pod has another record, by which its
 /// start has to be verified again.
 ///
 /// # Errors
 /// The records could not be swapped.
 pub(crate) async fn settle(
-    verified: Result<(), StartRefusal>,
-    starting: &StartingContainer<'_>,
-    seen: &VisibleByType,
+    checked: &CheckedStart<'_>,
     snapshot: &KubeletSnapshot,
     node: &NodeState,
     swaps: &mut RecordSwaps,
 ) -> Result<Verification, NotSwapped> {
-    let verification = verification(verified, starting, seen, snapshot, node);
+    let starting = &checked.starting;
+    let verification = verification(checked, snapshot, node);
     let Verification::Swap(partner) = &verification else {
         return Ok(verification);
     };
@@ -61,21 +58,26 @@ pub(crate) async fn settle(
 /// Completes a verification: checks the container's environment after a success, and looks for a pod to swap records with after a
 /// refusal.
 pub(crate) fn verification(
-    verified: Result<(), StartRefusal>,
-    starting: &StartingContainer<'_>,
-    seen: &VisibleByType,
+    checked: &CheckedStart<'_>,
     snapshot: &KubeletSnapshot,
     node: &NodeState,
 ) -> Verification {
+    let starting = &checked.starting;
     // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each other.
     let pods = node.pods.borrow();
     let log = node.log();
     let fleet = node.fleet.borrow();
-    let Err(refusal) = verified else {
-        return match check_environment(starting, &node.enforcements.borrow(), &node.settings, &fleet) {
-            Ok(()) => Verification::Passed,
-            Err(refusal) => Verification::Refused(refusal),
-        };
+    let refusal = match &checked.verified {
+        // The spec follows the pod's record, and the plugin writes what it sets.
+        Ok(()) if checked.is_by_spec => return Verification::Passed,
+        Ok(()) => {
+            return match check_environment(starting, &node.enforcements.borrow(), &node.settings, &fleet) {
+                Ok(()) => Verification::Passed,
+                Err(refusal) => Verification::Refused(refusal),
+            };
+        }
+        // Also of a container with a spec: an answer by variable to another container of the pod may name another record's devices.
+        Err(refusal) => refusal.clone(),
     };
     let evidence = StartEvidence {
         pods: &pods,
@@ -86,5 +88,5 @@ pub(crate) fn verification(
         is_young: node.is_young(),
         unit: node.settings.memory_unit,
     };
-    swap_or_refusal(&evidence, &starting.pod, seen, refusal)
+    swap_or_refusal(&evidence, &starting.pod, &checked.seen, refusal)
 }

@@ -118,23 +118,10 @@ fn checked_where(
     };
     let checked = verify_start(&node, &snapshot, resource, &ids, &uid);
     let checked = checked.unwrap_or_else(|blocked| panic!("{blocked}"));
-    let needs_settling = checked.needs_settling();
-    let CheckedStart {
-        starting,
-        seen,
-        verified,
-        is_by_spec,
-        is_inherited,
-    } = checked;
-    let verification = match verified {
-        verified if needs_settling => verification(verified, &starting, &seen, &snapshot, &node),
-        Ok(()) => Verification::Passed,
-        Err(refusal) => Verification::Refused(refusal),
-    };
     Ending {
-        verification,
-        is_by_spec,
-        is_inherited,
+        verification: verification(&checked, &snapshot, &node),
+        is_by_spec: checked.is_by_spec,
+        is_inherited: checked.is_inherited,
     }
 }
 
