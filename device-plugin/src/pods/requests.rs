@@ -73,8 +73,15 @@ impl Requests {
 
     /// The amount of a resource of [`IN_NODE_STATUS`]; none if it is zero.
     pub fn get(&self, wanted: &str) -> Option<u64> {
-        let mut amounts = self.iter();
-        amounts.find_map(|(name, amount)| (name == wanted && amount > 0).then_some(amount))
+        let mut found = 0;
+        // Without an early end: LLVM before 23 writes the exits of an unrolled loop in the order of its own addresses, and two
+        // builds would differ (llvm/llvm-project#188821).
+        for (name, amount) in self.iter() {
+            if name == wanted {
+                found = amount;
+            }
+        }
+        (found > 0).then_some(found)
     }
 
     /// Each resource of [`IN_NODE_STATUS`] with its amount.
