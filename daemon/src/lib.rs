@@ -9,6 +9,7 @@ pub mod events;
 pub mod health;
 pub mod http_server;
 pub mod logging;
+pub mod metrics_text;
 pub mod panics;
 pub mod process;
 pub mod supervise;

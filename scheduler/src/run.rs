@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use axum::Router;
 use daemon::api_server::Connection;
-use daemon::health::MetricsText;
 use daemon::http_server::{CurrentTls, HttpServer, listen};
+use daemon::metrics_text::MetricsText;
 use daemon::process::Process;
 use daemon::supervise::Tasks;
 use daemon::watch::WatchLag;

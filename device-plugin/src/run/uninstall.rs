@@ -1,7 +1,8 @@
 //! The process that removes everything that the plugin has written on its node, instead of serving devices.
 
 use daemon::api_server::Connection;
-use daemon::health::{self, MetricsText};
+use daemon::health;
+use daemon::metrics_text::MetricsText;
 use daemon::process::Process;
 use kube::Api;
 use prometheus_client::registry::Registry;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use daemon::health::MetricsText;
+use daemon::metrics_text::MetricsText;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use placement::Policies;
