@@ -209,7 +209,7 @@ impl Assumptions<'_> {
         };
         let owner = self.index.cluster.owner(&pod.uid);
         let entry = self.index.cluster.pods.entry(owner.clone());
-        let entry = entry.or_insert_with(|| PodEntry::new(facts.clone()));
+        let entry = entry.or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
         entry.assumption = Some(Box::new(Assumption::new(binding.clone(), stamp, now)));
         // The hint has served its purpose; on another node its room is free again.
         self.index

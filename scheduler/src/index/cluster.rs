@@ -42,8 +42,8 @@ pub(super) struct Cluster {
     pub(super) enforcement: DemandedEnforcement,
     /// The number of nodes whose memory unit is not known.
     pub(super) n_opaque: usize,
-    /// Pods that request device resources and are not terminal, by UID.
-    pub(super) pods: FxHashMap<OwnerId, PodEntry>,
+    /// Pods that request device resources and are not terminal, by UID. Boxed, since a hash table that has grown is half empty.
+    pub(super) pods: FxHashMap<OwnerId, Box<PodEntry>>,
     /// The number of times room has opened without an event that kube-scheduler sees.
     pub(super) n_silent_openings: u64,
 }
@@ -397,7 +397,7 @@ impl Cluster {
         // With the node's name, since a wrong checkpoint may name a pod of another node, whose own holdings must stay.
         let owner = OwnerId::from(format!("{uid}@{node}"));
         let allocated = self.allocated_to(uid, node);
-        let bound = self.pods.get(uid).and_then(PodEntry::bound);
+        let bound = self.pods.get(uid).and_then(|entry| entry.bound());
         let is_known = bound.is_some_and(|bound| *bound.node == *node);
         // kubelet's checkpoint lists a pod that has ended until kubelet allocates the next devices.
         if allocated.is_empty() || is_known || self.ended.contains_key(uid) {

@@ -297,7 +297,7 @@ fn put_pod(index: &mut Index, uid: &str, facts: PodFacts) {
         index.unbound.insert(owner.clone());
         let entry = entries
             .entry(owner)
-            .or_insert_with(|| PodEntry::new(facts.clone()));
+            .or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
         let was_bound = entry.facts.bound.is_some() && entry.assumption.is_none();
         (entry.facts, entry.list) = (facts, list);
         // Kubernetes never unbinds a pod; after a restore of etcd a watch may show an older version of it.
@@ -314,7 +314,7 @@ fn put_pod(index: &mut Index, uid: &str, facts: PodFacts) {
     index.unbound.remove(uid);
     let entry = entries
         .entry(owner.clone())
-        .or_insert_with(|| PodEntry::new(facts.clone()));
+        .or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
     let is_known = entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
     (entry.facts, entry.list) = (facts, list);
     // The watch now shows the bound pod itself.

@@ -14,7 +14,7 @@ use proto::totals::named_requests;
 
 use super::Index;
 use super::budgets::Budget;
-use super::eviction::EvictionRank;
+use super::eviction::{Eviction, EvictionRank};
 use super::pods::PodEntry;
 use super::resource_demand::ResourceDemand;
 
@@ -97,13 +97,12 @@ impl<'a> Preemptor<'a> {
         Some(search.with_violations(&victims, &pods, &allowed))
     }
 
-    /// The amounts that the eviction of a pod with these requests frees, in the order of kube-scheduler's sums: CPU, memory, the
-    /// number of pods, and each named resource of the preemptor.
-    fn sums_freed(&self, host: HostAmounts, requests: Option<&BTreeMap<String, u64>>) -> Vec<u64> {
+    /// The amounts that a pod's eviction frees, in the order of kube-scheduler's sums: CPU, memory, the number of pods, and each
+    /// named resource of the preemptor. `eviction` is `None` for a pod that requests no devices.
+    fn sums_freed(&self, host: HostAmounts, eviction: Option<&Eviction>) -> Vec<u64> {
         let mut freed = vec![host.cpu_milli, host.memory, 1];
         for (name, _) in &self.named {
-            let amount = requests.and_then(|requests| requests.get(name));
-            freed.push(amount.copied().unwrap_or(0));
+            freed.push(eviction.map_or(0, |eviction| eviction.requested(name)));
         }
         freed
     }
@@ -136,9 +135,7 @@ impl VictimSearch<'_> {
                 is_forced: self.proposed_uids.contains(owner.as_str())
                     && (eviction.repels || self.preemptor.depends_on_other_pods),
                 budgets: self.budgets_of(entry),
-                frees: self
-                    .preemptor
-                    .sums_freed(entry.facts.host, Some(&eviction.requests)),
+                frees: self.preemptor.sums_freed(entry.facts.host, Some(eviction)),
             });
         }
         self.add_proposed(&mut pods);
@@ -200,7 +197,7 @@ impl VictimSearch<'_> {
                 budgets: Vec::new(),
                 frees: self
                     .preemptor
-                    .sums_freed(host, entry.map(|entry| &entry.eviction.requests)),
+                    .sums_freed(host, entry.map(|entry| &entry.eviction)),
             });
         }
     }
