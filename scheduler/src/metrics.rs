@@ -4,6 +4,7 @@
 
 mod unplaced;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::index::{GpuSnapshot, NamespaceSnapshot, Shared, Snapshot};
+use crate::index::{GpuSnapshot, GpusSnapshot, NamespaceSnapshot, Shared, Snapshot};
 use unplaced::UnplacedPods;
 
 /// Upper bounds of the buckets of request times, in seconds: fine where filters are, wide enough for binds.
@@ -312,6 +313,7 @@ impl Collector for StateGauges {
             let snapshot: Snapshot = index.snapshot();
             (snapshot, self.unplaced.summarize(Instant::now(), is_waiting))
         };
+        let GpusSnapshot { gpus, namespaces } = GpusSnapshot::read(&self.index);
         let mut encode = |name, help, value| {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             gauge(value).encode(metric)
@@ -351,9 +353,9 @@ impl Collector for StateGauges {
         let help = "Part of the free memory of healthy GPUs on which no typical pod fits";
         let fragmentation =
             encoder.encode_descriptor("fragmentation_ratio", help, None, MetricType::Gauge)?;
-        ConstGauge::new(fragmentation_ratio(&snapshot.gpus)).encode(fragmentation)?;
-        encode_namespaces(&mut encoder, &snapshot)?;
-        encode_gpus(&mut encoder, &snapshot.gpus)
+        ConstGauge::new(fragmentation_ratio(&gpus)).encode(fragmentation)?;
+        encode_namespaces(&mut encoder, &namespaces)?;
+        encode_gpus(&mut encoder, &gpus)
     }
 }
 
@@ -373,10 +375,13 @@ fn fragmentation_ratio(gpus: &[GpuSnapshot]) -> f64 {
 }
 
 /// Writes the metrics of what the pods of each namespace hold.
-fn encode_namespaces(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> fmt::Result {
+fn encode_namespaces(
+    encoder: &mut DescriptorEncoder<'_>,
+    namespaces: &BTreeMap<String, NamespaceSnapshot>,
+) -> fmt::Result {
     let mut encode = |name, help, value: fn(&NamespaceSnapshot) -> f64| -> fmt::Result {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (namespace, sum) in &snapshot.namespaces {
+        for (namespace, sum) in namespaces {
             ConstGauge::new(value(sum)).encode(family.encode_family(&[("namespace", namespace)])?)?;
         }
         Ok(())

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use placement::NodeView;
+use placement::{DeviceView, NodeId, NodeView, RequestedGpus};
 
 use super::cluster::Cluster;
 use super::resource_demand::requests_devices;
-use super::{Index, view};
+use super::{Index, Shared, view};
 use crate::inventory::record_id;
+
+/// Nodes that are read under one lock.
+const NODES: usize = 64;
 
 /// The state in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,7 +37,12 @@ pub struct Snapshot {
     pub n_plugin_away: u64,
     /// Each kind of object, with true if its list is complete.
     pub synced: [(&'static str, bool); 3],
-    /// Every GPU.
+}
+
+/// All GPUs in numbers, and what pods hold of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GpusSnapshot {
+    /// Every GPU, by node and minor.
     pub gpus: Vec<GpuSnapshot>,
     /// The pods that hold parts of GPUs, by namespace.
     pub namespaces: BTreeMap<String, NamespaceSnapshot>,
@@ -101,54 +109,80 @@ impl Snapshot {
             n_failing: count(index.failing.n_ranking_last()),
             n_plugin_away: count(index.plugins.n_left_out()),
             synced: index.synced(),
-            gpus: gpu_snapshots(cluster),
-            namespaces: namespace_snapshots(cluster),
         }
     }
 }
 
-/// Sums by namespace. Names are copied once per namespace, since the caller holds the lock of the index.
-fn namespace_snapshots(cluster: &Cluster) -> BTreeMap<String, NamespaceSnapshot> {
-    let mut namespaces: BTreeMap<&str, NamespaceSnapshot> = BTreeMap::new();
-    for view in cluster.fleet.nodes().flat_map(NodeView::gpus) {
-        for holder in &view.holders {
+impl GpusSnapshot {
+    /// Reads all GPUs, those of a few nodes under each lock: filters wait as long as one is held, and a large cluster takes a tenth of
+    /// a second.
+    pub fn read(index: &Shared<Index>) -> Self {
+        let (nodes, typical) = {
+            let index = index.read();
+            let nodes: Vec<_> = index.fleet().node_versions().map(|(id, _)| id).collect();
+            (nodes, view::typical_requests(index.fleet()))
+        };
+        let mut snapshot = Self::default();
+        for nodes in nodes.chunks(NODES) {
+            snapshot.add(&index.read().cluster, nodes, &typical);
+        }
+        snapshot.sorted()
+    }
+
+    /// Reads all GPUs of an index at one moment.
+    pub fn of(index: &Index) -> Self {
+        let nodes: Vec<_> = index.fleet().nodes().map(NodeView::id).collect();
+        let mut snapshot = Self::default();
+        snapshot.add(&index.cluster, &nodes, &view::typical_requests(index.fleet()));
+        snapshot.sorted()
+    }
+
+    /// The same snapshot with its GPUs in order.
+    fn sorted(mut self) -> Self {
+        self.gpus
+            .sort_by(|a, b| (&a.node, a.minor).cmp(&(&b.node, b.minor)));
+        self
+    }
+
+    /// Adds the GPUs of these nodes, as far as the nodes still exist.
+    fn add(&mut self, cluster: &Cluster, nodes: &[NodeId], typical: &[RequestedGpus]) {
+        for node in nodes.iter().filter_map(|id| cluster.fleet.view(*id)) {
+            let unit = node.inventory().and_then(|inventory| inventory.unit_bytes);
+            for view in node.gpus() {
+                // An amount that a pod only may hold is no room for others, and so counts as used.
+                let used = view.used.plus(view.suspect);
+                self.gpus.push(GpuSnapshot {
+                    node: node.name().to_owned(),
+                    minor: view.device.minor,
+                    uuid: record_id(view.device.id.as_str()).to_owned(),
+                    total: view.device.memory_bytes,
+                    used: used.memory.bytes_ceil(),
+                    stranded: view::stranded_bytes(&view, typical, unit),
+                    core: (used.core, view.device.core),
+                    slots: (used.slots, view.device.slots),
+                    n_pods: u32::try_from(view.holders.len()).unwrap_or(u32::MAX),
+                    healthy: view.device.healthy,
+                });
+                self.add_holders(cluster, &view);
+            }
+        }
+    }
+
+    /// Adds the pods that hold a part of a GPU to the sums of their namespaces.
+    fn add_holders(&mut self, cluster: &Cluster, gpu: &DeviceView<'_>) {
+        for holder in &gpu.holders {
             // Devices of other schedulers' pods are known by kubelet's checkpoint alone, which names no namespace.
             let Some(entry) = cluster.pods.get(holder.owner) else {
                 continue;
             };
-            let sum = namespaces.entry(&entry.facts.namespace).or_default();
+            let namespace = &*entry.facts.namespace;
+            let sum = match self.namespaces.get_mut(namespace) {
+                Some(sum) => sum,
+                None => self.namespaces.entry(namespace.to_owned()).or_default(),
+            };
             sum.n_parts += 1;
             sum.bytes = sum.bytes.saturating_add(holder.amounts.memory.bytes_ceil());
             sum.core += u64::from(holder.amounts.core);
         }
     }
-    let sums = namespaces.into_iter();
-    sums.map(|(namespace, sum)| (namespace.to_owned(), sum)).collect()
-}
-
-/// Every GPU, by node and minor.
-fn gpu_snapshots(cluster: &Cluster) -> Vec<GpuSnapshot> {
-    let typical = view::typical_requests(&cluster.fleet);
-    let mut gpus = Vec::new();
-    for node in cluster.fleet.nodes() {
-        let unit = node.inventory().and_then(|inventory| inventory.unit_bytes);
-        for view in node.gpus() {
-            // An amount that a pod only may hold is no room for others, and so counts as used.
-            let used = view.used.plus(view.suspect);
-            gpus.push(GpuSnapshot {
-                node: node.name().to_owned(),
-                minor: view.device.minor,
-                uuid: record_id(view.device.id.as_str()).to_owned(),
-                total: view.device.memory_bytes,
-                used: used.memory.bytes_ceil(),
-                stranded: view::stranded_bytes(&view, &typical, unit),
-                core: (used.core, view.device.core),
-                slots: (used.slots, view.device.slots),
-                n_pods: u32::try_from(view.holders.len()).unwrap_or(u32::MAX),
-                healthy: view.device.healthy,
-            });
-        }
-    }
-    gpus.sort_by(|a, b| (&a.node, a.minor).cmp(&(&b.node, b.minor)));
-    gpus
 }

@@ -8,7 +8,7 @@ use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use serde_json::{Value, json};
 
-use super::{Assumed, Attempt, Index, Phase};
+use super::{Assumed, Attempt, GpusSnapshot, Index, NamespaceSnapshot, Phase, Shared};
 use crate::accounting::PodFacts;
 use crate::bind::{PodId, PodLookup};
 use crate::offline;
@@ -243,4 +243,26 @@ fn swapped_records_count_before_annotations() {
     assert_eq!(held(&index), [true, false], "what cannot be read changes nothing");
     show(&mut index, "{}");
     assert_eq!(held(&index), [true, true], "only annotations count now");
+}
+
+/// The copy reads a few nodes at a time, so no node may be left out or counted twice at the borders.
+#[test]
+fn metrics_read_each_gpu_once() {
+    let mut index = index();
+    assume(&mut index, "p", Instant::now());
+    let snapshot = GpusSnapshot::read(&Shared::new(index));
+    let mut names: Vec<_> = (0..100).map(|at| format!("n{at}")).collect();
+    names.sort();
+    let read: Vec<_> = snapshot.gpus.iter().map(|gpu| gpu.node.clone()).collect();
+    assert_eq!(read, names);
+    let held: Vec<_> = snapshot.gpus.iter().filter(|gpu| gpu.n_pods > 0).collect();
+    let [gpu] = held[..] else {
+        panic!("one GPU is held: {held:?}");
+    };
+    let sum = NamespaceSnapshot {
+        n_parts: 1,
+        bytes: gpu.used,
+        core: 0,
+    };
+    assert_eq!(snapshot.namespaces, [("d".to_owned(), sum)].into());
 }

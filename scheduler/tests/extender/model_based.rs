@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proto::node::Node;
 use proto::pod::Pod;
 use scheduler::bind::{PodBinding, PodId};
-use scheduler::index::{Assumed, Index, RawDevice, Snapshot};
+use scheduler::index::{Assumed, GpusSnapshot, Index, RawDevice};
 use scheduler::offline;
 use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
@@ -324,9 +324,9 @@ where
     ObjectStore::<K>::end_list(index);
 }
 
-/// An index's state without stranded memory, which depends on the pods that this process has seen come.
-fn counted(index: &Index) -> Snapshot {
-    let mut snapshot = index.snapshot();
+/// An index's GPUs without stranded memory, which depends on the pods that this process has seen come.
+fn counted(index: &Index) -> GpusSnapshot {
+    let mut snapshot = GpusSnapshot::of(index);
     for gpu in &mut snapshot.gpus {
         gpu.stranded = 0;
     }
@@ -336,7 +336,7 @@ fn counted(index: &Index) -> Snapshot {
 /// Everything that an index shows of its state.
 fn picture(index: &Index) -> impl PartialEq + std::fmt::Debug + use<> {
     let nodes: Vec<_> = (0..N_NODES).map(|at| index.show_node(&node_name(at))).collect();
-    (counted(index), nodes)
+    (index.snapshot(), counted(index), nodes)
 }
 
 fn ensure_restart_counts_the_same(steps: &[Step]) -> Result<(), TestCaseError> {
@@ -388,7 +388,7 @@ proptest! {
             run.step(&Step::Create(at, form));
             run.bind(at, node);
             prop_assert_eq!(run.index.fleet().check(), Vec::new());
-            for gpu in run.index.snapshot().gpus {
+            for gpu in GpusSnapshot::of(&run.index).gpus {
                 prop_assert!(gpu.used <= gpu.total, "{gpu:?}");
             }
         }
