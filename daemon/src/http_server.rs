@@ -189,7 +189,7 @@ struct ConnectionSettings {
 impl ConnectionSettings {
     /// Serves one connection until it ends.
     async fn serve(self, stream: TcpStream, address: SocketAddr, watcher: Watcher) {
-        // Answers are small and complete, so to wait for more bytes only delays them.
+        // Answers are written whole or in large pieces, so to wait for more bytes only delays them.
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");
         }

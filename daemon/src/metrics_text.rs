@@ -20,7 +20,7 @@ use tokio::task::spawn_blocking;
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The length from which a piece of the text is complete, in bytes.
 const PIECE: usize = 64 << 10;
-/// The most bytes that one write adds to a piece, as a rule: a label, a value or a help text.
+/// Memory of a piece beyond [`PIECE`], for the label, value or help text that completes it, in bytes.
 const LONGEST_WRITE: usize = 1 << 10;
 
 /// The metrics of a daemon, as text for Prometheus. Clones share one registry.
@@ -93,13 +93,17 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
+    use axum::Router;
+    use axum::http::Request;
     use http_body_util::BodyExt;
     use prometheus_client::collector::Collector;
     use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
     use prometheus_client::metrics::MetricType;
     use prometheus_client::metrics::gauge::ConstGauge;
+    use tower::ServiceExt;
 
     use super::*;
+    use crate::health;
 
     /// A metric that takes until the test lets it end, or ten seconds.
     #[derive(Debug)]
@@ -148,19 +152,29 @@ mod tests {
         registry
     }
 
+    async fn status(router: &Router, path: &str) -> StatusCode {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        router.clone().oneshot(request).await.unwrap().status()
+    }
+
     /// A text of 120,000 GPUs takes most of a second to write.
     #[tokio::test]
-    async fn the_runtime_goes_on_during_a_scrape_and_a_second_scrape_waits() {
+    async fn other_requests_are_answered_during_a_scrape_and_a_second_scrape_waits() {
         let (release, released) = mpsc::channel();
         let running = Arc::new(AtomicUsize::new(0));
         let text = MetricsText::new(registry_of(SlowMetric {
             running: Arc::clone(&running),
             release: std::sync::Mutex::new(released),
         }));
-        let scrapes = [text.clone(), text].map(|text| tokio::spawn(async move { text.scrape().await }));
+        let router = health::router(|| Ok(()), text);
+        let scrapes = [(); 2].map(|()| {
+            let router = router.clone();
+            tokio::spawn(async move { status(&router, "/metrics").await })
+        });
         while running.load(Ordering::SeqCst) == 0 && !scrapes[0].is_finished() {
             tokio::task::yield_now().await;
         }
+        assert_eq!(status(&router, "/readyz").await, StatusCode::OK);
         assert_eq!(
             running.load(Ordering::SeqCst),
             1,
@@ -170,7 +184,7 @@ mod tests {
             release.send(()).unwrap();
         }
         for scrape in scrapes {
-            assert_eq!(scrape.await.unwrap().status(), StatusCode::OK);
+            assert_eq!(scrape.await.unwrap(), StatusCode::OK);
         }
     }
 

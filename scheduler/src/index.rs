@@ -48,7 +48,7 @@ pub use node_filter::NodeFilter;
 pub use objects::RawDevice;
 pub use openings::Openings;
 pub use resource_demand::ResourceDemand;
-pub use snapshot::{GpuSnapshot, GpusSnapshot, NamespaceSnapshot, Snapshot};
+pub use snapshot::{AllocationSnapshot, GpuSnapshot, NamespaceSnapshot, Snapshot};
 pub use stamp::Stamps;
 pub use victims::{Preemptor, Promised};
 

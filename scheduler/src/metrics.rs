@@ -20,7 +20,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::index::{GpuSnapshot, GpusSnapshot, NamespaceSnapshot, Shared, Snapshot};
+use crate::index::{AllocationSnapshot, GpuSnapshot, NamespaceSnapshot, Shared, Snapshot};
 use unplaced::UnplacedPods;
 
 /// Upper bounds of the buckets of request times, in seconds: fine where filters are, wide enough for binds.
@@ -303,7 +303,7 @@ struct StateGauges {
 impl Collector for StateGauges {
     /// Writes all gauges of the state as the index has it now.
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        // Copied out first, so that a slow reader of the metrics holds no lock.
+        // Copied out first, so that no lock is held while the text is written.
         let (snapshot, unplaced) = {
             let index = self.index.read();
             let is_waiting = |uid: &str, age| match index.pod(uid) {
@@ -313,7 +313,7 @@ impl Collector for StateGauges {
             let snapshot: Snapshot = index.snapshot();
             (snapshot, self.unplaced.summarize(Instant::now(), is_waiting))
         };
-        let GpusSnapshot { gpus, namespaces } = GpusSnapshot::read(&self.index);
+        let AllocationSnapshot { gpus, namespaces } = AllocationSnapshot::read(&self.index);
         let mut encode = |name, help, value| {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             gauge(value).encode(metric)

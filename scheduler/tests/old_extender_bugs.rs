@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use proto::node::Node;
 use proto::pod::Pod;
+use scheduler::index::AllocationSnapshot;
 use scheduler::watch::ObjectStore;
 use serde_json::json;
 
@@ -260,7 +261,8 @@ async fn e14_nodes_and_pods_are_deleted_in_any_order() {
     world.delete_pod(&world.api.pod(&pod));
     world.list::<scheduler::index::RawDevice>(&[]);
     let snapshot = world.index.read().snapshot();
-    assert_eq!((snapshot.n_nodes, snapshot.n_pods), (0, 0));
+    let gpus = AllocationSnapshot::of(&world.index.read()).gpus;
+    assert_eq!((snapshot.n_nodes, snapshot.n_pods, gpus.len()), (0, 0, 0));
     assert_eq!(world.index.read().fleet().nodes().count(), 0);
     world.list::<Node>(&[]);
 }

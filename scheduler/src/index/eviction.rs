@@ -17,7 +17,7 @@ pub(super) struct Eviction {
     /// True if it keeps certain pods away from its node.
     pub(super) repels: bool,
     pub(super) labels: BTreeMap<String, String>,
-    /// All that it requests of a node except CPU and memory: a few names, for which a map would take four times the memory.
+    /// All that it requests of a node except CPU and memory: mostly one or two names, where a map has memory for eleven.
     requests: Box<[(Box<str>, u64)]>,
     /// The node that kube-scheduler keeps for it.
     pub(super) nominated: Option<Box<str>>,

@@ -8,7 +8,7 @@ use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use serde_json::{Value, json};
 
-use super::{Assumed, Attempt, GpusSnapshot, Index, NamespaceSnapshot, Phase, Shared};
+use super::{AllocationSnapshot, Assumed, Attempt, Index, NamespaceSnapshot, Phase, Shared};
 use crate::accounting::PodFacts;
 use crate::bind::{PodId, PodLookup};
 use crate::offline;
@@ -250,7 +250,7 @@ fn swapped_records_count_before_annotations() {
 fn metrics_read_each_gpu_once() {
     let mut index = index();
     assume(&mut index, "p", Instant::now());
-    let snapshot = GpusSnapshot::read(&Shared::new(index));
+    let snapshot = AllocationSnapshot::read(&Shared::new(index));
     let mut names: Vec<_> = (0..100).map(|at| format!("n{at}")).collect();
     names.sort();
     let read: Vec<_> = snapshot.gpus.iter().map(|gpu| gpu.node.clone()).collect();

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proto::node::Node;
 use proto::pod::Pod;
 use scheduler::bind::{PodBinding, PodId};
-use scheduler::index::{Assumed, GpusSnapshot, Index, RawDevice};
+use scheduler::index::{AllocationSnapshot, Assumed, Index, RawDevice};
 use scheduler::offline;
 use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
@@ -325,8 +325,8 @@ where
 }
 
 /// An index's GPUs without stranded memory, which depends on the pods that this process has seen come.
-fn counted(index: &Index) -> GpusSnapshot {
-    let mut snapshot = GpusSnapshot::of(index);
+fn counted(index: &Index) -> AllocationSnapshot {
+    let mut snapshot = AllocationSnapshot::of(index);
     for gpu in &mut snapshot.gpus {
         gpu.stranded = 0;
     }
@@ -388,7 +388,7 @@ proptest! {
             run.step(&Step::Create(at, form));
             run.bind(at, node);
             prop_assert_eq!(run.index.fleet().check(), Vec::new());
-            for gpu in GpusSnapshot::of(&run.index).gpus {
+            for gpu in AllocationSnapshot::of(&run.index).gpus {
                 prop_assert!(gpu.used <= gpu.total, "{gpu:?}");
             }
         }

@@ -61,7 +61,7 @@ impl KeptConnection {
                 Some(_) => {}
             }
         }
-        // The daemon's answers are never chunked.
+        // The extender sends the length of each answer.
         let length: usize = length.context("the answer does not say how long it is")?;
         self.body.resize(length, 0);
         self.stream
