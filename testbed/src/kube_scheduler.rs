@@ -47,6 +47,7 @@ pub use binding::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
 pub use diagnosis::{FilterRefusal, SchedulingDiagnosis, no_fit_message};
 pub use extender::{ExtenderClient, ExtenderError, FittingNodes};
 pub use fit::repels;
+pub use offline::{OfflineAttempt, OfflineScheduler};
 
 mod amounts;
 mod binding;
@@ -57,6 +58,8 @@ mod diagnosis;
 mod extender;
 mod fit;
 pub mod leader_election;
+mod node_affinity;
+mod offline;
 mod pod_group;
 mod preemption;
 mod queue;

@@ -23,7 +23,6 @@ use summary::Summary;
 use testbed::console::{Bars, Console};
 use world::ReplayInput;
 
-pub mod affinity;
 pub mod arrivals;
 pub mod conditions;
 pub mod curve;

@@ -1,6 +1,7 @@
 //! Amounts of resources: requests, allocatable amounts, and the shortages and scores of `NodeResourcesFit`.
 //!
-//! Amounts are thousandths of every resource's unit, so that `cpu: 100m` is exact.
+//! Amounts are thousandths of every resource's unit, so that `cpu: 100m` is exact. All other resources count in whole units, rounded
+//! up. Requests count as the spec has them: a resize in place, which shows in the statuses of containers, is not modelled.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,6 +9,7 @@ use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 const THOUSAND: i128 = 1000;
+const CPU: &str = "cpu";
 const PODS: &str = "pods";
 /// The amounts that a pod without requests counts as when nodes are scored (`GetNonzeroRequests`).
 const DEFAULT_SCORED: [(&str, i128); 2] = [("cpu", 100), ("memory", 200 * 1024 * 1024 * THOUSAND)];
@@ -25,15 +27,15 @@ pub struct AmountError {
 }
 
 impl ResourceAmounts {
-    /// The requests of a pod: the sum of its containers and sidecars, or the largest init container if that is
-    /// more, plus its overhead.
+    /// The requests of a pod: the sum of its containers and sidecars, or the largest init container if that is more, or the
+    /// pod's own requests in their place, plus its overhead.
     pub fn of_pod(pod: &Pod) -> Result<Self, AmountError> {
         let mut total = match &pod.spec {
             Some(spec) => of_spec(spec)?,
             None => Self::default(),
         };
         total.0.insert(PODS.to_owned(), THOUSAND);
-        Ok(total)
+        Ok(total.rounded())
     }
 
     /// Thousandths of every resource but CPU and memory.
@@ -54,7 +56,17 @@ impl ResourceAmounts {
                 amounts.0.insert(name.clone(), amount);
             }
         }
-        amounts
+        amounts.rounded()
+    }
+
+    /// The amounts in whole units, rounded up, except CPU (`Resource.SetMaxResource`).
+    fn rounded(mut self) -> Self {
+        for (name, amount) in &mut self.0 {
+            if name != CPU {
+                *amount += (-*amount).rem_euclid(THOUSAND);
+            }
+        }
+        self
     }
 
     /// Thousandths of one resource.
@@ -93,10 +105,12 @@ impl ResourceAmounts {
         let (mut reasons, mut hopeless) = (Vec::new(), false);
         for (name, amount) in &self.0 {
             let total = allocatable.get(name);
-            if *amount <= 0 || ignored.contains(name) || *amount <= total - used.get(name) {
+            let is_counted = *amount > 0 && is_counted(name) && !ignored.contains(name);
+            if !is_counted || *amount <= total - used.get(name) {
                 continue;
             }
-            hopeless |= *amount > total;
+            // The number of pods is never called unresolvable.
+            hopeless |= *amount > total && name != PODS;
             reasons.push(match name.as_str() {
                 PODS => "Too many pods".to_owned(),
                 name => format!("Insufficient {name}"),
@@ -120,6 +134,18 @@ impl ResourceAmounts {
         }
         i64::try_from(sum / n_shares.max(1)).unwrap_or(0)
     }
+}
+
+/// Returns true if `NodeResourcesFit` counts a resource (`IsScalarResourceName`, and those with a field of their own).
+fn is_counted(resource: &str) -> bool {
+    matches!(resource, CPU | "memory" | "ephemeral-storage" | PODS)
+        || resource.contains('/')
+        || is_hugepages(resource)
+        || resource.starts_with("attachable-volumes-")
+}
+
+fn is_hugepages(resource: &str) -> bool {
+    resource.starts_with("hugepages-")
 }
 
 /// The amounts that the scheduler counts for a pod: the sum of its containers or the peak of its init containers, with
@@ -146,6 +172,16 @@ fn of_spec(spec: &PodSpec) -> Result<ResourceAmounts, AmountError> {
         running.add(&of_container(container)?);
     }
     running.raise_to(&init_peak);
+    // The feature PodLevelResources, on by default from 1.34 on.
+    let own = spec
+        .resources
+        .iter()
+        .flat_map(|own| own.requests.iter().flatten());
+    for (name, amount) in read(own)?.0 {
+        if matches!(name.as_str(), CPU | "memory") || is_hugepages(&name) {
+            running.0.insert(name, amount);
+        }
+    }
     running.add(&read(spec.overhead.iter().flatten())?);
     Ok(running)
 }
@@ -226,6 +262,24 @@ mod tests {
     }
 
     #[test]
+    fn requests_of_the_pod_itself_replace_the_sums_of_its_containers() {
+        let requests = json!({"cpu": "7", "memory": "100m", "a/b": "9"});
+        let requested = ResourceAmounts::of_pod(&pod(&json!({
+            "containers": [container(&json!({"cpu": "1", "memory": "1Gi", "a/b": 2}))],
+            "resources": {"requests": requests}, "overhead": {"cpu": "250m", "memory": "1"},
+        })))
+        .unwrap();
+        assert_eq!(
+            (
+                requested.get("cpu"),
+                requested.get("memory"),
+                requested.get("a/b")
+            ),
+            (7_250, 2_000, 2_000)
+        );
+    }
+
+    #[test]
     fn the_error_of_a_malformed_quantity_names_the_resource() {
         let error =
             ResourceAmounts::of_pod(&pod(&json!({"containers": [container(&json!({"a/b": "lots"}))]})))
@@ -247,6 +301,13 @@ mod tests {
             "no victim can help"
         );
         assert_eq!(short(&[("pods", 1)]), (vec!["Too many pods".to_owned()], false));
+        let full = amounts(&[("pods", 1)]).shortages(&ResourceAmounts::default(), &used, &none);
+        assert_eq!(
+            full,
+            (vec!["Too many pods".to_owned()], false),
+            "a node that takes no pods"
+        );
+        assert_eq!(short(&[("storage", 1)]), (vec![], false), "no resource of nodes");
         assert_eq!(
             short(&[("x/y", 0)]),
             (vec![], false),

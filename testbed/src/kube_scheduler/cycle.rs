@@ -17,7 +17,13 @@ use super::cache::CachedNode;
 use super::diagnosis::{FilterRefusal, SchedulingDiagnosis};
 use super::extender::{ExtenderClient, ExtenderError};
 use super::fit;
+use super::node_affinity::{AffineNodes, affine_nodes};
 use super::report::nominated_node;
+
+/// The reason of all nodes if no node can match the pod's required node affinity.
+const CONFLICT: &str = "pod affinity terms conflict";
+/// The reason of nodes that the pod's required node affinity does not name.
+const NOT_NAMED: &str = "node(s) didn't satisfy plugin(s) [NodeAffinity]";
 
 /// Why a cycle found no node.
 #[derive(Debug)]
@@ -51,6 +57,14 @@ impl Cycle {
         diagnosis: &mut SchedulingDiagnosis,
     ) -> Result<String, CycleFailure> {
         diagnosis.n_nodes = nodes.len();
+        let affine = affine_nodes(pod);
+        if affine == AffineNodes::Conflict {
+            diagnosis.prefilter = Some(CONFLICT.to_owned());
+            for name in nodes.keys() {
+                diagnosis.exclude(name, CONFLICT);
+            }
+            return Err(CycleFailure::NoFit);
+        }
         // evaluateNominatedNode: the nominated node is filtered first, and taken if it fits.
         let nominated = nominated_node(pod).and_then(|name| nodes.get_key_value(name));
         if let Some((name, view)) = nominated
@@ -61,7 +75,12 @@ impl Cycle {
         }
         // findNodesThatPassFilters starts behind the last node that the previous cycle looked at
         // (nextStartNodeIndex), so that all nodes get pods although each cycle looks at some only.
-        let all: Vec<_> = nodes.iter().collect();
+        let mut all: Vec<_> = nodes.iter().collect();
+        if let AffineNodes::Named(names) = &affine {
+            for (name, _) in all.extract_if(.., |(name, _)| !names.contains(*name)) {
+                diagnosis.exclude(name, NOT_NAMED);
+            }
+        }
         let n_to_find = self.sampling.n_to_find(all.len());
         let order = self.sampling.search_order(all.len());
         let order: Vec<_> = order.filter_map(|at| all.get(at).copied()).collect();

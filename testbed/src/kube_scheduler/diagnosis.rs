@@ -20,6 +20,8 @@ pub struct SchedulingDiagnosis {
     pub n_nodes: usize,
     /// By node name.
     pub refusals: BTreeMap<String, FilterRefusal>,
+    /// The reason for which no node was looked at, if there is one; the refusals of all nodes repeat it.
+    pub prefilter: Option<String>,
 }
 
 impl SchedulingDiagnosis {
@@ -52,7 +54,22 @@ impl SchedulingDiagnosis {
         for reason in self.refusals.values().flat_map(|refusal| &refusal.reasons) {
             *counts.entry(reason).or_default() += 1;
         }
-        no_fit_message(self.n_nodes, counts, self.preemption_candidates().len())
+        let message = no_fit_message(self.n_nodes, counts, self.preemption_candidates().len());
+        match &self.prefilter {
+            // Such a reason stands without the number of nodes.
+            Some(reason) => message.replacen(&format!("{} {reason}", self.n_nodes), reason, 1),
+            None => message,
+        }
+    }
+
+    /// Refuses a node on which no filter has looked.
+    pub(super) fn exclude(&mut self, node: &str, reason: &str) {
+        let refusal = FilterRefusal {
+            reasons: vec![reason.to_owned()],
+            unresolvable: true,
+            by_extender: false,
+        };
+        self.refusals.insert(node.to_owned(), refusal);
     }
 }
 

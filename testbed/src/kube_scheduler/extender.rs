@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
+use axum::body::Body;
 use bytes::Bytes;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, Full};
@@ -16,6 +18,7 @@ use proto::extender::{ExtenderPreemptionResult, MetaPod, MetaVictims};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tower::ServiceExt;
 
 use super::configuration::{ConfigurationError, ExtenderConfiguration};
 use crate::connector::Connector;
@@ -28,7 +31,15 @@ const SCORE_FACTOR: i64 = 10;
 #[derive(Clone, Debug)]
 pub struct ExtenderClient {
     configuration: ExtenderConfiguration,
-    client: Client<Connector, Full<Bytes>>,
+    transport: Transport,
+}
+
+/// The way to an extender.
+#[derive(Clone, Debug)]
+enum Transport {
+    Connections(Box<Client<Connector, Full<Bytes>>>),
+    /// The extender's own routes, in this process.
+    Routes(Router),
 }
 
 /// The error of a call to an extender.
@@ -163,8 +174,18 @@ impl ExtenderClient {
         let connector = configuration.connector()?;
         Ok(Self {
             configuration,
-            client: Client::builder(TokioExecutor::new()).build(connector),
+            transport: Transport::Connections(Box::new(
+                Client::builder(TokioExecutor::new()).build(connector),
+            )),
         })
+    }
+
+    /// A client of an extender in this process, which answers without a connection.
+    pub(super) fn in_process(configuration: ExtenderConfiguration, routes: Router) -> Self {
+        Self {
+            configuration,
+            transport: Transport::Routes(routes),
+        }
     }
 
     pub(super) fn is_ignorable(&self) -> bool {
@@ -351,7 +372,10 @@ impl ExtenderClient {
         let body = serde_json::to_vec(args).map_err(chain)?;
         let request = Request::post(url).header(header::CONTENT_TYPE, "application/json");
         let request = request.body(Full::from(body)).map_err(chain)?;
-        let response = self.client.request(request).await.map_err(chain)?;
+        let response = match &self.transport {
+            Transport::Connections(client) => client.request(request).await.map_err(chain)?.map(Body::new),
+            Transport::Routes(routes) => routes.clone().oneshot(request).await.map_err(chain)?,
+        };
         let status = response.status();
         let body = response.into_body().collect().await.map_err(chain)?;
         Ok((status, body.to_bytes()))

@@ -1,15 +1,20 @@
-//! kube-scheduler's own filters that matter to gpushare, in its order and words.
+//! kube-scheduler's own filters that matter to gpushare, in its order and words: `NodeUnschedulable`, `NodeName`,
+//! `TaintToleration`, `NodeAffinity` and `NodeResourcesFit`.
 //!
-//! Node affinity, ports and topology spread are not modelled.
+//! The first filter that refuses a node gives the reason. Ports, volumes, topology spread and affinity between pods are not
+//! modelled, and neither are the operators `Gt` and `Lt` of tolerations, which a feature gate turns on.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use kube::ResourceExt;
 
+use crate::pod_fields::node_of;
+
 use super::amounts::ResourceAmounts;
 use super::cache::CachedNode;
 use super::diagnosis::FilterRefusal;
+use super::node_affinity::selects;
 
 const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 
@@ -40,19 +45,20 @@ pub fn repels(pod: &Pod, node: &Node) -> bool {
     repulsion(pod, node).is_some()
 }
 
-/// The reason why a node repels a pod: it is cordoned, has a taint, or is not selected. `None` if it does not.
+/// The reason why a node repels a pod: it is cordoned, is not the named one, has a taint, or is not selected. `None` if it does not.
 fn repulsion(pod: &Pod, node: &Node) -> Option<String> {
-    if is_cordoned(node) && !tolerates_cordon(pod) {
-        return Some("node(s) were unschedulable".to_owned());
-    }
-    if let Some(taint) = untolerated(pod, node) {
-        let value = taint.value.as_deref().unwrap_or_default();
-        return Some(format!(
-            "node(s) had untolerated taint {{{}: {value}}}",
-            taint.key
-        ));
-    }
-    (!selects(pod, node)).then(|| "node(s) didn't match Pod's node affinity/selector".to_owned())
+    let reason = if is_cordoned(node) && !tolerates_cordon(pod) {
+        "node(s) were unschedulable"
+    } else if node_of(pod).is_some_and(|name| name != node.name_any()) {
+        "node(s) didn't match the requested node name"
+    } else if has_untolerated_taint(pod, node) {
+        "node(s) had untolerated taint(s)"
+    } else if selects(pod, node) {
+        return None;
+    } else {
+        "node(s) didn't match Pod's node affinity/selector"
+    };
+    Some(reason.to_owned())
 }
 
 fn is_cordoned(node: &Node) -> bool {
@@ -72,10 +78,10 @@ fn tolerates_cordon(pod: &Pod) -> bool {
     tolerations(pod).any(|toleration| tolerates(toleration, &taint))
 }
 
-/// The first taint of a node that keeps the pod away.
-fn untolerated<'a>(pod: &Pod, node: &'a Node) -> Option<&'a Taint> {
+/// Returns true if a taint of the node keeps the pod away.
+fn has_untolerated_taint(pod: &Pod, node: &Node) -> bool {
     let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-    taints.find(|taint| {
+    taints.any(|taint| {
         let is_blocking = matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
         is_blocking && !tolerations(pod).any(|toleration| tolerates(toleration, taint))
     })
@@ -85,25 +91,17 @@ fn tolerations(pod: &Pod) -> impl Iterator<Item = &Toleration> {
     pod.spec.iter().flat_map(|spec| spec.tolerations.iter().flatten())
 }
 
-/// An absent key, effect or operator stands for every key, every effect and `Equal`.
+/// An absent key, effect or operator stands for every key, every effect and `Equal` (`ToleratesTaint`).
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let effect = toleration.effect.as_deref().unwrap_or_default();
     let key = toleration.key.as_deref().unwrap_or_default();
     let value = toleration.value.as_deref().unwrap_or_default();
     let matches_value = match toleration.operator.as_deref() {
         Some("Exists") => true,
-        _ => !key.is_empty() && value == taint.value.as_deref().unwrap_or_default(),
+        None | Some("" | "Equal") => value == taint.value.as_deref().unwrap_or_default(),
+        Some(_) => false,
     };
     matches_value && (effect.is_empty() || effect == taint.effect) && (key.is_empty() || key == taint.key)
-}
-
-/// Returns true if a node has all labels of the pod's `nodeSelector`.
-fn selects(pod: &Pod, node: &Node) -> bool {
-    let mut wanted = pod
-        .spec
-        .iter()
-        .flat_map(|spec| spec.node_selector.iter().flatten());
-    wanted.all(|(key, value)| node.labels().get(key) == Some(value))
 }
 
 #[cfg(test)]
@@ -149,10 +147,15 @@ mod tests {
     #[case::selected(json!({"nodeSelector": {"zone": "a"}}), json!({}), None)]
     #[case::other_zone(json!({"nodeSelector": {"zone": "b"}}), json!({}), Some("node(s) didn't match Pod's node affinity/selector"))]
     #[case::cordoned(json!({}), json!({"unschedulable": true}), Some("node(s) were unschedulable"))]
-    #[case::tainted(json!({}), json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}), Some("node(s) had untolerated taint {k: v}"))]
+    #[case::tainted(json!({}), json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}), Some("node(s) had untolerated taint(s)"))]
     #[case::preferred_taint(json!({}), json!({"taints": [{"key": "k", "effect": "PreferNoSchedule"}]}), None)]
     #[case::tolerated(json!({"tolerations": [{"key": "k", "operator": "Exists"}]}), json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}), None)]
-    #[case::other_value(json!({"tolerations": [{"key": "k", "value": "w"}]}), json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}), Some("node(s) had untolerated taint {k: v}"))]
+    #[case::other_value(json!({"tolerations": [{"key": "k", "value": "w"}]}), json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}), Some("node(s) had untolerated taint(s)"))]
+    #[case::other_effect(json!({"tolerations": [{"key": "k", "operator": "Exists", "effect": "NoExecute"}]}), json!({"taints": [{"key": "k", "effect": "NoSchedule"}]}), Some("node(s) had untolerated taint(s)"))]
+    #[case::comparison(json!({"tolerations": [{"key": "k", "operator": "Gt", "value": "1"}]}), json!({"taints": [{"key": "k", "value": "2", "effect": "NoSchedule"}]}), Some("node(s) had untolerated taint(s)"))]
+    #[case::named(json!({"nodeName": "n"}), json!({}), None)]
+    #[case::other_name(json!({"nodeName": "m"}), json!({"taints": [{"key": "k", "effect": "NoSchedule"}]}), Some("node(s) didn't match the requested node name"))]
+    #[case::cordoned_first(json!({"nodeName": "m"}), json!({"unschedulable": true}), Some("node(s) were unschedulable"))]
     #[case::everything_tolerated(json!({"tolerations": [{"operator": "Exists"}]}), json!({"unschedulable": true, "taints": [{"key": "k", "effect": "NoSchedule"}]}), None)]
     fn in_tree_filters_refuse_with_the_messages_of_kube_scheduler(
         #[case] pod: Value,

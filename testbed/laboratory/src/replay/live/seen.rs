@@ -19,7 +19,6 @@ use scheduler::offline;
 use serde_json::{Value, json};
 
 use super::LiveCluster;
-use crate::replay::affinity::allows;
 use crate::replay::kube::{DEFAULT_CPU, DEFAULT_MEMORY};
 use crate::replay::objects;
 use crate::replay::occupancy::GpuShare;
@@ -348,7 +347,10 @@ impl NodeSets {
         let constraints = json!([spec.node_selector, spec.tolerations, affinity]);
         let (set, is_new) = self.numbers.of(&constraints.to_string());
         if is_new {
-            let fits = |node: &NodeObject| !repels(pod, node) && allows(pod, node);
+            // A bound pod is placed again, on any node that its constraints allow.
+            let mut pod = pod.clone();
+            pod.spec.iter_mut().for_each(|spec| spec.node_name = None);
+            let fits = |node: &NodeObject| !repels(&pod, node);
             self.sets.push(live.nodes.iter().map(fits).collect());
         }
         Some(set)
