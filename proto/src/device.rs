@@ -66,6 +66,14 @@ pub const CONDITION_INJECTABLE: &str = "Injectable";
 pub const CONDITION_LIMITED: &str = "Limited";
 /// The condition of a GPU that is true if only containers that request GPUs see it.
 pub const CONDITION_ISOLATED: &str = "Isolated";
+/// The condition of a GPU that is false if a part of its node's report cannot be read or names a GPU which is not listed: the
+/// partition table, the links, or the devices of other plugins. Unknown if the operator's partition table is taken to be that of
+/// another kind of node.
+pub const CONDITION_REPORT_VALID: &str = "ReportValid";
+/// The reason of [`CONDITION_REPORT_VALID`] if the node has a partition table that cannot be read, and no other.
+pub const PARTITIONS_UNREADABLE: &str = "PartitionsUnreadable";
+/// The reason of [`CONDITION_REPORT_VALID`] if the operator's partition table names GPUs that the node does not have.
+pub const PARTITIONS_OF_OTHER_NODE: &str = "PartitionsOfOtherNode";
 
 /// The devices of the node of the same name, as its plugin reports them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema, CustomResource)]

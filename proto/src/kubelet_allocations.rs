@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::annotation::{self, AnnotationError};
 use crate::pod::{is_default, null_as_default};
+use crate::resource::VENDOR_GPUS;
 
 /// The annotation's key in the text of the proposal; the only key that the plugin writes.
 pub const DEVICES_CHECKPOINTS: &str = "node.koordinator.sh/devices-checkpoints";
@@ -22,6 +23,9 @@ pub const MAX_BYTES: usize = 128 * 1024;
 
 /// Separates a device's ID from the number of its replica where the vendor's plugin shares devices by time-slicing.
 const REPLICA: &str = "::";
+
+/// Prefix of the IDs of MIG instances.
+const MIG: &str = "MIG-";
 
 /// The devices of one resource that kubelet allocated to one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -65,6 +69,15 @@ impl KubeletAllocations {
             }
         }
         Ok(None)
+    }
+
+    /// The first GPU of a vendor's resource for which `is_listed` is false. MIG instances are never listed, and are left out.
+    pub fn unlisted_gpu(&self, is_listed: impl Fn(&str) -> bool) -> Option<&str> {
+        let entries = self.entries.iter();
+        let of_gpus = entries.filter(|entry| VENDOR_GPUS.contains(&entry.resource_name.as_str()));
+        let mut ids = of_gpus.flat_map(|entry| &entry.device_ids);
+        let id = ids.find(|id| !id.starts_with(MIG) && !is_listed(physical_id(id)))?;
+        Some(physical_id(id))
     }
 
     /// Parses the value of either annotation.
@@ -140,7 +153,7 @@ pub fn physical_id(id: &str) -> &str {
     let device = id.split_once(REPLICA).map_or(id, |(device, _)| device);
     // Drivers before R470 name an instance by its GPU; later ones by a UUID of its own, which shows no GPU.
     match device
-        .strip_prefix("MIG-")
+        .strip_prefix(MIG)
         .and_then(|instance| instance.split_once('/'))
     {
         Some((gpu, _)) if gpu.starts_with("GPU-") => gpu,

@@ -4,6 +4,7 @@
 //! Pure. A device or annotation that cannot be read is left out and reported; all other devices and annotations are used.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use placement::{
@@ -11,9 +12,10 @@ use placement::{
     Inventory, Labels, LimitLevel, ResourceName, SwitchId,
 };
 use proto::device::{
-    DeviceInfo, DeviceTopology, ENFORCED_BY_DRIVER, ENFORCEMENT, GPU_MODEL_LABEL, GPU_VENDOR_LABEL,
-    SERVES_VENDOR_LABEL, SHARING_LABEL,
+    DeviceCondition, DeviceInfo, DeviceTopology, ENFORCED_BY_DRIVER, ENFORCEMENT, GPU_MODEL_LABEL,
+    GPU_VENDOR_LABEL, SERVES_VENDOR_LABEL, SHARING_LABEL,
 };
+use proto::kubelet_allocations::{DEVICES_CHECKPOINTS, KubeletAllocations};
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
 use proto::resource::{
@@ -32,6 +34,10 @@ use partitions::ReportedTable;
 const MAX_GPUS: u64 = 1024;
 /// Most of a resource that a device of another type than GPU may have. The engine has the same limit for the memory of a GPU.
 const MAX_AMOUNT: u64 = 1 << 50;
+/// Longest part of a device's ID that a problem shows, in characters.
+const MAX_SHOWN_ID: usize = 64;
+/// The status of a condition that the plugin can neither confirm nor deny.
+const UNKNOWN: &str = "Unknown";
 /// Prefix of the generated IDs of devices that are known by their minor only.
 const MADE_UP: &str = "minor-";
 /// Labels of nodes that the scheduler reads.
@@ -51,6 +57,8 @@ pub struct NodeReport {
     pub opaque: bool,
     /// The parts that could not be read, for people.
     pub problems: Vec<String>,
+    /// The problem of the partition table: it cannot be read, names GPUs that are not listed, or is not used.
+    pub table_problem: Option<String>,
 }
 
 /// The devices that a Device object reports.
@@ -59,7 +67,11 @@ pub struct DeviceReport {
     /// The devices and the links between them; the Node object adds the memory unit and partitions.
     inventory: Inventory,
     table: ReportedTable,
+    /// The condition of the GPUs on the report of their node, while it is not true.
+    condition: Option<DeviceCondition>,
     problems: Vec<String>,
+    /// True if an annotation shows a problem: the condition has the same one in other words.
+    has_unusable_annotation: bool,
 }
 
 /// A node's devices; `None` if it has none, or if its Device object is needed and has not been seen yet.
@@ -110,7 +122,7 @@ fn retained(map: Option<&BTreeMap<String, String>>, keys: &[&str]) -> Option<BTr
 }
 
 impl DeviceReport {
-    /// Reads a Device object.
+    /// Reads a Device object, without the plugin's reports on pods.
     pub fn of(metadata: &ObjectMeta, spec: &Value) -> Self {
         let mut report = Self::default();
         let inventory = &mut report.inventory;
@@ -133,9 +145,37 @@ impl DeviceReport {
                 report.problems.push(problem);
             }
         }
-        report.table = ReportedTable::read(metadata, &mut report.problems);
-        report.inventory.links = partitions::links(metadata, &mut report.problems);
+        let gpus = &report.inventory.gpus;
+        report.table = ReportedTable::read(metadata, gpus, report.condition.as_ref());
+        let (links, problem_of_links) = partitions::links(metadata, gpus);
+        report.inventory.links = links;
+        let is_unused = report
+            .condition
+            .as_ref()
+            .is_some_and(|found| found.status == UNKNOWN);
+        let problem_of_table = report.table.problem().filter(|_| !is_unused).map(str::to_owned);
+        for problem in problem_of_table.into_iter().chain(problem_of_links) {
+            report.add_annotation_problem(problem);
+        }
         report
+    }
+
+    /// Adds the problem of an annotation that cannot be read, or names a device that is not listed.
+    pub fn add_annotation_problem(&mut self, problem: impl fmt::Display) {
+        self.problems.push(format!("Device object: {problem}"));
+        self.has_unusable_annotation = true;
+    }
+
+    /// Adds the problem that kubelet has allocated a GPU which the object does not list.
+    pub fn check_allocations(&mut self, allocations: &KubeletAllocations) {
+        let gpus = &self.inventory.gpus;
+        let is_listed = |id: &str| gpus.iter().any(|gpu| gpu.id.as_str() == id);
+        if let Some(id) = allocations.unlisted_gpu(is_listed) {
+            let id: String = id.chars().take(MAX_SHOWN_ID).collect();
+            self.add_annotation_problem(format!(
+                "annotation {DEVICES_CHECKPOINTS} names GPU {id:?}, which the object does not list"
+            ));
+        }
     }
 
     /// Adds one device of a Device object; an error is the reason for which it cannot be used, for people.
@@ -148,6 +188,8 @@ impl DeviceReport {
         };
         let device = device(&kind, &info)?;
         if kind == DeviceType::Gpu {
+            let condition = partitions::report_condition(&info.conditions);
+            self.condition = self.condition.take().or_else(|| condition.cloned());
             self.inventory.gpus.push(device);
             return Ok(());
         }
@@ -170,6 +212,13 @@ impl DeviceReport {
     /// The devices of a node with this Device object. The Node object adds the memory unit and labels.
     fn with_node(&self, node: &Node, names: &ResourceNames) -> NodeReport {
         let mut problems = self.problems.clone();
+        // The plugin's own words, unless the object's annotations show the same problem.
+        if let Some(condition) = &self.condition
+            && condition.status != UNKNOWN
+            && !self.has_unusable_annotation
+        {
+            problems.push(condition.message.clone());
+        }
         let unit = published_unit(node, names).unwrap_or_else(|problem| {
             problems.push(problem);
             None
@@ -177,12 +226,14 @@ impl DeviceReport {
         let inventory = Inventory {
             unit_bytes: unit.map(MemoryUnit::bytes),
             partitions: self.table.table(node, &self.inventory.gpus),
+            has_unreadable_partitions: self.table.is_unreadable(),
             ..self.inventory.clone()
         };
         NodeReport {
             inventory,
             opaque: false,
             problems,
+            table_problem: self.table.problem().map(str::to_owned),
         }
     }
 }
@@ -289,6 +340,7 @@ fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
         inventory,
         opaque: unit.is_none(),
         problems,
+        table_problem: None,
     })
 }
 

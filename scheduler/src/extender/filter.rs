@@ -4,6 +4,7 @@
 //! refusal, keep what later requests need, write the result. A filter writes nothing outside of this process.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use placement::Reason;
@@ -60,6 +61,8 @@ struct RefusalTexts<'a> {
     uniform: Option<&'a str>,
     /// The node that the pod is nominated to, and the text for it while pods that were evicted for the pod have not ended.
     nominated: Option<(&'a str, &'static str)>,
+    /// The texts for nodes whose partition table cannot be read, by name: they say why.
+    unreadable: BTreeMap<&'a str, String>,
     /// A suffix for one node's text, so that the refusal differs from the last one.
     suffix: Option<&'static str>,
 }
@@ -119,7 +122,7 @@ fn answer_once(
     let demand = filter.demand(facts.as_ref());
     let evaluation = filter.evaluate(&demand);
     let refused = demand.resources().filter(|_| evaluation.n_fitting == 0);
-    let texts = filter.refusal_texts(&demand, refused);
+    let texts = filter.refusal_texts(&demand, refused, &evaluation);
     // Read under the same lock as the evaluation: room that opens after it was not taken into account.
     let openings = index.openings();
     // kube-scheduler tries a PodGroup again after its back-off, whatever the answer is.
@@ -243,6 +246,7 @@ impl<'r> Filter<'_, 'r> {
         &self,
         demand: &'d Demand<'_>,
         refused: Option<&ResourceDemand<'_>>,
+        evaluation: &Evaluation<'r>,
     ) -> RefusalTexts<'d>
     where
         'r: 'd,
@@ -268,8 +272,24 @@ impl<'r> Filter<'_, 'r> {
         RefusalTexts {
             uniform: if is_constant { Some(NO_NODE) } else { uniform },
             nominated,
+            unreadable: self.unreadable_texts(evaluation),
             suffix,
         }
+    }
+
+    /// The texts for the nodes whose partition table cannot be read. They name no node: one file of an operator may be that of
+    /// many nodes, and kube-scheduler counts equal texts.
+    fn unreadable_texts(&self, evaluation: &Evaluation<'r>) -> BTreeMap<&'r str, String> {
+        let mut texts = BTreeMap::new();
+        for (name, misfit) in &evaluation.misfits {
+            if misfit.reason == Reason::PartitionsUnreadable
+                && let Some(problem) = self.index.filter().table_problem(name)
+            {
+                let text = shorten(&format!("{}: {problem}", misfit.reason));
+                texts.insert(*name, text);
+            }
+        }
+        texts
     }
 
     /// Returns true if kube-scheduler may know more nodes than the request has.
@@ -379,7 +399,10 @@ impl RefusalTexts<'_> {
         match (self.uniform, self.nominated) {
             (Some(text), _) => text,
             (None, Some((node, text))) if node == name => text,
-            (None, _) => misfit.reason.as_str(),
+            (None, _) => match self.unreadable.get(name) {
+                Some(text) => text,
+                None => misfit.reason.as_str(),
+            },
         }
     }
 

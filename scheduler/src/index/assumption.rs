@@ -99,7 +99,7 @@ pub enum AssumeError {
     #[error(transparent)]
     Invalid(#[from] RequestError),
     /// The node has no room for the pod.
-    #[error("node {node:?}: {reason}{}", .detail.as_ref().map(|detail| format!(": {detail}")).unwrap_or_default())]
+    #[error("node {node:?}: {}", refusal_text(*reason, detail.as_deref()))]
     NoRoom {
         /// The node.
         node: String,
@@ -117,6 +117,15 @@ pub enum AssumeError {
         #[source]
         source: ReserveError,
     },
+}
+
+/// The reason of a refusal and its detail, which may say the reason already.
+fn refusal_text(reason: Reason, detail: Option<&str>) -> String {
+    match detail {
+        Some(detail) if detail.starts_with(reason.as_str()) => detail.to_owned(),
+        Some(detail) => format!("{reason}: {detail}"),
+        None => reason.to_string(),
+    }
 }
 
 impl Assumption {

@@ -5,11 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use placement::{Fleet, NodeView, OwnerId, PodProfile, Policies};
-use proto::kubelet_allocations::KubeletAllocations;
 use proto::node::Node;
-use proto::plugin_reports::{self, PodUids};
+use proto::plugin_reports::{PodUids, SwappedRecords};
 use proto::request::hints::DemandedEnforcement;
 use proto::resource::{ISOLATION_PROVIDER, ResourceNames};
 use rustc_hash::FxHashMap;
@@ -190,7 +188,7 @@ impl Cluster {
         for problem in &problems {
             warn!(
                 node = name,
-                problem, "a device or the memory unit of a node cannot be used"
+                problem, "a part of the report of a node cannot be used"
             );
         }
         state.problems = problems;
@@ -290,33 +288,6 @@ impl Cluster {
         }
         for owner in owners {
             self.account(&owner);
-        }
-    }
-
-    /// Reads the kubelet allocations of a Device object; an unreadable annotation changes nothing.
-    pub(super) fn read_kubelet_allocations(&mut self, node: &str, device: &ObjectMeta) {
-        let read = device.annotations.as_ref().map(KubeletAllocations::read);
-        match read.transpose() {
-            Ok(checkpoints) => {
-                let allocated = match checkpoints.flatten() {
-                    Some(checkpoints) => kubelet_allocations::of_checkpoints(&checkpoints, &self.names),
-                    None => AllocationsByPod::new(),
-                };
-                self.replace_kubelet_allocations(node, allocated);
-            }
-            Err(error) => {
-                warn!(node, %error, "the kubelet allocations cannot be read; the previous ones stay");
-            }
-        }
-    }
-
-    /// Reads the pods that a Device object reports as without devices; an unreadable annotation changes nothing.
-    pub(super) fn read_without_devices(&mut self, node: &str, device: &ObjectMeta) {
-        match plugin_reports::read_pods_without_devices(device.annotations.as_ref()) {
-            Ok(now) => self.replace_without_devices(node, now),
-            Err(error) => {
-                warn!(node, %error, "the pods without devices cannot be read; the previous ones stay");
-            }
         }
     }
 
@@ -450,23 +421,20 @@ impl NodeState {
         self.report.as_ref().is_some_and(|report| report.opaque)
     }
 
-    /// Reads the records that the plugin has swapped, and returns true if they have changed.
-    pub(super) fn read_swapped_records(&mut self, device: &ObjectMeta) -> bool {
-        match plugin_reports::read_swapped_records(device.annotations.as_ref()) {
-            Ok(swapped) => {
-                let mut records = BTreeMap::new();
-                for (uid, record) in swapped {
-                    records.insert(uid, Recorded::of_allocations(&record));
-                }
-                let has_changed = self.swapped != records;
-                self.swapped = records;
-                has_changed
-            }
-            Err(error) => {
-                warn!(node = device.name, %error, "swapped records cannot be read; the previous ones stay");
-                false
-            }
+    /// Replaces the records that the plugin has swapped, and returns true if they have changed.
+    pub(super) fn replace_swapped_records(&mut self, swapped: SwappedRecords) -> bool {
+        let mut records = BTreeMap::new();
+        for (uid, record) in swapped {
+            records.insert(uid, Recorded::of_allocations(&record));
         }
+        let has_changed = self.swapped != records;
+        self.swapped = records;
+        has_changed
+    }
+
+    /// The problem of the node's partition table, for people.
+    pub(super) fn table_problem(&self) -> Option<&str> {
+        self.report.as_ref()?.table_problem.as_deref()
     }
 
     /// Returns true if the node has devices of any type.

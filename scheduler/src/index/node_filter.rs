@@ -163,8 +163,20 @@ impl<'a> NodeFilter<'a> {
         let fleet = &self.cluster.fleet;
         let hints = Hints::RespectOthers(demand.uid);
         let misfit = fleet.misfit(fleet.node_id(name)?, demand.devices(), hints)?;
-        let detail = misfit.to_string();
+        let mut detail = misfit.to_string();
+        // A table that names GPUs which are gone, or is not used, is why too few partitions are there.
+        if [Reason::Partition, Reason::PartitionsUnreadable].contains(&reason)
+            && let Some(problem) = self.table_problem(name)
+        {
+            let separator = if reason == Reason::Partition { ";" } else { ":" };
+            detail = format!("{detail}{separator} {problem}");
+        }
         (reason != Reason::NotServed && detail != reason.as_str()).then_some(detail)
+    }
+
+    /// The problem of a node's partition table: it cannot be read, names GPUs that are gone, or is not used.
+    pub fn table_problem(self, name: &str) -> Option<&'a str> {
+        self.cluster.nodes.get(name)?.table_problem()
     }
 
     /// The reason for which a node gets no pods, or few, on account of its plugin.

@@ -4,9 +4,11 @@ use std::cmp::max;
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use placement::{HostAmounts, HostLoad, OwnerId};
+use proto::annotation::AnnotationError;
 pub use proto::device::RawDevice;
+use proto::kubelet_allocations::KubeletAllocations;
 use proto::node::Node;
-use proto::plugin_reports::PluginState;
+use proto::plugin_reports::{self, PluginState};
 use proto::pod::{Pod, Taint};
 use proto::resource::is_gpu_resource;
 use proto::totals::HostResources;
@@ -22,7 +24,7 @@ use super::hints::Attempt;
 use super::plugins::Standing;
 use super::pods::PodEntry;
 use super::resource_demand::requests_devices;
-use crate::accounting::kubelet_allocations::AllocationsByPod;
+use crate::accounting::kubelet_allocations::{self, AllocationsByPod};
 use crate::accounting::{self, PodFacts};
 use crate::inventory::{self, DeviceReport};
 use crate::watch::ObjectStore;
@@ -135,16 +137,34 @@ impl ObjectStore<RawDevice> for Index {
         let n_openings = self.cluster.fleet.n_openings();
         let state = self.cluster.nodes.entry(name.into()).or_default();
         state.device_list = self.device_list.number;
-        let report = DeviceReport::of(&device.metadata, &device.spec);
-        let has_swapped = state.read_swapped_records(&device.metadata);
+        let mut report = DeviceReport::of(&device.metadata, &device.spec);
+        let annotations = device.metadata.annotations.as_ref();
+        // Of an annotation that cannot be read the last valid value stays in force.
+        let swapped = noted(&mut report, plugin_reports::read_swapped_records(annotations));
+        let allocations = annotations.map(KubeletAllocations::read).transpose();
+        let allocations = noted(&mut report, allocations.map(Option::flatten));
+        if let Some(Some(allocations)) = &allocations {
+            report.check_allocations(allocations);
+        }
+        let without_devices = noted(
+            &mut report,
+            plugin_reports::read_pods_without_devices(annotations),
+        );
+        let has_swapped = swapped.is_some_and(|swapped| state.replace_swapped_records(swapped));
         if state.device.as_ref() != Some(&report) {
             self.cluster.replace_device(name, Some(report));
         }
         if has_swapped {
             self.cluster.account_pods_on(name);
         }
-        self.cluster.read_kubelet_allocations(name, &device.metadata);
-        self.cluster.read_without_devices(name, &device.metadata);
+        if let Some(allocations) = allocations {
+            let allocations = allocations.unwrap_or_default();
+            let by_pod = kubelet_allocations::of_checkpoints(&allocations, &self.cluster.names);
+            self.cluster.replace_kubelet_allocations(name, by_pod);
+        }
+        if let Some(without_devices) = without_devices {
+            self.cluster.replace_without_devices(name, without_devices);
+        }
         // kube-scheduler watches no Device objects.
         self.cluster.note_silent_since(n_openings);
         self.hints.keep_for_nominees(&mut self.cluster);
@@ -172,6 +192,13 @@ impl ObjectStore<RawDevice> for Index {
         self.device_list.synced = true;
         self.cluster.note_silent_since(self.device_list.n_openings);
     }
+}
+
+/// The value of an annotation of a Device object; `None` if it cannot be read, which the report then has as a problem.
+fn noted<T>(report: &mut DeviceReport, value: Result<T, AnnotationError>) -> Option<T> {
+    value
+        .map_err(|error| report.add_annotation_problem(format_args!("{error}; its last valid value counts")))
+        .ok()
 }
 
 /// Forgets the Device object of a node, and all that the node's plugin reports in it.

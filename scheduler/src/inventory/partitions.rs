@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use placement::{Device, LinkGroup, Partition, PartitionTable};
-use proto::device::{GPU_MODEL_LABEL, GPU_VENDOR_LABEL};
+use proto::device::{
+    CONDITION_REPORT_VALID, DeviceCondition, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, PARTITIONS_OF_OTHER_NODE,
+    PARTITIONS_UNREADABLE,
+};
 use proto::node::Node;
 use proto::quantity::Quantity;
 use proto::topology::{
@@ -23,28 +26,54 @@ const KNOWN_VENDORS: [&str; 2] = ["", "nvidia"];
 pub(super) struct ReportedTable {
     /// The partitions in the annotation; `None` without the annotation, empty if it cannot be read.
     partitions: Option<Vec<Partition>>,
+    /// True if there is a table and it cannot be read.
+    is_unreadable: bool,
+    /// The problem of the table, for people.
+    problem: Option<String>,
     /// The object's labels that matter here.
     labels: BTreeMap<&'static str, String>,
 }
 
 impl ReportedTable {
-    /// Reads the object, and reports a table that cannot be read.
-    pub(super) fn read(metadata: &ObjectMeta, problems: &mut Vec<String>) -> Self {
-        let mut labels = BTreeMap::new();
+    /// Reads the object. `condition` is that of its GPUs on the report of their node.
+    pub(super) fn read(metadata: &ObjectMeta, gpus: &[Device], condition: Option<&DeviceCondition>) -> Self {
+        let mut table = Self::default();
+        let labels = &mut table.labels;
         for key in [GPU_PARTITION_POLICY, GPU_MODEL_LABEL, GPU_VENDOR_LABEL] {
             if let Some(value) = value_of(metadata.labels.as_ref(), key) {
                 labels.insert(key, value.to_owned());
             }
         }
-        let partitions = match value_of(metadata.annotations.as_ref(), GPU_PARTITIONS).map(read_partitions) {
-            None => None,
-            Some(Err(error)) => {
-                problems.push(format!("Device object: {error}"));
-                Some(Vec::new())
+        match value_of(metadata.annotations.as_ref(), GPU_PARTITIONS).map(read_partitions) {
+            Some(Ok(read)) => {
+                let partitions = partitions_of(read);
+                let mut minors = partitions.iter().flat_map(|partition| &partition.minors);
+                table.problem = missing_gpu(&mut minors, gpus).map(|minor| unlisted(GPU_PARTITIONS, minor));
+                table.partitions = Some(partitions);
             }
-            Some(Ok(table)) => Some(partitions_of(table)),
-        };
-        Self { partitions, labels }
+            Some(Err(error)) => {
+                table.problem = Some(error.to_string());
+                (table.partitions, table.is_unreadable) = (Some(Vec::new()), true);
+            }
+            // The plugin publishes no table that it cannot read itself, and says so in this condition.
+            None if is_about_table(condition) => {
+                table.problem = condition.map(|condition| condition.message.clone());
+                table.is_unreadable = condition.is_some_and(|found| found.reason == PARTITIONS_UNREADABLE);
+                table.partitions = table.is_unreadable.then(Vec::new);
+            }
+            None => {}
+        }
+        table
+    }
+
+    /// The problem of the table, for people: it cannot be read, names GPUs that the object does not list, or is not used.
+    pub(super) fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Returns true if there is a table and it cannot be read.
+    pub(super) fn is_unreadable(&self) -> bool {
+        self.is_unreadable
     }
 
     /// The table of a node: the object's own, else that of a known model.
@@ -82,6 +111,26 @@ fn is_whole_board(gpus: &[Device]) -> bool {
         && (0..BOARD_GPUS).all(|minor| gpus.iter().any(|gpu| gpu.minor == minor))
 }
 
+/// Returns true if the condition says why the plugin has published no partition table.
+fn is_about_table(condition: Option<&DeviceCondition>) -> bool {
+    condition.is_some_and(|found| {
+        [PARTITIONS_UNREADABLE, PARTITIONS_OF_OTHER_NODE].contains(&found.reason.as_str())
+            && found.status != "True"
+    })
+}
+
+/// The first of the minor numbers that none of the GPUs has.
+fn missing_gpu<'a>(minors: &mut impl Iterator<Item = &'a u32>, gpus: &[Device]) -> Option<u32> {
+    minors
+        .find(|minor| gpus.iter().all(|gpu| gpu.minor != **minor))
+        .copied()
+}
+
+/// The problem of an annotation that names a minor number which no GPU has.
+fn unlisted(annotation: &str, minor: u32) -> String {
+    format!("annotation {annotation} names minor {minor}, which no GPU of the object has")
+}
+
 /// The partitions of a table in the engine's terms.
 fn partitions_of(table: GpuPartitionTable) -> Vec<Partition> {
     let mut partitions = Vec::new();
@@ -95,11 +144,11 @@ fn partitions_of(table: GpuPartitionTable) -> Vec<Partition> {
     partitions
 }
 
-/// Groups of linked GPUs; none if they cannot be read.
-pub(super) fn links(metadata: &ObjectMeta, problems: &mut Vec<String>) -> Vec<LinkGroup> {
+/// Groups of linked GPUs, and their problem for people; no groups if they cannot be read.
+pub(super) fn links(metadata: &ObjectMeta, gpus: &[Device]) -> (Vec<LinkGroup>, Option<String>) {
     let mut links = Vec::new();
     match value_of(metadata.annotations.as_ref(), GPU_LINKS).map(read_links) {
-        None => {}
+        None => (links, None),
         Some(Ok(groups)) => {
             for group in groups {
                 links.push(LinkGroup {
@@ -107,10 +156,18 @@ pub(super) fn links(metadata: &ObjectMeta, problems: &mut Vec<String>) -> Vec<Li
                     n_links: group.links,
                 });
             }
+            let mut minors = links.iter().flat_map(|group| &group.minors);
+            let problem = missing_gpu(&mut minors, gpus).map(|minor| unlisted(GPU_LINKS, minor));
+            (links, problem)
         }
-        Some(Err(error)) => problems.push(format!("Device object: {error}")),
+        Some(Err(error)) => (links, Some(error.to_string())),
     }
-    links
+}
+
+/// The condition of the GPUs that a part of their node's report is not valid, if the plugin has written one.
+pub(super) fn report_condition(info: &[DeviceCondition]) -> Option<&DeviceCondition> {
+    info.iter()
+        .find(|condition| condition.condition_type == CONDITION_REPORT_VALID && condition.status != "True")
 }
 
 /// The value of a label or annotation.

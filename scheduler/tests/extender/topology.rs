@@ -183,6 +183,157 @@ async fn a_partition_needs_the_requested_ring_bandwidth() {
     );
 }
 
+/// The refusal of `n1` for a pod in the words of filter, and the detail of the explanation.
+async fn refusal(world: &World, pod: &Value) -> (String, String) {
+    world.apply_pod(pod);
+    let filtered = world.filter(pod, &["n1"]).await;
+    let failed = &filtered["FailedNodes"]["n1"];
+    let unresolvable = &filtered["FailedAndUnresolvableNodes"]["n1"];
+    let text = failed.as_str().or(unresolvable.as_str()).unwrap();
+    let shown = explain(
+        &world.index,
+        "default",
+        pod["metadata"]["name"].as_str().unwrap(),
+        true,
+    )
+    .unwrap();
+    let detail = shown.verdicts[0].detail.clone().unwrap_or_default();
+    (text.to_owned(), detail)
+}
+
+/// A node must not look like one without a table, or without a free partition, because its table has a mistake.
+#[tokio::test]
+async fn a_refusal_names_the_mistake_of_a_table_that_cannot_be_read() {
+    const MISTAKE: &str =
+        "annotation scheduling.koordinator.sh/gpu-partitions: the set [0, 0] under 2 names a GPU twice";
+    let broken = json!({"2": [{"minors": [0, 0]}]});
+    let world = world(&with_table(gpus(4), &broken, "Honor"));
+    let expected = format!("the node's partition table cannot be read: {MISTAKE}");
+    let whole = asking("a", 2, 0);
+    assert_eq!(
+        refusal(&world, &whole).await,
+        (expected.clone(), expected.clone())
+    );
+    world.api.put(&whole);
+    assert_eq!(world.bind(&whole, "n1").await, format!("node \"n1\": {expected}"));
+    let problems = &world.inspect(Some("n1")).await["nodes"][0]["problems"];
+    assert_eq!(*problems, json!([format!("Device object: {MISTAKE}")]));
+
+    // If partitions are only preferred, only a pod that demands one is refused.
+    world.apply_device(&with_table(gpus(4), &broken, "Prefer"));
+    assert!(fits(&world, &asking("b", 2, 0)).await);
+    let demanding = annotated(asking("c", 2, 0), SPEC, r#"{"allocatePolicy": "BestEffort"}"#);
+    assert_eq!(refusal(&world, &demanding).await, (expected.clone(), expected));
+}
+
+/// A partition with a GPU that is not there is never free: the refusal says so beside the rule.
+#[tokio::test]
+async fn a_refusal_names_the_missing_gpu_of_a_table() {
+    let of_more = json!({"2": [{"minors": [2, 3]}]});
+    let world = world(&with_table(gpus(3), &of_more, "Honor"));
+    let (text, detail) = refusal(&world, &asking("a", 2, 0)).await;
+    assert!(
+        text.starts_with("devices that belong together are not free"),
+        "{text}"
+    );
+    assert_eq!(
+        detail,
+        "no partition of 2 GPUs is free; annotation scheduling.koordinator.sh/gpu-partitions names minor 3, which no GPU of \
+         the object has"
+    );
+}
+
+/// The plugin publishes no table that it cannot read, and says why in a condition of its GPUs.
+#[tokio::test]
+async fn a_refusal_names_the_mistake_in_the_operators_file() {
+    let with_condition = |status: &str, reason: &str| {
+        let mut object = gpus(4);
+        object["metadata"]["labels"]["node.koordinator.sh/gpu-partition-policy"] = "Honor".into();
+        for device in object["spec"]["devices"].as_array_mut().unwrap() {
+            device["conditions"] = json!([{"type": "ReportValid", "status": status, "reason": reason,
+                "lastTransitionTime": "2026-01-01T00:00:00Z", "message": "--gpu-partitions: f.json: a mistake"}]);
+        }
+        object
+    };
+    let world = world(&with_condition("False", "PartitionsUnreadable"));
+    let expected =
+        "the node's partition table cannot be read: --gpu-partitions: f.json: a mistake".to_owned();
+    assert_eq!(
+        refusal(&world, &asking("a", 2, 0)).await,
+        (expected.clone(), expected)
+    );
+    let problems = &world.inspect(Some("n1")).await["nodes"][0]["problems"];
+    assert_eq!(
+        *problems,
+        json!(["Device object: --gpu-partitions: f.json: a mistake"])
+    );
+
+    // The table of another kind of node is no problem of this one, but the reason that it has none.
+    world.apply_device(&with_condition("Unknown", "PartitionsOfOtherNode"));
+    assert_eq!(
+        world.inspect(Some("n1")).await["nodes"][0]["problems"],
+        Value::Null
+    );
+    let demanding = annotated(asking("c", 2, 0), SPEC, r#"{"allocatePolicy": "BestEffort"}"#);
+    assert_eq!(
+        refusal(&world, &demanding).await.1,
+        "the node has no table of GPU partitions; --gpu-partitions: f.json: a mistake"
+    );
+    world.apply_device(&with_condition("True", "PartitionsUnreadable"));
+    assert_eq!(
+        refusal(&world, &demanding).await.1,
+        "the node has no table of GPU partitions"
+    );
+}
+
+/// Annotations of which the last valid value stays in force, and devices of other plugins that the object does not list.
+#[tokio::test]
+async fn annotations_that_cannot_be_used_are_problems_of_their_node() {
+    let checkpoint =
+        |id: &str| json!([{"podUID": "u", "resourceName": "nvidia.com/gpu", "deviceIDs": [id]}]).to_string();
+    let problems = async |key: &str, value: &str| {
+        let mut object = device("n1", &[100, 100]);
+        object["metadata"]["annotations"][key] = value.into();
+        world(&object).inspect(Some("n1")).await["nodes"][0]["problems"].clone()
+    };
+    for (key, value, expected) in [
+        ("gpushare/exchanged-records", "{".to_owned(), "does not parse"),
+        (
+            "gpushare/pods-without-devices",
+            "{}".to_owned(),
+            "its last valid value counts",
+        ),
+        (
+            "node.koordinator.sh/devices-checkpoints",
+            "{}".to_owned(),
+            "its last valid value counts",
+        ),
+        (
+            "node.koordinator.sh/devices-checkpoints",
+            checkpoint("GPU-x"),
+            "names GPU \"GPU-x\", which the object does not list",
+        ),
+        (
+            "gpushare/gpu-links",
+            r#"[{"minors": [1, 2], "links": 1}]"#.to_owned(),
+            "names minor 2, which no GPU",
+        ),
+    ] {
+        let found = problems(key, &value).await;
+        let text = found[0].as_str().unwrap_or_default();
+        assert!(
+            text.starts_with("Device object: annotation ") && text.contains(key),
+            "{found}"
+        );
+        assert!(text.contains(expected), "{found}");
+        assert_eq!(found.as_array().map(Vec::len), Some(1), "{found}");
+    }
+    for id in ["GPU-n1-0", "GPU-n1-0::2", "MIG-1234"] {
+        let found = problems("node.koordinator.sh/devices-checkpoints", &checkpoint(id)).await;
+        assert_eq!(found, Value::Null, "{id}");
+    }
+}
+
 /// Four GPUs with an adapter on each of their switches; then four with the one adapter that there is.
 #[tokio::test]
 async fn four_gpus_get_an_adapter_of_each_of_their_switches() {

@@ -329,6 +329,7 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Re
     }
     let partitions = Partitions {
         table: context.inventory.partitions.as_ref(),
+        is_unreadable: context.inventory.has_unreadable_partitions,
         constraint: context.constraints.and_then(|constraints| constraints.partition),
         gpus: &context.inventory.gpus,
         uses: context.occupancy.of_type(GPUS),

@@ -29,6 +29,8 @@ pub struct Inventory {
     pub other_devices: Option<Vec<DevicesOfType>>,
     /// The sets of GPUs that may be allocated together; `None` if the node reports none.
     pub partitions: Option<PartitionTable>,
+    /// True if the node has a table of such sets that cannot be read. `partitions` then has no set.
+    pub has_unreadable_partitions: bool,
     /// Links between GPUs.
     pub links: Vec<LinkGroup>,
 }

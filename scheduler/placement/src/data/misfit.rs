@@ -94,6 +94,8 @@ pub struct CandidateCounts {
 pub enum NoPartition {
     /// The node has no table.
     Table,
+    /// The node's table cannot be read.
+    Unreadable,
     /// The table has no partition of the requested size.
     Size,
     /// No partition of the requested size is free.
@@ -120,6 +122,10 @@ impl Misfit {
             }
             | Self::SeesExclusive => Reason::Selected,
             Self::TooFew { .. } | Self::NotAll { .. } => Reason::OtherDevices,
+            Self::Partition {
+                problem: NoPartition::Unreadable,
+                ..
+            } => Reason::PartitionsUnreadable,
             Self::Partition { .. } => Reason::Partition,
             Self::Scope { .. } | Self::Together { .. } => Reason::Together,
             Self::WeakLimits { best, .. } => Reason::weak_limits(*best),
@@ -189,6 +195,7 @@ impl NoPartition {
         let gpus = count(needed, &DeviceType::Gpu);
         match self {
             Self::Table => write!(f, "the node has no table of GPU partitions"),
+            Self::Unreadable => f.write_str(Reason::PartitionsUnreadable.as_str()),
             Self::Size => write!(f, "the node's table has no partition of {gpus}"),
             Self::Free => write!(f, "no partition of {gpus} is free"),
             Self::Bandwidth => write!(f, "no free partition of {gpus} is known to have the bandwidth"),

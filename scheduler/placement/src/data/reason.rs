@@ -1,6 +1,6 @@
 //! Reasons for refusing a request.
 //!
-//! Each distinct text reaches the pod's condition, so there are few: thirteen for all reasons, and the text of the broken rule
+//! Each distinct text reaches the pod's condition, so there are few: fourteen for all reasons, and the text of the broken rule
 //! for an invalid request.
 
 use std::fmt;
@@ -33,6 +33,8 @@ pub enum Reason {
     OtherDevices,
     /// No partition of GPUs that the node, or the request, demands is free.
     Partition,
+    /// The node's partition table cannot be read, and the node or the request demands a partition.
+    PartitionsUnreadable,
     /// Too few GPUs can be taken within one part of the machine that the request may use (device, PCIe switch, NUMA node), or
     /// devices of several types cannot be taken on the same PCIe switches.
     Together,
@@ -50,7 +52,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in order.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::NoDevice,
         Self::Unhealthy,
         Self::Memory,
@@ -62,6 +64,7 @@ impl Reason {
         Self::Vendor,
         Self::OtherDevices,
         Self::Partition,
+        Self::PartitionsUnreadable,
         Self::Together,
         Self::Selected,
         Self::Unlimited,
@@ -102,6 +105,7 @@ impl Reason {
             Self::Partition | Self::Together => {
                 "devices that belong together are not free as a partition, or as close to one another, as the pod or the node demands"
             }
+            Self::PartitionsUnreadable => "the node's partition table cannot be read",
             Self::Unlimited => {
                 "pod demands memory limits that the driver enforces (gpushare/enforcement: driver), and the node has level none"
             }
@@ -131,6 +135,7 @@ impl Reason {
             | Self::Unhealthy
             | Self::TooLarge
             | Self::NotServed
+            | Self::PartitionsUnreadable
             | Self::Unlimited
             | Self::LimitedByLibrary
             | Self::PluginAway
@@ -152,6 +157,7 @@ impl Reason {
             Self::Vendor => "vendor",
             Self::OtherDevices => "other_devices",
             Self::Partition => "partition",
+            Self::PartitionsUnreadable => "partitions_unreadable",
             Self::Together => "together",
             Self::Selected => "selected",
             Self::Unlimited => "unlimited",

@@ -45,6 +45,7 @@ impl GpuSet {
 /// The partitions of a node at present, for one request.
 pub(crate) struct Partitions<'a> {
     pub(crate) table: Option<&'a PartitionTable>,
+    pub(crate) is_unreadable: bool,
     pub(crate) constraint: Option<PartitionConstraint>,
     pub(crate) gpus: &'a [Device],
     pub(crate) uses: &'a [DeviceUse],
@@ -63,6 +64,9 @@ impl Partitions<'_> {
     /// largest free partition, then the largest bandwidth of a free partition of that size, then the most free partitions of each
     /// size from the largest on. Between equals the order of the table decides.
     pub(crate) fn choices(&self) -> Result<Vec<GpuSet>, Misfit> {
+        if self.is_unreadable {
+            return Err(self.misfit(NoPartition::Unreadable));
+        }
         let table = self.table.ok_or(self.misfit(NoPartition::Table))?;
         let of_size = table.partitions.iter().filter(|one| size(one) == self.pool.n);
         let best_score = of_size.clone().map(|one| one.score).max();

@@ -333,6 +333,7 @@ impl Query {
                 is_binding: *is_binding,
                 partitions: all.iter().map(partition).collect(),
             }),
+            has_unreadable_partitions: false,
             links: self
                 .links
                 .iter()
