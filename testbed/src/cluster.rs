@@ -37,6 +37,7 @@ pub use webhooks::WebhookSpec;
 use webhooks::InstalledWebhooks;
 
 mod cdi_dir;
+mod gpu_programs;
 mod node;
 mod node_kind;
 mod node_spec;
@@ -74,6 +75,8 @@ pub struct ClusterSpec {
     pub webhooks: Option<WebhookSpec>,
     /// Resources, besides those of the shipped configuration, that the scheduling loop asks the extender about.
     pub managed: Vec<&'static str>,
+    /// Names of kube-schedulers, besides those of the shipped configuration, whose pods the scheduling loop takes.
+    pub schedulers: Vec<&'static str>,
     /// Longest back-off of kube-scheduler; as in the shipped configuration, if none.
     pub max_backoff: Option<Duration>,
     /// Seed of everything random in kubelets.
@@ -89,6 +92,7 @@ impl ClusterSpec {
             scheduler_args: Vec::new(),
             webhooks: None,
             managed: Vec::new(),
+            schedulers: Vec::new(),
             max_backoff: None,
             seed: 0,
         }
@@ -120,8 +124,6 @@ pub struct LocalCluster {
     scheduler_address: SocketAddr,
     /// The address of the scheduler's probes and metrics.
     health_address: SocketAddr,
-    /// The address of the scheduler's read API.
-    read_address: SocketAddr,
     /// The address of the scheduler's page.
     page_address: SocketAddr,
     webhooks: Option<InstalledWebhooks>,
@@ -203,6 +205,8 @@ impl LocalCluster {
         for resource in &spec.managed {
             configuration.manage(resource);
         }
+        let more = spec.schedulers.iter().map(|name| (*name).to_owned());
+        configuration.schedulers.extend(more);
         configuration.max_backoff = spec.max_backoff.unwrap_or(configuration.max_backoff);
         let (journal, attempts) = mpsc::unbounded_channel();
         let mut cluster = Self {
@@ -220,7 +224,6 @@ impl LocalCluster {
             binaries,
             scheduler_address,
             health_address,
-            read_address,
             page_address,
             webhooks,
             deploy: spec.deploy,
@@ -244,11 +247,6 @@ impl LocalCluster {
         self.until("every node to offer its GPUs", deadline, all_offer)
             .await?;
         self.until_scheduler_ready(deadline).await
-    }
-
-    /// The address of the scheduler's read API.
-    pub(crate) fn read_address(&self) -> SocketAddr {
-        self.read_address
     }
 
     /// The address of the scheduler's page.
@@ -354,16 +352,20 @@ impl LocalCluster {
         Ok(path)
     }
 
-    /// Writes a file of Prometheus' `file_sd_configs` with the daemons that serve metrics.
+    /// Writes a file of Prometheus' `file_sd_configs` with the daemons that serve metrics; those of the scheduler do it at these
+    /// addresses.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(crate) fn write_metrics_targets(&self) -> Result<PathBuf> {
+    pub(crate) fn write_metrics_targets(&self, schedulers: &[SocketAddr]) -> Result<PathBuf> {
         let target = |address: SocketAddr, job: &str, node: &str| {
             let labels = json!({"job": job, "node": node, "namespace": "gpushare-system"});
             json!({"targets": [address.to_string()], "labels": labels})
         };
-        let mut targets = vec![target(self.health_address, "gpushare-scheduler", "")];
+        let mut targets = Vec::new();
+        for scheduler in schedulers {
+            targets.push(target(*scheduler, "gpushare-scheduler", ""));
+        }
         for (name, node) in &self.nodes {
             targets.push(target(node.metrics_address(), "gpushare-device-plugin", name));
         }
@@ -503,13 +505,14 @@ impl LocalCluster {
     /// Ends the cluster, its daemons by SIGTERM; an error names the daemons that did not end cleanly.
     pub async fn stop(mut self) -> Result<()> {
         self.kube_scheduler = None;
-        let mut unclean = Vec::new();
         let grace = Duration::from_secs(10);
-        for (name, node) in self.nodes {
-            if !node.stop(grace).await {
-                unclean.push(format!("the device plugin of {name}"));
-            }
-        }
+        let stopped = self.nodes.into_iter().map(|(name, node)| async move {
+            let is_clean = node.stop(grace).await;
+            (!is_clean).then(|| format!("the device plugin of {name}"))
+        });
+        // At the same time: each plugin waits for pods that may still arrive.
+        let stopped = futures::future::join_all(stopped).await;
+        let mut unclean: Vec<String> = stopped.into_iter().flatten().collect();
         if !self.scheduler.is_down() && !self.scheduler.stop(grace).await {
             unclean.push("the scheduler".to_owned());
         }

@@ -114,16 +114,19 @@ pub enum Program {
     DevicePlugin,
     /// `testbed`, which runs the model of kube-scheduler.
     Testbed,
+    /// `kubectl-gpushare`.
+    Cli,
 }
 
 impl Program {
-    const ALL: [Self; 3] = [Self::Testbed, Self::Scheduler, Self::DevicePlugin];
+    const ALL: [Self; 4] = [Self::Testbed, Self::Scheduler, Self::DevicePlugin, Self::Cli];
 
     fn package(self) -> &'static str {
         match self {
             Self::Scheduler => "scheduler",
             Self::DevicePlugin => "device-plugin",
             Self::Testbed => "testbed",
+            Self::Cli => "cli",
         }
     }
 
@@ -132,6 +135,7 @@ impl Program {
             Self::Scheduler => "gpushare-scheduler",
             Self::DevicePlugin => "gpushare-device-plugin",
             Self::Testbed => "testbed",
+            Self::Cli => "kubectl-gpushare",
         };
         format!("{name}{}", std::env::consts::EXE_SUFFIX)
     }

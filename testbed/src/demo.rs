@@ -3,11 +3,12 @@
 //! Everything goes through the API as on a real cluster, and the checks read their values from there.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use proto::resource::GPU_MEM;
 use serde::{Deserialize, Serialize};
@@ -15,35 +16,39 @@ use serde_json::{Value, json};
 
 use crate::cluster::{ClusterSpec, LocalCluster, NodeSetup, WebhookSpec, default_deploy};
 use crate::console::{Check, Console, table};
-use crate::daemons::Binaries;
+use crate::daemons::{Binaries, Program};
 use crate::files;
+use crate::installation;
 use crate::invariants::{self, Accounts, ContainerView, GpuUse};
 use crate::kube_scheduler::{SchedulingAttempt, SchedulingOutcome};
 use crate::manifests;
 use crate::observer::ClusterSnapshot;
-use crate::pod_fields::{is_running, node_of};
+use crate::pod_fields::{is_running, node_of, unscheduled_because};
 use crate::pods::{NamespacePods, PodBuilder};
+use crate::replicas::Replicas;
+use crate::second_scheduler;
 
 /// Longest wait for one condition.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// MiB of the proposal's GPU.
-const GPU: u64 = 16276;
+/// GiB of the small GPUs, which are as large as the proposal's, and of the large one.
+const GPU: u64 = 16;
+const LARGE_GPU: u64 = 24;
 /// The namespace of the demo's own pods.
 const NAMESPACE: &str = "default";
 
-/// Pods with their MiB that `--keep` adds to the samples for people to look at. The second pod stays pending:
+/// Pods with their GiB that `--keep` adds to the samples for people to look at. The second pod stays pending:
 /// only one GPU is large enough, and the first pod holds it.
 const SHOWN: [(&str, u64); 10] = [
-    ("large-model-1", 20_480),
-    ("large-model-2", 20_480),
-    ("training-1", 12_207),
-    ("training-2", 12_207),
-    ("training-3", 12_207),
-    ("notebook-1", 6144),
-    ("notebook-2", 6144),
-    ("inference-1", 4069),
-    ("inference-2", 4069),
-    ("inference-3", 4069),
+    ("large-model-1", 20),
+    ("large-model-2", 20),
+    ("training-1", 12),
+    ("training-2", 12),
+    ("training-3", 12),
+    ("notebook-1", 6),
+    ("notebook-2", 6),
+    ("inference-1", 4),
+    ("inference-2", 4),
+    ("inference-3", 4),
 ];
 
 /// `testbed demo`.
@@ -78,23 +83,23 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
     Binaries::locate().await?;
     let console = Console::new(args.json);
     console.step("starting the API server, three nodes with their device plugins, and the scheduler");
-    let nodes = [
-        ("n1", vec![GPU; 4]),
-        ("n2", vec![GPU; 2]),
-        ("n3", vec![GPU, 24258]),
+    let nodes = vec![
+        node("n1", &[GPU; 4]),
+        node("n2", &[GPU; 2]),
+        node("n3", &[GPU, LARGE_GPU]),
     ];
-    let nodes = nodes.map(|(name, gpus)| NodeSetup {
-        // The nodes count in MiB, so every pod holds thousands of device IDs, and a status that lists them all
-        // would be most of the work.
-        allocated_resources_status: false,
-        ..NodeSetup::new(name, &gpus).unit("MiB")
-    });
     let cluster = LocalCluster::start(ClusterSpec {
-        deploy: args.deploy,
+        deploy: args.deploy.clone(),
         webhooks: args.webhooks.then_some(WebhookSpec { lifetime: "90d" }),
-        ..ClusterSpec::of(nodes.to_vec())
+        // The quick start names the second kube-scheduler that it installs.
+        schedulers: vec![second_scheduler::PROFILE],
+        ..ClusterSpec::of(nodes)
     })
     .await?;
+    // As the Deployment runs it: two replicas, of which one leads.
+    cluster.scheduler.kill().await;
+    let replicas = Replicas::start_after_release(&cluster).await?;
+    installation::complete(&cluster, 2).await?;
     let mut demo = Demo {
         pods: NamespacePods::of(cluster.client(), NAMESPACE),
         cluster,
@@ -116,25 +121,70 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
     }
     let is_ok = show(&cluster, &console, checks).await?;
     if args.keep {
-        for (name, mib) in SHOWN {
-            pods.create(&PodBuilder::units(name, mib)).await?;
-        }
+        show_pods(&cluster, &pods).await?;
         let kubeconfig = cluster.kubeconfig().await?;
-        let targets = cluster.write_metrics_targets()?;
-        console.say(&format!(
-            "\nkubectl --kubeconfig {kubeconfig} get pods,nodes -o wide\n\
-             cargo run -p cli -- --kubeconfig {kubeconfig} --read-api {} top\n\
-             The page: http://{}/\n\
-             Metrics, as targets of Prometheus: {}\nCtrl-C ends it.",
-            cluster.read_address(),
-            cluster.page_address(),
-            targets.display(),
-            kubeconfig = kubeconfig.display(),
-        ));
+        let targets = cluster.write_metrics_targets(&replicas.health_addresses())?;
+        console.say(&go_on(&cluster, &kubeconfig, &targets)?);
         std::future::pending::<()>().await;
     }
+    replicas.end().await?;
     cluster.stop().await?;
     Ok(is_ok)
+}
+
+/// A node with GPUs of these sizes in GiB, set up as docs/install.md says, whose plugin measures the memory in use.
+fn node(name: &str, gib_of_gpus: &[u64]) -> NodeSetup {
+    let mib_of_gpus: Vec<u64> = gib_of_gpus.iter().map(|gib| gib << 10).collect();
+    NodeSetup {
+        labels: [("gpushare".to_owned(), "true".to_owned())].into(),
+        plugin_args: vec!["--measure-memory".to_owned()],
+        uses_memory: true,
+        ..NodeSetup::new(name, &mib_of_gpus)
+    }
+}
+
+/// Creates the pods of [`SHOWN`], each after the one before it has a node, so that every run shows the same.
+async fn show_pods(cluster: &LocalCluster, pods: &NamespacePods) -> Result<()> {
+    for (name, gib) in SHOWN {
+        pods.create(&PodBuilder::units(name, gib)).await?;
+        let is_tried = |pod: &Pod| node_of(pod).is_some() || unscheduled_because(pod).is_some();
+        let tried = |snapshot: &ClusterSnapshot| snapshot.pod(name).filter(|pod| is_tried(pod)).map(|_| ());
+        let what = format!("pod {name} to be scheduled or refused");
+        cluster.until(&what, DEADLINE, tried).await?;
+    }
+    let names = SHOWN.map(|(name, _)| name);
+    let all_run = |snapshot: &ClusterSnapshot| {
+        let waiting = |name: &&str| {
+            snapshot
+                .pod(name)
+                .is_none_or(|pod| node_of(pod).is_some() && !is_running(pod))
+        };
+        names.iter().all(|name| !waiting(name)).then_some(())
+    };
+    cluster.until("the pods to run", DEADLINE, all_run).await
+}
+
+/// The text that leads a newcomer on.
+fn go_on(cluster: &LocalCluster, kubeconfig: &Path, targets: &Path) -> Result<String> {
+    let program = cluster.binaries().path(Program::Cli)?;
+    let folder = program.parent().unwrap_or(Path::new("."));
+    Ok(format!(
+        "\nThe cluster goes on. In another terminal:\n\n\
+         export KUBECONFIG={}\n\
+         export PATH=$PATH:{}\n\
+         kubectl get pods,nodes -o wide\n\
+         kubectl gpushare top                           # without kubectl: kubectl-gpushare top\n\
+         kubectl gpushare explain large-model-2         # the reason that it waits\n\
+         kubectl exec training-1 -- nvidia-smi -L       # the GPU that a container sees\n\
+         kubectl apply -f deploy/samples/01-gpushare-memory.yaml\n\n\
+         The page: http://{}/\n\
+         Metrics, as targets of Prometheus: {}\n\
+         Ctrl-C ends it.",
+        kubeconfig.display(),
+        folder.display(),
+        cluster.page_address(),
+        targets.display(),
+    ))
 }
 
 /// The part of a filter's answer that the demo shows.
@@ -165,41 +215,37 @@ impl Demo {
         self.check_everything("with the sample pods").await
     }
 
-    /// 4069 MiB left on n1, 4069 on each GPU of n2, 8138 on one GPU of n3: a pod of 8138 fits n3 only.
+    /// 4 GiB left on n1, 4 on each GPU of n2, 8 on one GPU of n3: a pod of 8 fits n3 only.
     async fn filter_figure(&mut self) -> Result<()> {
         self.console.step("filter: filling n1, n2 and n3");
         for (node, sizes) in [
-            ("n1", &[GPU, GPU, GPU, 12207][..]),
-            ("n2", &[12207, 12207]),
-            ("n3", &[24258, 8138]),
+            ("n1", &[GPU, GPU, GPU, 12][..]),
+            ("n2", &[12, 12]),
+            ("n3", &[LARGE_GPU, 8]),
         ] {
             for (idx, size) in sizes.iter().enumerate() {
                 self.run_pod(&format!("fill-{node}-{idx}"), *size, Some(node))
                     .await?;
             }
         }
-        let free = [
-            ("n1", vec![0, 0, 0, 4069]),
-            ("n2", vec![4069, 4069]),
-            ("n3", vec![8138, 0]),
-        ];
+        let free = [("n1", vec![0, 0, 0, 4]), ("n2", vec![4, 4]), ("n3", vec![8, 0])];
         for (node, wanted) in free {
             self.check_free(&format!("filter: what is left on {node}"), node, &wanted);
         }
-        self.console.step("filter: where does a pod of 8138 MiB fit?");
-        let (passed, _) = self.ask_extender(8138, &["n1", "n2", "n3"]).await?;
+        self.console.step("filter: where does a pod of 8 GiB fit?");
+        let (passed, _) = self.ask_extender(8, &["n1", "n2", "n3"]).await?;
         self.checks.push(Check::equal(
             "filter: the extender passes n3 only",
             &passed,
             &vec!["n3".to_owned()],
         ));
-        let (passed, reasons) = self.ask_extender(8138, &["n2"]).await?;
+        let (passed, reasons) = self.ask_extender(8, &["n2"]).await?;
         let name = format!("filter: the extender refuses n2: {}", reasons.join(", "));
         self.checks
             .push(Check::equal(name, &(passed.len(), reasons.len()), &(0, 1)));
         // Earlier attempts of other pods are dropped, so that the next one to be read is this pod's.
         self.cluster.past_attempts();
-        self.run_pod("figure-filter", 8138, None).await?;
+        self.run_pod("figure-filter", 8, None).await?;
         let attempt = self.next_attempt_of("figure-filter").await?;
         self.checks.push(Check::equal(
             "filter: the pod is bound to n3",
@@ -219,21 +265,16 @@ impl Demo {
         Ok(())
     }
 
-    /// 12207, 8138, 4069 and 16276 MiB left on the GPUs of n1: a pod of 8138 goes to GPU 1.
+    /// 12, 8, 4 and 16 GiB left on the GPUs of n1: a pod of 8 goes to GPU 1.
     async fn bind_figure(&mut self) -> Result<()> {
         self.console.step("bind: clearing n1 and filling it again");
         self.clear().await?;
-        for (name, size) in [
-            ("bind-0", 4069),
-            ("bind-aside", 12207),
-            ("bind-1", 8138),
-            ("bind-2", 12207),
-        ] {
+        for (name, size) in [("bind-0", 4), ("bind-aside", 12), ("bind-1", 8), ("bind-2", 12)] {
             self.run_pod(name, size, Some("n1")).await?;
         }
         self.delete(&["bind-aside".to_owned()]).await?;
-        self.check_free("bind: what is left on n1", "n1", &[12207, 8138, 4069, 16276]);
-        self.run_pod("figure-bind", 8138, Some("n1")).await?;
+        self.check_free("bind: what is left on n1", "n1", &[12, 8, 4, GPU]);
+        self.run_pod("figure-bind", 8, Some("n1")).await?;
         let snapshot = self.cluster.observer().now();
         let record = snapshot.pod("figure-bind").map(invariants::record).transpose();
         let wanted = Ok(Some(vec![(1, "GPU-n1-1".to_owned())]));
@@ -266,7 +307,7 @@ impl Demo {
             None => spec,
         };
         self.console.step(&format!(
-            "{name}: {units} MiB{}",
+            "{name}: {units} GiB{}",
             node.map(|node| format!(" on {node}")).unwrap_or_default()
         ));
         self.pods.create(&spec).await?;
@@ -281,7 +322,10 @@ impl Demo {
 
     async fn clear(&self) -> Result<()> {
         let pods = self.cluster.observer().now().pods;
-        let names: Vec<String> = pods.values().map(ResourceExt::name_any).collect();
+        let own = pods
+            .values()
+            .filter(|pod| pod.namespace().as_deref() == Some(NAMESPACE));
+        let names: Vec<String> = own.map(ResourceExt::name_any).collect();
         self.delete(&names).await
     }
 
@@ -328,14 +372,14 @@ impl Demo {
         tokio::time::timeout(DEADLINE, found).await?
     }
 
-    /// Checks the free MiB of each GPU of a node.
+    /// Checks the free GiB of each GPU of a node.
     fn check_free(&mut self, name: &str, node: &str, wanted: &[u64]) {
         let accounts = invariants::accounts(&self.cluster.observer().now(), &BTreeSet::new());
         let free: Vec<u64> = of_node(&accounts, node)
-            .map(|gpu| (gpu.total - gpu.used().min(gpu.total)) >> 20)
+            .map(|gpu| (gpu.total - gpu.used().min(gpu.total)) >> 30)
             .collect();
         self.checks.push(Check::equal(
-            format!("{name}: {wanted:?} MiB"),
+            format!("{name}: {wanted:?} GiB"),
             &free.as_slice(),
             &wanted,
         ));
@@ -373,10 +417,10 @@ async fn show(cluster: &LocalCluster, console: &Console, checks: Vec<Check>) -> 
     let snapshot = cluster.observer().now();
     let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
     let views = invariants::container_views(cluster.client(), &snapshot).await?;
-    let mut gpus = table(["NODE", "GPU", "UUID", "MEMORY MiB", "CORE %", "PODS"]);
+    let mut gpus = table(["NODE", "GPU", "UUID", "MEMORY GiB", "CORE %", "PODS"]);
     for gpu in accounts.gpus.values() {
         let pods: Vec<&str> = gpu.pods.iter().filter_map(|pod| pod.rsplit('/').next()).collect();
-        let memory = format!("{}/{}", gpu.used().div_ceil(1 << 20), gpu.total >> 20);
+        let memory = format!("{}/{}", gpu.used().div_ceil(1 << 30), gpu.total >> 30);
         gpus.add_row([
             gpu.node.clone(),
             gpu.minor.to_string(),

@@ -44,8 +44,8 @@ use tokio::sync::watch;
 pub use cdi::RefreshDelay;
 pub use claims::PreparedDevice;
 pub use config::{
-    CdiSupport, ContainerStart, Delays, KubeletConfig, KubeletFaults, LogSink, MachineGpus, OrderRule,
-    Ordering, RuntimeConfig, StartHook,
+    CdiSupport, ContainerStart, ContainersHook, Delays, KubeletConfig, KubeletFaults, LogSink, MachineGpus,
+    OrderRule, Ordering, RuntimeConfig, StartHook,
 };
 pub use machine::{PodAdmission, StartupError};
 pub use pod::{ContainerType, EXIT_AFTER};

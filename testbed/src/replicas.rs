@@ -40,21 +40,22 @@ const HEALTH: &str = "--health-listen";
 const READ_API: &str = "--read-listen";
 const PAGE: &str = "--page-listen";
 
-/// A Service of `deploy/`, and the flag that says where it leads to.
+/// A Service of `deploy/`, and the flags that say where it leads to.
 struct Service {
-    flag: &'static str,
+    flags: &'static [&'static str],
     manifest: &'static str,
     name: &'static str,
 }
 
 const SERVICES: [Service; 2] = [
     Service {
-        flag: EXTENDER,
+        // On a cluster a port-forward leads to the page, which no Service has.
+        flags: &[EXTENDER, PAGE],
         manifest: "base/scheduler.yaml",
         name: NAME,
     },
     Service {
-        flag: WEBHOOKS,
+        flags: &[WEBHOOKS],
         manifest: "components/webhook-configurations/service.yaml",
         name: "gpushare-webhook",
     },
@@ -107,8 +108,23 @@ struct ReplicaProcess {
 impl Replicas {
     /// Starts two where the cluster's only scheduler was, which must have ended, and waits until one of them leads.
     pub async fn start(cluster: &LocalCluster) -> Result<Self> {
+        clean(cluster.api().objects())?;
+        Self::start_all(cluster).await
+    }
+
+    /// Starts two as [`Self::start`] does, where an earlier leader has released the Lease: without a Lease the first leader waits for
+    /// the Lease's duration, and for binds that a leader before it may still be sending.
+    pub(crate) async fn start_after_release(cluster: &LocalCluster) -> Result<Self> {
+        let api = cluster.api().objects();
+        clean(api)?;
+        let spec = json!({"holderIdentity": "", "leaseDurationSeconds": 1, "leaseTransitions": 1});
+        let lease = json!({"metadata": {"name": NAME, "namespace": NAMESPACE}, "spec": spec});
+        api.create("leases", lease)?;
+        Self::start_all(cluster).await
+    }
+
+    async fn start_all(cluster: &LocalCluster) -> Result<Self> {
         let api = cluster.api().objects().clone();
-        clean(&api)?;
         for file in FENCE {
             manifests::apply_file(cluster.client(), &cluster.deploy().join(file)).await?;
         }
@@ -119,10 +135,12 @@ impl Replicas {
         let model = cluster.scheduler.invocation().clone();
         let mut fronts = Vec::new();
         for service in SERVICES {
-            let address = model.value(service.flag).and_then(|address| address.parse().ok());
-            if let Some(address) = address {
-                let selector = selector(&cluster.deploy().join(service.manifest), service.name)?;
-                fronts.push(front::serve(address, selector, &api, &addresses, service.flag).await?);
+            let selector = selector(&cluster.deploy().join(service.manifest), service.name)?;
+            for flag in service.flags {
+                // A scheduler without webhooks has no such flag.
+                if let Some(address) = model.value(flag).and_then(|address| address.parse().ok()) {
+                    fronts.push(front::serve(address, selector.clone(), &api, &addresses, flag).await?);
+                }
             }
         }
         let dir = cluster.dir().to_owned();
@@ -200,6 +218,12 @@ impl Replicas {
         self.addresses
             .of(name, EXTENDER)
             .with_context(|| format!("there is no replica {name}"))
+    }
+
+    /// The addresses at which the replicas serve probes and metrics.
+    pub(crate) fn health_addresses(&self) -> Vec<SocketAddr> {
+        let names = self.running.keys();
+        names.filter_map(|name| self.addresses.of(name, HEALTH)).collect()
     }
 
     /// The replicas behind the extender's Service.
@@ -376,7 +400,12 @@ async fn probe(api: apiserver::ApiObjects, name: String, url: String) {
             .unwrap_or(false);
         if reported != Some(is_ready) {
             let status = if is_ready { "True" } else { "False" };
-            let patch = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": status}]});
+            let container = json!({
+                "name": NAME, "image": NAME, "ready": is_ready, "started": true, "restartCount": 0, "state": {"running": {}},
+            });
+            let patch = json!({
+                "phase": "Running", "conditions": [{"type": "Ready", "status": status}], "containerStatuses": [container],
+            });
             // A pod that is gone needs no condition.
             let _ = api.patch_status("pods", NAMESPACE, &name, &patch);
             reported = Some(is_ready);

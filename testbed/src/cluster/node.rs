@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use serde_json::{Value, json};
 
+use super::gpu_programs::{InventoryFile, memory_use};
 use super::node_spec::{DriverSpecs, GpuFault, GpuSpec, NodeSetup, RuntimeSpec};
 use super::{PLUGIN_USER, user_client};
 use crate::apiserver::object;
@@ -28,6 +29,9 @@ const NOTICED: Duration = Duration::from_secs(10);
 
 /// The extra attribute of a user in which the API server puts the node of a pod's service-account token.
 const NODE_CLAIM: &str = "authentication.kubernetes.io/node-name";
+
+/// The name of the plugin's inventory file in a node's directory.
+const INVENTORY: &str = "inventory.json";
 
 /// The version of every machine's driver.
 const DRIVER_VERSION: &str = "550.54.15";
@@ -104,7 +108,11 @@ impl SimulatedNode {
         let machine = MachineFiles {
             dir: node_dir.clone(),
             gpus: config.gpus.clone(),
+            inventory: Arc::new(InventoryFile::at(node_dir.join(INVENTORY))),
         };
+        if spec.uses_memory {
+            config.containers = memory_use(api.objects().clone(), Arc::clone(&machine.inventory));
+        }
         // The machine's files are written before kubelet and plugin start, as on a machine that has booted.
         machine.set(&spec)?;
         let kubelet =
@@ -114,7 +122,7 @@ impl SimulatedNode {
         let mut invocation = plugin_invocation(
             &spec,
             binaries.path(Program::DevicePlugin)?,
-            [&plugin_dir, &machine.inventory_path(), &kubeconfig, &node_dir],
+            [&plugin_dir, machine.inventory.path(), &kubeconfig, &node_dir],
             metrics,
         );
         if let Some(program) = &spec.plugin {
@@ -463,13 +471,10 @@ struct MachineFiles {
     dir: PathBuf,
     /// The GPUs that the driver lists to the container runtime.
     gpus: MachineGpus,
+    inventory: Arc<InventoryFile>,
 }
 
 impl MachineFiles {
-    fn inventory_path(&self) -> PathBuf {
-        self.dir.join("inventory.json")
-    }
-
     /// Writes all files of the machine as the node is now.
     fn set(&self, spec: &NodeSetup) -> Result<()> {
         // A lost GPU keeps its device node and is missing from the driver's list.
@@ -482,7 +487,7 @@ impl MachineFiles {
         for gpu in &spec.gpus {
             files::write(&nodes.join(format!("nvidia{}", gpu.minor)), "")?;
         }
-        write_whole(&self.inventory_path(), &inventory(spec))?;
+        self.inventory.set_machine(inventory(spec))?;
         files::make_dir(&self.dir.join("etc-cdi"))?;
         if spec.driver_limits {
             let cgroups = self.dir.join("sys/fs/cgroup");

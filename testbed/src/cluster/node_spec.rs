@@ -93,6 +93,8 @@ pub struct NodeSetup {
     pub delays: Delays,
     /// Most pods that the kubelet takes.
     pub max_pods: u32,
+    /// True if the programs in its containers use part of the GPU memory that their pods were given.
+    pub uses_memory: bool,
     /// Called at every start of a container there.
     pub started: StartHook,
     /// `--inject` of its plugin.
@@ -146,6 +148,7 @@ impl NodeSetup {
                 ..Delays::default()
             },
             max_pods: 250,
+            uses_memory: false,
             started: StartHook::default(),
             inject: "auto",
             runtime: RuntimeSpec::Plain,

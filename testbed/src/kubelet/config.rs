@@ -33,6 +33,8 @@ pub struct KubeletConfig {
     pub client: Client,
     /// Called at every start of a container.
     pub started: StartHook,
+    /// Called at every change of the containers.
+    pub containers: ContainersHook,
     /// Receives each container's environment when it starts, as sorted `NAME=value` lines.
     pub log: LogSink,
     /// Capacity of the node's own resources (`cpu`, `memory`, `pods`, ..), as quantities.
@@ -130,6 +132,7 @@ impl KubeletConfig {
             dir,
             client,
             started: StartHook::default(),
+            containers: ContainersHook::default(),
             log: Arc::new(|_, _, _, _| {}),
             capacity: capacity
                 .into_iter()
@@ -206,6 +209,35 @@ impl StartHook {
 impl fmt::Debug for StartHook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "StartHook({})", if self.0.is_some() { "set" } else { "none" })
+    }
+}
+
+type OnContainers = dyn Fn(&mut dyn Iterator<Item = &RuntimeContainer>) + Send + Sync;
+
+/// A function that gets all containers of the node after each change of one, before any client can see the change.
+#[derive(Clone, Default)]
+pub struct ContainersHook(Option<Arc<OnContainers>>);
+
+impl ContainersHook {
+    /// Makes a hook of a function.
+    pub fn new(call: impl Fn(&mut dyn Iterator<Item = &RuntimeContainer>) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(call)))
+    }
+
+    pub(crate) fn call<'a>(&self, mut containers: impl Iterator<Item = &'a RuntimeContainer>) {
+        if let Some(call) = &self.0 {
+            call(&mut containers);
+        }
+    }
+}
+
+impl fmt::Debug for ContainersHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "ContainersHook({})",
+            if self.0.is_some() { "set" } else { "none" }
+        )
     }
 }
 

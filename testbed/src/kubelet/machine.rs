@@ -50,7 +50,7 @@ impl KubeletMachine {
     /// Starts the container runtime. `hold` outlives a reboot.
     pub(crate) fn start(config: KubeletConfig, hold: watch::Sender<Hold>) -> Result<Self, StartupError> {
         let changes = watch::Sender::new(());
-        let runtime = Arc::new(Runtime::new(changes.clone()));
+        let runtime = Arc::new(Runtime::new(changes.clone(), config.containers.clone()));
         let mut nri = None;
         if config.has_nri {
             let path = config.nri_socket();

@@ -9,6 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
+use super::config::ContainersHook;
 use super::pod::{ContainerSpec, ContainerType, KubeletPod};
 
 /// The variable in which a container on a machine with GPUs prints its device nodes, separated by commas.
@@ -79,6 +80,11 @@ pub struct RuntimeContainer {
 }
 
 impl RuntimeContainer {
+    /// Its ID in pod status, without the name of the runtime.
+    pub(crate) fn id(&self) -> String {
+        format!("{}/{}/{}", self.pod_uid, self.name, self.starts)
+    }
+
     /// A container of this pod that was not started yet.
     pub(crate) fn never_started(pod: &KubeletPod, container: &ContainerSpec, state: RunState) -> Self {
         Self {
@@ -126,16 +132,28 @@ pub(crate) struct Runtime {
     containers: Mutex<BTreeMap<(String, String), RuntimeContainer>>,
     /// Starts that have been tried and have not succeeded yet.
     attempts: Mutex<BTreeMap<(String, String), StartAttempts>>,
+    hook: ContainersHook,
     changed: watch::Sender<()>,
 }
 
 impl Runtime {
-    pub(crate) fn new(changed: watch::Sender<()>) -> Self {
+    pub(crate) fn new(changed: watch::Sender<()>, hook: ContainersHook) -> Self {
         Self {
             containers: Mutex::default(),
             attempts: Mutex::default(),
+            hook,
             changed,
         }
+    }
+
+    /// Changes containers, and announces the change.
+    fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<(String, String), RuntimeContainer>) -> T) -> T {
+        let mut containers = self.lock();
+        let changed = change(&mut containers);
+        self.hook.call(containers.values());
+        drop(containers);
+        self.changed.send_replace(());
+        changed
     }
 
     pub(crate) fn state(&self, uid: &str, container: &str) -> Option<RunState> {
@@ -162,37 +180,34 @@ impl Runtime {
     /// Replaces or creates a container; the number of its starts is kept.
     pub(crate) fn put(&self, container: RuntimeContainer) {
         let key = (container.pod_uid.clone(), container.name.clone());
-        self.lock().insert(key, container);
-        self.changed.send_replace(());
+        self.change(|containers| containers.insert(key, container));
     }
 
     /// Changes the state of a container; false if there is no such container.
     pub(crate) fn set_state(&self, uid: &str, container: &str, state: RunState) -> bool {
-        let mut containers = self.lock();
-        let found = containers.get_mut(&(uid.to_owned(), container.to_owned()));
-        let there = found.map(|found| found.state = state).is_some();
-        drop(containers);
-        self.changed.send_replace(());
-        there
+        self.change(|containers| {
+            let found = containers.get_mut(&(uid.to_owned(), container.to_owned()));
+            found.map(|found| found.state = state).is_some()
+        })
     }
 
     /// Ends every running container of a pod.
     pub(crate) fn kill(&self, uid: &str, code: i32) {
         let finished = Timestamp::now();
-        for container in self
-            .lock()
-            .values_mut()
-            .filter(|container| container.pod_uid == uid)
-        {
-            if let RunState::Running { since } = container.state {
-                container.state = RunState::Exited {
-                    code,
-                    started: since,
-                    finished,
-                };
+        self.change(|containers| {
+            for container in containers
+                .values_mut()
+                .filter(|container| container.pod_uid == uid)
+            {
+                if let RunState::Running { since } = container.state {
+                    container.state = RunState::Exited {
+                        code,
+                        started: since,
+                        finished,
+                    };
+                }
             }
-        }
-        self.changed.send_replace(());
+        });
     }
 
     /// Records an attempt to start a container, with its error if it failed; returns all attempts since the
@@ -223,8 +238,7 @@ impl Runtime {
     /// Forgets a pod's containers.
     pub(crate) fn remove(&self, uid: &str) {
         self.attempts.lock().retain(|(of, _), _| of != uid);
-        self.lock().retain(|(of, _), _| of != uid);
-        self.changed.send_replace(());
+        self.change(|containers| containers.retain(|(of, _), _| of != uid));
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, String), RuntimeContainer>> {

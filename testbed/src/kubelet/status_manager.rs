@@ -166,7 +166,7 @@ impl StatusManager {
             "started": running,
             "restartCount": starts.saturating_sub(1),
             "state": state(pod, container, runs),
-            "containerID": (starts > 0).then(|| format!("testbed://{}/{}/{starts}", pod.uid, container.name)),
+            "containerID": runs.filter(|runs| runs.starts > 0).map(|runs| format!("testbed://{}", runs.id())),
             "allocatedResourcesStatus": if allocated.is_empty() { Value::Null } else { Value::Array(allocated) },
         })
     }
