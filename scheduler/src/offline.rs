@@ -3,9 +3,12 @@
 //! Its binds fail, as no API server listens; [`bind`] decides what they would write.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::Router;
 use daemon::http_server::READ_TIMEOUT;
+use daemon::metrics_text::MetricsText;
 use kube::Client;
 use placement::Policies;
 use prometheus_client::registry::Registry;
@@ -17,8 +20,8 @@ use serde_json::Value;
 
 use crate::bind::{Binder, PodBinding, PodId};
 use crate::config::{CONCURRENCY, MAX_BODY, Serving};
-use crate::extender::Extender;
 use crate::extender::bind::BindError;
+use crate::extender::{Extender, router};
 use crate::index::{Assumed, Index, RawDevice, Shared};
 use crate::leader::Leadership;
 use crate::metrics::Metrics;
@@ -100,6 +103,11 @@ pub fn extender_of(index: Index) -> Extender {
         Leadership::alone(),
     );
     Extender::new(index, metrics, binder, &serving())
+}
+
+/// The routes of an extender, which answer without a socket.
+pub fn routes(extender: &Arc<Extender>) -> Router {
+    router(Arc::clone(extender), MetricsText::new(Registry::default()))
 }
 
 /// Decides on a bind as the bind verb does, and counts the binding as written. The index must have been shown the pod before.

@@ -211,8 +211,8 @@ async fn reasons_of_an_extender_are_in_the_condition_and_decide_preemption() {
     let attempt = rig.attempt().await;
     assert_eq!(attempt.outcome, SchedulingOutcome::NoFit);
     assert_eq!(attempt.diagnosis.preemption_candidates(), ["a", "b"]);
-    let message = "0/3 nodes are available: 1 no device, 2 no room. preemption: 0/3 nodes are available: \
-                   1 Preemption is not helpful for scheduling, 2 No preemption victims found for incoming pod.";
+    let message = "0/3 nodes are available: 1 no device, 2 no room. no new claims to deallocate, \
+                   preemption: 0/3 nodes are available: 1 Preemption is not helpful for scheduling, 2 No preemption victims found for incoming pod.";
     rig.until("p", |pod| {
         let conditions = pod["status"]["conditions"]
             .as_array()

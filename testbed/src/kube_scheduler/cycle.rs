@@ -56,6 +56,38 @@ impl Cycle {
         nodes: &BTreeMap<String, CachedNode>,
         diagnosis: &mut SchedulingDiagnosis,
     ) -> Result<String, CycleFailure> {
+        let feasible = self.find(pod, request, nodes, diagnosis).await;
+        let feasible = feasible.map_err(CycleFailure::Error)?;
+        let chosen = self.choose(pod, request, &feasible).await;
+        chosen.ok_or(CycleFailure::NoFit)
+    }
+
+    /// Chooses one of the nodes that fit; `None` if there are none.
+    pub(super) async fn choose(
+        &mut self,
+        pod: &Pod,
+        request: &ResourceAmounts,
+        feasible: &BTreeMap<&str, &CachedNode>,
+    ) -> Option<String> {
+        // As in kube-scheduler, a single feasible node is taken without calling any scorer.
+        match feasible.len() {
+            0 => None,
+            1 => feasible.keys().next().map(|name| (*name).to_owned()),
+            _ => {
+                let scores = self.scores(pod, request, feasible).await;
+                Some(self.select_host(&scores))
+            }
+        }
+    }
+
+    /// Finds nodes that fit a pod (`findNodesThatFitPod`), all of a small cluster; records in `diagnosis` why others were refused.
+    pub(super) async fn find<'n>(
+        &mut self,
+        pod: &Pod,
+        request: &ResourceAmounts,
+        nodes: &'n BTreeMap<String, CachedNode>,
+        diagnosis: &mut SchedulingDiagnosis,
+    ) -> Result<BTreeMap<&'n str, &'n CachedNode>, String> {
         diagnosis.n_nodes = nodes.len();
         let affine = affine_nodes(pod);
         if affine == AffineNodes::Conflict {
@@ -63,7 +95,7 @@ impl Cycle {
             for name in nodes.keys() {
                 diagnosis.exclude(name, CONFLICT);
             }
-            return Err(CycleFailure::NoFit);
+            return Ok(BTreeMap::new());
         }
         // evaluateNominatedNode: the nominated node is filtered first, and taken if it fits.
         let nominated = nominated_node(pod).and_then(|name| nodes.get_key_value(name));
@@ -71,28 +103,23 @@ impl Cycle {
             && let Ok(fitting) = self.fitting(pod, request, [(name, view)], 1, diagnosis).await
             && !fitting.0.is_empty()
         {
-            return Ok(name.clone());
+            return Ok(fitting.0);
         }
-        // findNodesThatPassFilters starts behind the last node that the previous cycle looked at
-        // (nextStartNodeIndex), so that all nodes get pods although each cycle looks at some only.
         let mut all: Vec<_> = nodes.iter().collect();
         if let AffineNodes::Named(names) = &affine {
             for (name, _) in all.extract_if(.., |(name, _)| !names.contains(*name)) {
                 diagnosis.exclude(name, NOT_NAMED);
             }
         }
+        // findNodesThatPassFilters starts behind the last node that the previous cycle looked at
+        // (nextStartNodeIndex), so that all nodes get pods although each cycle looks at some only.
         let n_to_find = self.sampling.n_to_find(all.len());
         let order = self.sampling.search_order(all.len());
         let order: Vec<_> = order.filter_map(|at| all.get(at).copied()).collect();
         let found = self.fitting(pod, request, order, n_to_find, diagnosis).await;
-        let (feasible, n_seen) = found.map_err(|error| CycleFailure::Error(error.to_string()))?;
+        let (feasible, n_seen) = found.map_err(|error| error.to_string())?;
         self.sampling.advance(n_seen, all.len());
-        // As in kube-scheduler, a single feasible node is taken without calling any scorer.
-        match feasible.len() {
-            0 => Err(CycleFailure::NoFit),
-            1 => Ok(feasible.keys().map(|name| (*name).to_owned()).collect()),
-            _ => Ok(self.select_host(&self.scores(pod, request, &feasible).await)),
-        }
+        Ok(feasible)
     }
 
     /// Filters nodes until `n_to_find` of them fit, and then asks the extenders; returns the nodes that are

@@ -91,7 +91,11 @@ pub fn no_fit_message<'a>(
         ),
     ]);
     let head = format!("0/{n_nodes} nodes are available:");
-    format!("{head} {}. preemption: {head} {preemption}.", histogram(counts))
+    // The plugin DynamicResources, on by default from 1.34 on, comes before preemption, and has a text for pods without claims too.
+    format!(
+        "{head} {}. no new claims to deallocate, preemption: {head} {preemption}.",
+        histogram(counts)
+    )
 }
 
 /// `1 this, 2 that`, sorted as text.
@@ -120,7 +124,7 @@ mod tests {
         assert_eq!(
             diagnosis.message(),
             "0/3 nodes are available: 1 Insufficient aliyun.com/gpu-mem, 2 no GPU fits. \
-             preemption: 0/3 nodes are available: 1 No preemption victims found for incoming pod, \
+             no new claims to deallocate, preemption: 0/3 nodes are available: 1 No preemption victims found for incoming pod, \
              2 Preemption is not helpful for scheduling."
         );
         assert_eq!(diagnosis.preemption_candidates(), ["n1"]);

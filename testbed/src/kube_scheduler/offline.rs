@@ -2,6 +2,7 @@
 //!
 //! Many clusters can be tried in a short time this way. Nothing is bound: the caller shows the bound pod.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::Router;
@@ -12,7 +13,7 @@ use super::amounts::ResourceAmounts;
 use super::binding::VolumeClaims;
 use super::cache::Cache;
 use super::configuration::SchedulerConfiguration;
-use super::cycle::{Cycle, CycleFailure, Sampling};
+use super::cycle::{Cycle, Sampling};
 use super::diagnosis::SchedulingDiagnosis;
 use super::extender::ExtenderClient;
 use crate::pod_fields::{has_ended, node_of};
@@ -24,12 +25,14 @@ pub struct OfflineScheduler {
     cycle: Cycle,
 }
 
-/// The result of an attempt: the chosen node, and the nodes that were refused.
+/// The result of an attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OfflineAttempt {
+    /// The nodes that fit, if the extender answers with all of them. An extender need not say why it refuses the others.
+    pub fitting: BTreeSet<String>,
     /// The node to which kube-scheduler would bind the pod; `None` if no node fits.
-    pub node: Option<String>,
-    /// The refused nodes. The others fit, if the extender answers with all nodes that fit.
+    pub chosen: Option<String>,
+    /// The refused nodes, as far as a reason is known.
     pub diagnosis: SchedulingDiagnosis,
 }
 
@@ -75,11 +78,12 @@ impl OfflineScheduler {
         let request = ResourceAmounts::of_pod(pod).map_err(|error| error.to_string())?;
         let nodes = self.cache.snapshot();
         let mut diagnosis = SchedulingDiagnosis::default();
-        let node = match self.cycle.place(pod, &request, &nodes, &mut diagnosis).await {
-            Ok(node) => Some(node),
-            Err(CycleFailure::NoFit) => None,
-            Err(CycleFailure::Error(message)) => return Err(message),
-        };
-        Ok(OfflineAttempt { node, diagnosis })
+        let feasible = self.cycle.find(pod, &request, &nodes, &mut diagnosis).await?;
+        let chosen = self.cycle.choose(pod, &request, &feasible).await;
+        Ok(OfflineAttempt {
+            fitting: feasible.keys().map(|name| (*name).to_owned()).collect(),
+            chosen,
+            diagnosis,
+        })
     }
 }

@@ -178,7 +178,7 @@ mod tests {
             message(&world, &FreeRoom::empty(&world), &world.pods[0], &found, &refused),
             "0/4 nodes are available: 1 Insufficient cpu, 1 Insufficient koordinator.sh/gpu-core, \
              1 Insufficient koordinator.sh/gpu-memory-ratio, 1 Insufficient koordinator.sh/gpu.shared, 1 no device, \
-             1 node(s) didn't match Pod's node affinity/selector. preemption: 0/4 nodes are available: \
+             1 node(s) didn't match Pod's node affinity/selector. no new claims to deallocate, preemption: 0/4 nodes are available: \
              1 No preemption victims found for incoming pod, 3 Preemption is not helpful for scheduling."
         );
     }
