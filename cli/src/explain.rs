@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use proto::read_api::{Explanation, GpuVerdict, NodeVerdict};
+use proto::read_api::{Explanation, NodeVerdict};
 
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult, code_of_answer};
@@ -12,10 +12,8 @@ use crate::source::AnswerSource;
 
 /// Most GPUs of one node in the table, unless `--all` asks for every GPU.
 const MAX_GPUS: usize = 2;
-/// Most pods in the way that the sentence names.
-const MAX_NAMES: usize = 3;
 
-/// Explains a pod; the answer is no if the pod waits and no node has room.
+/// Explains a pod; the answer is no if the pod waits and no node takes it.
 pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
@@ -98,7 +96,7 @@ async fn missing_pod(
     }
 }
 
-/// The explanation as text.
+/// The explanation as text: the reason that decides first, then the words of kube-scheduler, then the nearest nodes.
 pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> String {
     let Explanation {
         namespace,
@@ -109,12 +107,6 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
         ..
     } = explanation;
     let pod = format!("{namespace}/{name}");
-    if let Some(rule) = &explanation.invalid {
-        // The rule holds on every node, so that nodes need not be named.
-        let text =
-            format!("{pod} fits no node, whatever is free: {rule}. Correct its resources or annotations.\n");
-        return screen.paint(Colour::Red, &text);
-    }
     if let Some(node) = &explanation.node {
         let state = if explanation.assumed {
             "is being bound to"
@@ -123,26 +115,35 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
         };
         return format!("{pod} needs {asked}; it {state} node {node}.\n");
     }
-    let mut lines = format!(
-        "{pod} needs {asked}; {fitting} of {} {}",
-        count(*nodes, "node"),
-        if *fitting == 1 { "has room" } else { "have room" }
-    );
-    match explanation.verdicts.iter().find(|verdict| !verdict.fits) {
-        _ if *fitting > 0 => {
-            let fits: Vec<&str> = explanation
-                .verdicts
-                .iter()
-                .filter(|v| v.fits)
-                .map(|v| v.node.as_str())
-                .collect();
-            lines += &format!(
-                ": {}.\nIts devices are no reason to wait: see `kubectl describe pod -n {namespace} {name}` for taints, affinity and CPU.\n",
-                fits.join(", ")
-            );
+    let mut lines = match &explanation.invalid {
+        // The rule holds on every node, so that nodes need not be counted.
+        Some(_) => format!("{pod} waits.\n"),
+        None => format!(
+            "{pod} needs {asked}; {fitting} of {} {} it.\n",
+            count(*nodes, "node"),
+            if *fitting == 1 { "takes" } else { "take" }
+        ),
+    };
+    for (at, sentence) in explanation.summary.iter().enumerate() {
+        if at == 0 && *fitting == 0 {
+            lines += &screen.paint(Colour::Red, sentence);
+        } else {
+            lines += sentence;
         }
-        Some(nearest) => lines += &format!("; {}.\n", nearest_miss(nearest)),
-        None => lines += ".\nLabel a node for the device plugin, and see `kubectl gpushare doctor`.\n",
+        lines += "\n";
+    }
+    // A scheduler of an older version sends no summary.
+    if let Some(rule) = &explanation.invalid
+        && explanation.summary.is_empty()
+    {
+        lines +=
+            &format!("It fits no node, whatever is free: {rule}. Correct its resources or annotations.\n");
+    }
+    if let Some(words) = &explanation.kube_scheduler {
+        lines += &format!("kube-scheduler says: {words}\n");
+    }
+    if explanation.invalid.is_some() {
+        return lines;
     }
     if explanation.verdicts.iter().any(|verdict| !verdict.fits) {
         lines += "\n";
@@ -157,48 +158,6 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
     lines
 }
 
-/// The node that comes nearest, the amounts that it lacks, and the pods whose end makes room.
-fn nearest_miss(verdict: &NodeVerdict) -> String {
-    let mut text = format!("nearest: {}", verdict.node);
-    match verdict.gpus.iter().find(|gpu| !gpu.fits) {
-        Some(gpu) => text += &format!(" GPU {} {}", gpu.minor, lacks(gpu)),
-        None => text += &format!(" ({})", verdict.detail.as_deref().unwrap_or(&verdict.reason)),
-    }
-    let pods = &verdict.would_fit_without;
-    let first_pods = pods.iter().take(MAX_NAMES);
-    let names: Vec<String> = first_pods
-        .map(|pod| format!("{}/{}", pod.namespace, pod.name))
-        .collect();
-    // Of a long list the number says more than the names.
-    let n_more = pods.len().saturating_sub(names.len());
-    match pods.len() {
-        0 => {}
-        1 => text += &format!("; fits when {} ends", names.concat()),
-        _ if n_more > 0 => text += &format!("; fits when {} and {n_more} more end", names.join(", ")),
-        _ => text += &format!("; fits when {} end", names.join(" and ")),
-    }
-    text
-}
-
-/// The amounts that a GPU lacks, in words.
-fn lacks(gpu: &GpuVerdict) -> String {
-    let mut parts = Vec::new();
-    if gpu.needed > gpu.free {
-        parts.push(memory(gpu.needed - gpu.free));
-    }
-    if gpu.needed_core > gpu.free_core {
-        parts.push(format!("{} % core", gpu.needed_core - gpu.free_core));
-    }
-    if gpu.no_sharer {
-        parts.push("a place for one more pod".to_owned());
-    }
-    if parts.is_empty() {
-        format!("is refused: {}", gpu.reason)
-    } else {
-        format!("lacks {}", parts.join(" and "))
-    }
-}
-
 /// The table of the verdicts of nodes and GPUs.
 fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
     let mut table = TextTable::new([
@@ -209,9 +168,25 @@ fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
         text("VERDICT", 0),
     ]);
     for verdict in verdicts {
+        // The node itself comes first: its rule decides whatever room its GPUs have.
+        if !verdict.fits && (verdict.detail.is_some() || verdict.gpus.is_empty()) {
+            let detail = verdict.detail.as_deref().unwrap_or(&verdict.reason);
+            table.push([
+                verdict.node.as_str().into(),
+                "".into(),
+                "".into(),
+                "".into(),
+                detail.into(),
+            ]);
+        }
         // The nearest GPUs come first: two of them show what a node lacks.
         let n_gpus = if all { verdict.gpus.len() } else { MAX_GPUS };
         for gpu in verdict.gpus.iter().take(n_gpus) {
+            let lacks = if gpu.lacks.is_empty() {
+                &gpu.reason
+            } else {
+                &gpu.lacks
+            };
             table.push([
                 verdict.node.as_str().into(),
                 gpu.minor.to_string().into(),
@@ -220,23 +195,18 @@ fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
                 if gpu.fits {
                     Cell::coloured("has room", Colour::Green)
                 } else {
-                    lacks(gpu).into()
+                    lacks.as_str().into()
                 },
             ]);
         }
-        // A row of the node itself, if a rule of the whole node decides or the pod asks for no GPU.
-        if let Some(detail) = verdict
-            .detail
-            .as_deref()
-            .or(verdict.gpus.is_empty().then_some(verdict.reason.as_str()))
-        {
-            let detail = if verdict.fits { "has room" } else { detail };
+        if verdict.fits && verdict.gpus.is_empty() {
+            let room = Cell::coloured("takes it", Colour::Green);
             table.push([
                 verdict.node.as_str().into(),
                 "".into(),
                 "".into(),
                 "".into(),
-                detail.into(),
+                room,
             ]);
         }
     }

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::{Deserialize, Serialize};
 
-use crate::pod::{QuantityText, Taint, null_as_default};
+use crate::pod::{QuantityText, Taint, is_default, null_as_default};
 
 /// The fields of a Node that gpushare reads.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Resource)]
@@ -26,6 +26,9 @@ pub struct Node {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeSpec {
+    /// True for a cordoned node (`kubectl cordon`).
+    #[serde(skip_serializing_if = "is_default")]
+    pub unschedulable: bool,
     /// Taints, which pods have to tolerate.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub taints: Vec<Taint>,

@@ -12,10 +12,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::quantity::Quantity;
 
+mod node_affinity;
 mod scheduling;
 
+pub use node_affinity::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 pub use scheduling::{
-    Affinity, AffinityTerms, PodCondition, SchedulingGroup, SpreadConstraint, Taint, Toleration, Volume,
+    Affinity, AffinityTerms, NodeAffinity, PodCondition, SchedulingGroup, SpreadConstraint, Taint,
+    Toleration, Volume,
 };
 
 /// Annotation of a pod that requests no amounts and wants to see all GPUs of its node: `"true"`.
@@ -63,14 +66,17 @@ pub struct PodSpec {
     /// App containers, in order.
     #[serde(deserialize_with = "null_as_default")]
     pub containers: Vec<Container>,
+    /// Labels that the node must have.
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_default")]
+    pub node_selector: BTreeMap<String, String>,
     /// Node and pod affinity.
-    #[serde(deserialize_with = "null_as_default", skip_serializing)]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_default")]
     pub affinity: Affinity,
     /// Rules for spreading pods over nodes and zones.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub topology_spread_constraints: Vec<SpreadConstraint>,
     /// Tolerations of nodes' taints.
-    #[serde(deserialize_with = "null_as_default", skip_serializing)]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_default")]
     pub tolerations: Vec<Toleration>,
     /// The priority; kube-scheduler may preempt the pod for one of higher priority.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -292,11 +298,14 @@ impl Pod {
     /// The condition of the last attempt to schedule the pod, if that attempt failed.
     pub fn failed_attempt(&self) -> Option<&PodCondition> {
         // Other reasons mean no attempt: a pod with scheduling gates has the condition too.
-        self.status.conditions.iter().find(|condition| {
-            condition.kind == POD_SCHEDULED
-                && condition.status == "False"
-                && (condition.reason == UNSCHEDULABLE || condition.is_error())
-        })
+        self.unscheduled_condition()
+            .filter(|condition| condition.reason == UNSCHEDULABLE || condition.is_error())
+    }
+
+    /// The condition `PodScheduled` of a pod that has no node: kube-scheduler's reason, in its own words.
+    pub fn unscheduled_condition(&self) -> Option<&PodCondition> {
+        let mut conditions = self.status.conditions.iter();
+        conditions.find(|condition| condition.kind == POD_SCHEDULED && condition.status == "False")
     }
 
     /// Returns true if a scheduler places the pod together with others or not at all: as a member of a `PodGroup`, or by a
@@ -351,9 +360,11 @@ impl PodSpec {
             pod_affinity,
             pod_anti_affinity,
         } = &self.affinity;
-        let mut terms = [node_affinity, pod_affinity, pod_anti_affinity].into_iter();
         let mut spreads = self.topology_spread_constraints.iter();
-        terms.any(|terms| terms.n_preferred > 0) || spreads.any(SpreadConstraint::is_preference)
+        node_affinity.n_preferred > 0
+            || pod_affinity.n_preferred > 0
+            || pod_anti_affinity.n_preferred > 0
+            || spreads.any(SpreadConstraint::is_preference)
     }
 
     /// Returns true if the pod requires that certain pods are, or are not, near by.
@@ -367,10 +378,9 @@ impl PodSpec {
 
     /// Returns true if the pod does not tolerate one of the `PreferNoSchedule` taints.
     pub fn avoids(&self, taints: &[Taint]) -> bool {
-        let tolerates = |taint: &Taint| self.tolerations.iter().any(|toleration| toleration.covers(taint));
         taints
             .iter()
-            .any(|taint| taint.is_prefer_no_schedule() && !tolerates(taint))
+            .any(|taint| taint.is_prefer_no_schedule() && !taint.is_tolerated_by(&self.tolerations))
     }
 }
 
@@ -414,7 +424,7 @@ impl QuantityText {
     }
 
     /// The value in thousandths of a unit, rounded up; 0 for a quantity that does not parse or is negative.
-    pub(crate) fn thousandths(&self) -> u64 {
+    pub fn thousandths(&self) -> u64 {
         let thousandths = self.quantity().map(Quantity::thousandths).unwrap_or_default();
         u64::try_from(thousandths).unwrap_or(0)
     }

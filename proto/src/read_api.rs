@@ -270,14 +270,21 @@ pub struct Explanation {
     /// True if the scheduler has chosen `node`, and the API server has not shown the binding yet.
     #[serde(skip_serializing_if = "is_default")]
     pub assumed: bool,
-    /// The number of nodes with devices; 0 for a pod that has a node.
+    /// The number of nodes; 0 for a pod that has a node.
     pub nodes: u32,
-    /// The number of nodes that have room for the pod now.
+    /// The number of nodes that take the pod now: by kube-scheduler's own checks, by its request and by their devices.
     pub fitting: u32,
-    /// The number of nodes that refuse the pod, by the reason that filter gives to kube-scheduler.
+    /// Sentences for people: first the reason that decides, then what would help. Absent for a pod that has a node.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub summary: Vec<String>,
+    /// kube-scheduler's own words about its last attempt, from the pod's condition `PodScheduled`; absent if there is none. They may
+    /// name a reason that is not evaluated here: volumes, affinity to pods, spreading, ports.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kube_scheduler: Option<String>,
+    /// The number of nodes that refuse the pod, by the reason. kube-scheduler counts a node under each resource that is too little.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub reasons: BTreeMap<String, u32>,
-    /// Verdicts of single nodes: up to 3 that have room, then the 5 nearest of those that refuse; with `?all=true` of all nodes.
+    /// Verdicts of single nodes: up to 3 that take the pod, then the 5 nearest of those that refuse; with `?all=true` of all nodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub verdicts: Vec<NodeVerdict>,
 }
@@ -288,9 +295,12 @@ pub struct Explanation {
 pub struct NodeVerdict {
     /// The node's name.
     pub node: String,
-    /// True if the node has room for the pod.
+    /// True if the node takes the pod.
     pub fits: bool,
-    /// The reason that filter gives to kube-scheduler; absent if the node has room.
+    /// The part of the verdict that refuses the node; absent if the node takes the pod, or the scheduler is of an older version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused_by: Option<RefusedBy>,
+    /// The reason as kube-scheduler reports it: its own, or the one that filter gives; absent if the node takes the pod.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// The rule that the node breaks and the amounts that it lacks, where `reason` does not say them.
@@ -305,6 +315,18 @@ pub struct NodeVerdict {
     pub gpus: Vec<GpuVerdict>,
 }
 
+/// The parts of a verdict, in the order in which they decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RefusedBy {
+    /// kube-scheduler's own checks: cordon, taints, node affinity, sums of requests.
+    KubeScheduler,
+    /// The pod's request, which breaks a rule on every node.
+    Request,
+    /// The node's devices.
+    Devices,
+}
+
 /// The verdict of one GPU on a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -313,9 +335,12 @@ pub struct GpuVerdict {
     pub minor: u32,
     /// True if the GPU has room for the pod's part.
     pub fits: bool,
-    /// The reason that it has no room; absent if it has.
+    /// The reason that it has no room, in words without amounts; absent if it has room.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// The amounts that it lacks, or the reason if it lacks none; absent if it has room.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub lacks: String,
     /// Bytes of memory that the pod needs of it.
     pub needed: u64,
     /// Bytes of memory that are free for the pod.
@@ -369,8 +394,8 @@ pub const MAX_ADDED_NODES: u32 = 1_000;
 
 /// The answer of `POST fit`: the number of equal pods that fit now.
 ///
-/// Counts devices, and the node's CPU and memory where the node reports them. kube-scheduler alone evaluates taints, affinity and
-/// other resources.
+/// A pod counts if a node takes it by kube-scheduler's own checks (taints, node affinity, sums of requests) and by its devices. Not
+/// evaluated are volumes, ports, spreading and affinity to pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FitAnswer {

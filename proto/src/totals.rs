@@ -10,8 +10,10 @@ use std::convert::Infallible;
 use crate::node::Node;
 use crate::pod::{Container, Pod, PodSpec, QuantityText, ResourceRequirements};
 
-const CPU: &str = "cpu";
-const MEMORY: &str = "memory";
+/// The resource of CPU time.
+pub const CPU: &str = "cpu";
+/// The resource of main memory.
+pub const MEMORY: &str = "memory";
 
 /// Amounts of several resources, which can be added and compared resource by resource.
 pub(crate) trait Amounts: Default {

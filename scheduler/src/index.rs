@@ -26,7 +26,7 @@ mod stamp;
 mod victims;
 pub(crate) mod view;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,6 +54,7 @@ pub use victims::{Preemptor, Promised};
 
 use crate::accounting::PodFacts;
 use crate::bind::PodId;
+use crate::kube_scheduler::{NodeFacts, PodRequests, PodRules, RequestSums};
 pub use crate::watch::Shared;
 
 use crate::watch::ObjectStore;
@@ -347,6 +348,63 @@ impl Index {
             }
         }
         names
+    }
+
+    /// Names of all nodes that exist, in no order.
+    pub fn node_names(&self) -> Vec<Box<str>> {
+        let mut names = Vec::with_capacity(self.cluster.nodes.len());
+        for (name, state) in &self.cluster.nodes {
+            if state.exists() {
+                names.push(name.clone());
+            }
+        }
+        names
+    }
+
+    /// The fields of a node that kube-scheduler compares with pods; `None` if there is no such node.
+    pub fn node_facts(&self, name: &str) -> Option<&NodeFacts> {
+        let state = self.cluster.nodes.get(name)?;
+        state.exists().then_some(&state.facts)
+    }
+
+    /// The sums of requests on a node; `None` if no pod is there.
+    pub fn requests_on(&self, node: &str) -> Option<&RequestSums> {
+        self.cluster.requests.on(node)
+    }
+
+    /// The sums of requests that an added node like this one would have from the start, by the pods of `DaemonSet`s.
+    pub fn requests_on_added(&self, like: &str) -> RequestSums {
+        self.cluster.requests.of_tied_pods_on(like)
+    }
+
+    /// The requests of a pod that is bound, or whose binding is under way.
+    pub fn requests_of(&self, uid: &str) -> Option<&PodRequests> {
+        self.cluster.requests.of_pod(uid)
+    }
+
+    /// The fields of a waiting pod that kube-scheduler compares with nodes; `None` for a pod that no watch has shown waiting.
+    pub fn rules_of(&self, uid: &str) -> Option<&PodRules> {
+        self.cluster.pods.get(uid)?.rules.as_deref()
+    }
+
+    /// The requests of pods with devices that kube-scheduler keeps room for, by the node that they are nominated to: those that are
+    /// as important as `priority`, but not the pod `uid` itself.
+    pub fn nominated_requests(&self, uid: &str, priority: i32) -> BTreeMap<Box<str>, RequestSums> {
+        let mut nominated: BTreeMap<Box<str>, RequestSums> = BTreeMap::new();
+        for owner in self.nominated.iter().filter(|owner| owner.as_str() != uid) {
+            let Some(entry) = self.cluster.pods.get(owner) else {
+                continue;
+            };
+            if let Some(rules) = &entry.rules
+                && let Some(node) = &entry.eviction.nominated
+                // The requests of an assumed pod are counted on its node already.
+                && entry.assumption.is_none()
+                && entry.eviction.rank.priority >= priority
+            {
+                nominated.entry(node.clone()).or_default().add(&rules.requests);
+            }
+        }
+        nominated
     }
 
     /// The number of times room has opened.

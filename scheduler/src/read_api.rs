@@ -39,6 +39,7 @@ use crate::index::{Index, Shared};
 use daemon::http_server::ClientCertificate;
 pub use doctor::node_findings;
 pub use explain::explain;
+use explain::explain_to;
 pub use fit::{FitError, fit};
 use history::HistoryRecorder;
 use memory_use::PluginMeasurements;
@@ -342,12 +343,14 @@ async fn explain_pod(
     let index = api.index().clone();
     let pod = format!("{namespace}/{name}");
     let _permit = api.computing.acquire().await;
+    let evaluate = move || {
+        explain_to(&index, &namespace, &name, all, |namespace| {
+            viewer.names.include(namespace)
+        })
+    };
     // On a thread of its own: an evaluation of all nodes would hold up the filters that wait for this one.
-    match tokio::task::spawn_blocking(move || explain(&index, &namespace, &name, all)).await {
-        Ok(Some(mut explanation)) => {
-            viewer.names.hide_others_of_explanation(&mut explanation);
-            respond(&explanation)
-        }
+    match tokio::task::spawn_blocking(evaluate).await {
+        Ok(Some(explanation)) => respond(&explanation),
         Ok(None) => {
             let text = format!("there is no pod {pod:?} that asks for devices\n");
             (StatusCode::NOT_FOUND, text).into_response()

@@ -1,12 +1,13 @@
 //! Explanations, as a terminal shows them.
 
-use proto::read_api::PodName;
+use proto::read_api::{GpuVerdict, PodName};
 use rstest::rstest;
 
 use super::*;
 use crate::args::Format;
 
 const GIB: u64 = 1 << 30;
+const REASON: &str = "not enough free GPU memory on any one GPU of the node (asked: 8 GiB of one GPU)";
 const SCREEN: Screen = Screen {
     width: Some(100),
     has_colour: false,
@@ -34,7 +35,8 @@ fn names(#[case] words: &[&str], #[case] expected: &str) {
 fn waiting() -> Explanation {
     let gpu = GpuVerdict {
         minor: 3,
-        reason: "not enough free GPU memory on any one GPU of the node".to_owned(),
+        reason: "has too little memory free".to_owned(),
+        lacks: "lacks 2 GiB".to_owned(),
         needed: 8 * GIB,
         free: 6 * GIB,
         ..GpuVerdict::default()
@@ -44,14 +46,18 @@ fn waiting() -> Explanation {
         name: "web".to_owned(),
         asked: "8 GiB".to_owned(),
         nodes: 41,
-        reasons: [
-            (gpu.reason.clone(), 40),
-            ("too few healthy GPUs on the node".to_owned(), 1),
-        ]
-        .into(),
+        summary: vec![
+            "Nearest: n17: GPU 3 lacks 2 GiB.".to_owned(),
+            "It fits on n17 when train/job-1 ends.".to_owned(),
+        ],
+        kube_scheduler: Some(
+            "0/41 nodes are available: 1 Insufficient cpu, 40 not enough free GPU memory on any one GPU of the node (asked: 8 GiB of one GPU)."
+                .to_owned(),
+        ),
+        reasons: [(REASON.to_owned(), 40), ("Insufficient cpu".to_owned(), 1)].into(),
         verdicts: vec![NodeVerdict {
             node: "n17".to_owned(),
-            reason: gpu.reason.clone(),
+            reason: REASON.to_owned(),
             would_fit_without: vec![PodName {
                 namespace: "train".to_owned(),
                 name: "job-1".to_owned(),
@@ -74,12 +80,20 @@ fn other_states() {
         node: Some("n1".to_owned()),
         ..waiting()
     };
+    let rule = "the pod asks for memory units and for bytes";
     let invalid = Explanation {
-        invalid: Some("the pod asks for memory units and for bytes".to_owned()),
+        invalid: Some(rule.to_owned()),
+        summary: vec![format!(
+            "It fits no node, whatever is free: {rule}. Correct its resources or annotations."
+        )],
+        kube_scheduler: None,
         ..waiting()
     };
+    let mut invalid_of_an_old_scheduler = invalid.clone();
+    invalid_of_an_old_scheduler.summary.clear();
     let mut fitting = waiting();
-    fitting.fitting = 1;
+    (fitting.fitting, fitting.kube_scheduler) = (1, None);
+    fitting.summary = vec!["n2 takes it: kube-scheduler has not tried it yet.".to_owned()];
     fitting.verdicts.truncate(0);
     fitting.verdicts.push(NodeVerdict {
         node: "n2".to_owned(),
@@ -89,11 +103,13 @@ fn other_states() {
     fitting.reasons.clear();
     let no_nodes = Explanation {
         nodes: 0,
+        summary: vec!["The cluster has no node that the scheduler knows: kubectl get nodes".to_owned()],
+        kube_scheduler: None,
         reasons: [].into(),
         verdicts: Vec::new(),
         ..waiting()
     };
-    let texts: Vec<String> = [bound, invalid, fitting, no_nodes]
+    let texts: Vec<String> = [bound, invalid, invalid_of_an_old_scheduler, fitting, no_nodes]
         .iter()
         .map(|explanation| render(explanation, &SCREEN, false))
         .collect();

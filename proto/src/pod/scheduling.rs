@@ -1,28 +1,48 @@
 //! The fields of a pod that concern its scheduling: affinity, spreading, taints and tolerations, volumes, groups, conditions.
 //!
-//! gpushare counts preferences and does not evaluate them: kube-scheduler filters and scores by them.
+//! gpushare counts preferences and does not evaluate them: kube-scheduler scores by them.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::null_as_default;
+use super::node_affinity::NodeSelector;
+use super::{is_default, null_as_default};
 
-/// Node and pod affinity.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+/// Node and pod affinity. Only required node affinity is encoded again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Affinity {
     /// Terms about the labels of nodes.
-    #[serde(deserialize_with = "null_as_default")]
-    pub node_affinity: AffinityTerms,
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_default")]
+    pub node_affinity: NodeAffinity,
     /// Terms that ask for nodes near certain pods.
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub pod_affinity: AffinityTerms,
     /// Terms that ask for nodes away from certain pods.
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub pod_anti_affinity: AffinityTerms,
 }
 
-/// The number of terms of one kind of affinity.
+/// Terms about the labels of nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeAffinity {
+    /// The number of preferred terms.
+    #[serde(
+        rename = "preferredDuringSchedulingIgnoredDuringExecution",
+        deserialize_with = "length",
+        skip_serializing
+    )]
+    pub n_preferred: usize,
+    /// The terms of which a node has to match one.
+    #[serde(
+        rename = "requiredDuringSchedulingIgnoredDuringExecution",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub required: Option<NodeSelector>,
+}
+
+/// The number of terms about other pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct AffinityTerms {
@@ -33,7 +53,6 @@ pub struct AffinityTerms {
     )]
     pub n_preferred: usize,
     /// True if there are required terms.
-    // A list for pod affinity, an object for node affinity: only its presence is read.
     #[serde(
         rename = "requiredDuringSchedulingIgnoredDuringExecution",
         deserialize_with = "is_set"
@@ -63,16 +82,20 @@ pub struct Taint {
 }
 
 /// A toleration of a pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Toleration {
     /// The key of the taints; empty for any key.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub key: String,
     /// `Exists`, or `Equal`, which is the default.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub operator: String,
     /// The value of the taints, compared by `Equal` only.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub value: String,
     /// The effect of the taints; empty for any effect.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub effect: String,
 }
 
@@ -129,11 +152,21 @@ impl Taint {
     pub fn is_prefer_no_schedule(&self) -> bool {
         self.effect == "PreferNoSchedule"
     }
+
+    /// Returns true if the taint keeps pods that do not tolerate it away from the node.
+    pub fn is_hard(&self) -> bool {
+        ["NoSchedule", "NoExecute"].contains(&self.effect.as_str())
+    }
+
+    /// Returns true if one of these tolerations covers the taint.
+    pub fn is_tolerated_by(&self, tolerations: &[Toleration]) -> bool {
+        tolerations.iter().any(|toleration| toleration.covers(self))
+    }
 }
 
 impl Toleration {
     /// Returns true if a pod with this toleration tolerates the taint, by the rules of Kubernetes.
-    pub(super) fn covers(&self, taint: &Taint) -> bool {
+    fn covers(&self, taint: &Taint) -> bool {
         let same_value = match self.operator.as_str() {
             "Exists" => true,
             "" | "Equal" => self.value == taint.value,

@@ -2,7 +2,7 @@
 //!
 //! They allocate freely and are not for the hot path.
 
-use crate::choice::gpu_room::{fit_gpu, fit_whole, free_whole, need};
+use crate::choice::gpu_room::{fit_gpu, free_whole, need};
 use crate::data::amounts::{Amounts, HostAmounts, NamedAmounts};
 use crate::data::device::Device;
 use crate::data::holding::{Held, Hints, Holdings, Origin};
@@ -93,7 +93,7 @@ pub(crate) fn explain<'a>(
 ) -> Result<Vec<DeviceFit<'a>>, Reason> {
     let need = match request {
         RequestedGpus::Share(request) => need(node, &request)?,
-        RequestedGpus::Whole(n) => return Ok(explain_whole(node, n, hints)),
+        RequestedGpus::Whole(_) => return Ok(explain_whole(node, hints)),
         RequestedGpus::All { .. } | RequestedGpus::Nothing => return Ok(Vec::new()),
     };
     let mut fits = Vec::with_capacity(node.gpus().len());
@@ -110,17 +110,20 @@ pub(crate) fn explain<'a>(
     Ok(fits)
 }
 
-/// Compares a request for `n` whole GPUs with every GPU of a node.
-fn explain_whole<'a>(node: &'a Node, n: u32, hints: Hints<'_>) -> Vec<DeviceFit<'a>> {
-    let reason = fit_whole(node, n, hints).err();
+/// Compares a request for whole GPUs with every GPU of a node.
+fn explain_whole<'a>(node: &'a Node, hints: Hints<'_>) -> Vec<DeviceFit<'a>> {
     let free: Vec<usize> = free_whole(node, hints).collect();
     let mut fits = Vec::with_capacity(node.gpus().len());
     for (at, (gpu, row)) in node.gpus().iter().zip(node.rows.iter()).enumerate() {
-        let fit = match reason {
-            None | Some(Reason::TooFew) if free.contains(&at) => Ok(()),
-            // Too few free GPUs is a reason of the node; this one is in use, or takes no whole requests.
-            None | Some(Reason::TooFew) => Err(Reason::Vendor),
-            Some(reason) => Err(reason),
+        let fit = if free.contains(&at) {
+            Ok(())
+        } else if !gpu.healthy {
+            Err(Reason::Unhealthy)
+        } else if gpu.whole().within(row.free) {
+            // Free, and not for whole requests.
+            Err(Reason::Vendor)
+        } else {
+            Err(Reason::Memory)
         };
         fits.push(DeviceFit {
             gpu,

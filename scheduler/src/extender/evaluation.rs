@@ -289,7 +289,7 @@ fn evaluate_template(index: &Index, node: &Node, demand: &ResourceDemand<'_>) ->
         };
     };
     if report.opaque && !demand.in_units {
-        return Err(NodeMisfit::of_unknown_node(Reason::NotServed));
+        return Err(NodeMisfit::of_unknown_node(Reason::UnitUnknown));
     }
     // A fleet of its own, so that the request leaves no trace in the index.
     let mut empty = Fleet::new();

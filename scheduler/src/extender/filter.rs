@@ -54,9 +54,11 @@ struct Filter<'i, 'r> {
     now: Instant,
 }
 
-/// The texts for nodes that do not fit, where these differ from the nodes' reasons.
+/// The texts for nodes that do not fit.
 #[derive(Debug, Default)]
 struct RefusalTexts<'a> {
+    /// The text of each reason, with the amounts of the request; empty if some node fits.
+    by_reason: Vec<(Reason, String)>,
     /// The text for all nodes.
     uniform: Option<&'a str>,
     /// The node that the pod is nominated to, and the text for it while pods that were evicted for the pod have not ended.
@@ -270,23 +272,26 @@ impl<'r> Filter<'_, 'r> {
         };
         let is_constant = nominated.is_none() && suffix.is_none() && self.may_be_sample();
         RefusalTexts {
+            by_reason: texts_by_reason(resources, evaluation),
             uniform: if is_constant { Some(NO_NODE) } else { uniform },
             nominated,
-            unreadable: self.unreadable_texts(evaluation),
+            unreadable: self.unreadable_texts(resources, evaluation),
             suffix,
         }
     }
 
     /// The texts for the nodes whose partition table cannot be read. They name no node: one file of an operator may be that of
     /// many nodes, and kube-scheduler counts equal texts.
-    fn unreadable_texts(&self, evaluation: &Evaluation<'r>) -> BTreeMap<&'r str, String> {
+    fn unreadable_texts(
+        &self,
+        resources: &ResourceDemand<'_>,
+        evaluation: &Evaluation<'r>,
+    ) -> BTreeMap<&'r str, String> {
         let mut texts = BTreeMap::new();
         for (name, misfit) in &evaluation.misfits {
-            if misfit.reason == Reason::PartitionsUnreadable
-                && let Some(problem) = self.index.filter().table_problem(name)
-            {
-                let text = shorten(&format!("{}: {problem}", misfit.reason));
-                texts.insert(*name, text);
+            if misfit.reason == Reason::PartitionsUnreadable {
+                let filter = self.index.filter();
+                texts.insert(*name, filter.refusal(name, misfit.reason, resources));
             }
         }
         texts
@@ -315,6 +320,17 @@ impl<'r> Filter<'_, 'r> {
             None
         }
     }
+}
+
+/// The text of each reason for which a node is refused: nodes share them, and a cluster may have thousands.
+fn texts_by_reason(resources: &ResourceDemand<'_>, evaluation: &Evaluation<'_>) -> Vec<(Reason, String)> {
+    let mut texts: Vec<(Reason, String)> = Vec::new();
+    for (_, misfit) in &evaluation.misfits {
+        if !texts.iter().any(|(reason, _)| *reason == misfit.reason) {
+            texts.push((misfit.reason, resources.refusal(misfit.reason)));
+        }
+    }
+    texts
 }
 
 /// Keeps room for the pod on the best node, or on the only one that fits, and notes the node that the pod is sent to.
@@ -401,9 +417,16 @@ impl RefusalTexts<'_> {
             (None, Some((node, text))) if node == name => text,
             (None, _) => match self.unreadable.get(name) {
                 Some(text) => text,
-                None => misfit.reason.as_str(),
+                None => self.of_reason(misfit.reason),
             },
         }
+    }
+
+    /// The text of a reason.
+    fn of_reason(&self, reason: Reason) -> &str {
+        let mut texts = self.by_reason.iter();
+        let known = texts.find(|(known, _)| *known == reason);
+        known.map_or(reason.as_str(), |(_, text)| text)
     }
 
     /// Returns true if kube-scheduler may look for victims on a node.

@@ -99,12 +99,14 @@ pub enum AssumeError {
     #[error(transparent)]
     Invalid(#[from] RequestError),
     /// The node has no room for the pod.
-    #[error("node {node:?}: {}", refusal_text(*reason, detail.as_deref()))]
+    #[error("node {node:?}: {}", with_detail(text, detail.as_deref()))]
     NoRoom {
         /// The node.
         node: String,
         /// The reason.
         reason: Reason,
+        /// The text of the reason, with the amounts of the request.
+        text: String,
         /// The rule, and how near the node comes, if there is more to say.
         detail: Option<String>,
     },
@@ -119,12 +121,12 @@ pub enum AssumeError {
     },
 }
 
-/// The reason of a refusal and its detail, which may say the reason already.
-fn refusal_text(reason: Reason, detail: Option<&str>) -> String {
+/// The text of a refusal and its detail, which may say the same already.
+fn with_detail(text: &str, detail: Option<&str>) -> String {
     match detail {
-        Some(detail) if detail.starts_with(reason.as_str()) => detail.to_owned(),
-        Some(detail) => format!("{reason}: {detail}"),
-        None => reason.to_string(),
+        Some(detail) if detail.starts_with(text) => detail.to_owned(),
+        Some(detail) => format!("{text}: {detail}"),
+        None => text.to_owned(),
     }
 }
 
@@ -197,6 +199,7 @@ impl Assumptions<'_> {
             return Err(AssumeError::NoRoom {
                 node: node.to_owned(),
                 reason: Reason::NoDevice,
+                text: Reason::NoDevice.to_string(),
                 detail: None,
             });
         }
@@ -220,11 +223,15 @@ impl Assumptions<'_> {
         let entry = self.index.cluster.pods.entry(owner.clone());
         let entry = entry.or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
         entry.assumption = Some(Box::new(Assumption::new(binding.clone(), stamp, now)));
+        // The pod's requests count on the node now, not only when a watch shows the pod bound.
+        if let Some(rules) = &entry.rules {
+            let requests = &mut self.index.cluster.requests;
+            requests.put(owner.clone(), node, &rules.requests, false);
+        }
         // The hint has served its purpose; on another node its room is free again.
         self.index
             .hints
             .end_hint(&mut self.index.cluster, &pod.uid, Some(node));
-        // Policies that look ahead count the CPU of the pod now, not only when a watch shows the pod bound.
         self.index.cluster.fleet.set_host_use(&owner, node, facts.host);
         Ok(Assumed::Write {
             binding,
@@ -252,6 +259,7 @@ impl Assumptions<'_> {
         let placement = placement.map_err(|reason| AssumeError::NoRoom {
             node: node.to_owned(),
             reason,
+            text: demand.refusal(reason),
             detail: self.index.filter().detail(node, demand, reason),
         })?;
         if let Some(id) = self.index.cluster.fleet.node_id(node)
@@ -346,6 +354,7 @@ impl Assumptions<'_> {
         (entry.assumption, entry.problem) = (None, None);
         let is_unseen = entry.list == 0;
         self.index.cluster.fleet.release(uid);
+        self.index.cluster.requests.remove(uid);
         self.index.cluster.fleet.clear_host_use(uid);
         if is_unseen {
             remove_pod(self.index, uid);

@@ -19,6 +19,7 @@ use crate::accounting::kubelet_allocations::{self, AllocatedDevice, AllocationsB
 use crate::accounting::{self, NodeContext, PluginReport, Recorded};
 use crate::inventory::device_types::Kinds;
 use crate::inventory::{self, DeviceReport, NodeReport};
+use crate::kube_scheduler::{NodeFacts, NodeRequests};
 
 /// Nodes, pods and the devices that pods hold.
 #[derive(Debug)]
@@ -42,6 +43,8 @@ pub(super) struct Cluster {
     pub(super) n_opaque: usize,
     /// Pods that request device resources and are not terminal, by UID. Boxed, since a hash table that has grown is half empty.
     pub(super) pods: FxHashMap<OwnerId, Box<PodEntry>>,
+    /// What all pods request of their nodes.
+    pub(super) requests: NodeRequests,
     /// The number of times room has opened without an event that kube-scheduler sees.
     pub(super) n_silent_openings: u64,
 }
@@ -66,8 +69,8 @@ pub(super) struct NodeState {
     pub(super) unheld: BTreeSet<OwnerId>,
     /// The inventory that follows from both objects.
     report: Option<NodeReport>,
-    /// The allocatable amounts of device resources.
-    pub(super) allocatable: Vec<(Box<str>, u64)>,
+    /// The fields that kube-scheduler compares with a pod's.
+    pub(super) facts: NodeFacts,
     /// Problems of the two objects that keep devices from use.
     pub(super) problems: Vec<String>,
 }
@@ -87,6 +90,7 @@ impl Cluster {
             enforcement: DemandedEnforcement::Any,
             n_opaque: 0,
             pods: FxHashMap::default(),
+            requests: NodeRequests::default(),
             n_silent_openings: 0,
         }
     }
@@ -408,12 +412,6 @@ impl NodeState {
     /// Returns true if there is a Node object, and not a Device object alone.
     pub(super) fn exists(&self) -> bool {
         self.node.is_some()
-    }
-
-    /// The allocatable amount of a device resource, if the node has it.
-    pub(super) fn allocatable_of(&self, resource: &str) -> Option<u64> {
-        let (_, amount) = self.allocatable.iter().find(|(name, _)| **name == *resource)?;
-        Some(*amount)
     }
 
     /// Returns true if the memory unit of the node is not known.

@@ -8,6 +8,7 @@ use placement::{BatchEvaluation, Hints, NodeId, NodeView, Reason, Score};
 use super::cluster::{Cluster, NodeState};
 use super::plugins::{Plugins, Standing, TRIED_AT_ONCE};
 use super::resource_demand::ResourceDemand;
+use crate::api_server::shorten;
 
 /// The nodes of the cluster, as a filter sees them.
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +100,7 @@ impl<'a> NodeFilter<'a> {
     }
 
     /// Refuses nodes whose memory unit is unknown, that lack the pod's isolation provider, or whose device plugin is away.
-    pub(super) fn check_served(self, name: &str, demand: &ResourceDemand<'_>) -> Result<(), Reason> {
+    pub(crate) fn check_served(self, name: &str, demand: &ResourceDemand<'_>) -> Result<(), Reason> {
         self.check_unit_and_isolation(name, demand)?;
         self.check_plugin(name, demand, false)
     }
@@ -112,10 +113,12 @@ impl<'a> NodeFilter<'a> {
             return Ok(());
         }
         let state = self.cluster.nodes.get(name);
-        let is_unclear = !demand.in_units && state.is_some_and(NodeState::is_opaque);
+        if !demand.in_units && state.is_some_and(NodeState::is_opaque) {
+            return Err(Reason::UnitUnknown);
+        }
         let provider = state.and_then(NodeState::isolation);
-        if is_unclear || (demand.isolation.is_some() && demand.isolation.as_deref() != provider) {
-            return Err(Reason::NotServed);
+        if demand.isolation.is_some() && demand.isolation.as_deref() != provider {
+            return Err(Reason::NoIsolationProvider);
         }
         Ok(())
     }
@@ -171,7 +174,18 @@ impl<'a> NodeFilter<'a> {
             let separator = if reason == Reason::Partition { ";" } else { ":" };
             detail = format!("{detail}{separator} {problem}");
         }
-        (reason != Reason::NotServed && detail != reason.as_str()).then_some(detail)
+        let is_of_engine = ![Reason::UnitUnknown, Reason::NoIsolationProvider].contains(&reason);
+        (is_of_engine && detail != reason.as_str()).then_some(detail)
+    }
+
+    /// The text of a node's refusal, as kube-scheduler and people get it.
+    pub fn refusal(self, name: &str, reason: Reason, demand: &ResourceDemand<'_>) -> String {
+        match self.table_problem(name) {
+            Some(problem) if reason == Reason::PartitionsUnreadable => {
+                shorten(&format!("{reason}: {problem}"))
+            }
+            _ => demand.refusal(reason),
+        }
     }
 
     /// The problem of a node's partition table: it cannot be read, names GPUs that are gone, or is not used.

@@ -10,7 +10,6 @@ use proto::kubelet_allocations::KubeletAllocations;
 use proto::node::Node;
 use proto::plugin_reports::{self, PluginState};
 use proto::pod::{Pod, Taint};
-use proto::resource::is_gpu_resource;
 use proto::totals::HostResources;
 use rustc_hash::FxHashMap;
 use tracing::warn;
@@ -27,6 +26,7 @@ use super::resource_demand::requests_devices;
 use crate::accounting::kubelet_allocations::{self, AllocationsByPod};
 use crate::accounting::{self, PodFacts};
 use crate::inventory::{self, DeviceReport};
+use crate::kube_scheduler::{NodeFacts, PodRules, requests_of};
 use crate::watch::ObjectStore;
 
 /// The workload model is refreshed once this part of all pods has come or gone.
@@ -48,16 +48,11 @@ impl ObjectStore<Node> for Index {
             .fleet
             .set_host(name, host.map(accounting::host_amounts));
         read_plugin_state(self, name, &node);
-        let mut allocatable = Vec::new();
-        for (resource, amount) in &node.status.allocatable {
-            if is_gpu_resource(resource, &self.cluster.names) {
-                allocatable.push((resource.as_str().into(), amount.units()));
-            }
-        }
+        let facts = NodeFacts::of(&node);
         let trimmed = inventory::trim(&node, &self.cluster.names);
         let state = self.cluster.nodes.entry(name.into()).or_default();
         state.node_list = self.node_list.number;
-        state.allocatable = allocatable;
+        state.facts = facts;
         // Nodes report their health every few seconds; most of that changes nothing here.
         if state.node.as_ref() != Some(&trimmed) {
             set_soft_taints(&mut self.soft_taints, name, &trimmed.spec.taints);
@@ -119,7 +114,7 @@ fn forget_node(index: &mut Index, name: &str) {
     index.plugins.forget_node(name);
     index.cluster.fleet.set_host(name, None);
     if let Some(state) = index.cluster.nodes.get_mut(name) {
-        state.node = None;
+        (state.node, state.facts) = (None, NodeFacts::default());
         index.cluster.refresh_node(name);
     }
 }
@@ -245,7 +240,8 @@ impl ObjectStore<Pod> for Index {
         match facts {
             Some(facts) if !pod.is_terminal() => {
                 let is_bound = facts.bound.is_some();
-                put_pod(self, uid, facts);
+                let rules = (!is_bound).then(|| Box::new(PodRules::of(&pod)));
+                put_pod(self, uid, facts, rules);
                 put_eviction(self, &pod);
                 if !is_bound {
                     self.hints
@@ -315,8 +311,8 @@ impl ObjectStore<Pod> for Index {
     }
 }
 
-/// Puts a pod that requests device resources into the cluster, as a watch shows it.
-fn put_pod(index: &mut Index, uid: &str, facts: PodFacts) {
+/// Puts a pod that requests device resources into the cluster, as a watch shows it; `rules` are those of a pod without a node.
+fn put_pod(index: &mut Index, uid: &str, facts: PodFacts, rules: Option<Box<PodRules>>) {
     let owner = index.cluster.owner(uid);
     let list = index.pod_list.number;
     let entries = &mut index.cluster.pods;
@@ -326,7 +322,7 @@ fn put_pod(index: &mut Index, uid: &str, facts: PodFacts) {
             .entry(owner)
             .or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
         let was_bound = entry.facts.bound.is_some() && entry.assumption.is_none();
-        (entry.facts, entry.list) = (facts, list);
+        (entry.facts, entry.list, entry.rules) = (facts, list, rules);
         // Kubernetes never unbinds a pod; after a restore of etcd a watch may show an older version of it.
         if was_bound {
             (entry.problem, entry.contradicts) = (None, false);
@@ -343,7 +339,7 @@ fn put_pod(index: &mut Index, uid: &str, facts: PodFacts) {
         .entry(owner.clone())
         .or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
     let is_known = entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
-    (entry.facts, entry.list) = (facts, list);
+    (entry.facts, entry.list, entry.rules) = (facts, list, None);
     // The watch now shows the bound pod itself.
     entry.assumption = None;
     index.hints.end_hint(&mut index.cluster, uid, Some(&bound.node));
@@ -367,6 +363,7 @@ pub(super) fn remove_pod(index: &mut Index, uid: &str) {
     {
         state.unheld.remove(uid);
     }
+    index.cluster.requests.remove(uid);
     index.cluster.fleet.clear_host_use(uid);
     if let Some(profile) = entry.counted {
         index.cluster.fleet.workload_mut().remove(&profile);
@@ -400,12 +397,12 @@ fn put_eviction(index: &mut Index, pod: &Pod) {
     }
 }
 
-/// Counts the CPU and memory of a pod where it runs; `requested` is known of pods that request device resources.
+/// Counts the amounts that a pod requests of its node; `requested` is known of pods that request device resources.
 fn put_host_use(index: &mut Index, pod: &Pod, requested: Option<HostAmounts>) {
     let uid = pod.uid();
     let node = pod.spec.node_name.as_deref().unwrap_or_default();
     if node.is_empty() || pod.is_terminal() {
-        // The CPU and memory of an assumed pod stay counted as long as its assumption exists.
+        // The amounts of an assumed pod stay counted as long as its assumption exists.
         if index.cluster.assumption(uid).is_none() {
             remove_host_use(index, uid);
         }
@@ -417,6 +414,10 @@ fn put_host_use(index: &mut Index, pod: &Pod, requested: Option<HostAmounts>) {
         is_daemon: pod.is_tied_to_node(),
     };
     index.cluster.fleet.set_host_use(&owner, node, load);
+    index
+        .cluster
+        .requests
+        .put(owner.clone(), node, &requests_of(pod), load.is_daemon);
     if requested.is_some() {
         index.plain.remove(uid);
         return;
@@ -428,8 +429,9 @@ fn put_host_use(index: &mut Index, pod: &Pod, requested: Option<HostAmounts>) {
     index.plain.insert(owner, plain);
 }
 
-/// No longer counts the CPU and memory that a pod uses on its node.
+/// No longer counts the amounts that a pod requests of its node.
 fn remove_host_use(index: &mut Index, uid: &str) {
+    index.cluster.requests.remove(uid);
     index.cluster.fleet.clear_host_use(uid);
     index.plain.remove(uid);
 }
@@ -467,7 +469,7 @@ fn remove_unlisted_pods(index: &mut Index) {
     }
     let unlisted: Vec<_> = index.plain.extract_if(|_, plain| plain.list != number).collect();
     for (uid, _) in unlisted {
-        index.cluster.fleet.clear_host_use(uid.as_str());
+        remove_host_use(index, uid.as_str());
     }
     // Nothing shows the end of these pods any more, so kubelet's checkpoint decides again what they hold.
     let ended = &mut index.cluster.ended;

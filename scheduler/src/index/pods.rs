@@ -7,11 +7,14 @@ use placement::PodProfile;
 use super::assumption::Assumption;
 use super::eviction::Eviction;
 use crate::accounting::{Bound, PodFacts};
+use crate::kube_scheduler::PodRules;
 
 /// A pod that requests device resources.
 #[derive(Debug)]
 pub(super) struct PodEntry {
     pub(super) facts: PodFacts,
+    /// The fields that kube-scheduler compares with nodes; `None` for a pod that a watch has shown bound, or not shown yet.
+    pub(super) rules: Option<Box<PodRules>>,
     /// The decision of a bind, until a watch shows the pod bound.
     pub(super) assumption: Option<Box<Assumption>>,
     /// The reason for which its record is counted conservatively or not at all.
@@ -30,6 +33,7 @@ impl PodEntry {
     pub(super) fn new(facts: PodFacts) -> Self {
         Self {
             facts,
+            rules: None,
             assumption: None,
             problem: None,
             contradicts: false,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use placement::{
     Constraints, DeviceRequest, DeviceType, HostAmounts, LimitLevel, NodePolicy, NodeRequest, Policies,
-    RequestedGpus,
+    Reason, RequestedGpus, RequestedMemory, ShareRequest,
 };
 use proto::pod::Pod;
 use proto::request::hints::DemandedEnforcement;
@@ -12,6 +12,7 @@ use proto::request::{Dialect, GpuRequest, Memory, RequestError};
 use proto::totals::HostResources;
 
 use super::cluster::Cluster;
+use super::view::gib;
 use crate::accounting::{self, PodFacts};
 
 /// The demand of a pod for a node.
@@ -105,6 +106,51 @@ impl<'a> ResourceDemand<'a> {
         }
     }
 
+    /// The text of a refusal by devices, as kube-scheduler and people get it. kube-scheduler counts nodes with equal texts, so that it
+    /// has amounts of the request alone, which are the same on every node.
+    pub fn refusal(&self, reason: Reason) -> String {
+        match self.asked_where(reason) {
+            Some(asked) => format!("{reason} (asked: {asked})"),
+            None => reason.as_str().to_owned(),
+        }
+    }
+
+    /// The part of the demand that a reason is about; `None` if the reason says everything.
+    fn asked_where(&self, reason: Reason) -> Option<String> {
+        match reason {
+            Reason::Unhealthy
+            | Reason::Memory
+            | Reason::Core
+            | Reason::Slots
+            | Reason::TooFew
+            | Reason::TooLarge
+            | Reason::Vendor
+            | Reason::Partition
+            | Reason::Together
+            | Reason::Selected => asked_gpus(self.gpus).or_else(|| self.asked_others()),
+            Reason::OtherDevices => self.asked_others(),
+            Reason::NoIsolationProvider => self.isolation.as_deref().map(str::to_owned),
+            Reason::NoDevice
+            | Reason::UnitUnknown
+            | Reason::PartitionsUnreadable
+            | Reason::Unlimited
+            | Reason::LimitedByLibrary
+            | Reason::PluginAway
+            | Reason::InvalidRequest => None,
+        }
+    }
+
+    /// The devices of other types than GPU, by their resources; `None` if the demand has none.
+    fn asked_others(&self) -> Option<String> {
+        let mut parts = Vec::new();
+        for request in &self.others {
+            for (resource, amount) in &request.amounts {
+                parts.push(format!("{amount} of {resource}"));
+            }
+        }
+        (!parts.is_empty()).then(|| parts.join(", "))
+    }
+
     /// Returns true if the pod requests devices, and not CPU and memory alone.
     pub fn has_devices(&self) -> bool {
         self.gpus != RequestedGpus::Nothing || !self.others.is_empty()
@@ -142,6 +188,37 @@ impl<'a> ResourceDemand<'a> {
             DeviceType::Gpu => self.gpus != RequestedGpus::Nothing,
             DeviceType::Other(_) => self.others.iter().any(|request| request.kind == *kind),
         }
+    }
+}
+
+/// The GPUs of a demand in words, such as `8 GiB of one GPU`; `None` if it asks for none.
+fn asked_gpus(gpus: RequestedGpus) -> Option<String> {
+    match gpus {
+        RequestedGpus::Nothing => None,
+        RequestedGpus::All { .. } => Some("sight of all GPUs".to_owned()),
+        RequestedGpus::Whole(1) => Some("1 whole GPU".to_owned()),
+        RequestedGpus::Whole(n) => Some(format!("{n} whole GPUs")),
+        RequestedGpus::Share(share) => {
+            let amounts = amounts_of_one(share);
+            Some(match share.devices {
+                1 => format!("{amounts} of one GPU"),
+                n => format!("{amounts} of each of {n} GPUs"),
+            })
+        }
+    }
+}
+
+/// The amounts that a share takes of one GPU.
+fn amounts_of_one(share: ShareRequest) -> String {
+    let memory = match share.memory {
+        RequestedMemory::Bytes(bytes) => gib(bytes),
+        RequestedMemory::Units(1) => "1 memory unit".to_owned(),
+        RequestedMemory::Units(units) => format!("{units} memory units"),
+        RequestedMemory::Ratio(percent) => format!("{percent} % of the memory"),
+    };
+    match share.core {
+        0 => memory,
+        core => format!("{memory} and {core} % core"),
     }
 }
 

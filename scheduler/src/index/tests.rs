@@ -190,7 +190,10 @@ fn a_node_without_an_inventory_refuses_amounts_of_memory() {
     let pod: Pod = serde_json::from_value(pod).unwrap();
     let facts = PodFacts::of(&pod, &ResourceNames::default()).unwrap();
     let ask = index.demand("u", &facts).unwrap().unwrap();
-    assert_eq!(index.filter().fit("n1", &ask), Err(placement::Reason::NotServed));
+    assert_eq!(
+        index.filter().fit("n1", &ask),
+        Err(placement::Reason::UnitUnknown)
+    );
 }
 
 #[test]

@@ -242,7 +242,10 @@ impl VictimSearch<'_> {
             return None;
         }
         let state = cluster.nodes.get(self.view.name())?;
-        let mut free = state.allocatable_of(resource)?;
+        if !state.facts.lists(resource) {
+            return None;
+        }
+        let mut free = state.facts.allocatable(resource);
         for held in self.view.held() {
             if let Some(entry) = cluster.pods.get(held.owner) {
                 free = free.saturating_sub(entry.eviction.requested(resource));

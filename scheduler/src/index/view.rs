@@ -1,15 +1,13 @@
 //! Nodes and pods in the terms of the read API.
 
-use placement::{
-    Amounts, DeviceView, Evictable, Fleet, HolderView, NodeId, NodeView, OwnerId, Preemption, RequestedGpus,
-};
+use placement::{Amounts, DeviceView, Fleet, HolderView, NodeId, NodeView, RequestedGpus};
 use proto::device::{ENFORCEMENT, GPU_MODEL_LABEL};
-use proto::read_api::{Amount, Gpu, Holder, Node, PendingPod, PodName};
+use proto::read_api::{Amount, Gpu, Holder, Node, PendingPod};
 use proto::request::{Dialect, GpuRequest, Memory};
 
 use super::Index;
 use super::cluster::{Cluster, NodeState};
-use super::resource_demand::{ResourceDemand, requests_devices};
+use super::resource_demand::requests_devices;
 use crate::accounting::ParsedRequest;
 use crate::inventory::record_id;
 
@@ -218,7 +216,7 @@ fn asked_gpus(gpus: &GpuRequest) -> String {
 
 /// An amount of memory in GiB, or in MiB if it is less than one.
 #[expect(clippy::cast_precision_loss, reason = "one digit is shown, to people")]
-fn gib(bytes: u64) -> String {
+pub(crate) fn gib(bytes: u64) -> String {
     let (amount, unit) = if bytes < 1 << 30 {
         (bytes as f64 / f64::from(1 << 20), "MiB")
     } else {
@@ -226,47 +224,4 @@ fn gib(bytes: u64) -> String {
     };
     let text = format!("{amount:.1}");
     format!("{} {unit}", text.strip_suffix(".0").unwrap_or(&text))
-}
-
-/// Pods by whose end a request fits on a node, as the search for victims finds them; priorities do not count. Empty if the search
-/// finds none.
-pub(crate) fn pods_in_the_way(index: &Index, node: NodeId, demand: &ResourceDemand<'_>) -> Vec<PodName> {
-    let fleet = index.fleet();
-    let Some(view) = fleet.view(node) else {
-        return Vec::new();
-    };
-    let mut pods = Vec::new();
-    for held in view.held() {
-        pods.push(Evictable {
-            owner: held.owner.clone(),
-            priority: 0,
-            started: 0,
-            is_leaving: false,
-            is_forced: false,
-            budgets: Vec::new(),
-            frees: Vec::new(),
-        });
-    }
-    let outranked: Vec<OwnerId> = view.hinted().cloned().collect();
-    let preemption = Preemption {
-        pods: &pods,
-        budgets: &[],
-        must_free: &[],
-        outranked: &outranked,
-    };
-    let mut names = Vec::new();
-    if let Some(victims) = fleet.preempt(node, demand.devices(), preemption) {
-        for facts in victims
-            .owners
-            .iter()
-            .filter_map(|owner| index.pod(owner.as_str()))
-        {
-            names.push(PodName {
-                namespace: facts.namespace.to_string(),
-                name: facts.name.to_string(),
-            });
-        }
-    }
-    names.sort();
-    names
 }

@@ -1,29 +1,33 @@
 //! `POST fit`: the number of equal pods that fit now, tried on copies of nodes.
 //!
-//! Each copy is made under a short read lock when the first pod is tried on the node. CPU and memory count where the node reports
-//! them; kube-scheduler alone evaluates taints, affinity and other resources.
+//! A pod counts if the [`verdict`](crate::verdict) on a node is yes in all its parts. Each copy is made under a short read lock when
+//! the first pod is tried on the node. The pods that are placed count in the sums of requests that kube-scheduler compares, too.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use placement::{NodeId, Placement, Reason, Score, Trial};
-use proto::pod::Pod;
+use placement::{NodeId, Reason, Score, Trial};
+use proto::pod::{Pod, PodStatus};
 use proto::read_api::{FitAnswer, FitPlacement, FitRequest, MAX_ADDED_NODES, MAX_REPLICAS, VERSION};
 
 use crate::accounting::PodFacts;
 use crate::index::view::asked;
 use crate::index::{Index, ResourceDemand, Shared};
+use crate::kube_scheduler::{self, NodeFacts, PodRules, RequestSums};
+use crate::verdict::{Asker, NominatedRequests, Refusal, evaluate, words};
 
 /// Nodes that are evaluated under one read lock: a watch that waits to write holds up filters, too.
 const NODES: usize = 64;
-/// The reason of nodes that lack CPU or memory.
-const NO_HOST_ROOM: &str = "not enough CPU or memory on the node";
 
 /// A node that may take pods.
 struct FitCandidate {
     name: String,
-    /// The node on whose copy pods are tried.
-    node: NodeId,
+    /// The fields that kube-scheduler compares with the pod's.
+    facts: NodeFacts,
+    /// The requests of the pods on the node and of those that were placed there.
+    requested: RequestSums,
+    /// The node on whose copy pods are tried; `None` if nothing is known of its devices and the pod needs none that have to be known.
+    node: Option<NodeId>,
     /// The number of the copy in `trial`; `None` until the first pod is tried on it.
     copy: Option<usize>,
     /// The pods that were placed on it.
@@ -62,6 +66,7 @@ pub fn fit(index: &Shared<Index>, request: &FitRequest) -> Result<FitAnswer, Fit
     // A manifest that was read back from a cluster may be of a pod that runs.
     let mut pod = Pod::clone(&request.pod);
     pod.spec.node_name = None;
+    pod.status = PodStatus::default();
     let facts = PodFacts::of(&pod, index.read().names());
     let facts = facts.filter(|facts| index.read().requests_devices(facts));
     let Some(facts) = facts else {
@@ -69,10 +74,11 @@ pub fn fit(index: &Shared<Index>, request: &FitRequest) -> Result<FitAnswer, Fit
         return Ok(answer);
     };
     answer.asked = asked(&facts.request);
+    let rules = PodRules::of(&pod);
     // The lock ends here: a second read within it would wait for a writer that waits for the first.
     let demand = index.read().demand("", &facts);
     match demand {
-        Ok(Some(demand)) => Search::new(index, &demand).run(request, answer),
+        Ok(Some(demand)) => Search::new(index, &demand, &rules).run(request, answer),
         Ok(None) => Ok(answer),
         Err(rule) => {
             answer.invalid = Some(rule.to_string());
@@ -103,21 +109,25 @@ fn check_limits(request: &FitRequest) -> Result<(), FitError> {
 struct Search<'a> {
     index: &'a Shared<Index>,
     demand: &'a ResourceDemand<'a>,
+    rules: &'a PodRules,
+    nominated: NominatedRequests,
     trial: Trial,
     candidates: Vec<FitCandidate>,
     /// The candidates with room by score, each under its number; of equal scores the lowest number first.
     by_score: BinaryHeap<(Score, Reverse<usize>)>,
-    refusals: BTreeMap<&'static str, u32>,
+    refusals: BTreeMap<String, u32>,
     /// Candidates in the order in which they got their first pod.
     used: Vec<usize>,
 }
 
 impl<'a> Search<'a> {
     /// A search that has placed nothing yet.
-    fn new(index: &'a Shared<Index>, demand: &'a ResourceDemand<'a>) -> Self {
+    fn new(index: &'a Shared<Index>, demand: &'a ResourceDemand<'a>, rules: &'a PodRules) -> Self {
         Self {
             index,
             demand,
+            rules,
+            nominated: index.read().nominated_requests("", rules.priority),
             trial: Trial::default(),
             candidates: Vec::new(),
             by_score: BinaryHeap::new(),
@@ -136,17 +146,13 @@ impl<'a> Search<'a> {
             && let Some((_, Reverse(at))) = self.by_score.pop()
         {
             match self.try_place(at) {
-                Ok(placement) => {
-                    self.record(at, &placement);
-                    answer.fitting += 1;
-                }
-                // The candidate was ranked by devices alone, or its node has changed since.
-                Err(reason) => self.refuse(reason),
+                Ok(()) => answer.fitting += 1,
+                // The candidate is full, or its node has changed since it was ranked.
+                Err(refusal) => self.refuse_candidate(at, &refusal),
             }
         }
         if answer.fitting < request.replicas {
-            let refusals = self.refusals.into_iter();
-            answer.blocked = refusals.map(|(reason, n)| (reason.to_owned(), n)).collect();
+            answer.blocked = self.refusals;
         }
         for at in self.used {
             if let Some(candidate) = self.candidates.get_mut(at) {
@@ -158,111 +164,149 @@ impl<'a> Search<'a> {
 
     /// Evaluates the nodes of the cluster.
     fn add_existing(&mut self) {
-        let mut names = self.index.read().device_nodes();
+        let mut names = self.index.read().node_names();
         // Sorted, so that the same question gets the same answer: of equal scores the first name wins.
         names.sort_unstable();
+        let asker = Asker {
+            rules: self.rules,
+            demand: Ok(self.demand),
+        };
         let shared = self.index;
         for chunk in names.chunks(NODES) {
             let index = shared.read();
-            let filter = index.filter();
-            let mut batch = filter.batch(self.demand);
+            let mut batch = index.filter().batch(self.demand);
             for name in chunk {
-                match filter.evaluate(name, filter.node_id(name), self.demand, &mut batch) {
-                    Ok(Some((node, score))) => self.add_candidate(name.to_string(), node, None, Ok(score)),
-                    // Nothing is known of the devices of such a node, so that no pod can be tried there.
-                    Ok(None) => {}
-                    Err(reason) => self.refuse(reason.as_str()),
+                let Some(facts) = index.node_facts(name) else {
+                    continue;
+                };
+                match evaluate(&index, name, asker, &self.nominated, Some(&mut batch)) {
+                    Ok(accepted) => {
+                        let mut requested = index.requests_on(name).cloned().unwrap_or_default();
+                        if let Some(nominated) = self.nominated.get(name) {
+                            requested = requested.plus(nominated);
+                        }
+                        let candidate = FitCandidate {
+                            name: name.to_string(),
+                            facts: facts.clone(),
+                            requested,
+                            node: accepted.node,
+                            copy: None,
+                            placed: FitPlacement::default(),
+                        };
+                        self.add_candidate(candidate, accepted.score);
+                    }
+                    Err(refusal) => self.refuse(&index, name, &refusal),
                 }
             }
         }
     }
 
-    /// Adds empty copies of a node.
+    /// Adds empty copies of a node: with its devices, labels and taints, and the pods of `DaemonSet`s.
     fn add_copies(&mut self, like: &str, count: u32) -> Result<(), FitError> {
         let shared = self.index;
+        let requested = shared.read().requests_on_added(like);
         for number in 1..=count {
             // The lock is taken for each copy: a thousand copies would hold it too long.
             let index = shared.read();
             let no_such_node = || FitError::NoSuchNode(like.to_owned());
             let node = index.fleet().node_id(like).ok_or_else(no_such_node)?;
+            let facts = index.node_facts(like).ok_or_else(no_such_node)?;
             let copy = self
                 .trial
                 .copy_empty(index.fleet(), node)
                 .ok_or_else(no_such_node)?;
-            let score = self
-                .trial
-                .score(index.fleet(), copy, self.demand.devices(), self.demand.policies);
-            self.add_candidate(format!("{like}+{number}"), node, Some(copy), score);
+            let candidate = FitCandidate {
+                name: format!("{like}+{number}"),
+                facts: facts.clone(),
+                requested: requested.clone(),
+                node: Some(node),
+                copy: Some(copy),
+                placed: FitPlacement::default(),
+            };
+            match self.score_copy(&index, &candidate, copy) {
+                Ok(score) => self.add_candidate(candidate, score),
+                Err(refusal) => self.refuse(&index, like, &refusal),
+            }
         }
         Ok(())
     }
 
-    /// Adds a node that was evaluated to the candidates, or its refusal to the reasons.
-    fn add_candidate(
-        &mut self,
-        name: String,
-        node: NodeId,
-        copy: Option<usize>,
-        score: Result<Score, Reason>,
-    ) {
-        match score {
-            Ok(score) => {
-                self.by_score.push((score, Reverse(self.candidates.len())));
-                self.candidates.push(FitCandidate {
-                    name,
-                    node,
-                    copy,
-                    placed: FitPlacement::default(),
-                });
-            }
-            Err(reason) => self.refuse(reason.as_str()),
-        }
-    }
-
-    /// Counts a node that takes no further pod, under its reason.
-    fn refuse(&mut self, reason: &'static str) {
-        *self.refusals.entry(reason).or_default() += 1;
-    }
-
-    /// Places one pod on a candidate's copy, and ranks the candidate again if it has more room.
-    fn try_place(&mut self, at: usize) -> Result<Placement, &'static str> {
+    /// The score of a candidate for the next pod.
+    fn score_copy(&self, index: &Index, candidate: &FitCandidate, copy: usize) -> Result<Score, Refusal> {
+        kube_scheduler::check(self.rules, &candidate.facts, &candidate.requested)
+            .map_err(Refusal::KubeScheduler)?;
         let (request, policies) = (self.demand.devices(), self.demand.policies);
-        let index = self.index.read();
-        let candidate = self.candidates.get_mut(at).ok_or(Reason::NoDevice.as_str())?;
-        let copy = match candidate.copy {
-            Some(copy) => copy,
-            None => self
-                .trial
-                .copy(index.fleet(), candidate.node)
-                .ok_or(Reason::NoDevice.as_str())?,
-        };
-        candidate.copy = Some(copy);
-        // Filter leaves CPU and memory to kube-scheduler, which is not asked here.
-        if !self.trial.has_host_room(copy, request.host) {
-            return Err(NO_HOST_ROOM);
-        }
-        let placement = self.trial.place(index.fleet(), copy, request, policies);
-        let placement = placement.map_err(Reason::as_str)?;
-        match self.trial.score(index.fleet(), copy, request, policies) {
-            Ok(score) => self.by_score.push((score, Reverse(at))),
-            Err(reason) => *self.refusals.entry(reason.as_str()).or_default() += 1,
-        }
-        Ok(placement)
+        let score = self.trial.score(index.fleet(), copy, request, policies);
+        score.map_err(Refusal::Devices)
     }
 
-    /// Records a placed pod in the answer of its candidate.
-    fn record(&mut self, at: usize, placement: &Placement) {
-        let Some(candidate) = self.candidates.get_mut(at) else {
-            return;
+    /// Adds a node that takes a pod.
+    fn add_candidate(&mut self, candidate: FitCandidate, score: Score) {
+        self.by_score.push((score, Reverse(self.candidates.len())));
+        self.candidates.push(candidate);
+    }
+
+    /// Counts a candidate that takes no further pod.
+    fn refuse_candidate(&mut self, at: usize, refusal: &Refusal) {
+        let shared = self.index;
+        if let Some(candidate) = self.candidates.get(at) {
+            let name = candidate.facts.name.clone();
+            self.refuse(&shared.read(), &name, refusal);
+        }
+    }
+
+    /// Counts a node that takes no further pod, under its reasons.
+    fn refuse(&mut self, index: &Index, name: &str, refusal: &Refusal) {
+        let asker = Asker {
+            rules: self.rules,
+            demand: Ok(self.demand),
         };
-        let placed = &mut candidate.placed;
-        if placed.pods == 0 {
-            placed.node.clone_from(&candidate.name);
+        for reason in words::reasons(index, name, refusal, asker) {
+            *self.refusals.entry(reason).or_default() += 1;
+        }
+    }
+
+    /// Places one pod on a candidate, and ranks the candidate again if it takes another.
+    fn try_place(&mut self, at: usize) -> Result<(), Refusal> {
+        let gone = || Refusal::Devices(Reason::NoDevice);
+        let shared = self.index;
+        let index = shared.read();
+        let candidate = self.candidates.get_mut(at).ok_or_else(gone)?;
+        kube_scheduler::check(self.rules, &candidate.facts, &candidate.requested)
+            .map_err(Refusal::KubeScheduler)?;
+        if let Some(node) = candidate.node {
+            let copy = match candidate.copy {
+                Some(copy) => copy,
+                None => self.trial.copy(index.fleet(), node).ok_or_else(gone)?,
+            };
+            candidate.copy = Some(copy);
+            let (request, policies) = (self.demand.devices(), self.demand.policies);
+            let placement = self.trial.place(index.fleet(), copy, request, policies);
+            for share in placement.map_err(Refusal::Devices)?.gpus() {
+                *candidate.placed.gpus.entry(share.minor).or_default() += 1;
+            }
+        }
+        candidate.requested.add(&self.rules.requests);
+        if candidate.placed.pods == 0 {
+            candidate.placed.node.clone_from(&candidate.name);
             self.used.push(at);
         }
-        placed.pods += 1;
-        for share in placement.gpus() {
-            *placed.gpus.entry(share.minor).or_default() += 1;
+        candidate.placed.pods += 1;
+        let next = match candidate.copy {
+            Some(copy) => {
+                let candidate = self.candidates.get(at).ok_or_else(gone)?;
+                self.score_copy(&index, candidate, copy)
+            }
+            // A node of which only sums are known has the same score as long as these suffice.
+            None => Ok(Score::default()),
+        };
+        match next {
+            Ok(score) => self.by_score.push((score, Reverse(at))),
+            Err(refusal) => {
+                drop(index);
+                self.refuse_candidate(at, &refusal);
+            }
         }
+        Ok(())
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use http::HeaderMap;
-use proto::read_api::{Explanation, Node, PendingPod};
+use proto::read_api::{Node, PendingPod};
 use rustc_hash::FxHasher;
 
 use super::json;
@@ -77,18 +77,6 @@ impl SeenNames {
     pub(super) fn pending(&self, pods: &[PendingPod]) -> Vec<PendingPod> {
         let seen = pods.iter().filter(|pod| self.include(&pod.namespace));
         seen.cloned().collect()
-    }
-
-    /// Removes the names that the client does not see from the pods that an explanation names as in the way.
-    pub(super) fn hide_others_of_explanation(&self, explanation: &mut Explanation) {
-        for verdict in &mut explanation.verdicts {
-            for pod in &mut verdict.would_fit_without {
-                if !self.include(&pod.namespace) {
-                    pod.namespace.clear();
-                    pod.name.clear();
-                }
-            }
-        }
     }
 }
 

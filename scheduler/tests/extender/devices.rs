@@ -490,7 +490,12 @@ async fn a_pod_with_an_isolation_provider_goes_to_nodes_that_have_it() {
     assert_eq!(world.fitting(&wanting, &["n1", "n2"]).await, ["n2"]);
     world.api.put(&wanting);
     world.apply_pod(&wanting);
-    assert!(world.bind(&wanting, "n1").await.contains("isolation provider"));
+    assert!(
+        world
+            .bind(&wanting, "n1")
+            .await
+            .contains("gpu-isolation-provider")
+    );
     world.place(&wanting, "n2").await;
     let labels = |nth: usize| world.api.bindings()[nth]["metadata"]["labels"].clone();
     assert_eq!(

@@ -2,11 +2,36 @@
 
 use serde_json::{Value, json};
 
+/// Allocatable amounts so large that kube-scheduler's own sums refuse no pod, and devices alone decide.
+fn ample() -> Value {
+    let resources = [
+        "cpu",
+        "memory",
+        "pods",
+        "aliyun.com/gpu-mem",
+        "nvidia.com/gpu",
+        "koordinator.sh/gpu.shared",
+        "koordinator.sh/gpu-memory",
+        "koordinator.sh/gpu-memory-ratio",
+        "koordinator.sh/gpu-core",
+        "koordinator.sh/gpu",
+        "koordinator.sh/rdma",
+        "koordinator.sh/fpga",
+    ];
+    resources
+        .into_iter()
+        .map(|resource| (resource.to_owned(), json!("1P")))
+        .collect()
+}
+
 /// A node that our plugin runs on, with its unit in the annotation and its totals in status.
 pub(crate) fn node(name: &str, unit: &str) -> Value {
     json!({
         "metadata": {"name": name, "annotations": {"aliyun.com/gpu-mem-unit": unit}},
-        "status": {"capacity": {"cpu": "8", "koordinator.sh/gpu-memory": "1Gi"}},
+        "status": {
+            "capacity": {"cpu": "8", "koordinator.sh/gpu-memory": "1Gi"},
+            "allocatable": ample(),
+        },
     })
 }
 
@@ -14,7 +39,10 @@ pub(crate) fn node(name: &str, unit: &str) -> Value {
 pub(crate) fn old_node(name: &str, n_gpus: u64, units: u64) -> Value {
     json!({
         "metadata": {"name": name},
-        "status": {"capacity": {"aliyun.com/gpu-count": n_gpus.to_string(), "aliyun.com/gpu-mem": units.to_string()}},
+        "status": {
+            "capacity": {"aliyun.com/gpu-count": n_gpus.to_string(), "aliyun.com/gpu-mem": units.to_string()},
+            "allocatable": ample(),
+        },
     })
 }
 

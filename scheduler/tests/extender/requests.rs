@@ -59,9 +59,9 @@ async fn filter_gives_a_reason_for_every_node_if_none_fits() {
       "Error": "",
       "FailedAndUnresolvableNodes": {
         "cpu-only": "node is not known to gpushare or offers no shareable GPU",
-        "n1": "not enough free GPU memory on any one GPU of the node",
-        "n2": "not enough free GPU memory on any one GPU of the node",
-        "n3": "not enough free GPU memory on any one GPU of the node"
+        "n1": "not enough free GPU memory on any one GPU of the node (asked: 9000 memory units of one GPU)",
+        "n2": "not enough free GPU memory on any one GPU of the node (asked: 9000 memory units of one GPU)",
+        "n3": "not enough free GPU memory on any one GPU of the node (asked: 9000 memory units of one GPU)"
       },
       "FailedNodes": {
         "unknown": "node is not known to gpushare or offers no shareable GPU"
@@ -105,7 +105,7 @@ async fn filter_returns_whole_nodes_unchanged() {
 /// A node that an autoscaler asks about does not exist yet, and is evaluated by its template.
 #[rstest]
 #[case::room(old_node("template", 2, 32), 16, Ok(()))]
-#[case::too_large(old_node("template", 2, 32), 17, Err(("FailedAndUnresolvableNodes", "request is larger than the node's GPUs even when they are empty")))]
+#[case::too_large(old_node("template", 2, 32), 17, Err(("FailedAndUnresolvableNodes", "request is larger than the node's GPUs even when they are empty (asked: 17 memory units of one GPU)")))]
 #[case::no_gpu(json!({"metadata": {"name": "template"}}), 1, Err(("FailedNodes", "node is not known to gpushare or offers no shareable GPU")))]
 #[tokio::test]
 async fn an_unknown_node_is_evaluated_by_its_template(

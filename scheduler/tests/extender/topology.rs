@@ -680,7 +680,7 @@ async fn refusals_name_the_constraint_and_the_nearest_miss() {
         .iter()
         .map(|verdict| (&*verdict.node, &*verdict.reason, verdict.detail.as_deref()))
         .collect();
-    let apart = "devices that belong together are not free as a partition, or as close to one another, as the pod or the node demands";
+    let apart = "devices that belong together are not free as a partition, or as close to one another, as the pod or the node demands (asked: 4 whole GPUs)";
     assert_eq!(
         verdicts,
         [
@@ -691,8 +691,8 @@ async fn refusals_name_the_constraint_and_the_nearest_miss() {
             ),
             (
                 "n2",
-                "request is larger than the node's GPUs even when they are empty",
-                None
+                "request is larger than the node's GPUs even when they are empty (asked: 4 whole GPUs)",
+                Some("the node has 2 GPUs, the largest with 100 MiB")
             ),
         ]
     );

@@ -1,7 +1,7 @@
 //! Reasons for refusing a request.
 //!
-//! Each distinct text reaches the pod's condition, so there are few: fourteen for all reasons, and the text of the broken rule
-//! for an invalid request.
+//! Each distinct text reaches the pod's condition, so there are few: fifteen for all reasons, and the text of the broken rule
+//! for an invalid request. The scheduler adds the amounts of the request, which are the same on every node.
 
 use std::fmt;
 
@@ -25,8 +25,10 @@ pub enum Reason {
     TooFew,
     /// The node could not take the request even if it were empty.
     TooLarge,
-    /// The node does not serve the form of the request.
-    NotServed,
+    /// The node's memory unit is not known, and amounts have to be converted to or from it.
+    UnitUnknown,
+    /// The node lacks the isolation provider that the pod demands.
+    NoIsolationProvider,
     /// Pods of the vendor's plugin and pods that share would meet on a GPU.
     Vendor,
     /// Devices of another type than GPU are too few or too full.
@@ -52,7 +54,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in order.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::NoDevice,
         Self::Unhealthy,
         Self::Memory,
@@ -60,7 +62,8 @@ impl Reason {
         Self::Slots,
         Self::TooFew,
         Self::TooLarge,
-        Self::NotServed,
+        Self::UnitUnknown,
+        Self::NoIsolationProvider,
         Self::Vendor,
         Self::OtherDevices,
         Self::Partition,
@@ -93,8 +96,11 @@ impl Reason {
                 "too few GPUs of the node have room at the same time"
             }
             Self::TooLarge => "request is larger than the node's GPUs even when they are empty",
-            Self::NotServed => {
-                "node does not serve what the pod asks for: its memory unit is unknown, or it lacks the pod's isolation provider"
+            Self::UnitUnknown => {
+                "size of the node's memory unit is not known, so that units cannot be compared with bytes"
+            }
+            Self::NoIsolationProvider => {
+                "node lacks the label koordinator.sh/gpu-isolation-provider with the value that the pod demands"
             }
             Self::Vendor => {
                 "GPUs of the node are kept apart for pods that share them and for pods of the vendor's plugin"
@@ -134,7 +140,8 @@ impl Reason {
             Self::NoDevice
             | Self::Unhealthy
             | Self::TooLarge
-            | Self::NotServed
+            | Self::UnitUnknown
+            | Self::NoIsolationProvider
             | Self::PartitionsUnreadable
             | Self::Unlimited
             | Self::LimitedByLibrary
@@ -153,7 +160,8 @@ impl Reason {
             Self::Slots => "slots",
             Self::TooFew => "too_few",
             Self::TooLarge => "too_large",
-            Self::NotServed => "not_served",
+            Self::UnitUnknown => "unit_unknown",
+            Self::NoIsolationProvider => "no_isolation_provider",
             Self::Vendor => "vendor",
             Self::OtherDevices => "other_devices",
             Self::Partition => "partition",

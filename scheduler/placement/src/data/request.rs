@@ -192,7 +192,7 @@ impl ShareNeed {
                 NeededMemory::Absolute(Memory::from_bytes(units.saturating_mul(unit)))
             }
             // Units of unknown size compare with nothing.
-            (RequestedMemory::Units(_), None) => return Err(Reason::NotServed),
+            (RequestedMemory::Units(_), None) => return Err(Reason::UnitUnknown),
         };
         Ok(Self {
             memory,

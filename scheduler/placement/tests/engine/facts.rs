@@ -193,7 +193,7 @@ fn an_amount_in_unknown_units_takes_the_whole_device() {
     fleet.set_inventory("n", without_unit);
     hold(&mut fleet, "pod", "n", on_minor(1, RequestedMemory::Units(1)));
     assert_eq!(free_mib(&fleet, "n"), [8192, 0]);
-    assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::NotServed));
+    assert_eq!(fleet.fit(id, &units(1), Hints::Respect), Err(Reason::UnitUnknown));
     assert_eq!(
         fleet.fit(id, &ask(1, RequestedMemory::Bytes(MIB)), Hints::Respect),
         Ok(())

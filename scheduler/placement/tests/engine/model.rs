@@ -97,7 +97,7 @@ impl Model {
             return Err(Reason::InvalidRequest);
         }
         if matches!(request.memory, RequestedMemory::Units(_)) && inventory.unit_bytes.is_none() {
-            return Err(Reason::NotServed);
+            return Err(Reason::UnitUnknown);
         }
         let device = |(gpu, certain, suspect): (Device, Triple, Triple)| {
             let total = total_of(&gpu);

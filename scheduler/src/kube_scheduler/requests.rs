@@ -1,0 +1,159 @@
+//! What pods request of their nodes, in kube-scheduler's sums (`NodeResourcesFit`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use placement::OwnerId;
+use proto::pod::Pod;
+use proto::totals::{CPU, HostResources, MEMORY, named_requests};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// What one pod requests of its node: thousandths of a CPU under `cpu`, and whole units of every other resource. Has no zeros.
+pub type PodRequests = BTreeMap<Box<str>, u64>;
+
+/// The sums of the requests of all pods, by node. A pod counts that is bound and has not ended, or whose binding is under way.
+#[derive(Debug, Default)]
+pub struct NodeRequests {
+    sums: FxHashMap<Arc<str>, RequestSums>,
+    pods: FxHashMap<OwnerId, CountedPod>,
+    /// The different requests of all pods: those of one template are equal.
+    known: FxHashSet<Arc<PodRequests>>,
+}
+
+/// The sums of requests on one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestSums {
+    /// The number of pods.
+    pub n_pods: u64,
+    /// The sum for each resource, in the units of [`PodRequests`]. Pods may name any amount, so sums have twice the bits.
+    amounts: BTreeMap<Box<str>, u128>,
+}
+
+/// A pod that is counted on a node.
+#[derive(Debug)]
+struct CountedPod {
+    node: Arc<str>,
+    requests: Arc<PodRequests>,
+    /// True if the pod runs on its node because of that node, as a pod of a `DaemonSet` does.
+    is_tied: bool,
+}
+
+/// The requests of a pod, totalled as kube-scheduler does.
+pub fn requests_of(pod: &Pod) -> PodRequests {
+    let host = HostResources::of_pod(pod);
+    let mut requests = PodRequests::from([(CPU.into(), host.cpu_milli), (MEMORY.into(), host.memory)]);
+    for (resource, amount) in named_requests(pod) {
+        requests.insert(resource.into(), amount);
+    }
+    // kube-scheduler compares no resource of which a pod requests zero.
+    requests.retain(|_, amount| *amount > 0);
+    requests
+}
+
+impl NodeRequests {
+    /// Counts a pod on a node, and no longer where it was counted before.
+    pub fn put(&mut self, owner: OwnerId, node: &str, requests: &PodRequests, is_tied: bool) {
+        if let Some(counted) = self.pods.get(&owner)
+            && *counted.node == *node
+            && *counted.requests == *requests
+        {
+            return;
+        }
+        self.remove(owner.as_str());
+        let requests = if let Some(known) = self.known.get(requests) {
+            Arc::clone(known)
+        } else {
+            let requests = Arc::new(requests.clone());
+            self.known.insert(Arc::clone(&requests));
+            requests
+        };
+        let node = match self.sums.get_key_value(node) {
+            Some((node, _)) => Arc::clone(node),
+            None => node.into(),
+        };
+        self.sums.entry(Arc::clone(&node)).or_default().add(&requests);
+        let counted = CountedPod {
+            node,
+            requests,
+            is_tied,
+        };
+        self.pods.insert(owner, counted);
+    }
+
+    /// No longer counts a pod.
+    pub fn remove(&mut self, uid: &str) {
+        let Some(counted) = self.pods.remove(uid) else {
+            return;
+        };
+        if let Some(sums) = self.sums.get_mut(&counted.node) {
+            sums.subtract(&counted.requests);
+            if sums.n_pods == 0 {
+                self.sums.remove(&counted.node);
+            }
+        }
+        // Held by this pod and by the set of known requests: no other pod has these.
+        if Arc::strong_count(&counted.requests) == 2 {
+            self.known.remove(&counted.requests);
+        }
+    }
+
+    /// The sums of a node; `None` if no pod is on it.
+    pub fn on(&self, node: &str) -> Option<&RequestSums> {
+        self.sums.get(node)
+    }
+
+    /// The sums of the pods on a node that run because of that node: a new node of the same kind gets as many.
+    pub fn of_tied_pods_on(&self, node: &str) -> RequestSums {
+        let mut sums = RequestSums::default();
+        for counted in self.pods.values() {
+            if counted.is_tied && *counted.node == *node {
+                sums.add(&counted.requests);
+            }
+        }
+        sums
+    }
+
+    /// The requests of a counted pod.
+    pub fn of_pod(&self, uid: &str) -> Option<&PodRequests> {
+        self.pods.get(uid).map(|counted| &*counted.requests)
+    }
+}
+
+impl RequestSums {
+    /// The sum of one resource.
+    pub fn of(&self, resource: &str) -> u128 {
+        self.amounts.get(resource).copied().unwrap_or(0)
+    }
+
+    /// These sums and those of other pods.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        let mut sums = self.clone();
+        sums.n_pods += other.n_pods;
+        for (resource, amount) in &other.amounts {
+            *sums.amounts.entry(resource.clone()).or_default() += amount;
+        }
+        sums
+    }
+
+    /// Adds the requests of one more pod.
+    pub fn add(&mut self, requests: &PodRequests) {
+        self.n_pods += 1;
+        for (resource, amount) in requests {
+            *self.amounts.entry(resource.clone()).or_default() += u128::from(*amount);
+        }
+    }
+
+    /// Subtracts the requests of a pod that was added.
+    pub fn subtract(&mut self, requests: &PodRequests) {
+        self.n_pods = self.n_pods.saturating_sub(1);
+        for (resource, amount) in requests {
+            if let Some(sum) = self.amounts.get_mut(resource) {
+                *sum = sum.saturating_sub(u128::from(*amount));
+                if *sum == 0 {
+                    self.amounts.remove(resource);
+                }
+            }
+        }
+    }
+}

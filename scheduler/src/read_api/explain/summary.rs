@@ -1,0 +1,292 @@
+//! The sentences that an explanation begins with: the reason that decides, and what would help.
+
+use placement::{Reason, RequestedGpus, RequestedMemory};
+use proto::read_api::PodName;
+use proto::resource::{ResourceNames, VENDOR_GPUS, is_gpu_resource};
+
+use super::survey::{LargestGpus, Offer, Refused, Survey};
+use crate::index::view::gib;
+use crate::kube_scheduler::{NodeRefusal, PodRules};
+use crate::verdict::{Asker, Refusal, words};
+
+/// Most names of nodes or pods in one sentence.
+const MAX_NAMES: usize = 3;
+/// The reason of kube-scheduler's condition for a pod with scheduling gates.
+const GATED: &str = "SchedulingGated";
+
+/// The sentences about a pod that has no node, the most important first.
+pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
+    let mut sentences = Vec::new();
+    if is_gated(asker.rules) {
+        sentences.push(
+            "The pod has scheduling gates (spec.schedulingGates), and kube-scheduler does not try it before they are removed."
+                .to_owned(),
+        );
+    }
+    if let Err(rule) = asker.demand {
+        sentences.push(format!(
+            "It fits no node, whatever is free: {rule}. Correct its resources or annotations."
+        ));
+        return sentences;
+    }
+    if survey.refused.is_empty() && survey.fitting.is_empty() {
+        sentences.push("The cluster has no node that the scheduler knows: kubectl get nodes".to_owned());
+        return sentences;
+    }
+    if !survey.fitting.is_empty() {
+        sentences.push(room(survey, asker.rules));
+        return sentences;
+    }
+    let too_large = larger_than_any(survey, asker);
+    let missing = missing_resources(survey, asker.rules);
+    let is_decided = too_large.is_some() || !missing.is_empty();
+    sentences.extend(too_large);
+    sentences.extend(missing);
+    if is_decided {
+        return sentences;
+    }
+    let n_before = sentences.len();
+    sentences.extend(nearest(survey));
+    if sentences.len() > n_before {
+        if survey.is_helped_by_ends == Some(false) {
+            sentences.push(other_help(survey, asker));
+        }
+        return sentences;
+    }
+    sentences.extend(obstacles(survey.refused.iter(), asker.rules));
+    sentences
+}
+
+/// Returns true if kube-scheduler waits for the pod's scheduling gates.
+fn is_gated(rules: &PodRules) -> bool {
+    let attempt = rules.last_attempt.as_ref();
+    attempt.is_some_and(|attempt| attempt.reason == GATED)
+}
+
+/// The nodes that take the pod.
+fn room(survey: &Survey, rules: &PodRules) -> String {
+    let names = some_names(survey.fitting.iter().map(|name| &**name));
+    let takes = if survey.fitting.len() == 1 {
+        "takes"
+    } else {
+        "take"
+    };
+    if is_gated(rules) {
+        return format!("After that {names} {takes} it.");
+    }
+    match &rules.last_attempt {
+        Some(_) => format!(
+            "{names} {takes} it by its devices, its resources, taints and node affinity. If it goes on waiting, the words of kube-scheduler below say why."
+        ),
+        None => format!(
+            "{names} {takes} it: kube-scheduler has not tried it yet. If that lasts, see `kubectl gpushare doctor`."
+        ),
+    }
+}
+
+/// The resources of which no node that the pod may use has as much as the pod requests.
+fn missing_resources(survey: &Survey, rules: &PodRules) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let mut kept_away = Vec::new();
+    for offer in &survey.offers {
+        let Offer {
+            resource,
+            asked,
+            most,
+            most_usable,
+            ..
+        } = offer;
+        if most_usable.as_ref().is_some_and(|(most, _)| most >= asked) {
+            continue;
+        }
+        match most {
+            None => sentences.push(format!("No node offers {resource}: {}.", provider(resource))),
+            Some((most, node)) if most < asked => sentences.push(format!(
+                "No node has {}: the most is {}, on {node}. Ask for less, or add a larger node.",
+                words::amount_of(resource, *asked),
+                words::amount(resource, *most)
+            )),
+            Some(_) => kept_away.push(offer),
+        }
+    }
+    if let Some(first) = kept_away.first() {
+        let names: Vec<String> = kept_away
+            .iter()
+            .map(|offer| words::amount_of(&offer.resource, offer.asked))
+            .collect();
+        sentences.push(format!("No node that the pod may use has {}.", names.join(", ")));
+        let with_resource = survey.refused.iter().filter(|refused| refused.offers(first));
+        sentences.extend(obstacles(with_resource, rules));
+    }
+    sentences
+}
+
+/// The step by which nodes come to offer a resource.
+fn provider(resource: &str) -> String {
+    if VENDOR_GPUS.contains(&resource) {
+        return "its device plugin runs on none, and gpushare serves whole GPUs on none (docs/migrate.md)"
+            .to_owned();
+    }
+    if is_gpu_resource(resource, &ResourceNames::default()) || resource.starts_with("koordinator.sh/") {
+        return "label nodes for the device plugin (kubectl label node NODE gpushare=true), and see `kubectl gpushare doctor`"
+            .to_owned();
+    }
+    "no device plugin serves it, or the name is misspelt".to_owned()
+}
+
+/// The nearest node with the amounts that it lacks, and the pods whose end makes room; empty if no node lacks room alone.
+fn nearest(survey: &Survey) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let helped = survey
+        .refused
+        .iter()
+        .find(|refused| refused.fits_when_empty == Some(true));
+    let Some(nearest) = helped.or_else(|| survey.refused.first()) else {
+        return sentences;
+    };
+    let is_allowed = match &nearest.refusal {
+        Refusal::KubeScheduler(refusal) => matches!(refusal, NodeRefusal::Insufficient(_)),
+        Refusal::Devices(reason) => *reason != Reason::NoDevice,
+        Refusal::Request => false,
+    };
+    if !is_allowed {
+        return sentences;
+    }
+    sentences.push(format!(
+        "Nearest: {}: {}.",
+        nearest.name,
+        nearest
+            .detail
+            .clone()
+            .unwrap_or_else(|| nearest.reasons.join(", "))
+    ));
+    match nearest.would_fit_without.as_slice() {
+        [] if helped.is_some() => sentences.push(format!(
+            "It fits there once enough of the other pods on {} have ended.",
+            nearest.name
+        )),
+        [] => {}
+        pods => {
+            let end = if pods.len() == 1 { "ends" } else { "end" };
+            sentences.push(format!(
+                "It fits on {} when {} {end}.",
+                nearest.name,
+                pod_names(pods)
+            ));
+        }
+    }
+    sentences
+}
+
+/// The size of the largest GPU, if the pod asks for more of one GPU than any GPU has.
+fn larger_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
+    let RequestedGpus::Share(share) = asker.demand.ok()?.gpus else {
+        return None;
+    };
+    let RequestedMemory::Bytes(bytes) = share.memory else {
+        return None;
+    };
+    let largest = survey.largest.memory;
+    (largest > 0 && bytes > largest).then(|| {
+        format!(
+            "No GPU has {}: the largest has {}. Ask for less, or spread the request over more GPUs (koordinator.sh/gpu.shared).",
+            gib(bytes),
+            gib(largest)
+        )
+    })
+}
+
+/// What would help the pod if no pod's end does.
+fn other_help(survey: &Survey, asker: Asker<'_>) -> String {
+    let Ok(demand) = asker.demand else {
+        return String::new();
+    };
+    let LargestGpus { n_healthy, memory } = survey.largest_usable;
+    let n_needed = match demand.gpus {
+        RequestedGpus::Share(share) => share.devices,
+        RequestedGpus::Whole(n) => n,
+        RequestedGpus::All { .. } | RequestedGpus::Nothing => 1,
+    };
+    if usize::try_from(n_needed).unwrap_or(usize::MAX) > n_healthy {
+        let gpus = if n_needed == 1 { "GPU" } else { "GPUs" };
+        return format!(
+            "No pod that ends helps: it takes a node with {n_needed} healthy {gpus}; there is none with more than {n_healthy} that the pod may use."
+        );
+    }
+    if let RequestedGpus::Share(share) = demand.gpus
+        && let RequestedMemory::Bytes(bytes) = share.memory
+        && bytes > memory
+    {
+        return format!(
+            "No pod that ends helps: it takes a GPU with {}; the largest that the pod may use has {}.",
+            gib(bytes),
+            gib(memory)
+        );
+    }
+    let nearest = survey.refused.first();
+    let step = match nearest.map(|refused| (&refused.refusal, &refused.name)) {
+        Some((Refusal::Devices(reason), node)) => words::step_by_devices(*reason, node, demand),
+        _ => String::new(),
+    };
+    format!("No pod that ends helps. {step}").trim_end().to_owned()
+}
+
+/// Everything that keeps the pod off nodes whatever room is there: the nodes with the fewest obstacles first.
+fn obstacles<'a>(refused: impl Iterator<Item = &'a Refused>, rules: &PodRules) -> Vec<String> {
+    let mut by_obstacles: Vec<(usize, &Refused)> = Vec::new();
+    for refused in refused.filter(|refused| !refused.obstacles.is_empty()) {
+        let mut known = by_obstacles.iter_mut();
+        match known.find(|(_, first)| first.obstacles == refused.obstacles) {
+            Some((n, _)) => *n += 1,
+            None => by_obstacles.push((1, refused)),
+        }
+    }
+    by_obstacles.sort_by_key(|(n, refused)| (refused.obstacles.len(), std::cmp::Reverse(*n)));
+    let mut sentences = Vec::new();
+    for (n, first) in by_obstacles.into_iter().take(MAX_NAMES) {
+        let nodes = match n {
+            1 => first.name.to_string(),
+            n => format!("{n} nodes, such as {}", first.name),
+        };
+        let each = first
+            .obstacles
+            .iter()
+            .map(|obstacle| words::obstacle(obstacle, rules, &first.name));
+        sentences.push(format!("{nodes}: {}.", each.collect::<Vec<_>>().join("; ")));
+    }
+    sentences
+}
+
+/// Names of pods by whose end a node takes the pod. A name that the client may not see is counted.
+fn pod_names(pods: &[PodName]) -> String {
+    let mut names = Vec::new();
+    for pod in pods.iter().filter(|pod| !pod.name.is_empty()) {
+        names.push(format!("{}/{}", pod.namespace, pod.name));
+    }
+    let n_hidden = pods.len() - names.len();
+    if names.is_empty() {
+        return if n_hidden == 1 {
+            "a pod of another namespace".to_owned()
+        } else {
+            format!("{n_hidden} pods of other namespaces")
+        };
+    }
+    let n_more = n_hidden + names.len().saturating_sub(MAX_NAMES);
+    names.truncate(MAX_NAMES);
+    if n_more > 0 {
+        format!("{} and {n_more} more", names.join(", "))
+    } else {
+        names.join(" and ")
+    }
+}
+
+/// The first few of many names.
+fn some_names<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    let n_more = names.len().saturating_sub(MAX_NAMES);
+    let first: Vec<&str> = names.take(MAX_NAMES).collect();
+    if n_more > 0 {
+        format!("{} and {n_more} more", first.join(", "))
+    } else {
+        first.join(", ")
+    }
+}

@@ -1,0 +1,323 @@
+//! The verdicts of all nodes on one pod, ordered by how near the nodes come, and the largest amounts that nodes offer.
+
+use std::collections::BTreeSet;
+
+use placement::{DeviceFit, NodeView, RequestedGpus};
+use proto::read_api::PodName;
+
+use super::{demanded_fits, device_fits};
+use crate::index::{Index, ResourceDemand, Shared};
+use crate::kube_scheduler::{self, NodeRefusal, Shortage};
+use crate::verdict::{Asker, NominatedRequests, Refusal, evaluate, fits_on_empty, pods_in_the_way, words};
+
+/// Nodes that are evaluated under one read lock: a watch that waits to write holds up filters, too.
+const NODES: usize = 64;
+
+/// The sum of the parts that a node lacks of what the pod needs, in thousandths.
+pub(super) type Distance = u64;
+
+/// The verdicts of all nodes on one pod.
+#[derive(Debug, Default)]
+pub(super) struct Survey {
+    /// Names of the nodes that take the pod, sorted.
+    pub(super) fitting: Vec<Box<str>>,
+    /// The nodes that refuse it, the nearest first.
+    pub(super) refused: Vec<Refused>,
+    /// What nodes offer of each resource that the pod requests, in the order of their names.
+    pub(super) offers: Vec<Offer>,
+    /// The largest GPUs of all nodes.
+    pub(super) largest: LargestGpus,
+    /// The largest GPUs of nodes that the pod may use.
+    pub(super) largest_usable: LargestGpus,
+    /// True if a node would take the pod once all pods on it have ended; `None` if that was not tried.
+    pub(super) is_helped_by_ends: Option<bool>,
+    nominated: NominatedRequests,
+}
+
+/// A node that refuses the pod.
+#[derive(Debug)]
+pub(super) struct Refused {
+    kind: Nearness,
+    distance: Distance,
+    pub(super) name: Box<str>,
+    pub(super) refusal: Refusal,
+    /// The texts under which the refusal is counted.
+    pub(super) reasons: Vec<String>,
+    /// Everything that keeps the pod off the node whatever room is there.
+    pub(super) obstacles: Vec<NodeRefusal>,
+    /// The amounts of the node by which it refuses the pod; only where pods in the way were searched.
+    pub(super) detail: Option<String>,
+    /// A smallest set of pods by whose end the node takes the pod; empty if none was found or searched.
+    pub(super) would_fit_without: Vec<PodName>,
+    /// True if the node would take the pod once all pods on it have ended; `None` if that was not tried.
+    pub(super) fits_when_empty: Option<bool>,
+}
+
+/// The kinds of refusals, the nearest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Nearness {
+    /// Room may be made on the node.
+    LacksRoom,
+    /// The node's devices do not serve the pod.
+    BreaksRule,
+    /// The pod may not go to the node.
+    NotAllowed,
+    /// The node has no devices.
+    WithoutDevices,
+}
+
+/// What nodes offer of one resource.
+#[derive(Debug)]
+pub(super) struct Offer {
+    pub(super) resource: Box<str>,
+    /// The pod's request.
+    pub(super) asked: u64,
+    /// The largest allocatable amount of a node, with the node's name.
+    pub(super) most: Option<(u64, Box<str>)>,
+    /// The largest allocatable amount of a node that the pod may use, with the node's name.
+    pub(super) most_usable: Option<(u64, Box<str>)>,
+    /// The nodes that offer as much as the pod requests, whether or not the pod may use them.
+    nodes_with_enough: BTreeSet<Box<str>>,
+}
+
+/// The largest GPUs of some nodes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LargestGpus {
+    /// The largest number of healthy GPUs of one node.
+    pub(super) n_healthy: usize,
+    /// The memory of the largest GPU in bytes, healthy or not.
+    pub(super) memory: u64,
+}
+
+impl Survey {
+    /// Evaluates the pod on every node.
+    pub(super) fn of(index: &Shared<Index>, uid: &str, asker: Asker<'_>) -> Self {
+        let mut survey = Self::default();
+        let mut names = {
+            let index = index.read();
+            survey.nominated = index.nominated_requests(uid, asker.rules.priority);
+            index.node_names()
+        };
+        names.sort_unstable();
+        for (resource, asked) in &asker.rules.requests {
+            survey.offers.push(Offer {
+                resource: resource.clone(),
+                asked: *asked,
+                most: None,
+                most_usable: None,
+                nodes_with_enough: BTreeSet::new(),
+            });
+        }
+        for chunk in names.chunks(NODES) {
+            let index = index.read();
+            let mut batch = asker.demand.ok().map(|demand| index.filter().batch(demand));
+            for name in chunk {
+                // Deleted since the names were read.
+                if index.node_facts(name).is_none() {
+                    continue;
+                }
+                let verdict = evaluate(&index, name, asker, &survey.nominated, batch.as_mut());
+                survey.note_offers(&index, name, verdict.as_ref().err());
+                match verdict {
+                    Ok(_) => survey.fitting.push(name.clone()),
+                    Err(refusal) => survey.refused.push(Refused::of(&index, name, refusal, asker)),
+                }
+            }
+        }
+        // The name comes last: of equally near nodes the same ones are listed each time.
+        survey
+            .refused
+            .sort_by(|a, b| (a.kind, a.distance, &a.name).cmp(&(b.kind, b.distance, &b.name)));
+        survey
+    }
+
+    /// Notes what a node offers of the requested resources, and the size of its GPUs.
+    fn note_offers(&mut self, index: &Index, name: &str, refusal: Option<&Refusal>) {
+        let Some(node) = index.node_facts(name) else {
+            return;
+        };
+        let is_usable = match refusal {
+            None | Some(Refusal::Devices(_) | Refusal::Request) => true,
+            Some(Refusal::KubeScheduler(refusal)) => matches!(refusal, NodeRefusal::Insufficient(_)),
+        };
+        for offer in &mut self.offers {
+            let amount = node.allocatable(&offer.resource);
+            if amount >= offer.asked {
+                offer.nodes_with_enough.insert(name.into());
+            }
+            if amount > 0 {
+                keep_larger(&mut offer.most, amount, name);
+                if is_usable {
+                    keep_larger(&mut offer.most_usable, amount, name);
+                }
+            }
+        }
+        let view = index.fleet().node_id(name).and_then(|id| index.fleet().view(id));
+        let mut on_node = LargestGpus::default();
+        for gpu in view
+            .and_then(NodeView::inventory)
+            .into_iter()
+            .flat_map(|inventory| &inventory.gpus)
+        {
+            on_node.memory = on_node.memory.max(gpu.memory_bytes);
+            on_node.n_healthy += usize::from(gpu.healthy);
+        }
+        self.largest.raise_to(on_node);
+        if is_usable {
+            self.largest_usable.raise_to(on_node);
+        }
+    }
+
+    /// Searches the pods by whose end nodes that lack room would take the pod, on the `most` nearest such nodes.
+    ///
+    /// While a node takes the pod, no other pod is in the way, and nothing is searched.
+    pub(super) fn search_ends(&mut self, index: &Shared<Index>, asker: Asker<'_>, most: usize) {
+        let Ok(demand) = asker.demand else { return };
+        if !self.fitting.is_empty() {
+            return;
+        }
+        let mut n_found = 0;
+        for (at, refused) in self.refused.iter_mut().enumerate() {
+            let lacks_room = refused.kind == Nearness::LacksRoom;
+            if n_found == most || (at > 0 && !lacks_room) {
+                break;
+            }
+            let index = index.read();
+            let Some(node) = index.fleet().node_id(&refused.name) else {
+                continue;
+            };
+            let fits = demanded_fits(&index, &refused.name, Some(demand));
+            let detail = words::detail(&index, &refused.name, &refused.refusal, asker, &fits);
+            refused.detail = detail.or_else(|| words::nearest_gpu(&fits).filter(|_| lacks_room));
+            if !lacks_room {
+                break;
+            }
+            let fits_when_empty = fits_on_empty(&index, node, &refused.name, asker.rules, demand);
+            refused.fits_when_empty = Some(fits_when_empty);
+            if fits_when_empty {
+                n_found += 1;
+                refused.would_fit_without =
+                    pods_in_the_way(&index, node, asker.rules, demand, &self.nominated);
+            }
+        }
+        self.is_helped_by_ends = Some(n_found > 0);
+    }
+
+    /// Removes the names of pods in namespaces that the client does not see; the number of pods stays.
+    pub(super) fn hide_names(&mut self, sees: impl Fn(&str) -> bool) {
+        for refused in &mut self.refused {
+            for pod in &mut refused.would_fit_without {
+                if !sees(&pod.namespace) {
+                    *pod = PodName::default();
+                }
+            }
+        }
+    }
+}
+
+impl LargestGpus {
+    /// Takes over each amount that is larger.
+    fn raise_to(&mut self, other: Self) {
+        self.n_healthy = self.n_healthy.max(other.n_healthy);
+        self.memory = self.memory.max(other.memory);
+    }
+}
+
+/// Replaces the largest amount so far by a larger one.
+fn keep_larger(largest: &mut Option<(u64, Box<str>)>, amount: u64, name: &str) {
+    if largest.as_ref().is_none_or(|(known, _)| amount > *known) {
+        *largest = Some((amount, name.into()));
+    }
+}
+
+impl Refused {
+    /// Returns true if the node has as much of the resource as the pod requests.
+    pub(super) fn offers(&self, offer: &Offer) -> bool {
+        offer.nodes_with_enough.contains(&self.name)
+    }
+
+    /// A node that refuses the pod, with its distance from taking it.
+    fn of(index: &Index, name: &str, refusal: Refusal, asker: Asker<'_>) -> Self {
+        let has_devices = index.fleet().node_id(name).is_some();
+        let kind = match &refusal {
+            _ if !has_devices => Nearness::WithoutDevices,
+            refusal if refusal.is_lack_of_room() => Nearness::LacksRoom,
+            Refusal::KubeScheduler(NodeRefusal::Insufficient(_)) | Refusal::Devices(_) | Refusal::Request => {
+                Nearness::BreaksRule
+            }
+            Refusal::KubeScheduler(_) => Nearness::NotAllowed,
+        };
+        let of_sums = match &refusal {
+            Refusal::KubeScheduler(NodeRefusal::Insufficient(shortages)) => {
+                shortages.iter().map(lack_of_sum).max().unwrap_or(0)
+            }
+            _ => 0,
+        };
+        let obstacles = match (&refusal, index.node_facts(name)) {
+            (Refusal::KubeScheduler(_), Some(node)) => kube_scheduler::obstacles(asker.rules, node),
+            _ => Vec::new(),
+        };
+        let of_devices = asker.demand.map_or(0, |demand| distance(index, name, demand));
+        Self {
+            kind,
+            distance: of_devices.saturating_add(of_sums),
+            name: name.into(),
+            reasons: words::reasons(index, name, &refusal, asker),
+            refusal,
+            obstacles,
+            detail: None,
+            would_fit_without: Vec::new(),
+            fits_when_empty: None,
+        }
+    }
+}
+
+/// The part of a node's allocatable amount that has to become free, in thousandths.
+fn lack_of_sum(shortage: &Shortage) -> Distance {
+    part(shortage.missing(), 0, shortage.allocatable)
+}
+
+/// The distance of a node's GPUs from fitting: the GPUs count that lack least, as many as the request needs, and the distance is the
+/// lack of the last of them.
+fn distance(index: &Index, name: &str, demand: &ResourceDemand<'_>) -> Distance {
+    let n_gpus = match demand.gpus {
+        RequestedGpus::Share(share) => share.devices,
+        RequestedGpus::Whole(n) => n,
+        RequestedGpus::All { .. } | RequestedGpus::Nothing => return 0,
+    };
+    let mut lacks: Vec<Distance> = device_fits(index, name, demand).iter().map(lack).collect();
+    lacks.sort_unstable();
+    // A node with too few GPUs is farthest.
+    let last = usize::try_from(n_gpus).unwrap_or(usize::MAX).saturating_sub(1);
+    lacks.get(last).copied().unwrap_or(Distance::MAX)
+}
+
+/// The sum of the parts of its memory, computing power and slots that a GPU lacks; 0 if the GPU fits.
+pub(super) fn lack(fit: &DeviceFit<'_>) -> Distance {
+    if fit.fit.is_ok() {
+        return 0;
+    }
+    let memory = part(
+        fit.need.memory.hundredths(),
+        fit.free.memory.hundredths(),
+        fit.total.memory.hundredths(),
+    );
+    let core = part(fit.need.core.into(), fit.free.core.into(), fit.total.core.into());
+    let slots = part(
+        fit.need.slots.into(),
+        fit.free.slots.into(),
+        fit.total.slots.into(),
+    );
+    // A GPU that lacks nothing measurable is refused for a rule, or lacks less than a thousandth.
+    (memory + core + slots).max(1)
+}
+
+/// The missing part of a total in thousandths: that makes bytes, percent and slots comparable.
+fn part(needed: u64, free: u64, total: u64) -> Distance {
+    match total {
+        0 => 0,
+        total => {
+            u64::try_from(u128::from(needed.saturating_sub(free)) * 1000 / u128::from(total)).unwrap_or(1000)
+        }
+    }
+}

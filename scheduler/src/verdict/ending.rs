@@ -1,0 +1,104 @@
+//! The pods by whose end a node would take a pod.
+//!
+//! Ends are tried on copies of the node, by the same evaluation that refused it, so that nothing is promised which would not
+//! happen.
+
+use placement::{Evictable, NodeId, OwnerId, Preemption, Trial};
+use proto::read_api::PodName;
+
+use super::{NominatedRequests, check_node};
+use crate::index::{Index, ResourceDemand};
+use crate::kube_scheduler::{NodeRefusal, PODS, PodRules, Shortage};
+
+/// Returns true if the node would take the pod without all the pods that are on it now.
+pub(crate) fn fits_on_empty(
+    index: &Index,
+    node: NodeId,
+    name: &str,
+    rules: &PodRules,
+    demand: &ResourceDemand<'_>,
+) -> bool {
+    let may_go_there = match check_node(index, name, rules, &NominatedRequests::new()) {
+        Ok(()) => true,
+        Err(refusal) => refusal.is_lack_of_room(),
+    };
+    if !may_go_there || index.filter().check_served(name, demand).is_err() {
+        return false;
+    }
+    let mut trial = Trial::default();
+    let fleet = index.fleet();
+    let copy = trial.copy_empty(fleet, node);
+    copy.is_some_and(|copy| {
+        trial
+            .score(fleet, copy, demand.devices(), demand.policies)
+            .is_ok()
+    })
+}
+
+/// A smallest set of pods by whose end a node that lacks room takes the pod; empty if no set of pods that hold devices does.
+pub(crate) fn pods_in_the_way(
+    index: &Index,
+    node: NodeId,
+    rules: &PodRules,
+    demand: &ResourceDemand<'_>,
+    nominated: &NominatedRequests,
+) -> Vec<PodName> {
+    let Some(view) = index.fleet().view(node) else {
+        return Vec::new();
+    };
+    let shortages = match check_node(index, view.name(), rules, nominated) {
+        Ok(()) => Vec::new(),
+        Err(NodeRefusal::Insufficient(shortages)) => shortages,
+        Err(_) => return Vec::new(),
+    };
+    let must_free: Vec<u64> = shortages.iter().map(Shortage::missing).collect();
+    let mut pods = Vec::new();
+    for held in view.held() {
+        // Devices that kubelet gave to a pod which no watch shows have no pod that a person could end.
+        if index.pod(held.owner.as_str()).is_none() {
+            continue;
+        }
+        pods.push(Evictable {
+            owner: held.owner.clone(),
+            priority: 0,
+            started: 0,
+            is_leaving: false,
+            is_forced: false,
+            budgets: Vec::new(),
+            frees: freed(index, held.owner.as_str(), &shortages),
+        });
+    }
+    let preemption = Preemption {
+        pods: &pods,
+        budgets: &[],
+        must_free: &must_free,
+        // Room that is kept for other pods stays theirs, whatever ends.
+        outranked: &[OwnerId::from(demand.uid)],
+    };
+    let victims = index.fleet().preempt(node, demand.devices(), preemption);
+    let mut names = Vec::new();
+    for owner in victims.into_iter().flat_map(|victims| victims.owners) {
+        if let Some(facts) = index.pod(owner.as_str()) {
+            names.push(PodName {
+                namespace: facts.namespace.to_string(),
+                name: facts.name.to_string(),
+            });
+        }
+    }
+    names.sort();
+    names
+}
+
+/// The amount of each short resource that the end of a pod frees.
+fn freed(index: &Index, uid: &str, shortages: &[Shortage]) -> Vec<u64> {
+    let requests = index.requests_of(uid);
+    let mut freed = Vec::with_capacity(shortages.len());
+    for shortage in shortages {
+        let amount = requests.map(|requests| match &*shortage.resource {
+            PODS => 1,
+            resource => requests.get(resource).copied().unwrap_or(0),
+        });
+        freed.push(amount.unwrap_or(0));
+    }
+    freed
+}

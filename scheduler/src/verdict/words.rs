@@ -1,0 +1,262 @@
+//! The texts of refusals for people, made from the amounts of the request and of the node.
+//!
+//! A refusal has one text in events and explanations. kube-scheduler counts nodes with equal texts, so that the text has amounts of
+//! the request alone, which are the same on every node; [`detail`] has those of one node.
+
+use placement::{DeviceFit, Reason};
+use proto::resource::{ISOLATION_PROVIDER, ResourceNames};
+use proto::totals::{CPU, MEMORY};
+
+use super::{Asker, Refusal};
+use crate::index::view::gib;
+use crate::index::{Index, ResourceDemand};
+use crate::kube_scheduler::{NodeRefusal, PODS, PodRules, Shortage};
+
+/// The texts under which a node's refusal is counted, as kube-scheduler reports it.
+pub(crate) fn reasons(index: &Index, name: &str, refusal: &Refusal, asker: Asker<'_>) -> Vec<String> {
+    match (refusal, asker.demand) {
+        (Refusal::KubeScheduler(refusal), _) => kube_scheduler_texts(refusal),
+        (Refusal::Devices(reason), Ok(demand)) => vec![index.filter().refusal(name, *reason, demand)],
+        (Refusal::Devices(_) | Refusal::Request, Err(rule)) => vec![rule.to_owned()],
+        (Refusal::Request, Ok(_)) => Vec::new(),
+    }
+}
+
+/// The words in which kube-scheduler 1.36 reports its own refusal of a node, one text for each reason.
+pub(crate) fn kube_scheduler_texts(refusal: &NodeRefusal) -> Vec<String> {
+    let text = match refusal {
+        NodeRefusal::Unschedulable => "node(s) were unschedulable",
+        NodeRefusal::OtherNode => "node(s) didn't match the requested node name",
+        NodeRefusal::Taint(_) => "node(s) had untolerated taint(s)",
+        NodeRefusal::Affinity => "node(s) didn't match Pod's node affinity/selector",
+        NodeRefusal::Insufficient(shortages) => {
+            let mut texts = Vec::with_capacity(shortages.len());
+            for Shortage { resource, .. } in shortages {
+                texts.push(match &**resource {
+                    PODS => "Too many pods".to_owned(),
+                    resource => format!("Insufficient {resource}"),
+                });
+            }
+            return texts;
+        }
+    };
+    vec![text.to_owned()]
+}
+
+/// The amounts of one node by which it refuses a pod; `None` if the text of the refusal says everything.
+pub(crate) fn detail(
+    index: &Index,
+    name: &str,
+    refusal: &Refusal,
+    asker: Asker<'_>,
+    fits: &[DeviceFit<'_>],
+) -> Option<String> {
+    match refusal {
+        Refusal::KubeScheduler(refusal) => Some(kube_scheduler_detail(refusal, asker.rules)),
+        Refusal::Request => None,
+        Refusal::Devices(reason) => {
+            let detail = index.filter().detail(name, asker.demand.ok()?, *reason);
+            detail.or_else(|| size_of_node(*reason, fits))
+        }
+    }
+}
+
+/// kube-scheduler's refusal of one node with the node's amounts.
+pub(crate) fn kube_scheduler_detail(refusal: &NodeRefusal, rules: &PodRules) -> String {
+    match refusal {
+        NodeRefusal::Unschedulable => "the node is cordoned".to_owned(),
+        NodeRefusal::OtherNode => {
+            let node = rules.node_name.as_deref().unwrap_or_default();
+            format!("the manifest names node {node}")
+        }
+        NodeRefusal::Taint(taint) => {
+            let value = if taint.value.is_empty() {
+                String::new()
+            } else {
+                format!("={}", taint.value)
+            };
+            format!(
+                "the pod does not tolerate taint {}{value}:{}",
+                taint.key, taint.effect
+            )
+        }
+        NodeRefusal::Affinity => match selector(rules) {
+            Some(selector) => format!("the node does not match the pod's {selector}"),
+            None => "the node does not match the pod's required node affinity".to_owned(),
+        },
+        NodeRefusal::Insufficient(shortages) => {
+            let parts: Vec<String> = shortages.iter().map(shortage).collect();
+            parts.join("; ")
+        }
+    }
+}
+
+/// The pod's `nodeSelector` as text; `None` if it has none.
+fn selector(rules: &PodRules) -> Option<String> {
+    let mut parts = Vec::new();
+    for (key, value) in &rules.node_selector {
+        parts.push(format!("{key}={value}"));
+    }
+    (!parts.is_empty()).then(|| format!("nodeSelector {}", parts.join(",")))
+}
+
+/// A resource of which a node has too little, with its amounts.
+pub(crate) fn shortage(shortage: &Shortage) -> String {
+    let Shortage {
+        resource,
+        asked,
+        allocatable,
+        ..
+    } = shortage;
+    if **resource == *PODS {
+        return format!("the node takes {allocatable} pods and has as many");
+    }
+    let asked = amount(resource, *asked);
+    match allocatable {
+        0 => format!("the node offers no {resource}, and {asked} is asked"),
+        _ if shortage.is_lasting() => {
+            let allocatable = amount_of(resource, *allocatable);
+            format!("the node has {allocatable} in all, and {asked} is asked")
+        }
+        _ => {
+            let (free, allocatable) = (
+                amount(resource, shortage.free()),
+                amount_of(resource, *allocatable),
+            );
+            format!("its pods leave {free} of {allocatable}, and {asked} is asked")
+        }
+    }
+}
+
+/// An amount of a resource for people: bytes in GiB or MiB, CPU in cores.
+pub(crate) fn amount(resource: &str, amount: u64) -> String {
+    match resource {
+        CPU if amount.is_multiple_of(1000) => format!("{}", amount / 1000),
+        CPU => format!("{amount}m"),
+        MEMORY | proto::resource::GPU_MEMORY | "ephemeral-storage" => gib(amount),
+        _ => amount.to_string(),
+    }
+}
+
+/// An amount of a resource with the resource's name.
+pub(crate) fn amount_of(resource: &str, n: u64) -> String {
+    match resource {
+        MEMORY | proto::resource::GPU_MEMORY | "ephemeral-storage" => {
+            format!("{} of {resource}", amount(resource, n))
+        }
+        _ => format!("{} {resource}", amount(resource, n)),
+    }
+}
+
+/// What keeps a pod off a node, and the step that lets it go there.
+pub(crate) fn obstacle(refusal: &NodeRefusal, rules: &PodRules, node: &str) -> String {
+    let obstacle = kube_scheduler_detail(refusal, rules);
+    let step = match refusal {
+        NodeRefusal::Unschedulable => format!("kubectl uncordon {node}"),
+        NodeRefusal::OtherNode => "remove spec.nodeName".to_owned(),
+        NodeRefusal::Taint(taint) => format!(
+            "add a toleration to the pod, or kubectl taint node {node} {}:{}-",
+            taint.key, taint.effect
+        ),
+        NodeRefusal::Affinity => "change it in the pod, or label the node".to_owned(),
+        NodeRefusal::Insufficient(_) => "ask for less, or add a larger node".to_owned(),
+    };
+    format!("{obstacle} ({step})")
+}
+
+/// The step that lets a node take the pod which its devices or its plugin refuse; empty if there is none.
+pub(crate) fn step_by_devices(reason: Reason, node: &str, demand: &ResourceDemand<'_>) -> String {
+    match reason {
+        Reason::NoIsolationProvider => format!(
+            "Install the library on {node} and label it: kubectl label node {node} {ISOLATION_PROVIDER}={}",
+            demand.isolation.as_deref().unwrap_or_default()
+        ),
+        Reason::UnitUnknown => format!(
+            "Name the unit of {node}: kubectl annotate node {node} {}=MiB, or whichever unit its plugin serves.",
+            ResourceNames::default().memory_unit_annotation()
+        ),
+        Reason::Unlimited | Reason::LimitedByLibrary => {
+            "Remove annotation gpushare/enforcement from the pod, or add a node whose driver enforces limits."
+                .to_owned()
+        }
+        Reason::PluginAway | Reason::NoDevice => {
+            "See `kubectl gpushare doctor` for the device plugin of the node.".to_owned()
+        }
+        Reason::Unhealthy => format!("See `kubectl describe device {node}` for the unhealthy GPUs."),
+        _ => String::new(),
+    }
+}
+
+/// The reason for which one GPU has no room, without amounts.
+pub(crate) fn gpu_reason(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Memory => "has too little memory free",
+        Reason::Core => "has too little core free",
+        Reason::Slots => "has no place for one more pod",
+        Reason::TooLarge => "is smaller than the request",
+        Reason::Unhealthy => "is unhealthy",
+        Reason::Vendor => "is kept for pods of the vendor's plugin",
+        // Every other reason is one of the node.
+        _ => "is refused by a rule of the node",
+    }
+}
+
+/// The amounts that one GPU lacks, or the reason if it lacks none.
+pub(crate) fn gpu_lacks(reason: Reason, fit: &DeviceFit<'_>) -> String {
+    let DeviceFit {
+        need, free, total, ..
+    } = fit;
+    // The free amounts of such a GPU are zero, which says nothing of what it has.
+    if [Reason::Unhealthy, Reason::Vendor].contains(&reason) {
+        return gpu_reason(reason).to_owned();
+    }
+    let mut parts = Vec::new();
+    if need.memory > free.memory {
+        let missing = gib(need.memory.less(free.memory).bytes_ceil());
+        parts.push(if need.memory > total.memory {
+            format!("{missing} (has {} in all)", gib(total.memory.bytes_floor()))
+        } else {
+            missing
+        });
+    }
+    if need.core > free.core {
+        parts.push(format!("{} % core", need.core - free.core));
+    }
+    if need.slots > free.slots {
+        parts.push("a place for one more pod".to_owned());
+    }
+    if parts.is_empty() {
+        gpu_reason(reason).to_owned()
+    } else {
+        format!("lacks {}", parts.join(" and "))
+    }
+}
+
+/// The GPU that comes nearest, with the amounts that it lacks; `None` if every GPU has room.
+pub(crate) fn nearest_gpu(nearest_first: &[DeviceFit<'_>]) -> Option<String> {
+    let mut refusing = nearest_first.iter();
+    let (fit, reason) = refusing.find_map(|fit| Some((fit, fit.fit.err()?)))?;
+    Some(format!("GPU {} {}", fit.gpu.minor, gpu_lacks(reason, fit)))
+}
+
+/// The GPUs of a node that is too small or too sick; `None` for a reason of single GPUs.
+fn size_of_node(reason: Reason, fits: &[DeviceFit<'_>]) -> Option<String> {
+    match reason {
+        Reason::TooLarge => {
+            let largest = fits.iter().max_by_key(|fit| fit.total.memory)?;
+            let memory = gib(largest.total.memory.bytes_floor());
+            Some(match fits.len() {
+                1 => format!("the node has 1 GPU with {memory}"),
+                n => format!("the node has {n} GPUs, the largest with {memory}"),
+            })
+        }
+        Reason::Unhealthy => {
+            let n_healthy = fits.iter().filter(|fit| fit.gpu.healthy).count();
+            Some(match (n_healthy, fits.len()) {
+                (0, 1) => "the node's GPU is unhealthy".to_owned(),
+                (n_healthy, n) => format!("{n_healthy} of the node's {n} GPUs are healthy"),
+            })
+        }
+        _ => None,
+    }
+}
