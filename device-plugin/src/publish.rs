@@ -10,6 +10,7 @@ pub mod own_objects;
 pub mod partitions;
 pub mod plugin_state;
 pub mod pods_without_devices;
+pub mod report_problem;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use chrono::Utc;
 use daemon::api_server::{Backoff, Connection, one_line};
+use daemon::events::{EventType, Recorder};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use proto::device::Device;
@@ -41,6 +43,7 @@ use crate::pods::{NodePods, Requests};
 use device_object::DeviceObjectInputs;
 use node_overrides::NodeOverrides;
 use own_objects::StoredDevice;
+use report_problem::ReportProblem;
 
 /// The field manager of the plugin's writes.
 pub const FIELD_MANAGER: &str = "gpushare-device-plugin";
@@ -122,6 +125,7 @@ impl PublisherInputs {
 pub struct NodePublisher {
     nodes: Api<Node>,
     devices: Api<Device>,
+    recorder: Recorder,
     backoff: Backoff,
     settings: PublisherSettings,
     inputs: PublisherInputs,
@@ -133,11 +137,17 @@ pub struct NodePublisher {
 
 impl NodePublisher {
     /// A publisher of these inputs, before its first write.
-    pub fn new(connection: &Connection, settings: PublisherSettings, inputs: PublisherInputs) -> Self {
+    pub fn new(
+        connection: &Connection,
+        recorder: Recorder,
+        settings: PublisherSettings,
+        inputs: PublisherInputs,
+    ) -> Self {
         let Connection { client, contact } = connection;
         Self {
             nodes: Api::all(client.clone()),
             devices: Api::all(client.clone()),
+            recorder,
             backoff: contact.backoff(PAUSES),
             settings,
             inputs,
@@ -265,7 +275,10 @@ impl NodePublisher {
         let stored = stored.object();
         // Until an annotation is known, that of an earlier process stands: without it the scheduler would count devices as free.
         let stored_annotation = |key| stored.and_then(|stored| stored.annotations().get(key).cloned());
-        let checkpoints = match &*self.inputs.checkpoints.borrow_and_update() {
+        let overrides = Arc::clone(&self.inputs.overrides.borrow_and_update());
+        let allocations = self.inputs.checkpoints.borrow_and_update().clone();
+        let report_problem = ReportProblem::find(fleet, &overrides, allocations.as_ref());
+        let checkpoints = match &allocations {
             Some(known) => known.annotation(),
             None => stored_annotation(DEVICES_CHECKPOINTS),
         };
@@ -278,12 +291,13 @@ impl NodePublisher {
         let inputs = DeviceObjectInputs {
             checkpoints,
             serves_vendor: self.settings.serves_vendor,
-            overrides: Arc::clone(&self.inputs.overrides.borrow_and_update()),
+            overrides,
             partition_policy: self.settings.partition_policy,
             injection: self.inputs.injection.borrow_and_update().clone(),
             enforcements: Arc::clone(&self.inputs.enforcements.borrow_and_update()),
             boot_id: self.settings.boot_id.clone(),
             pods_without_devices: report.or_else(|| stored_annotation(PODS_WITHOUT_DEVICES)),
+            report_problem,
         };
         inputs.device(fleet, node, before.as_ref(), Utc::now())
     }
@@ -316,13 +330,14 @@ impl NodePublisher {
         within(REQUEST_LIMIT, "write the Device object", request).await?;
         let n_devices = wanted.spec.devices.len();
         info!(n_devices, "published the Device object");
-        if let Some(table) = &self.inputs.overrides.borrow().partitions
-            && let Some(minor) = partitions::missing_gpu(&self.inputs.fleet.borrow(), table)
-        {
-            warn!(
-                minor,
-                "--gpu-partitions is ignored: it names a GPU that this node does not have"
-            );
+        let before = match &self.applied {
+            Some((device, _)) => Some(device.spec.clone()),
+            None => stored.object().and_then(|stored| stored.read().ok()),
+        };
+        if let Some(problem) = report_problem::event(before.as_ref(), &wanted.spec) {
+            warn!(problem, "a part of this node's report is not valid");
+            self.recorder
+                .node(EventType::Warning, report_problem::EVENT, problem);
         }
         self.applied = Some((wanted, Instant::now()));
         Ok(())

@@ -149,11 +149,7 @@ impl DeviceReport {
         report.table = ReportedTable::read(metadata, gpus, report.condition.as_ref());
         let (links, problem_of_links) = partitions::links(metadata, gpus);
         report.inventory.links = links;
-        let is_unused = report
-            .condition
-            .as_ref()
-            .is_some_and(|found| found.status == UNKNOWN);
-        let problem_of_table = report.table.problem().filter(|_| !is_unused).map(str::to_owned);
+        let problem_of_table = report.table.mistake().map(str::to_owned);
         for problem in problem_of_table.into_iter().chain(problem_of_links) {
             report.add_annotation_problem(problem);
         }

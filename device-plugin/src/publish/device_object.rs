@@ -6,9 +6,10 @@ use std::sync::Arc;
 use chrono::{DateTime, SecondsFormat, Utc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use proto::device::{
-    BOOT_ID, CONDITION_HEALTHY, CONDITION_INJECTABLE, CONDITION_ISOLATED, CONDITION_LIMITED, Device,
-    DeviceCondition, DeviceInfo, DeviceSpec, DeviceTopology, ENFORCEMENT, GPU_DRIVER_LABEL, GPU_MODEL_LABEL,
-    GPU_VENDOR_LABEL, RawDevice, SERVES_VENDOR_LABEL, SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
+    BOOT_ID, CONDITION_HEALTHY, CONDITION_INJECTABLE, CONDITION_ISOLATED, CONDITION_LIMITED,
+    CONDITION_REPORT_VALID, Device, DeviceCondition, DeviceInfo, DeviceSpec, DeviceTopology, ENFORCEMENT,
+    GPU_DRIVER_LABEL, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, RawDevice, SERVES_VENDOR_LABEL, SHARING_DISABLED,
+    SHARING_LABEL, TYPE_GPU,
 };
 use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use proto::node::Node;
@@ -28,6 +29,7 @@ use crate::pods::WHOLE_DEVICE_PERCENT;
 
 use super::node_overrides::{MAX_LABEL, NodeOverrides};
 use super::partitions;
+use super::report_problem::ReportProblem;
 
 /// The status of a condition that the plugin can neither confirm nor deny.
 const UNKNOWN: &str = "Unknown";
@@ -51,6 +53,8 @@ pub struct DeviceObjectInputs {
     pub boot_id: Option<String>,
     /// The annotation with the pods that have no device, if it is known.
     pub pods_without_devices: Option<String>,
+    /// The parts of the report that are not valid.
+    pub report_problem: Option<ReportProblem>,
 }
 
 impl DeviceObjectInputs {
@@ -116,7 +120,9 @@ impl DeviceObjectInputs {
         if self.serves_vendor {
             labels.insert(SERVES_VENDOR_LABEL.to_owned(), "true".to_owned());
         }
-        if partitions::table(fleet, self.overrides.partitions.as_ref()).is_some() {
+        // The policy of a table that cannot be read stays: it decides if whole GPUs may be allocated without one.
+        let is_unreadable = self.overrides.partitions_problem.is_some();
+        if is_unreadable || partitions::table(fleet, &self.overrides).is_some() {
             let policy = self.partition_policy.or(fleet.partition_policy);
             let policy = policy.unwrap_or_default().as_str();
             labels.insert(GPU_PARTITION_POLICY.to_owned(), policy.to_owned());
@@ -127,7 +133,7 @@ impl DeviceObjectInputs {
     /// The annotations of the Device object: GPU partitions, links, devices of other plugins, the boot ID, and pods without
     /// devices.
     fn annotations(&self, fleet: &NodeFleet) -> BTreeMap<String, String> {
-        let table = partitions::table(fleet, self.overrides.partitions.as_ref());
+        let table = partitions::table(fleet, &self.overrides);
         let links = (!fleet.links.is_empty()).then_some(&fleet.links);
         let mut annotations = BTreeMap::new();
         for (key, text) in [
@@ -298,6 +304,9 @@ impl DeviceEntries<'_> {
                 conditions.extend(self.isolation_condition(id, injection));
             }
         }
+        if entry.device_type == TYPE_GPU {
+            conditions.extend(self.report_condition(id));
+        }
         if let Some(found) = self.inputs.enforcements.get(&entry.key.id) {
             let status = status(found.level == Level::Driver);
             conditions.push(self.condition(id, CONDITION_LIMITED, status, found.reason, &found.message));
@@ -349,6 +358,21 @@ impl DeviceEntries<'_> {
              runtime acts on that; the runtime hook (--nri-socket) closes it"
         );
         Some(self.condition(id, CONDITION_ISOLATED, status(false), "ImageVariable", &message))
+    }
+
+    /// The condition that is false if a part of the node's report is not valid; none if every part always was.
+    fn report_condition(&self, id: &str) -> Option<DeviceCondition> {
+        let before = self.find_before(id, CONDITION_REPORT_VALID);
+        let (status, reason, message) = match &self.inputs.report_problem {
+            Some(problem) if problem.is_certain => (status(false), problem.reason, problem.message.as_str()),
+            Some(problem) => (UNKNOWN, problem.reason, problem.message.as_str()),
+            None => {
+                before?;
+                let message = "partition table, links and allocations can be read, and name GPUs of the node";
+                (status(true), "Valid", message)
+            }
+        };
+        Some(self.condition(id, CONDITION_REPORT_VALID, status, reason, message))
     }
 
     /// A condition of the device in the Device object. Its time stays that of the published condition as long as the status is the

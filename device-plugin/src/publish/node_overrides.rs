@@ -1,7 +1,8 @@
 //! The cluster administrator's files about this node's devices: labels by which pods select them, and the partitions of its GPUs.
 //!
 //! The plugin reads the files again and again, so the `ConfigMap` behind them may change. A missing file overrides nothing. With an
-//! invalid file the plugin does not start; a plugin that runs keeps the last valid content.
+//! invalid file of labels the plugin does not start; an invalid file of partitions is published as a problem. A plugin that runs
+//! keeps the last valid content.
 //!
 //! ```yaml
 //! # --device-labels: by type, by PCI address, or by the UUID of a GPU; the narrower wins, label by label
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use daemon::api_server::one_line;
 use proto::device::VirtualFunctionGroup;
 use proto::topology::{GpuPartitionTable, read_partitions};
 use serde::Deserialize;
@@ -58,20 +60,26 @@ pub struct NodeOverrides {
     pub labels: DeviceLabels,
     /// The partitions of the node's GPUs, if the file has any.
     pub partitions: Option<GpuPartitionTable>,
+    /// The mistake of a file of partitions that cannot be read; `partitions` then has its last valid content.
+    pub partitions_problem: Option<String>,
 }
 
 impl NodeOverrides {
     /// Reads both files and checks their content.
     ///
     /// # Errors
-    /// A file exists and is invalid.
+    /// The file of labels exists and is invalid.
     pub fn read(files: &OverrideFiles) -> anyhow::Result<Self> {
         let mut overrides = Self::default();
         if let Some(path) = &files.labels {
             overrides.labels = DeviceLabels::read(path)?;
         }
         if let Some(path) = &files.partitions {
-            overrides.partitions = read_partition_table(path)?;
+            match read_partition_table(path) {
+                Ok(table) => overrides.partitions = table,
+                // Most pods need no partition, and a plugin that does not start serves none.
+                Err(error) => overrides.partitions_problem = Some(one_line(error.as_ref())),
+            }
         }
         Ok(overrides)
     }
@@ -227,8 +235,11 @@ pub async fn watch_node_overrides(
     loop {
         sleep(interval).await;
         match NodeOverrides::read(&files) {
-            Ok(now) => {
+            Ok(mut now) => {
                 logged.clear();
+                if now.partitions_problem.is_some() {
+                    now.partitions.clone_from(&overrides.borrow().partitions);
+                }
                 if **overrides.borrow() != now {
                     overrides.send_replace(Arc::new(now));
                     info!("the files of labels and partitions have changed");

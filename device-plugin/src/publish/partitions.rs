@@ -9,20 +9,26 @@ use proto::topology::{BOARD_GPUS, GpuPartitionTable, partitions_of_board};
 
 use crate::fleet::NodeFleet;
 
+use super::node_overrides::NodeOverrides;
+
 /// Words in the names of known models.
 const BOARDS: [&str; 3] = ["H100", "H800", "H20"];
 
 /// Words in the names of cards that have the name of a known model and sit on no board.
 const CARDS: [&str; 2] = ["PCIe", "NVL"];
 
-/// The partition table for these devices, if there is one. The operator's table counts only if this node has all GPUs that it
-/// names.
-pub fn table(fleet: &NodeFleet, of_operator: Option<&GpuPartitionTable>) -> Option<GpuPartitionTable> {
+/// The partition table for these devices, if there is one that can be read. The operator's table counts only if this node has all
+/// GPUs that it names.
+pub fn table(fleet: &NodeFleet, overrides: &NodeOverrides) -> Option<GpuPartitionTable> {
     // One file may serve nodes of several kinds, so a table of another node is no error.
-    if let Some(table) = of_operator
+    if let Some(table) = &overrides.partitions
         && missing_gpu(fleet, table).is_none()
     {
         return Some(table.clone());
+    }
+    // The operator's table is to replace the others, so that none of them may be right.
+    if overrides.partitions.is_none() && overrides.partitions_problem.is_some() {
+        return None;
     }
     if let Some(table) = &fleet.partitions {
         return Some(table.clone());
@@ -98,12 +104,14 @@ mod tests {
         #[case] linked: &[u32],
         #[case] expected: bool,
     ) {
-        assert_eq!(table(&fleet(n_gpus, model, linked), None).is_some(), expected);
+        let fleet = fleet(n_gpus, model, linked);
+        assert_eq!(table(&fleet, &NodeOverrides::default()).is_some(), expected);
     }
 
     #[test]
     fn partitions_follow_from_the_links_of_a_board() {
-        let table = table(&fleet(8, "NVIDIA H100 80GB HBM3", &[]), None).unwrap();
+        let fleet = fleet(8, "NVIDIA H100 80GB HBM3", &[]);
+        let table = table(&fleet, &NodeOverrides::default()).unwrap();
         let sets = |size: u32| {
             table[&size]
                 .iter()
@@ -137,8 +145,22 @@ mod tests {
         };
         let mut fleet = fleet(8, "NVIDIA H100 80GB HBM3", &[]);
         fleet.partitions = Some(of(2));
-        assert_eq!(table(&fleet, Some(&of(3))), Some(of(3)));
-        assert_eq!(table(&fleet, Some(&of(9))), Some(of(2)), "it is of another node");
-        assert_eq!(table(&fleet, None), Some(of(2)));
+        let of_operator = |partitions: Option<u32>, problem: Option<&str>| {
+            let overrides = NodeOverrides {
+                partitions: partitions.map(of),
+                partitions_problem: problem.map(str::to_owned),
+                ..NodeOverrides::default()
+            };
+            table(&fleet, &overrides)
+        };
+        assert_eq!(of_operator(Some(3), None), Some(of(3)));
+        assert_eq!(
+            of_operator(Some(3), Some("now")),
+            Some(of(3)),
+            "the last valid one"
+        );
+        assert_eq!(of_operator(Some(9), None), Some(of(2)), "it is of another node");
+        assert_eq!(of_operator(None, None), Some(of(2)));
+        assert_eq!(of_operator(None, Some("at the start")), None);
     }
 }

@@ -137,7 +137,9 @@ impl Server {
             partition_policy: None,
             boot_id: None,
         };
-        tokio::spawn(NodePublisher::new(&client.into(), settings, inputs).run());
+        let connection = Connection::from(client);
+        let (recorder, _) = daemon::events::recorder(&connection, "test", Some("n1".to_owned()));
+        tokio::spawn(NodePublisher::new(&connection, recorder, settings, inputs).run());
         Self {
             requests,
             fleet,

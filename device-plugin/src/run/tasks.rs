@@ -121,7 +121,7 @@ pub(super) fn publish(
     let overrides = tasks.spawn_updating("node overrides", overrides, |sender| {
         watch_node_overrides(config.override_files(), config.probe_interval, sender)
     });
-    let checkpoints = watch_vendor(tasks, config, connection, node, seen, recorder);
+    let checkpoints = watch_vendor(tasks, config, connection, node, seen, recorder.clone());
     // The published objects decide when resources are registered, see `advertise`.
     let published = Published {
         node: own_node.clone(),
@@ -150,7 +150,7 @@ pub(super) fn publish(
     };
     tasks.spawn(
         "publication",
-        NodePublisher::new(connection, settings, inputs).run(),
+        NodePublisher::new(connection, recorder, settings, inputs).run(),
     );
     published
 }

@@ -71,6 +71,12 @@ impl ReportedTable {
         self.problem.as_deref()
     }
 
+    /// The problem of the table, unless the table is that of another kind of node.
+    pub(super) fn mistake(&self) -> Option<&str> {
+        let is_of_this_node = self.partitions.is_some();
+        self.problem().filter(|_| is_of_this_node)
+    }
+
     /// Returns true if there is a table and it cannot be read.
     pub(super) fn is_unreadable(&self) -> bool {
         self.is_unreadable

@@ -127,8 +127,11 @@ fn errors_name_the_file_and_the_field() {
     let mut text = String::new();
     for (labels, table) in cases {
         let (dir, files) = files(labels, table);
-        let error = one_line(NodeOverrides::read(&files).unwrap_err().as_ref())
-            .replace(&dir.path().display().to_string(), "DIR");
+        let error = match NodeOverrides::read(&files) {
+            Ok(overrides) => overrides.partitions_problem.unwrap(),
+            Err(error) => one_line(error.as_ref()),
+        };
+        let error = error.replace(&dir.path().display().to_string(), "DIR");
         writeln!(text, "{labels}{table}\n  {error}").unwrap();
     }
     insta::assert_snapshot!(text);
@@ -153,6 +156,28 @@ async fn changed_files_are_read_again() {
     fs::remove_file(&path).unwrap();
     overrides.changed().await.unwrap();
     assert_eq!(**overrides.borrow_and_update(), NodeOverrides::default());
+    reading.abort();
+}
+
+/// The plugin starts without a table that cannot be read; of a file that changes the last valid table stands, with the mistake.
+#[tokio::test(start_paused = true)]
+async fn a_broken_table_is_reported_and_the_last_valid_one_stands() {
+    let (_dir, files) = files("", "{");
+    let path = files.partitions.clone().unwrap();
+    let at_start = NodeOverrides::read(&files).unwrap();
+    assert_eq!(at_start.partitions, None);
+    assert!(at_start.partitions_problem.is_some());
+    let (sender, mut overrides) = watch::channel(Arc::new(at_start));
+    let reading = tokio::spawn(watch_node_overrides(files, Duration::from_secs(10), sender));
+    let mut after = async |text: &str| {
+        fs::write(&path, text).unwrap();
+        overrides.changed().await.unwrap();
+        let now = overrides.borrow_and_update();
+        (now.partitions.is_some(), now.partitions_problem.is_some())
+    };
+    assert_eq!(after(r#"{"1": [{"minors": [0]}]}"#).await, (true, false));
+    assert_eq!(after(r#"{"1": [{"minors": [0, 1]}]}"#).await, (true, true));
+    assert_eq!(after(r#"{"1": [{"minors": [1]}]}"#).await, (true, false));
     reading.abort();
 }
 
