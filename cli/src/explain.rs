@@ -7,6 +7,7 @@ use proto::read_api::{Explanation, NodeVerdict};
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult, code_of_answer};
 use crate::format::{count, memory};
+use crate::gone;
 use crate::output::{Cell, Colour, Screen, TextTable, number, text};
 use crate::source::AnswerSource;
 
@@ -113,7 +114,12 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
         } else {
             "is on"
         };
-        return format!("{pod} needs {asked}; it {state} node {node}.\n");
+        let mut text = format!("{pod} needs {asked}; it {state} node {node}.\n");
+        if !explanation.gone.is_empty() {
+            let sentence = gone::sentence(&pod, node, &explanation.gone, &explanation.counted_on);
+            text += &screen.paint(Colour::Yellow, &format!("{sentence}\n"));
+        }
+        return text;
     }
     let mut lines = match &explanation.invalid {
         // The rule holds on every node, so that nodes need not be counted.

@@ -17,6 +17,7 @@ mod fields;
 mod fits;
 mod follow;
 mod format;
+mod gone;
 mod migrate;
 mod offline;
 mod output;

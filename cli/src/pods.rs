@@ -12,6 +12,7 @@ use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::follow::{ChangeFeed, ClusterChange};
 use crate::format::memory;
+use crate::gone;
 use crate::output::{Cell, Colour, Screen, TextTable, number, text};
 use crate::source::AnswerSource;
 use crate::top::unknown_use;
@@ -37,6 +38,9 @@ struct PodRow {
     used: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
+    /// The GPUs of the pod's record that its node does not have any more.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    gone: Vec<String>,
 }
 
 /// Shows the pods of a namespace, or of all; with `watch` also each pod whose row changes, until the command is interrupted.
@@ -79,6 +83,10 @@ pub(crate) async fn run(
         show(&rows, screen, which)?;
     }
     if is_table && screen.has_headers {
+        let sentences = gone::sentences(&state.nodes);
+        for sentence in rows.iter().filter_map(|row| sentences.get(&row.uid)) {
+            screen.print(&screen.paint(Colour::Yellow, &format!("{sentence}\n")))?;
+        }
         screen.print(&unknown_use(&state))?;
     }
     if !watch {
@@ -186,6 +194,7 @@ fn rows(state: &State) -> Vec<PodRow> {
                     node: Some(node.name.clone()),
                     asked: holder.asked.clone(),
                     problem: holder.problem.clone(),
+                    gone: holder.gone.clone(),
                     ..PodRow::default()
                 });
                 row.gpus.push(gpu.minor);

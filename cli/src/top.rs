@@ -10,6 +10,7 @@ use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::follow::{ChangeFeed, ClusterChange};
 use crate::format::{bar, count, memory, percent};
+use crate::gone;
 use crate::output::{Cell, Colour, Column, Screen, TextTable, number, text};
 use crate::source::AnswerSource;
 
@@ -89,6 +90,9 @@ pub(crate) fn render(state: &State, screen: &Screen, is_wide: bool) -> String {
         for problem in problems {
             lines += &screen.paint(Colour::Yellow, &format!("{}: {problem}\n", node.name));
         }
+    }
+    for sentence in gone::sentences(&state.nodes).values() {
+        lines += &screen.paint(Colour::Yellow, &format!("{sentence}\n"));
     }
     lines
 }

@@ -328,7 +328,10 @@ impl<'a> From<&'a FleetDevice<OtherDevice>> for FleetEntry<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unavailable {
     /// This node does not have the device.
-    #[error("{} {name} is not on this node", type_name(device_type))]
+    #[error(
+        "{} {name} is not on this node; delete the pod to reschedule it",
+        type_name(device_type)
+    )]
     Unknown {
         /// The type in the record.
         device_type: &'static str,

@@ -18,7 +18,7 @@ use crate::eviction::evict;
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, FleetEntry, NodeFleet, type_name};
 use crate::health::ApplicationFault;
-use crate::pods::{NodePod, NodePods, PodStage, PodUid, until_known};
+use crate::pods::{DeviceName, NodePod, NodePods, PodStage, PodUid, until_known};
 
 /// The time for which a device must have been unhealthy before its pods are evicted: some errors pass.
 const EVICTION_GRACE: Duration = Duration::from_secs(60);
@@ -62,6 +62,8 @@ struct HealthTracker {
     evicts: bool,
     /// The time of the last attempt to evict each pod.
     evicted: BTreeMap<PodUid, Instant>,
+    /// The GPUs of pods' records that this process has never seen, each with an event on its pod.
+    unknown: BTreeSet<(PodUid, DeviceName)>,
 }
 
 impl HealthTracker {
@@ -77,6 +79,7 @@ impl HealthTracker {
     fn update(&mut self, fleet: &NodeFleet, pods: &NodePods, now: Instant) -> Vec<HealthAction> {
         let mut actions = self.update_devices(fleet, now);
         self.evicted.retain(|uid, _| pods.get(uid).is_some());
+        actions.extend(self.report_unknown(pods));
         for ((device_type, id), device) in self.devices.iter_mut().flatten() {
             let Some((trouble, since)) = &device.trouble else {
                 continue;
@@ -87,7 +90,11 @@ impl HealthTracker {
                 }
                 if device.notified.insert(pod.uid.clone()) {
                     let name = type_name(device_type);
-                    let message = format!("{name} {id}, which this pod holds: {trouble}");
+                    let message = if trouble == GONE {
+                        gone_message(&format!("{name} {id}"))
+                    } else {
+                        format!("{name} {id}, which this pod holds: {trouble}")
+                    };
                     actions.push(HealthAction::PodEvent(pod.uid.clone(), "GPUUnhealthy", message));
                 }
                 let last = self.evicted.get(&pod.uid);
@@ -153,6 +160,37 @@ impl HealthTracker {
         actions
     }
 
+    /// The events on pods whose records name GPUs that were gone before this process started, one for each GPU.
+    fn report_unknown(&mut self, pods: &NodePods) -> Vec<HealthAction> {
+        let mut now = BTreeSet::new();
+        for pod in pods.live() {
+            let named = pod.placement.iter();
+            for name in named.flat_map(|placement| placement.names(ExtendedResource::Whole)) {
+                let mut devices = self.devices.iter().flatten();
+                let is_known = |((device_type, _), device): (&DeviceId, &DeviceState)| {
+                    device_type == TYPE_GPU && name.is(&device.key)
+                };
+                if !devices.any(is_known) {
+                    now.insert((pod.uid.clone(), name.clone()));
+                }
+            }
+        }
+        let mut actions = Vec::new();
+        for (uid, name) in now.difference(&self.unknown) {
+            let gpu = match name {
+                DeviceName::Id(id) => format!("GPU {id}"),
+                DeviceName::Minor(minor) => format!("GPU minor {minor}"),
+            };
+            actions.push(HealthAction::PodEvent(
+                uid.clone(),
+                "GPUUnhealthy",
+                gone_message(&gpu),
+            ));
+        }
+        self.unknown = now;
+        actions
+    }
+
     /// The time of the next eviction, if no device and no pod changes until then.
     fn next_eviction(&self, now: Instant) -> Option<Instant> {
         if !self.evicts {
@@ -198,6 +236,11 @@ impl HealthTracker {
         }
         actions
     }
+}
+
+/// The message to a pod whose device is not on the node any more.
+fn gone_message(device: &str) -> String {
+    format!("{device}, which this pod holds, {GONE}. Delete the pod to reschedule it.")
 }
 
 /// The event on the node about a device that is new, or whose health or error differs from `before`.

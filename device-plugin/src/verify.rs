@@ -366,7 +366,7 @@ impl StartEvidence<'_> {
             for name in names {
                 let Some(key) = self.fleet.find(resource, name) else {
                     return Err(StartRefusal::Unplaced(format!(
-                        "its record names {placement}, which this node does not have"
+                        "its record names {placement}, which this node does not have; delete the pod to reschedule it"
                     )));
                 };
                 ids.insert(key.id);

@@ -209,6 +209,10 @@ pub struct Holder {
     /// The reason that the scheduler cannot read its record, and counts as much as it may hold at most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+    /// The GPUs of its record that the node does not have any more, by UUID, or by minor where the record has no UUID. On a node
+    /// whose plugin checks starts, its amount of each is counted on one GPU, else on all GPUs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gone: Vec<String>,
 }
 
 /// A pod that asks for devices and has no node.
@@ -270,6 +274,12 @@ pub struct Explanation {
     /// True if the scheduler has chosen `node`, and the API server has not shown the binding yet.
     #[serde(skip_serializing_if = "is_default")]
     pub assumed: bool,
+    /// The GPUs of its record that its node does not have any more, by UUID, or by minor where the record has no UUID.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gone: Vec<String>,
+    /// Bytes of memory that are counted for it on GPUs of its node, by minor; absent unless a GPU of its record is gone.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub counted_on: BTreeMap<u32, u64>,
     /// The number of nodes; 0 for a pod that has a node.
     pub nodes: u32,
     /// The number of nodes that take the pod now: by kube-scheduler's own checks, by its request and by their devices.

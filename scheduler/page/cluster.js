@@ -226,7 +226,13 @@ export function gpuTroubles(gpu) {
   if (!gpu.healthy) troubles.push('unhealthy, takes no new pods');
   if (gpu.memory.allocated > gpu.memory.total) troubles.push('pods hold more memory than it has');
   for (const holder of gpu.holders ?? []) {
-    if (holder.problem) troubles.push(`${holder.name ?? holder.uid}: ${holder.problem}`);
+    const name = holder.name ?? holder.uid;
+    if (holder.gone) {
+      troubles.push(`${name}: GPU ${holder.gone.join(', ')} of its record is gone from the node; ` +
+        `${memory(holder.memory)} counts here. Delete the pod to reschedule it`);
+    } else if (holder.problem) {
+      troubles.push(`${name}: ${holder.problem}`);
+    }
   }
   return troubles;
 }

@@ -522,7 +522,8 @@ function showDetails(found) {
     for (const holder of gpu.holders ?? []) {
       const used = holder.used === undefined ? '' : `, uses ${memory(holder.used)}`;
       const core = holder.core ? `, ${holder.core} % compute` : '';
-      list.append(element('li', '', `${podName(holder)}: ${memory(holder.memory)}${core}${used}${holder.assumed ? ', being bound' : ''}`));
+      const gone = holder.gone ? `, counted here because GPU ${holder.gone.join(', ')} of its record is gone` : '';
+      list.append(element('li', '', `${podName(holder)}: ${memory(holder.memory)}${core}${used}${holder.assumed ? ', being bound' : ''}${gone}`));
     }
     if (list.children.length) lines.push(list);
   }

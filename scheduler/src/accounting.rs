@@ -441,6 +441,16 @@ impl Recorded {
         parts.split_at(n_gpus).0
     }
 
+    /// The GPUs of the record that the node does not have, by UUID, or by minor where the record has no UUID.
+    pub fn gone_gpus(&self, inventory: &Inventory) -> Vec<String> {
+        let mut devices: Vec<DeviceRef> = self.gpus().iter().map(|part| part.device.clone()).collect();
+        if let Self::Gpushare(record) = self {
+            devices.push(DeviceRef::Minor(record.idx));
+        }
+        devices.retain(|device| inventory.find(&DeviceType::Gpu, device).is_none());
+        devices.iter().map(device_text).collect()
+    }
+
     /// Takes a record in its two forms together: devices by Koordinator's annotation, and GPU and units by those of
     /// gpushare-scheduler-extender.
     fn of(record: &Record) -> Self {
@@ -548,9 +558,17 @@ fn device_name(kind: &DeviceType, device: &DeviceRef) -> String {
         DeviceType::Other(_) => format!("{kind} device"),
     };
     match device {
-        DeviceRef::Id(id) => format!("{noun} {id}"),
-        DeviceRef::Minor(minor) => format!("{noun} minor {minor}"),
         DeviceRef::Any => format!("an unknown {noun}"),
+        named => format!("{noun} {}", device_text(named)),
+    }
+}
+
+/// The UUID or minor by which a record names a device.
+fn device_text(device: &DeviceRef) -> String {
+    match device {
+        DeviceRef::Id(id) => id.to_string(),
+        DeviceRef::Minor(minor) => format!("minor {minor}"),
+        DeviceRef::Any => String::new(),
     }
 }
 

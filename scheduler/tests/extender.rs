@@ -29,6 +29,8 @@ mod early;
 mod every_route;
 #[path = "extender/golden.rs"]
 mod golden;
+#[path = "extender/gone.rs"]
+mod gone;
 #[path = "extender/holding.rs"]
 mod holding;
 #[path = "extender/leading.rs"]

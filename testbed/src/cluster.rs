@@ -124,7 +124,7 @@ pub struct LocalCluster {
     scheduler_address: SocketAddr,
     /// The address of the scheduler's probes and metrics.
     health_address: SocketAddr,
-    /// The address of the scheduler's page.
+    /// The address of the scheduler's page and read API.
     page_address: SocketAddr,
     webhooks: Option<InstalledWebhooks>,
     deploy: PathBuf,
@@ -249,8 +249,8 @@ impl LocalCluster {
         self.until_scheduler_ready(deadline).await
     }
 
-    /// The address of the scheduler's page.
-    pub(crate) fn page_address(&self) -> SocketAddr {
+    /// The address of the scheduler's page and read API.
+    pub fn page_address(&self) -> SocketAddr {
         self.page_address
     }
 

@@ -89,7 +89,7 @@ fn a_lost_and_a_recovered_device_make_one_event_each() {
         shown(&actions),
         [
             "node Warning GPUGone: GPU GPU-0 is no longer on this node",
-            "a GPUUnhealthy: GPU GPU-0, which this pod holds: is no longer on this node"
+            "a GPUUnhealthy: GPU GPU-0, which this pod holds, is no longer on this node. Delete the pod to reschedule it."
         ]
     );
     assert!(tracker.update(&with(&[]), &here, now).is_empty());
@@ -99,6 +99,25 @@ fn a_lost_and_a_recovered_device_make_one_event_each() {
     );
     let actions = tracker.update(&with(&[(true, "fine"), (true, "fine")]), &here, now);
     assert_eq!(actions.len(), 1, "another one: {actions:?}");
+}
+
+/// A GPU that was taken out before this process started is in no list of devices, only in records of pods.
+#[test]
+fn pods_of_gpus_that_an_earlier_process_had_get_one_event() {
+    let mut tracker = HealthTracker::new(true);
+    let now = Instant::now();
+    let here = pods([pod("a", 1, [units(2)]).on([3]), pod("b", 1, [units(2)]).on([0])]);
+    let one = || with(&[(true, "fine")]);
+    let expected = "a GPUUnhealthy: GPU minor 3, which this pod holds, is no longer on this node. Delete the pod to reschedule it.";
+    assert_eq!(shown(&tracker.update(&one(), &here, now)), [expected]);
+    assert_eq!(tracker.update(&one(), &here, now), []);
+    let back = with(&[(true, "fine"), (true, "fine"), (true, "fine"), (true, "fine")]);
+    tracker.update(&back, &here, now);
+    let actions = tracker.update(&one(), &here, now);
+    let of_pods = actions
+        .iter()
+        .filter(|action| matches!(action, HealthAction::PodEvent(..)));
+    assert_eq!(of_pods.count(), 1, "a device of this process: {actions:?}");
 }
 
 /// Only if the operator wants it; not before the trouble has lasted; again after a refusal, but with a delay.

@@ -142,7 +142,7 @@ impl HookInputs<'_> {
             // The pre-start check has refused unhealthy GPUs already.
             let Some(gpu) = self.fleet.gpu_named(name) else {
                 return HookDecision::Refuse(format!(
-                    "its record names {placement}, which this node does not have"
+                    "its record names {placement}, which this node does not have; delete the pod to reschedule it"
                 ));
             };
             gpus.push(gpu);

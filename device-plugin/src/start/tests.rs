@@ -148,7 +148,7 @@ fn unhealthy_and_missing_gpus_are_named() {
     };
     assert_eq!(
         refusal.to_string(),
-        "its record names minor 7, which this node does not have"
+        "its record names minor 7, which this node does not have; delete the pod to reschedule it"
     );
 }
 

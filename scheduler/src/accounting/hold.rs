@@ -8,7 +8,7 @@ use proto::request::{Dialect, GpuRequest};
 
 use super::kubelet_allocations;
 use super::others::others_held;
-use super::shares::{from_gpushare, from_shares, named_twice, unknown};
+use super::shares::{NamedShares, from_gpushare, from_shares, named_twice, unknown};
 use super::{
     Account, NodeContext, ParsedRequest, PluginReport, PodFacts, Recorded, WHOLE_DEVICE, per_device,
 };
@@ -110,8 +110,10 @@ fn without_devices(record: &Recorded) -> Account {
 fn shared(request: ShareRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
     match record {
         Recorded::Devices { units, .. } if !record.gpus().is_empty() => {
-            from_shares(record.gpus(), *units, &request, context)
-                .unwrap_or_else(|problem| unknown(request, context, problem))
+            match from_shares(record.gpus(), *units, &request, context) {
+                Ok(named) => named.with_gone(&request, context),
+                Err(problem) => unknown(request, context, problem),
+            }
         }
         Recorded::Gpushare(record) => from_gpushare(*record, &request, context),
         Recorded::Unreadable(problem) => unknown(request, context, problem.to_string()),
@@ -168,11 +170,11 @@ fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> A
     let (gpus, units) = match record {
         Recorded::Devices { units, .. } if !record.gpus().is_empty() => (record.gpus(), *units),
         Recorded::Unreadable(problem) => {
-            return whole_unknown(request.devices, Some(problem.to_string()), context);
+            return whole_unknown(request.devices, &[], Some(problem.to_string()), context);
         }
         _ => {
             let problem = "it is not known which GPUs the vendor's plugin has given it";
-            return whole_unknown(request.devices, Some(problem.to_owned()), context);
+            return whole_unknown(request.devices, &[], Some(problem.to_owned()), context);
         }
     };
     let per_device = ShareRequest {
@@ -180,9 +182,9 @@ fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> A
         slots: 0,
         ..per_device(request)
     };
-    let mut account = match from_shares(gpus, units, &per_device, context) {
-        Ok(account) => account,
-        Err(problem) => return whole_unknown(request.devices, Some(problem), context),
+    let NamedShares { mut account, n_gone } = match from_shares(gpus, units, &per_device, context) {
+        Ok(named) => named,
+        Err(problem) => return whole_unknown(request.devices, &[], Some(problem), context),
     };
     let mut given = Vec::new();
     for device in context.given {
@@ -199,17 +201,32 @@ fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> A
     }
     let contradiction =
         is_contradicted.then(|| "kubelet has given it other GPUs than its record names".to_owned());
+    let gone = whole_unknown(n_gone, &account.holdings.parts, None, context).holdings;
+    account.holdings.pending = gone.pending;
+    account.holdings.unknown_whole = gone.unknown_whole;
     account.holdings.is_vendor = true;
     account.problem = account.problem.or(contradiction);
     account.contradicts |= is_contradicted;
     account
 }
 
-/// Whole GPUs that no usable record names: those that kubelet reports as allocated to the pod, and for the rest of the request any
-/// GPUs of the node.
-fn whole_unknown(n_requested: u32, problem: Option<String>, context: NodeContext<'_>) -> Account {
-    let is_gpu = |id: &str| context.inventory.is_none() || context.gpu(&DeviceRef::Id(id.into())).is_some();
-    let n_given = context.given.iter().filter(|given| is_gpu(&given.id)).count();
+/// Whole GPUs that no usable record names: those that kubelet reports as allocated to the pod beside the `held` ones, and for the
+/// rest of the request any GPUs of the node.
+fn whole_unknown(
+    n_requested: u32,
+    held: &[HeldPart],
+    problem: Option<String>,
+    context: NodeContext<'_>,
+) -> Account {
+    let is_other_gpu = |id: &str| match context.gpu(&DeviceRef::Id(id.into())) {
+        Some(gpu) => !held.iter().any(|part| part.device.identifies(gpu)),
+        None => context.inventory.is_none(),
+    };
+    let n_given = context
+        .given
+        .iter()
+        .filter(|given| is_other_gpu(&given.id))
+        .count();
     let missing = n_requested.saturating_sub(u32::try_from(n_given).unwrap_or(u32::MAX));
     let is_served = context.report == PluginReport::Pending
         && context.inventory.is_some_and(|inventory| inventory.serves_vendor);

@@ -23,7 +23,32 @@ pub(super) fn unknown(request: ShareRequest, context: NodeContext<'_>, problem: 
     }
 }
 
-/// The shares of the GPUs that a record names, with the amounts of the spec: a record may name more than the pod asks for.
+/// The account of the GPUs of a record that the node has.
+pub(super) struct NamedShares {
+    pub(super) account: Account,
+    /// The number of requested GPUs that the node does not have any more.
+    pub(super) n_gone: u32,
+}
+
+impl NamedShares {
+    /// The account with the GPUs that are gone: the pod may be on any other GPU instead of each.
+    pub(super) fn with_gone(self, request: &ShareRequest, context: NodeContext<'_>) -> Account {
+        let mut account = self.account;
+        if self.n_gone > 0 {
+            let request = ShareRequest {
+                devices: self.n_gone,
+                ..*request
+            };
+            let gone = unknown(request, context, String::new()).holdings;
+            account.holdings.parts.extend(gone.parts);
+            account.holdings.pending = gone.pending;
+        }
+        account
+    }
+}
+
+/// The shares of the GPUs that a record names, with the amounts of the spec: a record may name more than the pod asks for. GPUs
+/// that the node does not have any more are counted, not charged.
 ///
 /// # Errors
 /// The reason for which the record cannot be followed, so that the devices count as unknown.
@@ -32,7 +57,7 @@ pub(super) fn from_shares(
     units: Option<GpushareRecord>,
     request: &ShareRequest,
     context: NodeContext<'_>,
-) -> Result<Account, String> {
+) -> Result<NamedShares, String> {
     let n_shares = u32::try_from(shares.len()).unwrap_or(u32::MAX);
     if n_shares < request.devices {
         return Err(format!(
@@ -40,11 +65,13 @@ pub(super) fn from_shares(
             request.devices
         ));
     }
-    if let Some(problem) = shares
-        .iter()
-        .find_map(|share| context.absent(&share.kind, &share.device))
+    let absent = |share: &RecordedPart| context.absent(&share.kind, &share.device);
+    let present: Vec<&RecordedPart> = shares.iter().filter(|share| absent(share).is_none()).collect();
+    let gone = shares.iter().find_map(absent);
+    if let Some(problem) = &gone
+        && present.is_empty()
     {
-        return Err(problem);
+        return Err(problem.clone());
     }
     if let Some(share) = named_twice(shares, context) {
         return Err(format!(
@@ -62,8 +89,8 @@ pub(super) fn from_shares(
     let trusted = problem.is_none();
     // kubelet allocates no more devices than the spec asks for, whatever the record names.
     let n_devices = usize::try_from(request.devices).unwrap_or(usize::MAX);
-    let mut held = Vec::with_capacity(shares.len().min(n_devices));
-    for share in shares.iter().take(n_devices) {
+    let mut held = Vec::with_capacity(present.len().min(n_devices));
+    for share in present.into_iter().take(n_devices) {
         let Bounded {
             memory,
             doubt,
@@ -80,10 +107,17 @@ pub(super) fn from_shares(
             ..HeldPart::new(DeviceType::Gpu, share.device.clone())
         });
     }
-    Ok(Account {
-        holdings: Holdings::from(held),
-        problem,
-        contradicts,
+    // A container that runs has the GPUs that are left, so that they are charged for the pod, whatever becomes of the others.
+    let n_gone = request
+        .devices
+        .saturating_sub(u32::try_from(held.len()).unwrap_or(u32::MAX));
+    Ok(NamedShares {
+        account: Account {
+            holdings: Holdings::from(held),
+            problem: gone.or(problem),
+            contradicts,
+        },
+        n_gone,
     })
 }
 

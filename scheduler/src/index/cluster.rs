@@ -3,6 +3,7 @@
 //! A node counts by its Node and its Device object together, a pod by its spec, its record and the reports of its node. Whenever
 //! one of these changes, the holdings of the pods that it concerns are worked out again.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{Fleet, NodeView, OwnerId, PodProfile, Policies};
@@ -16,7 +17,7 @@ use tracing::warn;
 use super::assumption::Assumption;
 use super::pods::PodEntry;
 use crate::accounting::kubelet_allocations::{self, AllocatedDevice, AllocationsByPod};
-use crate::accounting::{self, NodeContext, PluginReport, Recorded};
+use crate::accounting::{self, Bound, NodeContext, PluginReport, Recorded};
 use crate::inventory::device_types::Kinds;
 use crate::inventory::{self, DeviceReport, NodeReport};
 use crate::kube_scheduler::{NodeFacts, NodeRequests};
@@ -229,11 +230,8 @@ impl Cluster {
             allows_all_devices: self.allows_all_devices,
             report: state.map(|state| state.report_on(uid)).unwrap_or_default(),
         };
-        // The node's plugin has swapped the records of two pods, whose annotations change later.
-        let swapped = state.and_then(|state| state.swapped.get(uid));
-        let swapped = swapped.map(|record| record.clone().or_units_of(&bound.record));
-        let record = swapped.as_ref().unwrap_or(&bound.record);
-        let account = entry.facts.account_of(record, context);
+        let record = effective_record(state, uid, &bound);
+        let account = entry.facts.account_of(&record, context);
         let problem: Option<Box<str>> = account.problem.map(Into::into);
         // Logged once for each problem: the pod is accounted again with every change of its node.
         if let Some(problem) = &problem
@@ -257,6 +255,20 @@ impl Cluster {
             self.fleet.hold(owner, &bound.node, account.holdings);
         }
         (entry.problem, entry.contradicts) = (problem, account.contradicts);
+    }
+
+    /// The GPUs in the record of a bound pod that its node does not have any more, by UUID or minor.
+    pub(super) fn gone_gpus(&self, uid: &str) -> Vec<String> {
+        // A record that names a GPU which is gone always has a problem, and few records have one.
+        let entry = self.pods.get(uid).filter(|entry| entry.problem.is_some());
+        let Some(bound) = entry.and_then(|entry| entry.bound()) else {
+            return Vec::new();
+        };
+        let inventory = self.view(&bound.node).and_then(NodeView::inventory);
+        let state = self.nodes.get(&*bound.node);
+        inventory.map_or_else(Vec::new, |inventory| {
+            effective_record(state, uid, &bound).gone_gpus(inventory)
+        })
     }
 
     /// Counts the request of a bound pod among the pods from which the workload model learns the mix of pods to come.
@@ -405,6 +417,15 @@ impl Cluster {
     /// Counts one silent opening if the number of openings has changed from `n_before`.
     pub(super) fn note_silent_since(&mut self, n_before: u64) {
         self.n_silent_openings += u64::from(self.fleet.n_openings() != n_before);
+    }
+}
+
+/// The record of a bound pod that counts: its own, unless the node's plugin has swapped it with that of another pod. The
+/// annotations of the two change later.
+fn effective_record<'a>(state: Option<&NodeState>, uid: &str, bound: &'a Bound) -> Cow<'a, Recorded> {
+    match state.and_then(|state| state.swapped.get(uid)) {
+        Some(swapped) => Cow::Owned(swapped.clone().or_units_of(&bound.record)),
+        None => Cow::Borrowed(&bound.record),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Nodes and pods in the terms of the read API.
 
+use std::collections::BTreeMap;
+
 use placement::{Amounts, DeviceView, Fleet, HolderView, NodeId, NodeView, RequestedGpus};
 use proto::device::{ENFORCEMENT, GPU_MODEL_LABEL};
 use proto::read_api::{Amount, Gpu, Holder, Node, PendingPod};
@@ -148,8 +150,26 @@ fn show_holder(cluster: &Cluster, holder: &HolderView<'_>) -> Holder {
         shown.asked = asked(&entry.facts.request);
         shown.assumed = entry.assumption.is_some();
         shown.problem = entry.problem.as_deref().map(str::to_owned);
+        shown.gone = cluster.gone_gpus(holder.owner.as_str());
     }
     shown
+}
+
+/// The GPUs on which a bound pod is counted, by minor, with the bytes of memory.
+pub(crate) fn counted_on(index: &Index, node: &str, uid: &str) -> BTreeMap<u32, u64> {
+    let mut counted = BTreeMap::new();
+    let gpus = index.cluster.view(node).map(NodeView::gpus);
+    for gpu in gpus.unwrap_or_default() {
+        for holder in gpu.holders.iter().filter(|holder| holder.owner.as_str() == uid) {
+            *counted.entry(gpu.device.minor).or_default() += holder.amounts.memory.bytes_ceil();
+        }
+    }
+    counted
+}
+
+/// The GPUs in the record of a bound pod that its node does not have any more, by UUID or minor.
+pub(crate) fn gone_gpus(index: &Index, uid: &str) -> Vec<String> {
+    index.cluster.gone_gpus(uid)
 }
 
 /// The number of pods that wait for a node, and the first of them.

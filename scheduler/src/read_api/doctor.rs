@@ -1,5 +1,6 @@
 //! `GET doctor`: the findings of one replica about itself, and about the nodes that its watches show.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use proto::read_api::{Finding, Node, Replica, Severity};
@@ -155,6 +156,8 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
             "look at the device plugin's pod on the node and its log",
         );
     }
+    // A pod whose GPU is not known may be counted on each GPU of the node.
+    let mut with_finding = BTreeSet::new();
     for gpu in &node.gpus {
         if !gpu.healthy {
             add(
@@ -177,12 +180,14 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
             );
         }
         for holder in &gpu.holders {
-            if let Some(problem) = &holder.problem {
+            if let Some(problem) = &holder.problem
+                && with_finding.insert(&holder.uid)
+            {
                 add(
                     "pod-record",
                     Severity::Warning,
                     format!("pod {}: {problem}", holder.display_name()),
-                    "delete the pod to have it placed with a new record",
+                    "delete the pod to reschedule it",
                 );
             }
         }

@@ -9,7 +9,7 @@ use placement::{DeviceFit, Hints, OwnerId, Reason};
 use proto::read_api::{Explanation, GpuVerdict, NodeVerdict, RefusedBy, VERSION};
 
 use crate::accounting::PodFacts;
-use crate::index::view::asked;
+use crate::index::view::{asked, counted_on, gone_gpus};
 use crate::index::{Index, ResourceDemand, Shared};
 use crate::kube_scheduler::PodRules;
 use crate::verdict::{Asker, Refusal, words};
@@ -50,6 +50,13 @@ pub(super) fn explain_to(
         node: bound.or(assumed_on),
         ..Explanation::default()
     };
+    if let Some(bound) = &facts.bound {
+        let index = index.read();
+        explanation.gone = gone_gpus(&index, uid.as_str());
+        if !explanation.gone.is_empty() {
+            explanation.counted_on = counted_on(&index, &bound.node, uid.as_str());
+        }
+    }
     let demand = match demand {
         Err(rule) => Err(rule.to_string()),
         Ok(Some(demand)) => Ok(demand),

@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use proto::read_api::{Diagnosis, Explanation, State};
 use proto::resource::{GPU_MEM, GPU_MEMORY};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use testbed::cluster::{CdiDir, ClusterSpec, GpuSpec, LocalCluster, NodeSetup};
+use testbed::http_client::HttpClient;
 use testbed::invariants;
 use testbed::kubelet::{Kubelet, RunState};
 use testbed::observer::ClusterSnapshot;
@@ -189,6 +192,151 @@ async fn the_plugin_follows_added_lost_and_replaced_gpus() -> Result<()> {
     );
     until_run(&cluster, &["first", "second", "third"]).await?;
     until_healthy(&cluster, 3).await?;
+    verify(&cluster).await
+}
+
+/// An answer of the scheduler's read API.
+async fn read<T: DeserializeOwned>(cluster: &LocalCluster, path: &str) -> Result<T> {
+    let url = format!("http://{}/v1/{path}", cluster.page_address());
+    let (_, body) = HttpClient::new().get(&url).await?;
+    Ok(serde_json::from_slice(&body)?)
+}
+
+/// The events of this reason on an object: their messages.
+fn events(cluster: &LocalCluster, object: &str, reason: &str) -> Vec<String> {
+    let mut messages = Vec::new();
+    for event in cluster.api().objects().list("events", None).unwrap_or_default() {
+        let text = |path: &str| event.pointer(path).and_then(Value::as_str).unwrap_or_default();
+        if text("/reason") == reason && text("/involvedObject/name") == object {
+            messages.push(text("/message").to_owned());
+        }
+    }
+    messages
+}
+
+/// A GPU leaves the machine while its pod runs, and the plugin starts again without it: the pod's amount stays counted, and people
+/// learn which GPU is gone, where the amount counts, and what to do.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_amount_of_a_gpu_that_is_gone_stays_counted() -> Result<()> {
+    let (mut cluster, pods) = cluster_of(node_of(2)).await?;
+    run(&cluster, &pods, "first", 12).await?;
+    let node = cluster.node("n1")?;
+    let gone = seen(node.kubelet(), "first")?;
+    let left: Vec<GpuSpec> = node
+        .gpus()
+        .iter()
+        .filter(|gpu| gpu.uuid != gone)
+        .cloned()
+        .collect();
+    let minor = left.first().context("no GPU is left")?.minor;
+    node.set_gpus(left)?;
+    // Within one process of the plugin a GPU that is missing may come back, and stays listed.
+    until_event(&cluster, "n1", "GPUUnhealthy").await?;
+    let n_before = cluster.node("n1")?.kubelet().n_registrations();
+    cluster.node("n1")?.restart_plugin().await?;
+    until_registered(&mut cluster, n_before).await?;
+    until_healthy(&cluster, 1).await?;
+    let remedy = format!(
+        "GPU {gone}, which this pod holds, is no longer on this node. Delete the pod to reschedule it."
+    );
+    let is_told = |_: &ClusterSnapshot| {
+        events(&cluster, "first", "GPUUnhealthy")
+            .contains(&remedy)
+            .then_some(())
+    };
+    cluster.until("the event on the pod", DEADLINE, is_told).await?;
+
+    let state: State = read(&cluster, "state").await?;
+    let gpus = &state.nodes.first().context("no node is shown")?.gpus;
+    let [gpu] = gpus.as_slice() else {
+        anyhow::bail!("more than the GPU that is left: {gpus:?}")
+    };
+    let [holder] = gpu.holders.as_slice() else {
+        anyhow::bail!("the pod is not counted: {gpu:?}")
+    };
+    ensure!(
+        (gpu.minor, holder.memory, holder.gone.as_slice()) == (minor, 12 << 30, std::slice::from_ref(&gone)),
+        "{gpu:?}"
+    );
+    let explained: Explanation = read(&cluster, "pods/default/first/explain").await?;
+    ensure!(
+        (explained.gone, explained.counted_on) == (vec![gone], [(minor, 12 << 30)].into()),
+        "explain says something else"
+    );
+    waits(&cluster, &pods, "second", 8).await?;
+    pods.delete("first").await?;
+    until_run(&cluster, &["second"]).await?;
+    verify(&cluster).await
+}
+
+/// A file of partitions with a mistake is one condition, one event for all processes of the plugin, one finding of `doctor`, and the
+/// reason of the refusal; the node serves pods that need no partition.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_table_with_a_mistake_is_named_everywhere() -> Result<()> {
+    const MISTAKE: &str = "the set [0, 0] under 2 names a GPU twice";
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("partitions.json");
+    std::fs::write(&file, r#"{"2": [{"minors": [0, 0]}]}"#)?;
+    let (mut cluster, pods) = cluster_of(NodeSetup {
+        plugin_args: vec![format!("--gpu-partitions={}", file.display())],
+        ..node_of(2)
+    })
+    .await?;
+    run(&cluster, &pods, "any", 1).await?;
+    pods.delete("any").await?;
+    until_event(&cluster, "n1", "GPUReportInvalid").await?;
+    let whole = [
+        ("koordinator.sh/gpu.shared", "2"),
+        ("koordinator.sh/gpu-memory-ratio", "200"),
+    ];
+    let spec = (
+        "scheduling.koordinator.sh/gpu-partition-spec".to_owned(),
+        r#"{"allocatePolicy": "BestEffort"}"#.to_owned(),
+    );
+    pods.create(&PodBuilder::new("whole", &whole).annotated(&[spec].into()))
+        .await?;
+    let refused = |snapshot: &ClusterSnapshot| {
+        let message = unscheduled_because(snapshot.pod("whole")?)?;
+        let names = message.contains("the node's partition table cannot be read: --gpu-partitions: ");
+        (names && message.contains(MISTAKE)).then_some(())
+    };
+    cluster
+        .until("the refusal to name the mistake", DEADLINE, refused)
+        .await?;
+    let condition = |snapshot: &ClusterSnapshot| {
+        let devices = snapshot
+            .devices
+            .get("n1")
+            .map(|object| object.spec.devices.clone());
+        let mut conditions = devices
+            .unwrap_or_default()
+            .into_iter()
+            .flat_map(|device| device.conditions);
+        conditions.find(|condition| condition.condition_type == "ReportValid")
+    };
+    let found = cluster.until("the condition", DEADLINE, condition).await?;
+    ensure!(
+        found.status == "False" && found.message.contains(MISTAKE),
+        "{found:?}"
+    );
+    let diagnosis: Diagnosis = read(&cluster, "doctor").await?;
+    let of_table = diagnosis
+        .findings
+        .iter()
+        .filter(|finding| finding.message.contains(MISTAKE));
+    ensure!(of_table.count() == 1, "{:?}", diagnosis.findings);
+
+    let n_before = cluster.node("n1")?.kubelet().n_registrations();
+    cluster.node("n1")?.restart_plugin().await?;
+    until_registered(&mut cluster, n_before).await?;
+    std::fs::write(&file, r#"{"2": [{"minors": [0, 1]}]}"#)?;
+    until_run(&cluster, &["whole"]).await?;
+    let is_valid = |snapshot: &ClusterSnapshot| condition(snapshot).filter(|found| found.status == "True");
+    cluster
+        .until("the condition to be true", DEADLINE, is_valid)
+        .await?;
+    let events = events(&cluster, "n1", "GPUReportInvalid");
+    ensure!(events.len() == 1, "{events:?}");
     verify(&cluster).await
 }
 

@@ -260,7 +260,7 @@ fn who_asks_for_nothing_sees_nothing(
 #[case::shares_of_two(pod("p", 1, [shares(2)]).on([0, 2]), "s2", "NVIDIA_VISIBLE_DEVICES=G0,G2")]
 #[case::no_record(NodePod { placement: Err(Unplaced::NoDevice("gpu")), ..pod("p", 1, [whole(1)]) }, "w1", "leave")]
 #[case::a_gpu_that_is_not_there(
-    pod("p", 1, [whole(1)]).on([9]), "w1", "refuse: its record names minor 9, which this node does not have"
+    pod("p", 1, [whole(1)]).on([9]), "w1", "refuse: its record names minor 9, which this node does not have; delete the pod to reschedule it"
 )]
 fn pods_of_all_kinds(#[case] pod: NodePod, #[case] name: &str, #[case] expected: &str) {
     assert_eq!(
