@@ -312,10 +312,19 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Re
         .scope
         .unwrap_or(Scope::Machine);
     let mut scopes = sets_within(pool, scope);
-    let misfit = Misfit::Scope {
-        needed: pool.n,
-        scope,
-        most: scopes.iter().map(|set| set.len()).max().unwrap_or(0),
+    let is_about_places = [Scope::Switch, Scope::Numa].contains(&scope);
+    // Without a set, no GPU is known to be anywhere.
+    let misfit = if is_about_places && scopes.is_empty() && !pool.candidates.is_empty() {
+        Misfit::PlacesUnknown {
+            kind: DeviceType::Gpu,
+            scope,
+        }
+    } else {
+        Misfit::Scope {
+            needed: pool.n,
+            scope,
+            most: scopes.iter().map(|set| set.len()).max().unwrap_or(0),
+        }
     };
     // A pool of the whole machine is narrowed, so that it may have fewer candidates than the request takes.
     let least = if scope == Scope::Machine {
@@ -383,6 +392,13 @@ fn sets_within(pool: &Pool, scope: Scope) -> Vec<Set> {
 
 /// The misfit at the choice that would be nearest without the rule of the same switch; `None` if there is no such choice.
 fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misfit> {
+    let mut unknown = pools.iter().filter(|pool| knows_no_switch(pool));
+    if let Some(pool) = unknown.next() {
+        return Some(Misfit::PlacesUnknown {
+            kind: pool.kind.clone(),
+            scope: Scope::Switch,
+        });
+    }
     let (lead, rest) = pools.split_first()?;
     let mut followers = Vec::with_capacity(rest.len());
     for pool in rest.iter().copied() {
@@ -410,6 +426,12 @@ fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misf
         lacking: lacking.kind.clone(),
         switch,
     })
+}
+
+/// Returns true if the node reports the switch of no device in the pool.
+fn knows_no_switch(pool: &Pool) -> bool {
+    let mut candidates = pool.candidates.iter();
+    candidates.all(|candidate| !candidate.location.knows_switch)
 }
 
 /// The name of the switch of a device, by the index of the device in the inventory; `None` if it is not reported.

@@ -44,6 +44,13 @@ pub enum Misfit {
         /// The most eligible GPUs within one such part.
         most: usize,
     },
+    /// The node does not report where devices of a type are, so that a rule about their places is met by none for certain.
+    PlacesUnknown {
+        /// The type.
+        kind: DeviceType,
+        /// The part of the machine that the rule is about.
+        scope: Scope,
+    },
     /// Devices of several types are not on the same switches.
     Together {
         /// The leading type.
@@ -127,7 +134,7 @@ impl Misfit {
                 ..
             } => Reason::PartitionsUnreadable,
             Self::Partition { .. } => Reason::Partition,
-            Self::Scope { .. } | Self::Together { .. } => Reason::Together,
+            Self::Scope { .. } | Self::PlacesUnknown { .. } | Self::Together { .. } => Reason::Together,
             Self::WeakLimits { best, .. } => Reason::weak_limits(*best),
             Self::NotChosenHere => Reason::Vendor,
         }
@@ -161,6 +168,12 @@ impl fmt::Display for Misfit {
                     "no {scope} has {gpus} that may be taken; the most on one {scope} is {most}"
                 )
             }
+            Self::PlacesUnknown { kind, scope } => write!(
+                f,
+                "the node does not report the {} of its {}, so that they cannot be chosen by it",
+                scope.name(),
+                noun(kind)
+            ),
             Self::Together {
                 lead,
                 needed,
@@ -210,10 +223,7 @@ impl NoPartition {
 impl CandidateCounts {
     /// Writes the counts up to the first rule that leaves too few devices.
     fn write(&self, kind: &DeviceType, needed: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut noun = match kind {
-            DeviceType::Gpu => "GPUs".to_owned(),
-            DeviceType::Other(kind) => format!("devices of type {kind}"),
-        };
+        let mut noun = noun(kind);
         if self.all < needed {
             return write!(f, "the node has {} {noun}", self.all);
         }
@@ -247,6 +257,14 @@ impl CandidateCounts {
             f,
             "{permitted} of the {with_room} {noun} that have room are not ruled out by exclusive use"
         )
+    }
+}
+
+/// Devices of a type in words.
+fn noun(kind: &DeviceType) -> String {
+    match kind {
+        DeviceType::Gpu => "GPUs".to_owned(),
+        DeviceType::Other(kind) => format!("devices of type {kind}"),
     }
 }
 

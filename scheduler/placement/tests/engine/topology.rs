@@ -866,6 +866,40 @@ fn devices_of_three_types_are_placed_on_the_same_switches() {
     );
 }
 
+/// A node that reports no places is not taken for one whose devices are apart.
+#[test]
+fn unknown_places_are_named() {
+    let unplaced = |mut device: Device| {
+        device.attributes.location = None;
+        device
+    };
+    let inventory = Inventory {
+        gpus: vec![unplaced(gpu_at(0, 0, 0)), unplaced(gpu_at(1, 0, 0))],
+        other_devices: Some(vec![class("rdma", vec![unplaced(nic_at(0, 0, 0))])]),
+        serves_vendor: true,
+        ..Inventory::default()
+    };
+    let fleet = fleet_of(inventory);
+    assert_eq!(
+        why(&fleet, RequestedGpus::Whole(1), &[rdma(1)], &joint(true)),
+        "the node does not report the switch of its GPUs, so that they cannot be chosen by it"
+    );
+    let constraints = Constraints {
+        by_kind: vec![(
+            DeviceType::Gpu,
+            DeviceConstraint {
+                scope: Some(Scope::Numa),
+                ..DeviceConstraint::default()
+            },
+        )],
+        ..Constraints::default()
+    };
+    assert_eq!(
+        why(&fleet, RequestedGpus::Whole(2), &[], &constraints),
+        "the node does not report the NUMA node of its GPUs, so that they cannot be chosen by it"
+    );
+}
+
 /// The farther NUMA node is taken rather than none, and the nearer rather than the farther.
 #[rstest]
 #[case::same_switch(&[2], vec![2])]
