@@ -260,3 +260,6 @@ fn size_of_node(reason: Reason, fits: &[DeviceFit<'_>]) -> Option<String> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;
