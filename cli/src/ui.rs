@@ -1,7 +1,7 @@
 //! `ui`: the live page of the scheduler in a browser.
 //!
 //! Each connection of the browser is forwarded to the pod that is best to ask at that time, so that the page goes on after the
-//! leader has changed or its pod has gone.
+//! leader has changed or its pod has gone; with `--read-api` to that address, which has to serve the page (`--page-listen`).
 
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
@@ -20,8 +20,8 @@ use crate::read_api::{ReadApiClient, forward_port, pod_to_ask};
 
 /// Serves the page on this machine until the process ends.
 pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, options: &Ui) -> CommandResult {
-    if connection.args.read_api.is_some() || connection.args.offline {
-        let text = "ui forwards a port to the page of the scheduler: leave out --read-api and --offline";
+    if connection.args.offline {
+        let text = "ui shows the page of the scheduler: leave out --offline";
         return Err(CommandFailure::Input(text.to_owned()));
     }
     // Loopback alone: the page shows the names of all pods without asking for credentials.
@@ -62,6 +62,14 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, options
 
 /// Checks that the scheduler serves the page.
 async fn check_page(connection: &ClusterConnection) -> Result<(), CommandFailure> {
+    if let Some(address) = &connection.args.read_api {
+        let mut api = ReadApiClient::connect(connection).await?;
+        return if api.has_page().await? {
+            Ok(())
+        } else {
+            Err(CommandFailure::NoPage { at: address.clone() })
+        };
+    }
     let pod = pod_to_ask(connection).await?;
     let namespace = &connection.args.gpushare_namespace;
     let mut api = ReadApiClient::forward(connection, namespace, &pod, PAGE_PORT).await?;
@@ -78,6 +86,12 @@ async fn forward_browser(
     connection: ClusterConnection,
     mut browser: TcpStream,
 ) -> Result<(), CommandFailure> {
+    if let Some(address) = &connection.args.read_api {
+        if let Ok(mut stream) = TcpStream::connect(address).await {
+            let _ = copy_bidirectional(&mut browser, &mut stream).await;
+        }
+        return Ok(());
+    }
     let pod = pod_to_ask(&connection).await?;
     let namespace = &connection.args.gpushare_namespace;
     let (mut stream, forwarded) = forward_port(&connection, namespace, &pod, PAGE_PORT).await?;

@@ -833,19 +833,28 @@ async fn names_are_shown_by_namespace(installed: &Installed) -> Result<()> {
     Ok(())
 }
 
-/// The page through the port-forward of `ui`, before and after the leader's pod is deleted.
-async fn ui_serves_the_page_of_the_leader(installed: &mut Installed) -> Result<()> {
-    let mut command = installed.command(&["ui", "--no-browser"]);
+/// Starts `ui` with more flags, and returns it with the address that it prints, where the page is.
+async fn start_ui(installed: &Installed, flags: &[&str]) -> Result<(Child, String)> {
+    let mut command = installed.command(&[&["ui", "--no-browser"], flags].concat());
     let mut ui = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let out = ui.stdout.take().context("ui has an output")?;
     let url = timeout(DEADLINE, BufReader::new(out).lines().next_line()).await??;
     let url = url.context("ui prints an address")?;
-    let client = HttpClient::new();
-    let (status, page) = client.get(&url).await?;
+    let (status, page) = HttpClient::new().get(&url).await?;
     ensure!(
         status == 200 && String::from_utf8_lossy(&page).contains("<title>GPUs</title>"),
         "{status}"
     );
+    Ok((ui, url))
+}
+
+/// The page through `ui`: at an address, and through its port-forward before and after the leader's pod is deleted.
+async fn ui_serves_the_page_of_the_leader(installed: &mut Installed) -> Result<()> {
+    let address = installed.cluster.page_address().to_string();
+    let (mut at_address, _) = start_ui(installed, &["--read-api", &address]).await?;
+    at_address.kill().await?;
+    let (mut ui, url) = start_ui(installed, &[]).await?;
+    let client = HttpClient::new();
     let leader = installed.replicas.leaders();
     installed
         .replicas

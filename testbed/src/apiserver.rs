@@ -18,6 +18,7 @@ mod access;
 mod admission;
 mod api_objects;
 pub(crate) mod command;
+mod container_programs;
 mod discovery;
 mod faults;
 mod http;

@@ -39,8 +39,8 @@ const NAMESPACE: &str = "default";
 /// Pods with their GiB that `--keep` adds to the samples for people to look at. The second pod stays pending:
 /// only one GPU is large enough, and the first pod holds it.
 const SHOWN: [(&str, u64); 10] = [
-    ("large-model-1", 20),
-    ("large-model-2", 20),
+    ("large-model-1", 18),
+    ("large-model-2", 18),
     ("training-1", 12),
     ("training-2", 12),
     ("training-3", 12),
@@ -143,14 +143,22 @@ fn node(name: &str, gib_of_gpus: &[u64]) -> NodeSetup {
     }
 }
 
-/// Creates the pods of [`SHOWN`], each after the one before it has a node, so that every run shows the same.
+/// Waits until kube-scheduler has tried to schedule a pod. The next pod is created only then, so that every run shows the same.
+async fn until_tried(cluster: &LocalCluster, name: &str) -> Result<()> {
+    let is_tried = |pod: &Pod| node_of(pod).is_some() || unscheduled_because(pod).is_some();
+    let tried = |snapshot: &ClusterSnapshot| {
+        let pod = snapshot.pod(name);
+        pod.filter(|pod| is_tried(pod)).map(|_| ())
+    };
+    let what = format!("pod {name} to be scheduled or refused");
+    cluster.until(&what, DEADLINE, tried).await
+}
+
+/// Creates the pods of [`SHOWN`], and waits until all that have a node run.
 async fn show_pods(cluster: &LocalCluster, pods: &NamespacePods) -> Result<()> {
     for (name, gib) in SHOWN {
         pods.create(&PodBuilder::units(name, gib)).await?;
-        let is_tried = |pod: &Pod| node_of(pod).is_some() || unscheduled_because(pod).is_some();
-        let tried = |snapshot: &ClusterSnapshot| snapshot.pod(name).filter(|pod| is_tried(pod)).map(|_| ());
-        let what = format!("pod {name} to be scheduled or refused");
-        cluster.until(&what, DEADLINE, tried).await?;
+        until_tried(cluster, name).await?;
     }
     let names = SHOWN.map(|(name, _)| name);
     let all_run = |snapshot: &ClusterSnapshot| {
@@ -289,8 +297,11 @@ impl Demo {
         self.console.step("applying deploy/samples");
         let mut names = Vec::new();
         for file in files::with_extension(&self.cluster.deploy().join("samples"), "yaml")? {
-            let applied = manifests::apply_file(self.cluster.client(), &file).await?;
-            names.extend(applied.iter().filter_map(|object| object.metadata.name.clone()));
+            for object in manifests::apply_file(self.cluster.client(), &file).await? {
+                let name = object.name_any();
+                until_tried(&self.cluster, &name).await?;
+                names.push(name);
+            }
         }
         // An empty directory must not pass for samples that run.
         if names.is_empty() {

@@ -109,21 +109,29 @@ impl Replicas {
     /// Starts two where the cluster's only scheduler was, which must have ended, and waits until one of them leads.
     pub async fn start(cluster: &LocalCluster) -> Result<Self> {
         clean(cluster.api().objects())?;
-        Self::start_all(cluster).await
+        let mut replicas = Self::start_first(cluster).await?;
+        replicas.add()?;
+        replicas.until_led_by_another_than("").await?;
+        Ok(replicas)
     }
 
-    /// Starts two as [`Self::start`] does, where an earlier leader has released the Lease: without a Lease the first leader waits for
-    /// the Lease's duration, and for binds that a leader before it may still be sending.
+    /// Starts two, of which the first leads, where an earlier leader has released the Lease: without a Lease the first leader waits
+    /// for the Lease's duration, and for binds that a leader before it may still be sending.
     pub(crate) async fn start_after_release(cluster: &LocalCluster) -> Result<Self> {
         let api = cluster.api().objects();
         clean(api)?;
         let spec = json!({"holderIdentity": "", "leaseDurationSeconds": 1, "leaseTransitions": 1});
         let lease = json!({"metadata": {"name": NAME, "namespace": NAMESPACE}, "spec": spec});
         api.create("leases", lease)?;
-        Self::start_all(cluster).await
+        let mut replicas = Self::start_first(cluster).await?;
+        replicas.until_led_by_another_than("").await?;
+        let second = replicas.add()?;
+        replicas.until_ready(&second).await?;
+        Ok(replicas)
     }
 
-    async fn start_all(cluster: &LocalCluster) -> Result<Self> {
+    /// Starts one, and the Services.
+    async fn start_first(cluster: &LocalCluster) -> Result<Self> {
         let api = cluster.api().objects().clone();
         for file in FENCE {
             manifests::apply_file(cluster.client(), &cluster.deploy().join(file)).await?;
@@ -155,10 +163,7 @@ impl Replicas {
             n_made: 0,
             fronts,
         };
-        for _ in 0..2 {
-            replicas.add()?;
-        }
-        replicas.until_led_by_another_than("").await?;
+        replicas.add()?;
         Ok(replicas)
     }
 

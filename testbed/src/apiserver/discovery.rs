@@ -125,6 +125,7 @@ fn discovery_entries(resource: &Resource) -> Vec<Value> {
     for action in resource.actions() {
         described.push(match *action {
             "binding" => subresource(resource, "binding", "Binding", &["create"]),
+            "exec" => subresource(resource, "exec", "PodExecOptions", &["create", "get"]),
             "log" => subresource(resource, "log", "Pod", &["get"]),
             "eviction" => {
                 // kubectl drain looks here for the version of the eviction API.

@@ -34,11 +34,13 @@ use route::{Query, Route};
 
 mod admitted;
 mod collection;
+mod exec;
 mod object_verbs;
 mod port_forward;
 mod request;
 mod route;
 mod watch_stream;
+mod websocket;
 
 /// The state that all requests share.
 #[derive(Debug)]
@@ -88,9 +90,11 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
         resource: route.resource.plural.clone(),
         subresource: route.subresource.clone(),
     });
-    if route.subresource == "portforward" {
-        // An upgrade takes over the connection, so its body must not be read here.
-        return port_forward::upgrade(&server, request, &route, &query);
+    // An upgrade takes over the connection, so its body must not be read here.
+    match route.subresource.as_str() {
+        "portforward" => return port_forward::upgrade(&server, request, &route, &query),
+        "exec" => return exec::upgrade(&server, request, &route, &query),
+        _ => {}
     }
     // The body is read before faults apply: a connection that breaks while the client still sends would show as
     // another error there.

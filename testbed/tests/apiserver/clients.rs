@@ -2,12 +2,14 @@
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::api::{
-    DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, WatchEvent, WatchParams,
+    AttachParams, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, WatchEvent,
+    WatchParams,
 };
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use std::time::Duration;
+use tokio::io::AsyncReadExt;
 
 use super::setup::{DEADLINE, bind, client, code, next, pod, pods, start, start_with, typed};
 
@@ -302,4 +304,37 @@ async fn shutdown_ends_watches() {
         .await
         .expect("a watch kept the server");
     while let Ok(Some(_)) = tokio::time::timeout(DEADLINE, futures::StreamExt::next(&mut stream)).await {}
+}
+
+/// `kubectl exec` sends the same request: a GET that upgrades to `v5.channel.k8s.io`.
+#[tokio::test]
+async fn programs_in_a_container_answer_by_what_it_has_printed() {
+    let server = start().await;
+    let api = pods(&server);
+    server.objects().create("pods", pod("p")).unwrap();
+    let params = AttachParams::default();
+    let exec = |command: &'static str| api.exec("p", [command], &params);
+    assert!(exec("env").await.is_err());
+    let target = json!({"target": {"name": "n"}});
+    server.objects().bind("default", "p", target).unwrap();
+    let running = json!({"phase": "Running"});
+    server
+        .objects()
+        .patch_status("pods", "default", "p", &running)
+        .unwrap();
+    server
+        .objects()
+        .append_log("default", "p", "c", "DEVICE_NODES=\nA=1\n");
+    for (command, output, end) in [("env", "A=1\n", "Success"), ("nvidia-smi", "", "Failure")] {
+        let mut process = exec(command).await.unwrap();
+        let mut printed = String::new();
+        process
+            .stdout()
+            .unwrap()
+            .read_to_string(&mut printed)
+            .await
+            .unwrap();
+        let status = process.take_status().unwrap().await.unwrap();
+        assert_eq!((printed.as_str(), status.status.as_deref()), (output, Some(end)));
+    }
 }

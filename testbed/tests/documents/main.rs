@@ -16,6 +16,7 @@ use proto::resource::ResourceNames;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+mod commands;
 mod quotas;
 
 fn root() -> PathBuf {

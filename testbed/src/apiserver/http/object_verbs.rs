@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::Server;
 use super::admitted::{self, AdmittedWrite};
 use super::request::ApiRequest;
+use super::route::Query;
 use super::{json_answer, text_answer, warned};
 use crate::apiserver::object;
 use crate::apiserver::patch::PatchFormat;
@@ -148,12 +149,7 @@ pub(super) async fn evict(server: &Arc<Server>, request: &ApiRequest) -> Result<
 pub(super) fn log(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let target = request.route.target();
     let pod = server.objects.state().current(&target)?;
-    let names: Vec<&str> = ["/spec/containers", "/spec/initContainers"]
-        .into_iter()
-        .flat_map(|list| object::array(&pod.value, list))
-        .map(|c| object::text(c, "/name"))
-        .collect();
-    let container = choose_container(request, &pod.value, &names)?;
+    let container = choose_container(&request.query, &request.route.name, &pod.value)?;
     // kube-apiserver asks the node's kubelet for the log; a pod without a node has none.
     if object::text(&pod.value, "/spec/nodeName").is_empty() {
         return Ok(text_answer(String::new()));
@@ -170,10 +166,18 @@ pub(super) fn log(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
     Ok(text_answer(lines.into_iter().skip(skipped).collect()))
 }
 
-/// The container of a log request: the one that the request names, else the only one.
-fn choose_container<'a>(request: &ApiRequest, pod: &Value, names: &[&'a str]) -> Result<&'a str, ApiError> {
-    let pod_name = &request.route.name;
-    match (request.query.get("container"), names) {
+/// The container of a request for a log or a program: the one that the request names, else the only one.
+pub(super) fn choose_container<'a>(
+    query: &Query,
+    pod_name: &str,
+    pod: &'a Value,
+) -> Result<&'a str, ApiError> {
+    let names: Vec<&str> = ["/spec/containers", "/spec/initContainers"]
+        .into_iter()
+        .flat_map(|list| object::array(pod, list))
+        .map(|c| object::text(c, "/name"))
+        .collect();
+    match (query.get("container"), names.as_slice()) {
         (Some(asked), _) => names.iter().find(|n| **n == asked).copied().ok_or_else(|| {
             ApiError::bad_request(format!("container {asked} is not valid for pod {pod_name}"))
         }),

@@ -6,33 +6,25 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::Request;
 use axum::response::Response;
-use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream::SplitSink;
 use futures::{SinkExt, StreamExt};
-use http::{HeaderMap, StatusCode, header};
-use hyper::upgrade::{OnUpgrade, Upgraded};
-use hyper_util::rt::TokioIo;
+use hyper::upgrade::OnUpgrade;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedReadHalf;
-use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
-use tokio_tungstenite::tungstenite::protocol::Role;
 use tokio_tungstenite::tungstenite::{Error, Message};
 
 use super::Server;
 use super::route::{Query, Route};
+use super::websocket::{Socket, accept, channel_message, open};
 use crate::apiserver::status::ApiError;
 
 const PROTOCOL: &str = "v4.channel.k8s.io";
 /// The channels of the only port.
 const DATA: u8 = 0;
 const ERROR: u8 = 1;
-
-type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
 /// Switches to a `WebSocket` that carries one port of a pod.
 pub(super) fn upgrade(
@@ -45,13 +37,7 @@ pub(super) fn upgrade(
     server.objects.get("pods", namespace, &route.name)?;
     let port = query.number("ports")?.and_then(|port| u16::try_from(port).ok());
     let port = port.ok_or_else(|| ApiError::bad_request("ports: one port must be named"))?;
-    let text = |name| header_text(request.headers(), name);
-    let accept = derive_accept_key(text(header::SEC_WEBSOCKET_KEY).as_bytes());
-    let offered = text(header::SEC_WEBSOCKET_PROTOCOL);
-    if !offered.split(',').any(|protocol| protocol.trim() == PROTOCOL) {
-        return Err(ApiError::bad_request(format!("only {PROTOCOL} is served")));
-    }
-    let upgrade = hyper::upgrade::on(&mut request);
+    let (response, upgrade) = accept(&mut request, &[PROTOCOL])?;
     let address = server.objects.pod_ports().get(namespace, &route.name, port);
     let stopping = server.stopping.clone();
     tokio::spawn(async move {
@@ -64,35 +50,12 @@ pub(super) fn upgrade(
             () = stopping.cancelled() => {}
         }
     });
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let headers = [
-        (header::CONNECTION, "Upgrade"),
-        (header::UPGRADE, "websocket"),
-        (header::SEC_WEBSOCKET_ACCEPT, accept.as_str()),
-        (header::SEC_WEBSOCKET_PROTOCOL, PROTOCOL),
-    ];
-    for (name, value) in headers {
-        let value = value
-            .parse()
-            .map_err(|_| ApiError::bad_request("no such header"))?;
-        response.headers_mut().insert(name, value);
-    }
     Ok(response)
-}
-
-/// The text of a header; empty if the request does not have it.
-fn header_text(headers: &HeaderMap, name: header::HeaderName) -> &str {
-    headers
-        .get(name)
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default()
 }
 
 /// Carries bytes between the `WebSocket` of a client and a TCP port until either side closes.
 async fn forward_port(upgrade: OnUpgrade, port: u16, address: Option<SocketAddr>) -> anyhow::Result<()> {
-    let io = TokioIo::new(upgrade.await?);
-    let mut socket: Socket = WebSocketStream::from_raw_socket(io, Role::Server, None).await;
+    let mut socket = open(upgrade).await?;
     // The protocol begins with the port number, little-endian, on both channels of each port.
     for channel in [DATA, ERROR] {
         socket.send(channel_message(channel, &port.to_le_bytes())).await?;
@@ -144,12 +107,4 @@ async fn copy_to_socket(
         sink.send(channel_message(DATA, buffer.get(..n_read).unwrap_or_default()))
             .await?;
     }
-}
-
-/// A message of the port-forward protocol: the number of the channel, then the data.
-fn channel_message(channel: u8, data: &[u8]) -> Message {
-    let mut bytes = BytesMut::with_capacity(data.len() + 1);
-    bytes.put_u8(channel);
-    bytes.extend_from_slice(data);
-    Message::Binary(Bytes::from(bytes))
 }

@@ -31,6 +31,12 @@ impl Query {
             .map(|(_, v)| v.as_str())
     }
 
+    /// All values of a parameter.
+    pub(super) fn all(&self, key: &str) -> Vec<&str> {
+        let given = self.0.iter().filter(|(k, _)| k == key);
+        given.map(|(_, value)| value.as_str()).collect()
+    }
+
     pub(super) fn is_set(&self, key: &str) -> bool {
         matches!(self.get(key), Some("true" | "1"))
     }

@@ -1,0 +1,87 @@
+//! `pods/exec` over a `WebSocket`, with the protocols `v5.channel.k8s.io` and `v4.channel.k8s.io`, for a few programs that only read.
+//!
+//! kubectl up to 1.30 asks for SPDY, which is not served.
+
+use std::sync::Arc;
+
+use axum::extract::Request;
+use axum::response::Response;
+use futures::SinkExt;
+use hyper::upgrade::OnUpgrade;
+use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::Utf8Bytes;
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+
+use super::Server;
+use super::object_verbs::choose_container;
+use super::route::{Query, Route};
+use super::websocket::{accept, channel_message, open};
+use crate::apiserver::container_programs::{self, ContainerView, Ended};
+use crate::apiserver::object;
+use crate::apiserver::status::ApiError;
+
+const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
+/// The channels of the server.
+const STDOUT: u8 = 1;
+const STDERR: u8 = 2;
+const ERROR: u8 = 3;
+
+/// Runs a program as if it ran in a container, and switches to a `WebSocket` that carries its output.
+pub(super) fn upgrade(
+    server: &Arc<Server>,
+    mut request: Request,
+    route: &Route,
+    query: &Query,
+) -> Result<Response, ApiError> {
+    let pod = server.objects.state().current(&route.target())?;
+    let container = choose_container(query, &route.name, &pod.value)?;
+    if object::text(&pod.value, "/spec/nodeName").is_empty() {
+        let text = format!("pod {} does not have a host assigned", route.name);
+        return Err(ApiError::bad_request(text));
+    }
+    if object::text(&pod.value, "/status/phase") != "Running" {
+        let text = format!("unable to upgrade connection: container not found (\"{container}\")");
+        return Err(ApiError::new(500, text));
+    }
+    let view = ContainerView::of(&server.objects, &pod.value, container);
+    let ended = container_programs::run(&view, &query.all("command"));
+    let (response, upgrade) = accept(&mut request, &PROTOCOLS)?;
+    tokio::spawn(async move {
+        if let Err(error) = send(upgrade, &ended).await {
+            tracing::debug!(%error, "exec ended");
+        }
+    });
+    Ok(response)
+}
+
+/// Sends the output of a program, and its end.
+async fn send(upgrade: OnUpgrade, ended: &Ended) -> anyhow::Result<()> {
+    let mut socket = open(upgrade).await?;
+    for (channel, text) in [(STDOUT, &ended.stdout), (STDERR, &ended.stderr)] {
+        if !text.is_empty() {
+            socket.send(channel_message(channel, text.as_bytes())).await?;
+        }
+    }
+    socket
+        .send(channel_message(ERROR, status(ended.code).to_string().as_bytes()))
+        .await?;
+    // kubectl takes any other end for a broken connection.
+    let normal = CloseFrame {
+        code: CloseCode::Normal,
+        reason: Utf8Bytes::default(),
+    };
+    Ok(socket.close(Some(normal)).await?)
+}
+
+/// The Status by which a client learns of the end of a program.
+fn status(code: u8) -> Value {
+    if code == 0 {
+        return json!({"metadata": {}, "status": "Success"});
+    }
+    json!({
+        "metadata": {}, "status": "Failure", "reason": "NonZeroExitCode",
+        "message": format!("command terminated with non-zero exit code: exit status {code}"),
+        "details": {"causes": [{"reason": "ExitCode", "message": code.to_string()}]},
+    })
+}
