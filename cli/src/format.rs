@@ -1,5 +1,6 @@
 //! Amounts for people, and the bar of a GPU.
 
+use proto::memory_text::memory_text;
 use proto::read_api::Gpu;
 
 use crate::output::{Cell, Colour, Screen};
@@ -9,11 +10,13 @@ pub(crate) const BAR: usize = 20;
 /// The colours of the pods on a bar, which repeat.
 const PODS: [Colour; 4] = [Colour::Blue, Colour::Cyan, Colour::Magenta, Colour::Green];
 
-/// An amount of memory in MiB, GiB or TiB, with one digit after the point.
+/// An amount of memory in a column: in MiB, GiB or TiB, with one digit after the point; below 1 MiB in bytes.
 #[expect(clippy::cast_precision_loss, reason = "one digit is shown, to people")]
 pub(crate) fn memory(bytes: u64) -> String {
     if bytes == 0 {
         "0".to_owned()
+    } else if bytes < 1 << 20 {
+        memory_text(bytes)
     } else if bytes < 1 << 30 {
         format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20))
     } else if bytes < 1 << 40 {

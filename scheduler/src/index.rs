@@ -350,6 +350,11 @@ impl Index {
         names
     }
 
+    /// The size of a memory unit in bytes, if it is known of all nodes that serve units, and the same on all.
+    pub fn common_unit(&self) -> Option<u64> {
+        self.cluster.common_unit()
+    }
+
     /// Names of all nodes that exist, in no order.
     pub fn node_names(&self) -> Vec<Box<str>> {
         let mut names = Vec::with_capacity(self.cluster.nodes.len());

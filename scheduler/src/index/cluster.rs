@@ -42,6 +42,8 @@ pub(super) struct Cluster {
     pub(super) enforcement: DemandedEnforcement,
     /// The number of nodes whose memory unit is not known.
     pub(super) n_opaque: usize,
+    /// The number of nodes with each size of a memory unit, in bytes.
+    n_nodes_by_unit: BTreeMap<u64, usize>,
     /// Pods that request device resources and are not terminal, by UID. Boxed, since a hash table that has grown is half empty.
     pub(super) pods: FxHashMap<OwnerId, Box<PodEntry>>,
     /// What all pods request of their nodes.
@@ -90,6 +92,7 @@ impl Cluster {
             allows_all_devices: false,
             enforcement: DemandedEnforcement::Any,
             n_opaque: 0,
+            n_nodes_by_unit: BTreeMap::new(),
             pods: FxHashMap::default(),
             requests: NodeRequests::default(),
             n_silent_openings: 0,
@@ -118,6 +121,13 @@ impl Cluster {
     /// The assumptions of all pods.
     pub(super) fn open_assumptions(&self) -> impl Iterator<Item = &Assumption> {
         self.pods.values().filter_map(|entry| entry.assumption.as_deref())
+    }
+
+    /// The size of a memory unit in bytes, if it is known of all nodes that serve units, and the same on all.
+    pub(super) fn common_unit(&self) -> Option<u64> {
+        let mut units = self.n_nodes_by_unit.keys();
+        let unit = units.next().copied();
+        unit.filter(|_| self.n_opaque == 0 && units.next().is_none())
     }
 
     /// Returns true if there is a Node object of this name.
@@ -175,8 +185,19 @@ impl Cluster {
         }
         // The count spares filters the look-up of every node's unit while all units are known.
         self.n_opaque -= usize::from(state.is_opaque());
+        if let Some(unit) = state.unit()
+            && let Some(n_nodes) = self.n_nodes_by_unit.get_mut(&unit)
+        {
+            *n_nodes -= 1;
+            if *n_nodes == 0 {
+                self.n_nodes_by_unit.remove(&unit);
+            }
+        }
         state.report = report;
         self.n_opaque += usize::from(state.is_opaque());
+        if let Some(unit) = state.unit() {
+            *self.n_nodes_by_unit.entry(unit).or_default() += 1;
+        }
         let mut problems = Vec::new();
         if let Some(report) = &state.report {
             problems.clone_from(&report.problems);
@@ -433,6 +454,12 @@ impl NodeState {
     /// Returns true if there is a Node object, and not a Device object alone.
     pub(super) fn exists(&self) -> bool {
         self.node.is_some()
+    }
+
+    /// The size of a memory unit in bytes, if the node has devices and the size is known.
+    fn unit(&self) -> Option<u64> {
+        let report = self.report.as_ref().filter(|report| !report.opaque)?;
+        report.inventory.unit_bytes
     }
 
     /// Returns true if the memory unit of the node is not known.

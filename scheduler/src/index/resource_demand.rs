@@ -6,13 +6,13 @@ use placement::{
     Constraints, DeviceRequest, DeviceType, HostAmounts, LimitLevel, NodePolicy, NodeRequest, Policies,
     Reason, RequestedGpus, RequestedMemory, ShareRequest,
 };
+use proto::memory_text::{memory_text, units_text};
 use proto::pod::Pod;
 use proto::request::hints::DemandedEnforcement;
 use proto::request::{Dialect, GpuRequest, Memory, RequestError};
 use proto::totals::HostResources;
 
 use super::cluster::Cluster;
-use super::view::gib;
 use crate::accounting::{self, PodFacts};
 
 /// The demand of a pod for a node.
@@ -28,6 +28,8 @@ pub struct ResourceDemand<'a> {
     pub constraints: Option<Arc<Constraints>>,
     /// True if no amount of GPU memory is in bytes or percent, so that the demand also fits nodes whose memory unit is unknown.
     pub in_units: bool,
+    /// The size of a memory unit in bytes, if it is the same on all nodes: refusals say amounts of units with it.
+    pub unit: Option<u64>,
     /// The isolation provider that the node must have.
     pub isolation: Option<Box<str>>,
     /// The policies for nodes and devices.
@@ -78,6 +80,7 @@ impl<'a> ResourceDemand<'a> {
             others,
             constraints,
             in_units: !counts_bytes,
+            unit: cluster.common_unit(),
             isolation,
             policies: facts.preference.or(cluster.policies),
             host: facts.host,
@@ -127,7 +130,7 @@ impl<'a> ResourceDemand<'a> {
             | Reason::Vendor
             | Reason::Partition
             | Reason::Together
-            | Reason::Selected => asked_gpus(self.gpus).or_else(|| self.asked_others()),
+            | Reason::Selected => asked_gpus(self.gpus, self.unit).or_else(|| self.asked_others()),
             Reason::OtherDevices => self.asked_others(),
             Reason::NoIsolationProvider => self.isolation.as_deref().map(str::to_owned),
             Reason::NoDevice
@@ -192,14 +195,14 @@ impl<'a> ResourceDemand<'a> {
 }
 
 /// The GPUs of a demand in words, such as `8 GiB of one GPU`; `None` if it asks for none.
-fn asked_gpus(gpus: RequestedGpus) -> Option<String> {
+fn asked_gpus(gpus: RequestedGpus, unit: Option<u64>) -> Option<String> {
     match gpus {
         RequestedGpus::Nothing => None,
         RequestedGpus::All { .. } => Some("sight of all GPUs".to_owned()),
         RequestedGpus::Whole(1) => Some("1 whole GPU".to_owned()),
         RequestedGpus::Whole(n) => Some(format!("{n} whole GPUs")),
         RequestedGpus::Share(share) => {
-            let amounts = amounts_of_one(share);
+            let amounts = amounts_of_one(share, unit);
             Some(match share.devices {
                 1 => format!("{amounts} of one GPU"),
                 n => format!("{amounts} of each of {n} GPUs"),
@@ -209,11 +212,10 @@ fn asked_gpus(gpus: RequestedGpus) -> Option<String> {
 }
 
 /// The amounts that a share takes of one GPU.
-fn amounts_of_one(share: ShareRequest) -> String {
+fn amounts_of_one(share: ShareRequest, unit: Option<u64>) -> String {
     let memory = match share.memory {
-        RequestedMemory::Bytes(bytes) => gib(bytes),
-        RequestedMemory::Units(1) => "1 memory unit".to_owned(),
-        RequestedMemory::Units(units) => format!("{units} memory units"),
+        RequestedMemory::Bytes(bytes) => memory_text(bytes),
+        RequestedMemory::Units(units) => units_text(units, unit),
         RequestedMemory::Ratio(percent) => format!("{percent} % of the memory"),
     };
     match share.core {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use placement::{Amounts, DeviceView, Fleet, HolderView, NodeId, NodeView, RequestedGpus};
 use proto::device::{ENFORCEMENT, GPU_MODEL_LABEL};
+use proto::memory_text::{memory_text, units_text};
 use proto::read_api::{Amount, Gpu, Holder, Node, PendingPod};
 use proto::request::{Dialect, GpuRequest, Memory};
 
@@ -87,7 +88,7 @@ pub(super) fn gpu(
     let used = view.used.plus(view.suspect);
     let mut holders: Vec<Holder> = Vec::with_capacity(view.holders.len());
     for holder in &view.holders {
-        holders.push(show_holder(cluster, holder));
+        holders.push(show_holder(cluster, holder, unit));
     }
     // The engine lists holders in an order that depends on the past; equal states must look equal to clients that compare them.
     holders.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
@@ -137,7 +138,7 @@ fn has_room(request: RequestedGpus, free: Amounts, total: Amounts, unit: Option<
 }
 
 /// A pod that holds a part of a device, for people.
-fn show_holder(cluster: &Cluster, holder: &HolderView<'_>) -> Holder {
+fn show_holder(cluster: &Cluster, holder: &HolderView<'_>, unit: Option<u64>) -> Holder {
     let mut shown = Holder {
         uid: holder.owner.to_string(),
         memory: holder.amounts.memory.bytes_ceil(),
@@ -147,7 +148,7 @@ fn show_holder(cluster: &Cluster, holder: &HolderView<'_>) -> Holder {
     if let Some(entry) = cluster.pods.get(holder.owner) {
         shown.namespace = entry.facts.namespace.to_string();
         shown.name = entry.facts.name.to_string();
-        shown.asked = asked(&entry.facts.request);
+        shown.asked = asked(&entry.facts.request, unit);
         shown.assumed = entry.assumption.is_some();
         shown.problem = entry.problem.as_deref().map(str::to_owned);
         shown.gone = cluster.gone_gpus(holder.owner.as_str());
@@ -190,22 +191,23 @@ pub(crate) fn pending_pods(index: &Index, most: usize) -> (usize, Vec<PendingPod
                 namespace: entry.facts.namespace.to_string(),
                 name: entry.facts.name.to_string(),
                 uid: uid.to_string(),
-                asked: asked(&entry.facts.request),
+                asked: asked(&entry.facts.request, cluster.common_unit()),
             });
         }
     }
     (total, pods)
 }
 
-/// The request of a pod in a few words, such as `8 GiB, 50 % core, over 2 GPUs`.
-pub(crate) fn asked(request: &ParsedRequest) -> String {
+/// The request of a pod in a few words, such as `8 GiB, 50 % core, over 2 GPUs`; `unit` is the size of a memory unit in bytes, if
+/// it is known.
+pub(crate) fn asked(request: &ParsedRequest, unit: Option<u64>) -> String {
     let request = match request {
         ParsedRequest::Valid(request) => request,
         ParsedRequest::Invalid(error, _) => return error.to_string(),
     };
     let mut parts: Vec<String> = Vec::new();
     if let Some(gpus) = &request.gpus {
-        parts.push(asked_gpus(gpus));
+        parts.push(asked_gpus(gpus, unit));
     }
     for (resource, amount) in &request.others {
         parts.push(format!("{resource} {amount}"));
@@ -214,14 +216,13 @@ pub(crate) fn asked(request: &ParsedRequest) -> String {
 }
 
 /// The GPUs that a pod requests, in words.
-fn asked_gpus(gpus: &GpuRequest) -> String {
+fn asked_gpus(gpus: &GpuRequest, unit: Option<u64>) -> String {
     let mut text = match (gpus.dialect, gpus.memory) {
         (Dialect::AllDevices, _) => return "sight of all GPUs".to_owned(),
         (Dialect::Vendor, _) if gpus.devices == 1 => return "1 whole GPU".to_owned(),
         (Dialect::Vendor, _) => return format!("{} whole GPUs", gpus.devices),
-        (_, Memory::Units(1)) => "1 unit".to_owned(),
-        (_, Memory::Units(units)) => format!("{units} units"),
-        (_, Memory::Bytes(bytes)) => gib(bytes),
+        (_, Memory::Units(units)) => units_text(units, unit),
+        (_, Memory::Bytes(bytes)) => memory_text(bytes),
         (_, Memory::Ratio(ratio)) => format!("{ratio} %"),
     };
     if gpus.core > 0 {
@@ -232,16 +233,4 @@ fn asked_gpus(gpus: &GpuRequest) -> String {
         text = format!("{text}, over {} GPUs", gpus.devices);
     }
     text
-}
-
-/// An amount of memory in GiB, or in MiB if it is less than one.
-#[expect(clippy::cast_precision_loss, reason = "one digit is shown, to people")]
-pub(crate) fn gib(bytes: u64) -> String {
-    let (amount, unit) = if bytes < 1 << 30 {
-        (bytes as f64 / f64::from(1 << 20), "MiB")
-    } else {
-        (bytes as f64 / f64::from(1 << 30), "GiB")
-    };
-    let text = format!("{amount:.1}");
-    format!("{} {unit}", text.strip_suffix(".0").unwrap_or(&text))
 }

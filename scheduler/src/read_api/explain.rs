@@ -40,12 +40,13 @@ pub(super) fn explain_to(
     let assumed_on = index.read().assumed_node(uid.as_str()).map(str::to_owned);
     let demand = index.read().demand(uid.as_str(), &facts);
     let bound = facts.bound.as_ref().map(|bound| bound.node.to_string());
+    let unit = index.read().common_unit();
     let mut explanation = Explanation {
         api_version: VERSION.to_owned(),
         namespace: facts.namespace.to_string(),
         name: facts.name.to_string(),
         uid: uid.to_string(),
-        asked: asked(&facts.request),
+        asked: asked(&facts.request, unit),
         assumed: bound.is_none() && assumed_on.is_some(),
         node: bound.or(assumed_on),
         ..Explanation::default()

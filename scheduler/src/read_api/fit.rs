@@ -73,7 +73,7 @@ pub fn fit(index: &Shared<Index>, request: &FitRequest) -> Result<FitAnswer, Fit
         answer.invalid = Some("the pod asks for no device that gpushare schedules".to_owned());
         return Ok(answer);
     };
-    answer.asked = asked(&facts.request);
+    answer.asked = asked(&facts.request, index.read().common_unit());
     let rules = PodRules::of(&pod);
     // The lock ends here: a second read within it would wait for a writer that waits for the first.
     let demand = index.read().demand("", &facts);

@@ -4,11 +4,11 @@
 //! the request alone, which are the same on every node; [`detail`] has those of one node.
 
 use placement::{DeviceFit, Reason};
+use proto::memory_text::memory_text;
 use proto::resource::{ISOLATION_PROVIDER, ResourceNames};
 use proto::totals::{CPU, MEMORY};
 
 use super::{Asker, Refusal};
-use crate::index::view::gib;
 use crate::index::{Index, ResourceDemand};
 use crate::kube_scheduler::{NodeRefusal, PODS, PodRules, Shortage};
 
@@ -111,20 +111,27 @@ pub(crate) fn shortage(shortage: &Shortage) -> String {
     if **resource == *PODS {
         return format!("the node takes {allocatable} pods and has as many");
     }
-    let asked = amount(resource, *asked);
+    let (free, asked_of_free) = distinct(resource, shortage.free(), *asked);
+    let (most, asked_of_all) = distinct(resource, *allocatable, *asked);
     match allocatable {
-        0 => format!("the node offers no {resource}, and {asked} is asked"),
+        0 => format!("the node offers no {resource}, and {asked_of_all} is asked"),
         _ if shortage.is_lasting() => {
-            let allocatable = amount_of(resource, *allocatable);
-            format!("the node has {allocatable} in all, and {asked} is asked")
+            format!("the node has {most} {resource} in all, and {asked_of_all} is asked")
         }
-        _ => {
-            let (free, allocatable) = (
-                amount(resource, shortage.free()),
-                amount_of(resource, *allocatable),
-            );
-            format!("its pods leave {free} of {allocatable}, and {asked} is asked")
-        }
+        _ => format!(
+            "its pods leave {free} of {}, and {asked_of_free} is asked",
+            amount_of(resource, *allocatable)
+        ),
+    }
+}
+
+/// Two different amounts of a resource as texts that differ: in bytes if they are equal when rounded.
+fn distinct(resource: &str, one: u64, other: u64) -> (String, String) {
+    let texts = (amount(resource, one), amount(resource, other));
+    if texts.0 == texts.1 && one != other {
+        (format!("{one} bytes"), format!("{other} bytes"))
+    } else {
+        texts
     }
 }
 
@@ -133,7 +140,7 @@ pub(crate) fn amount(resource: &str, amount: u64) -> String {
     match resource {
         CPU if amount.is_multiple_of(1000) => format!("{}", amount / 1000),
         CPU => format!("{amount}m"),
-        MEMORY | proto::resource::GPU_MEMORY | "ephemeral-storage" => gib(amount),
+        MEMORY | proto::resource::GPU_MEMORY | "ephemeral-storage" => memory_text(amount),
         _ => amount.to_string(),
     }
 }
@@ -212,9 +219,12 @@ pub(crate) fn gpu_lacks(reason: Reason, fit: &DeviceFit<'_>) -> String {
     }
     let mut parts = Vec::new();
     if need.memory > free.memory {
-        let missing = gib(need.memory.less(free.memory).bytes_ceil());
+        let missing = memory_text(need.memory.less(free.memory).bytes_ceil());
         parts.push(if need.memory > total.memory {
-            format!("{missing} (has {} in all)", gib(total.memory.bytes_floor()))
+            format!(
+                "{missing} (has {} in all)",
+                memory_text(total.memory.bytes_floor())
+            )
         } else {
             missing
         });
@@ -244,7 +254,7 @@ fn size_of_node(reason: Reason, fits: &[DeviceFit<'_>]) -> Option<String> {
     match reason {
         Reason::TooLarge => {
             let largest = fits.iter().max_by_key(|fit| fit.total.memory)?;
-            let memory = gib(largest.total.memory.bytes_floor());
+            let memory = memory_text(largest.total.memory.bytes_floor());
             Some(match fits.len() {
                 1 => format!("the node has 1 GPU with {memory}"),
                 n => format!("the node has {n} GPUs, the largest with {memory}"),

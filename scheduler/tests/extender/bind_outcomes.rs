@@ -256,7 +256,7 @@ async fn no_room_and_an_unknown_node_are_named_in_the_error() {
     let world = world().with_pod(&large).with_pod(&small);
     assert_eq!(
         world.bind(&large, "n1").await,
-        "node \"n1\": request is larger than the node's GPUs even when they are empty (asked: 16277 memory units of one GPU)"
+        "node \"n1\": request is larger than the node's GPUs even when they are empty (asked: 15.9 GiB (16277 units of 1 MiB) of one GPU)"
     );
     assert_eq!(
         world.bind(&small, "n9").await,

@@ -167,7 +167,7 @@ async fn a_pod_that_is_refused_because_of_a_hint_is_not_tried_again_before_it_en
     for _ in 0..3 {
         assert_eq!(
             refusal(&world, &late, &["n1", "n2"]).await,
-            "not enough free GPU memory on any one GPU of the node (asked: 80 memory units of one GPU)"
+            "not enough free GPU memory on any one GPU of the node (asked: 80 MiB (80 units of 1 MiB) of one GPU)"
         );
     }
     sleep(TIMES.plain).await;

@@ -59,9 +59,9 @@ async fn filter_gives_a_reason_for_every_node_if_none_fits() {
       "Error": "",
       "FailedAndUnresolvableNodes": {
         "cpu-only": "node is not known to gpushare or offers no shareable GPU",
-        "n1": "not enough free GPU memory on any one GPU of the node (asked: 9000 memory units of one GPU)",
-        "n2": "not enough free GPU memory on any one GPU of the node (asked: 9000 memory units of one GPU)",
-        "n3": "not enough free GPU memory on any one GPU of the node (asked: 9000 memory units of one GPU)"
+        "n1": "not enough free GPU memory on any one GPU of the node (asked: 8.8 GiB (9000 units of 1 MiB) of one GPU)",
+        "n2": "not enough free GPU memory on any one GPU of the node (asked: 8.8 GiB (9000 units of 1 MiB) of one GPU)",
+        "n3": "not enough free GPU memory on any one GPU of the node (asked: 8.8 GiB (9000 units of 1 MiB) of one GPU)"
       },
       "FailedNodes": {
         "unknown": "node is not known to gpushare or offers no shareable GPU"

@@ -1,11 +1,11 @@
 //! The sentences that an explanation begins with: the reason that decides, and what would help.
 
 use placement::{Reason, RequestedGpus, RequestedMemory};
+use proto::memory_text::memory_text;
 use proto::read_api::PodName;
 use proto::resource::{ResourceNames, VENDOR_GPUS, is_gpu_resource};
 
 use super::survey::{LargestGpus, Offer, Refused, Survey};
-use crate::index::view::gib;
 use crate::kube_scheduler::{NodeRefusal, PodRules};
 use crate::verdict::{Asker, Refusal, words};
 
@@ -190,8 +190,8 @@ fn larger_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
     (largest > 0 && bytes > largest).then(|| {
         format!(
             "No GPU has {}: the largest has {}. Ask for less, or spread the request over more GPUs (koordinator.sh/gpu.shared).",
-            gib(bytes),
-            gib(largest)
+            memory_text(bytes),
+            memory_text(largest)
         )
     })
 }
@@ -219,8 +219,8 @@ fn other_help(survey: &Survey, asker: Asker<'_>) -> String {
     {
         return format!(
             "No pod that ends helps: it takes a GPU with {}; the largest that the pod may use has {}.",
-            gib(bytes),
-            gib(memory)
+            memory_text(bytes),
+            memory_text(memory)
         );
     }
     let nearest = survey.refused.first();
