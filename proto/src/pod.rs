@@ -15,7 +15,7 @@ use crate::quantity::Quantity;
 mod node_affinity;
 mod scheduling;
 
-pub use node_affinity::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
+pub use node_affinity::{NameRule, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 pub use scheduling::{
     Affinity, AffinityTerms, NodeAffinity, PodCondition, SchedulingGroup, SpreadConstraint, Taint,
     Toleration, Volume,

@@ -12,7 +12,7 @@ pub use node::NodeFacts;
 pub use pod::PodRules;
 pub use requests::{NodeRequests, PodRequests, RequestSums, requests_of};
 
-use proto::pod::Taint;
+use proto::pod::{NameRule, Taint};
 
 /// The resource under which kube-scheduler counts the pods of a node themselves.
 pub const PODS: &str = "pods";
@@ -23,6 +23,10 @@ const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 /// Why kube-scheduler refuses a node without asking an extender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeRefusal {
+    /// Every term of the pod's required node affinity names other nodes.
+    NotNamed,
+    /// Every term of the pod's required node affinity names nodes that exclude each other.
+    AffinityConflict,
     /// The node is cordoned.
     Unschedulable,
     /// The pod's manifest names another node.
@@ -55,9 +59,10 @@ impl Shortage {
         u64::try_from(free).unwrap_or(u64::MAX)
     }
 
-    /// The amount that has to become free.
+    /// The amount that has to become free; more than is asked if the node's pods request more than it has.
     pub fn missing(&self) -> u64 {
-        self.asked - self.free().min(self.asked)
+        let wanted = self.requested + u128::from(self.asked);
+        u64::try_from(wanted.saturating_sub(self.allocatable.into())).unwrap_or(u64::MAX)
     }
 
     /// Returns true if the node has less than the pod asks for, whatever its pods request.
@@ -71,7 +76,12 @@ impl NodeRefusal {
     pub fn is_lack_of_room(&self) -> bool {
         match self {
             Self::Insufficient(shortages) => !shortages.iter().any(Shortage::is_lasting),
-            Self::Unschedulable | Self::OtherNode | Self::Taint(_) | Self::Affinity => false,
+            Self::NotNamed
+            | Self::AffinityConflict
+            | Self::Unschedulable
+            | Self::OtherNode
+            | Self::Taint(_)
+            | Self::Affinity => false,
         }
     }
 }
@@ -95,6 +105,14 @@ pub fn check(pod: &PodRules, node: &NodeFacts, requested: &RequestSums) -> Resul
 /// Everything that keeps a pod off a node whatever room is there, in the order of kube-scheduler's checks.
 pub fn obstacles(pod: &PodRules, node: &NodeFacts) -> Vec<NodeRefusal> {
     let mut obstacles = Vec::new();
+    // kube-scheduler looks at no node that the affinity does not name, and so not at its taints either.
+    let affinity = pod.affinity.as_ref();
+    let name_rule = affinity.map_or(NameRule::Searched, |affinity| affinity.name_rule(&node.name));
+    match name_rule {
+        NameRule::Searched => {}
+        NameRule::NotNamed => obstacles.push(NodeRefusal::NotNamed),
+        NameRule::Conflict => obstacles.push(NodeRefusal::AffinityConflict),
+    }
     if node.unschedulable {
         let taint = Taint {
             key: UNSCHEDULABLE_TAINT.to_owned(),
@@ -110,12 +128,12 @@ pub fn obstacles(pod: &PodRules, node: &NodeFacts) -> Vec<NodeRefusal> {
     }
     for taint in &node.hard_taints {
         // The node controller adds this taint to a cordoned node, which is named already.
-        let is_named = taint.key == UNSCHEDULABLE_TAINT && !obstacles.is_empty();
+        let is_named = taint.key == UNSCHEDULABLE_TAINT && obstacles.contains(&NodeRefusal::Unschedulable);
         if !is_named && !taint.is_tolerated_by(&pod.tolerations) {
             obstacles.push(NodeRefusal::Taint(taint.clone()));
         }
     }
-    if !pod.selects(node) {
+    if name_rule == NameRule::Searched && !pod.selects(node) {
         obstacles.push(NodeRefusal::Affinity);
     }
     obstacles
@@ -135,7 +153,8 @@ fn shortages(requests: &PodRequests, node: &NodeFacts, requested: &RequestSums) 
             allocatable: node.allocatable(resource),
             requested,
         };
-        if shortage.missing() > 0 {
+        // Of nothing there is enough, on an overcommitted node too.
+        if asked > 0 && shortage.missing() > 0 {
             shortages.push(shortage);
         }
     }

@@ -44,7 +44,37 @@ pub struct NodeSelectorRequirement {
     pub values: Vec<String>,
 }
 
+/// The part that a node's name has in kube-scheduler's search, before it looks at any node (`PreFilter` of `NodeAffinity`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameRule {
+    /// kube-scheduler looks at the node.
+    Searched,
+    /// Every term names nodes, and none names this one.
+    NotNamed,
+    /// Every term names nodes that exclude each other, so that no node can match.
+    Conflict,
+}
+
 impl NodeSelector {
+    /// Returns whether kube-scheduler looks at a node of this name at all.
+    pub fn name_rule(&self, name: &str) -> NameRule {
+        let (mut is_named, mut is_conflict) = (false, true);
+        for term in &self.node_selector_terms {
+            // The terms are alternatives: one that names no node leaves all nodes in.
+            let Some(named) = term.named_nodes() else {
+                return NameRule::Searched;
+            };
+            is_named |= named.contains(&name);
+            is_conflict &= named.is_empty();
+        }
+        match (is_named, is_conflict) {
+            _ if self.node_selector_terms.is_empty() => NameRule::Searched,
+            (true, _) => NameRule::Searched,
+            (false, true) => NameRule::Conflict,
+            (false, false) => NameRule::NotNamed,
+        }
+    }
+
     /// Returns true if a node of this name matches; `label` looks up the value of one of its labels.
     pub fn matches<'a>(&self, name: &'a str, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.node_selector_terms
@@ -54,6 +84,22 @@ impl NodeSelector {
 }
 
 impl NodeSelectorTerm {
+    /// The nodes that all requirements with `In` on the name have in common; `None` if there is no such requirement.
+    fn named_nodes(&self) -> Option<Vec<&str>> {
+        let mut common: Option<Vec<&str>> = None;
+        for requirement in &self.match_fields {
+            if requirement.key != NAME_FIELD || requirement.operator != "In" {
+                continue;
+            }
+            let values = requirement.values.iter().map(String::as_str);
+            common = Some(match common {
+                None => values.collect(),
+                Some(earlier) => values.filter(|value| earlier.contains(value)).collect(),
+            });
+        }
+        common
+    }
+
     /// Returns true if the term is not empty and a node meets all its requirements.
     fn matches<'a>(&self, name: &'a str, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         if self.match_expressions.is_empty() && self.match_fields.is_empty() {
@@ -98,7 +144,7 @@ mod tests {
     use rstest::rstest;
     use serde_json::{Value, json};
 
-    use super::NodeSelector;
+    use super::{NameRule, NodeSelector};
 
     fn expression(key: &str, operator: &str, values: &[&str]) -> Value {
         json!({"key": key, "operator": operator, "values": values})
@@ -138,5 +184,26 @@ mod tests {
             _ => None,
         };
         assert_eq!(selector.matches("n1", label), expected);
+    }
+
+    fn names(requirements: &[(&str, &str)]) -> Value {
+        let mut fields = Vec::new();
+        for (operator, name) in requirements {
+            fields.push(expression("metadata.name", operator, &[name]));
+        }
+        json!({"matchFields": fields})
+    }
+
+    #[rstest]
+    #[case::no_term(json!([]), NameRule::Searched)]
+    #[case::named(json!([names(&[("In", "n1")])]), NameRule::Searched)]
+    #[case::not_named(json!([names(&[("In", "n2")])]), NameRule::NotNamed)]
+    #[case::one_term_of_two(json!([names(&[("In", "n2")]), names(&[("In", "n1")])]), NameRule::Searched)]
+    #[case::another_term_without_names(json!([names(&[("In", "n2")]), {}]), NameRule::Searched)]
+    #[case::excluded(json!([names(&[("NotIn", "n1")])]), NameRule::Searched)]
+    #[case::conflict(json!([names(&[("In", "n1"), ("In", "n2")])]), NameRule::Conflict)]
+    fn names_in_every_term_limit_the_search(#[case] terms: Value, #[case] expected: NameRule) {
+        let selector: NodeSelector = serde_json::from_value(json!({"nodeSelectorTerms": terms})).unwrap();
+        assert_eq!(selector.name_rule("n1"), expected);
     }
 }

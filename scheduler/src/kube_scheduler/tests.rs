@@ -38,6 +38,16 @@ fn taint(effect: &str) -> Value {
     json!({"taints": [{"key": "gpu", "value": "yes", "effect": effect}]})
 }
 
+/// Required node affinity of one term, which names each of these nodes alone.
+fn named(nodes: &[&str]) -> Value {
+    let mut fields = Vec::new();
+    for node in nodes {
+        fields.push(json!({"key": "metadata.name", "operator": "In", "values": [node]}));
+    }
+    let terms = json!([{ "matchFields": fields }]);
+    json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}})
+}
+
 #[rstest]
 #[case::nothing_in_the_way(json!({}), json!({}), "fits")]
 #[case::cordoned(json!({"unschedulable": true}), json!({}), "unschedulable")]
@@ -63,6 +73,8 @@ fn taint(effect: &str) -> Value {
     ]}}}}),
     "affinity"
 )]
+#[case::other_name_before_a_taint(taint("NoSchedule"), named(&["n9"]), "not named")]
+#[case::names_that_exclude_each_other(taint("NoSchedule"), named(&["n8", "n9"]), "conflict")]
 #[case::preferred_affinity(
     json!({}),
     json!({"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
@@ -92,6 +104,8 @@ fn an_empty_node_is_refused_by_the_first_check_that_fails(
     );
     let text = match verdict {
         Ok(()) => "fits".to_owned(),
+        Err(NodeRefusal::NotNamed) => "not named".to_owned(),
+        Err(NodeRefusal::AffinityConflict) => "conflict".to_owned(),
         Err(NodeRefusal::Unschedulable) => "unschedulable".to_owned(),
         Err(NodeRefusal::OtherNode) => "other node".to_owned(),
         Err(NodeRefusal::Taint(taint)) => format!("taint {}", taint.key),
@@ -123,6 +137,21 @@ fn requests_of_the_pods_on_a_node_leave_less() {
     );
     assert!(refusal.is_lack_of_room());
     assert_eq!(refusal, NodeRefusal::Insufficient(vec![shortage]));
+}
+
+/// Other schedulers may bind more than a node has: the excess has to end too.
+#[test]
+fn an_overcommitted_node_lacks_more_than_is_asked() {
+    let pods = [pod(&asks(&json!({"cpu": "3"}))), pod(&asks(&json!({"cpu": "3"})))];
+    let of = |cpu: &str| {
+        let rules = PodRules::of(&pod(&asks(&json!({"cpu": cpu}))));
+        check(&rules, &node(&json!({})), &sums(&pods))
+    };
+    let Err(NodeRefusal::Insufficient(shortages)) = of("100m") else {
+        panic!("fits");
+    };
+    assert_eq!((shortages[0].free(), shortages[0].missing()), (0, 2100));
+    assert_eq!(of("0"), Ok(()), "kube-scheduler compares nothing with nothing");
 }
 
 #[test]

@@ -25,6 +25,8 @@ pub(crate) fn reasons(index: &Index, name: &str, refusal: &Refusal, asker: Asker
 /// The words in which kube-scheduler 1.36 reports its own refusal of a node, one text for each reason.
 pub(crate) fn kube_scheduler_texts(refusal: &NodeRefusal) -> Vec<String> {
     let text = match refusal {
+        NodeRefusal::NotNamed => "node(s) didn't satisfy plugin(s) [NodeAffinity]",
+        NodeRefusal::AffinityConflict => "pod affinity terms conflict",
         NodeRefusal::Unschedulable => "node(s) were unschedulable",
         NodeRefusal::OtherNode => "node(s) didn't match the requested node name",
         NodeRefusal::Taint(_) => "node(s) had untolerated taint(s)",
@@ -64,6 +66,10 @@ pub(crate) fn detail(
 /// kube-scheduler's refusal of one node with the node's amounts.
 pub(crate) fn kube_scheduler_detail(refusal: &NodeRefusal, rules: &PodRules) -> String {
     match refusal {
+        NodeRefusal::NotNamed => "the pod's required node affinity names other nodes".to_owned(),
+        NodeRefusal::AffinityConflict => {
+            "every term of the pod's required node affinity names nodes that exclude each other".to_owned()
+        }
         NodeRefusal::Unschedulable => "the node is cordoned".to_owned(),
         NodeRefusal::OtherNode => {
             let node = rules.node_name.as_deref().unwrap_or_default();
@@ -165,6 +171,7 @@ pub(crate) fn obstacle(refusal: &NodeRefusal, rules: &PodRules, node: &str) -> S
             "add a toleration to the pod, or kubectl taint node {node} {}:{}-",
             taint.key, taint.effect
         ),
+        NodeRefusal::NotNamed | NodeRefusal::AffinityConflict => "change it in the pod".to_owned(),
         NodeRefusal::Affinity => "change it in the pod, or label the node".to_owned(),
         NodeRefusal::Insufficient(_) => "ask for less, or add a larger node".to_owned(),
     };

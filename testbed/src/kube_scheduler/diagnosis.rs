@@ -50,16 +50,15 @@ impl SchedulingDiagnosis {
 
     /// The message of the pod's condition and event, as it is where preemption finds no victim.
     pub fn message(&self) -> String {
+        if let Some(reason) = &self.prefilter {
+            // The plugin DynamicResources finds no state of the pod, and its error ends PostFilter before preemption.
+            return format!("0/{} nodes are available: {reason}. not found", self.n_nodes);
+        }
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for reason in self.refusals.values().flat_map(|refusal| &refusal.reasons) {
             *counts.entry(reason).or_default() += 1;
         }
-        let message = no_fit_message(self.n_nodes, counts, self.preemption_candidates().len());
-        match &self.prefilter {
-            // Such a reason stands without the number of nodes.
-            Some(reason) => message.replacen(&format!("{} {reason}", self.n_nodes), reason, 1),
-            None => message,
-        }
+        no_fit_message(self.n_nodes, counts, self.preemption_candidates().len())
     }
 
     /// Refuses a node on which no filter has looked.
@@ -128,6 +127,21 @@ mod tests {
              2 Preemption is not helpful for scheduling."
         );
         assert_eq!(diagnosis.preemption_candidates(), ["n1"]);
+    }
+
+    #[test]
+    fn a_reason_before_all_filters_stands_without_a_number() {
+        let mut diagnosis = SchedulingDiagnosis {
+            n_nodes: 1,
+            prefilter: Some("pod affinity terms conflict".to_owned()),
+            ..SchedulingDiagnosis::default()
+        };
+        diagnosis.exclude("n1", "pod affinity terms conflict");
+        assert_eq!(
+            diagnosis.message(),
+            "0/1 nodes are available: pod affinity terms conflict. not found",
+            "seen on 1.36.2"
+        );
     }
 
     #[test]
