@@ -152,9 +152,7 @@ fn write_memory_use(
                 if let Some(bytes) = measured.limits.get(&of) {
                     limits.push((labels.clone(), gauge(*bytes)));
                 }
-                // Zero where the container has no process, since a missing value means that nothing was measured.
-                let no_process = measured.unattributed.is_some().then_some(0);
-                if let Some(bytes) = measured.by_container.get(&of).copied().or(no_process) {
+                if let Some(bytes) = measured.used(pod, &of) {
                     used.push((labels, gauge(bytes)));
                 }
             }
@@ -210,7 +208,7 @@ mod tests {
     use crate::enforcement::{Level, same_level};
     use crate::extended_resource::ExtendedResource;
     use crate::health::HealthReason;
-    use crate::pods::PodUid;
+    use crate::pods::{NodePod, PodUid};
     use crate::settings::NodeSettings;
     use crate::tests::builders;
 
@@ -233,7 +231,13 @@ mod tests {
         fleet.gpus[1].is_healthy = false;
         fleet.gpus[1].reason = Some(HealthReason::Xid(79));
         let (_fleet, fleet) = watch::channel(Arc::new(fleet));
-        let (_pods, pods) = watch::channel(builders::pods([builders::pod("a", 1, [builders::units(3)])]));
+        let (_pods, pods) = watch::channel(builders::pods([
+            NodePod {
+                created: vec![("id".to_owned(), "u3".to_owned())],
+                ..builders::pod("a", 1, [builders::units(3)])
+            },
+            builders::pod("not-created", 2, [builders::units(2)]),
+        ]));
         let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
         let levels = same_level(Level::Driver, [builders::gpu(1)]);
         let (_levels, levels) = watch::channel(Arc::new(levels));
@@ -254,6 +258,7 @@ mod tests {
         let measured = MeasuredMemory {
             by_container: [(of.clone(), 7)].into(),
             unattributed: Some([(builders::gpu(1).uuid, 5)].into()),
+            containers: ["id".to_owned()].into(),
             limits: [(of, 3 << 30)].into(),
         };
         let (_measured, measured) = watch::channel(Some(Arc::new(measured)));

@@ -5,7 +5,7 @@
 //! (`hostPID`). Memory of a process that is in no container of a known pod is not attributed: it may be of the node itself, or of a pod
 //! that requests no device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,20 +13,23 @@ use std::time::Duration;
 use memory_limits::CgroupMemory;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 use tracing::warn;
 
 use crate::fleet::{FleetDevice, NodeFleet};
 use crate::inventory::{CgroupOnGpu, DeviceSource, InventoryError, PhysicalId, ProcessMemory};
 use crate::logged_error::LoggedError;
 use crate::node_state::NodeState;
-use crate::pods::{NodePods, PodUid};
+use crate::pods::{NodePod, NodePods, PodUid, until_known};
 
 use super::container_cgroups::{container_ids, find_cgroups};
 use super::{Enforcements, is_by_driver};
 
-/// Interval between measurements.
+/// Longest time between measurements.
 const INTERVAL: Duration = Duration::from_secs(15);
+
+/// Shortest time between measurements: containers may come in great numbers, and each measurement asks the driver about all GPUs.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Time after which the last measurement is no longer shown, if the driver does not answer.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -47,9 +50,11 @@ pub struct ContainerGpu {
 pub struct MeasuredMemory {
     /// The bytes that each container uses on each GPU.
     pub by_container: BTreeMap<ContainerGpu, u64>,
-    /// The bytes on each GPU of processes in no container of a known pod. `None` if the processes were not measured: then a container
-    /// that is not in `by_container` was not measured either, while otherwise it has no process on the GPU.
+    /// The bytes on each GPU of processes in no container of a known pod. `None` if the processes were not measured.
     pub unattributed: Option<BTreeMap<PhysicalId, u64>>,
+    /// The IDs of the measured containers: if the processes were measured, a container of these that is not in `by_container` has no
+    /// process on the GPU. A container that was created later is not among them.
+    pub containers: BTreeSet<String>,
     /// The limit that the driver enforces on each container, as the driver says.
     pub limits: BTreeMap<ContainerGpu, u64>,
 }
@@ -91,16 +96,36 @@ impl MeasuredMemory {
             *bytes = bytes.saturating_add(process.bytes);
         }
         measured.unattributed = Some(unattributed);
+        measured.containers = container_ids_of(pods);
         measured
     }
 
+    /// The bytes that a container of this pod uses on a GPU; `None` if that is not known.
+    pub fn used(&self, pod: &NodePod, of: &ContainerGpu) -> Option<u64> {
+        let mut ids = pod
+            .created
+            .iter()
+            .filter(|(_, name)| *name == of.container)
+            .peekable();
+        let is_measured = ids.peek().is_some() && ids.all(|(id, _)| self.containers.contains(id));
+        let no_process = self.unattributed.is_some().then_some(0);
+        is_measured.then(|| self.by_container.get(of).copied().or(no_process))?
+    }
+
     /// Notes the driver's word for a container, which replaces the sum over the container's processes.
-    fn set(&mut self, of: ContainerGpu, used: u64, limit: Option<u64>) {
+    fn set(&mut self, (of, id): (ContainerGpu, String), used: u64, limit: Option<u64>) {
+        self.containers.insert(id);
         if let Some(limit) = limit {
             self.limits.insert(of.clone(), limit);
         }
         self.by_container.insert(of, used);
     }
+}
+
+/// The IDs of all containers of these pods.
+fn container_ids_of(pods: &NodePods) -> BTreeSet<String> {
+    let created = pods.iter().flat_map(|pod| &pod.created);
+    created.map(|(id, _)| id.clone()).collect()
 }
 
 /// The containers on GPUs whose memory the driver may limit, with their IDs.
@@ -169,7 +194,7 @@ fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Me
         if let Some(cgroup) = directories.get(&id).cloned() {
             let gpu = of.gpu.clone();
             cgroups.push(CgroupOnGpu { gpu, cgroup });
-            owners.push(of);
+            owners.push((of, id));
         }
     }
     if cgroups.is_empty() {
@@ -189,7 +214,8 @@ fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Me
     now
 }
 
-/// Measures until the task is dropped. `None` is sent while the use is not known. Without `procfs` the processes are not measured.
+/// Measures until the task is dropped: once the pods are known, at each [`INTERVAL`], and soon after a container comes or goes.
+/// `None` is sent while the use is not known. Without `procfs` the processes are not measured.
 pub async fn measure_memory_use(
     node: Arc<NodeState>,
     source: DeviceSource,
@@ -197,10 +223,16 @@ pub async fn measure_memory_use(
     measured: watch::Sender<Option<Arc<MeasuredMemory>>>,
 ) {
     let mut logged = LoggedError::default();
+    let mut pods = node.pods.clone();
+    // All memory would count as that of unknown processes.
+    until_known(&mut pods).await;
     loop {
+        let started = Instant::now();
+        // Taken before the measurement, so that a container that comes meanwhile leads to another one.
+        let containers = container_ids_of(&pods.borrow());
         let (node, source, procfs) = (Arc::clone(&node), source.clone(), procfs.clone());
         let mut reading = spawn_blocking(move || measure(&node, &source, procfs.as_deref()));
-        let read = if let Ok(read) = timeout(LIMIT, &mut reading).await {
+        let read = if let Ok(read) = timeout_at(started + LIMIT, &mut reading).await {
             read
         } else {
             // The last measurement would pass for the present one.
@@ -220,9 +252,14 @@ pub async fn measure_memory_use(
                     }
                 }
             }
-            Err(error) => warn!(%error, "a measurement of memory has failed"),
+            Err(error) => {
+                warn!(%error, "a measurement of memory has failed");
+                measured.send_replace(None);
+            }
         }
-        sleep(INTERVAL).await;
+        sleep(PAUSE).await;
+        let changed = pods.wait_for(|pods| container_ids_of(pods) != containers);
+        let _ = timeout_at(started + INTERVAL, changed).await;
     }
 }
 
@@ -232,9 +269,15 @@ fn cgroups_of(procfs: &Path, pid: u32) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use proto::memory_unit::MemoryUnit;
+    use proto::resource::ResourceNames;
+    use tokio::time::timeout;
+
     use super::*;
     use crate::enforcement::{Level, same_level};
-    use crate::pods::{NodePod, PodStage};
+    use crate::inventory::FileSource;
+    use crate::pods::PodStage;
+    use crate::settings::NodeSettings;
     use crate::tests::builders::{fleet, gpu, pod, pods, units};
 
     const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -280,6 +323,71 @@ mod tests {
         assert_eq!(measured.unattributed, Some([(gpu(0).uuid, 101)].into()));
     }
 
+    /// The use of a container that was created after the measurement is not known, and is not 0.
+    #[test]
+    fn a_container_that_was_not_measured_has_no_figure() {
+        let created = |ids: &[&str]| NodePod {
+            created: ids.iter().map(|id| ((*id).to_owned(), "u1".to_owned())).collect(),
+            ..pod("a", 1, [units(1)])
+        };
+        let of = ContainerGpu {
+            pod: PodUid::from("a"),
+            container: "u1".to_owned(),
+            gpu: gpu(0).uuid,
+        };
+        let by_process = MeasuredMemory::attribute(&[], &pods([created(&[ID])]), |_| None);
+        let mut by_driver = MeasuredMemory::default();
+        by_driver.set((of.clone(), ID.to_owned()), 7, None);
+        let found = |measured: &MeasuredMemory, ids: &[&str]| measured.used(&created(ids), &of);
+        assert_eq!(found(&by_process, &[ID]), Some(0), "it has no process");
+        assert_eq!(found(&by_process, &[]), None, "it is not created");
+        assert_eq!(found(&by_process, &["restarted"]), None, "it was created later");
+        assert_eq!(found(&by_driver, &[ID]), Some(7));
+        assert_eq!(found(&by_driver, &["restarted"]), None);
+    }
+
+    /// All memory would be that of unknown processes while the pods are not known, and as long as a container is new.
+    #[tokio::test(start_paused = true)]
+    async fn measuring_begins_with_the_pods_and_follows_containers() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = FileSource {
+            path: dir.path().join("devices.json"),
+            node: "n1".to_owned(),
+            interval: Duration::from_secs(1),
+        };
+        let process = format!(r#"{{"memory": "1Gi", "container": "{ID}"}}"#);
+        let uuid = gpu(0).uuid;
+        let text = format!(
+            r#"{{"gpus": [{{"uuid": "{uuid}", "minor": 0, "memory": "16Gi", "model": "T4", "processes": [{process}]}}]}}"#
+        );
+        std::fs::write(&file.path, text).unwrap();
+        let (known, pods_watch) = watch::channel(NodePods::default());
+        let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
+        let fleet = watch::channel(Arc::new(fleet(1))).1;
+        let node = NodeState::new(settings, fleet, pods_watch, Path::new("/nonexistent"));
+        let (sender, mut measured) = watch::channel(None);
+        let procfs = Some(dir.path().to_owned());
+        let measuring = measure_memory_use(Arc::new(node), DeviceSource::File(file), procfs, sender);
+        tokio::spawn(measuring);
+        assert!(
+            timeout(INTERVAL, measured.changed()).await.is_err(),
+            "nothing is measured while the pods are not known"
+        );
+        known.send_replace(pods([pod("a", 1, [units(1)])]));
+        measured.changed().await.unwrap();
+        let first = measured.borrow_and_update().clone().unwrap();
+        assert_eq!(first.unattributed, Some([(uuid, 1 << 30)].into()));
+        let started = Instant::now();
+        known.send_replace(pods([NodePod {
+            created: vec![(ID.to_owned(), "u1".to_owned())],
+            ..pod("a", 1, [units(1)])
+        }]));
+        measured.changed().await.unwrap();
+        let second = measured.borrow_and_update().clone().unwrap();
+        assert_eq!(second.unattributed, Some(BTreeMap::new()));
+        assert!(started.elapsed() < INTERVAL / 2, "{:?}", started.elapsed());
+    }
+
     #[test]
     fn figures_of_the_driver_replace_those_of_processes() {
         let of = |container: &str| ContainerGpu {
@@ -291,8 +399,8 @@ mod tests {
             by_container: [(of("both"), 5), (of("process"), 6)].into(),
             ..MeasuredMemory::default()
         };
-        measured.set(of("both"), 7, Some(9));
-        measured.set(of("driver"), 0, None);
+        measured.set((of("both"), ID.to_owned()), 7, Some(9));
+        measured.set((of("driver"), ID.to_owned()), 0, None);
         assert_eq!(
             measured.by_container,
             [(of("both"), 7), (of("driver"), 0), (of("process"), 6)].into()

@@ -285,11 +285,10 @@ impl NodeMemoryUse {
     pub(super) fn add_to(&self, node: &mut Node) {
         for gpu in &mut node.gpus {
             gpu.used = self.gpus.get(&gpu.uuid).copied();
-            // A pod whose containers have not started yet has no series, and neither has one that is not measured.
-            let without_series = gpu.used.and(Some(0));
             for holder in &mut gpu.holders {
                 let pod = (gpu.uuid.clone(), holder.namespace.clone(), holder.name.clone());
-                holder.used = self.pods.get(&pod).copied().or(without_series);
+                // A pod without a series may use memory that the plugin has not measured yet, so nothing stands for 0.
+                holder.used = self.pods.get(&pod).copied();
             }
         }
     }
@@ -336,8 +335,8 @@ mod tests {
         assert_eq!(
             used,
             [
-                (Some(123), Some(120), Some(0)),
-                (Some(0), Some(0), Some(0)),
+                (Some(123), Some(120), None),
+                (Some(0), None, None),
                 (None, None, None)
             ]
         );
