@@ -413,8 +413,16 @@ function whyNot(explanation) {
   const name = `${view.pod.namespace}/${view.pod.name}`;
   if (!explanation) return known.failure || `Asking why ${name} waits.`;
   const {asked, invalid, node, assumed, fitting, nodes, verdicts} = explanation;
-  if (invalid) return `${name} fits no node, whatever is free: ${invalid}. Correct its resources or annotations.`;
   if (node) return `${name} asks for ${asked}; it ${assumed ? 'is being bound to' : 'is on'} node ${node}.`;
+  const {summary, kubeScheduler} = explanation;
+  // The sentences are those of `kubectl gpushare explain`: the scheduler words them for all clients.
+  if (summary?.length) {
+    const words = kubeScheduler ? [...summary, `kube-scheduler says: ${kubeScheduler}`] : summary;
+    if (invalid) return `${name} waits. ${words.join(' ')}`;
+    return `${name} asks for ${asked}; ${thousands(fitting)} of ${count(nodes, 'node')} ${fitting === 1 ? 'takes' : 'take'} it. ${words.join(' ')}`;
+  }
+  // A scheduler of an older version sends no sentences.
+  if (invalid) return `${name} fits no node, whatever is free: ${invalid}. Correct its resources or annotations.`;
   const head = `${name} asks for ${asked}; ${thousands(fitting)} of ${count(nodes, 'node')} ${fitting === 1 ? 'has' : 'have'} room.`;
   if (fitting) return `${head} Its devices are no reason to wait: see kubectl describe pod for taints, affinity and CPU.`;
   const ends = (verdicts ?? []).find((verdict) => verdict.wouldFitWithout?.length);

@@ -74,8 +74,9 @@ export function missingMemory(explanation) {
   return lacks.length ? Math.min(...lacks) : 0;
 }
 
-/** The amounts that a GPU lacks, as `kubectl gpushare explain` says it. */
+/** The amounts that a GPU lacks, in the words of the scheduler; one of an older version sends none. */
 function lacksOf(gpu) {
+  if (gpu.lacks) return gpu.lacks;
   const parts = [];
   if (gpu.needed > gpu.free) parts.push(memory(gpu.needed - gpu.free));
   if (gpu.neededCore > gpu.freeCore) parts.push(`${gpu.neededCore - gpu.freeCore} % core`);
