@@ -207,7 +207,7 @@ fn render(of: &str, answer: &FitAnswer, screen: &Screen) -> String {
         Colour::Yellow
     };
     let verdict = screen.paint(colour, &format!("{fitting} of {} fit", count(*replicas, "pod")));
-    let mut lines = format!("{of} ({asked} each): {verdict}, by devices, CPU and memory.\n");
+    let mut lines = format!("{of} ({asked} each): {verdict}.\n");
     if !answer.placements.is_empty() {
         let mut table = TextTable::new([text("NODE", 0), number("PODS", 0), text("GPUS", 1)]);
         for placement in &answer.placements {
