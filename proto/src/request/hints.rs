@@ -6,14 +6,15 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 
+use self::keys::{UnknownKeys, parse_object};
 use super::{PodRequest, RequestError, excerpt};
 use crate::device::{ENFORCED_BY_DRIVER, ENFORCEMENT, TYPE_GPU};
 use crate::pod::Pod;
 use crate::quantity::Quantity;
 use crate::topology;
+
+mod keys;
 
 /// Pod annotation: a JSON object with one [`DeviceHint`] for each device type.
 pub const ALLOCATE_HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
@@ -155,7 +156,7 @@ pub struct PartitionSpec {
 pub struct Hint {
     /// The annotation's key.
     pub key: &'static str,
-    parse: fn(&str, &mut Hints) -> Result<(), String>,
+    parse: fn(&str, UnknownKeys, &mut Hints) -> Result<(), String>,
 }
 
 /// Every annotation that [`Hints`] has.
@@ -163,15 +164,17 @@ pub struct Hint {
 pub const HINTS: [Hint; 3] = [
     Hint {
         key: ALLOCATE_HINT,
-        parse: |text, hints| parse_by_type(text).map(|by_type| hints.by_type = by_type),
+        parse: |text, unknown, hints| parse_by_type(text, unknown).map(|by_type| hints.by_type = by_type),
     },
     Hint {
         key: JOINT_ALLOCATE,
-        parse: |text, hints| parse_joint(text).map(|joint| hints.joint = joint),
+        parse: |text, unknown, hints| parse_joint(text, unknown).map(|joint| hints.joint = joint),
     },
     Hint {
         key: PARTITION_SPEC,
-        parse: |text, hints| parse_partition(text).map(|partition| hints.partition = Some(partition)),
+        parse: |text, unknown, hints| {
+            parse_partition(text, unknown).map(|partition| hints.partition = Some(partition))
+        },
     },
 ];
 
@@ -179,13 +182,13 @@ impl Hint {
     /// Checks the pod's annotation, if the pod has it.
     ///
     /// # Errors
-    /// It is longer than 8 KiB, has another form than the proposals demand, or a value that they do not know.
+    /// It is longer than 8 KiB, has another form than the proposals demand, or a key or value that they do not know.
     pub fn check(self, pod: &Pod) -> Result<(), RequestError> {
-        self.read(pod, &mut Hints::default())
+        self.read(pod, UnknownKeys::Refuse, &mut Hints::default())
     }
 
     /// Reads the pod's annotation into `hints`, which stay as they are if the pod does not have it.
-    fn read(self, pod: &Pod, hints: &mut Hints) -> Result<(), RequestError> {
+    fn read(self, pod: &Pod, unknown: UnknownKeys, hints: &mut Hints) -> Result<(), RequestError> {
         let Some(text) = pod.annotation(self.key) else {
             return Ok(());
         };
@@ -193,7 +196,7 @@ impl Hint {
         if text.len() > MAX_BYTES {
             return Err(refusal(self.key, text, format!("longer than {MAX_BYTES} bytes")));
         }
-        (self.parse)(text, hints).map_err(|rule| refusal(self.key, text, rule))
+        (self.parse)(text, unknown, hints).map_err(|rule| refusal(self.key, text, rule))
     }
 }
 
@@ -205,17 +208,17 @@ impl Hints {
     pub fn read(pod: &Pod) -> Result<Self, RequestError> {
         let mut hints = Self::default();
         for hint in HINTS {
-            hint.read(pod, &mut hints)?;
+            hint.read(pod, UnknownKeys::Refuse, &mut hints)?;
         }
         Ok(hints)
     }
 
-    /// Reads the annotations of a pod that has its devices; skips those that cannot be read.
+    /// Reads the annotations of a pod that has its devices; skips those that cannot be read, and unknown keys.
     pub fn read_placed(pod: &Pod) -> Self {
         let mut hints = Self::default();
         for hint in HINTS {
             // A rule that cannot be read did not hold when the devices were chosen.
-            hint.read(pod, &mut hints).unwrap_or_default();
+            hint.read(pod, UnknownKeys::Skip, &mut hints).unwrap_or_default();
         }
         hints
     }
@@ -332,8 +335,8 @@ struct PartitionJson {
 }
 
 /// Parses [`ALLOCATE_HINT`].
-fn parse_by_type(text: &str) -> Result<BTreeMap<String, DeviceHint>, String> {
-    let by_type: BTreeMap<String, Option<HintJson>> = parse_object(text)?;
+fn parse_by_type(text: &str, unknown: UnknownKeys) -> Result<BTreeMap<String, DeviceHint>, String> {
+    let by_type: BTreeMap<String, Option<HintJson>> = parse_object(text, unknown)?;
     let mut hints = BTreeMap::new();
     // Any type, known or not: Device objects may list types that this code has no name for.
     for (device_type, json) in by_type {
@@ -347,11 +350,11 @@ fn parse_by_type(text: &str) -> Result<BTreeMap<String, DeviceHint>, String> {
 }
 
 /// Parses [`JOINT_ALLOCATE`]; `None` if the annotation names no types.
-fn parse_joint(text: &str) -> Result<Option<JointAllocate>, String> {
+fn parse_joint(text: &str, unknown: UnknownKeys) -> Result<Option<JointAllocate>, String> {
     let JointJson {
         device_types,
         required_scope,
-    } = parse_object(text)?;
+    } = parse_object(text, unknown)?;
     let same_pcie = parse_enum("requiredScope", &required_scope, [("SamePCIe", ())])?.is_some();
     let device_types = device_types.unwrap_or_default();
     // Each type once: the order of the types decides which one leads.
@@ -371,11 +374,11 @@ fn parse_joint(text: &str) -> Result<Option<JointAllocate>, String> {
 }
 
 /// Parses [`PARTITION_SPEC`].
-fn parse_partition(text: &str) -> Result<PartitionSpec, String> {
+fn parse_partition(text: &str, unknown: UnknownKeys) -> Result<PartitionSpec, String> {
     let PartitionJson {
         allocate_policy,
         ring_bus_bandwidth,
-    } = parse_object(text)?;
+    } = parse_object(text, unknown)?;
     let restricted = parse_enum(
         "allocatePolicy",
         &allocate_policy,
@@ -488,16 +491,6 @@ fn parse_enum<T, const N: usize>(
     found
         .map(|(_, value)| Some(value))
         .ok_or_else(|| format!("{field} is {shown:?}, none of {names}"))
-}
-
-/// Parses a JSON object.
-fn parse_object<T: DeserializeOwned>(text: &str) -> Result<T, String> {
-    // serde alone would accept a list of the fields' values too.
-    let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    if !value.is_object() {
-        return Err("not a JSON object".to_owned());
-    }
-    serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use rstest::rstest;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -166,6 +166,139 @@ fn refusals(#[case] key: &str, #[case] text: &str, #[case] rule: &str) {
         refusal.starts_with(&format!("annotation {key} is ")) && refusal.contains(rule),
         "{refusal}"
     );
+}
+
+/// A key that no type has is refused with the key that was probably meant, or with all of them.
+#[rstest]
+#[case::one_letter(
+    JOINT_ALLOCATE,
+    r#"{"requiredScop": "SamePCIe"}"#,
+    r#"unknown key "requiredScop"; did you mean "requiredScope"?"#
+)]
+#[case::wrong_case_too(
+    JOINT_ALLOCATE,
+    r#"{"devicetype": []}"#,
+    r#"unknown key "devicetype"; did you mean "deviceTypes"?"#
+)]
+#[case::far(
+    JOINT_ALLOCATE,
+    r#"{"foo": null}"#,
+    r#"unknown key "foo", none of deviceTypes, requiredScope"#
+)]
+#[case::partition(
+    PARTITION_SPEC,
+    r#"{"ringBandwidth": 1}"#,
+    r#"did you mean "ringBusBandwidth"?"#
+)]
+#[case::empty(
+    PARTITION_SPEC,
+    r#"{"": 1}"#,
+    r#"unknown key "", none of allocatePolicy, ringBusBandwidth"#
+)]
+#[case::hint(
+    ALLOCATE_HINT,
+    r#"{"rdma": {"vfSelectors": {}}}"#,
+    r#"unknown key "rdma.vfSelectors"; did you mean "rdma.vfSelector"?"#
+)]
+#[case::selector(
+    ALLOCATE_HINT,
+    r#"{"gpu": {"selector": {"matchLabel": {}}}}"#,
+    r#"did you mean "gpu.selector.matchLabels"?"#
+)]
+#[case::expression(
+    ALLOCATE_HINT,
+    r#"{"gpu": {"selector": {"matchExpressions": [{"key": "a", "operator": "Exists", "value": []}]}}}"#,
+    r#"did you mean "gpu.selector.matchExpressions[0].values"?"#
+)]
+#[case::twice(
+    JOINT_ALLOCATE,
+    r#"{"deviceTypes": [], "devicetypes": ["gpu"]}"#,
+    "duplicate field `deviceTypes`"
+)]
+#[case::a_list(
+    ALLOCATE_HINT,
+    r#"{"gpu": []}"#,
+    "invalid type: sequence, expected a JSON object"
+)]
+fn unknown_keys_are_refused(#[case] key: &str, #[case] text: &str, #[case] rule: &str) {
+    let refusal = read(key, text).unwrap_err();
+    assert!(refusal.ends_with(rule), "{refusal}");
+}
+
+/// Labels and device types are data, not keys of a type: they are as the author wrote them.
+#[test]
+fn labels_keep_their_case() {
+    let hints = read(
+        ALLOCATE_HINT,
+        r#"{"NIC": {"selector": {"matchLabels": {"Key": "V"}}}}"#,
+    )
+    .unwrap();
+    let selector = hints.by_type["NIC"].selector.as_ref().unwrap();
+    assert_eq!(selector.requirements[0].key, "Key");
+}
+
+/// The devices of a placed pod were chosen without the unknown key, and by the rest.
+#[test]
+fn unknown_keys_of_a_placed_pod_are_skipped() {
+    let placed = pod(
+        ALLOCATE_HINT,
+        r#"{"rdma": {"exclusivePolicy": "PCIeLevel", "foo": 1}}"#,
+    );
+    let exclusive = Hints::read_placed(&placed).by_type["rdma"].exclusive;
+    assert_eq!(exclusive, Some(ExclusivePolicy::PcieLevel));
+}
+
+/// Valid annotations with every key of their types.
+const COMPLETE: [(&str, &str); 3] = [
+    (
+        ALLOCATE_HINT,
+        r#"{"rdma": {"~selector": {"~matchLabels": {"type": "fakeW"}}, "~vfSelector": {"~matchExpressions": [
+            {"~key": "type", "~operator": "In", "~values": ["general"]}]}, "~allocateStrategy": "RequestsAsCount",
+            "~requiredTopologyScope": "PCIe", "~exclusivePolicy": "PCIeLevel"}}"#,
+    ),
+    (
+        JOINT_ALLOCATE,
+        r#"{"~deviceTypes": ["gpu", "rdma"], "~requiredScope": "SamePCIe"}"#,
+    ),
+    (
+        PARTITION_SPEC,
+        r#"{"~allocatePolicy": "Restricted", "~ringBusBandwidth": "200Gi"}"#,
+    ),
+];
+
+/// The text with the case of the letters of each key, which a tilde marks, as the bits say.
+fn respelt(text: &str, bits: &[bool]) -> String {
+    let (mut respelt, mut is_key) = (String::new(), false);
+    for (at, letter) in text.chars().enumerate() {
+        match letter {
+            '~' => is_key = true,
+            '"' => {
+                is_key = false;
+                respelt.push('"');
+            }
+            letter if is_key && bits[at % bits.len()] => {
+                respelt.push(if letter.is_ascii_lowercase() {
+                    letter.to_ascii_uppercase()
+                } else {
+                    letter.to_ascii_lowercase()
+                });
+            }
+            letter => respelt.push(letter),
+        }
+    }
+    respelt
+}
+
+proptest! {
+    /// Go's `encoding/json` takes any spelling, so Koordinator does.
+    #[test]
+    fn keys_are_read_in_any_case(bits in prop::collection::vec(any::<bool>(), 64..400)) {
+        for (key, text) in COMPLETE {
+            let expected = read(key, &respelt(text, &[false])).unwrap();
+            prop_assert_ne!(&expected, &Hints::default());
+            prop_assert_eq!(read(key, &respelt(text, &bits)), Ok(expected));
+        }
+    }
 }
 
 /// Impossible hints about GPUs are refused for new pods that request GPUs, and ignored otherwise.

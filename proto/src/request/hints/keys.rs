@@ -1,0 +1,176 @@
+//! The keys of JSON objects in annotations: matched without regard to case as Go's `encoding/json` matches them, and known.
+//!
+//! serde hands every `Deserialize` type's field names to the deserializer, so that one deserializer serves all annotations.
+
+use serde::Deserializer;
+use serde::de::value::{MapDeserializer, SeqDeserializer};
+use serde::de::{DeserializeOwned, Error as _, IntoDeserializer, Unexpected, Visitor};
+use serde_json::{Error, Map, Value};
+
+use crate::request::excerpt;
+
+/// The treatment of keys that the type of an object does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UnknownKeys {
+    /// An error: the author of a new pod meant something by it.
+    Refuse,
+    /// Nothing: the devices of a placed pod were chosen without it.
+    Skip,
+}
+
+/// Parses a JSON object.
+pub(super) fn parse_object<T: DeserializeOwned>(text: &str, unknown: UnknownKeys) -> Result<T, String> {
+    let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    if !value.is_object() {
+        return Err("not a JSON object".to_owned());
+    }
+    let path = String::new();
+    let keyed = Keyed { value, path, unknown };
+    T::deserialize(keyed).map_err(|error| error.to_string())
+}
+
+/// A JSON value whose objects get the keys that their types know.
+struct Keyed {
+    value: Value,
+    /// The keys that lead to the value, each with a dot behind it; empty for the whole annotation.
+    path: String,
+    unknown: UnknownKeys,
+}
+
+impl Keyed {
+    /// The value under a key of this object.
+    fn child(&self, key: &str, value: Value) -> Self {
+        Self {
+            value,
+            path: format!("{}{key}.", self.path),
+            unknown: self.unknown,
+        }
+    }
+
+    /// The values of an object of this type's fields, by the names of the fields.
+    fn fields(&self, object: Map<String, Value>, names: &[&str]) -> Result<Vec<(String, Self)>, Error> {
+        let mut fields = Vec::with_capacity(object.len());
+        for (key, value) in object {
+            let known = names.iter().find(|name| name.eq_ignore_ascii_case(&key));
+            let name = match (known, self.unknown) {
+                (Some(name), _) => (*name).to_owned(),
+                (None, UnknownKeys::Skip) => continue,
+                (None, UnknownKeys::Refuse) => return Err(Error::custom(self.unknown_key(&key, names))),
+            };
+            let child = self.child(&name, value);
+            fields.push((name, child));
+        }
+        Ok(fields)
+    }
+
+    /// The error for a key that is none of these names.
+    fn unknown_key(&self, key: &str, names: &[&str]) -> String {
+        let path = &self.path;
+        let shown = excerpt(&format!("{path}{key}"));
+        match nearest(key, names) {
+            Some(name) => format!("unknown key {shown:?}; did you mean \"{path}{name}\"?"),
+            None => format!("unknown key {shown:?}, none of {}", names.join(", ")),
+        }
+    }
+}
+
+impl<'de> Deserializer<'de> for Keyed {
+    type Error = Error;
+
+    fn deserialize_any<V: Visitor<'de>>(mut self, visitor: V) -> Result<V::Value, Error> {
+        match self.value.take() {
+            Value::Object(object) => {
+                let mut children = Vec::with_capacity(object.len());
+                for (key, value) in object {
+                    let child = self.child(&key, value);
+                    children.push((key, child));
+                }
+                visitor.visit_map(MapDeserializer::new(children.into_iter()))
+            }
+            Value::Array(list) => {
+                let parent = self.path.trim_end_matches('.');
+                let mut children = Vec::with_capacity(list.len());
+                for (at, value) in list.into_iter().enumerate() {
+                    children.push(Self {
+                        value,
+                        path: format!("{parent}[{at}]."),
+                        unknown: self.unknown,
+                    });
+                }
+                visitor.visit_seq(SeqDeserializer::new(children.into_iter()))
+            }
+            other => other.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        if self.value.is_null() {
+            visitor.visit_none()
+        } else {
+            visitor.visit_some(self)
+        }
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        mut self,
+        name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        match self.value.take() {
+            Value::Object(object) => {
+                let children = self.fields(object, fields)?;
+                visitor.visit_map(MapDeserializer::new(children.into_iter()))
+            }
+            // serde alone would accept a list of the fields' values too.
+            Value::Array(_) => Err(Error::invalid_type(Unexpected::Seq, &visitor)),
+            other => other.deserialize_struct(name, fields, visitor),
+        }
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
+        tuple_struct map enum identifier ignored_any
+    }
+}
+
+impl IntoDeserializer<'_, Error> for Keyed {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
+    }
+}
+
+/// The name that was probably meant by a key; `None` if none is near.
+fn nearest<'a>(key: &str, names: &[&'a str]) -> Option<&'a str> {
+    let distances = names.iter().map(|name| (edits(key, name), *name));
+    let (distance, name) = distances.min()?;
+    // A third of the letters: more have little in common.
+    (distance <= name.len() / 3).then_some(name)
+}
+
+/// The number of letters to insert, remove or replace that turns one text into the other, without regard to case.
+fn edits(one: &str, other: &str) -> usize {
+    let other = other.to_ascii_lowercase();
+    let mut row: Vec<usize> = (0..=other.chars().count()).collect();
+    for (i, letter) in one.to_ascii_lowercase().chars().enumerate() {
+        let (mut diagonal, mut left) = (i, i + 1);
+        let mut next = vec![left];
+        for (above, other) in row.iter().skip(1).zip(other.chars()) {
+            left = (left.min(*above) + 1).min(diagonal + usize::from(letter != other));
+            diagonal = *above;
+            next.push(left);
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or_default()
+}
