@@ -49,7 +49,7 @@ async fn isolation_limits(world: &mut World) -> Result<()> {
         ))
         .await?;
     world
-        .until_refused("waits", "lacks the pod's isolation provider")
+        .until_refused("waits", "lacks the label koordinator.sh/gpu-isolation-provider")
         .await?;
     label(world, &node.name, Some(HAMI_CORE)).await?;
     let tried = try_pods(world, &node.name, node.units.len()).await;
