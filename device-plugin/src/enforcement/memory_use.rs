@@ -214,7 +214,7 @@ fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Me
     now
 }
 
-/// Measures until the task is dropped: once the pods are known, at each [`INTERVAL`], and soon after a container comes or goes.
+/// Measures until the task is dropped: once the pods are known, every 15 s, and soon after a container comes or goes.
 /// `None` is sent while the use is not known. Without `procfs` the processes are not measured.
 pub async fn measure_memory_use(
     node: Arc<NodeState>,
