@@ -168,9 +168,15 @@ fn generated(folder: &str) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = entries
         .map(|entry| Path::new(folder).join(entry.unwrap().file_name()))
         .filter(|path| {
-            !["_helpers.tpl", "NOTES.txt", "uninstall.yaml"]
-                .iter()
-                .any(|name| path.ends_with(name))
+            ![
+                "_helpers.tpl",
+                "NOTES.txt",
+                "uninstall.yaml",
+                "gpushare-prometheusrule.yaml",
+                "alerts.yaml",
+            ]
+            .iter()
+            .any(|name| path.ends_with(name))
         })
         .collect();
     found.sort();

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use proto::pod::Pod;
 use proto::request::PodRequest;
-use proto::resource::ResourceNames;
+use proto::resource::{HAMI_NODE, ISOLATION_PROVIDER, ResourceNames};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -348,13 +348,27 @@ fn every_alert_is_explained_and_tested() {
     );
     let rules = rules.pointer("/groups/0/rules").unwrap().as_array().unwrap();
     assert!(rules.len() > 10);
+    let chart = root().join("deploy/helm/gpushare");
+    let values: Value = serde_yaml_ng::from_str(&read(&chart.join("values.yaml"))).unwrap();
+    let book = values.pointer("/alerts/runbookUrl").unwrap().as_str().unwrap();
+    assert!(
+        book.starts_with("https://") && book.ends_with("/monitoring.html"),
+        "{book}"
+    );
     for rule in rules {
         let name = rule.get("alert").unwrap().as_str().unwrap();
         assert!(runbook.contains(&format!("\n### {name}\n")), "{name}");
         assert!(tests.contains(&format!("alertname: {name}\n")), "{name}");
         let link = rule.pointer("/annotations/runbook_url").unwrap();
-        assert_eq!(link, &format!("docs/monitoring.md#{}", name.to_lowercase()));
+        assert_eq!(link, &format!("{book}#{}", name.to_lowercase()));
     }
+    // The chart puts its value in place of the default address, in a link to the same file.
+    let template = read(&chart.join("templates/gpushare-prometheusrule.yaml"));
+    assert!(template.contains(&format!("replace {book:?} .Values.alerts.runbookUrl")));
+    assert_eq!(
+        read(&chart.join("files/alerts.yaml")),
+        read(&monitoring.join("alerts.yaml"))
+    );
 }
 
 /// Alerts, dashboards and documents name metrics that the daemons serve.
@@ -426,6 +440,27 @@ fn every_refusal_and_event_is_explained() {
     assert!(expected.len() > 25, "{expected:?}");
     expected.retain(|words| !document.contains(&format!("`{words}`")));
     assert!(expected.is_empty(), "{expected:#?}");
+}
+
+/// kube-scheduler refuses a node for its sum of any resource that gpushare counts: each has its row in troubleshooting.
+#[test]
+fn every_insufficient_resource_is_explained() {
+    let document = read(&root().join("docs/troubleshooting.md"));
+    let source = read(&root().join("proto/src/resource.rs"));
+    let names = source.split('"').skip(1).step_by(2);
+    // Old names become current ones before kube-scheduler sees the pod.
+    let is_resource = |name: &&str| {
+        name.contains('/')
+            && !name.starts_with("kubernetes.io/")
+            && ![ISOLATION_PROVIDER, HAMI_NODE].contains(name)
+    };
+    let is_row = |name: &str| document.contains(&format!("\n| `Insufficient {name}` | "));
+    let (found, missing): (Vec<&str>, Vec<&str>) = names.filter(is_resource).partition(|name| is_row(name));
+    assert!(missing.is_empty(), "{missing:?}");
+    assert!(
+        found.contains(&"aliyun.com/gpu-mem") && found.len() >= 12,
+        "{found:?}"
+    );
 }
 
 /// The reasons of events that a source writes: the plugin's begin with `GPU`, the scheduler's follow the pod of the event.
