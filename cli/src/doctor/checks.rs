@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proto::read_api::{Diagnosis, Finding, Node, Severity};
+use proto::read_api::{Diagnosis, Finding, Node, PORT, Severity};
 use serde_json::Value;
 
 use super::node_checks;
 use crate::fields::{array, has_condition, images, is_named, name, number, text};
+use crate::read_api::SCHEDULER;
 
 /// The objects of one list, or the reason that they could not be listed.
 pub(super) type Objects = Result<Vec<Value>, String>;
@@ -24,6 +25,21 @@ pub(super) const POLICIES: [&str; 8] = [
 ];
 /// The oldest version of the API server that serves everything the installation uses.
 const OLDEST: (u32, u32) = (1, 33);
+
+/// The remedy for objects of the installation that are missing.
+const INSTALL_AGAIN: &str = "install again: `helm upgrade gpushare deploy/helm/gpushare --reuse-values`, or `deploy/install.sh FOLDER` \
+                             with the folder of your installation";
+/// The remedy for missing parts of the webhooks.
+const WEBHOOKS_AGAIN: &str = "install the webhooks again: `helm upgrade gpushare deploy/helm/gpushare --reuse-values --set \
+                              components.webhooks=true`, or `deploy/install.sh FOLDER` with a folder that has the component webhooks";
+
+/// The remedy that takes a change of the scheduler's Deployment.
+fn edit_scheduler(facts: &InstallationFacts, change: &str) -> String {
+    format!(
+        "`kubectl -n {} edit deployment/gpushare-scheduler`: {change}",
+        facts.namespace
+    )
+}
 
 /// One ready replica of the scheduler.
 #[derive(Clone, Debug)]
@@ -115,22 +131,32 @@ impl CheckReport {
         severity: Severity,
         object: impl Into<String>,
         message: impl Into<String>,
-        remedy: &str,
+        remedy: impl Into<String>,
     ) {
         self.findings.push(Finding {
             check: self.check.to_owned(),
             severity,
             object: object.into(),
             message: message.into(),
-            remedy: remedy.to_owned(),
+            remedy: remedy.into(),
         });
     }
 
-    pub(super) fn error(&mut self, object: impl Into<String>, message: impl Into<String>, remedy: &str) {
+    pub(super) fn error(
+        &mut self,
+        object: impl Into<String>,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
         self.add(Severity::Error, object, message, remedy);
     }
 
-    pub(super) fn warn(&mut self, object: impl Into<String>, message: impl Into<String>, remedy: &str) {
+    pub(super) fn warn(
+        &mut self,
+        object: impl Into<String>,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
         self.add(Severity::Warning, object, message, remedy);
     }
 
@@ -171,7 +197,11 @@ fn api_version(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
             "the API server has version {major}.{minor}; gpushare needs {}.{}",
             OLDEST.0, OLDEST.1
         );
-        report.error("", message, "upgrade the cluster");
+        report.error(
+            "",
+            message,
+            "upgrade the cluster; `kubectl version` shows its version",
+        );
     }
     Ok(format!(
         "the API server has version {}",
@@ -196,14 +226,14 @@ fn definitions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
             None => report.error(
                 wanted,
                 "the CustomResourceDefinition does not exist",
-                "install deploy/base again: kubectl apply -k",
+                INSTALL_AGAIN,
             ),
             // Without the condition the API server serves no object of the kind.
             Some(definition) if !has_condition(definition, "/status/conditions", "Established") => {
                 report.error(
                     wanted,
                     "the CustomResourceDefinition is not established",
-                    "see its status: another definition may use its names",
+                    format!("see `kubectl describe customresourcedefinition {wanted}`: another definition may use its names"),
                 );
             }
             Some(_) => {}
@@ -222,18 +252,24 @@ fn scheduler_pods(facts: &InstallationFacts, report: &mut CheckReport) -> Outcom
         report.error(
             format!("namespace {}", facts.namespace),
             "there is no Deployment gpushare-scheduler",
-            "install gpushare, or name its namespace with --gpushare-namespace",
+            "install gpushare: `helm install gpushare deploy/helm/gpushare`; or name its namespace with --gpushare-namespace: `kubectl get deployments -A` shows it",
         );
         return Ok(String::new());
     };
     let object = "deployment gpushare-scheduler";
     let wanted = number(scheduler, "/spec/replicas");
     let ready = number(scheduler, "/status/readyReplicas");
-    let remedy =
-        "see `kubectl describe pod` and `kubectl logs` of its pods; /readyz says what a replica waits for";
+    let namespace = &facts.namespace;
+    let remedy = format!(
+        "see `kubectl -n {namespace} describe pods -l {SCHEDULER}` and `kubectl -n {namespace} logs -l {SCHEDULER}`"
+    );
     // Scaled down for a maintenance and forgotten: no replica is missing, and none is there.
     if wanted == 0 {
-        report.error(object, "it is scaled to 0 replicas", "kubectl scale it to 2");
+        report.error(
+            object,
+            "it is scaled to 0 replicas",
+            format!("`kubectl -n {namespace} scale deployment/gpushare-scheduler --replicas=2`"),
+        );
     } else if ready == 0 {
         report.error(object, format!("none of {wanted} replicas is ready"), remedy);
     } else if ready < wanted {
@@ -253,7 +289,11 @@ fn read_api(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
             report.warn(
                 format!("pod {}", replica.pod),
                 reason,
-                "give yourself the rights to get and create pods/portforward, and the scheduler --read-listen=127.0.0.1:12346",
+                format!(
+                    "try `kubectl -n {} port-forward pod/{} {PORT}`: it needs the rights to get and create pods/portforward, and the \
+                     scheduler the flag --read-listen=127.0.0.1:{PORT}",
+                    facts.namespace, replica.pod
+                ),
             );
         }
     }
@@ -275,14 +315,17 @@ fn leader(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
         0 if n_answers == facts.replicas()?.len() => report.error(
             "",
             "no replica leads, so that no pod with a share of a GPU is bound",
-            "see the Lease in the namespace: its holder, its age, and the right of the scheduler's ServiceAccount to update it",
+            format!(
+                "see `kubectl -n {} get leases -o yaml`: the holder, its age, and the right of the scheduler's ServiceAccount to update it",
+                facts.namespace
+            ),
         ),
         0 | 1 => {}
         // Two leaders would decide on the same room without knowing of each other.
         _ => report.error(
             "",
             format!("{n_leading} replicas lead"),
-            "give all replicas --leader-elect and one Lease",
+            edit_scheduler(facts, "give all replicas --leader-elect and one Lease"),
         ),
     }
     // One replica alone needs no election, and has no Lease.
@@ -293,7 +336,10 @@ fn leader(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
         report.error(
             "",
             "there is no Lease of the scheduler",
-            "give the scheduler --leader-elect, and its Role the right to create Leases",
+            edit_scheduler(
+                facts,
+                "give the scheduler --leader-elect, and its Role the right to create Leases",
+            ),
         );
     }
     Ok("one replica leads".to_owned())
@@ -312,14 +358,17 @@ fn versions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
         report.warn(
             "",
             format!("replicas have different versions: {}", all.join(", ")),
-            "wait for the rollout, or see why it stands",
+            format!(
+                "wait for `kubectl -n {} rollout status deployment/gpushare-scheduler`",
+                facts.namespace
+            ),
         );
     // During a rollout the replicas differ anyway, and the command cannot match both.
     } else if let Some(version) = found.keys().find(|version| **version != own) {
         report.warn(
             "",
             format!("the scheduler has version {version} and this command {own}"),
-            "install the command of the scheduler's version",
+            "build it from the release of the scheduler: `cargo build --release -p cli`",
         );
     }
     // The tags of both images are those of one release.
@@ -333,7 +382,8 @@ fn versions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
         report.warn(
             "",
             format!("the scheduler's image has the tag {scheduler:?} and the device plugin's {plugin:?}"),
-            "upgrade both to one release",
+            "upgrade both to one release: `helm upgrade gpushare deploy/helm/gpushare --reuse-values`, or `deploy/install.sh FOLDER` with \
+             the folder of your installation",
         );
     }
     Ok("scheduler, device plugin and this command have one version".to_owned())
@@ -372,7 +422,7 @@ fn rights(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
             report.error(
                 format!("service account {account}"),
                 "no ClusterRoleBinding gives it any right",
-                "install deploy/base again: kubectl apply -k",
+                INSTALL_AGAIN,
             );
         }
     }
@@ -397,7 +447,7 @@ fn policies(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
                 "policies that do not exist, or have no binding: {}",
                 idle.join(", ")
             ),
-            "install deploy/base again; without the policies, daemons and users may write what is not theirs",
+            format!("{INSTALL_AGAIN}; without the policies, daemons and users may write what is not theirs"),
         );
     }
     Ok("every admission policy is bound".to_owned())
@@ -417,7 +467,11 @@ fn webhooks(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
             report.error(
                 object.as_str(),
                 "its caBundle is empty, so that the API server cannot call it",
-                "see the scheduler's log: it writes the bundle once it has certificates, and needs the right to patch the configuration",
+                format!(
+                    "see `kubectl -n {} logs -l {SCHEDULER}`: the scheduler writes the bundle once it has certificates, and needs the right \
+                     to patch the configuration",
+                    facts.namespace
+                ),
             );
         }
         let service = text(webhook, "/clientConfig/service/name");
@@ -429,7 +483,7 @@ fn webhooks(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
             report.error(
                 object.as_str(),
                 format!("its Service {service} does not exist, so that the API server cannot call it"),
-                "install the component webhooks again",
+                WEBHOOKS_AGAIN,
             );
         }
         // With Ignore the API server admits pods when nothing answers, and the filter applies the rules.
@@ -437,7 +491,10 @@ fn webhooks(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
             report.error(
                 object,
                 "it refuses all pods that it is asked about, as no replica is ready",
-                "make the scheduler ready, or delete the configuration meanwhile",
+                format!(
+                    "see `kubectl -n {} describe pods -l {SCHEDULER}` for why none is ready",
+                    facts.namespace
+                ),
             );
         }
     }
@@ -445,7 +502,7 @@ fn webhooks(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
         report.warn(
             "",
             "only one of the two webhook configurations exists",
-            "install the component webhooks again",
+            WEBHOOKS_AGAIN,
         );
     }
     Ok(match mutating.len() + validating.len() {
@@ -480,6 +537,11 @@ fn findings_of_replicas(facts: &InstallationFacts) -> Vec<Finding> {
             let mut finding = finding.clone();
             if !is_of_node {
                 finding.object = format!("pod {pod}");
+                // A replica does not know by which names the cluster has it.
+                if !finding.remedy.is_empty() {
+                    let log = format!("`kubectl -n {} logs {pod}` is its log", facts.namespace);
+                    finding.remedy = format!("{}; {log}", finding.remedy);
+                }
             }
             findings.push(finding);
         }

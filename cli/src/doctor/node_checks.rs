@@ -21,6 +21,9 @@ const OTHER_PLUGINS: [(&str, &str); 4] = [
     ("volcano-vgpu-device-plugin", "volcano.sh/vgpu-number"),
 ];
 
+/// The label selector of the device plugin's pods.
+const PLUGIN: &str = "app.kubernetes.io/name=gpushare-device-plugin";
+
 /// The nodes that are labelled for sharing. A node without the label may have shared its GPUs once; only nodes with
 /// the label should now.
 fn labelled_nodes(facts: &InstallationFacts) -> Result<Vec<&Value>, String> {
@@ -29,13 +32,43 @@ fn labelled_nodes(facts: &InstallationFacts) -> Result<Vec<&Value>, String> {
     Ok(nodes)
 }
 
+/// The command that shows the log of the device plugin on a node: by the pod's name, or the command that finds the pod.
+fn plugin_log(facts: &InstallationFacts, node: &str) -> String {
+    let namespace = &facts.namespace;
+    let pods = facts.list("pods").unwrap_or_default().iter();
+    let mut on_node = pods.filter(|pod| is_plugin(facts, pod) && text(pod, "/spec/nodeName") == node);
+    match on_node.next() {
+        Some(pod) => format!("`kubectl -n {namespace} logs {}`", name(pod)),
+        None => {
+            format!("`kubectl -n {namespace} get pods -l {PLUGIN} --field-selector spec.nodeName={node}`")
+        }
+    }
+}
+
+/// Returns true for a pod of the installation's device plugin.
+fn is_plugin(facts: &InstallationFacts, pod: &Value) -> bool {
+    text(pod, "/metadata/namespace") == facts.namespace
+        && label(pod, "app.kubernetes.io/name") == "gpushare-device-plugin"
+}
+
+/// The remedy where no node is labelled: the command for the only node, or for one that the user chooses.
+fn label_command(facts: &InstallationFacts) -> String {
+    match facts.list("nodes").unwrap_or_default() {
+        [node] => format!(
+            "`kubectl label node {} {NODE_LABEL}=true --overwrite`",
+            name(node)
+        ),
+        _ => format!(
+            "choose nodes with GPUs from `kubectl get nodes`, and label each: `kubectl label node NODE {NODE_LABEL}=true`"
+        ),
+    }
+}
+
 /// Checks that a ready pod of the device plugin is on every labelled node.
 pub(super) fn plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let mut plugin_on: BTreeMap<&str, &Value> = BTreeMap::new();
     for pod in facts.list("pods")? {
-        let is_plugin = text(pod, "/metadata/namespace") == facts.namespace
-            && label(pod, "app.kubernetes.io/name") == "gpushare-device-plugin";
-        if is_plugin {
+        if is_plugin(facts, pod) {
             plugin_on.entry(text(pod, "/spec/nodeName")).or_insert(pod);
         }
     }
@@ -46,12 +79,20 @@ pub(super) fn plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Ou
             None => report.error(
                 object,
                 "it is labelled for sharing, and no pod of the device plugin is on it",
-                "see `kubectl describe daemonset gpushare-device-plugin`: taints that it does not tolerate, quota, or the DaemonSet is missing",
+                format!(
+                    "see `kubectl -n {} describe daemonset/gpushare-device-plugin`: taints of the node that it does not tolerate, quota, or \
+                     the DaemonSet is missing",
+                    facts.namespace
+                ),
             ),
             Some(pod) if !has_condition(pod, "/status/conditions", "Ready") => report.error(
                 object,
                 format!("the device plugin's pod {} is not ready", name(pod)),
-                "see its log: it names the file, socket or library that it lacks",
+                format!(
+                    "see `kubectl -n {} logs {}`: it names the file, socket or library that it lacks",
+                    facts.namespace,
+                    name(pod)
+                ),
             ),
             Some(_) => {}
         }
@@ -60,7 +101,7 @@ pub(super) fn plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Ou
         report.warn(
             "",
             format!("no node has the label {NODE_LABEL}=true"),
-            "kubectl label node NAME gpushare=true",
+            label_command(facts),
         );
     }
     Ok(format!(
@@ -78,19 +119,29 @@ pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport
             None => report.error(
                 format!("node {}", name(node)),
                 "it has no Device object, so that nothing is scheduled on its GPUs",
-                "see the device plugin's log on the node, and its right to write devices",
+                format!(
+                    "see the log of the device plugin, which needs the right to write devices: {}",
+                    plugin_log(facts, name(node))
+                ),
             ),
             Some(device) if array(device, "/spec/devices").is_empty() => report.error(
                 format!("node {}", name(node)),
                 "its Device object lists no device",
-                "see the device plugin's log: the driver may not be loaded, or --driver-root may be another",
+                format!(
+                    "the driver may not be loaded, or --driver-root may be another; see {}",
+                    plugin_log(facts, name(node))
+                ),
             ),
             Some(_) => {}
         }
     }
     let node_names: BTreeSet<&str> = facts.list("nodes")?.iter().map(name).collect();
     for device in device_of.keys().filter(|device| !node_names.contains(*device)) {
-        report.warn(format!("device {device}"), "it belongs to no node", "delete it");
+        report.warn(
+            format!("device {device}"),
+            "it belongs to no node",
+            format!("`kubectl delete devices.scheduling.koordinator.sh {device}`"),
+        );
     }
     Ok("every labelled node has a Device object".to_owned())
 }
@@ -103,7 +154,11 @@ pub(super) fn injection(facts: &InstallationFacts, report: &mut CheckReport) -> 
                 report.error(
                     format!("node {}", name(device)),
                     format!("{kind} is false: {message}"),
-                    "turn CDI on in the container runtime, and see docs/nvidia.md for this kind of node",
+                    format!(
+                        "turn CDI on in the container runtime of the node (docs/nvidia.md); see `kubectl describe \
+                         devices.scheduling.koordinator.sh {}`",
+                        name(device)
+                    ),
                 );
             }
         }
@@ -131,7 +186,11 @@ pub(super) fn drivers(facts: &InstallationFacts, report: &mut CheckReport) -> Ou
             report.warn(
                 format!("node {}", name(device)),
                 "the plugin reports no version of the GPU driver",
-                "run nvidia-smi on the node; reload the driver if it fails",
+                format!(
+                    "run `nvidia-smi` on node {}, and reload the driver if it fails; see {}",
+                    name(device),
+                    plugin_log(facts, name(device))
+                ),
             );
         }
     }
@@ -157,7 +216,10 @@ pub(super) fn enforcement(facts: &InstallationFacts, report: &mut CheckReport) -
             report.warn(
                 format!("node {}", name(device)),
                 format!("the device plugin has --driver-limits, and the driver enforces none: {reason}"),
-                "docs/enforcement.md has the driver and the runtime that each level needs",
+                format!(
+                    "docs/enforcement.md has the driver and the runtime that each level needs; see {}",
+                    plugin_log(facts, name(device))
+                ),
             );
         }
     }
@@ -169,7 +231,12 @@ pub(super) fn enforcement(facts: &InstallationFacts, report: &mut CheckReport) -
             report.warn(
                 format!("pod {}/{}", text(pod, "/metadata/namespace"), name(pod)),
                 format!("it demands the enforcement {level:?}, which no GPU has"),
-                "turn it on at the device plugin (docs/enforcement.md), or take the annotation off the pod",
+                format!(
+                    "turn it on at the device plugin (docs/enforcement.md), or take the annotation off the pod: `kubectl -n {} annotate pod \
+                     {} {ENFORCEMENT}-`",
+                    text(pod, "/metadata/namespace"),
+                    name(pod)
+                ),
             );
         }
     }
@@ -191,7 +258,12 @@ pub(super) fn memory_units(facts: &InstallationFacts, report: &mut CheckReport) 
             report.warn(
                 format!("node {}", name(node)),
                 format!("it serves {GPU_MEM} and does not say how much a unit is"),
-                "restart its device plugin; the old plugin of another project may serve the resource",
+                format!(
+                    "restart its device plugin: `kubectl -n {} delete pods -l {PLUGIN} --field-selector spec.nodeName={}`; the old plugin of \
+                     another project may serve the resource",
+                    facts.namespace,
+                    name(node)
+                ),
             );
         } else {
             units.insert(unit);
@@ -203,7 +275,11 @@ pub(super) fn memory_units(facts: &InstallationFacts, report: &mut CheckReport) 
         report.warn(
             "",
             format!("nodes count memory in different units: {}", units.join(", ")),
-            "set one --memory-unit for all nodes: a pod's number would mean another amount on each",
+            format!(
+                "set one --memory-unit for all nodes: `kubectl -n {} edit daemonset/gpushare-device-plugin`; a pod's number would mean another \
+                 amount on each",
+                facts.namespace
+            ),
         );
     }
     Ok("all nodes count memory in one unit".to_owned())
@@ -222,7 +298,11 @@ pub(super) fn other_plugins(facts: &InstallationFacts, report: &mut CheckReport)
                 report.error(
                     format!("daemonset {namespace}/{}", name(daemon_set)),
                     format!("it serves {resource} too ({image}); kubelet keeps the plugin that registered last"),
-                    "keep the two on different nodes by their node selectors, and see `kubectl gpushare migrate status`",
+                    format!(
+                        "keep the two on different nodes by their node selectors, such as with `kubectl -n {namespace} edit daemonset/{}`, and \
+                         see `kubectl gpushare migrate status`",
+                        name(daemon_set)
+                    ),
                 );
             }
         }
@@ -245,7 +325,11 @@ pub(super) fn failed_pods(facts: &InstallationFacts, report: &mut CheckReport) -
         report.warn(
             format!("node {node}"),
             format!("kubelet has refused {n} pods with a share of a GPU (UnexpectedAdmissionError)"),
-            "see their status.message and the device plugin's log; delete them once the cause is gone",
+            format!(
+                "see {} and the messages in `kubectl get pods -A --field-selector spec.nodeName={node},status.phase=Failed -o yaml`; delete \
+                 the pods once the cause is gone",
+                plugin_log(facts, node)
+            ),
         );
     }
     Ok("kubelet has refused no pod with a share of a GPU".to_owned())

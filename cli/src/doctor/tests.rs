@@ -228,6 +228,20 @@ fn planted_faults(#[case] check: &str, #[case] plant: fn(&mut InstallationFacts)
         .filter(|finding| finding.severity >= Severity::Warning)
         .collect();
     assert!(bad.iter().any(|finding| finding.check == check), "{bad:?}");
+    // The remedies are whole commands. A command has the names of its objects, but where the user chooses one of several.
+    for remedy in bad
+        .iter()
+        .map(|finding| &finding.remedy)
+        .filter(|remedy| !remedy.is_empty())
+    {
+        let commands: Vec<&str> = remedy.split('`').skip(1).step_by(2).collect();
+        let is_named = |command: &&str| {
+            !["NAME", "NAMESPACE", "{", "}"]
+                .iter()
+                .any(|part| command.contains(part))
+        };
+        assert!(!commands.is_empty() && commands.iter().all(is_named), "{remedy}");
+    }
     // A remedy stands beside each; the findings of replicas bring their own.
     let has_remedy = |finding: &Finding| {
         !finding.remedy.is_empty() || check == "extender-asked" || check == "plugin-serves"

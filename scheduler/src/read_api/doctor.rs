@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use proto::read_api::{Finding, Node, Replica, Severity};
+use proto::read_api::{Finding, Holder, Node, Replica, Severity};
 
 use super::names::Viewer;
 use super::snapshot::StateSnapshot;
@@ -128,16 +128,37 @@ fn describe_clients(replica: &Replica) -> String {
     names.join(" and ")
 }
 
+/// The commands that delete these pods, at most three; without names, the command that shows the pods of the cluster.
+fn deletions(holders: &[Holder]) -> String {
+    let mut commands = Vec::new();
+    for holder in holders.iter().filter(|holder| !holder.name.is_empty()).take(3) {
+        commands.push(format!(
+            "`kubectl -n {} delete pod {}`",
+            holder.namespace, holder.name
+        ));
+    }
+    if commands.is_empty() {
+        return "`kubectl gpushare top pods -A` shows the pods".to_owned();
+    }
+    commands.join(" or ")
+}
+
 /// The findings about one node of the state.
 pub fn node_findings(node: &Node) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut add = |check: &str, severity, message: String, remedy: &str| {
+    let plugin_pods = format!(
+        "-A -l app.kubernetes.io/name=gpushare-device-plugin --field-selector spec.nodeName={}",
+        node.name
+    );
+    let restart = format!("`kubectl delete pods {plugin_pods}`");
+    let describe = format!("kubectl describe devices.scheduling.koordinator.sh {}", node.name);
+    let mut add = |check: &str, severity, message: String, remedy: String| {
         findings.push(Finding {
             check: check.to_owned(),
             severity,
             object: format!("node {}", node.name),
             message,
-            remedy: remedy.to_owned(),
+            remedy,
         });
     };
     for problem in &node.problems {
@@ -145,7 +166,9 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
             "node-report",
             Severity::Error,
             problem.clone(),
-            "correct the Device object or the node's annotations; the device plugin of the node writes them again when it restarts",
+            format!(
+                "correct the Device object or the node's annotations, or have the device plugin write them again: {restart}"
+            ),
         );
     }
     if let Some(problem) = &node.plugin {
@@ -153,7 +176,7 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
             "plugin-serves",
             Severity::Error,
             problem.clone(),
-            "look at the device plugin's pod on the node and its log",
+            format!("see the device plugin's pod and its log: `kubectl describe pods {plugin_pods}`"),
         );
     }
     // A pod whose GPU is not known may be counted on each GPU of the node.
@@ -167,7 +190,7 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
                     "GPU {} ({}) is unhealthy and takes no new pods",
                     gpu.minor, gpu.uuid
                 ),
-                "see the Device object's health and the node's kernel log (XID); reset or replace the GPU",
+                format!("see `{describe}` and the node's kernel log (XID); reset or replace the GPU"),
             );
         }
         // The scheduler never places so: a record was edited, or the GPU reports less memory than before.
@@ -176,7 +199,7 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
                 "gpu-overcommitted",
                 Severity::Error,
                 format!("pods hold more memory of GPU {} than it has", gpu.minor),
-                "delete one of its pods, or the records that do not belong to it",
+                format!("delete one of its pods: {}", deletions(&gpu.holders)),
             );
         }
         for holder in &gpu.holders {
@@ -187,7 +210,10 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
                     "pod-record",
                     Severity::Warning,
                     format!("pod {}: {problem}", holder.display_name()),
-                    "delete the pod to reschedule it",
+                    format!(
+                        "delete the pod to reschedule it: {}",
+                        deletions(std::slice::from_ref(holder))
+                    ),
                 );
             }
         }
@@ -197,7 +223,7 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use proto::read_api::{Gpu, Holder};
+    use proto::read_api::Gpu;
 
     use super::*;
 
