@@ -159,8 +159,9 @@ pub(crate) struct Ui {
 /// The flags of `fits`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Question {
-    /// Manifest of a pod or of a workload that makes pods; `-` reads standard input.
-    #[arg(short, long, value_name = "FILE")]
+    /// Manifest of a pod or of a workload that makes pods, or a folder of manifests (*.yaml, *.yml and *.json); `-` reads standard
+    /// input.
+    #[arg(short, long, value_name = "FILE|FOLDER")]
     pub(crate) filename: PathBuf,
     /// Number of pods; without it that of each workload.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(proto::read_api::MAX_REPLICAS)))]

@@ -62,6 +62,20 @@ impl ClusterConnection {
         self.send(action, request.map_err(CommandFailure::input)?).await
     }
 
+    /// Checks that a namespace exists. A user who may not read namespaces, or has no API server, learns
+    /// nothing of it.
+    pub(crate) async fn check_namespace(&self, name: &str) -> Result<(), CommandFailure> {
+        // The name goes into the path of a request, which other characters would change.
+        let is_plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+        let path = format!("/api/v1/namespaces/{name}");
+        if is_plain && !matches!(self.get("read the namespace", &path).await, Ok(None)) {
+            return Ok(());
+        }
+        Err(CommandFailure::Input(format!(
+            "namespace \"{name}\" does not exist; `kubectl get namespaces` lists all"
+        )))
+    }
+
     /// All objects of a kind, in one namespace or in all, that a label selector selects.
     pub(crate) async fn list<K>(
         &self,

@@ -137,15 +137,16 @@ fn render(findings: &[Finding], screen: &Screen, is_wide: bool) -> String {
         } else {
             format!("{}: ", finding.object)
         };
-        lines += &format!(
+        let line = format!(
             "{}  {}: {object}{}\n",
             screen.paint(colour, mark),
             finding.check,
             finding.message
         );
+        lines += &screen.wrap(9, &line);
         // A remedy beside a check that is well would be read as a fault.
         if !finding.remedy.is_empty() && (is_wide || finding.severity != Severity::Ok) {
-            lines += &format!("         {}\n", finding.remedy);
+            lines += &screen.wrap(9, &format!("         {}\n", finding.remedy));
         }
     }
     let mut n_of = BTreeMap::new();

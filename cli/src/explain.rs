@@ -26,6 +26,7 @@ pub(crate) async fn run(
     let explanation = match source.explain(&namespace, &name, all).await {
         // The scheduler knows only pods that ask for devices: the API server says whether there is another one.
         Err(CommandFailure::Refused(reason)) => {
+            connection.check_namespace(&namespace).await?;
             return Err(missing_pod(connection, &namespace, &name, reason).await);
         }
         explanation => explanation?,
@@ -114,23 +115,31 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
         } else {
             "is on"
         };
-        let mut text = format!("{pod} needs {asked}; it {state} node {node}.\n");
+        let mut text = screen.wrap(0, &format!("{pod} needs {asked}; it {state} node {node}.\n"));
         if !explanation.gone.is_empty() {
             let sentence = gone::sentence(&pod, node, &explanation.gone, &explanation.counted_on);
-            text += &screen.paint(Colour::Yellow, &format!("{sentence}\n"));
+            text += &screen.paint(Colour::Yellow, &screen.wrap(0, &format!("{sentence}\n")));
         }
         return text;
     }
     let mut lines = match &explanation.invalid {
         // The rule holds on every node, so that nodes need not be counted.
         Some(_) => format!("{pod} waits.\n"),
+        // A scheduler of an older version sends no summary, and evaluates devices alone.
+        None if explanation.summary.is_empty() => format!(
+            "{pod} needs {asked}; the devices of {fitting} of {} have room for it. This scheduler is older than the command, and does \
+             not evaluate taints, node affinity, CPU and memory: see `kubectl describe pod -n {namespace} {name}`.\n",
+            count(*nodes, "node"),
+        ),
         None => format!(
             "{pod} needs {asked}; {fitting} of {} {} it.\n",
             count(*nodes, "node"),
             if *fitting == 1 { "takes" } else { "take" }
         ),
     };
+    lines = screen.wrap(0, &lines);
     for (at, sentence) in explanation.summary.iter().enumerate() {
+        let sentence = &screen.wrap(0, sentence);
         if at == 0 && *fitting == 0 {
             lines += &screen.paint(Colour::Red, sentence);
         } else {
@@ -142,11 +151,12 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
     if let Some(rule) = &explanation.invalid
         && explanation.summary.is_empty()
     {
-        lines +=
-            &format!("It fits no node, whatever is free: {rule}. Correct its resources or annotations.\n");
+        let sentence =
+            format!("It fits no node, whatever is free: {rule}. Correct its resources or annotations.\n");
+        lines += &screen.wrap(0, &sentence);
     }
     if let Some(words) = &explanation.kube_scheduler {
-        lines += &format!("kube-scheduler says: {words}\n");
+        lines += &screen.wrap(0, &format!("kube-scheduler says: {words}\n"));
     }
     if explanation.invalid.is_some() {
         return lines;
@@ -159,7 +169,7 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
         lines += "\n";
     }
     for (reason, n) in &explanation.reasons {
-        lines += &format!("{}: {reason}\n", count(*n, "node"));
+        lines += &screen.wrap(2, &format!("{}: {reason}\n", count(*n, "node")));
     }
     lines
 }

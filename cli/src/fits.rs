@@ -1,6 +1,6 @@
 //! `fits`: the number of equal pods that fit now.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Node;
 use proto::pod::Pod;
@@ -40,7 +40,10 @@ pub(crate) async fn run(
     screen: &Screen,
     question: &Question,
 ) -> CommandResult {
-    let manifest = Manifest::parse(&read(&question.filename)?)?;
+    let manifest = Manifest::read(&question.filename)?;
+    if let Some(namespace) = &connection.args.namespace {
+        connection.check_namespace(namespace).await?;
+    }
     // A manifest usually has Services and ConfigMaps beside its workloads.
     if !manifest.others.is_empty() && !manifest.pods.is_empty() {
         screen.complain(&format!(
@@ -93,6 +96,22 @@ fn read(path: &Path) -> Result<String, CommandFailure> {
     read.map_err(|error| CommandFailure::Input(format!("cannot read {}: {error}", path.display())))
 }
 
+/// The manifests of a folder, by name.
+fn files_of(folder: &Path) -> Result<Vec<PathBuf>, CommandFailure> {
+    let cannot_read = |error| CommandFailure::Input(format!("cannot read {}: {error}", folder.display()));
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(cannot_read)? {
+        let path = entry.map_err(cannot_read)?.path();
+        let extension = path.extension().unwrap_or_default();
+        // The extensions that kubectl reads; folders in the folder are left out, as kubectl does without -R.
+        if ["yaml", "yml", "json"].iter().any(|known| extension == *known) && path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort_unstable();
+    Ok(files)
+}
+
 /// The nodes of `--add-nodes`; an instance type is replaced by the name of a node of the type.
 async fn added_nodes(
     connection: &ClusterConnection,
@@ -134,6 +153,26 @@ fn is_shared(name: &str, state: &State) -> bool {
 }
 
 impl Manifest {
+    /// Reads a file, standard input, or all manifests of a folder, whose documents are then named with their file.
+    fn read(path: &Path) -> Result<Self, CommandFailure> {
+        if !path.is_dir() {
+            return Self::parse(&read(path)?);
+        }
+        let mut all = Self::default();
+        for file in files_of(path)? {
+            let found = Self::parse(&read(&file)?)
+                .map_err(|failure| CommandFailure::Input(format!("{}: {failure}", file.display())))?;
+            let file = file.file_name().unwrap_or_default().to_string_lossy();
+            for pods in found.pods {
+                let of = format!("{file}: {}", pods.of);
+                all.pods.push(ManifestPods { of, ..pods });
+            }
+            all.others
+                .extend(found.others.iter().map(|other| format!("{file}: {other}")));
+        }
+        Ok(all)
+    }
+
     /// Reads documents of YAML or JSON, and the items of lists.
     fn parse(text: &str) -> Result<Self, CommandFailure> {
         let mut manifest = Self::default();
@@ -199,7 +238,7 @@ fn render(of: &str, answer: &FitAnswer, screen: &Screen) -> String {
         ..
     } = answer;
     if let Some(rule) = &answer.invalid {
-        return screen.paint(Colour::Red, &format!("{of}: {rule}\n"));
+        return screen.paint(Colour::Red, &screen.wrap(0, &format!("{of}: {rule}\n")));
     }
     let colour = if fitting == replicas {
         Colour::Green
@@ -207,7 +246,7 @@ fn render(of: &str, answer: &FitAnswer, screen: &Screen) -> String {
         Colour::Yellow
     };
     let verdict = screen.paint(colour, &format!("{fitting} of {} fit", count(*replicas, "pod")));
-    let mut lines = format!("{of} ({asked} each): {verdict}.\n");
+    let mut lines = screen.wrap(0, &format!("{of} ({asked} each): {verdict}.\n"));
     if !answer.placements.is_empty() {
         let mut table = TextTable::new([text("NODE", 0), number("PODS", 0), text("GPUS", 1)]);
         for placement in &answer.placements {
@@ -231,7 +270,7 @@ fn render(of: &str, answer: &FitAnswer, screen: &Screen) -> String {
         lines += "The next pod is refused by\n";
     }
     for (reason, n) in &answer.blocked {
-        lines += &format!("  {}: {reason}\n", count(*n, "node"));
+        lines += &screen.wrap(4, &format!("  {}: {reason}\n", count(*n, "node")));
     }
     lines
 }

@@ -78,9 +78,9 @@ fn render_steps(steps: &[Step], screen: &Screen) -> String {
     }
     let mut table = TextTable::new([
         text("NODE", 0),
-        text("STAGE", 0),
+        text("STAGE", 1),
         number("PODS", 2),
-        text("NEXT STEP", 1),
+        text("NEXT STEP", 0),
     ]);
     for step in steps {
         table.push([

@@ -2,11 +2,14 @@
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
-use console::Term;
+use console::{Term, measure_text_width};
 use serde::Serialize;
 
 use crate::args::{Format, OutputArgs};
 use crate::failure::CommandFailure;
+
+/// The least number of columns that sentences in the last column of a table get.
+const MIN_SENTENCE: usize = 30;
 
 /// Standard output and standard error, and the form of answers on them.
 #[derive(Clone, Copy, Debug)]
@@ -41,10 +44,14 @@ impl Screen {
         let (_, columns) = Term::stdout().size();
         // A pipe has no width: nothing is left out there.
         let width = io::stdout().is_terminal().then_some(columns.into());
+        let variable = |name: &str| std::env::var(name).unwrap_or_default();
+        let screen = Self::new(width, variable);
         Self {
+            // A user who exports the variable wants this width, on a pipe too.
+            width: variable("COLUMNS").parse().ok().filter(|n| *n > 0).or(width),
             has_headers: !output.no_headers,
             format: output.output,
-            ..Self::new(width, |name| std::env::var(name).unwrap_or_default())
+            ..screen
         }
     }
 
@@ -82,6 +89,30 @@ impl Screen {
         }
     }
 
+    /// A text whose lines are broken between words where the screen is narrower, with `indent` blanks before the rest of a line. A
+    /// command in backticks stays in one line, so that it can be copied.
+    pub(crate) fn wrap(&self, indent: usize, text: &str) -> String {
+        let Some(width) = self.width else {
+            return text.to_owned();
+        };
+        let mut wrapped = String::new();
+        for line in text.split_inclusive('\n') {
+            let (mut at, mut rest) = (0, line);
+            while !rest.is_empty() {
+                let (word, behind) = rest.split_at(end_of_word(rest));
+                rest = behind;
+                if at > indent && at + measure_text_width(word.trim_end()) > width {
+                    wrapped.truncate(wrapped.trim_end_matches(' ').len());
+                    wrapped += &format!("\n{:indent$}", "");
+                    at = indent;
+                }
+                wrapped += word;
+                at += measure_text_width(word.trim_end_matches('\n'));
+            }
+        }
+        wrapped
+    }
+
     /// Writes to standard output.
     #[expect(clippy::unused_self, reason = "the screen stands for the process's output")]
     pub(crate) fn print(&self, text: &str) -> Result<(), CommandFailure> {
@@ -97,10 +128,9 @@ impl Screen {
     }
 
     /// Writes a line to standard error.
-    #[expect(clippy::unused_self, reason = "the screen stands for the process's output")]
     pub(crate) fn complain(&self, line: &str) {
         // Nothing is left to do if standard error is closed.
-        let _ = writeln!(io::stderr(), "{line}");
+        let _ = writeln!(io::stderr(), "{}", self.wrap(0, line));
     }
 
     /// Writes an answer in the form of `-o`: the answer itself as JSON or YAML, its names line by line, or a text. `text` is called
@@ -119,6 +149,18 @@ impl Screen {
         };
         self.print(&shown)
     }
+}
+
+/// The end of the first word of a text, with the blank behind it. A command in backticks is one word.
+fn end_of_word(text: &str) -> usize {
+    let mut is_command = false;
+    for (at, letter) in text.char_indices() {
+        is_command ^= letter == '`';
+        if letter == ' ' && !is_command {
+            return at + 1;
+        }
+    }
+    text.len()
 }
 
 /// A table of text, which leaves columns out where it is wider than the screen.
@@ -232,20 +274,28 @@ impl TextTable {
         let shown = self.shown(&widths, screen.width);
         let mut lines = String::new();
         for row in &rows {
-            let mut separator = "";
+            let (mut separator, mut start) = ("", 0);
             for (at, ((column, cell), width)) in self.columns.iter().zip(row).zip(&widths).enumerate() {
                 if !shown.contains(&at) {
                     continue;
                 }
                 let padding = " ".repeat(width.saturating_sub(cell.width()));
-                let painted = match cell.colour {
-                    Some(colour) => screen.paint(colour, &cell.text),
-                    None => cell.text.clone(),
+                let is_last_text = !column.is_number && shown.last() == Some(&at);
+                let text = if is_last_text && cell.width.is_none() {
+                    let text = screen.wrap(start, &format!("{:start$}{}", "", cell.text));
+                    text.get(start..).unwrap_or_default().to_owned()
+                } else {
+                    cell.text.clone()
                 };
+                let painted = match cell.colour {
+                    Some(colour) => screen.paint(colour, &text),
+                    None => text,
+                };
+                start += width + 3;
                 lines += separator;
                 if column.is_number {
                     lines += &format!("{padding}{painted}");
-                } else if shown.last() == Some(&at) {
+                } else if is_last_text {
                     // Blanks at the end of a line would wrap on a narrow terminal.
                     lines += &painted;
                 } else {
@@ -262,6 +312,14 @@ impl TextTable {
     fn shown(&self, widths: &[usize], limit: Option<usize>) -> Vec<usize> {
         let mut shown: Vec<usize> = (0..self.columns.len()).collect();
         let Some(limit) = limit else { return shown };
+        let mut widths = widths.to_vec();
+        // Sentences in a last column that is always shown are broken instead.
+        if let (Some(width), Some(column)) = (widths.last_mut(), self.columns.last())
+            && column.rank == 0
+            && !column.is_number
+        {
+            *width = MIN_SENTENCE.min(*width);
+        }
         // Three blanks between two columns.
         let mut total = widths.iter().sum::<usize>() + 3 * widths.len().saturating_sub(1);
         while total > limit {
@@ -313,6 +371,24 @@ mod tests {
             "NODE      FREE   HEALTH\nn1     7.5 GiB   ok\n"
         );
         assert_eq!(table.render(&screen(5)), "NODE\nn1\n");
+    }
+
+    #[test]
+    fn sentences_are_broken_between_words_and_commands_are_not() {
+        let sentence = "the node waits: `kubectl label node n1 gpushare=true` ends that\n";
+        assert_eq!(
+            screen(24).wrap(2, sentence),
+            "the node waits:\n  `kubectl label node n1 gpushare=true`\n  ends that\n"
+        );
+        let mut table = TextTable::new([text("NODE", 0), text("NEXT STEP", 0)]);
+        table.push([
+            Cell::from("n1"),
+            "remove the old plugin's label from the node".into(),
+        ]);
+        assert_eq!(
+            table.render(&screen(40)),
+            "NODE   NEXT STEP\nn1     remove the old plugin's label\n       from the node\n"
+        );
     }
 
     #[test]

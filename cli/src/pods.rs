@@ -60,6 +60,9 @@ pub(crate) async fn run(
         known: BTreeSet::new(),
     };
     let rows = selection.rows(&state).await?;
+    if rows.is_empty() && !which.all_namespaces {
+        connection.check_namespace(&connection.namespace).await?;
+    }
     if rows.is_empty() && state.names_hidden {
         return Err(CommandFailure::Refused(
             "the scheduler shows this user no names of pods: `top pods` takes the right to list pods in the namespace"
@@ -85,9 +88,9 @@ pub(crate) async fn run(
     if is_table && screen.has_headers {
         let sentences = gone::sentences(&state.nodes);
         for sentence in rows.iter().filter_map(|row| sentences.get(&row.uid)) {
-            screen.print(&screen.paint(Colour::Yellow, &format!("{sentence}\n")))?;
+            screen.print(&screen.paint(Colour::Yellow, &screen.wrap(0, &format!("{sentence}\n"))))?;
         }
-        screen.print(&unknown_use(&state))?;
+        screen.print(&screen.wrap(0, &unknown_use(&state)))?;
     }
     if !watch {
         return Ok(ExitCode::SUCCESS);
@@ -232,17 +235,17 @@ fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> TextTable {
     }
     columns.extend([
         text("NAME", 0),
-        text("NODE", 1),
+        text("NODE", 0),
         text("GPUS", 2),
-        text("ASKED", 0),
+        text("ASKED", 3),
         number("LIMIT", 1),
-        number("CORE", 3),
+        number("CORE", 4),
     ]);
     if has_used {
-        columns.push(number("USED", 1));
+        columns.push(number("USED", 0));
     }
     if is_wide {
-        columns.push(text("PROBLEM", 4));
+        columns.push(text("PROBLEM", 5));
     }
     let mut table = TextTable::new(columns);
     for row in rows {

@@ -81,18 +81,19 @@ pub(crate) fn render(state: &State, screen: &Screen, is_wide: bool) -> String {
     }
     let mut lines = table(&state.nodes, screen, is_wide).render(screen);
     if screen.has_headers {
-        lines += &sums(state, screen);
-        lines += &unknown_use(state);
+        lines += &screen.wrap(0, &sums(state, screen));
+        lines += &screen.wrap(0, &unknown_use(state));
     }
     for node in &state.nodes {
         // Problems of a node stand below the table: they are sentences, and most nodes have none.
         let problems = node.problems.iter().chain(&node.plugin);
         for problem in problems {
-            lines += &screen.paint(Colour::Yellow, &format!("{}: {problem}\n", node.name));
+            let sentence = screen.wrap(0, &format!("{}: {problem}\n", node.name));
+            lines += &screen.paint(Colour::Yellow, &sentence);
         }
     }
     for sentence in gone::sentences(&state.nodes).values() {
-        lines += &screen.paint(Colour::Yellow, &format!("{sentence}\n"));
+        lines += &screen.paint(Colour::Yellow, &screen.wrap(0, &format!("{sentence}\n")));
     }
     lines
 }
@@ -106,16 +107,16 @@ fn table(nodes: &[Node], screen: &Screen, is_wide: bool) -> TextTable {
     let mut columns: Vec<Column> = vec![
         text("NODE", 0),
         number("GPU", 0),
-        text("MEMORY", 1),
-        number("ALLOC", 5),
+        text("MEMORY", 3),
+        number("ALLOC", 6),
         number("FREE", 0),
-        number("STRANDED", 4),
-        number("CORE", 3),
-        number("PODS", 6),
+        number("STRANDED", 5),
+        number("CORE", 4),
+        number("PODS", 7),
         text("HEALTH", 2),
     ];
     if has_used {
-        columns.push(number("USED", 7));
+        columns.push(number("USED", 1));
     }
     if has_enforcement {
         columns.push(text("LIMITS", 8));

@@ -210,7 +210,7 @@ fn a_cluster_of_fifteen_thousand_nodes_has_a_row_for_each_gpu() {
 #[case::json(&["top", "-o", "json"], "\"revision\": \"e-1\"")]
 #[case::yaml(&["top", "-o", "yaml"], "revision: e-1\n")]
 #[case::name(&["explain", "waits", "-o", "name"], "pod/waits\n")]
-#[case::wide(&["explain", "waits", "-o", "wide"], "default/waits needs 8 units; 0 of 1 node")]
+#[case::wide(&["explain", "waits", "-o", "wide"], "default/waits needs 8 units; the devices of 0 of 1 node have room for it. This scheduler is older")]
 #[case::completion(&["completion", "zsh"], "#compdef kubectl-gpushare")]
 fn forms_of_the_output(#[case] args: &[&str], #[case] expected: &str) {
     let output = program()
@@ -220,6 +220,78 @@ fn forms_of_the_output(#[case] args: &[&str], #[case] expected: &str) {
         .unwrap();
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(out.contains(expected), "{output:?}");
+}
+
+/// An API server that has only the namespace `default`.
+fn without_namespaces(path: &str) -> (u16, &'static str) {
+    match path {
+        "/api/v1/namespaces/default" => (200, r#"{"kind":"Namespace","metadata":{"name":"default"}}"#),
+        "/api/v1/namespaces/hidden" => (403, FORBIDDEN),
+        _ => empty_cluster(path),
+    }
+}
+
+#[rstest]
+#[case::pods(&["top", "pods", "-n", "x"], 1, "error: namespace \"x\" does not exist; `kubectl get namespaces` lists all")]
+#[case::explain(&["explain", "p", "-n", "x"], 1, "error: namespace \"x\" does not exist")]
+#[case::explain_by_name(&["explain", "x/p"], 1, "error: namespace \"x\" does not exist")]
+#[case::fits(&["fits", "-f", "POD", "-n", "x"], 1, "error: namespace \"x\" does not exist")]
+#[case::exists(&["top", "pods", "-n", "default"], 0, "in namespace default; -A shows all namespaces")]
+#[case::no_right(&["top", "pods", "-n", "hidden"], 0, "in namespace hidden")]
+fn a_namespace_that_does_not_exist(
+    #[case] args: &[&str],
+    #[case] code: i32,
+    #[case] said: &str,
+    #[values(true, false)] is_offline: bool,
+) {
+    let pod = manifest(
+        "ns.yaml",
+        "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n",
+    );
+    let config = kubeconfig("ns.kubeconfig", &serve(without_namespaces));
+    let source = if is_offline {
+        "--offline".to_owned()
+    } else {
+        format!("--read-api={}", serve(sound))
+    };
+    let mut program = program();
+    program.arg("--kubeconfig").arg(config).arg(source);
+    for arg in args {
+        program.arg(if *arg == "POD" { pod.to_str().unwrap() } else { arg });
+    }
+    check(&program.output().unwrap(), code, said);
+}
+
+#[test]
+fn the_manifests_of_a_folder() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("folder");
+    std::fs::create_dir_all(&folder).unwrap();
+    let pod = "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n";
+    let json = r#"{"kind":"Pod","metadata":{"name":"q"},"spec":{"containers":[{"name":"c"}]}}"#;
+    for (name, text) in [
+        ("b.yml", pod),
+        ("a.json", json),
+        ("c.yaml", "kind: Service\n"),
+        ("d.txt", "{"),
+    ] {
+        std::fs::write(folder.join(name), text).unwrap();
+    }
+    let output = program()
+        .arg(format!("--read-api={}", serve(sound)))
+        .args(["fits", "-f", folder.to_str().unwrap()])
+        .output()
+        .unwrap();
+    check(
+        &output,
+        2,
+        "note: no pods in c.yaml: document 1 (Service/?); left out",
+    );
+    let out = String::from_utf8_lossy(&output.stdout);
+    let (first, second) = (
+        out.find("a.json: Pod/q (8 units each)"),
+        out.find("b.yml: Pod/p (8 units each)"),
+    );
+    assert!(first.is_some() && first < second, "{out}");
 }
 
 /// A manifest of ten documents, of which one has no pod.
