@@ -6,9 +6,9 @@ const DAY = 24 * 60;
 /** Pixels for the axes, and for pods that waited. */
 const [LEFT, BOTTOM, PENDING] = [74, 24, 56];
 
-/** The sums of one model, or of all, at each minute. */
+/** The sums of one model, or of all, at each minute from the first on at which there were GPUs. */
 export function sums(history, model) {
-  return history.points.map(({time, pending, models}) => {
+  const points = history.points.map(({time, pending, models}) => {
     const point = {time: time * 1000, pending, total: 0, allocated: 0, stranded: 0, unusable: 0, free: 0, used: undefined};
     for (const [name, totals] of Object.entries(models)) {
       if (model && name !== model) continue;
@@ -21,6 +21,8 @@ export function sums(history, model) {
     point.free = Math.max(0, point.total - point.allocated - point.unusable);
     return point;
   });
+  const first = points.findIndex((point) => point.total);
+  return first < 0 ? [] : points.slice(first);
 }
 
 /** A point in words, for the details and the table. */
@@ -72,9 +74,9 @@ export class HistoryChart {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, height);
     if (!points.length) return;
-    // A young history takes the width of at least an hour.
+    // It begins where the data does: an empty part looks like zeros.
     const end = points.at(-1).time;
-    const start = Math.min(points[0].time, end - 3_600_000);
+    const start = Math.min(points[0].time, end - 60_000);
     this.x = (time) => LEFT + (width - LEFT - 8) * (time - start) / (end - start);
     const areaHeight = height - BOTTOM - PENDING - 20;
     const most = Math.max(...points.map((point) => Math.max(point.total, point.allocated)), 1);
@@ -131,7 +133,7 @@ export class HistoryChart {
     context.textAlign = 'center';
     context.textBaseline = 'top';
     const most_labels = Math.max(1, Math.floor((width - LEFT) / 90));
-    const steps = [10, 30, 60, 120, 180, 360, DAY / 2].map((minutes) => minutes * 60_000);
+    const steps = [1, 2, 5, 10, 30, 60, 120, 180, 360, DAY / 2].map((minutes) => minutes * 60_000);
     const step = steps.find((step) => (end - start) / step <= most_labels) ?? steps.at(-1);
     const offset = new Date(end).getTimezoneOffset() * 60_000;
     for (let time = Math.ceil((start - offset) / step) * step + offset; time <= end; time += step) {
@@ -149,6 +151,10 @@ export class HistoryChart {
       if (Math.abs(this.x(point.time) - x) < Math.abs(this.x(this.points[nearest].time) - x)) nearest = at;
     });
     this.select(nearest);
+  }
+
+  selectTime(time) {
+    this.select(this.points.findIndex((point) => point.time === time));
   }
 
   select(at) {

@@ -84,10 +84,11 @@ export class Cluster {
     return isSameSet && isSameView ? changed : null;
   }
 
-  isSamePlace(before, after, {search, show, order}) {
+  isSamePlace(before, after, {search, show, order, namespace}) {
     const isShown = SHOWN[show] ?? SHOWN.all;
     const amount = AMOUNTS[order];
-    return isShown(before) === isShown(after) && (!search || this.text(before) === this.text(after))
+    const has = (node) => !namespace || namespacesOf(node).has(namespace);
+    return isShown(before) === isShown(after) && has(before) === has(after) && (!search || this.text(before) === this.text(after))
       && (!amount || amount(before) === amount(after));
   }
 
@@ -102,13 +103,22 @@ export class Cluster {
     return this.order;
   }
 
-  /** The nodes to show: those that match every word of `search` and `show`, in an order. */
-  choose({search, show, order}) {
+  /** The namespaces of all pods with a share of a GPU, and of those that wait. */
+  namespaces() {
+    const found = new Set(this.pending.map((pod) => pod.namespace));
+    for (const node of this.nodes.values()) for (const namespace of namespacesOf(node)) found.add(namespace);
+    found.delete(undefined);
+    return [...found].sort(byName);
+  }
+
+  /** The nodes to show: those with pods of a namespace that match every word of `search` and `show`, in an order. */
+  choose({search, show, order, namespace}) {
     const words = search.toLowerCase().split(/\s+/).filter(Boolean);
     const isShown = SHOWN[show] ?? SHOWN.all;
     const nodes = [];
     for (const name of this.sorted()) {
       const node = this.nodes.get(name);
+      if (namespace && !namespacesOf(node).has(namespace)) continue;
       if (isShown(node) && words.every((word) => this.text(node).includes(word))) nodes.push(node);
     }
     const amount = AMOUNTS[order];
@@ -144,7 +154,7 @@ export class Cluster {
   }
 
   /** The pods with a share of a GPU, each with the sums over its GPUs. `used` is undefined if it is not known everywhere. */
-  pods(search) {
+  pods(search, inNamespace) {
     const words = search.toLowerCase().split(/\s+/).filter(Boolean);
     const pods = new Map();
     for (const name of this.sorted()) {
@@ -168,6 +178,7 @@ export class Cluster {
     for (const pod of pods.values()) {
       if (Number.isNaN(pod.used)) pod.used = undefined;
       const text = `${pod.namespace}/${pod.name} ${pod.node}`.toLowerCase();
+      if (inNamespace && pod.namespace !== inNamespace) continue;
       if (words.every((word) => text.includes(word))) chosen.push(pod);
     }
     const idle = (pod) => pod.used === undefined ? -1 : pod.memory - pod.used;
@@ -177,6 +188,18 @@ export class Cluster {
 
 function* holdersOf(node) {
   for (const gpu of node.gpus) yield* gpu.holders ?? [];
+}
+
+/** The namespaces of a node's pods. A state of a node is never changed, except for the memory in use. */
+const namespaces = new WeakMap();
+function namespacesOf(node) {
+  let found = namespaces.get(node);
+  if (!found) {
+    found = new Set();
+    for (const holder of holdersOf(node)) found.add(holder.namespace);
+    namespaces.set(node, found);
+  }
+  return found;
 }
 
 export function freeMemory(gpu) {

@@ -24,11 +24,14 @@ const MAX_KINDS = 6;
 const cluster = new Cluster();
 const palette = new Palette($('map-canvas').getContext('2d', {alpha: false}));
 const podPaint = new PodPaint(palette);
-const view = {tab: 'cards', pod: null, search: '', show: 'all', order: 'trouble', model: ''};
+const view = {tab: 'cards', pod: null, search: '', show: 'all', order: 'trouble', model: '', namespace: '', sort: ''};
 const known = {findings: [], why: new Map(), kinds: new Map(), history: null, verdicts: null, failure: ''};
 
 const connection = new Connection({state: showState, changes: showChanges, status: showStatus});
-const map = new CardMap({host: $('map'), space: $('map-space'), canvas: $('map-canvas')}, showDetails, showWindow);
+const map = new CardMap({host: $('map'), space: $('map-space'), canvas: $('map-canvas')}, (found) => {
+  showDetails(found);
+  keepView();
+}, showWindow);
 const chart = new HistoryChart({host: $('history-chart'), canvas: $('history-canvas')}, palette, (point) => {
   $('details').replaceChildren(element('p', '', describe(point)));
 });
@@ -36,6 +39,8 @@ const chart = new HistoryChart({host: $('history-chart'), canvas: $('history-can
 let table = null;
 let rows = new GpuRows([]);
 let pendingTable = null;
+/** The memory that the bars of asked and used memory end at. */
+let mostHeld = 1;
 let heard = 0;
 let dirty = 0;
 
@@ -51,6 +56,8 @@ function showState(state) {
   refreshUse();
   if (view.tab === 'history') refreshHistory();
   render();
+  // The address may have named it before the GPU was known.
+  if (map.selected && view.tab !== 'history') map.goTo(map.selected.node, map.selected.minor);
   measure('state', began);
 }
 
@@ -250,7 +257,8 @@ function statement({weight, text, goTo}) {
   button.type = 'button';
   button.addEventListener('click', () => {
     if (goTo === 'waiting') return open('waiting');
-    $('show').value = view.show = goTo;
+    Object.assign(view, {show: goTo, search: '', namespace: ''});
+    showChoices();
     open('cards');
   });
   line.append(button);
@@ -285,6 +293,7 @@ function showSums(totals) {
 
 function open(tab, pod = view.pod) {
   const isSame = view.tab === tab && view.pod === pod;
+  if (document.body.dataset.tab && view.tab !== tab) view.sort = '';
   Object.assign(view, {tab, pod});
   for (const button of $('tabs').children) {
     const isThis = button.id === `tab-${tab}`;
@@ -294,22 +303,86 @@ function open(tab, pod = view.pod) {
   $('view').setAttribute('aria-labelledby', `tab-${tab}`);
   document.body.dataset.tab = tab;
   if (!isSame) {
-    const hash = tab === 'waiting' && pod ? `#waiting/${pod.namespace}/${pod.name}` : `#${tab}`;
-    if (location.hash !== hash) history.replaceState(null, '', hash);
     table = pendingTable = null;
     if (tab !== 'history') showDetails(map.selected);
     else setText($('details'), 'Point at a time, or select one.');
   }
+  keepView();
   if (tab === 'history') refreshHistory();
   if (tab === 'waiting') refreshVerdicts(true);
   refreshUse();
   render();
 }
 
+/** What the address keeps besides the tab and the pod, unless it is as at the start. */
+const KEPT = ['search', 'namespace', 'show', 'order', 'model', 'sort'];
+const AT_START = {...view};
+
+/** Writes the view into the address: loaded again or by another reader, it shows the same. */
+function keepView() {
+  const {tab, pod} = view;
+  const path = [tab, ...tab === 'waiting' && pod ? [pod.namespace, pod.name] : []].map(encodeURIComponent).join('/');
+  const kept = new URLSearchParams(KEPT.filter((name) => view[name] !== AT_START[name]).map((name) => [name, view[name]]));
+  if (map.selected) kept.set('gpu', `${map.selected.node}/${map.selected.minor ?? ''}`);
+  const hash = `#${path}${kept.size ? `?${kept}` : ''}`;
+  if (location.hash !== hash) history.replaceState(null, '', hash);
+}
+
+/** Reads the view from the address. */
+function readView() {
+  const [path, query = ''] = location.hash.slice(1).split('?');
+  const [tab, namespace, name] = path.split('/').map(decoded);
+  const kept = new URLSearchParams(query);
+  for (const choice of KEPT) view[choice] = kept.get(choice) ?? AT_START[choice];
+  const [node, minor] = (kept.get('gpu') ?? '').split('/');
+  map.selected = node ? {node, minor: minor ? Number(minor) : undefined} : null;
+  showChoices();
+  open($(`tab-${tab}`) ? tab : 'cards', name ? {namespace, name} : null);
+}
+
+/** A part of an address; as it stands where it is not valid. */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+/** Shows the choices of the view in their fields. */
+function showChoices() {
+  for (const id of ['search', 'show', 'order']) $(id).value = view[id];
+  // A choice that no field has is none.
+  for (const id of ['show', 'order']) if (!$(id).value) $(id).value = view[id] = AT_START[id];
+}
+
+/** Fills a field with choices, and keeps the one of the view, even if it is not among them now. */
+function offer(id, all, names) {
+  const host = $(id);
+  const offered = view[id] && !names.includes(view[id]) ? [...names, view[id]] : names;
+  const key = offered.join('\n');
+  if (host.dataset.key !== key) {
+    host.dataset.key = key;
+    host.replaceChildren(new Option(all, ''), ...offered.map((name) => new Option(name || 'unknown', name)));
+  }
+  if (host.value !== view[id]) host.value = view[id];
+}
+
+/** A table beside the picture, whose order the address keeps. */
+function makeTable(label, columns, onPick = null) {
+  return new Table($('table'), label, columns, onPick, view.sort, (sort) => {
+    view.sort = sort;
+    keepView();
+  });
+}
+
 function render() {
   if (!cluster.totals) return;
   showHeader();
   document.body.classList.toggle('empty', !cluster.nodes.size);
+  const namespaces = cluster.namespaces();
+  podPaint.know(namespaces);
+  offer('namespace', 'all', namespaces);
   ({cards: renderCards, waiting: renderWaiting, history: renderHistory, pods: renderPods})[view.tab]();
 }
 
@@ -318,11 +391,11 @@ function renderCards() {
   map.show(nodes, podPaint);
   setText($('sentence'), cluster.nodes.size === nodes.length ? hiddenNames() : `${count(nodes.length, 'node')} of ${thousands(cluster.nodes.size)} match. ${hiddenNames()}`);
   showLegend(podPaint.legend());
-  table ??= new Table($('table'), 'GPUs and their pods', [
+  table ??= makeTable('GPUs and their pods', [
     ['Node', ({node}) => node.name],
     ['GPU', ({gpu}) => gpu ? String(gpu.minor) : '', 'number'],
-    ['Allocated', ({gpu}) => gpu ? part(gpu.memory.allocated, gpu.memory.total) : '', 'number wide'],
-    ['Free', freeText, 'number'],
+    ['Allocated', ({gpu}) => gpu ? part(gpu.memory.allocated, gpu.memory.total) : '', 'number wide', ({gpu}) => gpu?.memory.allocated],
+    ['Free', freeText, 'number', ({gpu}) => gpu && freeMemory(gpu)],
     ['Problems, pods', problemsAndPods, 'rest'],
   ], pickGpu);
   showCardTable(nodes);
@@ -367,10 +440,10 @@ function isSelected({node, gpu}) {
 
 function renderWaiting() {
   pendingTable ??= new Table($('pending'), 'Pods that wait', [
-    ['Pod', podName], ['Asks for', (pod) => pod.asked], ['Why', shortWhy, 'rest'],
+    ['Pod', podCell], ['Asks for', (pod) => pod.asked], ['Why', shortWhy, 'rest'],
   ], (pod) => open('waiting', pod));
   const words = view.search.toLowerCase();
-  const pending = cluster.pending.filter((pod) => podName(pod).toLowerCase().includes(words));
+  const pending = cluster.pending.filter((pod) => podName(pod).toLowerCase().includes(words) && (!view.namespace || pod.namespace === view.namespace));
   const isChosen = (pod) => pod.namespace === view.pod?.namespace && pod.name === view.pod?.name;
   pendingTable.show(pending, isChosen);
   // Not before it is known which pods the GPUs block.
@@ -381,7 +454,7 @@ function renderWaiting() {
   const isOfPod = verdicts && view.pod && verdicts.explanation.name === view.pod.name && verdicts.explanation.namespace === view.pod.namespace;
   setText($('sentence'), whyNot(isOfPod ? verdicts.explanation : null));
   if (!isOfPod || !verdicts.nodes.size) {
-    map.show(isOfPod ? [] : cluster.choose({...view, search: '', order: 'name'}), podPaint);
+    map.show(isOfPod ? [] : cluster.choose({...view, search: '', namespace: '', order: 'name'}), podPaint);
     showLegend(isOfPod ? [] : podPaint.legend());
     table = null;
     $('table').replaceChildren();
@@ -391,10 +464,10 @@ function renderWaiting() {
   const nodes = verdicts.sort([...cluster.nodes.values()]);
   map.show(nodes, paint);
   showLegend(paint.legend());
-  table ??= new Table($('table'), 'Verdicts of nodes and GPUs', [
+  table ??= makeTable('Verdicts of nodes and GPUs', [
     ['Node', ({node}) => node.name],
     ['GPU', ({gpu}) => gpu ? String(gpu.minor) : '', 'number'],
-    ['Free', freeText, 'number wide'],
+    ['Free', freeText, 'number wide', ({gpu}) => gpu && freeMemory(gpu)],
     ['Verdict', (row) => verdictOf(row).fits ? 'has room' : verdictOf(row).lacks],
     ['Reason', (row) => verdictOf(row).reason, 'rest'],
   ], pickGpu);
@@ -412,54 +485,38 @@ function whyNot(explanation) {
   if (!view.pod) return cluster.pendingTotal ? 'Choose a pod.' : 'No pod waits for a GPU.';
   const name = `${view.pod.namespace}/${view.pod.name}`;
   if (!explanation) return known.failure || `Asking why ${name} waits.`;
-  const {asked, invalid, node, assumed, fitting, nodes, verdicts} = explanation;
+  const {asked, invalid, node, assumed, fitting, nodes, summary, kubeScheduler} = explanation;
   if (node) return `${name} asks for ${asked}; it ${assumed ? 'is being bound to' : 'is on'} node ${node}.`;
-  const {summary, kubeScheduler} = explanation;
   // The sentences are those of `kubectl gpushare explain`: the scheduler words them for all clients.
-  if (summary?.length) {
-    const words = kubeScheduler ? [...summary, `kube-scheduler says: ${kubeScheduler}`] : summary;
-    if (invalid) return `${name} waits. ${words.join(' ')}`;
-    return `${name} asks for ${asked}; ${thousands(fitting)} of ${count(nodes, 'node')} ${fitting === 1 ? 'takes' : 'take'} it. ${words.join(' ')}`;
-  }
-  // A scheduler of an older version sends no sentences.
-  if (invalid) return `${name} fits no node, whatever is free: ${invalid}. Correct its resources or annotations.`;
-  const head = `${name} asks for ${asked}; ${thousands(fitting)} of ${count(nodes, 'node')} ${fitting === 1 ? 'has' : 'have'} room.`;
-  if (fitting) return `${head} Its devices are no reason to wait: see kubectl describe pod for taints, affinity and CPU.`;
-  const ends = (verdicts ?? []).find((verdict) => verdict.wouldFitWithout?.length);
-  const names = (ends?.wouldFitWithout ?? []).map((pod) => `${pod.namespace}/${pod.name}`);
-  const shown = names.length > 3 ? `${names.slice(0, 3).join(', ')} and ${names.length - 3} more` : names.join(' and ');
-  return ends ? `${head} It fits on ${ends.node} when ${shown} ${names.length === 1 ? 'ends' : 'end'}.` : head;
+  const words = [...summary ?? [], ...kubeScheduler ? [`kube-scheduler says: ${kubeScheduler}`] : []].join(' ');
+  if (invalid) return `${name} waits. ${words}`;
+  return `${name} asks for ${asked}; ${thousands(fitting)} of ${count(nodes, 'node')} ${fitting === 1 ? 'takes' : 'take'} it. ${words}`;
 }
 
 function renderHistory() {
   const {history: answer} = known;
   if (!answer) return setText($('sentence'), 'Reading the history.');
   const models = [...new Set(answer.points.flatMap((point) => Object.keys(point.models)))].sort();
-  const select = $('model');
-  if (select.dataset.key !== models.join('\n')) {
-    select.dataset.key = models.join('\n');
-    select.replaceChildren(new Option('all models', ''), ...models.map((model) => new Option(model || 'unknown model', model)));
-    select.value = models.includes(view.model) ? view.model : '';
-  }
+  offer('model', 'all models', models.filter(Boolean));
   const points = sums(answer, view.model);
   setText($('sentence'), points.length
     ? `Since ${minute(points[0].time)}, one point a minute. A replica of the scheduler remembers 24 hours, and nothing from before its start.`
     : 'The scheduler has just started: the first point comes after a minute.');
   chart.show(points);
   showLegend(chart.legend());
-  table ??= new Table($('table'), 'Memory by minute', [
-    ['Time', (point) => minute(point.time)],
-    ['Allocated', (point) => memory(point.allocated), 'number'],
-    ['In use', (point) => point.used === undefined ? 'unknown' : memory(point.used), 'number'],
-    ['Free', (point) => memory(point.free), 'number'],
-    ['Stranded', (point) => memory(point.stranded), 'number'],
+  table ??= makeTable('Memory by minute', [
+    ['Time', (point) => minute(point.time), '', (point) => point.time],
+    ['Allocated', (point) => memory(point.allocated), 'number', (point) => point.allocated],
+    ['In use', (point) => point.used === undefined ? 'unknown' : memory(point.used), 'number', (point) => point.used ?? -1],
+    ['Free', (point) => memory(point.free), 'number', (point) => point.free],
+    ['Stranded', (point) => memory(point.stranded), 'number', (point) => point.stranded],
     ['Waiting', (point) => String(point.pending), 'number'],
-  ], (point) => chart.select(points.indexOf(point)));
+  ], (point) => chart.selectTime(point.time));
   table.show([...points].reverse());
 }
 
 function renderPods() {
-  const pods = cluster.pods(view.search);
+  const pods = cluster.pods(view.search, view.namespace);
   const measured = pods.filter((pod) => pod.used !== undefined);
   const held = measured.reduce((sum, pod) => sum + pod.memory, 0);
   const used = measured.reduce((sum, pod) => sum + pod.used, 0);
@@ -468,7 +525,7 @@ function renderPods() {
   if (measured.length) text += `${unknown ? `Of ${measured.length} the use is known: they` : 'They'} use ${memory(used)} of the ${memory(held)} that they asked for (${percent(used, held)}). `;
   if (unknown) text += `The use of ${count(unknown, 'pod')} is unknown${unknownReasons()}. `;
   setText($('sentence'), text + hiddenNames());
-  const most = pods.reduce((most, pod) => Math.max(most, pod.memory, pod.used ?? 0), 1);
+  mostHeld = pods.reduce((most, pod) => Math.max(most, pod.memory, pod.used ?? 0), 1);
   showLegend([
     [palette.pattern('rising', '--pod-a', '--free'), 'asked for, and not used'],
     [palette.colour('--pod-a'), 'used'],
@@ -477,22 +534,52 @@ function renderPods() {
   const bar = (pod) => {
     const whole = element('span', pod.used === undefined ? 'asked unknown' : 'asked');
     whole.setAttribute('aria-hidden', 'true');
-    whole.style.width = `${100 * pod.memory / most}%`;
+    whole.style.width = `${100 * pod.memory / mostHeld}%`;
     const part = element('span', 'used');
     part.style.width = `${100 * Math.min(1, (pod.used ?? 0) / pod.memory)}%`;
     whole.append(part);
     return whole;
   };
-  table = new Table($('table'), 'Memory that pods asked for and use', [
-    ['Pod', podName],
-    ['Asked and used', bar, 'picture'],
-    ['May use', (pod) => memory(pod.memory), 'number'],
-    ['Used', (pod) => pod.used === undefined ? 'unknown' : memory(pod.used), 'number'],
-    ['Compute', (pod) => pod.core ? `${pod.core} %` : '', 'number'],
+  table ??= makeTable('Memory that pods asked for and use', [
+    ['Pod', podCell],
+    ['Asked and used', bar, 'picture', (pod) => pod.used === undefined ? -1 : pod.used / pod.memory],
+    ['May use', (pod) => memory(pod.memory), 'number', (pod) => pod.memory],
+    ['Used', (pod) => pod.used === undefined ? 'unknown' : memory(pod.used), 'number', (pod) => pod.used ?? -1],
+    ['Compute', (pod) => pod.core ? `${pod.core} %` : '', 'number', (pod) => pod.core],
     ['Asked for', (pod) => pod.asked ?? ''],
     ['Place', (pod) => `${pod.node}, GPU ${pod.gpus.join(', ')}`],
   ]);
   table.show(pods);
+}
+
+/** The name of a pod with a button that copies it. */
+function podCell(pod) {
+  if (!pod.name) return podName(pod);
+  const button = element('button', 'copy');
+  button.type = 'button';
+  button.title = 'Copy the name';
+  button.setAttribute('aria-label', `Copy ${podName(pod)}`);
+  button.addEventListener('click', (event) => {
+    event.stopPropagation();
+    copy(podName(pod), button);
+  });
+  return element('span', '', podName(pod), button);
+}
+
+async function copy(text, button) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Without TLS on an address that is not the loopback's, browsers have no clipboard for scripts.
+    const field = element('textarea', 'unseen', text);
+    document.body.append(field);
+    field.select();
+    document.execCommand('copy');
+    field.remove();
+    button.focus();
+  }
+  button.classList.add('done');
+  setText($('copied'), `${text} is copied.`);
 }
 
 /** The reasons for which the use is unknown, with numbers of nodes. */
@@ -531,7 +618,7 @@ function showDetails(found) {
       const used = holder.used === undefined ? '' : `, uses ${memory(holder.used)}`;
       const core = holder.core ? `, ${holder.core} % compute` : '';
       const gone = holder.gone ? `, counted here because GPU ${holder.gone.join(', ')} of its record is gone` : '';
-      list.append(element('li', '', `${podName(holder)}: ${memory(holder.memory)}${core}${used}${holder.assumed ? ', being bound' : ''}${gone}`));
+      list.append(element('li', '', podCell(holder), `: ${memory(holder.memory)}${core}${used}${holder.assumed ? ', being bound' : ''}${gone}`));
     }
     if (list.children.length) lines.push(list);
   }
@@ -564,12 +651,14 @@ $('search').addEventListener('input', () => {
   clearTimeout(typing);
   typing = setTimeout(() => {
     view.search = $('search').value;
+    keepView();
     render();
   }, 120);
 });
-for (const id of ['show', 'order', 'model']) {
+for (const id of ['show', 'order', 'model', 'namespace']) {
   $(id).addEventListener('change', () => {
     view[id] = $(id).value;
+    keepView();
     render();
   });
 }
@@ -588,9 +677,9 @@ matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
 });
 document.addEventListener('visibilitychange', () => document.hidden || render());
 
-const [tab, namespace, name] = location.hash.slice(1).split('/');
-open($(`tab-${tab}`) ? tab : 'cards', name ? {namespace, name} : null);
-showDetails(null);
+readView();
+addEventListener('hashchange', readView);
+showDetails(map.selected);
 setInterval(() => document.hidden || refreshFindings(), FINDINGS);
 setInterval(() => view.tab === 'history' && !document.hidden && refreshHistory(), HISTORY);
 setInterval(() => cluster.pendingTotal && !document.hidden && refreshWhy(), FINDINGS);

@@ -9,6 +9,9 @@ const REASONS = [
   ['--reason-5', 'level'], ['--reason-6', 'upright'], ['--reason-7', 'checked'],
 ];
 
+/** The namespaces that have a colour of page.css of their own; further ones share the last. */
+const NAMESPACES = 6;
+
 /** Lines and dots of each pattern on a square of 8 pixels. */
 const PATTERNS = {
   rising: [[0, 8, 8, 0], [-2, 2, 2, -2], [6, 10, 10, 6]],
@@ -88,12 +91,29 @@ export class Palette {
 export class PodPaint {
   constructor(palette) {
     this.palette = palette;
+    // A namespace keeps its colour for as long as the page is open.
+    this.namespaces = [];
+  }
+
+  /** Gives colours to namespaces that have none. */
+  know(namespaces) {
+    for (const namespace of namespaces) if (!this.namespaces.includes(namespace)) this.namespaces.push(namespace);
+  }
+
+  colourOf(namespace) {
+    const at = this.namespaces.indexOf(namespace);
+    return this.palette.colour(at < 0 ? '--pod-a' : `--namespace-${Math.min(at + 1, NAMESPACES)}`);
   }
 
   legend() {
-    const {palette} = this;
+    const {palette, namespaces} = this;
+    const isMany = namespaces.length > NAMESPACES;
+    const own = namespaces.slice(0, isMany ? NAMESPACES - 1 : NAMESPACES);
+    const entries = own.map((namespace) => [this.colourOf(namespace), `pods of ${namespace}`]);
+    if (isMany) entries.push([palette.colour(`--namespace-${NAMESPACES}`), `pods of ${namespaces.length - own.length} other namespaces`]);
+    if (!entries.length) entries.push([palette.colour('--pod-a'), 'pods, each cut at its limit']);
     return [
-      [palette.colour('--pod-a'), 'pods, each cut at its limit'],
+      ...entries,
       [palette.colour('--used'), 'memory in use, if known'],
       [palette.colour('--free'), 'free, a typical pod fits'],
       [palette.stranded(), 'stranded: free, but no typical pod fits'],
@@ -146,7 +166,7 @@ export class PodPaint {
     const {x, y, width, height, font} = box;
     if (width <= 0) return;
     const {palette} = this;
-    context.fillStyle = holder.problem ? palette.pattern('dots', '--bad', '--pod-b') : palette.colour('--pod-a');
+    context.fillStyle = holder.problem ? palette.pattern('dots', '--bad', '--pod-b') : this.colourOf(holder.namespace);
     context.fillRect(x, y, width, height);
     if (holder.used !== undefined && height >= 8) {
       const used = Math.min(width, Math.round(holder.used * scale));

@@ -6,25 +6,36 @@ import {element} from './format.js';
 const ROW = 28;
 /** Rows beyond the window at each end, so that scrolling by a few rows shows no gap. */
 const MARGIN = 6;
+/** Up to so many rows all exist, each as high as its text. */
+const WHOLE = 300;
+
+const byText = new Intl.Collator('en', {numeric: true}).compare;
 
 export class Table {
   /**
-   * `columns` are pairs of a heading and a function from a row to a text or an element; a third member names a class.
-   * `onPick` gets the row that is clicked or reached with the arrow keys.
+   * `columns` are pairs of a heading and a function from a row to a text or an element; a third member names a class, and a fourth
+   * is a function from a row to what the column is sorted by, if that is not its text. `onPick` gets the row that is clicked or
+   * reached with the arrow keys. `sort` is the heading of the column to sort by, after "-" if the last comes first; `onSort` gets
+   * it when it changes.
    */
-  constructor(host, label, columns, onPick = null) {
-    Object.assign(this, {columns, onPick, rows: [], picked: null, first: -1});
+  constructor(host, label, columns, onPick = null, sort = '', onSort = null) {
+    Object.assign(this, {columns, onPick, sort, onSort, rows: [], order: null, picked: null, first: -1});
     this.scroller = element('div', 'scroller');
     this.scroller.tabIndex = 0;
     this.scroller.setAttribute('role', 'region');
     this.scroller.setAttribute('aria-label', label);
     this.table = element('table', onPick ? 'pickable' : '');
     const head = element('tr');
-    for (const [heading, , kind] of columns) {
-      const cell = element('th', kind ?? '', heading);
+    this.heads = columns.map(([heading, , kind]) => {
+      const button = element('button', '', heading);
+      button.type = 'button';
+      button.addEventListener('click', () => this.sortBy(heading, kind?.includes('number')));
+      const cell = element('th', kind ?? '', button);
       cell.scope = 'col';
-      head.append(cell);
-    }
+      return cell;
+    });
+    head.append(...this.heads);
+    this.markSorted();
     head.setAttribute('aria-rowindex', '1');
     this.body = element('tbody');
     this.caption = element('caption', 'quiet', label);
@@ -43,9 +54,43 @@ export class Table {
   show(rows, isPicked = () => false) {
     this.rows = rows;
     this.isPicked = isPicked;
+    this.order = this.sorted();
+    this.table.classList.toggle('whole', rows.length <= WHOLE);
     this.table.setAttribute('aria-rowcount', String(rows.length + 1));
     this.first = -1;
     this.schedule();
+  }
+
+  /** Sorts by a column: first upwards, for numbers downwards, then the other way, then as the rows came. */
+  sortBy(heading, isNumber) {
+    const ways = isNumber ? [`-${heading}`, heading] : [heading, `-${heading}`];
+    this.sort = ways[ways.indexOf(this.sort) + 1] ?? '';
+    this.markSorted();
+    this.show(this.rows, this.isPicked);
+    this.onSort?.(this.sort);
+  }
+
+  markSorted() {
+    this.columns.forEach(([heading], at) => {
+      const way = this.sort === heading ? 'ascending' : this.sort === `-${heading}` ? 'descending' : 'none';
+      this.heads[at].setAttribute('aria-sort', way);
+    });
+  }
+
+  /** The numbers of the rows in the order of a column; null for the order in which they came. */
+  sorted() {
+    const column = this.columns.find(([heading]) => this.sort === heading || this.sort === `-${heading}`);
+    if (!column) return null;
+    const [, show, , value = (row) => show(row).textContent ?? show(row)] = column;
+    const values = Array.from({length: this.rows.length}, (_, at) => value(this.rows.at(at)) ?? '');
+    const way = this.sort.startsWith('-') ? -1 : 1;
+    const compare = (a, b) => typeof a === 'number' && typeof b === 'number' ? a - b : byText(String(a), String(b));
+    return [...values.keys()].sort((a, b) => way * compare(values[a], values[b]) || a - b);
+  }
+
+  /** The row at a place of the table. */
+  at(place) {
+    return this.rows.at(this.order ? this.order[place] : place);
   }
 
   schedule() {
@@ -57,8 +102,9 @@ export class Table {
 
   draw() {
     const {scrollTop, clientHeight} = this.scroller;
-    const first = Math.max(0, Math.floor(scrollTop / ROW) - MARGIN);
-    const last = Math.min(this.rows.length, Math.ceil((scrollTop + clientHeight) / ROW) + MARGIN);
+    const isWhole = this.rows.length <= WHOLE;
+    const first = isWhole ? 0 : Math.max(0, Math.floor(scrollTop / ROW) - MARGIN);
+    const last = isWhole ? this.rows.length : Math.min(this.rows.length, Math.ceil((scrollTop + clientHeight) / ROW) + MARGIN);
     if (first === this.first && last === this.last) return;
     Object.assign(this, {first, last});
     const shown = [spacer(first, this.columns.length)];
@@ -68,7 +114,7 @@ export class Table {
   }
 
   row(at) {
-    const row = this.rows.at(at);
+    const row = this.at(at);
     const line = element('tr');
     line.setAttribute('aria-rowindex', String(at + 2));
     line.dataset.at = at;
@@ -89,7 +135,7 @@ export class Table {
   pick(at) {
     if (!(at < this.rows.length)) return;
     this.picked = at;
-    this.onPick(this.rows.at(at));
+    this.onPick(this.at(at));
   }
 
   key(event) {
@@ -99,15 +145,21 @@ export class Table {
     const from = this.picked ?? -1;
     const at = Math.max(0, Math.min(this.rows.length - 1, from + steps[event.key]));
     this.pick(at);
-    this.reveal(at);
+    this.revealPlace(at);
     event.preventDefault();
   }
 
-  reveal(at) {
+  /** Scrolls to a row of `rows`. */
+  reveal(row) {
+    this.revealPlace(this.order ? this.order.indexOf(row) : row);
+  }
+
+  revealPlace(place) {
     const {scrollTop, clientHeight} = this.scroller;
-    const y = at * ROW;
+    const line = this.rows.length <= WHOLE ? this.body.querySelector(`tr[data-at="${place}"]`) : null;
+    const [y, height] = line ? [line.offsetTop - ROW, line.offsetHeight] : [place * ROW, ROW];
     if (y < scrollTop) this.scroller.scrollTop = y;
-    else if (y + 2 * ROW > scrollTop + clientHeight) this.scroller.scrollTop = y - clientHeight + 2 * ROW;
+    else if (y + height + ROW > scrollTop + clientHeight) this.scroller.scrollTop = y - clientHeight + height + ROW;
   }
 }
 

@@ -1,7 +1,5 @@
 // The verdicts of all nodes and GPUs on one pod, as `explain` gives them: the same evaluation as that of filter.
 
-import {memory} from './format.js';
-
 export class Verdicts {
   /** `known` are the verdicts on the same pod a moment ago: reasons keep their colours. */
   constructor(explanation, known) {
@@ -64,7 +62,7 @@ function combine(node, gpu) {
   const fits = node.fits && (gpu?.fits ?? true);
   if (fits) return {fits, reason: '', lacks: '', node};
   const reason = node.isExplained && gpu?.reason || node.reason;
-  const lacks = gpu && !gpu.fits ? lacksOf(gpu) : node.detail ?? node.reason;
+  const lacks = gpu && !gpu.fits ? gpu.lacks ?? gpu.reason : node.detail ?? node.reason;
   return {fits, reason, lacks, node};
 }
 
@@ -72,14 +70,4 @@ function combine(node, gpu) {
 export function missingMemory(explanation) {
   const lacks = (explanation?.verdicts?.[0]?.gpus ?? []).map((gpu) => Math.max(0, gpu.needed - gpu.free));
   return lacks.length ? Math.min(...lacks) : 0;
-}
-
-/** The amounts that a GPU lacks, in the words of the scheduler; one of an older version sends none. */
-function lacksOf(gpu) {
-  if (gpu.lacks) return gpu.lacks;
-  const parts = [];
-  if (gpu.needed > gpu.free) parts.push(memory(gpu.needed - gpu.free));
-  if (gpu.neededCore > gpu.freeCore) parts.push(`${gpu.neededCore - gpu.freeCore} % core`);
-  if (gpu.noSharer) parts.push('a place for one more pod');
-  return parts.length ? `lacks ${parts.join(' and ')}` : gpu.reason;
 }

@@ -221,6 +221,96 @@ test('the view of waiting pods opens on one that GPUs block', async () => {
   }
 });
 
+test('the address keeps the view: sorting, namespace, search, the selected GPU', async () => {
+  await withPage({nodes: 9, gpus: 1, fill: 0.3, trouble: 0}, {}, async (page, server) => {
+    await page.focus('#table th:has-text("Free") button');
+    await page.keyboard.press('Enter');
+    assert.equal(await page.getAttribute('#table th:has-text("Free")', 'aria-sort'), 'descending');
+    await page.waitForTimeout(100);
+    const free = (cells) => Number(cells[3].split(' ')[0]);
+    const sorted = await rows(page, '#table');
+    assert.deepEqual(sorted.map(free), sorted.map(free).sort((a, b) => b - a));
+    await page.selectOption('#namespace', 'vision');
+    await page.fill('#search', 'gpu-');
+    await page.click('#table tbody tr[data-at="1"] td');
+    await page.waitForTimeout(300);
+    const [picked, shown] = [await page.locator('#details h2').innerText(), await rows(page, '#table')];
+    const ofVision = new Set([...server.cluster.nodes.values()].filter((node) => node.gpus.some((gpu) => gpu.holders.some((holder) => holder.namespace === 'vision'))).map(({name}) => name));
+    assert.ok(ofVision.size > 1 && ofVision.size < 9);
+    assert.deepEqual(new Set(shown.map(([node]) => node)), ofVision);
+    const other = await open(browser, page.url());
+    await live(other);
+    await until(other, 'the selected GPU', (picked) => document.querySelector('#details h2')?.textContent === picked, picked);
+    assert.deepEqual(await rows(other, '#table'), shown);
+    assert.deepEqual([await other.inputValue('#namespace'), await other.inputValue('#search')], ['vision', 'gpu-']);
+    await other.click('#tab-pods');
+    await other.waitForTimeout(100);
+    assert.ok((await rows(other, '#table')).every(([pod]) => pod.startsWith('vision/')));
+    assert.deepEqual(other.problems, []);
+    await other.close();
+  });
+});
+
+test('the name of a pod is copied, without the clipboard of browsers too', async () => {
+  await withPage({nodes: 1, gpus: 1, trouble: 0}, {hash: '#pods'}, async (page) => {
+    await until(page, 'pods', () => document.querySelector('.copy'));
+    const name = await page.locator('#table tr:not(.spacer) td').first().innerText();
+    for (const hasClipboard of [true, false]) {
+      const copied = page.evaluate((hasClipboard) => new Promise((resolve) => {
+        const writeText = hasClipboard ? async (text) => resolve(text) : () => Promise.reject(new Error('not here'));
+        Object.defineProperty(navigator, 'clipboard', {value: {writeText}, configurable: true});
+        document.addEventListener('copy', () => resolve(document.activeElement.value), {once: true});
+      }), hasClipboard);
+      await page.locator('.copy').first().click();
+      assert.equal(await copied, name);
+    }
+    assert.equal(await page.locator('#copied').textContent(), `${name} is copied.`);
+  });
+});
+
+test('namespaces have colours and names in the legend', async () => {
+  await withPage({nodes: 3, trouble: 0}, {}, async (page) => {
+    const legend = await page.locator('#legend').innerText();
+    for (const namespace of ['ml', 'search', 'vision']) assert.ok(legend.includes(`pods of ${namespace}`), legend);
+    const colours = await page.evaluate(() => [...document.querySelectorAll('#legend canvas')].slice(0, 3)
+      .map((swatch) => swatch.getContext('2d').getImageData(8, 8, 1, 1).data.join()));
+    assert.equal(new Set(colours).size, 3);
+  });
+});
+
+test('reasons are wrapped and not cut', async () => {
+  for (const viewport of [LAPTOP, PHONE]) await withPage({nodes: 4, trouble: 0, pending: 3}, {viewport, hash: '#waiting/ml/train-waits-1'}, async (page) => {
+    await until(page, 'verdicts', () => document.querySelector('#table tbody td.rest'));
+    const cut = await page.evaluate(() => [...document.querySelectorAll('td.rest')]
+      .filter((cell) => cell.scrollWidth > cell.clientWidth || cell.scrollHeight > cell.clientHeight + 1).map((cell) => cell.textContent));
+    assert.deepEqual(cut, []);
+  });
+});
+
+test('the chart begins where the data begins', async () => {
+  const cluster = new MadeUp({nodes: 3, trouble: 0});
+  const history = cluster.history(30);
+  for (const point of history.points.slice(0, 10)) point.models = {};
+  cluster.history = () => history;
+  const server = await serve(cluster);
+  const page = await open(browser, `${server.url}#history`);
+  await live(page);
+  await until(page, 'points', () => document.querySelector('#table tbody td'));
+  assert.equal((await rows(page, '#table')).length, 20);
+  // The first pixels beside the axis have the colour of allocated memory, and not that of the paper.
+  await page.focus('#history-chart');
+  await page.keyboard.press('Home');
+  const left = await page.evaluate(() => {
+    const canvas = document.getElementById('history-canvas');
+    const ratio = devicePixelRatio;
+    const at = (x) => canvas.getContext('2d').getImageData(x * ratio, (canvas.clientHeight - 110) * ratio, 1, 1).data.join();
+    return [at(90), at(2)];
+  });
+  assert.notEqual(left[0], left[1]);
+  await page.close();
+  await server.close();
+});
+
 test('the scheduler goes away and comes back', async () => {
   await withPage(FULL, {}, async (page, server) => {
     server.away();

@@ -166,7 +166,8 @@ export class MadeUp {
         const free = gpu.healthy ? gpu.memory.total - gpu.memory.allocated : 0;
         const fits = gpu.healthy && free >= needed;
         const reason = fits ? {} : {reason: gpu.healthy ? memory : 'too few healthy GPUs on the node'};
-        return {minor: gpu.minor, fits, ...reason, needed, free, neededCore: 0, freeCore: 100 - gpu.core.allocated};
+        const lacks = fits ? {} : {lacks: gpu.healthy ? `lacks ${(needed - free) / GIB} GiB` : 'is unhealthy'};
+        return {minor: gpu.minor, fits, ...reason, ...lacks, needed, free, neededCore: 0, freeCore: 100 - gpu.core.allocated};
       });
       let reason = gpus.some((gpu) => gpu.fits) ? '' : memory;
       if (node.plugin) reason = "node's device plugin does not serve kubelet now, or is tried again with few pods at a time";
@@ -174,7 +175,8 @@ export class MadeUp {
       else reasons[reason] = (reasons[reason] ?? 0) + 1;
       verdicts.push({node: node.name, fits: !reason, ...reason ? {reason} : {}, gpus});
     }
-    return {apiVersion: 'v1', ...pod, nodes: this.nodes.size, fitting, reasons, verdicts};
+    const summary = fitting ? ['Its devices are no reason to wait.'] : ['Nothing that ends makes room for it.'];
+    return {apiVersion: 'v1', ...pod, nodes: this.nodes.size, fitting, reasons, verdicts, summary, kubeScheduler: '1 Insufficient cpu'};
   }
 }
 
