@@ -207,6 +207,12 @@ export class VerdictPaint {
     const {fits, byReason} = verdicts.counts();
     if (fits) entries.push([palette.colour('--fits'), `has room (${thousands(fits)})`]);
     for (const [reason, n] of byReason) entries.push([palette.reason(verdicts.indexOf(reason)), `${reason} (${thousands(n)})`]);
+    const counted = new Set(byReason.map(([reason]) => reason));
+    for (const {fits, reason} of verdicts.nodes.values()) {
+      if (fits || counted.has(reason)) continue;
+      counted.add(reason);
+      entries.push([palette.reason(verdicts.indexOf(reason)), reason]);
+    }
     return entries;
   }
 

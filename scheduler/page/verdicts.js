@@ -14,6 +14,8 @@ export class Verdicts {
     this.reasons = known?.explanation.uid === explanation.uid ? known.reasons : [];
     // The reason that most GPUs have comes first, so that it has the first colour.
     for (const [reason] of this.counts().byReason) if (!this.reasons.includes(reason)) this.reasons.push(reason);
+    // A node that kube-scheduler refuses has no verdicts of GPUs.
+    for (const {fits, reason} of this.nodes.values()) if (!fits && !this.reasons.includes(reason)) this.reasons.push(reason);
   }
 
   indexOf(reason) {
