@@ -474,6 +474,13 @@ impl Daemon {
     }
 }
 
+impl Drop for Daemon {
+    /// Its keeper sees the end of `kill` before it is aborted itself, and would record the kill as a crash.
+    fn drop(&mut self) {
+        self.is_ending.store(true, Ordering::Release);
+    }
+}
+
 /// Returns true if `/proc` shows that no thread of a process runs, or does not show the process.
 fn is_stopped(pid: u32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
@@ -585,6 +592,20 @@ mod tests {
         killed.kill().await;
         let stopped = Daemon::start(shell(dir.path(), "exec sleep 1000"), &crashes).unwrap();
         stopped.stop(Duration::from_secs(5)).await;
+        assert_eq!(*crashes.0.borrow(), []);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn a_daemon_that_is_dropped_has_not_crashed() {
+        let dir = tempfile::tempdir().unwrap();
+        let crashes = Crashes::default();
+        for _ in 0..50 {
+            let daemon = Daemon::start(shell(dir.path(), "exec sleep 1000"), &crashes).unwrap();
+            let mut ended = daemon.ended.clone();
+            drop(daemon);
+            // Its keeper ends with or without a status.
+            let _ = ended.wait_for(Option::is_some).await;
+        }
         assert_eq!(*crashes.0.borrow(), []);
     }
 
