@@ -71,6 +71,8 @@ pub enum Exposure {
     EveryPod,
     /// The pods with this `RuntimeClass`.
     RuntimeClass(String),
+    /// Not known, for the reason that the text says.
+    Unknown(&'static str),
 }
 
 /// The injection mode of this node, and the reason for it.

@@ -1,16 +1,15 @@
-//! The counters, gauges and histograms of `/metrics`.
+//! The counters and histograms of `/metrics`; [`crate::node_gauges`] has the gauges.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
-
-use crate::injection::Injection;
 
 /// The outcome for a container that would not have seen the devices of its pod's record, or must not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +79,7 @@ pub struct Metrics {
     pre_start: Histogram,
     allocate: Histogram,
     hooked: Family<Labels<1>, Counter>,
-    hook_connected: Gauge,
-    injection: Family<Labels<3>, Gauge>,
-    is_exposed: Gauge,
+    is_hook_connected: Arc<AtomicBool>,
 }
 
 impl Metrics {
@@ -106,40 +103,18 @@ impl Metrics {
         let allocate = add(registry, "allocate_seconds", help, Histogram::new(fine_bounds));
         let help = "Containers that the runtime was about to create, by outcome of the runtime hook";
         let hooked = add(registry, "runtime_hook", help, Family::default());
-        let help = "1 while the container runtime is connected to the runtime hook";
-        let hook_connected = add(registry, "runtime_hook_connected", help, Gauge::default());
-        let help = "1 for the present injection mode, with its certainty (proven, assumed, impossible) and the reason";
-        let injection = add(registry, "injection", help, Family::default());
-        let help = "1 if a container that requests no GPU sees all of them when its image sets the vendor's variable";
-        let is_exposed = add(registry, "gpus_exposed", help, Gauge::default());
         let metrics = Self {
             mismatches,
             pre_start,
             allocate,
             hooked,
-            hook_connected,
-            injection,
-            is_exposed,
+            is_hook_connected: Arc::default(),
         };
         // Each outcome is exported from the start, so that a rate shows the first container with it.
         for outcome in Outcome::ALL {
             drop(metrics.mismatches.get_or_create(&label_of(outcome)));
         }
         metrics
-    }
-
-    /// Shows the injection mode (how containers of this node get their devices), and whether containers that ask for none can see
-    /// GPUs.
-    pub fn set_injection(&self, injection: &Injection) {
-        // The series of the mode before would stay at 1.
-        self.injection.clear();
-        let labels = [
-            ("mode", injection.mode.as_str().to_owned()),
-            ("certainty", injection.certainty.as_str().to_owned()),
-            ("reason", injection.reason.to_owned()),
-        ];
-        self.injection.get_or_create(&labels).set(1);
-        self.is_exposed.set(i64::from(injection.exposure.is_some()));
     }
 
     /// Counts a container with this outcome.
@@ -154,7 +129,12 @@ impl Metrics {
 
     /// Sets whether the runtime is connected; returns the value before.
     pub fn set_hook_connected(&self, is_connected: bool) -> bool {
-        self.hook_connected.set(i64::from(is_connected)) != 0
+        self.is_hook_connected.swap(is_connected, Ordering::Relaxed)
+    }
+
+    /// True while the container runtime is connected to the runtime hook.
+    pub fn is_hook_connected(&self) -> bool {
+        self.is_hook_connected.load(Ordering::Relaxed)
     }
 
     /// Records the time of one call of Allocate.
@@ -197,10 +177,7 @@ mod tests {
             text.contains("gpushare_device_plugin_runtime_hook_total{outcome=\"adjusted\"} 1"),
             "{text}"
         );
-        assert!(
-            text.contains("gpushare_device_plugin_runtime_hook_connected 1"),
-            "{text}"
-        );
+        assert!(metrics.is_hook_connected());
         assert!(
             text.contains("gpushare_device_plugin_pre_start_seconds_bucket{le=\"0.004\"} 1"),
             "{text}"

@@ -1,5 +1,5 @@
-//! Gauges of the node's state: devices, registration, and containers whose start is blocked. A scrape reads the state
-//! itself, so the gauges cannot differ from the state.
+//! Gauges of the node's state: devices, injection, registration, containers whose start is blocked, and memory in use. A scrape
+//! reads the state itself, so the gauges cannot differ from the state. A gauge whose value is not known is absent, never 0.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -15,6 +15,8 @@ use crate::enforcement::limits::given_memory;
 use crate::enforcement::memory_use::{ContainerGpu, MeasuredMemory};
 use crate::extended_resource::Registrations;
 use crate::fleet::{FleetDevice, NodeFleet};
+use crate::injection::{Exposure, Injection};
+use crate::metrics::Metrics;
 use crate::node_state::NodeState;
 use crate::start::blocked::BlockedStarts;
 
@@ -29,6 +31,7 @@ struct GaugeSources {
     registered: watch::Receiver<Registrations>,
     blocked: BlockedStarts,
     memory_use: watch::Receiver<Option<Arc<MeasuredMemory>>>,
+    metrics: Metrics,
 }
 
 impl NodeGauges {
@@ -39,20 +42,22 @@ impl NodeGauges {
         gauges
     }
 
-    /// Shows this node from now on, the resources that kubelet has registered, the containers that do not start, and the
-    /// memory in use.
+    /// Shows this node from now on, the resources that kubelet has registered, the containers that do not start, the memory in
+    /// use, and the runtime hook of `metrics`.
     pub fn show(
         &self,
         node: Arc<NodeState>,
         registered: watch::Receiver<Registrations>,
         blocked: BlockedStarts,
         memory_use: watch::Receiver<Option<Arc<MeasuredMemory>>>,
+        metrics: Metrics,
     ) {
         self.0.get_or_init(|| GaugeSources {
             node,
             registered,
             blocked,
             memory_use,
+            metrics,
         });
     }
 }
@@ -93,6 +98,14 @@ impl Collector for NodeGauges {
         let help = "1 for the present enforcement level of memory limits on the GPU (driver, hami-core, none), with the reason that \
                     it is no better";
         write(&mut encoder, "enforcement", help, levels)?;
+        if let Some(injection) = node.injection.borrow().as_ref() {
+            write_injection(&mut encoder, injection)?;
+        }
+        if node.settings.has_runtime_hook {
+            let help = "1 while the container runtime is connected to the runtime hook";
+            let is_connected = sources.metrics.is_hook_connected();
+            write_one(&mut encoder, "runtime_hook_connected", help, is_connected)?;
+        }
         // Zeros would say that no container uses memory where it is not measured.
         if let Some(measured) = sources.memory_use.borrow().clone() {
             write_memory_use(&mut encoder, node, &fleet, &measured)?;
@@ -116,6 +129,26 @@ impl Collector for NodeGauges {
         let help = "Containers whose start the plugin holds at present, by the reason";
         write(&mut encoder, "held_containers", help, blocked)
     }
+}
+
+/// Writes the injection mode (how containers of this node get their devices), and whether containers that ask for none see GPUs.
+fn write_injection(encoder: &mut DescriptorEncoder<'_>, injection: &Injection) -> Result<(), fmt::Error> {
+    let labels = [
+        ("mode", injection.mode.as_str().to_owned()),
+        ("certainty", injection.certainty.as_str().to_owned()),
+        ("reason", injection.reason.to_owned()),
+    ];
+    let help =
+        "1 for the present injection mode, with its certainty (proven, assumed, impossible) and the reason";
+    write(encoder, "injection", help, vec![(labels, 1)])?;
+    let is_exposed = match injection.exposure {
+        None => false,
+        Some(Exposure::EveryPod | Exposure::RuntimeClass(_)) => true,
+        Some(Exposure::Unknown(_)) => return Ok(()),
+    };
+    let help =
+        "1 if a container that requests no GPU sees all of them when its image sets the vendor's variable";
+    write_one(encoder, "gpus_exposed", help, is_exposed)
 }
 
 /// Writes the memory that containers use beside what they were given, and the memory that no known container uses.
@@ -181,6 +214,18 @@ fn gauge(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
+/// Writes a gauge without labels, whose name begins with that of the plugin.
+fn write_one(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: bool,
+) -> Result<(), fmt::Error> {
+    let name = format!("gpushare_device_plugin_{name}");
+    let metric = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;
+    ConstGauge::new(i64::from(value)).encode(metric)
+}
+
 /// Writes a gauge, whose name begins with that of the plugin, with a value for each set of labels.
 fn write<const N: usize>(
     encoder: &mut DescriptorEncoder<'_>,
@@ -208,6 +253,7 @@ mod tests {
     use crate::enforcement::{Level, same_level};
     use crate::extended_resource::ExtendedResource;
     use crate::health::HealthReason;
+    use crate::injection::{Certainty, Mode};
     use crate::pods::{NodePod, PodUid};
     use crate::settings::NodeSettings;
     use crate::tests::builders;
@@ -262,7 +308,58 @@ mod tests {
             limits: [(of, 3 << 30)].into(),
         };
         let (_measured, measured) = watch::channel(Some(Arc::new(measured)));
-        gauges.show(node, registered, BlockedStarts::default(), measured);
+        let metrics = Metrics::register(&mut Registry::default());
+        gauges.show(node, registered, BlockedStarts::default(), measured, metrics);
         insta::assert_snapshot!(text(&registry));
+    }
+
+    /// The gauges `gpus_exposed` and `runtime_hook_connected` of a node.
+    fn of_node(injection: Option<Injection>, has_runtime_hook: bool) -> (Option<String>, Option<String>) {
+        let mut registry = Registry::default();
+        let gauges = NodeGauges::register(&mut registry);
+        let settings = NodeSettings {
+            has_runtime_hook,
+            ..NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
+        };
+        let fleet = watch::channel(Arc::new(builders::fleet(1))).1;
+        let pods = watch::channel(builders::pods([])).1;
+        let mut node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
+        node.injection = watch::channel(injection).1;
+        let (registered, measured) = (watch::channel(Registrations::new()).1, watch::channel(None).1);
+        let metrics = Metrics::register(&mut Registry::default());
+        gauges.show(
+            Arc::new(node),
+            registered,
+            BlockedStarts::default(),
+            measured,
+            metrics,
+        );
+        let text = text(&registry);
+        let value = |name: &str| {
+            let mut lines = text.lines();
+            let line = lines.find_map(|line| line.strip_prefix(&format!("gpushare_device_plugin_{name} ")));
+            line.map(str::to_owned)
+        };
+        (value("gpus_exposed"), value("runtime_hook_connected"))
+    }
+
+    #[test]
+    fn a_gauge_whose_value_is_not_known_is_absent() {
+        let with = |exposure| {
+            Some(Injection {
+                mode: Mode::Cdi,
+                certainty: Certainty::Proven,
+                reason: "Cdi",
+                message: String::new(),
+                exposure,
+            })
+        };
+        let exposed = |injection| of_node(injection, false).0;
+        assert_eq!(exposed(None), None, "it is not decided yet");
+        assert_eq!(exposed(with(Some(Exposure::Unknown("privileged")))), None);
+        assert_eq!(exposed(with(None)), Some("0".to_owned()));
+        assert_eq!(exposed(with(Some(Exposure::EveryPod))), Some("1".to_owned()));
+        assert_eq!(of_node(None, false).1, None, "there is no hook to be connected");
+        assert_eq!(of_node(None, true).1, Some("0".to_owned()));
     }
 }

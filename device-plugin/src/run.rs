@@ -150,6 +150,7 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
         registrations.subscribe(),
         blocked.clone(),
         measured,
+        metrics.clone(),
     );
     let recorder = tasks::write_events(&mut process.tasks, &config, &connection);
     for gpu in &excluded {
@@ -214,7 +215,6 @@ impl Plugin {
         let listeners = Listeners {
             injection,
             recorder: self.recorder.clone(),
-            metrics: self.metrics.clone(),
         };
         let node = Arc::clone(&self.node);
         self.spawn("injection mode", detect_injection(node, listeners));

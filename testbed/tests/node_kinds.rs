@@ -619,6 +619,12 @@ impl Scene {
                 isolated.as_ref().is_some_and(|found| found.status == "False") == is_exposed,
                 "{node} says {isolated:?}"
             );
+            // Nothing on such a node shows what the runtime does for a container that has no GPU by other means.
+            let is_unknown = !has_hook && row.uncounted == Uncounted::None;
+            ensure!(
+                isolated.as_ref().is_some_and(|found| found.status == "Unknown") == is_unknown,
+                "{node} says {isolated:?}"
+            );
             let sidecar = (name.replacen("bare", "gpu", 1), SIDECAR);
             for (pod, container) in [(name.clone(), "main"), (name.clone(), SIDECAR), sidecar] {
                 let Some(found) = self

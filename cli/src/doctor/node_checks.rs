@@ -149,16 +149,16 @@ pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport
 /// The conditions of devices in which the plugin reports that containers cannot get them.
 pub(super) fn injection(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     for device in facts.list("devices")? {
-        for kind in ["Injectable", "Isolated"] {
+        for (kind, remedy) in [
+            ("Injectable", "turn CDI on in the container runtime of the node (docs/nvidia.md)"),
+            ("Isolated", "add the component nri (docs/install.md, The runtime hook)"),
+        ] {
             if let Some(message) = refused_condition(device, kind) {
+                let device = name(device);
                 report.error(
-                    format!("node {}", name(device)),
+                    format!("node {device}"),
                     format!("{kind} is false: {message}"),
-                    format!(
-                        "turn CDI on in the container runtime of the node (docs/nvidia.md); see `kubectl describe \
-                         devices.scheduling.koordinator.sh {}`",
-                        name(device)
-                    ),
+                    format!("{remedy}; see `kubectl describe devices.scheduling.koordinator.sh {device}`"),
                 );
             }
         }

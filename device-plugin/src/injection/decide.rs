@@ -77,7 +77,7 @@ pub fn variable(facts: &VariableFacts) -> VariableSupport {
             "the runtime acts on it only in pods with runtimeClassName: {class}"
         ));
     }
-    if own.is_special() {
+    if own.special().is_some() {
         return VariableSupport::Unknown;
     }
     match own.visible_devices.as_deref() {
@@ -94,18 +94,21 @@ pub fn variable(facts: &VariableFacts) -> VariableSupport {
 }
 
 /// The pods in which the runtime acts on the value `all` of the variable, which CUDA's images set; inferred from the runtime's
-/// effect in this plugin's own pod. A runtime that acts on `all` may still be unable to resolve UUIDs.
+/// effect in this plugin's own pod. A runtime that acts on `all` may still be unable to resolve UUIDs. `None` if no runtime shows
+/// the devices to any pod.
 pub fn exposure(facts: &VariableFacts) -> Option<Exposure> {
-    let own = &facts.own;
-    let is_given_all = matches!(own.visible_devices.as_deref(), Some("all" | "void"));
-    if facts.is_simulated || own.is_special() || !is_given_all {
+    if facts.is_simulated {
         return None;
     }
-    Some(
-        own.runtime_class
+    let own = &facts.own;
+    Some(match (own.special(), own.visible_devices.as_deref()) {
+        (Some(why), _) => Exposure::Unknown(why),
+        (None, Some("all" | "void")) => own
+            .runtime_class
             .clone()
             .map_or(Exposure::EveryPod, Exposure::RuntimeClass),
-    )
+        (None, _) => Exposure::Unknown("the plugin's own container does not set NVIDIA_VISIBLE_DEVICES=all"),
+    })
 }
 
 /// The mode of a node with these facts: the one that the operator asks for, else the best that works.
@@ -304,7 +307,10 @@ mod tests {
         #[case] facts: InjectionFacts,
         #[case] expected: bool,
     ) {
-        assert_eq!(decide(None, &facts).exposure.is_some(), expected);
+        assert_eq!(
+            decide(None, &facts).exposure == Some(Exposure::EveryPod),
+            expected
+        );
     }
 
     fn own(value: &str) -> OwnContainer {
@@ -328,14 +334,24 @@ mod tests {
     #[case::default_runtime_jit_cdi(seen(own("void")), Some(Exposure::EveryPod))]
     #[case::operator_runtime_as_default(VariableFacts { has_management_spec: true, ..seen(own("void")) }, Some(Exposure::EveryPod))]
     #[case::runtime_class(seen(OwnContainer { runtime_class: Some("nvidia".to_owned()), ..own("all") }), Some(Exposure::RuntimeClass("nvidia".to_owned())))]
-    #[case::driver_root(seen(OwnContainer { has_driver_root: true, ..own("all") }), None)]
-    #[case::privileged(seen(OwnContainer { is_privileged: true, ..own("all") }), None)]
-    #[case::no_variable(VariableFacts::default(), None)]
     fn exposure_follows_from_the_plugins_own_container(
         #[case] facts: VariableFacts,
         #[case] expected: Option<Exposure>,
     ) {
         assert_eq!(exposure(&facts), expected);
+    }
+
+    /// A container that has GPUs in any case, or asks for none, shows nothing about containers of others.
+    #[rstest]
+    #[case::driver_root(seen(OwnContainer { has_driver_root: true, ..own("all") }), "--driver-root")]
+    #[case::privileged(seen(OwnContainer { is_privileged: true, ..own("all") }), "is privileged")]
+    #[case::privileged_with_class(seen(OwnContainer { is_privileged: true, runtime_class: Some("nvidia".to_owned()), ..own("all") }), "is privileged")]
+    #[case::no_variable(VariableFacts::default(), "does not set NVIDIA_VISIBLE_DEVICES=all")]
+    fn exposure_is_unknown_where_nothing_can_be_concluded(#[case] facts: VariableFacts, #[case] words: &str) {
+        let Some(Exposure::Unknown(why)) = exposure(&facts) else {
+            panic!("{:?}", exposure(&facts));
+        };
+        assert!(why.contains(words), "{why}");
     }
 
     /// One row per kind of node in docs/nvidia.md.

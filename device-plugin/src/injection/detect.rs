@@ -12,7 +12,6 @@ use tracing::{info, warn};
 use crate::cdi::dir::DRIVER_FILE;
 use crate::cdi::vendor::VendorKind;
 use crate::cdi::{Edits, SpecDir, name_of};
-use crate::metrics::Metrics;
 use crate::node_state::NodeState;
 use crate::pods::PodStage;
 
@@ -41,8 +40,6 @@ pub struct Listeners {
     pub injection: watch::Sender<Option<Injection>>,
     /// The node's events.
     pub recorder: Recorder,
-    /// The process's metrics.
-    pub metrics: Metrics,
 }
 
 /// Decides on the injection mode at once and whenever the facts change, and sends decisions to `listeners`, until the task is
@@ -91,13 +88,12 @@ fn takes_effect(before: Option<&Injection>, decided: &Injection, lasted: Duratio
 }
 
 impl Listeners {
-    /// Passes on a verdict that has changed, in the log, the metrics, and an event on the node.
+    /// Passes on a verdict that has changed, in the log and an event on the node.
     fn publish(&self, decided: Injection) {
         let before = self.injection.borrow().clone();
         if before.as_ref() == Some(&decided) {
             return;
         }
-        self.metrics.set_injection(&decided);
         // The message may name another version or file each time, so only a change of the reason is worth a log line and an event.
         if before.as_ref().map(|before| before.reason) != Some(decided.reason) {
             let (mode, reason, message) = (decided.mode.as_str(), decided.reason, decided.message.clone());

@@ -31,10 +31,18 @@ impl OwnContainer {
         }
     }
 
-    /// True if the runtime's treatment of this container says nothing about others: NVML need not come from the runtime, or the
-    /// container is privileged, and a hardened runtime accepts the variable of privileged containers alone.
-    pub fn is_special(&self) -> bool {
-        self.has_driver_root || self.is_privileged
+    /// The reason that the runtime's treatment of this container says nothing about others, if there is one.
+    pub fn special(&self) -> Option<&'static str> {
+        if self.is_privileged {
+            // A hardened runtime accepts the variable of privileged containers alone.
+            Some("the plugin's own container is privileged, so it sees all GPUs in any case")
+        } else if self.has_driver_root {
+            Some(
+                "the plugin's own container has the driver from --driver-root, not from the container runtime",
+            )
+        } else {
+            None
+        }
     }
 }
 

@@ -342,9 +342,16 @@ impl DeviceEntries<'_> {
         self.condition(id, CONDITION_INJECTABLE, status, reason, message)
     }
 
-    /// The condition that is false if containers which request no GPU may see this one; none if they never could.
+    /// The condition that is false if containers which request no GPU see this one; none if they never could.
     fn isolation_condition(&self, id: &str, injection: &Injection) -> Option<DeviceCondition> {
         let of_pods = match &injection.exposure {
+            Some(Exposure::Unknown(why)) => {
+                let message = format!(
+                    "a container that asks for no GPU may see this one if its image sets the vendor's variable; not known, because \
+                     {why}; the runtime hook (--nri-socket) closes it in any case"
+                );
+                return Some(self.condition(id, CONDITION_ISOLATED, UNKNOWN, "NotObservable", &message));
+            }
             None if self.find_before(id, CONDITION_ISOLATED).is_none() => return None,
             None => {
                 let message = "containers that ask for no GPU see none";

@@ -364,6 +364,15 @@ fn a_condition_names_the_pods_that_see_gpus_uncounted() {
         message.starts_with("a container that asks for no GPU sees this one if"),
         "{message}"
     );
+    let (conditions, message) = found(Exposure::Unknown("the plugin's own container is privileged"));
+    assert_eq!(
+        conditions,
+        ["Injectable True Cdi", "Isolated Unknown NotObservable"]
+    );
+    assert!(
+        message.contains("not known, because the plugin's own container is privileged; the runtime hook"),
+        "{message}"
+    );
     let (_, message) = found(Exposure::RuntimeClass("nvidia".to_owned()));
     assert!(
         message.starts_with(
