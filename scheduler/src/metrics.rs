@@ -313,6 +313,15 @@ impl Collector for StateGauges {
             let snapshot: Snapshot = index.snapshot();
             (snapshot, self.unplaced.summarize(Instant::now(), is_waiting))
         };
+        let help = "Whether a kind of object has been seen whole";
+        let mut family = encoder.encode_descriptor("synced", help, None, MetricType::Gauge)?;
+        for (kind, synced) in snapshot.synced {
+            gauge(synced.into()).encode(family.encode_family(&[("kind", kind)])?)?;
+        }
+        // Until then the sums would be those of a part of the cluster.
+        if !snapshot.synced.iter().all(|(_, synced)| *synced) {
+            return Ok(());
+        }
         let AllocationSnapshot { gpus, namespaces } = AllocationSnapshot::read(&self.index);
         let mut encode = |name, help, value| {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -335,11 +344,6 @@ impl Collector for StateGauges {
         encode("failing_nodes", help, snapshot.n_failing)?;
         let help = "Nodes that no pod is sent to because their device plugin does not serve kubelet";
         encode("plugin_away_nodes", help, snapshot.n_plugin_away)?;
-        let help = "Whether a kind of object has been seen whole";
-        let mut family = encoder.encode_descriptor("synced", help, None, MetricType::Gauge)?;
-        for (kind, synced) in snapshot.synced {
-            gauge(synced.into()).encode(family.encode_family(&[("kind", kind)])?)?;
-        }
         let help = "Pods that kube-scheduler has asked about and that are not bound, by the reason of their last refusal";
         let mut family = encoder.encode_descriptor("unplaced_pods", help, None, MetricType::Gauge)?;
         for (reason, n_pods) in &unplaced.by_reason {

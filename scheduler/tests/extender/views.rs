@@ -90,6 +90,13 @@ async fn verbs_are_refused_until_all_lists_are_complete() {
         "not ready: waiting for the list of devices, pods"
     );
     assert_eq!(world.send("GET", "/healthz", "").await.0, StatusCode::OK);
+    let (_, metrics) = world.send("GET", "/metrics", "").await;
+    assert!(
+        metrics.contains(r#"gpushare_scheduler_synced{kind="pods"} 0"#)
+            && !metrics.contains("gpushare_scheduler_nodes")
+            && !metrics.contains("gpushare_scheduler_pending_pods"),
+        "sums of a part of the cluster: {metrics}"
+    );
     world.list::<scheduler::index::RawDevice>(&[]);
     world.list::<proto::pod::Pod>(&[]);
     assert_eq!(world.send("GET", "/readyz", "").await.0, StatusCode::OK);
