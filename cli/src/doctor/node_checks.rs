@@ -150,8 +150,14 @@ pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport
 pub(super) fn injection(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     for device in facts.list("devices")? {
         for (kind, remedy) in [
-            ("Injectable", "turn CDI on in the container runtime of the node (docs/nvidia.md)"),
-            ("Isolated", "add the component nri (docs/install.md, The runtime hook)"),
+            (
+                "Injectable",
+                "turn CDI on in the container runtime of the node (docs/nvidia.md)",
+            ),
+            (
+                "Isolated",
+                "add the component nri (docs/install.md, The runtime hook)",
+            ),
         ] {
             if let Some(message) = refused_condition(device, kind) {
                 let device = name(device);
