@@ -15,7 +15,7 @@ use tower::ServiceExt;
 use crate::world::World;
 
 /// The most that all files may have together, in bytes.
-const MAX_BYTES: usize = 100_000;
+const MAX_BYTES: usize = 110_000;
 
 fn page_of(world: &World, demands_credentials: bool) -> Router {
     let api = ReadApi::new(Arc::clone(&world.extender), CancellationToken::new());
