@@ -62,8 +62,7 @@ impl ClusterConnection {
         self.send(action, request.map_err(CommandFailure::input)?).await
     }
 
-    /// Checks that a namespace exists. A user who may not read namespaces, or has no API server, learns
-    /// nothing of it.
+    /// Checks that a namespace exists. Passes if the user may not read namespaces, or no API server answers.
     pub(crate) async fn check_namespace(&self, name: &str) -> Result<(), CommandFailure> {
         // The name goes into the path of a request, which other characters would change.
         let is_plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');

@@ -381,7 +381,7 @@ function render() {
   showHeader();
   document.body.classList.toggle('empty', !cluster.nodes.size);
   const namespaces = cluster.namespaces();
-  podPaint.know(namespaces);
+  podPaint.assignColours(namespaces);
   offer('namespace', 'all', namespaces);
   ({cards: renderCards, waiting: renderWaiting, history: renderHistory, pods: renderPods})[view.tab]();
 }
@@ -440,7 +440,7 @@ function isSelected({node, gpu}) {
 
 function renderWaiting() {
   pendingTable ??= new Table($('pending'), 'Pods that wait', [
-    ['Pod', podCell], ['Asks for', (pod) => pod.asked], ['Why', shortWhy, 'rest'],
+    ['Pod', podCell, '', podName], ['Asks for', (pod) => pod.asked], ['Why', shortWhy, 'rest'],
   ], (pod) => open('waiting', pod));
   const words = view.search.toLowerCase();
   const pending = cluster.pending.filter((pod) => podName(pod).toLowerCase().includes(words) && (!view.namespace || pod.namespace === view.namespace));
@@ -541,7 +541,7 @@ function renderPods() {
     return whole;
   };
   table ??= makeTable('Memory that pods asked for and use', [
-    ['Pod', podCell],
+    ['Pod', podCell, '', podName],
     ['Asked and used', bar, 'picture', (pod) => pod.used === undefined ? -1 : pod.used / pod.memory],
     ['May use', (pod) => memory(pod.memory), 'number', (pod) => pod.memory],
     ['Used', (pod) => pod.used === undefined ? 'unknown' : memory(pod.used), 'number', (pod) => pod.used ?? -1],

@@ -96,7 +96,7 @@ export class PodPaint {
   }
 
   /** Gives colours to namespaces that have none. */
-  know(namespaces) {
+  assignColours(namespaces) {
     for (const namespace of namespaces) if (!this.namespaces.includes(namespace)) this.namespaces.push(namespace);
   }
 

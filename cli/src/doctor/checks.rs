@@ -26,9 +26,9 @@ pub(super) const POLICIES: [&str; 8] = [
 /// The oldest version of the API server that serves everything the installation uses.
 const OLDEST: (u32, u32) = (1, 33);
 
-/// The remedy for objects of the installation that are missing.
-const INSTALL_AGAIN: &str = "install again: `helm upgrade gpushare deploy/helm/gpushare --reuse-values`, or `deploy/install.sh FOLDER` \
-                             with the folder of your installation";
+/// The commands that install the release of the checkout over the installation.
+const INSTALL: &str = "`helm upgrade gpushare deploy/helm/gpushare --reuse-values`, or `deploy/install.sh FOLDER` with the folder of your \
+                       installation";
 /// The remedy for missing parts of the webhooks.
 const WEBHOOKS_AGAIN: &str = "install the webhooks again: `helm upgrade gpushare deploy/helm/gpushare --reuse-values --set \
                               components.webhooks=true`, or `deploy/install.sh FOLDER` with a folder that has the component webhooks";
@@ -226,7 +226,7 @@ fn definitions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
             None => report.error(
                 wanted,
                 "the CustomResourceDefinition does not exist",
-                INSTALL_AGAIN,
+                format!("install again: {INSTALL}"),
             ),
             // Without the condition the API server serves no object of the kind.
             Some(definition) if !has_condition(definition, "/status/conditions", "Established") => {
@@ -382,8 +382,7 @@ fn versions(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
         report.warn(
             "",
             format!("the scheduler's image has the tag {scheduler:?} and the device plugin's {plugin:?}"),
-            "upgrade both to one release: `helm upgrade gpushare deploy/helm/gpushare --reuse-values`, or `deploy/install.sh FOLDER` with \
-             the folder of your installation",
+            format!("upgrade both to one release: {INSTALL}"),
         );
     }
     Ok("scheduler, device plugin and this command have one version".to_owned())
@@ -422,7 +421,7 @@ fn rights(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
             report.error(
                 format!("service account {account}"),
                 "no ClusterRoleBinding gives it any right",
-                INSTALL_AGAIN,
+                format!("install again: {INSTALL}"),
             );
         }
     }
@@ -447,7 +446,7 @@ fn policies(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
                 "policies that do not exist, or have no binding: {}",
                 idle.join(", ")
             ),
-            format!("{INSTALL_AGAIN}; without the policies, daemons and users may write what is not theirs"),
+            format!("install again: {INSTALL}; without the policies, daemons and users may write what is not theirs"),
         );
     }
     Ok("every admission policy is bound".to_owned())

@@ -129,7 +129,7 @@ fn describe_clients(replica: &Replica) -> String {
 }
 
 /// The commands that delete these pods, at most three; without names, the command that shows the pods of the cluster.
-fn deletions(holders: &[Holder]) -> String {
+fn delete_commands(holders: &[Holder]) -> String {
     let mut commands = Vec::new();
     for holder in holders.iter().filter(|holder| !holder.name.is_empty()).take(3) {
         commands.push(format!(
@@ -143,15 +143,17 @@ fn deletions(holders: &[Holder]) -> String {
     commands.join(" or ")
 }
 
+/// The arguments by which kubectl finds the device plugin's pod on a node, in any namespace.
+fn plugin_pods(node: &Node) -> String {
+    format!(
+        "pods -A -l app.kubernetes.io/name=gpushare-device-plugin --field-selector spec.nodeName={}",
+        node.name
+    )
+}
+
 /// The findings about one node of the state.
 pub fn node_findings(node: &Node) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let plugin_pods = format!(
-        "-A -l app.kubernetes.io/name=gpushare-device-plugin --field-selector spec.nodeName={}",
-        node.name
-    );
-    let restart = format!("`kubectl delete pods {plugin_pods}`");
-    let describe = format!("kubectl describe devices.scheduling.koordinator.sh {}", node.name);
     let mut add = |check: &str, severity, message: String, remedy: String| {
         findings.push(Finding {
             check: check.to_owned(),
@@ -167,7 +169,8 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
             Severity::Error,
             problem.clone(),
             format!(
-                "correct the Device object or the node's annotations, or have the device plugin write them again: {restart}"
+                "correct the Device object or the node's annotations, or have the device plugin write them again: `kubectl delete {}`",
+                plugin_pods(node)
             ),
         );
     }
@@ -176,7 +179,10 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
             "plugin-serves",
             Severity::Error,
             problem.clone(),
-            format!("see the device plugin's pod and its log: `kubectl describe pods {plugin_pods}`"),
+            format!(
+                "see the device plugin's pod: `kubectl describe {}`, and its log",
+                plugin_pods(node)
+            ),
         );
     }
     // A pod whose GPU is not known may be counted on each GPU of the node.
@@ -190,7 +196,10 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
                     "GPU {} ({}) is unhealthy and takes no new pods",
                     gpu.minor, gpu.uuid
                 ),
-                format!("see `{describe}` and the node's kernel log (XID); reset or replace the GPU"),
+                format!(
+                    "see `kubectl describe devices.scheduling.koordinator.sh {}` and the node's kernel log (XID); reset or replace the GPU",
+                    node.name
+                ),
             );
         }
         // The scheduler never places so: a record was edited, or the GPU reports less memory than before.
@@ -199,7 +208,7 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
                 "gpu-overcommitted",
                 Severity::Error,
                 format!("pods hold more memory of GPU {} than it has", gpu.minor),
-                format!("delete one of its pods: {}", deletions(&gpu.holders)),
+                format!("delete one of its pods: {}", delete_commands(&gpu.holders)),
             );
         }
         for holder in &gpu.holders {
@@ -212,7 +221,7 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
                     format!("pod {}: {problem}", holder.display_name()),
                     format!(
                         "delete the pod to reschedule it: {}",
-                        deletions(std::slice::from_ref(holder))
+                        delete_commands(std::slice::from_ref(holder))
                     ),
                 );
             }
