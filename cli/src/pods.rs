@@ -36,6 +36,9 @@ struct PodRow {
     core: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     used: Option<u64>,
+    /// True if a container of the pod uses more memory of a GPU than its share.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    over_share: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
     /// The GPUs of the pod's record that its node does not have any more.
@@ -207,6 +210,7 @@ fn rows(state: &State) -> Vec<PodRow> {
                 if let Some(used) = holder.used {
                     row.used = Some(row.used.unwrap_or(0).saturating_add(used));
                 }
+                row.over_share |= holder.over_share;
             }
         }
     }
@@ -273,8 +277,8 @@ fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> TextTable {
         ]);
         if has_used {
             cells.push(match row.used {
-                // More than the limit is the reason to look at this column.
-                Some(used) if used > row.limit => Cell::coloured(memory(used), Colour::Red),
+                // More than the share is the reason to look at this column.
+                Some(used) if row.over_share => Cell::coloured(over_share(used, row.limit), Colour::Red),
                 Some(used) => memory(used).into(),
                 None if is_placed => "unknown".into(),
                 None => "-".into(),
@@ -286,4 +290,70 @@ fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> TextTable {
         table.push(cells);
     }
     table
+}
+
+/// The use of a pod of which a container is over its share.
+fn over_share(used: u64, limit: u64) -> String {
+    let used_text = memory(used);
+    if used > limit {
+        format!("{used_text} (over {})", memory(limit))
+    } else {
+        // The rest of the pod, or its part of another GPU, makes up for it.
+        format!("{used_text} (over in part)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::read_api::{Gpu, Holder, Node};
+
+    use super::*;
+    use crate::args::Format;
+
+    const GIB: u64 = 1 << 30;
+
+    /// A use that is known and over its share has the share beside it; another one has not.
+    #[test]
+    fn a_use_over_its_share_is_marked() {
+        let holder = |name: &str, used: Option<u64>, over_share| Holder {
+            namespace: "default".to_owned(),
+            name: name.to_owned(),
+            uid: name.to_owned(),
+            memory: 8 * GIB,
+            used,
+            over_share,
+            ..Holder::default()
+        };
+        let gpu = |minor, holders| Gpu {
+            minor,
+            holders,
+            ..Gpu::default()
+        };
+        let state = State {
+            nodes: vec![Node {
+                gpus: vec![
+                    gpu(
+                        0,
+                        vec![
+                            holder("at-its-share", Some(8 * GIB), false),
+                            holder("over", Some(16 * GIB), true),
+                            holder("over-on-one-gpu", Some(9 * GIB), true),
+                            holder("unknown", None, false),
+                        ],
+                    ),
+                    gpu(1, vec![holder("over-on-one-gpu", Some(GIB), false)]),
+                ],
+                ..Node::default()
+            }],
+            ..State::default()
+        };
+        let screen = Screen {
+            width: None,
+            has_colour: false,
+            has_blocks: false,
+            has_headers: true,
+            format: Format::Table,
+        };
+        insta::assert_snapshot!(table(&rows(&state), false, false).render(&screen));
+    }
 }

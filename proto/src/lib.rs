@@ -10,6 +10,7 @@ pub mod extender;
 #[cfg(feature = "kubelet")]
 pub mod kubelet;
 pub mod kubelet_allocations;
+pub mod memory_overrun;
 pub mod memory_text;
 pub mod memory_unit;
 pub mod node;

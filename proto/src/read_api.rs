@@ -203,6 +203,9 @@ pub struct Holder {
     /// Bytes of memory of this GPU in use by its containers; only with `?use=true`, and if the node's device plugin measures it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
+    /// True if one of its containers uses more memory of this GPU than its share, by more than 5 %; only beside `used`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub over_share: bool,
     /// True if the scheduler has chosen this GPU, and the API server has not shown the binding yet.
     #[serde(skip_serializing_if = "is_default")]
     pub assumed: bool,

@@ -13,6 +13,7 @@ use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::client::conn::http1::handshake;
 use hyper_util::rt::TokioIo;
+use proto::memory_overrun::is_over_share;
 use proto::read_api::Node;
 use rustc_hash::FxHashMap;
 use tokio::net::TcpStream;
@@ -66,8 +67,16 @@ impl UnknownUse {
 pub(super) struct NodeMemoryUse {
     /// The bytes in use by any process, by UUID of the GPU; none of a GPU whose processes the plugin does not measure.
     gpus: BTreeMap<String, u64>,
-    /// The bytes in use by pods, by UUID of the GPU, namespace and name of the pod.
-    pods: BTreeMap<(String, String, String), u64>,
+    /// The use of pods, by UUID of the GPU, namespace and name of the pod.
+    pods: BTreeMap<(String, String, String), PodUse>,
+}
+
+/// The memory of one GPU that a pod uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct PodUse {
+    bytes: u64,
+    /// True if one of its containers uses more than its share.
+    is_over_share: bool,
 }
 
 /// The answer of one node's plugin, or the reason that there is none.
@@ -226,34 +235,38 @@ async fn read_metrics(address: SocketAddr) -> Option<String> {
 fn parse(text: &str) -> Option<NodeMemoryUse> {
     let mut parsed = NodeMemoryUse::default();
     let mut complete = BTreeSet::new();
-    let (mut measured, mut given) = (BTreeSet::new(), BTreeSet::new());
+    let (mut measured, mut given) = (BTreeMap::new(), BTreeMap::new());
     for line in text.lines() {
-        if let Some((labels, _)) = line.strip_prefix(GIVEN).and_then(labels_and_value) {
-            given.insert(labels);
-        }
+        given.extend(line.strip_prefix(GIVEN).and_then(labels_and_value));
         let of_container = line.strip_prefix(OF_CONTAINER);
         // The other metrics of the plugin are passed over, and so is a line that does not parse.
         let series = of_container.or_else(|| line.strip_prefix(OF_OTHERS));
         let Some((labels, bytes)) = series.and_then(labels_and_value) else {
             continue;
         };
-        let [gpu, namespace, pod] =
-            ["device", "namespace", "pod"].map(|name| label(labels, name).unwrap_or_default().to_owned());
-        let of_gpu = parsed.gpus.entry(gpu.clone()).or_default();
+        let gpu = label(labels, "device").unwrap_or_default();
+        let of_gpu = parsed.gpus.entry(gpu.to_owned()).or_default();
         *of_gpu = of_gpu.saturating_add(bytes);
         if of_container.is_some() {
-            measured.insert(labels);
-            let of_pod = parsed.pods.entry((gpu, namespace, pod)).or_default();
-            *of_pod = of_pod.saturating_add(bytes);
+            measured.insert(labels, bytes);
         } else {
-            complete.insert(gpu);
+            complete.insert(gpu.to_owned());
         }
+    }
+    for (labels, bytes) in &measured {
+        let pod =
+            ["device", "namespace", "pod"].map(|name| label(labels, name).unwrap_or_default().to_owned());
+        let of_pod = parsed.pods.entry(pod.into()).or_default();
+        of_pod.bytes = of_pod.bytes.saturating_add(*bytes);
+        of_pod.is_over_share |= given
+            .get(labels)
+            .is_some_and(|given| is_over_share(*bytes, *given));
     }
     // A plugin that measures processes shows every GPU, those without processes too. Without processes it knows only what the driver
     // says of the containers that it limits, which is not all that is in use.
     parsed.gpus.retain(|gpu, _| complete.contains(gpu));
     // A part would pass for the use of the whole pod.
-    for labels in given.difference(&measured) {
+    for labels in given.keys().filter(|labels| !measured.contains_key(*labels)) {
         let unmeasured = ["namespace", "pod"].map(|name| label(labels, name).unwrap_or_default());
         parsed
             .pods
@@ -288,7 +301,9 @@ impl NodeMemoryUse {
             for holder in &mut gpu.holders {
                 let pod = (gpu.uuid.clone(), holder.namespace.clone(), holder.name.clone());
                 // A pod without a series may use memory that the plugin has not measured yet, so nothing stands for 0.
-                holder.used = self.pods.get(&pod).copied();
+                let of_pod = self.pods.get(&pod);
+                holder.used = of_pod.map(|of_pod| of_pod.bytes);
+                holder.over_share = of_pod.is_some_and(|of_pod| of_pod.is_over_share);
             }
         }
     }
@@ -340,6 +355,38 @@ mod tests {
                 (None, None, None)
             ]
         );
+    }
+
+    /// A pod is over its share if one of its containers is, by more than the tolerance.
+    #[test]
+    fn use_of_more_than_a_share() {
+        let over = |metrics: &str| {
+            let mut node = Node {
+                gpus: vec![Gpu {
+                    uuid: "GPU-1".to_owned(),
+                    holders: vec![Holder {
+                        namespace: "a".to_owned(),
+                        name: "p".to_owned(),
+                        ..Holder::default()
+                    }],
+                    ..Gpu::default()
+                }],
+                ..Node::default()
+            };
+            parse(metrics).unwrap().add_to(&mut node);
+            node.gpus[0].holders[0].over_share
+        };
+        assert!(
+            !over(METRICS),
+            "20 of 500, and no share of the other container is known"
+        );
+        assert!(!over(&METRICS.replace("} 20", "} 525")));
+        assert!(over(&METRICS.replace("} 20", "} 526")));
+        let unmeasured = METRICS.replace(
+            "memory_used_bytes{namespace=\"a\",pod=\"p\",container=\"d\"",
+            "other{x=\"y\"",
+        );
+        assert!(!over(&unmeasured));
     }
 
     /// Without `--measure-memory` a plugin shows the use of containers that the driver limits.
