@@ -10,6 +10,7 @@ pub mod detect;
 mod hami_core;
 pub mod limits;
 pub mod memory_use;
+pub mod overrun;
 
 use std::collections::BTreeMap;
 

@@ -11,10 +11,9 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use crate::enforcement::limits::given_memory;
-use crate::enforcement::memory_use::{ContainerGpu, MeasuredMemory};
+use crate::enforcement::memory_use::{MeasuredMemory, memory_of_containers};
 use crate::extended_resource::Registrations;
-use crate::fleet::{FleetDevice, NodeFleet};
+use crate::fleet::NodeFleet;
 use crate::injection::{Exposure, Injection};
 use crate::metrics::Metrics;
 use crate::node_state::NodeState;
@@ -160,35 +159,19 @@ fn write_memory_use(
 ) -> Result<(), fmt::Error> {
     let (mut used, mut given, mut limits) = (Vec::new(), Vec::new(), Vec::new());
     let pods = node.pods.borrow();
-    for pod in pods.live() {
-        let Ok(placement) = &pod.placement else { continue };
-        for container in &pod.containers {
-            for FleetDevice { device: gpu, .. } in &fleet.gpus {
-                if !placement.has_gpu(gpu) {
-                    continue;
-                }
-                let of = ContainerGpu {
-                    pod: pod.uid.clone(),
-                    container: container.name.clone(),
-                    gpu: gpu.uuid.clone(),
-                };
-                let labels = [
-                    ("namespace", pod.namespace.clone()),
-                    ("pod", pod.name.clone()),
-                    ("container", container.name.clone()),
-                    ("device", gpu.uuid.to_string()),
-                ];
-                let (unit, n_gpus) = (node.settings.memory_unit, placement.gpus.len());
-                if let Some(bytes) = given_memory(unit, container, placement, gpu, n_gpus) {
-                    given.push((labels.clone(), gauge(bytes)));
-                }
-                if let Some(bytes) = measured.limits.get(&of) {
-                    limits.push((labels.clone(), gauge(*bytes)));
-                }
-                if let Some(bytes) = measured.used(pod, &of) {
-                    used.push((labels, gauge(bytes)));
-                }
-            }
+    for memory in memory_of_containers(&pods, fleet, node.settings.memory_unit, measured) {
+        let labels = [
+            ("namespace", memory.pod.namespace.clone()),
+            ("pod", memory.pod.name.clone()),
+            ("container", memory.of.container.clone()),
+            ("device", memory.gpu.uuid.to_string()),
+        ];
+        for (values, bytes) in [
+            (&mut given, memory.given),
+            (&mut limits, measured.limits.get(&memory.of).copied()),
+            (&mut used, memory.used),
+        ] {
+            values.extend(bytes.map(|bytes| (labels.clone(), gauge(bytes))));
         }
     }
     let help = "GPU memory that the container's processes use";
@@ -250,6 +233,7 @@ mod tests {
     use proto::resource::ResourceNames;
 
     use super::*;
+    use crate::enforcement::memory_use::ContainerGpu;
     use crate::enforcement::{Level, same_level};
     use crate::extended_resource::ExtendedResource;
     use crate::health::HealthReason;

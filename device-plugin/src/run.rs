@@ -29,6 +29,7 @@ use crate::config::{Config, VendorServer};
 use crate::enforcement::Enforcements;
 use crate::enforcement::detect::detect_enforcement;
 use crate::enforcement::memory_use::measure_memory_use;
+use crate::enforcement::overrun::report_overruns;
 use crate::envvar::swap::{RecordSwaps, follow_swaps};
 use crate::extended_resource::{ExtendedResource, Registrations};
 use crate::fleet::corrections::{Correction, correct_health};
@@ -149,7 +150,7 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
         Arc::clone(&node),
         registrations.subscribe(),
         blocked.clone(),
-        measured,
+        measured.clone(),
         metrics.clone(),
     );
     let recorder = tasks::write_events(&mut process.tasks, &config, &connection);
@@ -181,6 +182,8 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
         let procfs = plugin.config.measure_memory.then(|| "/proc".into());
         let measuring = measure_memory_use(node, source, procfs, measured_sender);
         plugin.spawn("memory in use", measuring);
+        let (node, recorder) = (Arc::clone(&plugin.node), plugin.recorder.clone());
+        plugin.spawn("overruns of memory", report_overruns(node, measured, recorder));
     }
     plugin.react_to_health(&published, devices.faults, devices.corrections);
     plugin.follow_kubelet();

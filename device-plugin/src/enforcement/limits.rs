@@ -82,7 +82,8 @@ pub fn limits(unit: MemoryUnit, recipient: &Recipient<'_>, gpus: &[&Gpu]) -> BTr
     env
 }
 
-/// The bytes of a GPU's memory that a container is given; `None` if that is not known.
+/// The bytes of a GPU's memory that a container is given; `None` if that is not known, or if neither the container nor the record
+/// says an amount.
 ///
 /// `n_gpus` is the number of the pod's GPUs.
 pub fn given_memory(
@@ -98,7 +99,9 @@ pub fn given_memory(
     // is given the amount of the record.
     match (own, recorded) {
         (Some(own), Some(recorded)) => Some(own.min(recorded)),
-        (own, recorded) => own.or(recorded),
+        (Some(own), None) => Some(own),
+        // A record of computing power alone is no limit of no memory.
+        (None, recorded) => recorded.filter(|bytes| *bytes > 0),
     }
 }
 
@@ -111,8 +114,7 @@ fn memory_limit(
     n_gpus: usize,
 ) -> Option<u64> {
     let bytes = given_memory(unit, recipient.container, placement, gpu, n_gpus)?;
-    let is_unlimited = recipient.pod.sees_all || bytes >= gpu.memory_bytes;
-    if is_unlimited || (bytes == 0 && !recipient.container.requests_memory()) {
+    if recipient.pod.sees_all || bytes >= gpu.memory_bytes {
         return None;
     }
     // Zero would be no limit to HAMi-core. No program runs in one MiB.

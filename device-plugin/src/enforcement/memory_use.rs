@@ -11,18 +11,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use memory_limits::CgroupMemory;
+use proto::memory_unit::MemoryUnit;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::warn;
 
 use crate::fleet::{FleetDevice, NodeFleet};
-use crate::inventory::{CgroupOnGpu, DeviceSource, InventoryError, PhysicalId, ProcessMemory};
+use crate::inventory::{CgroupOnGpu, DeviceSource, Gpu, InventoryError, PhysicalId, ProcessMemory};
 use crate::logged_error::LoggedError;
 use crate::node_state::NodeState;
 use crate::pods::{NodePod, NodePods, PodUid, until_known};
 
 use super::container_cgroups::{container_ids, find_cgroups};
+use super::limits::given_memory;
 use super::{Enforcements, is_by_driver};
 
 /// Longest time between measurements.
@@ -120,6 +122,54 @@ impl MeasuredMemory {
         }
         self.by_container.insert(of, used);
     }
+}
+
+/// The memory of one GPU that a container uses and was given.
+#[derive(Debug)]
+pub struct ContainerMemory<'a> {
+    /// The container's pod.
+    pub pod: &'a NodePod,
+    /// The GPU.
+    pub gpu: &'a Gpu,
+    /// The container on this GPU.
+    pub of: ContainerGpu,
+    /// The bytes in use; `None` if they are not known.
+    pub used: Option<u64>,
+    /// The bytes of its share; `None` if it has none, or they are not known.
+    pub given: Option<u64>,
+}
+
+/// The memory of each container that requests devices, on each GPU of its pod's record.
+pub fn memory_of_containers<'a>(
+    pods: &'a NodePods,
+    fleet: &'a NodeFleet,
+    unit: MemoryUnit,
+    measured: &MeasuredMemory,
+) -> Vec<ContainerMemory<'a>> {
+    let mut containers = Vec::new();
+    for pod in pods.live() {
+        let Ok(placement) = &pod.placement else { continue };
+        for container in &pod.containers {
+            for FleetDevice { device: gpu, .. } in &fleet.gpus {
+                if !placement.has_gpu(gpu) {
+                    continue;
+                }
+                let of = ContainerGpu {
+                    pod: pod.uid.clone(),
+                    container: container.name.clone(),
+                    gpu: gpu.uuid.clone(),
+                };
+                containers.push(ContainerMemory {
+                    pod,
+                    gpu,
+                    used: measured.used(pod, &of),
+                    given: given_memory(unit, container, placement, gpu, placement.gpus.len()),
+                    of,
+                });
+            }
+        }
+    }
+    containers
 }
 
 /// The IDs of all containers of these pods.
@@ -269,7 +319,6 @@ fn cgroups_of(procfs: &Path, pid: u32) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use proto::memory_unit::MemoryUnit;
     use proto::resource::ResourceNames;
     use tokio::time::timeout;
 
