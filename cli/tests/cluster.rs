@@ -132,14 +132,15 @@ fn used(state: &Value, pointer: &str) -> Option<u64> {
     state.pointer(pointer)?.as_u64()
 }
 
+/// The pod uses more than the 4 GiB that it requests.
 async fn top_shows_the_memory_in_use(installed: &mut Installed) -> Result<()> {
-    use_memory(installed, "small", "n1", 0, 3072).await?;
+    use_memory(installed, "small", "n1", 0, 5120).await?;
     // The plugin measures every 15 s, and the scheduler keeps its answer for 10 s.
     let of_gpu = async {
         loop {
             let state = installed.json(&["top", "-o", "json"]).await?;
             ensure!(state.get("useUnknown").is_none(), "{state}");
-            if used(&state, "/nodes/0/gpus/0/used") == Some(3584 << 20) {
+            if used(&state, "/nodes/0/gpus/0/used") == Some(5632 << 20) {
                 return Ok(state);
             }
             sleep(Duration::from_millis(500)).await;
@@ -148,12 +149,33 @@ async fn top_shows_the_memory_in_use(installed: &mut Installed) -> Result<()> {
     let state = timeout(DEADLINE, of_gpu)
         .await
         .context("top never shows the memory in use")??;
-    assert_eq!(used(&state, "/nodes/0/gpus/0/holders/0/used"), Some(3072 << 20));
+    assert_eq!(used(&state, "/nodes/0/gpus/0/holders/0/used"), Some(5120 << 20));
     assert_eq!(used(&state, "/nodes/1/gpus/1/used"), Some(0));
     let pods = installed.json(&["top", "pods", "-o", "json"]).await?;
-    assert_eq!(used(&pods, "/0/used"), Some(3072 << 20));
+    assert_eq!(used(&pods, "/0/used"), Some(5120 << 20));
+    assert_eq!(pods[0]["overShare"], true);
+    let table = installed.run(&["top", "pods"]).await?.out;
+    ensure!(table.contains("5.0 GiB (over 4.0 GiB)"), "{table}");
+    let events = || installed.cluster.api().objects().list("events", None);
+    let is_shown =
+        |event: &Value| event["reason"] == "GPUMemoryOverShare" && event["involvedObject"]["name"] == "small";
+    let message = async {
+        loop {
+            if let Some(event) = events()?.iter().find(|event| is_shown(event)) {
+                return anyhow::Ok(event["message"].as_str().unwrap_or_default().to_owned());
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let message = timeout(DEADLINE, message)
+        .await
+        .context("no event on the pod")??;
+    ensure!(
+        message.contains("uses 5 GiB of GPU 0") && message.contains("its share is 4 GiB"),
+        "{message}"
+    );
     let table = installed.run(&["top"]).await?.out;
-    ensure!(table.contains("USED") && table.contains("3.5 GiB"), "{table}");
+    ensure!(table.contains("USED") && table.contains("5.5 GiB"), "{table}");
     Ok(())
 }
 

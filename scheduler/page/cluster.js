@@ -40,7 +40,7 @@ export class Cluster {
       const known = new Map();
       for (const gpu of gpus) {
         if (gpu.used === undefined) continue;
-        known.set(gpu.minor, {used: gpu.used, pods: new Map((gpu.holders ?? []).map((holder) => [holder.uid, holder.used]))});
+        known.set(gpu.minor, {used: gpu.used, pods: new Map((gpu.holders ?? []).map(({uid, used, overShare}) => [uid, {used, overShare}]))});
       }
       if (known.size) this.use.set(name, known);
     }
@@ -53,7 +53,7 @@ export class Cluster {
       const ofGpu = known.get(gpu.minor);
       if (!ofGpu) continue;
       gpu.used = ofGpu.used;
-      for (const holder of gpu.holders ?? []) holder.used = ofGpu.pods.get(holder.uid);
+      for (const holder of gpu.holders ?? []) Object.assign(holder, ofGpu.pods.get(holder.uid) ?? {used: undefined, overShare: undefined});
     }
     return node;
   }
@@ -171,6 +171,7 @@ export class Cluster {
           pod.memory += holder.memory;
           pod.core += holder.core ?? 0;
           pod.used += holder.used ?? NaN;
+          pod.overShare ||= holder.overShare;
         }
       }
     }

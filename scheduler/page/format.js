@@ -18,6 +18,13 @@ export function part(bytes, total) {
   return whole.endsWith(` ${unit}`) ? `${number} of ${whole}` : `${bytes ? memory(bytes) : 0} of ${whole}`;
 }
 
+/** The memory that a pod uses, or its part of one GPU, marked if a container uses more than its share. */
+export function usedMemory({used, overShare, memory: share}) {
+  if (used === undefined) return 'unknown';
+  // The rest of the pod, or its part of another GPU, may make up for it.
+  return memory(used) + (!overShare ? '' : used > share ? ` (over ${memory(share)})` : ' (over in part)');
+}
+
 export function thousands(number) {
   return String(number).replace(/\B(?=(\d{3})+(?!\d)(?=\.|$))/g, ',');
 }

@@ -3,7 +3,7 @@
 import {HistoryChart, describe, sums} from './charts.js';
 import {Cluster, freeMemory, gpuTroubles, isUnusable, nodeTroubles} from './cluster.js';
 import {Connection} from './connection.js';
-import {clock, count, element, measure, memory, minute, part, percent, podName, thousands} from './format.js';
+import {clock, count, element, measure, memory, minute, part, percent, podName, thousands, usedMemory} from './format.js';
 import {HAS_ROOM, shortReason, statements} from './headline.js';
 import {CardMap} from './map.js';
 import {Palette, PodPaint, VerdictPaint, swatch} from './paint.js';
@@ -544,7 +544,7 @@ function renderPods() {
     ['Pod', podCell, '', podName],
     ['Asked and used', bar, 'picture', (pod) => pod.used === undefined ? -1 : pod.used / pod.memory],
     ['May use', (pod) => memory(pod.memory), 'number', (pod) => pod.memory],
-    ['Used', (pod) => pod.used === undefined ? 'unknown' : memory(pod.used), 'number', (pod) => pod.used ?? -1],
+    ['Used', (pod) => element('span', pod.overShare ? 'bad' : '', usedMemory(pod)), 'number', (pod) => pod.used ?? -1],
     ['Compute', (pod) => pod.core ? `${pod.core} %` : '', 'number', (pod) => pod.core],
     ['Asked for', (pod) => pod.asked ?? ''],
     ['Place', (pod) => `${pod.node}, GPU ${pod.gpus.join(', ')}`],
@@ -615,7 +615,7 @@ function showDetails(found) {
       `${percent(gpu.core.allocated, gpu.core.total)} of compute`, gpu.used === undefined ? '' : `${memory(gpu.used)} in use`].filter(Boolean).join(' · ')}`);
     const list = element('ul');
     for (const holder of gpu.holders ?? []) {
-      const used = holder.used === undefined ? '' : `, uses ${memory(holder.used)}`;
+      const used = holder.used === undefined ? '' : `, uses ${usedMemory(holder)}`;
       const core = holder.core ? `, ${holder.core} % compute` : '';
       const gone = holder.gone ? `, counted here because GPU ${holder.gone.join(', ')} of its record is gone` : '';
       list.append(element('li', '', podCell(holder), `: ${memory(holder.memory)}${core}${used}${holder.assumed ? ', being bound' : ''}${gone}`));

@@ -268,6 +268,15 @@ test('the name of a pod is copied, without the clipboard of browsers too', async
   });
 });
 
+test('a pod that uses more than its share is marked', async () => {
+  await withPage({nodes: 1, gpus: 1, trouble: 0, over: 1}, {hash: '#pods'}, async (page, server) => {
+    await until(page, 'the use', () => document.querySelector('#table td .bad'));
+    const [{memory, used}] = [...server.cluster.nodes.values()][0].gpus[0].holders;
+    const marks = await page.locator('#table td .bad').allInnerTexts();
+    assert.deepEqual(marks, [`${used / 2 ** 30} GiB (over ${memory / 2 ** 30} GiB)`]);
+  });
+});
+
 test('namespaces have colours and names in the legend', async () => {
   await withPage({nodes: 3, trouble: 0}, {}, async (page) => {
     const legend = await page.locator('#legend').innerText();

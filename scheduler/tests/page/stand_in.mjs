@@ -29,8 +29,8 @@ function dice(seed) {
 
 /** A made-up cluster. `fill` is the part of each GPU up to which pods are put on it; `typical` pods ask for so many GiB at least. */
 export class MadeUp {
-  constructor({nodes = 40, gpus = 8, fill = 0.8, seed = 1, trouble = 0.01, used = true, names = (n) => `train-${n}`, pending = 0, sizes = SIZES, typical = 4} = {}) {
-    Object.assign(this, {typical: typical * GIB, roll: dice(seed), names, used, sizes, serial: 0, revision: 1, epoch: `made.${seed}`, leading: true});
+  constructor({nodes = 40, gpus = 8, fill = 0.8, seed = 1, trouble = 0.01, used = true, names = (n) => `train-${n}`, pending = 0, sizes = SIZES, typical = 4, over = 0} = {}) {
+    Object.assign(this, {typical: typical * GIB, over, roll: dice(seed), names, used, sizes, serial: 0, revision: 1, epoch: `made.${seed}`, leading: true});
     this.nodes = new Map();
     for (let at = 0; at < nodes; at += 1) {
       const [model, total] = MODELS[Math.floor(this.roll() * (at % 7 ? 2 : 3))];
@@ -68,6 +68,7 @@ export class MadeUp {
     this.serial += 1;
     const holder = {namespace: ['ml', 'vision', 'search'][this.serial % 3], name: this.names(this.serial), uid: `u-${this.serial}`, asked: `${size / GIB} GiB`, memory: size, core};
     if (this.used) holder.used = Math.round(size * (0.15 + 0.8 * this.roll()));
+    if (this.serial <= this.over) Object.assign(holder, {used: 2 * size, overShare: true});
     gpu.holders.push(holder);
     this.sum(gpu);
     return true;
@@ -182,7 +183,7 @@ export class MadeUp {
 
 /** The read API tells the use only if it is asked for it. */
 function withoutUse(node) {
-  const strip = ({used, ...rest}) => rest;
+  const strip = ({used, overShare, ...rest}) => rest;
   return {...node, gpus: node.gpus.map((gpu) => ({...strip(gpu), holders: gpu.holders.map(strip)}))};
 }
 

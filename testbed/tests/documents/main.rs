@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use proto::memory_overrun::OVERRUN_TOLERANCE_PERCENT;
 use proto::pod::Pod;
 use proto::request::PodRequest;
 use proto::resource::{HAMI_NODE, ISOLATION_PROVIDER, ResourceNames};
@@ -357,6 +358,12 @@ fn every_alert_is_explained_and_tested() {
     );
     for rule in rules {
         let name = rule.get("alert").unwrap().as_str().unwrap();
+        if name == "GpushareLimitOverrun" {
+            // The alert and the event on the pod have one limit.
+            let expression = rule.get("expr").unwrap().as_str().unwrap();
+            let limit = format!("given_bytes * 1.{OVERRUN_TOLERANCE_PERCENT:02}");
+            assert!(expression.contains(&limit), "{expression}");
+        }
         assert!(runbook.contains(&format!("\n### {name}\n")), "{name}");
         assert!(tests.contains(&format!("alertname: {name}\n")), "{name}");
         let link = rule.pointer("/annotations/runbook_url").unwrap();
