@@ -249,8 +249,8 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_UNPLACED", default_value = "refuse", value_enum)]
     pub unplaced: OnUnplaced,
 
-    /// Critical errors of the driver (XIDs) that an application causes: numbers separated by commas, all, or none. They make events
-    /// on the pods of the GPU, which stays healthy
+    /// Critical errors of the driver (XIDs) that an application causes: numbers separated by commas, all, or none. Each makes an
+    /// event on the pod that caused it if it is known, else on the node, and the GPU stays healthy
     #[arg(long, env = "GPUSHARE_APPLICATION_XIDS", default_value_t = Xids::of_applications(), value_name = "XIDS")]
     pub application_xids: Xids,
 

@@ -11,14 +11,13 @@ use std::time::Duration;
 use daemon::events::{EventType, Recorder};
 use kube::Client;
 use proto::device::TYPE_GPU;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use crate::eviction::evict;
 use crate::extended_resource::ExtendedResource;
 use crate::fleet::{DeviceKey, FleetEntry, NodeFleet, type_name};
-use crate::health::ApplicationFault;
-use crate::pods::{DeviceName, NodePod, NodePods, PodStage, PodUid, until_known};
+use crate::pods::{DeviceName, NodePod, NodePods, PodUid, until_known};
 
 /// The time for which a device must have been unhealthy before its pods are evicted: some errors pass.
 const EVICTION_GRACE: Duration = Duration::from_secs(60);
@@ -208,34 +207,6 @@ impl HealthTracker {
         }
         next
     }
-
-    /// The events on running pods after a fault of an application, which leaves the device healthy.
-    fn on_application_fault(
-        fault: &ApplicationFault,
-        pods: &NodePods,
-        fleet: &NodeFleet,
-    ) -> Vec<HealthAction> {
-        let ApplicationFault { uuid, xid } = fault;
-        let Some(gpu) = fleet.gpu(uuid) else {
-            return Vec::new();
-        };
-        let key = DeviceKey::from(gpu);
-        let message = format!(
-            "the driver reported XID {xid} on GPU {uuid}, which an application causes by a fault of its own: this pod, or another one on that GPU"
-        );
-        let mut actions = Vec::new();
-        for pod in pods.iter() {
-            // A pod that does not run yet cannot have caused the fault.
-            if pod.stage == PodStage::Running && holds(pod, TYPE_GPU, &key) {
-                actions.push(HealthAction::PodEvent(
-                    pod.uid.clone(),
-                    "GPUApplicationFault",
-                    message.clone(),
-                ));
-            }
-        }
-        actions
-    }
 }
 
 /// The message to a pod whose device is not on the node any more.
@@ -282,8 +253,6 @@ pub struct HealthReaction {
     pub fleet: watch::Receiver<Arc<NodeFleet>>,
     /// The pods of this node.
     pub pods: watch::Receiver<NodePods>,
-    /// Faults of applications.
-    pub faults: mpsc::Receiver<ApplicationFault>,
     /// Writes the events.
     pub recorder: Recorder,
     /// The client for evictions.
@@ -306,10 +275,6 @@ impl HealthReaction {
             tokio::select! {
                 _ = self.fleet.changed() => {}
                 _ = self.pods.changed() => {}
-                Some(fault) = self.faults.recv() => {
-                    let actions = HealthTracker::on_application_fault(&fault, &self.pods.borrow(), &fleet);
-                    self.perform(actions).await;
-                }
                 () = sleep_until(next.unwrap_or(now)), if next.is_some() => {}
             }
         }

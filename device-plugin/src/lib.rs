@@ -1,6 +1,7 @@
 //! The device plugin of gpushare: finds the devices of this node, serves them to kubelet, and publishes them with their health.
 
 pub mod api_request;
+pub mod application_faults;
 pub mod assigned;
 pub mod cdi;
 pub mod config;

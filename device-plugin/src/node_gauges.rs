@@ -290,6 +290,7 @@ mod tests {
             unattributed: Some([(builders::gpu(1).uuid, 5)].into()),
             containers: ["id".to_owned()].into(),
             limits: [(of, 3 << 30)].into(),
+            ..MeasuredMemory::default()
         };
         let (_measured, measured) = watch::channel(Some(Arc::new(measured)));
         let metrics = Metrics::register(&mut Registry::default());

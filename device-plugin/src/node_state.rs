@@ -55,6 +55,8 @@ pub struct NodeState {
     pub answered: Notify,
     /// Notified before the plugin registers with kubelet again.
     pub resumed: Notify,
+    /// Notified when the memory in use should be measured before its time.
+    pub measure_again: Notify,
     /// Has the plugin send an unchanged device list to kubelet once more: kubelet then writes its checkpoint.
     pub list_again: watch::Sender<()>,
     /// The number of kubelet's calls during admission that the plugin is answering.
@@ -89,6 +91,7 @@ impl NodeState {
             pod_resources: PodResources::new(kubelet_pod_resources::socket(dir)),
             answered: Notify::new(),
             resumed: Notify::new(),
+            measure_again: Notify::new(),
             list_again: watch::Sender::new(()),
             n_calls: AtomicUsize::new(0),
             log: Mutex::new(log),

@@ -23,6 +23,7 @@ use daemon::process::Process;
 use prometheus_client::registry::Registry;
 use tokio::sync::{Mutex, mpsc, watch};
 
+use crate::application_faults::report_application_faults;
 use crate::assigned::mark_assigned;
 use crate::cdi::readers::Readers;
 use crate::config::{Config, VendorServer};
@@ -33,7 +34,6 @@ use crate::enforcement::overrun::report_overruns;
 use crate::envvar::swap::{RecordSwaps, follow_swaps};
 use crate::extended_resource::{ExtendedResource, Registrations};
 use crate::fleet::corrections::{Correction, correct_health};
-use crate::health::ApplicationFault;
 use crate::health_reaction::HealthReaction;
 use crate::injection::detect::{Listeners, detect_injection};
 use crate::injection::{Injection, Mode};
@@ -183,9 +183,15 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
         let measuring = measure_memory_use(node, source, procfs, measured_sender);
         plugin.spawn("memory in use", measuring);
         let (node, recorder) = (Arc::clone(&plugin.node), plugin.recorder.clone());
-        plugin.spawn("overruns of memory", report_overruns(node, measured, recorder));
+        plugin.spawn(
+            "overruns of memory",
+            report_overruns(node, measured.clone(), recorder),
+        );
     }
-    plugin.react_to_health(&published, devices.faults, devices.corrections);
+    let (node, recorder) = (Arc::clone(&plugin.node), plugin.recorder.clone());
+    let reporting = report_application_faults(node, devices.faults, measured, recorder);
+    plugin.spawn("faults of applications", reporting);
+    plugin.react_to_health(&published, devices.corrections);
     plugin.follow_kubelet();
 
     // Servers.
@@ -260,12 +266,7 @@ impl Plugin {
 
     /// Starts the tasks that correct the health of devices by what operators write into the Device object, and that write events
     /// and evict pods when health changes.
-    fn react_to_health(
-        &mut self,
-        published: &Published,
-        faults: mpsc::Receiver<ApplicationFault>,
-        corrections: mpsc::Sender<Correction>,
-    ) {
+    fn react_to_health(&mut self, published: &Published, corrections: mpsc::Sender<Correction>) {
         let correct = correct_health(
             self.connection.clone(),
             self.config.node_name.clone(),
@@ -278,7 +279,6 @@ impl Plugin {
         let reaction = HealthReaction {
             fleet: self.node.fleet.clone(),
             pods: self.node.pods.clone(),
-            faults,
             recorder: self.recorder.clone(),
             client: self.connection.client.clone(),
             evicts: self.config.evict_from_sick_devices,

@@ -47,11 +47,24 @@ pub struct ContainerGpu {
     pub gpu: PhysicalId,
 }
 
+/// A process on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GpuProcess {
+    /// The GPU.
+    pub gpu: PhysicalId,
+    /// Its number in this process's PID namespace; 0 for simulated processes.
+    pub pid: u32,
+    /// The pod and the name of its container; none in no container of a known pod.
+    pub container: Option<(PodUid, String)>,
+}
+
 /// The memory in use at one moment, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MeasuredMemory {
     /// The bytes that each container uses on each GPU.
     pub by_container: BTreeMap<ContainerGpu, u64>,
+    /// The processes on all GPUs, if they were measured.
+    pub processes: BTreeSet<GpuProcess>,
     /// The bytes on each GPU of processes in no container of a known pod. `None` if the processes were not measured.
     pub unattributed: Option<BTreeMap<PhysicalId, u64>>,
     /// The IDs of the measured containers: if the processes were measured, a container of these that is not in `by_container` has no
@@ -83,6 +96,11 @@ impl MeasuredMemory {
                 let cgroups = cgroups_of(process.pid).unwrap_or_default();
                 container_ids(&cgroups).find_map(|id| containers.get(id))
             };
+            measured.processes.insert(GpuProcess {
+                gpu: process.gpu.clone(),
+                pid: process.pid,
+                container: owner.map(|(pod, container)| ((*pod).clone(), (*container).clone())),
+            });
             let bytes = match owner {
                 Some((pod, container)) => {
                     let of = ContainerGpu {
@@ -112,6 +130,13 @@ impl MeasuredMemory {
         let is_measured = ids.peek().is_some() && ids.all(|(id, _)| self.containers.contains(id));
         let no_process = self.unattributed.is_some().then_some(0);
         is_measured.then(|| self.by_container.get(of).copied().or(no_process))?
+    }
+
+    /// The processes on a GPU that `later` does not have any more; `None` unless both measured the processes.
+    pub fn ended(&self, later: &Self, gpu: &PhysicalId) -> Option<Vec<&GpuProcess>> {
+        self.unattributed.as_ref().and(later.unattributed.as_ref())?;
+        let is_gone = |process: &&GpuProcess| process.gpu == *gpu && !later.processes.contains(*process);
+        Some(self.processes.iter().filter(is_gone).collect())
     }
 
     /// Notes the driver's word for a container, which replaces the sum over the container's processes.
@@ -264,7 +289,8 @@ fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Me
     now
 }
 
-/// Measures until the task is dropped: once the pods are known, every 15 s, and soon after a container comes or goes.
+/// Measures until the task is dropped: once the pods are known, every 15 s, and soon after a container comes or goes, or the node's
+/// state asks for it.
 /// `None` is sent while the use is not known. Without `procfs` the processes are not measured.
 pub async fn measure_memory_use(
     node: Arc<NodeState>,
@@ -280,8 +306,8 @@ pub async fn measure_memory_use(
         let started = Instant::now();
         // Taken before the measurement, so that a container that comes meanwhile leads to another one.
         let containers = container_ids_of(&pods.borrow());
-        let (node, source, procfs) = (Arc::clone(&node), source.clone(), procfs.clone());
-        let mut reading = spawn_blocking(move || measure(&node, &source, procfs.as_deref()));
+        let (state, source, procfs) = (Arc::clone(&node), source.clone(), procfs.clone());
+        let mut reading = spawn_blocking(move || measure(&state, &source, procfs.as_deref()));
         let read = if let Ok(read) = timeout_at(started + LIMIT, &mut reading).await {
             read
         } else {
@@ -309,7 +335,10 @@ pub async fn measure_memory_use(
         }
         sleep(PAUSE).await;
         let changed = pods.wait_for(|pods| container_ids_of(pods) != containers);
-        let _ = timeout_at(started + INTERVAL, changed).await;
+        tokio::select! {
+            _ = timeout_at(started + INTERVAL, changed) => {}
+            () = node.measure_again.notified() => {}
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use http::{Request, Response};
 use kube::client::Body;
 use serde_json::{Value, json};
 
+use crate::pods::PodStage;
 use crate::tests::builders::{fleet, pod, pods, units};
 
 use super::*;
@@ -163,28 +164,6 @@ fn pods_are_evicted_if_enabled_after_a_delay_and_again_after_a_refusal() {
     );
 }
 
-#[test]
-fn faults_of_applications_make_events_on_running_pods() {
-    let running = NodePod {
-        stage: PodStage::Running,
-        ..pod("a", 1, [units(2)])
-    };
-    let elsewhere = NodePod {
-        stage: PodStage::Running,
-        ..pod("b", 1, [units(2)]).on([1])
-    };
-    let here = pods([running, elsewhere, pod("waiting", 2, [units(2)])]);
-    let fault = ApplicationFault {
-        uuid: FIRST.parse().unwrap(),
-        xid: 31,
-    };
-    let actions = HealthTracker::on_application_fault(&fault, &here, &fleet(2));
-    assert!(
-        matches!(actions.as_slice(), [HealthAction::PodEvent(uid, "GPUApplicationFault", _)] if uid.as_str() == "a"),
-        "{actions:?}"
-    );
-}
-
 /// The API server refuses as long as a disruption budget does not allow it.
 #[tokio::test(start_paused = true)]
 async fn pods_of_an_unhealthy_device_are_evicted_as_the_api_server_allows() {
@@ -195,14 +174,12 @@ async fn pods_of_an_unhealthy_device_are_evicted_as_the_api_server_allows() {
         pod("a", 1, [units(2)]),
         pod("well", 2, [units(2)]).on([1]),
     ]));
-    let (_faults, faults) = mpsc::channel(1);
     let (recorder, _writer) = daemon::events::recorder(&client.clone().into(), "test", Some("n1".to_owned()));
     let began = Instant::now();
     let task = tokio::spawn(
         HealthReaction {
             fleet,
             pods,
-            faults,
             recorder,
             client,
             evicts: true,
