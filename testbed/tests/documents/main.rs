@@ -356,19 +356,37 @@ fn every_alert_is_explained_and_tested() {
         book.starts_with("https://") && book.ends_with("/monitoring.html"),
         "{book}"
     );
+    let mut naming_pods = Vec::new();
     for rule in rules {
         let name = rule.get("alert").unwrap().as_str().unwrap();
+        assert!(runbook.contains(&format!("\n### {name}\n")), "{name}");
+        assert!(tests.contains(&format!("alertname: {name}\n")), "{name}");
+        let description = rule
+            .pointer("/annotations/description")
+            .unwrap()
+            .as_str()
+            .unwrap();
+        let expression = rule.get("expr").unwrap().as_str().unwrap();
         if name == "GpushareLimitOverrun" {
             // The alert and the event on the pod have one limit.
-            let expression = rule.get("expr").unwrap().as_str().unwrap();
             let limit = format!("given_bytes * 1.{OVERRUN_TOLERANCE_PERCENT:02}");
             assert!(expression.contains(&limit), "{expression}");
         }
-        assert!(runbook.contains(&format!("\n### {name}\n")), "{name}");
-        assert!(tests.contains(&format!("alertname: {name}\n")), "{name}");
+        // The value of the others is always the same.
+        let is_figure = !["== 0", "== 1"].iter().any(|end| expression.ends_with(end));
+        assert_eq!(is_figure, description.contains("$value"), "{name}: {description}");
+        if description.contains("{{ $labels.namespace }}/{{ $labels.pod }}") {
+            naming_pods.push(name);
+        }
         let link = rule.pointer("/annotations/runbook_url").unwrap();
         assert_eq!(link, &format!("{book}#{}", name.to_lowercase()));
     }
+    let with_pod_labels = [
+        "GpushareWatchStale",
+        "GpushareLimitOverrun",
+        "GpushareLeaderRefused",
+    ];
+    assert_eq!(naming_pods, with_pod_labels);
     // The chart puts its value in place of the default address, in a link to the same file.
     let template = read(&chart.join("templates/gpushare-prometheusrule.yaml"));
     assert!(template.contains(&format!("replace {book:?} .Values.alerts.runbookUrl")));
