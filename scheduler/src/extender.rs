@@ -222,7 +222,7 @@ impl Extender {
 
     /// Returns true if this replica may bind pods.
     pub fn is_leading(&self) -> bool {
-        self.leadership().check(now()).is_ok()
+        self.leadership().is_leading()
     }
 
     fn memory(&self) -> MutexGuard<'_, PodMemory> {

@@ -195,6 +195,11 @@ impl Leadership {
         Ok(BindInWork(self.clone()))
     }
 
+    /// Returns true if this replica decides now.
+    pub fn is_leading(&self) -> bool {
+        self.check(now()).is_ok()
+    }
+
     /// Returns true if a write that is given up at `deadline` may be sent now, because the Lease is valid until then.
     pub fn covers(&self, now: Instant, deadline: Instant) -> bool {
         match self.state().role {
@@ -361,7 +366,7 @@ impl Collector for Gauges {
             (
                 "is_leader",
                 "Whether this replica decides: 1 for the leader, and for a replica without others",
-                self.0.check(now()).is_ok(),
+                self.0.is_leading(),
             ),
             (
                 "leader_refused",

@@ -21,7 +21,8 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::index::{AllocationSnapshot, GpuSnapshot, NamespaceSnapshot, Shared, Snapshot};
-use unplaced::UnplacedPods;
+use crate::leader::Leadership;
+use unplaced::{UnplacedPods, UnplacedSummary};
 
 /// Upper bounds of the buckets of request times, in seconds: fine where filters are, wide enough for binds.
 const BUCKETS: [f64; 24] = [
@@ -153,8 +154,12 @@ pub struct Timer<'a> {
 }
 
 impl Metrics {
-    /// Registers all metrics; the gauges of state read `index` at each scrape.
-    pub fn register(registry: &mut Registry, index: Shared<crate::index::Index>) -> Self {
+    /// Registers all metrics; the gauges of state read `index` and `leadership` at each scrape.
+    pub fn register(
+        registry: &mut Registry,
+        index: Shared<crate::index::Index>,
+        leadership: &Leadership,
+    ) -> Self {
         let metrics = Self {
             requests: Family::default(),
             seconds: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
@@ -192,8 +197,11 @@ impl Metrics {
         registry.register("refusals_tried_again", help, metrics.retried.clone());
         let help = "Writes by which kube-scheduler is made to try refused pods again, as room has opened without an event";
         registry.register("room_announced", help, metrics.room_announced.clone());
-        let unplaced = metrics.unplaced.clone();
-        registry.register_collector(Box::new(StateGauges { index, unplaced }));
+        registry.register_collector(Box::new(StateGauges {
+            index,
+            unplaced: metrics.unplaced.clone(),
+            leadership: leadership.clone(),
+        }));
         metrics
     }
 
@@ -298,6 +306,7 @@ impl Collector for Watches {
 struct StateGauges {
     index: Shared<crate::index::Index>,
     unplaced: UnplacedPods,
+    leadership: Leadership,
 }
 
 impl Collector for StateGauges {
@@ -344,16 +353,10 @@ impl Collector for StateGauges {
         encode("failing_nodes", help, snapshot.n_failing)?;
         let help = "Nodes that no pod is sent to because their device plugin does not serve kubelet";
         encode("plugin_away_nodes", help, snapshot.n_plugin_away)?;
-        let help = "Pods that kube-scheduler has asked about and that are not bound, by the reason of their last refusal";
-        let mut family = encoder.encode_descriptor("unplaced_pods", help, None, MetricType::Gauge)?;
-        for (reason, n_pods) in &unplaced.by_reason {
-            gauge(*n_pods).encode(family.encode_family(&[("reason", *reason)])?)?;
+        // kube-scheduler asks no other replica.
+        if self.leadership.is_leading() {
+            encode_unplaced(&mut encoder, &unplaced)?;
         }
-        let help =
-            "Time since the first filter of the unbound pod that has waited longest, 0 without such a pod";
-        let unit = Some(&Unit::Seconds);
-        let oldest = encoder.encode_descriptor("oldest_unplaced_pod", help, unit, MetricType::Gauge)?;
-        ConstGauge::new(unplaced.oldest.as_secs_f64()).encode(oldest)?;
         let help = "Part of the free memory of healthy GPUs on which no typical pod fits";
         let fragmentation =
             encoder.encode_descriptor("fragmentation_ratio", help, None, MetricType::Gauge)?;
@@ -363,14 +366,27 @@ impl Collector for StateGauges {
     }
 }
 
-/// Stranded memory by free memory; 0 in a full cluster.
+/// Writes the metrics of pods that kube-scheduler has asked about and that are not bound.
+fn encode_unplaced(encoder: &mut DescriptorEncoder<'_>, unplaced: &UnplacedSummary) -> fmt::Result {
+    let help = "Pods that kube-scheduler has asked about and that are not bound, by the reason of their last refusal";
+    let mut family = encoder.encode_descriptor("unplaced_pods", help, None, MetricType::Gauge)?;
+    for (reason, n_pods) in &unplaced.by_reason {
+        gauge(*n_pods).encode(family.encode_family(&[("reason", *reason)])?)?;
+    }
+    let help = "Time since the first filter of the unbound pod that has waited longest, 0 without such a pod";
+    let unit = Some(&Unit::Seconds);
+    let oldest = encoder.encode_descriptor("oldest_unplaced_pod", help, unit, MetricType::Gauge)?;
+    ConstGauge::new(unplaced.oldest.as_secs_f64()).encode(oldest)
+}
+
+/// Stranded memory by free memory; 0 without free memory.
 fn fragmentation_ratio(gpus: &[GpuSnapshot]) -> f64 {
     let (mut stranded, mut free) = (0_u64, 0_u64);
     for gpu in gpus.iter().filter(|gpu| gpu.healthy) {
         stranded = stranded.saturating_add(gpu.stranded);
         free = free.saturating_add(gpu.total.saturating_sub(gpu.used));
     }
-    // A full cluster has no fragmentation, and 0 / 0 would break sums over clusters.
+    // A full cluster, or one without GPUs, has no fragmentation, and 0 / 0 would break sums over clusters.
     if free == 0 {
         0.0
     } else {

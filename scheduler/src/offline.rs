@@ -95,12 +95,13 @@ pub fn extender_of(index: Index) -> Extender {
             std::io::ErrorKind::ConnectionRefused,
         ))
     });
-    let metrics = Metrics::register(&mut Registry::default(), index.clone());
+    let leadership = Leadership::alone();
+    let metrics = Metrics::register(&mut Registry::default(), index.clone(), &leadership);
     let binder = Binder::new(
         Client::new(refusing, "default"),
         // The time limit of binds does not matter: every connection is refused at once.
         Duration::from_secs(4),
-        Leadership::alone(),
+        leadership,
     );
     Extender::new(index, metrics, binder, &serving())
 }

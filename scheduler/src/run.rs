@@ -202,7 +202,7 @@ fn extender(
     leadership: &Leadership,
     registry: &mut Registry,
 ) -> Extender {
-    let metrics = Metrics::register(registry, index.clone());
+    let metrics = Metrics::register(registry, index.clone(), leadership);
     let binder = Binder::new(client.clone(), config.scheduling.bind_timeout, leadership.clone());
     Extender::new(index.clone(), metrics, binder, &config.serving)
         .with_token_reviews(client.clone())

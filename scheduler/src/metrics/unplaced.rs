@@ -1,6 +1,6 @@
 //! Pods that kube-scheduler has asked about and that are not bound yet: since when, and why.
 //!
-//! Only the leader answers kube-scheduler, so the other replicas show none.
+//! Only the leader answers kube-scheduler, so the other replicas know none.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

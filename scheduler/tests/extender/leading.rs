@@ -49,6 +49,10 @@ async fn a_standby_replica_serves_no_verb_and_no_view() {
         metrics.contains("requests_total{verb=\"filter\",outcome=\"not_leading\"} 1"),
         "{metrics}"
     );
+    assert!(
+        metrics.contains("gpushare_scheduler_pending_pods") && !metrics.contains("unplaced"),
+        "kube-scheduler asks the leader alone: {metrics}"
+    );
 }
 
 /// The clock may have been set back, or be another machine's. kubelet's plugins order pods by these times.

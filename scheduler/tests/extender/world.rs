@@ -75,7 +75,7 @@ impl World {
         let api = Api::default();
         let index = Shared::new(Index::new(ResourceNames::default(), Policies::default(), HINT));
         let mut registry = Registry::with_prefix("gpushare_scheduler");
-        let metrics = Metrics::register(&mut registry, index.clone());
+        let metrics = Metrics::register(&mut registry, index.clone(), &leadership);
         let binder = Binder::new(api.client(), Duration::from_secs(4), leadership);
         let extender =
             Extender::new(index.clone(), metrics, binder, serving).with_token_reviews(api.client());

@@ -230,12 +230,9 @@ async fn the_extender_accepts_client_certificates_of_the_same_authority() {
         std::iter::empty(),
         std::iter::empty(),
     ));
-    let metrics = scheduler::metrics::Metrics::register(&mut registry, index.clone());
-    let binder = scheduler::bind::Binder::new(
-        api.client(),
-        Duration::from_secs(4),
-        scheduler::leader::Leadership::alone(),
-    );
+    let leadership = scheduler::leader::Leadership::alone();
+    let metrics = scheduler::metrics::Metrics::register(&mut registry, index.clone(), &leadership);
+    let binder = scheduler::bind::Binder::new(api.client(), Duration::from_secs(4), leadership);
     let extender = Arc::new(Extender::new(index, metrics, binder, &serving));
     let routes = extender_router(extender, MetricsText::new(Registry::default()));
     let address = start(keeper.serve(Clients::OwnAuthority).unwrap(), routes).await;
