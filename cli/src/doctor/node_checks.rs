@@ -146,20 +146,23 @@ pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport
     Ok("every labelled node has a Device object".to_owned())
 }
 
-/// The conditions of devices in which the plugin reports that containers cannot get them.
+/// The remedy where containers that request no GPU see GPUs.
+const ISOLATE: &str = "add the component nri (docs/install.md, The runtime hook)";
+
+/// The conditions of devices in which the plugin reports that containers cannot get them, or may see them without a request.
 pub(super) fn injection(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
+    let mut not_known = Vec::new();
     for device in facts.list("devices")? {
+        let message = condition_message(device, "Isolated", "Unknown");
+        not_known.extend(message.map(|message| (name(device), message)));
         for (kind, remedy) in [
             (
                 "Injectable",
                 "turn CDI on in the container runtime of the node (docs/nvidia.md)",
             ),
-            (
-                "Isolated",
-                "add the component nri (docs/install.md, The runtime hook)",
-            ),
+            ("Isolated", ISOLATE),
         ] {
-            if let Some(message) = refused_condition(device, kind) {
+            if let Some(message) = condition_message(device, kind, "False") {
                 let device = name(device);
                 report.error(
                     format!("node {device}"),
@@ -169,16 +172,29 @@ pub(super) fn injection(facts: &InstallationFacts, report: &mut CheckReport) -> 
             }
         }
     }
+    // One finding: the plugins of most nodes have the same settings.
+    if let Some((node, message)) = not_known.first() {
+        let nodes = match not_known.len() {
+            1 => format!("node {node}"),
+            n => format!("{n} nodes, such as {node}"),
+        };
+        let look = format!("see `kubectl describe devices.scheduling.koordinator.sh {node}`");
+        report.warn(
+            nodes,
+            format!("Isolated is unknown: {message}"),
+            format!("{ISOLATE}; {look}"),
+        );
+    }
     Ok("containers can get the devices of every node".to_owned())
 }
 
-/// The message of the first device of a Device object that has this condition with the status `False`. The plugin writes the same
-/// message for all devices of a node.
-fn refused_condition<'a>(device: &'a Value, kind: &str) -> Option<&'a str> {
+/// The message of the first device of a Device object that has this condition with this status. The plugin writes the same message
+/// for all devices of a node.
+fn condition_message<'a>(device: &'a Value, kind: &str, status: &str) -> Option<&'a str> {
     let entries = array(device, "/spec/devices").iter();
     let mut conditions = entries.filter_map(|entry| condition(entry, "/conditions", kind));
-    let refused = conditions.find(|condition| text(condition, "/status") == "False")?;
-    Some(text(refused, "/message"))
+    let found = conditions.find(|condition| text(condition, "/status") == status)?;
+    Some(text(found, "/message"))
 }
 
 /// Checks that the plugin reports a driver version for every node with NVIDIA GPUs.
@@ -218,7 +234,7 @@ pub(super) fn enforcement(facts: &InstallationFacts, report: &mut CheckReport) -
             levels.extend(level.and_then(Value::as_str));
         }
         // Without the flag the plugin reports why it does not enforce too, and no one has asked for it.
-        if let Some(reason) = refused_condition(device, "Limited").filter(|_| is_asked_for) {
+        if let Some(reason) = condition_message(device, "Limited", "False").filter(|_| is_asked_for) {
             report.warn(
                 format!("node {}", name(device)),
                 format!("the device plugin has --driver-limits, and the driver enforces none: {reason}"),

@@ -204,6 +204,10 @@ fn report(check: &str, object: &str) -> Finding {
 #[case::empty_device_object("device-objects", |facts: &mut InstallationFacts| set(list(facts, "devices"), "/spec/devices", json!([])))]
 #[case::device_without_node("device-objects", |facts: &mut InstallationFacts| list(facts, "devices").as_mut().unwrap().push(json!({"metadata": {"name": "gone"}})))]
 #[case::no_cdi("injection", |facts: &mut InstallationFacts| set(list(facts, "devices"), "/spec/devices/0/conditions/0/status", json!("False")))]
+#[case::isolation_unknown("injection", |facts: &mut InstallationFacts| {
+    let unknown = json!({"type": "Isolated", "status": "Unknown", "message": "it is privileged"});
+    set(list(facts, "devices"), "/spec/devices/0/conditions/0", unknown);
+})]
 #[case::no_driver("drivers", |facts: &mut InstallationFacts| set(list(facts, "devices"), "/metadata/labels/node.koordinator.sh~1gpu-driver-version", json!("")))]
 #[case::no_unit("memory-units", |facts: &mut InstallationFacts| set(list(facts, "nodes"), "/metadata/annotations", json!({})))]
 #[case::old_plugin("other-plugins", |facts: &mut InstallationFacts| {

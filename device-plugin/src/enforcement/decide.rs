@@ -166,7 +166,7 @@ pub(super) fn hook_route(
     match injection.mode {
         Mode::Cdi if has_nri || replaces_variables(runtime) => HookRoute::Spec,
         Mode::Cdi => HookRoute::ReadsOthers,
-        Mode::Envvar if own.special().is_some() => HookRoute::Unknown,
+        Mode::Envvar if own.why_inconclusive().is_some() => HookRoute::Unknown,
         // In its modes cdi and jit-cdi NVIDIA's runtime has replaced the value in this plugin's own container.
         Mode::Envvar => match own.visible_devices.as_deref() {
             Some("void") if has_nri => HookRoute::Runtime,

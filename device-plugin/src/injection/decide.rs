@@ -77,7 +77,7 @@ pub fn variable(facts: &VariableFacts) -> VariableSupport {
             "the runtime acts on it only in pods with runtimeClassName: {class}"
         ));
     }
-    if own.special().is_some() {
+    if own.why_inconclusive().is_some() {
         return VariableSupport::Unknown;
     }
     match own.visible_devices.as_deref() {
@@ -101,7 +101,7 @@ pub fn exposure(facts: &VariableFacts) -> Option<Exposure> {
         return None;
     }
     let own = &facts.own;
-    Some(match (own.special(), own.visible_devices.as_deref()) {
+    Some(match (own.why_inconclusive(), own.visible_devices.as_deref()) {
         (Some(why), _) => Exposure::Unknown(why),
         (None, Some("all" | "void")) => own
             .runtime_class

@@ -32,7 +32,7 @@ impl OwnContainer {
     }
 
     /// The reason that the runtime's treatment of this container says nothing about others, if there is one.
-    pub fn special(&self) -> Option<&'static str> {
+    pub fn why_inconclusive(&self) -> Option<&'static str> {
         if self.is_privileged {
             // A hardened runtime accepts the variable of privileged containers alone.
             Some("the plugin's own container is privileged, so it sees all GPUs in any case")
