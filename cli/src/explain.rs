@@ -116,6 +116,7 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
             "is on"
         };
         let mut text = screen.wrap(0, &format!("{pod} needs {asked}; it {state} node {node}.\n"));
+        text += &warning(explanation, screen);
         if !explanation.gone.is_empty() {
             let sentence = gone::sentence(&pod, node, &explanation.gone, &explanation.counted_on);
             text += &screen.paint(Colour::Yellow, &screen.wrap(0, &format!("{sentence}\n")));
@@ -138,6 +139,7 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
         ),
     };
     lines = screen.wrap(0, &lines);
+    lines += &warning(explanation, screen);
     for (at, sentence) in explanation.summary.iter().enumerate() {
         let sentence = &screen.wrap(0, sentence);
         if at == 0 && *fitting == 0 {
@@ -172,6 +174,14 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
         lines += &screen.wrap(2, &format!("{}: {reason}\n", count(*n, "node")));
     }
     lines
+}
+
+/// The line with the doubt about the pod's request; empty if there is none.
+fn warning(explanation: &Explanation, screen: &Screen) -> String {
+    let Some(doubt) = &explanation.warning else {
+        return String::new();
+    };
+    screen.paint(Colour::Yellow, &screen.wrap(0, &format!("Warning: {doubt}\n")))
 }
 
 /// The table of the verdicts of nodes and GPUs.

@@ -17,7 +17,7 @@ use daemon::events::Subject;
 use proto::pod::{ALL_DEVICES, Pod, PodSpec, PodStatus, Variable};
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocations, MEM_IDX};
 use proto::request::hints::HINTS;
-use proto::request::{self, ContainerKind, ContainerRequest};
+use proto::request::{self, ContainerKind, ContainerRequest, PodRequest};
 use proto::resource::{HAMI_CORE, ISOLATION_PROVIDER, ResourceNames};
 use tokio::sync::watch::Receiver;
 
@@ -100,6 +100,8 @@ pub struct NodePod {
     pub requests: Requests,
     /// True if an annotation asks that it sees all GPUs of its node.
     pub sees_all: bool,
+    /// The doubt about its request ([`GpuRequest::warning`](proto::request::GpuRequest::warning)), if there is one.
+    pub warning: Option<String>,
     /// The annotations that constrain the choice of its devices.
     pub hints: BTreeMap<&'static str, String>,
     /// The variables that its containers set themselves.
@@ -162,6 +164,7 @@ impl NodePod {
             is_limited: labels.get(ISOLATION_PROVIDER).map(String::as_str) == Some(HAMI_CORE),
             requests,
             sees_all: annotations.get(ALL_DEVICES).map(String::as_str) == Some("true"),
+            warning: warning(pod, names),
             hints,
             variables: own_variables(&pod.spec),
             created: created_containers(&pod.status),
@@ -283,6 +286,11 @@ pub(crate) async fn until_known(pods: &mut Receiver<NodePods>) {
 /// True if the annotations have a record, in either dialect.
 pub(crate) fn has_record(annotations: &BTreeMap<String, String>) -> bool {
     annotations.contains_key(DEVICE_ALLOCATED) || annotations.contains_key(MEM_IDX)
+}
+
+/// The doubt about the pod's request for GPUs; none about one that breaks a rule.
+fn warning(pod: &Pod, names: &ResourceNames) -> Option<String> {
+    PodRequest::read(pod, names).ok()??.gpus?.warning()
 }
 
 /// The IDs and names of the containers that the runtime has created.

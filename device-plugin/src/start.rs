@@ -253,6 +253,9 @@ impl StartChecker {
                     node.log().note_start(uid, resource, ids);
                     node.answered.notify_one();
                     self.log_start(starting);
+                    if let Some(doubt) = &pod.warning {
+                        self.context.recorder.warn(pod, "GPUMemoryTiny", doubt.clone());
+                    }
                     return Ok(StartDecision::Start(files));
                 }
                 Err(StartRefusal::Unplaced(_)) if self.context.unplaced == OnUnplaced::Adopt => {

@@ -1,6 +1,8 @@
-//! Annotations whose value is JSON: a limit of their length, and errors that name the annotation.
+//! Annotations whose value is JSON: a limit of their length, keys in any case, and errors that name the annotation.
 
 use serde::de::DeserializeOwned;
+
+pub(crate) mod keys;
 
 /// An annotation that cannot be read, or whose value would be refused by its readers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,5 +39,10 @@ pub(crate) fn parse<T: DeserializeOwned>(
             format!("longer than {max_bytes} bytes"),
         ));
     }
-    serde_json::from_str(text).map_err(|cause| AnnotationError::new(key, format!("does not parse: {cause}")))
+    serde_json::from_str(text)
+        .and_then(keys::read_value)
+        .map_err(|cause| AnnotationError::new(key, format!("does not parse: {cause}")))
 }
+
+#[cfg(test)]
+mod tests;

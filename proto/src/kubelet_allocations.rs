@@ -85,8 +85,8 @@ impl KubeletAllocations {
         // Entry by entry, so that an error names the entry.
         let list: Option<Vec<Value>> = annotation::parse(key, text, MAX_BYTES)?;
         let mut entries = Vec::new();
-        for (i, value) in list.iter().flatten().enumerate() {
-            let entry = KubeletAllocation::deserialize(value);
+        for (i, value) in list.into_iter().flatten().enumerate() {
+            let entry = annotation::keys::read_value::<KubeletAllocation>(value);
             entries.push(entry.map_err(|cause| AnnotationError::new(key, format!("entry {i}: {cause}")))?);
         }
         Ok(Self { entries })

@@ -271,6 +271,9 @@ pub struct Explanation {
     /// The rule that the pod's request breaks whatever node it is tried on; absent if it breaks none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub invalid: Option<String>,
+    /// The doubt about a valid request, with the amount that was probably meant; absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
     /// The pod's node; absent while it waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,

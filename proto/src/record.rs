@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
+use crate::annotation::keys;
 use crate::device::{TYPE_GPU, VirtualFunction};
 use crate::pod::null_as_default;
 use crate::quantity::Quantity;
@@ -91,7 +92,7 @@ impl DeviceAllocation {
         let functions = self
             .extension
             .as_ref()
-            .and_then(|extension| extension.get(FUNCTIONS));
+            .and_then(|extension| keys::field(extension, FUNCTIONS));
         match functions {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::Array(entries)) => entries.iter().map(read_function).collect(),
@@ -113,8 +114,8 @@ impl DeviceAllocation {
 
 /// Reads a virtual function; the number is -1 and the address empty if the entry has none that can be read.
 fn read_function(entry: &Value) -> VirtualFunction {
-    let minor = entry.get("minor").and_then(Value::as_i64);
-    let bus_id = entry.get("busID").and_then(Value::as_str);
+    let minor = keys::field(entry, "minor").and_then(Value::as_i64);
+    let bus_id = keys::field(entry, "busID").and_then(Value::as_str);
     VirtualFunction {
         minor: minor.and_then(|minor| i32::try_from(minor).ok()).unwrap_or(-1),
         bus_id: bus_id.unwrap_or_default().to_owned(),
@@ -230,6 +231,7 @@ fn read_allocations(
             Err(error(DEVICE_ALLOCATED, text, rule))
         }
         Some(text) => serde_json::from_str(text)
+            .and_then(keys::read_value)
             .map(Some)
             .map_err(|cause| error(DEVICE_ALLOCATED, text, cause.to_string())),
     }

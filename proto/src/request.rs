@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use crate::memory_text::{memory_text, units_text};
 use crate::memory_unit::MemoryUnit;
 use crate::pod::{ALL_DEVICES, Container, Pod, PodSpec};
 use crate::resource::{
@@ -23,6 +24,10 @@ const MAX_DEVICES: u64 = 1024;
 /// Largest amount of any resource, 2^50: 1 PiB of memory. More is taken for a mistake, and sums of a pod's containers stay far
 /// from the end of 64 bits.
 const MAX_AMOUNT: u64 = 1 << 50;
+/// The number of times the memory of the largest GPU from which on memory units are taken for a mistake in their unit.
+const MAX_TIMES_LARGEST: u64 = 1000;
+/// Bytes in one MiB.
+const MIB: u64 = 1 << 20;
 /// Most characters of a value that an error repeats: a pod's author may have written a file there.
 const EXCERPT: usize = 64;
 
@@ -233,6 +238,46 @@ impl PodRequest {
     }
 }
 
+/// Refuses memory units of which the largest GPU of the cluster, with `largest` of them, has a thousandth or less: kube-scheduler
+/// would find no node for the pod, and say nothing of the mistake.
+///
+/// `unit` is the size of one unit in bytes; `None` if it is not the same on all nodes.
+///
+/// # Errors
+/// Both amounts, and the number of units that was probably meant.
+pub fn refuse_other_unit(
+    units: u64,
+    largest: u64,
+    unit: Option<u64>,
+    names: &ResourceNames,
+) -> Result<(), RequestError> {
+    if largest == 0 || units / MAX_TIMES_LARGEST < largest {
+        return Ok(());
+    }
+    let meant = match unit {
+        Some(unit) => format!("did you mean {}?", meant_units(units, unit)),
+        None => "write it without a suffix".to_owned(),
+    };
+    Err(RequestError::Rule {
+        place: "the pod".to_owned(),
+        rule: format!(
+            "{} is {}, and the largest GPU of the cluster has {}; the amount is a number of units: {meant}",
+            names.memory,
+            units_text(units, unit),
+            units_text(largest, unit)
+        ),
+    })
+}
+
+/// The number of units of this many bytes that the author of an absurd number probably meant: `8192M` and `8G` are meant in
+/// MiB and GiB, and other numbers in bytes.
+fn meant_units(units: u64, unit_bytes: u64) -> u64 {
+    const DECIMAL: [(u64, u64); 2] = [(1_000_000_000, 1 << 30), (1_000_000, MIB)];
+    let suffix = DECIMAL.iter().find(|(decimal, _)| units.is_multiple_of(*decimal));
+    let bytes = suffix.map_or(units, |(decimal, binary)| units / decimal * binary);
+    bytes.div_ceil(unit_bytes.max(1))
+}
+
 /// Returns true if the pod has the annotation [`ALL_DEVICES`] with the value `true`.
 ///
 /// # Errors
@@ -344,6 +389,27 @@ impl GpuRequest {
             Memory::Ratio(ratio) => ratio < 100 * u64::from(self.devices),
         }
     }
+
+    /// The doubt about a valid request for less memory than any program uses, with the amount that was probably meant; `None`
+    /// without one.
+    ///
+    /// `HAMi` counts MiB where Koordinator counts bytes, so that its users write 8192 for 8 GiB.
+    pub fn warning(&self) -> Option<String> {
+        let Memory::Bytes(bytes) = self.memory else {
+            return None;
+        };
+        let suffix = match bytes {
+            // No GPU has so many GiB, and hardly a program does with so few MiB.
+            1..256 => "Gi",
+            256..MIB => "Mi",
+            // 0 is the amount of a pod that sees all GPUs.
+            _ => return None,
+        };
+        Some(format!(
+            "{GPU_MEMORY} is {}; did you mean {bytes}{suffix}?",
+            memory_text(bytes)
+        ))
+    }
 }
 
 impl fmt::Display for GpuRequest {
@@ -374,7 +440,7 @@ impl fmt::Display for PodRequest {
 }
 
 /// The beginning of a value, for errors.
-fn excerpt(text: &str) -> String {
+pub(crate) fn excerpt(text: &str) -> String {
     text.chars().take(EXCERPT).collect()
 }
 

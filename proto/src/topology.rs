@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::annotation::{self, AnnotationError};
 use crate::pod::is_default;
 use crate::quantity::Quantity;
+use crate::request::excerpt;
 
 /// Annotation of the Device object: JSON of a [`GpuPartitionTable`] (proposal "GPU Partitioning APIs").
 pub const GPU_PARTITIONS: &str = "scheduling.koordinator.sh/gpu-partitions";
@@ -148,7 +149,15 @@ pub(crate) fn bandwidth(quantity: Quantity) -> Option<u64> {
 /// It is longer than 256 KiB, does not parse, has more than 512 partitions, or a partition has another size than its key, names a
 /// GPU twice, or has a bandwidth that is not a whole number up to 2^50.
 pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, AnnotationError> {
-    let table: GpuPartitionTable = annotation::parse(GPU_PARTITIONS, text, MAX_BYTES)?;
+    let by_size: BTreeMap<String, Vec<GpuPartition>> = annotation::parse(GPU_PARTITIONS, text, MAX_BYTES)?;
+    let mut table = GpuPartitionTable::new();
+    for (size, partitions) in by_size {
+        let Ok(size) = size.parse() else {
+            let rule = format!("does not parse: {:?} is no number of GPUs", excerpt(&size));
+            return Err(AnnotationError::new(GPU_PARTITIONS, rule));
+        };
+        table.insert(size, partitions);
+    }
     // The scheduler compares each partition with all others for each filter, so that a large table would cost every pod.
     if table.values().map(Vec::len).sum::<usize>() > MAX_SETS {
         return Err(AnnotationError::new(

@@ -485,12 +485,13 @@ function whyNot(explanation) {
   if (!view.pod) return cluster.pendingTotal ? 'Choose a pod.' : 'No pod waits for a GPU.';
   const name = `${view.pod.namespace}/${view.pod.name}`;
   if (!explanation) return known.failure || `Asking why ${name} waits.`;
-  const {asked, invalid, node, assumed, fitting, nodes, summary, kubeScheduler} = explanation;
-  if (node) return `${name} asks for ${asked}; it ${assumed ? 'is being bound to' : 'is on'} node ${node}.`;
+  const {asked, invalid, warning, node, assumed, fitting, nodes, summary, kubeScheduler} = explanation;
+  const doubt = warning ? ` Warning: ${warning}` : '';
+  if (node) return `${name} asks for ${asked}; it ${assumed ? 'is being bound to' : 'is on'} node ${node}.${doubt}`;
   // The sentences are those of `kubectl gpushare explain`: the scheduler words them for all clients.
   const words = [...summary ?? [], ...kubeScheduler ? [`kube-scheduler says: ${kubeScheduler}`] : []].join(' ');
   if (invalid) return `${name} waits. ${words}`;
-  return `${name} asks for ${asked}; ${thousands(fitting)} of ${count(nodes, 'node')} ${fitting === 1 ? 'takes' : 'take'} it. ${words}`;
+  return `${name} asks for ${asked}; ${thousands(fitting)} of ${count(nodes, 'node')} ${fitting === 1 ? 'takes' : 'take'} it.${doubt} ${words}`;
 }
 
 function renderHistory() {

@@ -1,7 +1,6 @@
 //! The admission webhooks: [`Rules`] decides about pods and bindings, [`server`] speaks HTTP.
 //!
-//! Decisions about pods are functions of the request alone; one about a binding also needs to know whether the pod requests devices
-//! ([`Bindings`]). [`proto::request`] validates device requests for the webhooks and the filter alike, so both refuse with the same
+//! Decisions are functions of the request, and of the cluster as far as it is known ([`KnownCluster`]). [`proto::request`] validates device requests for the webhooks and the filter alike, so both refuse with the same
 //! texts.
 
 mod binding;
@@ -18,7 +17,7 @@ use proto::resource::ResourceNames;
 use serde::Deserialize;
 use serde_json::Value;
 
-pub use binding::Bindings;
+pub use binding::KnownCluster;
 
 /// The rules of both webhooks, as the administrator configured them.
 #[derive(Clone, Debug, Default)]
@@ -156,7 +155,7 @@ impl Rules {
     pub fn validate(
         &self,
         request: &AdmissionRequest,
-        bindings: &impl Bindings,
+        cluster: &impl KnownCluster,
     ) -> Result<Verdict, Unreadable> {
         let about = (
             request.resource.group.as_str(),
@@ -165,9 +164,9 @@ impl Rules {
         );
         // `bindings` without a pod's name in the path is an older way to bind, which the API server still serves.
         if matches!(about, ("", "pods", "binding") | ("", "bindings", "")) {
-            return binding::review(self, request, bindings);
+            return binding::review(self, request, cluster);
         }
-        validate::review(self, request)
+        validate::review(self, request, cluster)
     }
 
     /// The reason for which the filter refuses a pod whose request is valid, with the text of the validating webhook; `None` if its

@@ -11,7 +11,7 @@ use proto::pod::ALL_DEVICES;
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
 };
-use proto::resource::{GPU_MEM, GPU_SHARED};
+use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_SHARED};
 use serde_json::{Value, json};
 use testbed::apiserver::{Fault, Matching};
 use testbed::cluster::{ClusterSpec, GpuFault, LocalCluster, NodeSetup};
@@ -253,7 +253,13 @@ async fn an_unhealthy_gpu_is_reported_on_node_and_pod() -> Result<()> {
     );
     cluster.node("n1")?.set_health(minor, GpuFault::Healthy)?;
     until_event(&cluster, "n1", "GPUHealthy").await?;
-    until_running(&cluster, "a").await.map(drop)
+    until_running(&cluster, "a").await?;
+    // A request that is doubtful and valid is reported once the pod starts.
+    let limits = [(GPU_SHARED, "1"), (GPU_MEMORY, "8192")];
+    pods.create(&PodBuilder::new("tiny", &limits)).await?;
+    let said = until_event(&cluster, "tiny", "GPUMemoryTiny").await?;
+    ensure!(said.ends_with("did you mean 8192Mi?"), "{said}");
+    Ok(())
 }
 
 /// The API server is away: containers of pods that are known start again, also after kubelet's restart; what is to be written

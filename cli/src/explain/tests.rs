@@ -78,6 +78,7 @@ fn the_nearest_miss() {
 fn other_states() {
     let bound = Explanation {
         node: Some("n1".to_owned()),
+        warning: Some("koordinator.sh/gpu-memory is 8192 bytes; did you mean 8192Mi?".to_owned()),
         ..waiting()
     };
     let rule = "the pod asks for memory units and for bytes";

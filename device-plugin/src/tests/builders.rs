@@ -112,6 +112,7 @@ pub(crate) fn pod(name: &str, assumed_at: u64, containers: impl Into<Vec<Contain
         is_limited: false,
         requests: Requests::default(),
         sees_all: false,
+        warning: None,
         hints: BTreeMap::new(),
         variables: [].into(),
         created: Vec::new(),

@@ -56,19 +56,19 @@ fn json_of_go_is_read(#[case] text: &str, #[case] n_entries: usize) {
 
 #[rstest]
 #[case::empty("", "does not parse: EOF while parsing a value at line 1 column 0")]
-#[case::object(
-    "{}",
-    "does not parse: invalid type: map, expected a sequence at line 1 column 0"
-)]
+#[case::object("{}", "does not parse: invalid type: map, expected a sequence")]
 #[case::word(
     "[{}, 7]",
     "entry 1: invalid type: integer `7`, expected struct KubeletAllocation"
 )]
 #[case::one_id(
     r#"[{"deviceIDs":"GPU-a"}]"#,
-    r#"entry 0: invalid type: string "GPU-a", expected a sequence"#
+    r#"entry 0: deviceIDs: invalid type: string "GPU-a", expected a sequence"#
 )]
-#[case::number(r#"[{"podUID":1}]"#, "entry 0: invalid type: integer `1`, expected a string")]
+#[case::number(
+    r#"[{"podUID":1}]"#,
+    "entry 0: podUID: invalid type: integer `1`, expected a string"
+)]
 fn unreadable_annotations_are_refused_by_name(#[case] text: &str, #[case] rule: &str) {
     assert_eq!(
         read(GPU_CHECKPOINTS, text),

@@ -259,8 +259,15 @@ fn refuse_mixed_amounts(
     ];
     for (name, amount, is_complete) in lacks_memory {
         if let (Some(amount), false) = (amount, is_complete) {
+            let or_else = if name == GPU_SHARED {
+                format!(
+                    ", or the annotation {ALL_DEVICES}: \"true\" to see all GPUs of the node without an amount"
+                )
+            } else {
+                String::new()
+            };
             return rule(format!(
-                "{name} ({amount}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it"
+                "{name} ({amount}) needs {GPU_MEMORY} or {GPU_MEMORY_RATIO} beside it{or_else}"
             ));
         }
     }

@@ -7,14 +7,12 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use self::keys::{UnknownKeys, parse_object};
 use super::{PodRequest, RequestError, excerpt};
+use crate::annotation::keys::{UnknownKeys, nearest, parse_object};
 use crate::device::{ENFORCED_BY_DRIVER, ENFORCEMENT, TYPE_GPU};
 use crate::pod::Pod;
 use crate::quantity::Quantity;
 use crate::topology;
-
-mod keys;
 
 /// Pod annotation: a JSON object with one [`DeviceHint`] for each device type.
 pub const ALLOCATE_HINT: &str = "scheduling.koordinator.sh/device-allocate-hint";
@@ -234,11 +232,31 @@ impl Hints {
         } else if hint.scope == Some(TopologyScope::Device) && gpus.devices > 1 {
             let n_gpus = gpus.devices;
             format!("gpu.requiredTopologyScope is Device, but the pod asks for {n_gpus} GPUs")
+        } else if hint.strategy == Some(AllocateStrategy::ApplyForAll) {
+            // Koordinator accepts it, gives the pod the GPUs of its resources all the same, and then ignores that they are to be
+            // near its other devices.
+            "gpu.allocateStrategy: ApplyForAll is not for GPUs, whose number is that of the pod's resources; take it out"
+                .to_owned()
         } else {
             return Ok(());
         };
         let text = pod.annotation(ALLOCATE_HINT).unwrap_or_default();
         Err(refusal(ALLOCATE_HINT, text, rule))
+    }
+}
+
+/// The refusal of a device type in [`ALLOCATE_HINT`] or [`JOINT_ALLOCATE`] (`key`) of which no node has devices, and which is none
+/// of `known`.
+pub fn unknown_device_type(key: &'static str, device_type: &str, known: &[&str]) -> RequestError {
+    let shown = excerpt(device_type);
+    let meant = nearest(device_type, known).map(|name| format!("; did you mean {name:?}?"));
+    RequestError::Rule {
+        place: format!("annotation {key}"),
+        rule: format!(
+            "unknown device type {shown:?}, none of {}{}",
+            known.join(", "),
+            meant.unwrap_or_default()
+        ),
     }
 }
 

@@ -6,10 +6,11 @@ use serde_json::json;
 
 use super::{
     ContainerKind, ContainerRequest, Dialect, GpuRequest, Memory, PodRequest, RequestError, containers,
+    refuse_other_unit,
 };
 use crate::memory_unit::MemoryUnit;
 use crate::pod::{ALL_DEVICES, Pod, PodSpec};
-use crate::resource::ResourceNames;
+use crate::resource::{GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, ResourceNames};
 
 fn spec(value: serde_json::Value) -> PodSpec {
     serde_json::from_value(value).unwrap()
@@ -462,4 +463,66 @@ proptest! {
             prop_assert!(core <= request.core / n_devices, "{core} of {}", request.core);
         }
     }
+}
+
+/// The number of GPUs alone says neither that they are to be seen nor how much of them.
+#[test]
+fn shared_alone_is_refused_with_both_ways_out() {
+    let refusal = read(&pod(&[json!({GPU_SHARED: 1})])).unwrap_err();
+    assert_eq!(
+        refusal.to_string(),
+        "container \"c0\": koordinator.sh/gpu.shared (1) needs koordinator.sh/gpu-memory or koordinator.sh/gpu-memory-ratio beside it, \
+         or the annotation gpushare/all-devices: \"true\" to see all GPUs of the node without an amount"
+    );
+}
+
+/// `HAMi`'s users write MiB without a suffix.
+#[rstest]
+#[case::mebibytes(json!({GPU_SHARED: 1, GPU_MEMORY: 8192}), Some("koordinator.sh/gpu-memory is 8192 bytes; did you mean 8192Mi?"))]
+#[case::gibibytes(json!({GPU_SHARED: 2, GPU_MEMORY: "16"}), Some("koordinator.sh/gpu-memory is 16 bytes; did you mean 16Gi?"))]
+#[case::just_below(json!({GPU_SHARED: 1, GPU_MEMORY: "1023Ki"}), Some("koordinator.sh/gpu-memory is 1047552 bytes; did you mean 1047552Mi?"))]
+#[case::one_mebibyte(json!({GPU_SHARED: 1, GPU_MEMORY: "1Mi"}), None)]
+#[case::ratio(json!({GPU_SHARED: 1, GPU_MEMORY_RATIO: 1}), None)]
+#[case::units(json!({"aliyun.com/gpu-mem": 8}), None)]
+fn amounts_below_one_mebibyte_are_doubted(#[case] limits: serde_json::Value, #[case] warning: Option<&str>) {
+    let request = read(&pod(&[limits])).unwrap().unwrap();
+    assert_eq!(request.gpus.unwrap().warning().as_deref(), warning);
+}
+
+/// A suffix makes an absurd number of units, of which no node has enough.
+#[rstest]
+#[case::mebibytes_meant(8_192_000_000, Some(1 << 20), "8000000 GiB (8192000000 units of 1 MiB)", "80 GiB (81920 units of 1 MiB)", "did you mean 8192?")]
+#[case::gibibytes_meant(8_000_000_000, Some(1 << 20), "7812500 GiB (8000000000 units of 1 MiB)", "80 GiB (81920 units of 1 MiB)", "did you mean 8192?")]
+#[case::bytes_meant(8 << 30, Some(1 << 20), "8388608 GiB (8589934592 units of 1 MiB)", "80 GiB (81920 units of 1 MiB)", "did you mean 8192?")]
+#[case::units_of_a_gibibyte(8 << 30, Some(1 << 30), "8589934592 GiB (8589934592 units of 1 GiB)", "81920 GiB (81920 units of 1 GiB)", "did you mean 8?")]
+#[case::several_units(
+    8_192_000_000,
+    None,
+    "8192000000 memory units",
+    "81920 memory units",
+    "write it without a suffix"
+)]
+fn units_beyond_any_gpu_are_refused(
+    #[case] units: u64,
+    #[case] unit: Option<u64>,
+    #[case] asked: &str,
+    #[case] largest: &str,
+    #[case] meant: &str,
+) {
+    let refusal = refuse_other_unit(units, 81_920, unit, &ResourceNames::default()).unwrap_err();
+    assert_eq!(
+        refusal.to_string(),
+        format!(
+            "the pod: aliyun.com/gpu-mem is {asked}, and the largest GPU of the cluster has {largest}; the amount is a number of \
+             units: {meant}"
+        )
+    );
+}
+
+#[test]
+fn units_below_a_thousand_gpus_are_left_to_the_nodes() {
+    let refuse = |units, largest| refuse_other_unit(units, largest, Some(1 << 20), &ResourceNames::default());
+    assert_eq!(refuse(81_919_999, 81_920), Ok(()));
+    assert!(refuse(81_920_000, 81_920).is_err());
+    assert_eq!(refuse(u64::MAX, 0), Ok(()), "no GPU is known");
 }

@@ -29,7 +29,11 @@ fn a_table_as_koordinator_writes_it_is_read_and_written_alike() {
 #[case::no_json("Invalid JSON format", "does not parse: expected value at line 1 column 1")]
 #[case::quoted_score(
     r#"{"1":[{"minors":[0],"allocationScore":"1"}]}"#,
-    r#"does not parse: invalid type: string "1", expected i64 at line 1 column 41"#
+    r#"does not parse: 1[0].allocationScore: invalid type: string "1", expected i64"#
+)]
+#[case::no_number(
+    r#"{"two":[{"minors":[0,1]}]}"#,
+    r#"does not parse: "two" is no number of GPUs"#
 )]
 #[case::size(r#"{"2":[{"minors":[0]}]}"#, "the set [0] under 2 is of another size")]
 #[case::twice(r#"{"2":[{"minors":[3,3]}]}"#, "the set [3, 3] under 2 names a GPU twice")]

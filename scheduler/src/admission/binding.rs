@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use proto::admission::{AdmissionRequest, Operation};
+use proto::pod::Pod;
 use proto::record::DEVICE_ALLOCATED;
 use proto::request::Dialect;
 use serde::Deserialize;
@@ -14,14 +15,26 @@ use super::{Refusal, Rules, Unreadable, Verdict, read};
 use crate::accounting::{ParsedRequest, PodFacts};
 use crate::index::{Index, Shared};
 
-/// The pods that request device resources, as far as a watch has shown them.
-pub trait Bindings {
+/// The cluster, as far as watches have shown it.
+pub trait KnownCluster {
+    /// The rule of the filter that a new pod breaks on every node, by the devices of the cluster; `None` if it breaks none, or
+    /// while not all nodes are known.
+    fn refusal(&self, pod: &Pod) -> Option<String>;
+
     /// Returns true if the pod of this name requests device resources that this scheduler counts on the node; false for an unknown
     /// pod.
     fn asks(&self, namespace: &str, name: &str, node: &str) -> bool;
 }
 
-impl Bindings for Shared<Index> {
+impl KnownCluster for Shared<Index> {
+    fn refusal(&self, pod: &Pod) -> Option<String> {
+        let index = self.read();
+        index.ready().ok()?;
+        let facts = PodFacts::of(pod, index.names())?;
+        let refusal = index.demand(pod.uid(), &facts).err()?;
+        Some(refusal.to_string())
+    }
+
     fn asks(&self, namespace: &str, name: &str, node: &str) -> bool {
         let index = self.read();
         let is_counted = index.fleet().node_id(node).is_some();
@@ -66,7 +79,7 @@ struct BindingMetadata {
 pub(super) fn review(
     rules: &Rules,
     request: &AdmissionRequest,
-    bindings: &impl Bindings,
+    cluster: &impl KnownCluster,
 ) -> Result<Verdict, Unreadable> {
     let (Some(binders), Operation::Create) = (&rules.binders, request.operation) else {
         return Ok(Verdict::ALLOWED);
@@ -92,7 +105,7 @@ pub(super) fn review(
     let brings_devices = metadata
         .annotations
         .is_some_and(|annotations| annotations.contains_key(DEVICE_ALLOCATED));
-    if !brings_devices && !bindings.asks(namespace, name, &target.name) {
+    if !brings_devices && !cluster.asks(namespace, name, &target.name) {
         return Ok(Verdict::ALLOWED);
     }
     let message = format!(

@@ -8,16 +8,21 @@ mod uncounted;
 mod validate;
 
 use proto::admission::AdmissionRequest;
+use proto::pod::Pod;
 use serde_json::{Value, json};
 
-use super::{Bindings, Refusal, Rules, Verdict};
+use super::{KnownCluster, Refusal, Rules, Verdict};
 
 /// Pods that ask for our resources, by namespace and name.
 struct PodsWithDevices(&'static [(&'static str, &'static str)]);
 
-impl Bindings for PodsWithDevices {
+impl KnownCluster for PodsWithDevices {
     fn asks(&self, namespace: &str, name: &str, _node: &str) -> bool {
         self.0.contains(&(namespace, name))
+    }
+
+    fn refusal(&self, _pod: &Pod) -> Option<String> {
+        None
     }
 }
 

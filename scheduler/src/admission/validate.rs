@@ -11,15 +11,19 @@ use serde::Deserialize;
 
 use super::requested_kinds::{RECORD, RequestedKinds, is_mirror};
 use super::visible_devices::{self, DeviceFields};
-use super::{Refusal, Rules, Unreadable, Verdict, read, read_old};
+use super::{KnownCluster, Refusal, Rules, Unreadable, Verdict, read, read_old};
 
 /// Decides about a request for a pod or its ephemeral containers.
-pub(super) fn review(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
+pub(super) fn review(
+    rules: &Rules,
+    request: &AdmissionRequest,
+    cluster: &impl KnownCluster,
+) -> Result<Verdict, Unreadable> {
     if !request.resource.group.is_empty() || request.resource.resource != "pods" {
         return Ok(Verdict::ALLOWED);
     }
     match (request.operation, request.sub_resource.as_str()) {
-        (Operation::Create, "") => check_new(rules, request),
+        (Operation::Create, "") => check_new(rules, request, cluster),
         (Operation::Update, "") => check_update(rules, request),
         (Operation::Update, "ephemeralcontainers") => check_ephemeral(rules, request),
         _ => Ok(Verdict::ALLOWED),
@@ -27,31 +31,42 @@ pub(super) fn review(rules: &Rules, request: &AdmissionRequest) -> Result<Verdic
 }
 
 /// Decides about a new pod.
-fn check_new(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
+fn check_new(
+    rules: &Rules,
+    request: &AdmissionRequest,
+    cluster: &impl KnownCluster,
+) -> Result<Verdict, Unreadable> {
     let pod: Pod = read(request)?;
     // kubelet runs the static pod whatever the answer is; a refusal would only hide it.
     if is_mirror(&pod) {
         return Ok(Verdict::ALLOWED);
     }
     let kinds = RequestedKinds::of_pod(&pod, &rules.names);
-    if !(kinds.is_empty() && pod.annotation(ALL_DEVICES).is_none())
-        && let Err(refusal) = check_request(rules, &pod)
-    {
-        return Ok(Verdict::Refused(refusal));
+    let mut warning = None;
+    if !(kinds.is_empty() && pod.annotation(ALL_DEVICES).is_none()) {
+        match check_request(rules, &pod, cluster) {
+            Ok(doubt) => warning = doubt,
+            Err(refusal) => return Ok(Verdict::Refused(refusal)),
+        }
     }
-    if rules.is_unrestricted(&request.namespace) {
-        return Ok(Verdict::ALLOWED);
+    if !rules.is_unrestricted(&request.namespace) {
+        let fields: DeviceFields = read(request)?;
+        if let Err(refusal) = check_device_fields(rules, kinds, &fields, &request.namespace) {
+            return Ok(Verdict::Refused(refusal));
+        }
     }
-    let fields: DeviceFields = read(request)?;
-    Ok(check_device_fields(rules, kinds, &fields, &request.namespace).into())
+    Ok(Verdict::Allowed {
+        patch: Vec::new(),
+        warnings: Vec::from_iter(warning),
+    })
 }
 
-/// Checks the device requests and annotations of a new pod.
-fn check_request(rules: &Rules, pod: &Pod) -> Result<(), Refusal> {
+/// Checks the device requests and annotations of a new pod; returns the doubt about a valid request, if there is one.
+fn check_request(rules: &Rules, pod: &Pod, cluster: &impl KnownCluster) -> Result<Option<String>, Refusal> {
     // Before `read_new`, which lets a pod with an old name and no other device request pass: Kubernetes reserves the old names, so
     // no node offers them.
     request::refuse_old_names(&pod.spec)?;
-    PodRequest::read_new(pod, &rules.names)?;
+    let asked = PodRequest::read_new(pod, &rules.names)?;
     refuse_all_devices(rules, pod)?;
     for key in RECORD {
         if pod.annotation(key).is_some() {
@@ -60,7 +75,10 @@ fn check_request(rules: &Rules, pod: &Pod) -> Result<(), Refusal> {
             )));
         }
     }
-    Ok(())
+    if let Some(refusal) = cluster.refusal(pod) {
+        return Err(Refusal::Invalid(refusal));
+    }
+    Ok(asked.and_then(|asked| asked.gpus?.warning()))
 }
 
 /// Checks the fields of a pod that select devices.

@@ -130,6 +130,18 @@ impl Cluster {
         unit.filter(|_| self.n_opaque == 0 && units.next().is_none())
     }
 
+    /// The number of memory units of the largest GPU, in the unit of its node; 0 if no GPU is known.
+    pub(super) fn largest_gpu_in_units(&self) -> u64 {
+        let mut largest = 0;
+        for state in self.nodes.values() {
+            let Some(unit) = state.unit() else { continue };
+            for gpu in state.report.iter().flat_map(|report| &report.inventory.gpus) {
+                largest = largest.max(gpu.memory_bytes / unit.max(1));
+            }
+        }
+        largest
+    }
+
     /// Returns true if there is a Node object of this name.
     pub(super) fn knows_node(&self, name: &str) -> bool {
         self.nodes.get(name).is_some_and(NodeState::exists)

@@ -7,13 +7,17 @@ use placement::{
     Reason, RequestedGpus, RequestedMemory, ShareRequest,
 };
 use proto::memory_text::{memory_text, units_text};
+use proto::memory_unit::MemoryUnit;
 use proto::pod::Pod;
-use proto::request::hints::DemandedEnforcement;
-use proto::request::{Dialect, GpuRequest, Memory, RequestError};
+use proto::request::hints::{ALLOCATE_HINT, DemandedEnforcement, JOINT_ALLOCATE, unknown_device_type};
+use proto::request::{self, Dialect, GpuRequest, Memory, RequestError};
 use proto::totals::HostResources;
 
 use super::cluster::Cluster;
 use crate::accounting::{self, PodFacts};
+
+/// Fewer bytes are no absurd request for memory units: a thousand times the memory of a GPU with 1 GiB, of which none has less.
+const LEAST_ABSURD: u64 = 1000 << 30;
 
 /// The demand of a pod for a node.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +65,11 @@ impl<'a> ResourceDemand<'a> {
             return Ok(None);
         }
         let mut constraints = facts.constraints.clone().map_err(|error| (*error).clone())?;
+        // A placed pod has its devices, whatever it meant.
+        if facts.bound.is_none() {
+            refuse_other_unit(cluster, gpus)?;
+            refuse_unknown_types(cluster, constraints.as_deref())?;
+        }
         // A pod with whole GPUs needs no limit, as it shares them with no other.
         let demanded = facts.preference.enforcement_or(cluster.enforcement);
         if demanded == DemandedEnforcement::Driver && gpus.is_some_and(GpuRequest::is_shared) {
@@ -192,6 +201,37 @@ impl<'a> ResourceDemand<'a> {
             DeviceType::Other(_) => self.others.iter().any(|request| request.kind == *kind),
         }
     }
+}
+
+/// Refuses memory units whose number was probably meant in another unit.
+fn refuse_other_unit(cluster: &Cluster, gpus: Option<&GpuRequest>) -> Result<(), RequestError> {
+    let Some(Memory::Units(units)) = gpus.map(|gpus| gpus.memory) else {
+        return Ok(());
+    };
+    let unit = cluster.common_unit();
+    // Practically all requests: without a look at every GPU.
+    let bytes = units.saturating_mul(unit.unwrap_or(MemoryUnit::MIB.bytes()));
+    if bytes < LEAST_ABSURD {
+        return Ok(());
+    }
+    request::refuse_other_unit(units, cluster.largest_gpu_in_units(), unit, &cluster.names)
+}
+
+/// Refuses constraints on device types that Koordinator does not define and no node has.
+fn refuse_unknown_types(cluster: &Cluster, constraints: Option<&Constraints>) -> Result<(), RequestError> {
+    let Some(constraints) = constraints else {
+        return Ok(());
+    };
+    let by_kind = constraints.by_kind.iter().map(|(kind, _)| (ALLOCATE_HINT, kind));
+    let joint = constraints.joint.iter().flat_map(|joint| &joint.kinds);
+    for (key, kind) in by_kind.chain(joint.map(|kind| (JOINT_ALLOCATE, kind))) {
+        let known = cluster.kinds.names();
+        if !known.contains(kind.as_str()) {
+            let known: Vec<&str> = known.into_iter().collect();
+            return Err(unknown_device_type(key, kind.as_str(), &known));
+        }
+    }
+    Ok(())
 }
 
 /// The GPUs of a demand in words, such as `8 GiB of one GPU`; `None` if it asks for none.

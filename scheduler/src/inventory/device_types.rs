@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{DeviceRequest, DeviceType, DevicesOfType, ResourceName};
+use proto::device::TYPE_GPU;
 use proto::resource::{FPGA, RDMA, ResourceNames, WHOLE_PERCENT, is_gpu_resource};
 
 /// Types whose resource is a percentage.
@@ -62,6 +63,16 @@ impl Kinds {
             return Some(DeviceType::from(*kind));
         }
         self.learnt.get(resource)?.keys().next().cloned()
+    }
+
+    /// The names of all device types: those of Koordinator, and those whose devices some node lists.
+    pub fn names(&self) -> BTreeSet<&str> {
+        let mut names = BTreeSet::from([TYPE_GPU]);
+        names.extend(PERCENT.iter().map(|(_, kind)| *kind));
+        for kind in self.learnt.values().flat_map(BTreeMap::keys) {
+            names.insert(kind.as_str());
+        }
+        names
     }
 
     /// The device requests that a pod's amounts of resources come to, one per device type. Resources that no device has are

@@ -7,6 +7,7 @@ mod survey;
 
 use placement::{DeviceFit, Hints, OwnerId, Reason};
 use proto::read_api::{Explanation, GpuVerdict, NodeVerdict, RefusedBy, VERSION};
+use proto::request::GpuRequest;
 
 use crate::accounting::PodFacts;
 use crate::index::view::{asked, counted_on, gone_gpus};
@@ -47,6 +48,7 @@ pub(super) fn explain_to(
         name: facts.name.to_string(),
         uid: uid.to_string(),
         asked: asked(&facts.request, unit),
+        warning: facts.request.gpus().and_then(GpuRequest::warning),
         assumed: bound.is_none() && assumed_on.is_some(),
         node: bound.or(assumed_on),
         ..Explanation::default()

@@ -4,19 +4,24 @@
 
 use clap::Parser;
 use proto::admission::AdmissionRequest;
-use scheduler::admission::{Bindings, Refusal, Rules, Verdict};
+use proto::pod::Pod;
+use scheduler::admission::{KnownCluster, Refusal, Rules, Verdict};
 use scheduler::config::{Args, Config};
 use serde_json::{Value, json};
 
 use super::case::{Case, Outcome};
 use super::requests::{amounts, says_all_and_shared};
 
-/// No binding is reviewed here.
-struct NoBindings;
+/// The cases are decided without a cluster.
+struct NoCluster;
 
-impl Bindings for NoBindings {
+impl KnownCluster for NoCluster {
     fn asks(&self, _namespace: &str, _name: &str, _node: &str) -> bool {
         false
+    }
+
+    fn refusal(&self, _pod: &Pod) -> Option<String> {
+        None
     }
 }
 
@@ -148,7 +153,7 @@ pub(crate) fn mutated(pod: &Value, operation: &str) -> Result<Value, String> {
 
 fn validated(pod: &Value, old: &Value, operation: &str) -> Result<(), String> {
     match Rules::default()
-        .validate(&request(operation, pod, old), &NoBindings)
+        .validate(&request(operation, pod, old), &NoCluster)
         .unwrap()
     {
         Verdict::Refused(refusal) => Err(words(refusal)),

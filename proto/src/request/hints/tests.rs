@@ -218,7 +218,7 @@ fn refusals(#[case] key: &str, #[case] text: &str, #[case] rule: &str) {
 #[case::a_list(
     ALLOCATE_HINT,
     r#"{"gpu": []}"#,
-    "invalid type: sequence, expected a JSON object"
+    "gpu: invalid type: sequence, expected a JSON object"
 )]
 fn unknown_keys_are_refused(#[case] key: &str, #[case] text: &str, #[case] rule: &str) {
     let refusal = read(key, text).unwrap_err();
@@ -248,59 +248,6 @@ fn unknown_keys_of_a_placed_pod_are_skipped() {
     assert_eq!(exclusive, Some(ExclusivePolicy::PcieLevel));
 }
 
-/// Valid annotations with every key of their types.
-const COMPLETE: [(&str, &str); 3] = [
-    (
-        ALLOCATE_HINT,
-        r#"{"rdma": {"~selector": {"~matchLabels": {"type": "fakeW"}}, "~vfSelector": {"~matchExpressions": [
-            {"~key": "type", "~operator": "In", "~values": ["general"]}]}, "~allocateStrategy": "RequestsAsCount",
-            "~requiredTopologyScope": "PCIe", "~exclusivePolicy": "PCIeLevel"}}"#,
-    ),
-    (
-        JOINT_ALLOCATE,
-        r#"{"~deviceTypes": ["gpu", "rdma"], "~requiredScope": "SamePCIe"}"#,
-    ),
-    (
-        PARTITION_SPEC,
-        r#"{"~allocatePolicy": "Restricted", "~ringBusBandwidth": "200Gi"}"#,
-    ),
-];
-
-/// The text with the case of the letters of each key, which a tilde marks, as the bits say.
-fn respelt(text: &str, bits: &[bool]) -> String {
-    let (mut respelt, mut is_key) = (String::new(), false);
-    for (at, letter) in text.chars().enumerate() {
-        match letter {
-            '~' => is_key = true,
-            '"' => {
-                is_key = false;
-                respelt.push('"');
-            }
-            letter if is_key && bits[at % bits.len()] => {
-                respelt.push(if letter.is_ascii_lowercase() {
-                    letter.to_ascii_uppercase()
-                } else {
-                    letter.to_ascii_lowercase()
-                });
-            }
-            letter => respelt.push(letter),
-        }
-    }
-    respelt
-}
-
-proptest! {
-    /// Go's `encoding/json` takes any spelling, so Koordinator does.
-    #[test]
-    fn keys_are_read_in_any_case(bits in prop::collection::vec(any::<bool>(), 64..400)) {
-        for (key, text) in COMPLETE {
-            let expected = read(key, &respelt(text, &[false])).unwrap();
-            prop_assert_ne!(&expected, &Hints::default());
-            prop_assert_eq!(read(key, &respelt(text, &bits)), Ok(expected));
-        }
-    }
-}
-
 /// Impossible hints about GPUs are refused for new pods that request GPUs, and ignored otherwise.
 #[rstest]
 #[case::functions_of_gpus(
@@ -310,6 +257,10 @@ proptest! {
 #[case::two_in_one(
     r#"{"gpu": {"requiredTopologyScope": "Device"}}"#,
     "gpu.requiredTopologyScope is Device, but the pod asks for 2 GPUs"
+)]
+#[case::all_gpus(
+    r#"{"gpu": {"allocateStrategy": "ApplyForAll"}}"#,
+    "gpu.allocateStrategy: ApplyForAll is not for GPUs, whose number is that of the pod's resources; take it out"
 )]
 fn impossible_hints_are_refused(#[case] text: &str, #[case] rule: &str) {
     let of = |limits: Value| {

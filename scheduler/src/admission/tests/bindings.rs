@@ -4,7 +4,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::{PodsWithDevices, refusal, request};
-use crate::admission::{Bindings, Rules, Verdict};
+use crate::admission::{KnownCluster, Rules, Verdict};
 use crate::index::Shared;
 use crate::offline;
 

@@ -1,5 +1,8 @@
 //! Pods and changes of pods that the validating webhook refuses, and the reasons.
 
+use std::time::Duration;
+
+use placement::Policies;
 use proto::pod::Pod;
 use proto::request::PodRequest;
 use proto::resource::ResourceNames;
@@ -8,6 +11,8 @@ use serde_json::{Value, json};
 
 use super::{annotated, container, creation, mutated, pod, refusal, request as review, validated, with};
 use crate::admission::{Rules, Verdict};
+use crate::index::{Index, Shared};
+use crate::offline;
 
 #[rstest]
 #[case::vendor_and_shares(json!({"nvidia.com/gpu": "1", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}))]
@@ -47,6 +52,71 @@ fn valid_pods_are_allowed(#[case] asked: Value) {
     );
 }
 
+/// The cluster's largest GPU has 80 GiB, and some node has devices of type npu.
+#[rstest]
+#[case::other_unit(
+    &json!({"aliyun.com/gpu-mem": "8192M"}),
+    "{}",
+    Err("the pod: aliyun.com/gpu-mem is 8000000 GiB (8192000000 units of 1 MiB), and the largest GPU of the cluster has 80 GiB (81920 units of 1 MiB); the amount is a number of units: did you mean 8192?")
+)]
+#[case::unknown_type(
+    &json!({"nvidia.com/gpu": "1"}),
+    r#"{"GPU": {"exclusivePolicy": "DeviceLevel"}}"#,
+    Err("annotation scheduling.koordinator.sh/device-allocate-hint: unknown device type \"GPU\", none of fpga, gpu, npu, rdma; did you mean \"gpu\"?")
+)]
+#[case::types_that_the_pod_does_not_ask_for(
+    &json!({"nvidia.com/gpu": "1"}),
+    r#"{"npu": {"exclusivePolicy": "DeviceLevel"}, "fpga": {"exclusivePolicy": "DeviceLevel"}}"#,
+    Ok(&[][..])
+)]
+#[case::tiny(
+    &json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "8192"}),
+    "{}",
+    Ok(&["koordinator.sh/gpu-memory is 8192 bytes; did you mean 8192Mi?"][..])
+)]
+fn amounts_and_types_are_compared_with_the_cluster(
+    #[case] asked: &Value,
+    #[case] hint: &str,
+    #[case] expected: Result<&[&str], &str>,
+) {
+    let device = |kind: &str, resource: &str, amount: &str| json!({"type": kind, "id": kind, "minor": 0, "health": true, "resources": {resource: amount}});
+    let node = json!({"metadata": {"name": "n", "annotations": {"aliyun.com/gpu-mem-unit": "MiB"}}});
+    let devices = json!({"metadata": {"name": "n"}, "spec": {"devices": [
+        device("gpu", "koordinator.sh/gpu-memory", "80Gi"), device("npu", "example.com/npu", "1")]}});
+    let none = std::iter::empty();
+    let index = Shared::new(offline::index([node].into_iter(), [devices].into_iter(), none));
+    let pod = annotated(pod(asked), "scheduling.koordinator.sh/device-allocate-hint", hint);
+    let verdict = Rules::default().validate(&creation(&pod), &index).unwrap();
+    match expected {
+        Ok(expected) => {
+            let Verdict::Allowed { warnings, .. } = verdict else {
+                panic!("{verdict:?}")
+            };
+            assert_eq!(warnings, expected);
+        }
+        Err(text) => assert_eq!(refusal(verdict), text),
+    }
+}
+
+/// Until all nodes are known, no type is unknown for certain.
+#[test]
+fn a_cluster_that_is_not_known_refuses_nothing() {
+    let index = Shared::new(Index::new(
+        ResourceNames::default(),
+        Policies::default(),
+        Duration::ZERO,
+    ));
+    let pod = annotated(
+        pod(&json!({"nvidia.com/gpu": "1"})),
+        "scheduling.koordinator.sh/device-allocate-hint",
+        r#"{"npu": {"exclusivePolicy": "DeviceLevel"}}"#,
+    );
+    assert_eq!(
+        Rules::default().validate(&creation(&pod), &index).unwrap(),
+        Verdict::ALLOWED
+    );
+}
+
 const SHARE: &str = r#"{"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}"#;
 
 fn share() -> Value {
@@ -65,7 +135,7 @@ fn share() -> Value {
 )]
 #[case::hint(
     annotated(share(), "scheduling.koordinator.sh/device-allocate-hint", r#"{"gpu": 1}"#),
-    "annotation scheduling.koordinator.sh/device-allocate-hint is \"{\\\"gpu\\\": 1}\": invalid type: integer `1`, expected a JSON object"
+    "annotation scheduling.koordinator.sh/device-allocate-hint is \"{\\\"gpu\\\": 1}\": gpu: invalid type: integer `1`, expected a JSON object"
 )]
 #[case::joint(
     annotated(share(), "scheduling.koordinator.sh/device-joint-allocate", "gpu"),
@@ -77,7 +147,7 @@ fn share() -> Value {
         "scheduling.koordinator.sh/gpu-partition-spec",
         r#"{"ringBusBandwidth": "fast"}"#
     ),
-    "annotation scheduling.koordinator.sh/gpu-partition-spec is \"{\\\"ringBusBandwidth\\\": \\\"fast\\\"}\": \"fast\" is not a quantity"
+    "annotation scheduling.koordinator.sh/gpu-partition-spec is \"{\\\"ringBusBandwidth\\\": \\\"fast\\\"}\": ringBusBandwidth: \"fast\" is not a quantity"
 )]
 fn invalid_annotations_and_names_are_refused(#[case] pod: Value, #[case] expected: &str) {
     let message = refusal(validated(&Rules::default(), &creation(&pod)));

@@ -24,8 +24,10 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
         );
     }
     if let Err(rule) = asker.demand {
+        // A rule that names what was probably meant ends with a question.
+        let stop = if rule.ends_with('?') { "" } else { "." };
         sentences.push(format!(
-            "It fits no node, whatever is free: {rule}. Correct its resources or annotations."
+            "It fits no node, whatever is free: {rule}{stop} Correct its resources or annotations."
         ));
         return sentences;
     }

@@ -83,6 +83,12 @@ fn text(explanation: &Explanation) -> String {
         "{} needs {}; {} of {}",
         explanation.name, explanation.asked, explanation.fitting, explanation.nodes
     )];
+    lines.extend(
+        explanation
+            .warning
+            .iter()
+            .map(|doubt| format!("  warning: {doubt}")),
+    );
     lines.extend(explanation.summary.iter().map(|sentence| format!("  {sentence}")));
     lines.extend(
         explanation
@@ -149,7 +155,16 @@ fn waiting_pods_of_each_kind() {
             &json!({"aliyun.com/gpu-mem": "1", "example.com/disk": "1"}),
             &json!({}),
         ),
+        pod("other-unit", &json!({"aliyun.com/gpu-mem": "8192M"}), &json!({})),
+        pod(
+            "tiny",
+            &json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "8192"}),
+            &json!({}),
+        ),
+        pod("unknown-type", &memory(1), &json!({})),
     ];
+    waiting[15]["metadata"]["annotations"]["scheduling.koordinator.sh/device-allocate-hint"] =
+        r#"{"gpus": {"exclusivePolicy": "DeviceLevel"}}"#.into();
     waiting[10]["status"]["conditions"] = json!([
         {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "Scheduling is blocked due to non-empty scheduling gates"}
     ]);

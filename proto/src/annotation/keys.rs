@@ -11,15 +11,31 @@ use crate::request::excerpt;
 
 /// The treatment of keys that the type of an object does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum UnknownKeys {
+pub(crate) enum UnknownKeys {
     /// An error: the author of a new pod meant something by it.
     Refuse,
-    /// Nothing: the devices of a placed pod were chosen without it.
+    /// Nothing: the devices of a placed pod were chosen without it, and tables of other programs may have more fields.
     Skip,
 }
 
+/// Reads a value whose objects may have more keys than their types know.
+pub(crate) fn read_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
+    T::deserialize(Keyed {
+        value,
+        path: String::new(),
+        unknown: UnknownKeys::Skip,
+    })
+}
+
+/// The field of an object that was read without a type.
+pub(crate) fn field<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
+    let mut fields = object.as_object()?.iter();
+    let (_, value) = fields.find(|(key, _)| key.eq_ignore_ascii_case(name))?;
+    Some(value)
+}
+
 /// Parses a JSON object.
-pub(super) fn parse_object<T: DeserializeOwned>(text: &str, unknown: UnknownKeys) -> Result<T, String> {
+pub(crate) fn parse_object<T: DeserializeOwned>(text: &str, unknown: UnknownKeys) -> Result<T, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     if !value.is_object() {
         return Err("not a JSON object".to_owned());
@@ -44,6 +60,14 @@ impl Keyed {
             value,
             path: format!("{}{key}.", self.path),
             unknown: self.unknown,
+        }
+    }
+
+    /// The error about this value, with the keys that lead to it.
+    fn error(path: &str, error: Error) -> Error {
+        match path.trim_end_matches('.') {
+            "" => error,
+            path => Error::custom(format!("{}: {error}", excerpt(path))),
         }
     }
 
@@ -99,7 +123,10 @@ impl<'de> Deserializer<'de> for Keyed {
                 }
                 visitor.visit_seq(SeqDeserializer::new(children.into_iter()))
             }
-            other => other.deserialize_any(visitor),
+            other => {
+                let read = other.deserialize_any(visitor);
+                read.map_err(|error| Self::error(&self.path, error))
+            }
         }
     }
 
@@ -123,8 +150,14 @@ impl<'de> Deserializer<'de> for Keyed {
                 visitor.visit_map(MapDeserializer::new(children.into_iter()))
             }
             // serde alone would accept a list of the fields' values too.
-            Value::Array(_) => Err(Error::invalid_type(Unexpected::Seq, &visitor)),
-            other => other.deserialize_struct(name, fields, visitor),
+            Value::Array(_) => {
+                let error = Error::invalid_type(Unexpected::Seq, &visitor);
+                Err(Self::error(&self.path, error))
+            }
+            other => {
+                let read = other.deserialize_struct(name, fields, visitor);
+                read.map_err(|error| Self::error(&self.path, error))
+            }
         }
     }
 
@@ -151,7 +184,7 @@ impl IntoDeserializer<'_, Error> for Keyed {
 }
 
 /// The name that was probably meant by a key; `None` if none is near.
-fn nearest<'a>(key: &str, names: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(key: &str, names: &[&'a str]) -> Option<&'a str> {
     let distances = names.iter().map(|name| (edits(key, name), *name));
     let (distance, name) = distances.min()?;
     // A third of the letters: more have little in common.
