@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use http::HeaderValue;
 
 /// Shows the GPUs of a cluster and their pods, explains why a pod waits, and checks the installation of gpushare.
 #[derive(Clone, Debug, Parser)]
@@ -22,6 +24,34 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
+impl Args {
+    /// Refuses flags that the command does not use.
+    pub(crate) fn check(&self) -> Result<(), clap::Error> {
+        let unused = match &self.command {
+            Command::Explain { .. }
+            | Command::Fits(_)
+            | Command::Top {
+                kind: Some(Top::Pods(_)),
+                ..
+            } => return Ok(()),
+            Command::Top { .. } => "top shows nodes, and `kubectl gpushare top pods` the pods of a namespace",
+            Command::Doctor | Command::Version => {
+                "the namespace of the installation is that of --gpushare-namespace"
+            }
+            Command::Ui(_) => "the page shows all namespaces",
+            Command::Migrate(_) | Command::AutoscalerHints { .. } => "the command is about nodes",
+            Command::Completion { .. } => "a completion script has none",
+        };
+        match self.connection.namespace {
+            Some(_) => Err(Self::command().error(
+                ErrorKind::ArgumentConflict,
+                format!("this command takes no --namespace: {unused}"),
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
 /// The cluster, and the user and namespace in it.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct ConnectionArgs {
@@ -32,8 +62,8 @@ pub(crate) struct ConnectionArgs {
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) context: Option<String>,
     /// User to impersonate.
-    #[arg(long = "as", global = true, value_name = "USER")]
-    pub(crate) impersonate: Option<String>,
+    #[arg(long = "as", global = true, value_name = "USER", value_parser = user_name)]
+    pub(crate) impersonate: Option<HeaderValue>,
     /// Namespace of the pods in question; without it that of the context.
     #[arg(short, long, global = true)]
     pub(crate) namespace: Option<String>,
@@ -88,12 +118,9 @@ pub(crate) enum Command {
     Top {
         #[command(subcommand)]
         kind: Option<Top>,
-        /// Show rows again whenever they change, until interrupted.
-        #[arg(short, long, global = true)]
-        watch: bool,
-        /// Label selector of nodes.
-        #[arg(short = 'l', long)]
-        selector: Option<String>,
+        /// The form of the table.
+        #[command(flatten)]
+        rows: Rows,
     },
     /// The reasons for which a pod waits: the nodes and GPUs that come nearest, the amounts that they lack, and the pods in the
     /// way. Exits with 2 if no node has room.
@@ -111,6 +138,8 @@ pub(crate) enum Command {
     Doctor,
     /// Opens the live page of all GPUs in a browser, through a port-forward that lasts until Ctrl-C.
     Ui(Ui),
+    /// The versions of this command, of the scheduler's replicas, and of the device plugins.
+    Version,
     /// Moving nodes from another plugin.
     #[command(subcommand)]
     Migrate(Migrate),
@@ -129,6 +158,8 @@ pub(crate) enum Command {
 /// Kinds of rows other than GPUs.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Top {
+    /// Nodes, one a row, with the sums over their GPUs.
+    Nodes,
     /// Pods with a share of a GPU: their requests, limits and use.
     Pods(WhichPods),
 }
@@ -139,9 +170,20 @@ pub(crate) struct WhichPods {
     /// Pods of all namespaces.
     #[arg(short = 'A', long)]
     pub(crate) all_namespaces: bool,
-    /// Label selector of pods.
-    #[arg(short = 'l', long)]
+}
+
+/// The rows of a table of `top`.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Rows {
+    /// Show rows again whenever they change, until interrupted.
+    #[arg(short, long, global = true)]
+    pub(crate) watch: bool,
+    /// Label selector of nodes, for `top pods` of pods.
+    #[arg(short = 'l', long, global = true)]
     pub(crate) selector: Option<String>,
+    /// Column that orders the rows: names by the alphabet, amounts with the largest first.
+    #[arg(long, global = true, value_name = "COLUMN", conflicts_with = "watch")]
+    pub(crate) sort_by: Option<String>,
 }
 
 /// The flags of `ui`.
@@ -176,6 +218,11 @@ pub(crate) struct Question {
 pub(crate) enum Migrate {
     /// The place of each node on the way, and the next step.
     Status,
+}
+
+/// Parses the value of `--as`, which becomes that of a header.
+fn user_name(text: &str) -> Result<HeaderValue, String> {
+    HeaderValue::from_str(text).map_err(|_| "a user name has no control characters".to_owned())
 }
 
 /// Parses a value of `--add-nodes`.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue};
+use http::HeaderName;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ObjectList, Request};
@@ -154,10 +154,9 @@ async fn config(args: &ConnectionArgs) -> Result<Config, String> {
     // With its minutes of repetition a command would seem to hang where a sentence helps.
     config.default_retry = false;
     if let Some(user) = &args.impersonate {
-        let value = HeaderValue::from_str(user).map_err(|_| format!("--as={user:?} is no user name"))?;
         config
             .headers
-            .push((HeaderName::from_static("impersonate-user"), value));
+            .push((HeaderName::from_static("impersonate-user"), user.clone()));
     }
     Ok(config)
 }

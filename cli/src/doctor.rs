@@ -18,7 +18,9 @@ use crate::format::count;
 use crate::offline;
 use crate::output::{Colour, Screen};
 use crate::read_api::{ReadApiClient, SCHEDULER, is_ready};
-use checks::{AskedReplica, InstallationFacts};
+pub(crate) use checks::AskedReplica;
+use checks::InstallationFacts;
+pub(crate) use node_checks::PLUGIN;
 
 /// The kinds whose objects are listed in the whole cluster, each after the path of its API group.
 const CLUSTER_LISTS: [(&str, &str); 10] = [
@@ -84,8 +86,11 @@ async fn collect(connection: &ClusterConnection) -> Result<InstallationFacts, Co
     })
 }
 
-/// Asks every ready replica of the scheduler for its findings.
-async fn replicas(connection: &ClusterConnection) -> Result<Vec<AskedReplica>, String> {
+/// Asks every ready replica of the scheduler for its findings; none with `--offline`.
+pub(crate) async fn replicas(connection: &ClusterConnection) -> Result<Vec<AskedReplica>, String> {
+    if connection.args.offline {
+        return Err("with --offline no replica is asked".to_owned());
+    }
     if let Some(address) = &connection.args.read_api {
         let replica = diagnose(address.clone(), ReadApiClient::connect(connection).await).await;
         return Ok(vec![replica]);

@@ -66,7 +66,9 @@ fn pod_name(words: &[String], namespace: &str) -> Result<(String, String), Comma
     if is_plain(namespace) && is_plain(name) {
         Ok((namespace.to_owned(), name.to_owned()))
     } else {
-        Err(CommandFailure::Input(format!("{word:?} is no name of a pod")))
+        Err(CommandFailure::Input(format!(
+            "{word:?} is no name of a pod: write NAME, or NAMESPACE/NAME"
+        )))
     }
 }
 

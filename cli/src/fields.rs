@@ -7,6 +7,11 @@ pub(crate) const NODE_LABEL: &str = "gpushare";
 /// The label of nodes by which a cloud provider names the kind of machine.
 pub(crate) const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 
+/// The command that has a node share its GPUs.
+pub(crate) fn label_node(node: &str) -> String {
+    format!("kubectl label node {node} {NODE_LABEL}=true --overwrite")
+}
+
 /// The text at a JSON pointer.
 pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     let value = object.pointer(pointer).and_then(Value::as_str);
@@ -50,6 +55,14 @@ pub(crate) fn number(object: &Value, pointer: &str) -> u64 {
 pub(crate) fn images<'a>(object: &'a Value, containers: &str) -> impl Iterator<Item = &'a str> {
     let containers = array(object, containers).iter();
     containers.map(|container| text(container, "/image"))
+}
+
+/// The tag of an image; none of an image by digest alone.
+pub(crate) fn image_tag(image: &str) -> Option<&str> {
+    // The digest of an image also follows a colon, and so does the port of a registry.
+    let name_and_tag = image.split('@').next().unwrap_or_default();
+    let (_, tag) = name_and_tag.rsplit_once(':')?;
+    (!tag.contains('/')).then_some(tag)
 }
 
 /// Returns true if one of the objects has this name.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::Node;
 use proto::pod::Pod;
 use proto::read_api::{AddedNodes, FitAnswer, FitRequest, MAX_REPLICAS, State};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::args::Question;
@@ -34,6 +34,15 @@ struct Manifest {
     others: Vec<String>,
 }
 
+/// The answer about the pods of one document.
+#[derive(Clone, Debug, Serialize)]
+struct AskedPods {
+    /// Kind and name of the document, in a folder behind the name of its file.
+    of: String,
+    #[serde(flatten)]
+    answer: FitAnswer,
+}
+
 /// Shows how many pods of each document of a manifest fit; the answer is no if not all do.
 pub(crate) async fn run(
     connection: &ClusterConnection,
@@ -53,7 +62,7 @@ pub(crate) async fn run(
     }
     if manifest.pods.is_empty() {
         return Err(CommandFailure::Input(format!(
-            "{}: no document has a pod, or a template of pods",
+            "{}: no document has a pod, or a template of pods; name the manifest of a Pod, a Deployment or another workload",
             question.filename.display()
         )));
     }
@@ -68,21 +77,21 @@ pub(crate) async fn run(
             add_nodes: add_nodes.clone(),
         };
         // Each document is asked about for itself: together they would compete for the same room.
-        answers.push((pods.of, source.fit(&request).await?));
+        let answer = source.fit(&request).await?;
+        answers.push(AskedPods { of: pods.of, answer });
     }
-    let all: Vec<&FitAnswer> = answers.iter().map(|(_, answer)| answer).collect();
-    let placements = all.iter().flat_map(|answer| &answer.placements);
+    let placements = answers.iter().flat_map(|asked| &asked.answer.placements);
     let names = placements.map(|placement| format!("node/{}", placement.node));
-    screen.show(&all, names, |_| {
+    screen.show(&answers, names, |_| {
         let texts: Vec<String> = answers
             .iter()
-            .map(|(of, answer)| render(of, answer, screen))
+            .map(|asked| render(&asked.of, &asked.answer, screen))
             .collect();
         texts.join("\n")
     })?;
-    let all_fit = all
+    let all_fit = answers
         .iter()
-        .all(|answer| answer.invalid.is_none() && answer.fitting == answer.replicas);
+        .all(|AskedPods { answer, .. }| answer.invalid.is_none() && answer.fitting == answer.replicas);
     Ok(code_of_answer(all_fit))
 }
 

@@ -51,7 +51,9 @@ impl<'a> ChangeFeed<'a> {
                 last: state.revision.clone(),
             }),
             AnswerSource::Objects(_) => Err(CommandFailure::Refused(
-                "--watch follows the scheduler's events, and the scheduler does not answer".to_owned(),
+                "--watch follows the scheduler's events: leave out --offline, or see `kubectl gpushare doctor` for why the scheduler does not \
+                 answer"
+                    .to_owned(),
             )),
         }
     }

@@ -28,6 +28,7 @@ mod read_api;
 mod source;
 mod top;
 mod ui;
+mod version;
 
 use std::process::ExitCode;
 
@@ -40,7 +41,8 @@ use output::Screen;
 
 /// Runs the command of this process's arguments; the exit code is 0 for success or yes, 1 for a failure, and 2 for no.
 pub async fn run() -> ExitCode {
-    let args = match Args::try_parse() {
+    let parsed = Args::try_parse().and_then(|args| args.check().map(|()| args));
+    let args = match parsed {
         Ok(args) => args,
         Err(error) => {
             // Help goes to standard output, a usage error to standard error; 2 would mean the answer no.
@@ -76,24 +78,28 @@ async fn execute(args: Args, screen: &Screen) -> CommandResult {
         screen.print(&String::from_utf8_lossy(&script))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let connection = ClusterConnection::new(connection).await?;
+    let connection = ClusterConnection::new(connection).await;
+    // Without a cluster the command's own version is still worth an answer.
+    if matches!(command, Command::Version) {
+        return version::run(connection, screen).await;
+    }
+    let connection = connection?;
     match command {
+        Command::Top { kind: None, rows } => top::run(&connection, screen, top::gpus, rows).await,
         Command::Top {
-            kind: None,
-            watch,
-            selector,
-        } => top::run(&connection, screen, watch, selector).await,
+            kind: Some(Top::Nodes),
+            rows,
+        } => top::run(&connection, screen, top::nodes, rows).await,
         Command::Top {
             kind: Some(Top::Pods(which)),
-            watch,
-            ..
-        } => pods::run(&connection, screen, &which, watch).await,
+            rows,
+        } => pods::run(&connection, screen, &which, rows).await,
         Command::Explain { pod, all } => explain::run(&connection, screen, &pod, all).await,
         Command::Fits(question) => fits::run(&connection, screen, &question).await,
         Command::Doctor => doctor::run(&connection, screen).await,
         Command::Ui(options) => ui::run(&connection, screen, &options).await,
         Command::Migrate(Migrate::Status) => migrate::status(&connection, screen).await,
         Command::AutoscalerHints { node } => migrate::autoscaler_hints(&connection, screen, &node).await,
-        Command::Completion { .. } => Ok(ExitCode::SUCCESS),
+        Command::Completion { .. } | Command::Version => Ok(ExitCode::SUCCESS),
     }
 }

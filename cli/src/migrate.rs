@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
-use crate::fields::{INSTANCE_TYPE, NODE_LABEL, label, name};
+use crate::fields::{INSTANCE_TYPE, NODE_LABEL, label, label_node, name};
 use crate::output::{Screen, TextTable, number, text};
 use crate::source::AnswerSource;
 
@@ -46,7 +46,7 @@ struct Step {
     /// The number of pods with a part of a GPU of the node.
     pods: usize,
     /// The next step of the administrator.
-    next: &'static str,
+    next: String,
 }
 
 /// Shows the stage of each node with GPUs.
@@ -87,7 +87,7 @@ fn render_steps(steps: &[Step], screen: &Screen) -> String {
             step.node.as_str().into(),
             step.stage.into(),
             step.pods.to_string().into(),
-            step.next.into(),
+            step.next.as_str().into(),
         ]);
     }
     table.render(screen)
@@ -105,34 +105,41 @@ fn step(node: &Value, pods: usize) -> Option<Step> {
     let is_labelled = label == "true";
     // The old plugin serves memory units alone.
     let is_ours = has(GPU_MEMORY) && has(GPU_SHARED);
+    let name = name(node);
+    let label_it = format!("`{}`", label_node(name));
     let (stage, next) = match (is_labelled, is_ours) {
         // deploy/uninstall.sh labels nodes so, and a pod on each then removes what the plugin wrote.
-        _ if label == "uninstall" => ("being removed", "wait for the pod gpushare-uninstall of the node"),
-        (true, true) => ("moved", "none"),
+        _ if label == "uninstall" => (
+            "being removed",
+            "wait for the pod gpushare-uninstall of the node".to_owned(),
+        ),
+        (true, true) => ("moved", "none".to_owned()),
         (true, false) if has(GPU_MEM) => (
             "both plugins",
-            "remove the old plugin's label from the node, so that one plugin serves the resource",
+            "remove the old plugin's label from the node, so that one plugin serves the resource".to_owned(),
         ),
         (true, false) => (
             "labelled",
-            "wait for the device plugin; `kubectl gpushare doctor` says what it lacks",
+            "wait for the device plugin; `kubectl gpushare doctor` says what it lacks".to_owned(),
         ),
         (false, true) => (
             "left",
-            "gpushare's label is gone: its resources go with the next pods that end, or label it again",
+            format!(
+                "gpushare's label is gone: its resources go with the next pods that end; {label_it} brings the node back"
+            ),
         ),
         (false, false) if has(GPU_MEM) => (
             "old gpushare plugin",
-            "kubectl label node NAME gpushare=true, and remove the old plugin's label; running pods stay",
+            format!("{label_it}, and remove the old plugin's label; running pods stay"),
         ),
         (false, false) if has(NVIDIA_GPU) => (
             "vendor's plugin",
-            "drain pods with nvidia.com/gpu, then kubectl label node NAME gpushare=true; see docs/migrate.md",
+            format!("drain pods with nvidia.com/gpu, then {label_it}; see docs/migrate.md"),
         ),
         (false, false) => return None,
     };
     Some(Step {
-        node: name(node).to_owned(),
+        node: name.to_owned(),
         stage,
         pods,
         next,
@@ -263,7 +270,11 @@ mod tests {
     #[case::left(json!({}), json!({"koordinator.sh/gpu-memory": "1Gi", "koordinator.sh/gpu.shared": "100"}), Some("left"))]
     fn stages(#[case] labels: Value, #[case] capacity: Value, #[case] expected: Option<&str>) {
         let node = json!({"metadata": {"name": "n1", "labels": labels}, "status": {"capacity": capacity}});
-        assert_eq!(step(&node, 0).map(|step| step.stage), expected);
+        let step = step(&node, 0);
+        assert_eq!(step.as_ref().map(|step| step.stage), expected);
+        let has_name =
+            |step: Step| !step.next.contains("kubectl label") || step.next.contains("node n1 gpushare=true");
+        assert!(step.is_none_or(has_name));
     }
 
     #[test]

@@ -80,6 +80,15 @@ impl Screen {
         matches!(self.format, Format::Table | Format::Wide)
     }
 
+    /// Refuses an order of rows for answers that are no tables.
+    pub(crate) fn check_order(&self, sort_by: Option<&str>) -> Result<(), CommandFailure> {
+        if sort_by.is_none() || self.is_table() {
+            return Ok(());
+        }
+        let text = "--sort-by orders the rows of a table: leave it out, or use -o table or -o wide";
+        Err(CommandFailure::Input(text.to_owned()))
+    }
+
     /// The text in a colour, if the screen has any.
     pub(crate) fn paint(&self, colour: Colour, text: &str) -> String {
         if self.has_colour {
@@ -186,6 +195,8 @@ pub(crate) struct Cell {
     colour: Option<Colour>,
     /// The number of columns that the text takes, if it holds control sequences.
     width: Option<usize>,
+    /// The amount that orders the rows of a table.
+    amount: Option<u64>,
 }
 
 /// A column of text.
@@ -227,7 +238,7 @@ impl Cell {
         Self {
             text: text.into(),
             colour: Some(colour),
-            width: None,
+            ..Self::default()
         }
     }
 
@@ -235,8 +246,16 @@ impl Cell {
     pub(crate) fn drawn(text: String, width: usize) -> Self {
         Self {
             text,
-            colour: None,
             width: Some(width),
+            ..Self::default()
+        }
+    }
+
+    /// The same text for this amount, which orders the rows of a table.
+    pub(crate) fn of(self, amount: u64) -> Self {
+        Self {
+            amount: Some(amount),
+            ..self
         }
     }
 
@@ -256,6 +275,27 @@ impl TextTable {
 
     pub(crate) fn push(&mut self, row: impl Into<Vec<Cell>>) {
         self.rows.push(row.into());
+    }
+
+    /// Orders the rows by a column: the largest amount first, rows without one last; texts by the alphabet.
+    pub(crate) fn sort_by(&mut self, name: &str) -> Result<(), CommandFailure> {
+        let mut columns = self.columns.iter();
+        let Some(at) = columns.position(|column| column.name.eq_ignore_ascii_case(name)) else {
+            let names: Vec<&str> = self.columns.iter().map(|column| column.name).collect();
+            return Err(CommandFailure::Input(format!(
+                "--sort-by {name}: the table has no such column; name one of {}",
+                names.join(", ")
+            )));
+        };
+        let empty = Cell::default();
+        self.rows.sort_by(|one, other| {
+            let (one, other) = (one.get(at).unwrap_or(&empty), other.get(at).unwrap_or(&empty));
+            other
+                .amount
+                .cmp(&one.amount)
+                .then_with(|| one.text.cmp(&other.text))
+        });
+        Ok(())
     }
 
     /// The table as lines.

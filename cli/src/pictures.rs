@@ -76,7 +76,10 @@ fn cluster() -> Shared<Index> {
     for (name, model, gib, healthy) in NODES {
         let n_gpus = healthy.len() as u64;
         let labels = json!({"gpushare": "true", "node.koordinator.sh/gpu-vendor": "nvidia", "node.koordinator.sh/gpu-model": model});
-        let capacity = json!({"koordinator.sh/gpu.shared": (100 * n_gpus).to_string(), "koordinator.sh/gpu-memory": format!("{}Gi", gib * n_gpus)});
+        let capacity = json!({
+            "koordinator.sh/gpu.shared": (100 * n_gpus).to_string(), "koordinator.sh/gpu-core": (100 * n_gpus).to_string(),
+            "koordinator.sh/gpu-memory": format!("{}Gi", gib * n_gpus), "pods": "110",
+        });
         nodes.push(read::<Node>(json!({
             "metadata": {"name": name, "labels": labels.clone()}, "status": {"capacity": capacity.clone(), "allocatable": capacity},
         })));
@@ -254,7 +257,8 @@ fn command(line: &str) -> String {
 async fn pictures_show_the_output() {
     let index = cluster();
     let state = read_api::state_of(index.clone()).await;
-    let text = command("kubectl gpushare top") + &top::render(&state, &SCREEN, false);
+    let text = command("kubectl gpushare top")
+        + &top::render(&state, &top::gpus(&state.nodes, &SCREEN, false), &SCREEN);
     let title = "kubectl gpushare top: a row for each GPU with a bar that is cut by pod, allocated and free memory, and health";
     compare("top.svg", title, &text);
 

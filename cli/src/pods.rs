@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use proto::read_api::State;
 use serde::Serialize;
 
-use crate::args::WhichPods;
+use crate::args::{Format, Rows, WhichPods};
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::follow::{ChangeFeed, ClusterChange};
@@ -51,14 +51,21 @@ pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
     which: &WhichPods,
-    watch: bool,
+    rows: Rows,
 ) -> CommandResult {
+    let Rows {
+        watch,
+        selector,
+        sort_by,
+    } = rows;
+    screen.check_order(sort_by.as_deref())?;
     let mut source = AnswerSource::open(connection, screen).await?;
     // Events do not show the memory in use, and every row of one command has the same columns.
     let state = source.state(!watch).await?;
     let mut selection = PodSelection {
         connection,
         which,
+        selector: selector.as_deref(),
         selected: None,
         known: BTreeSet::new(),
     };
@@ -75,7 +82,7 @@ pub(crate) async fn run(
     let is_table = screen.is_table();
     // A line of column names alone would hide that there is nothing.
     if is_table && rows.is_empty() {
-        let pod = match &which.selector {
+        let pod = match &selector {
             Some(selector) => format!("pod with {selector}"),
             None => "pod".to_owned(),
         };
@@ -86,7 +93,7 @@ pub(crate) async fn run(
         };
         screen.complain(&format!("No {pod} asks for a share of a GPU in {place}."));
     } else {
-        show(&rows, screen, which)?;
+        show(&rows, screen, which, sort_by.as_deref())?;
     }
     if is_table && screen.has_headers {
         let sentences = gone::sentences(&state.nodes);
@@ -138,23 +145,31 @@ async fn follow(
             }
         }
         if !new_rows.is_empty() {
-            show(&new_rows, &without_headers, selection.which)?;
+            show(&new_rows, &without_headers, selection.which, None)?;
         }
     }
 }
 
-/// Writes the rows of pods in the form that the user has chosen.
-fn show(rows: &[PodRow], screen: &Screen, which: &WhichPods) -> Result<(), CommandFailure> {
+/// Writes the rows of pods in the form that the user has chosen; `sort_by` is the column that orders them.
+fn show(
+    rows: &[PodRow],
+    screen: &Screen,
+    which: &WhichPods,
+    sort_by: Option<&str>,
+) -> Result<(), CommandFailure> {
+    let mut table = table(rows, which.all_namespaces, screen.format == Format::Wide);
+    if let Some(column) = sort_by {
+        table.sort_by(column)?;
+    }
     let names = rows.iter().map(|row| format!("pod/{}", row.name));
-    screen.show(&rows, names, |is_wide| {
-        table(rows, which.all_namespaces, is_wide).render(screen)
-    })
+    screen.show(&rows, names, |_| table.render(screen))
 }
 
 /// The pods that the command shows, by namespace and label selector.
 struct PodSelection<'a> {
     connection: &'a ClusterConnection,
     which: &'a WhichPods,
+    selector: Option<&'a str>,
     /// The UIDs of the pods that the label selector selects; `None` without a selector.
     selected: Option<BTreeSet<String>>,
     /// The UIDs of the pods that were there when the selector was evaluated last.
@@ -170,7 +185,7 @@ impl PodSelection<'_> {
         all.retain(|row| !row.name.is_empty() && (all_namespaces || row.namespace == namespace));
         let has_new = all.iter().any(|row| !self.known.contains(&row.uid));
         // Events carry no labels, so that each new pod costs one list.
-        if let Some(selector) = &self.which.selector
+        if let Some(selector) = self.selector
             && (has_new || self.selected.is_none())
         {
             let namespace = (!all_namespaces).then_some(namespace);
@@ -268,18 +283,24 @@ fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> TextTable {
             },
             or_dash(gpus.join(",")).into(),
             row.asked.as_str().into(),
-            or_dash(memory(row.limit)).into(),
+            if is_placed {
+                Cell::from(memory(row.limit)).of(row.limit)
+            } else {
+                "-".into()
+            },
             if row.core == 0 {
                 "-".into()
             } else {
-                format!("{} %", row.core).into()
+                Cell::from(format!("{} %", row.core)).of(row.core)
             },
         ]);
         if has_used {
             cells.push(match row.used {
                 // More than the share is the reason to look at this column.
-                Some(used) if row.over_share => Cell::coloured(over_share(used, row.limit), Colour::Red),
-                Some(used) => memory(used).into(),
+                Some(used) if row.over_share => {
+                    Cell::coloured(over_share(used, row.limit), Colour::Red).of(used)
+                }
+                Some(used) => Cell::from(memory(used)).of(used),
                 None if is_placed => "unknown".into(),
                 None => "-".into(),
             });

@@ -10,6 +10,10 @@ use crate::offline;
 use crate::output::Screen;
 use crate::read_api::ReadApiClient;
 
+/// The objects that stand in for the scheduler, and the facts that only the scheduler has.
+const NOT_SEEN: &str = "nodes, devices and pods instead; bindings under way, device plugins that are away, memory in use and the \
+                        scheduler's flags are not seen";
+
 /// Answers questions about the cluster.
 pub(crate) enum AnswerSource {
     /// The scheduler's read API.
@@ -25,6 +29,7 @@ impl AnswerSource {
         screen: &Screen,
     ) -> Result<Self, CommandFailure> {
         if connection.args.offline {
+            screen.complain(&format!("note: --offline: reading {NOT_SEEN}"));
             return offline::index(connection).await.map(Self::Objects);
         }
         let refused = match ReadApiClient::connect(connection).await {
@@ -43,9 +48,7 @@ impl AnswerSource {
         if connection.args.read_api.is_some() {
             return Err(refused);
         }
-        screen.complain(&format!(
-            "note: {refused}\nnote: reading nodes, devices and pods instead; bindings that are under way are not shown"
-        ));
+        screen.complain(&format!("note: {refused}\nnote: reading {NOT_SEEN}"));
         offline::index(connection).await.map(Self::Objects)
     }
 

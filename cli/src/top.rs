@@ -1,4 +1,4 @@
-//! `top`: a row for each GPU.
+//! `top`: a row for each GPU; `top nodes`: a row for each node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use proto::read_api::{Gpu, Node, State, Totals};
 
+use crate::args::{Format, Rows};
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::follow::{ChangeFeed, ClusterChange};
@@ -14,13 +15,22 @@ use crate::gone;
 use crate::output::{Cell, Colour, Column, Screen, TextTable, number, text};
 use crate::source::AnswerSource;
 
-/// Shows all GPUs; with `watch` also the GPUs of each node that changes, until the command is interrupted.
+/// Makes the table of nodes; the last argument is true for every column.
+pub(crate) type MakeTable = fn(&[Node], &Screen, bool) -> TextTable;
+
+/// Shows all GPUs or nodes; with `watch` also the rows of each node that changes, until the command is interrupted.
 pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
-    watch: bool,
-    selector: Option<String>,
+    table: MakeTable,
+    rows: Rows,
 ) -> CommandResult {
+    let Rows {
+        watch,
+        selector,
+        sort_by,
+    } = rows;
+    screen.check_order(sort_by.as_deref())?;
     let mut source = AnswerSource::open(connection, screen).await?;
     // Events do not show the memory in use, and every row of one command has the same columns.
     let mut state = source.state(!watch).await?;
@@ -35,14 +45,14 @@ pub(crate) async fn run(
     {
         screen.complain(&format!("No node with {selector} shares GPUs."));
     } else {
-        show(&state, screen)?;
+        show(&state, screen, table, sort_by.as_deref())?;
     }
     if !watch {
         return Ok(ExitCode::SUCCESS);
     }
     // The events after this state's revision, so that no change between the two is lost.
     let changes = ChangeFeed::after(&state, source, connection, screen)?;
-    follow(changes, screen, selected.as_ref()).await
+    follow(changes, screen, table, selected.as_ref()).await
 }
 
 /// The names of the nodes that a label selector selects.
@@ -68,18 +78,27 @@ fn keep_selected(state: &mut State, selected: Option<&BTreeSet<String>>) {
     }
 }
 
-/// Writes a whole state.
-fn show(state: &State, screen: &Screen) -> Result<(), CommandFailure> {
+/// Writes a whole state; `sort_by` is the column that orders the rows.
+fn show(
+    state: &State,
+    screen: &Screen,
+    table: MakeTable,
+    sort_by: Option<&str>,
+) -> Result<(), CommandFailure> {
+    let mut table = table(&state.nodes, screen, screen.format == Format::Wide);
+    if let Some(column) = sort_by {
+        table.sort_by(column)?;
+    }
     let names = state.nodes.iter().map(|node| format!("node/{}", node.name));
-    screen.show(state, names, |is_wide| render(state, screen, is_wide))
+    screen.show(state, names, |_| render(state, &table, screen))
 }
 
-/// The table of all GPUs, with the sums and the problems of nodes below it.
-pub(crate) fn render(state: &State, screen: &Screen, is_wide: bool) -> String {
+/// A table of GPUs or nodes, with the sums and the problems of nodes below it.
+pub(crate) fn render(state: &State, table: &TextTable, screen: &Screen) -> String {
     if state.nodes.is_empty() {
         return "No node shares GPUs. Label a node for the device plugin, and see `kubectl gpushare doctor`.\n".to_owned();
     }
-    let mut lines = table(&state.nodes, screen, is_wide).render(screen);
+    let mut lines = table.render(screen);
     if screen.has_headers {
         lines += &screen.wrap(0, &sums(state, screen));
         lines += &screen.wrap(0, &unknown_use(state));
@@ -99,7 +118,7 @@ pub(crate) fn render(state: &State, screen: &Screen, is_wide: bool) -> String {
 }
 
 /// The table of these nodes' GPUs.
-fn table(nodes: &[Node], screen: &Screen, is_wide: bool) -> TextTable {
+pub(crate) fn gpus(nodes: &[Node], screen: &Screen, is_wide: bool) -> TextTable {
     let gpus = || nodes.iter().flat_map(|node| &node.gpus);
     // A column that no node fills would only take width.
     let has_used = is_wide || gpus().any(|gpu| gpu.used.is_some());
@@ -129,7 +148,7 @@ fn table(nodes: &[Node], screen: &Screen, is_wide: bool) -> TextTable {
         for gpu in &node.gpus {
             let mut row = row(node, gpu, screen);
             if has_used {
-                row.push(gpu.used.map_or("unknown".into(), |used| memory(used).into()));
+                row.push(use_cell(gpu.used));
             }
             if has_enforcement {
                 row.push(gpu.enforcement.as_deref().unwrap_or("-").into());
@@ -144,6 +163,88 @@ fn table(nodes: &[Node], screen: &Screen, is_wide: bool) -> TextTable {
     table
 }
 
+/// The table of these nodes, with the sums over the GPUs of each.
+pub(crate) fn nodes(nodes: &[Node], _: &Screen, is_wide: bool) -> TextTable {
+    let used = |node: &Node| node.gpus.iter().map(|gpu| gpu.used).sum::<Option<u64>>();
+    let has_used = is_wide || nodes.iter().any(|node| used(node).is_some());
+    let mut columns: Vec<Column> = vec![
+        text("NODE", 0),
+        number("GPUS", 0),
+        number("MEMORY", 3),
+        number("ALLOC", 4),
+        number("ALLOC%", 0),
+        number("FREE", 0),
+        number("STRANDED", 5),
+        number("CORE", 6),
+        number("PODS", 7),
+        text("HEALTH", 2),
+    ];
+    if has_used {
+        columns.push(number("USED", 1));
+    }
+    if is_wide {
+        columns.push(text("MODEL", 8));
+    }
+    let mut table = TextTable::new(columns);
+    // A node may be part of the state for its problems alone, which stand below the table.
+    for node in nodes.iter().filter(|node| !node.gpus.is_empty()) {
+        let totals = Totals::of_node(node);
+        let memory_of = totals.memory;
+        let share = percent(memory_of.allocated, memory_of.total);
+        let free = match node.plugin {
+            Some(_) => Cell::from("-"),
+            None => memory_cell(memory_of.free().saturating_sub(totals.unusable)),
+        };
+        let core = percent(totals.core.allocated, totals.core.total);
+        let holders = node.gpus.iter().flat_map(|gpu| &gpu.holders);
+        // A set, because a pod on several GPUs holds a part of each.
+        let pods: BTreeSet<&str> = holders.map(|holder| holder.uid.as_str()).collect();
+        let mut row = vec![
+            node.name.as_str().into(),
+            amount(totals.gpus),
+            memory_cell(memory_of.total),
+            memory_cell(memory_of.allocated),
+            Cell::from(format!("{share} %")).of(share),
+            free,
+            if totals.stranded > 0 {
+                Cell::coloured(memory(totals.stranded), Colour::Yellow).of(totals.stranded)
+            } else {
+                "-".into()
+            },
+            Cell::from(format!("{core} %")).of(core),
+            amount(u32::try_from(pods.len()).unwrap_or(u32::MAX)),
+            match (&node.plugin, totals.unhealthy) {
+                (Some(_), _) => Cell::coloured("no plugin", Colour::Yellow),
+                (None, 0) => "ok".into(),
+                (None, n) => Cell::coloured(format!("{n} unhealthy"), Colour::Red),
+            },
+        ];
+        if has_used {
+            row.push(use_cell(used(node)));
+        }
+        if is_wide {
+            row.push(text_or_dash(&node.model));
+        }
+        table.push(row);
+    }
+    table
+}
+
+/// A cell with a number.
+fn amount(n: u32) -> Cell {
+    Cell::from(n.to_string()).of(n.into())
+}
+
+/// A cell with an amount of memory.
+fn memory_cell(bytes: u64) -> Cell {
+    Cell::from(memory(bytes)).of(bytes)
+}
+
+/// A cell with the memory in use.
+fn use_cell(used: Option<u64>) -> Cell {
+    used.map_or("unknown".into(), memory_cell)
+}
+
 /// The cells of one GPU in the columns that every table has.
 fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
     let allocated = memory(gpu.memory.allocated);
@@ -156,12 +257,12 @@ fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
     // No new pod gets free memory of an unhealthy GPU, or of a node whose device plugin is away.
     let takes_pods = gpu.healthy && node.plugin.is_none();
     let free = if takes_pods {
-        memory(gpu.memory.free()).into()
+        memory_cell(gpu.memory.free())
     } else {
         Cell::from("-")
     };
     let stranded = if takes_pods && gpu.stranded > 0 {
-        Cell::coloured(memory(gpu.stranded), Colour::Yellow)
+        Cell::coloured(memory(gpu.stranded), Colour::Yellow).of(gpu.stranded)
     } else {
         Cell::from("-")
     };
@@ -171,15 +272,16 @@ fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
         (true, Some(_)) => Cell::coloured("no plugin", Colour::Yellow),
         (true, None) => Cell::from("ok"),
     };
+    let core = percent(gpu.core.allocated, gpu.core.total);
     vec![
         node.name.as_str().into(),
-        gpu.minor.to_string().into(),
-        bar(gpu, screen),
-        allocated,
+        amount(gpu.minor),
+        bar(gpu, screen).of(gpu.memory.allocated),
+        allocated.of(gpu.memory.allocated),
         free,
         stranded,
-        format!("{} %", percent(gpu.core.allocated, gpu.core.total)).into(),
-        gpu.holders.len().to_string().into(),
+        Cell::from(format!("{core} %")).of(core),
+        amount(u32::try_from(gpu.holders.len()).unwrap_or(u32::MAX)),
         health,
     ]
 }
@@ -228,10 +330,11 @@ pub(crate) fn unknown_use(state: &State) -> String {
     lines
 }
 
-/// Shows the GPUs of each node that changes.
+/// Shows the rows of each node that changes.
 async fn follow(
     mut changes: ChangeFeed<'_>,
     screen: &Screen,
+    table: MakeTable,
     selected: Option<&BTreeSet<String>>,
 ) -> CommandResult {
     let without_headers = Screen {
@@ -248,7 +351,7 @@ async fn follow(
             }
             ClusterChange::State(mut state) => {
                 keep_selected(&mut state, selected);
-                show(&state, screen)?;
+                show(&state, screen, table, None)?;
             }
             ClusterChange::Node(_) | ClusterChange::Pending(_) => {}
         }

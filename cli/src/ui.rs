@@ -26,8 +26,12 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, options
     }
     // Loopback alone: the page shows the names of all pods without asking for credentials.
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, options.port)).await;
-    let listener = listener
-        .map_err(|error| CommandFailure::Input(format!("cannot listen on port {}: {error}", options.port)))?;
+    let listener = listener.map_err(|error| {
+        CommandFailure::Input(format!(
+            "cannot listen on port {}: {error}; choose another with --port",
+            options.port
+        ))
+    })?;
     // A fault is reported here, and not by an empty window of the browser.
     check_page(connection).await?;
     let port = listener

@@ -96,7 +96,7 @@ const FORBIDDEN: &str = r#"{"kind":"Status","apiVersion":"v1","status":"Failure"
 /// The read API of a scheduler without nodes.
 fn sound(path: &str) -> (u16, &'static str) {
     match path {
-        "/v1/doctor" => (200, r#"{"replica":{"leading":true}}"#),
+        "/v1/doctor" => (200, r#"{"replica":{"version":"0.1.0","leading":true}}"#),
         "/v1/state" => (200, r#"{"apiVersion":"v1","revision":"e-1"}"#),
         "/v1/fit" => (
             200,
@@ -113,6 +113,9 @@ fn sound(path: &str) -> (u16, &'static str) {
 
 #[rstest]
 #[case::usage(&["top", "--bad"], 1, "unexpected argument")]
+#[case::namespace_of_top(&["top", "-n", "x"], 1, "this command takes no --namespace: top shows nodes, and `kubectl gpushare top pods`")]
+#[case::namespace_of_doctor(&["-n", "x", "doctor"], 1, "the namespace of the installation is that of --gpushare-namespace")]
+#[case::order_of_changes(&["top", "pods", "-w", "--sort-by=used"], 1, "cannot be used with")]
 #[case::no_kubeconfig(&["top"], 1, "cannot use the kubeconfig")]
 #[case::missing_kubeconfig(&["top", "--kubeconfig=/nonexistent/config"], 1, "Name one with --kubeconfig")]
 #[case::read_api_away(&["top", "--read-api=127.0.0.1:1"], 1, "cannot reach the read API at 127.0.0.1:1")]
@@ -133,6 +136,7 @@ fn without_a_cluster(#[case] args: &[&str], #[case] code: i32, #[case] said: &st
 #[case::runs(&["explain", "pod", "runs"], 0, "")]
 #[case::waits(&["explain", "waits"], 2, "")]
 #[case::no_such_pod(&["explain", "x"], 1, "that asks for devices; name another namespace with -n")]
+#[case::order_of_json(&["top", "--sort-by=alloc", "-o", "json"], 1, "--sort-by orders the rows of a table")]
 #[case::strange_name(&["explain", "a b"], 1, "is no name of a pod")]
 fn answers_of_a_scheduler(#[case] args: &[&str], #[case] code: i32, #[case] said: &str) {
     let output = program()
@@ -315,6 +319,25 @@ fn ten_documents_of_which_one_has_no_pod() {
 }
 
 #[test]
+fn the_json_of_fits_names_the_pods() {
+    let path = manifest(
+        "json.yaml",
+        "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n",
+    );
+    let output = program()
+        .arg(format!("--read-api={}", serve(sound)))
+        .args(["fits", "--replicas=2", "-o", "json", "-f", path.to_str().unwrap()])
+        .output()
+        .unwrap();
+    check(&output, 2, "");
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        out.contains("\"of\": \"Pod/p\",\n") && out.contains("\"fitting\": 1"),
+        "{out}"
+    );
+}
+
+#[test]
 fn not_all_pods_fit() {
     let text = "kind: ConfigMap\nmetadata: {name: c}\n---\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n";
     let path = manifest("pods.yaml", text);
@@ -479,6 +502,52 @@ fn device_objects_that_cannot_be_read_are_a_failure() {
         .output()
         .unwrap();
     check(&output, 1, "etcdserver: no leader");
+}
+
+/// The versions are shown as far as they are known, with a scheduler or without, and without a cluster.
+#[test]
+fn versions_without_a_scheduler() {
+    let path = kubeconfig("version.kubeconfig", &serve(empty_cluster));
+    let version = |kubeconfig: &str, flags: &[&str]| {
+        let mut program = program();
+        program.env("KUBECONFIG", kubeconfig).arg("version").args(flags);
+        let output = program.output().unwrap();
+        check(&output, 0, "");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let client = format!("Client Version: {}\n", env!("CARGO_PKG_VERSION"));
+    let path = path.to_str().unwrap();
+    assert_eq!(
+        version(path, &[]),
+        format!(
+            "{client}not known: scheduler: no replica is ready in namespace gpushare-system; see `kubectl gpushare doctor`\n\
+             not known: device plugins: namespace gpushare-system has no pod of them; see `kubectl gpushare doctor`\n"
+        )
+    );
+    assert!(
+        version(path, &["--offline"]).contains("not known: scheduler: with --offline no replica is asked\n")
+    );
+    let json = version(path, &["-o", "json", &format!("--read-api={}", serve(sound))]);
+    assert!(json.contains("\"scheduler\": {\n    \"0.1.0\": 1\n"), "{json}");
+    let nowhere = version("/nonexistent", &[]);
+    assert!(
+        nowhere.starts_with(&client) && nowhere.contains("not known: cannot use the kubeconfig"),
+        "{nowhere}"
+    );
+}
+
+#[test]
+fn doctor_offline_asks_no_replica() {
+    let path = kubeconfig("offline.kubeconfig", &serve(empty_cluster));
+    let mut program = program();
+    program.args(["doctor", "--offline", "--kubeconfig"]).arg(path);
+    let output = program.output().unwrap();
+    check(&output, 2, "");
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        out.contains("unknown  read-api: with --offline no replica is asked"),
+        "{out}"
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use proto::read_api::{Diagnosis, Finding, Node, PORT, Severity};
 use serde_json::Value;
 
 use super::node_checks;
-use crate::fields::{array, has_condition, images, is_named, name, number, text};
+use crate::fields::{array, has_condition, image_tag, images, is_named, name, number, text};
 use crate::read_api::SCHEDULER;
 
 /// The objects of one list, or the reason that they could not be listed.
@@ -43,9 +43,9 @@ fn edit_scheduler(facts: &InstallationFacts, change: &str) -> String {
 
 /// One ready replica of the scheduler.
 #[derive(Clone, Debug)]
-pub(super) struct AskedReplica {
-    pub(super) pod: String,
-    pub(super) diagnosis: Result<Diagnosis, String>,
+pub(crate) struct AskedReplica {
+    pub(crate) pod: String,
+    pub(crate) diagnosis: Result<Diagnosis, String>,
 }
 
 /// The result of a check that found no fault: the sentence that says so, or the reason that the check could not be made.
@@ -396,14 +396,7 @@ fn image_tags<'a>(facts: &'a InstallationFacts, kind: &str, workload: &str) -> B
             continue;
         }
         for image in images(object, "/spec/template/spec/containers") {
-            // The digest of an image also follows a colon, and so does the port of a registry.
-            let name_and_tag = image.split('@').next().unwrap_or_default();
-            if let Some((path, tag)) = name_and_tag.rsplit_once(':')
-                && path.contains("gpushare")
-                && !tag.contains('/')
-            {
-                tags.insert(tag);
-            }
+            tags.extend(image_tag(image).filter(|_| image.contains("gpushare")));
         }
     }
     tags

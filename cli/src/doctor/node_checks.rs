@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::checks::{CheckReport, InstallationFacts, Outcome};
 use crate::fields::{
-    NODE_LABEL, annotation, array, condition, has_condition, images, label, name, number, text,
+    NODE_LABEL, annotation, array, condition, has_condition, images, label, label_node, name, number, text,
 };
 
 /// Parts of images of other device plugins, and the resource that each serves.
@@ -22,7 +22,7 @@ const OTHER_PLUGINS: [(&str, &str); 4] = [
 ];
 
 /// The label selector of the device plugin's pods.
-const PLUGIN: &str = "app.kubernetes.io/name=gpushare-device-plugin";
+pub(crate) const PLUGIN: &str = "app.kubernetes.io/name=gpushare-device-plugin";
 
 /// The nodes that are labelled for sharing. A node without the label may have shared its GPUs once; only nodes with
 /// the label should now.
@@ -54,12 +54,10 @@ fn is_plugin(facts: &InstallationFacts, pod: &Value) -> bool {
 /// The remedy where no node is labelled: the command for the only node, or for one that the user chooses.
 fn label_command(facts: &InstallationFacts) -> String {
     match facts.list("nodes").unwrap_or_default() {
-        [node] => format!(
-            "`kubectl label node {} {NODE_LABEL}=true --overwrite`",
-            name(node)
-        ),
+        [node] => format!("`{}`", label_node(name(node))),
         _ => format!(
-            "choose nodes with GPUs from `kubectl get nodes`, and label each: `kubectl label node NODE {NODE_LABEL}=true`"
+            "choose nodes with GPUs from `kubectl get nodes`, and label each: `{}`",
+            label_node("NODE")
         ),
     }
 }

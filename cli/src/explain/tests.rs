@@ -22,7 +22,7 @@ const SCREEN: Screen = Screen {
 #[case::kind_slash_name(&["pod/web"], "default/web")]
 #[case::namespace(&["train/web"], "train/web")]
 #[case::two_names(&["web", "api"], "\"web api\" is no pod: write NAME, or pod NAME")]
-#[case::path(&["../../state"], "\"../../state\" is no name of a pod")]
+#[case::path(&["../../state"], "\"../../state\" is no name of a pod: write NAME, or NAMESPACE/NAME")]
 fn names(#[case] words: &[&str], #[case] expected: &str) {
     let words: Vec<String> = words.iter().map(ToString::to_string).collect();
     let found = match pod_name(&words, "default") {
@@ -104,7 +104,9 @@ fn other_states() {
     fitting.reasons.clear();
     let no_nodes = Explanation {
         nodes: 0,
-        summary: vec!["The cluster has no node that the scheduler knows: kubectl get nodes".to_owned()],
+        summary: vec![
+            "The cluster has no node that the scheduler knows: see `kubectl get nodes`.".to_owned(),
+        ],
         kube_scheduler: None,
         reasons: [].into(),
         verdicts: Vec::new(),

@@ -77,26 +77,54 @@ fn state() -> State {
     }
 }
 
+fn shown(table: MakeTable, screen: &Screen, is_wide: bool) -> String {
+    let state = state();
+    render(&state, &table(&state.nodes, screen, is_wide), screen)
+}
+
 #[test]
 fn a_row_for_each_gpu() {
-    insta::assert_snapshot!(render(&state(), &screen(120), false));
+    insta::assert_snapshot!(shown(gpus, &screen(120), false));
+}
+
+#[test]
+fn a_row_for_each_node() {
+    insta::assert_snapshot!(shown(nodes, &screen(120), false));
 }
 
 #[test]
 fn every_column() {
-    insta::assert_snapshot!(render(
-        &state(),
-        &Screen {
-            width: None,
-            ..screen(0)
-        },
-        true
-    ));
+    let pipe = Screen {
+        width: None,
+        ..screen(0)
+    };
+    insta::assert_snapshot!(shown(gpus, &pipe, true));
+}
+
+#[test]
+fn rows_in_the_order_of_a_column() {
+    let state = state();
+    let order = |column: &str| {
+        let mut table = gpus(&state.nodes, &screen(120), false);
+        table.sort_by(column)?;
+        let lines = table.render(&screen(120));
+        let starts = lines.lines().skip(1).map(|line| line[..10].replace(' ', ""));
+        Ok::<_, CommandFailure>(starts.collect::<Vec<_>>())
+    };
+    assert_eq!(order("alloc").unwrap(), ["n20", "n10", "n11"]);
+    // GPUs that take no pods have no free memory, which is no amount.
+    assert_eq!(order("FREE").unwrap(), ["n10", "n11", "n20"]);
+    assert_eq!(order("health").unwrap(), ["n20", "n10", "n11"]);
+    let failure = order("cpu").unwrap_err().to_string();
+    assert_eq!(
+        failure,
+        "--sort-by cpu: the table has no such column; name one of NODE, GPU, MEMORY, ALLOC, FREE, STRANDED, CORE, PODS, HEALTH"
+    );
 }
 
 #[test]
 fn sixty_columns() {
-    let lines = render(&state(), &screen(60), false);
+    let lines = shown(gpus, &screen(60), false);
     insta::assert_snapshot!(lines);
     let table = lines.lines().take(4);
     assert!(table.into_iter().all(|line| line.chars().count() <= 60));
@@ -104,5 +132,10 @@ fn sixty_columns() {
 
 #[test]
 fn an_empty_cluster() {
-    insta::assert_snapshot!(render(&State::default(), &screen(80), false));
+    let state = State::default();
+    insta::assert_snapshot!(render(
+        &state,
+        &gpus(&state.nodes, &screen(80), false),
+        &screen(80)
+    ));
 }

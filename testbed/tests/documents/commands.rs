@@ -34,6 +34,13 @@ use crate::{code_spans, read, root};
 const DOCUMENTS: [&str; 4] = ["quick-start.md", "cookbook.md", "troubleshooting.md", "cli.md"];
 /// Names of the demo that stand in commands for the reader's own.
 const NAMES: [(&str, &str); 2] = [("NODE", "n1"), ("POD", "large-model-2")];
+/// Arguments in the table of subcommands, which stand for the reader's own.
+const ARGUMENTS: [(&str, &str); 4] = [
+    ("FILE", "deploy/samples/02-koordinator-memory.yaml"),
+    ("N", "2"),
+    ("NAME", "large-model-2"),
+    ("SHELL", "bash"),
+];
 /// The longest time until the demo runs, or a command that only reads prints what is expected. The use of memory is measured every
 /// 15 s, and the scheduler keeps it for 10 s.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -266,10 +273,15 @@ fn comparable(text: &str) -> String {
 
 /// A command with names of the demo in place of the reader's.
 fn with_names(command: &str) -> String {
+    with(&NAMES, command)
+}
+
+/// A command with these names in place of the reader's.
+fn with(names: &[(&str, &str)], command: &str) -> String {
     let mut command = command.to_owned();
-    for (placeholder, name) in NAMES {
+    for (placeholder, name) in names {
         let word = Regex::new(&format!(r"\b{placeholder}\b")).unwrap();
-        command = word.replace_all(&command, name).into_owned();
+        command = word.replace_all(&command, *name).into_owned();
     }
     command
 }
@@ -356,16 +368,41 @@ impl DocumentRun<'_> {
             .filter(|line| !line.trim_start().starts_with("<!--"))
             .collect::<Vec<_>>()
             .join("\n");
-        for span in code_spans(&shown)
-            .into_iter()
+        let spans = code_spans(&shown).into_iter();
+        let mut commands: Vec<String> = spans
             .filter(|span| span.starts_with("kubectl "))
-        {
-            if marks.iter().any(|mark| mark == span) {
+            .map(str::to_owned)
+            .collect();
+        commands.extend(self.subcommands(&shown));
+        for command in commands {
+            if marks.contains(&command) {
                 self.counts.marked += 1;
             } else {
-                self.must_succeed(span);
+                self.must_succeed(&command);
             }
         }
+    }
+
+    /// The commands of the table of subcommands in a text, which has a row for each that the help names.
+    fn subcommands(&mut self, text: &str) -> Vec<String> {
+        let rows = text.lines().skip_while(|line| *line != "| command | shows |");
+        let rows = rows.skip(2).take_while(|line| line.starts_with("| `"));
+        let rows = rows.filter_map(|row| code_spans(row).first().copied());
+        let found: Vec<String> = rows
+            .map(|command| with(&ARGUMENTS, &format!("kubectl gpushare {command}")))
+            .collect();
+        if !found.is_empty() {
+            let (_, help) = self.demo.run("kubectl gpushare help");
+            let names = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+            let names = names.map_while(|line| line.split_whitespace().next());
+            for name in names.filter(|name| *name != "help") {
+                let command = format!("kubectl gpushare {name}");
+                if !found.iter().any(|found| found.starts_with(&command)) {
+                    self.problem(&format!("the table of subcommands lacks {name}"));
+                }
+            }
+        }
+        found
     }
 
     /// Runs a command whose output no document shows.
