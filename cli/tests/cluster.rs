@@ -3,8 +3,10 @@
 
 #![expect(clippy::indexing_slicing, reason = "JSON that lacks a field is null")]
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -32,6 +34,10 @@ struct Installed {
     cluster: LocalCluster,
     replicas: Replicas,
     pods: NamespacePods,
+    /// kubectl's kubeconfig.
+    kubectl: PathBuf,
+    /// The remedies that were run.
+    remedies: Mutex<BTreeSet<String>>,
 }
 
 /// The end of one command.
@@ -55,7 +61,8 @@ impl Installed {
         }
         let mut spec = ClusterSpec::of(nodes);
         spec.webhooks = Some(WebhookSpec { lifetime });
-        let cluster = LocalCluster::start(spec).await?;
+        let mut cluster = LocalCluster::start(spec).await?;
+        let kubectl = cluster.kubeconfig().await?;
         cluster.scheduler.kill().await;
         let replicas = Replicas::start(&cluster).await?;
         installation::complete(&cluster, 2).await?;
@@ -64,6 +71,8 @@ impl Installed {
             cluster,
             replicas,
             pods,
+            kubectl,
+            remedies: Mutex::default(),
         })
     }
 
@@ -97,6 +106,47 @@ impl Installed {
             "{args:?}: {ended:?}"
         );
         serde_json::from_str(&ended.out).with_context(|| format!("{args:?}: {ended:?}"))
+    }
+
+    /// Runs the commands of kubectl in backticks in a text, each once; a command that changes something only tries to.
+    async fn run_remedies(&self, text: &str) -> Result<()> {
+        for command in text.split('`').skip(1).step_by(2) {
+            let is_new = || {
+                let mut run = self.remedies.lock().unwrap_or_else(PoisonError::into_inner);
+                run.insert(command.to_owned())
+            };
+            // kubectl forwards ports by SPDY, which the testbed's API server does not speak.
+            let is_left_out = !command.starts_with("kubectl ") || command.contains(" port-forward ");
+            if is_left_out || !is_new() {
+                continue;
+            }
+            let changes = ["annotate", "delete", "label", "scale", "taint", "uncordon"];
+            let is_change = command.split(' ').any(|word| changes.contains(&word));
+            let dry = if is_change { " --dry-run=server" } else { "" };
+            let binary = Path::new(env!("CARGO_BIN_EXE_kubectl-gpushare"));
+            let programs = binary.parent().context("the program is in a folder")?;
+            let path = std::env::var("PATH")?;
+            let output = Command::new("timeout")
+                .args(["20", "sh", "-c"])
+                .arg(format!("exec 2>&1; {}{dry}", command.replace(" NODE ", " n1 ")))
+                .env("PATH", format!("{path}:{}", programs.display()))
+                .env("KUBECONFIG", &self.kubectl)
+                .env("KUBECACHEDIR", self.cluster.dir().join("kubectl"))
+                .env("KUBE_EDITOR", "true")
+                .output()
+                .await?;
+            let code = output.status.code();
+            // A command of gpushare that answers "no" exits with 2.
+            let is_no = command.contains(" gpushare ") && code == Some(2);
+            // A machine without kubectl runs the rest of the test; CI has it.
+            let is_missing = code == Some(127) && std::env::var_os("CI").is_none();
+            let said = String::from_utf8_lossy(&output.stdout);
+            ensure!(
+                code == Some(0) || is_no || is_missing,
+                "remedy `{command}` exits with {code:?}: {said}"
+            );
+        }
+        Ok(())
     }
 
     async fn until_runs(&self, name: &str) -> Result<()> {
@@ -477,23 +527,39 @@ fn faults_of_nodes_and_pods(api: &ApiObjects) -> Result<Vec<PlantedFault>> {
     ])
 }
 
-/// The checks of `doctor` that find something.
-async fn bad_checks(installed: &Installed) -> Result<Vec<String>> {
-    let ended = installed.run(&["doctor", "-o", "name"]).await?;
-    let bad: Vec<String> = ended.out.lines().map(str::to_owned).collect();
-    assert_eq!(ended.code, Some(if bad.is_empty() { 0 } else { 2 }), "{ended:?}");
-    Ok(bad)
+/// The warnings and errors of `doctor`.
+async fn bad_findings(installed: &Installed) -> Result<Vec<Value>> {
+    let ended = installed.run(&["doctor", "-o", "json"]).await?;
+    let mut findings: Vec<Value> = serde_json::from_str(&ended.out)?;
+    findings.retain(|finding| finding["severity"] == "warning" || finding["severity"] == "error");
+    assert_eq!(
+        ended.code,
+        Some(if findings.is_empty() { 0 } else { 2 }),
+        "{ended:?}"
+    );
+    Ok(findings)
+}
+
+/// True if `doctor` finds a fault by this check; runs the remedies of what it finds then.
+async fn doctor_finds(installed: &Installed, check: &str) -> Result<bool> {
+    let bad = bad_findings(installed).await?;
+    if bad.iter().all(|finding| finding["check"] != check) {
+        return Ok(false);
+    }
+    for finding in bad {
+        let remedy = finding["remedy"].as_str().unwrap_or_default();
+        let run = installed.run_remedies(remedy).await;
+        run.with_context(|| finding.to_string())?;
+    }
+    Ok(true)
 }
 
 async fn until_doctor_finds(installed: &Installed, check: &str) -> Result<()> {
     let found = async {
-        loop {
-            let bad = bad_checks(installed).await?;
-            if bad.iter().any(|found| found == check) {
-                return anyhow::Ok(());
-            }
+        while !doctor_finds(installed, check).await? {
             sleep(Duration::from_millis(300)).await;
         }
+        anyhow::Ok(())
     };
     if let Ok(found) = timeout(DEADLINE, found).await {
         return found;
@@ -506,7 +572,7 @@ async fn until_doctor_finds_nothing(installed: &Installed, after: &str) -> Resul
     let mut last = Vec::new();
     let sound = async {
         loop {
-            last = bad_checks(installed).await?;
+            last = bad_findings(installed).await?;
             if last.is_empty() {
                 return anyhow::Ok(());
             }
@@ -547,17 +613,14 @@ async fn doctor_finds_planted_faults(installed: &mut Installed) -> Result<()> {
         fault.plant(&api).with_context(|| format!("plant {what}"))?;
         // The daemons repair some of these within a second, so that the fault is planted again before each look.
         let found = async {
-            while !bad_checks(installed)
-                .await?
-                .iter()
-                .any(|found| found == fault.check)
-            {
+            while !doctor_finds(installed, fault.check).await? {
                 let _ = fault.plant(&api);
             }
             anyhow::Ok(())
         };
         match timeout(DEADLINE, found).await {
-            Ok(found) => found?,
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => missed.push(format!("{error:#}")),
             Err(_) => missed.push(what.clone()),
         }
         fault
@@ -726,6 +789,65 @@ async fn explain_and_fits(installed: &Installed) -> Result<()> {
         assert_eq!(fits.code, Some(code), "{fits:?}");
     }
     installed.pods.delete_now("large").await?;
+    Ok(())
+}
+
+/// The commands that `explain` proposes for nodes that do not take a pod.
+async fn steps_of_explain_succeed(installed: &Installed) -> Result<()> {
+    let api = installed.cluster.api().objects();
+    let keep = |spec: [Value; 2]| -> Result<()> {
+        for (node, spec) in ["n1", "n2"].into_iter().zip(spec) {
+            drop(api.patch("nodes", "", node, json!({"spec": spec}))?);
+        }
+        Ok(())
+    };
+    let taint = json!([{"key": "team", "value": "vision", "effect": "NoSchedule"}]);
+    keep([json!({"unschedulable": true}), json!({"taints": taint})])?;
+    let unit = [("aliyun.com/gpu-mem", "1")];
+    for (name, pod, commands) in [
+        (
+            "kept",
+            PodBuilder::new("kept", &unit),
+            [
+                "`kubectl uncordon n1`",
+                "`kubectl taint node n2 team:NoSchedule-`",
+            ],
+        ),
+        (
+            "isolated",
+            PodBuilder::new("isolated", &unit).labelled("koordinator.sh/gpu-isolation-provider", "HAMi-core"),
+            [
+                "`kubectl label node ",
+                " koordinator.sh/gpu-isolation-provider=HAMi-core ",
+            ],
+        ),
+        (
+            "adapter",
+            PodBuilder::new("adapter", &[("koordinator.sh/rdma", "100")]),
+            [
+                "`kubectl label node NODE gpushare=true`",
+                "`kubectl gpushare doctor`",
+            ],
+        ),
+    ] {
+        if name == "isolated" {
+            keep([json!({"unschedulable": null}), json!({"taints": null})])?;
+        }
+        installed.pods.create(&pod).await?;
+        let explained = async {
+            loop {
+                let out = installed.run(&["explain", name]).await?.out;
+                if commands.iter().all(|command| out.contains(command)) {
+                    return anyhow::Ok(out);
+                }
+                sleep(Duration::from_millis(200)).await;
+            }
+        };
+        let explained = timeout(DEADLINE, explained).await;
+        let explained = explained.with_context(|| format!("explain never proposes {commands:?}"))??;
+        installed.run_remedies(&explained).await?;
+        installed.pods.delete_now(name).await?;
+    }
     Ok(())
 }
 
@@ -908,6 +1030,7 @@ async fn watches_rights_and_certificates_on_a_live_cluster() -> Result<()> {
     installed.until_runs("first").await?;
     watching_goes_on_when_the_api_server_comes_back(&installed).await?;
     explain_and_fits(&installed).await?;
+    steps_of_explain_succeed(&installed).await?;
     selectors_select_rows(&installed).await?;
     names_are_shown_by_namespace(&installed).await?;
     ui_serves_the_page_of_the_leader(&mut installed).await

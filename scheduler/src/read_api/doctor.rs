@@ -180,7 +180,7 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
             Severity::Error,
             problem.clone(),
             format!(
-                "see the device plugin's pod: `kubectl describe {}`, and its log",
+                "`kubectl get {}` names the device plugin's pod: see its events and its log",
                 plugin_pods(node)
             ),
         );

@@ -165,10 +165,10 @@ pub(crate) fn amount_of(resource: &str, n: u64) -> String {
 pub(crate) fn obstacle(refusal: &NodeRefusal, rules: &PodRules, node: &str) -> String {
     let obstacle = kube_scheduler_detail(refusal, rules);
     let step = match refusal {
-        NodeRefusal::Unschedulable => format!("kubectl uncordon {node}"),
+        NodeRefusal::Unschedulable => format!("`kubectl uncordon {node}`"),
         NodeRefusal::OtherNode => "remove spec.nodeName".to_owned(),
         NodeRefusal::Taint(taint) => format!(
-            "add a toleration to the pod, or kubectl taint node {node} {}:{}-",
+            "add a toleration to the pod, or `kubectl taint node {node} {}:{}-`",
             taint.key, taint.effect
         ),
         NodeRefusal::NotNamed | NodeRefusal::AffinityConflict => "change it in the pod".to_owned(),
@@ -182,11 +182,11 @@ pub(crate) fn obstacle(refusal: &NodeRefusal, rules: &PodRules, node: &str) -> S
 pub(crate) fn step_by_devices(reason: Reason, node: &str, demand: &ResourceDemand<'_>) -> String {
     match reason {
         Reason::NoIsolationProvider => format!(
-            "Install the library on {node} and label it: kubectl label node {node} {ISOLATION_PROVIDER}={}",
+            "Install the library on {node} and label it: `kubectl label node {node} {ISOLATION_PROVIDER}={} --overwrite`",
             demand.isolation.as_deref().unwrap_or_default()
         ),
         Reason::UnitUnknown => format!(
-            "Name the unit of {node}: kubectl annotate node {node} {}=MiB, or whichever unit its plugin serves.",
+            "Name the unit of {node}: `kubectl annotate node {node} {}=MiB`, or whichever unit its plugin serves.",
             ResourceNames::default().memory_unit_annotation()
         ),
         Reason::Unlimited | Reason::LimitedByLibrary => {

@@ -32,7 +32,8 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
         return sentences;
     }
     if survey.refused.is_empty() && survey.fitting.is_empty() {
-        sentences.push("The cluster has no node that the scheduler knows: kubectl get nodes".to_owned());
+        sentences
+            .push("The cluster has no node that the scheduler knows: see `kubectl get nodes`.".to_owned());
         return sentences;
     }
     if !survey.fitting.is_empty() {
@@ -130,7 +131,7 @@ fn provider(resource: &str) -> String {
             .to_owned();
     }
     if is_gpu_resource(resource, &ResourceNames::default()) || resource.starts_with("koordinator.sh/") {
-        return "label nodes for the device plugin (kubectl label node NODE gpushare=true), and see `kubectl gpushare doctor`"
+        return "label nodes for the device plugin (`kubectl label node NODE gpushare=true`), and see `kubectl gpushare doctor`"
             .to_owned();
     }
     "no device plugin serves it, or the name is misspelt".to_owned()
