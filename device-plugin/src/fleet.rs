@@ -339,7 +339,10 @@ pub enum Unavailable {
         name: String,
     },
     /// The device is unhealthy.
-    #[error("{} {id} of this node is unhealthy: {message}", type_name(device_type))]
+    #[error(
+        "{} {id} of this node is unhealthy: {message}; the container starts once it is healthy, or delete the pod to reschedule it",
+        type_name(device_type)
+    )]
     Unhealthy {
         /// The type of the device.
         device_type: &'static str,
@@ -350,7 +353,8 @@ pub enum Unavailable {
     },
     /// The operator leaves the GPU to pods that take whole GPUs.
     #[error(
-        "GPU {0} of this node is not shared: --shared-devices of its plugin leaves it to pods that take whole GPUs"
+        "GPU {0} of this node is not shared: --shared-devices of its plugin leaves it to pods that take whole GPUs; delete the pod to \
+         reschedule it"
     )]
     NotShared(PhysicalId),
 }

@@ -92,7 +92,9 @@ impl HealthTracker {
                     let message = if trouble == GONE {
                         gone_message(&format!("{name} {id}"))
                     } else {
-                        format!("{name} {id}, which this pod holds: {trouble}")
+                        format!(
+                            "{name} {id}, which this pod holds, is unhealthy: {trouble}. Delete the pod to reschedule it."
+                        )
                     };
                     actions.push(HealthAction::PodEvent(pod.uid.clone(), "GPUUnhealthy", message));
                 }

@@ -37,7 +37,7 @@ use owner::{KubeletSnapshot, OwnerUnknown};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartRefusal {
     /// The pod has no usable record.
-    #[error("{0}")]
+    #[error("{0}; delete the pod to reschedule it")]
     Unplaced(String),
     /// The record names a device that the pod cannot have.
     #[error(transparent)]
@@ -69,7 +69,9 @@ pub enum StartRefusal {
         given: String,
     },
     /// The pod's author sets a variable by which NVIDIA's driver limits containers.
-    #[error("container {container:?} sets {variable}, which is not allowed in a pod that shares devices")]
+    #[error(
+        "container {container:?} sets {variable}, which is not allowed in a pod that shares devices; remove it from the pod"
+    )]
     SetsLimit {
         /// The container.
         container: String,
@@ -366,7 +368,7 @@ impl StartEvidence<'_> {
             for name in names {
                 let Some(key) = self.fleet.find(resource, name) else {
                     return Err(StartRefusal::Unplaced(format!(
-                        "its record names {placement}, which this node does not have; delete the pod to reschedule it"
+                        "its record names {placement}, which this node does not have"
                     )));
                 };
                 ids.insert(key.id);

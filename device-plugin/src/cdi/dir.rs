@@ -67,7 +67,7 @@ pub enum SpecError {
     )]
     NoLimitHook,
     /// The file cannot be written.
-    #[error("cannot write {}", path.display())]
+    #[error("cannot write the CDI spec {}", path.display())]
     Io {
         /// The file.
         path: PathBuf,

@@ -52,7 +52,7 @@ fn each_change_makes_one_event_also_on_pods_that_come_later() {
         shown(&actions),
         [
             "node Warning GPUUnhealthy: GPU GPU-0 is unhealthy: XID 79",
-            "a GPUUnhealthy: GPU GPU-0, which this pod holds: XID 79"
+            "a GPUUnhealthy: GPU GPU-0, which this pod holds, is unhealthy: XID 79. Delete the pod to reschedule it."
         ]
     );
     assert!(
@@ -63,7 +63,9 @@ fn each_change_makes_one_event_also_on_pods_that_come_later() {
     let late = pod("late", 2, [units(2)]);
     assert_eq!(
         shown(&tracker.update(&with(&sick), &pods([a(), late]), now)),
-        ["late GPUUnhealthy: GPU GPU-0, which this pod holds: XID 79"]
+        [
+            "late GPUUnhealthy: GPU GPU-0, which this pod holds, is unhealthy: XID 79. Delete the pod to reschedule it."
+        ]
     );
     let actions = tracker.update(&with(&well), &pods([a()]), now);
     assert_eq!(

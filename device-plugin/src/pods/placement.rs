@@ -131,7 +131,7 @@ impl fmt::Display for Placement {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unplaced {
     /// A necessary annotation is missing.
-    #[error("annotation {key} is missing: it was not placed by gpushare-scheduler")]
+    #[error("annotation {key} is missing: the pod was not placed by gpushare-scheduler")]
     Missing {
         /// The annotation.
         key: &'static str,

@@ -88,7 +88,7 @@ fn the_records_of_both_dialects_are_read() {
 }
 
 #[rstest]
-#[case::no_annotation(json!({}), units(1), "annotation ALIYUN_COM_GPU_MEM_IDX is missing: it was not placed by gpushare-scheduler")]
+#[case::no_annotation(json!({}), units(1), "annotation ALIYUN_COM_GPU_MEM_IDX is missing: the pod was not placed by gpushare-scheduler")]
 #[case::no_koordinator_annotation(json!({}), shares(1), "annotation scheduling.koordinator.sh/device-allocated is missing")]
 #[case::no_time(json!({"ALIYUN_COM_GPU_MEM_IDX": "0"}), units(1), "annotation ALIYUN_COM_GPU_MEM_ASSUME_TIME is missing")]
 #[case::no_koordinator_time(json!({"scheduling.koordinator.sh/device-allocated": RECORD}), shares(1), "bind-timestamp is missing")]

@@ -31,7 +31,9 @@ const SEEN_LIMIT: Duration = Duration::from_secs(5);
 
 /// No record could be written for a pod that the scheduler did not place.
 #[derive(Debug, thiserror::Error)]
-#[error("pod {pod} was not placed by gpushare-scheduler and cannot be adopted: {problem}")]
+#[error(
+    "pod {pod} was not placed by gpushare-scheduler and cannot be adopted: {problem}; delete the pod to reschedule it"
+)]
 pub struct NotAdopted {
     pod: String,
     problem: String,

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proto::device::TYPE_GPU;
+use proto::memory_text::memory_text;
 use proto::memory_unit::MemoryUnit;
 use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 
@@ -19,8 +20,13 @@ use crate::pods::{NodePod, NodePods, Placement, PodStage, PodUid, RecordedAmount
 /// A device has no capacity for the pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{} {device} has no room for it: {before} of {total} {what} are held by pods that came before, and it requests {requested}",
-    type_name(device_type)
+    "{} {device} has no room for it: {} of {} {what} are held by pods that came before, and it requests {}, {} too much; delete the pod to \
+     reschedule it",
+    type_name(device_type),
+    shown(what, *before),
+    shown(what, *total),
+    shown(what, *requested),
+    shown(what, before.saturating_add(*requested).saturating_sub(*total))
 )]
 pub struct NoCapacity {
     device_type: &'static str,
@@ -34,11 +40,22 @@ pub struct NoCapacity {
 
 /// Names of the amounts that a device can lack, for the text of [`NoCapacity`].
 const AMOUNTS: [&str; 4] = [
-    "bytes of memory",
+    MEMORY,
     "percent of computing power",
     "percent",
     "places for sharers",
 ];
+/// The first of [`AMOUNTS`].
+const MEMORY: &str = "of memory";
+
+/// An amount for people: memory in GiB or MiB.
+fn shown(what: &str, amount: u64) -> String {
+    if what == MEMORY {
+        memory_text(amount)
+    } else {
+        amount.to_string()
+    }
+}
 
 /// Amounts of one device: those of a pod, of several pods together, or of the whole device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -462,8 +479,8 @@ mod tests {
         .unwrap_err();
         assert_eq!(
             error.to_string(),
-            "GPU GPU-00000000-aaaa-bbbb-cccc-000000000000 has no room for it: 10737418240 of 17179869184 bytes of memory are held by pods \
-             that came before, and it requests 7516192768"
+            "GPU GPU-00000000-aaaa-bbbb-cccc-000000000000 has no room for it: 10 GiB of 16 GiB of memory are held by pods that came \
+             before, and it requests 7 GiB, 1 GiB too much; delete the pod to reschedule it"
         );
     }
 }

@@ -9,16 +9,19 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use proto::memory_overrun::OVERRUN_TOLERANCE_PERCENT;
 use proto::pod::Pod;
 use proto::request::PodRequest;
 use proto::resource::{HAMI_NODE, ISOLATION_PROVIDER, ResourceNames};
+use regex::Regex;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 mod commands;
 mod quotas;
+mod texts;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -455,9 +458,7 @@ fn every_refusal_and_event_is_explained() {
     assert!(expected.len() > 10, "{expected:?}");
     for folder in ["scheduler/src", "device-plugin/src"] {
         for path in files(&root().join(folder), "rs") {
-            let is_test =
-                path.ends_with("tests.rs") || path.components().any(|part| part.as_os_str() == "tests");
-            if !is_test {
+            if !is_test(&path) {
                 expected.extend(event_reasons(&read(&path)));
             }
         }
@@ -488,12 +489,24 @@ fn every_insufficient_resource_is_explained() {
     );
 }
 
-/// The reasons of events that a source writes: the plugin's begin with `GPU`, the scheduler's follow the pod of the event.
+/// True for a source of tests alone.
+fn is_test(path: &Path) -> bool {
+    path.ends_with("tests.rs") || path.components().any(|part| part.as_os_str() == "tests")
+}
+
+/// The reasons of events that a source writes: the plugin's begin with `GPU`, or stand in a constant that says so; the scheduler's
+/// follow the pod of the event.
 fn event_reasons(source: &str) -> Vec<String> {
-    let event = regex::Regex::new(r#""(GPU[A-Z][A-Za-z]+)"|\.warn\(&?\w+, "([A-Z][A-Za-z]+)""#).unwrap();
-    let found = event.captures_iter(source);
+    static EVENT: LazyLock<Regex> = LazyLock::new(|| {
+        Regex::new(concat!(
+            r#""(GPU[A-Z][A-Za-z]+)"|\.warn\(&?\w+, "([A-Z][A-Za-z]+)"|"#,
+            r#"/// The event reason [^\n]*\nconst \w+: &str = "(\w+)""#,
+        ))
+        .unwrap()
+    });
+    let found = EVENT.captures_iter(source);
     found
-        .filter_map(|groups| groups.get(1).or_else(|| groups.get(2)))
+        .filter_map(|groups| groups.iter().skip(1).flatten().next())
         .map(|reason| reason.as_str().to_owned())
         .collect()
 }

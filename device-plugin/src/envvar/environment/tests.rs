@@ -141,7 +141,7 @@ fn a_pod_must_not_set_the_driver_s_limits() {
         .insert("NVIDIA_GPU_MEMORY_LIMIT".to_owned(), "4096".to_owned());
     assert_eq!(
         checked(&pod, &answer).unwrap_err(),
-        "container \"s2\" sets NVIDIA_GPU_MEMORY_LIMIT, which is not allowed in a pod that shares devices"
+        "container \"s2\" sets NVIDIA_GPU_MEMORY_LIMIT, which is not allowed in a pod that shares devices; remove it from the pod"
     );
 }
 

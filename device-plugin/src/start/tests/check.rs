@@ -297,7 +297,8 @@ fn adapters_are_verified_like_gpus() {
     let found = start(&[sees_adapter(&a, 0)], vec![a.clone(), before]);
     assert_eq!(
         found,
-        "rdma 0000:00:00.0 has no room for it: 60 of 100 percent are held by pods that came before, and it requests 60"
+        "rdma 0000:00:00.0 has no room for it: 60 of 100 percent are held by pods that came before, and it requests 60, 20 too much; \
+         delete the pod to reschedule it"
     );
     let nothing = NodePod {
         placement: pod("x", 1, [shares(1)]).placement,
@@ -306,7 +307,7 @@ fn adapters_are_verified_like_gpus() {
     let found = start(&[sees_adapter(&nothing, 0)], vec![nothing.clone()]);
     assert_eq!(
         found,
-        "annotation scheduling.koordinator.sh/device-allocated names no rdma"
+        "annotation scheduling.koordinator.sh/device-allocated names no rdma; delete the pod to reschedule it"
     );
 }
 
@@ -390,7 +391,7 @@ fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
     assert_eq!(
         refusal.to_string(),
         "GPU GPU-00000001-aaaa-bbbb-cccc-000000000001 of this node is not shared: --shared-devices of its plugin leaves it to pods that \
-         take whole GPUs"
+         take whole GPUs; delete the pod to reschedule it"
     );
     assert_eq!(
         verdict(running(pod("a", 1, [shares(1)]).on([1]))),
