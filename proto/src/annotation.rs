@@ -44,5 +44,23 @@ pub(crate) fn parse<T: DeserializeOwned>(
         .map_err(|cause| AnnotationError::new(key, format!("does not parse: {cause}")))
 }
 
+/// The first characters of an annotation's value in quotes, for errors.
+///
+/// JSON is in single quotes, so that its own ones need no backslashes; characters that do not print are escaped.
+pub(crate) fn quoted(value: &str) -> String {
+    const MAX_CHARS: usize = 64;
+    let mut shown: String = value.chars().take(MAX_CHARS).collect();
+    if shown.len() < value.len() {
+        shown.push('…');
+    }
+    let escaped = format!("{shown:?}");
+    if shown.contains('"') && !shown.contains('\'') && escaped.replace("\\\"", "\"") == format!("\"{shown}\"")
+    {
+        format!("'{shown}'")
+    } else {
+        escaped
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
-use crate::annotation::keys;
+use crate::annotation::{keys, quoted};
 use crate::device::{TYPE_GPU, VirtualFunction};
 use crate::pod::null_as_default;
 use crate::quantity::Quantity;
@@ -148,7 +148,7 @@ pub struct Record {
 
 /// An annotation of a record that does not parse, with the beginning of its value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("annotation {key} is {value:?}: {rule}")]
+#[error("annotation {key} is {value}: {rule}")]
 pub struct RecordError {
     key: &'static str,
     value: String,
@@ -282,7 +282,7 @@ fn number(annotations: &BTreeMap<String, String>, key: &'static str) -> Result<O
 fn error(key: &'static str, value: &str, rule: String) -> RecordError {
     RecordError {
         key,
-        value: value.chars().take(64).collect(),
+        value: quoted(value),
         rule,
     }
 }

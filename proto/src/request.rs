@@ -174,11 +174,11 @@ pub enum RequestError {
         new: &'static str,
     },
     /// An annotation about the choice of nodes or devices cannot be read.
-    #[error("annotation {key} is {value:?}: {rule}")]
+    #[error("annotation {key} is {value}: {rule}")]
     Annotation {
         /// The annotation's key.
         key: &'static str,
-        /// The beginning of its value.
+        /// The beginning of its value, in quotes.
         value: String,
         /// The rule that it breaks.
         rule: String,

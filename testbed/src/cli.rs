@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -62,6 +63,7 @@ pub fn block_on(log: EnvFilter, command: impl Future<Output = Result<ExitCode>>)
     tracing_subscriber::fmt()
         .with_env_filter(log)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -1,11 +1,13 @@
-//! Every annotation whose value is JSON, with its keys in any case.
+//! Every annotation whose value is JSON, with its keys in any case; values in quotes.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use proptest::prelude::*;
+use rstest::rstest;
 use serde_json::json;
 
+use super::quoted;
 use crate::kubelet_allocations::{DEVICES_CHECKPOINTS, KubeletAllocations};
 use crate::plugin_reports::{EXCHANGED_RECORDS, PluginState, read_swapped_records};
 use crate::pod::Pod;
@@ -144,4 +146,20 @@ fn the_table_has_every_hint() {
     for hint in HINTS {
         assert!(ALL.iter().any(|(key, ..)| *key == hint.key), "{}", hint.key);
     }
+}
+
+#[rstest]
+#[case::word("one", r#""one""#)]
+#[case::json(r#"{"gpu":{}}"#, r#"'{"gpu":{}}'"#)]
+#[case::both_quotes(r#"{"it's":1}"#, r#""{\"it's\":1}""#)]
+#[case::control_characters("{\"gpu\":\n{}}", r#""{\"gpu\":\n{}}""#)]
+#[case::escape("{\"\u{1b}[31m\"}", r#""{\"\u{1b}[31m\"}""#)]
+#[case::backslash(r#"{"a\"b"}"#, r#""{\"a\\\"b\"}""#)]
+fn values(#[case] value: &str, #[case] expected: &str) {
+    assert_eq!(quoted(value), expected);
+}
+
+#[test]
+fn a_long_value_is_cut() {
+    assert_eq!(quoted(&"1".repeat(65)), format!("\"{}…\"", "1".repeat(64)));
 }

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::{PodRequest, RequestError, excerpt};
 use crate::annotation::keys::{UnknownKeys, nearest, parse_object};
+use crate::annotation::quoted;
 use crate::device::{ENFORCED_BY_DRIVER, ENFORCEMENT, TYPE_GPU};
 use crate::pod::Pod;
 use crate::quantity::Quantity;
@@ -302,7 +303,7 @@ pub(super) fn refuse_unknown_policies(pod: &Pod) -> Result<(), RequestError> {
 pub(super) fn refusal(key: &'static str, text: &str, rule: String) -> RequestError {
     RequestError::Annotation {
         key,
-        value: excerpt(text),
+        value: quoted(text),
         rule,
     }
 }

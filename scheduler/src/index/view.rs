@@ -223,7 +223,7 @@ fn asked_gpus(gpus: &GpuRequest, unit: Option<u64>) -> String {
         (Dialect::Vendor, _) => return format!("{} whole GPUs", gpus.devices),
         (_, Memory::Units(units)) => units_text(units, unit),
         (_, Memory::Bytes(bytes)) => memory_text(bytes),
-        (_, Memory::Ratio(ratio)) => format!("{ratio} %"),
+        (_, Memory::Ratio(ratio)) => format!("{ratio} % of GPU memory"),
     };
     if gpus.core > 0 {
         text = format!("{text}, {} % core", gpus.core);
