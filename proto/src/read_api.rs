@@ -230,6 +230,8 @@ pub struct PendingPod {
     pub uid: String,
     /// The pod's request in words, such as `8.0 GiB`.
     pub asked: String,
+    /// Equal for pods with equal requests and equal rules for nodes: an explanation of one holds for all. Below 2^53.
+    pub kind: u64,
 }
 
 /// The sums at one time.

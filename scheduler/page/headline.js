@@ -5,6 +5,12 @@ import {count, memory, percent, thousands} from './format.js';
 /** Instead of a reason, for a pod that some node has room for. */
 export const HAS_ROOM = 'GPUs have room, see kubectl describe pod';
 
+/** The same, for a pod that kube-scheduler does not try yet. */
+export const HAS_GATES = 'its scheduling gates hold it back';
+
+/** Why a pod waits that some node has room for. */
+export const withRoom = ({summary}) => summary?.[0]?.includes('spec.schedulingGates') ? HAS_GATES : HAS_ROOM;
+
 /** Reasons in short, by the words that filter's texts begin or go on with; others are shown as they are. */
 const SHORT = [
   [/^not enough free GPU memory/, 'not enough memory free on any one GPU'],

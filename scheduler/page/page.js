@@ -4,7 +4,7 @@ import {HistoryChart, describe, sums} from './charts.js';
 import {Cluster, freeMemory, gpuTroubles, isUnusable, nodeTroubles} from './cluster.js';
 import {Connection} from './connection.js';
 import {clock, count, element, measure, memory, minute, part, percent, podName, thousands, usedMemory} from './format.js';
-import {HAS_ROOM, shortReason, statements} from './headline.js';
+import {HAS_GATES, HAS_ROOM, shortReason, statements, withRoom} from './headline.js';
 import {CardMap} from './map.js';
 import {Palette, PodPaint, VerdictPaint, swatch} from './paint.js';
 import {GpuRows, Table} from './table.js';
@@ -147,7 +147,7 @@ async function refreshHistory() {
   if (view.tab === 'history') render();
 }
 
-/** Finds out why pods wait: pods that ask for the same are explained once. */
+/** Finds out why pods wait: pods of one kind, which ask for the same by the same rules, are explained once. */
 let whyTimer = 0;
 let whyDue = 0;
 function refreshWhy() {
@@ -161,31 +161,31 @@ function refreshWhy() {
 async function findWhy() {
   const kinds = new Map();
   for (const pod of cluster.pending) {
-    if (!kinds.has(pod.asked)) kinds.set(pod.asked, []);
-    kinds.get(pod.asked).push(pod);
+    if (!kinds.has(pod.kind)) kinds.set(pod.kind, []);
+    kinds.get(pod.kind).push(pod);
   }
-  const [why, asked] = [new Map(), new Map()];
+  const [why, explained] = [new Map(), new Map()];
   for (const pods of [...kinds.values()].sort((a, b) => b.length - a.length).slice(0, MAX_KINDS)) {
     const answer = await ask(explainPath(pods[0]));
     // The node that comes nearest has the reason that counts; others may be too small for the pod even when they are empty.
-    const reason = answer?.invalid ?? (answer?.fitting ? HAS_ROOM : answer?.verdicts?.[0]?.reason);
+    const reason = answer?.invalid ?? (answer?.fitting ? withRoom(answer) : answer?.verdicts?.[0]?.reason);
     if (reason) why.set(reason, (why.get(reason) ?? 0) + pods.length);
-    asked.set(pods[0].asked, {reason, missing: missingMemory(answer)});
+    explained.set(pods[0].kind, {reason, missing: missingMemory(answer)});
   }
-  Object.assign(known, {why, kinds: asked});
+  Object.assign(known, {why, kinds: explained});
   showHeader();
   if (view.tab === 'waiting') render();
 }
 
 /** How urgent it is to show why a pod waits: those that GPUs block come first, of them those that miss the most memory. */
 function urgency(pod) {
-  const {reason, missing} = known.kinds.get(pod.asked) ?? {};
-  return !reason ? -1 : reason === HAS_ROOM ? -2 : missing;
+  const {reason, missing} = known.kinds.get(pod.kind) ?? {};
+  return !reason ? -1 : [HAS_ROOM, HAS_GATES].includes(reason) ? -2 : missing;
 }
 
 /** Why a pod waits, in few words. */
 function shortWhy(pod) {
-  const {reason} = known.kinds.get(pod.asked) ?? {};
+  const {reason} = known.kinds.get(pod.kind) ?? {};
   return reason ? shortReason(reason) : '';
 }
 
@@ -447,7 +447,7 @@ function renderWaiting() {
   const isChosen = (pod) => pod.namespace === view.pod?.namespace && pod.name === view.pod?.name;
   pendingTable.show(pending, isChosen);
   // Not before it is known which pods the GPUs block.
-  if (!view.pod && pending.length && cluster.pending.some((pod) => known.kinds.has(pod.asked))) {
+  if (!view.pod && pending.length && cluster.pending.some((pod) => known.kinds.has(pod.kind))) {
     return open('waiting', pending.reduce((first, pod) => urgency(pod) > urgency(first) ? pod : first));
   }
   const {verdicts} = known;

@@ -322,7 +322,7 @@ fn put_pod(index: &mut Index, uid: &str, facts: PodFacts, rules: Option<Box<PodR
             .entry(owner)
             .or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
         let was_bound = entry.facts.bound.is_some() && entry.assumption.is_none();
-        (entry.facts, entry.list, entry.rules) = (facts, list, rules);
+        entry.show(facts, list, rules);
         // Kubernetes never unbinds a pod; after a restore of etcd a watch may show an older version of it.
         if was_bound {
             (entry.problem, entry.contradicts) = (None, false);
@@ -339,7 +339,7 @@ fn put_pod(index: &mut Index, uid: &str, facts: PodFacts, rules: Option<Box<PodR
         .entry(owner.clone())
         .or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
     let is_known = entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
-    (entry.facts, entry.list, entry.rules) = (facts, list, None);
+    entry.show(facts, list, None);
     // The watch now shows the bound pod itself.
     entry.assumption = None;
     index.hints.end_hint(&mut index.cluster, uid, Some(&bound.node));

@@ -1,6 +1,7 @@
 //! A pod that requests device resources, with what the cluster cache derives from it.
 
 use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use placement::PodProfile;
 
@@ -15,6 +16,8 @@ pub(super) struct PodEntry {
     pub(super) facts: PodFacts,
     /// The fields that kube-scheduler compares with nodes; `None` for a pod that a watch has shown bound, or not shown yet.
     pub(super) rules: Option<Box<PodRules>>,
+    /// Equal for waiting pods of which one explanation holds for all: [`kind`] of the request and the rules.
+    pub(super) kind: u64,
     /// The decision of a bind, until a watch shows the pod bound.
     pub(super) assumption: Option<Box<Assumption>>,
     /// The reason for which its record is counted conservatively or not at all.
@@ -34,6 +37,7 @@ impl PodEntry {
         Self {
             facts,
             rules: None,
+            kind: 0,
             assumption: None,
             problem: None,
             contradicts: false,
@@ -41,6 +45,12 @@ impl PodEntry {
             eviction: Eviction::default(),
             list: 0,
         }
+    }
+
+    /// Takes over what a watch shows; `rules` are those of a pod without a node.
+    pub(super) fn show(&mut self, facts: PodFacts, list: u32, rules: Option<Box<PodRules>>) {
+        self.kind = rules.as_deref().map_or(0, |rules| kind(&facts, rules));
+        (self.facts, self.list, self.rules) = (facts, list, rules);
     }
 
     /// The pod's node and record: those that a watch has shown, else those of the assumption.
@@ -53,5 +63,88 @@ impl PodEntry {
             }
             (None, None) => None,
         }
+    }
+}
+
+/// A number that is equal for waiting pods with equal requests and rules, whatever their names; below 2^53, as JavaScript reads it.
+///
+/// kube-scheduler's last attempt is the pod's own, and changes; only its reason counts, which differs for a pod with gates.
+fn kind(facts: &PodFacts, rules: &PodRules) -> u64 {
+    let PodFacts {
+        request,
+        constraints,
+        preference,
+        isolation,
+        ..
+    } = facts;
+    let PodRules {
+        node_name,
+        node_selector,
+        affinity,
+        tolerations,
+        requests,
+        priority,
+        last_attempt,
+    } = rules;
+    let attempt = last_attempt.as_ref().map(|condition| &condition.reason);
+    let mut hasher = DefaultHasher::new();
+    // The types come from Kubernetes' API and have no `Hash`.
+    format!("{request:?} {constraints:?} {preference:?} {node_selector:?} {affinity:?} {tolerations:?} {requests:?} {attempt:?}")
+        .hash(&mut hasher);
+    (isolation, node_name, priority).hash(&mut hasher);
+    hasher.finish() >> 11
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::pod::Pod;
+    use proto::resource::ResourceNames;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::kind;
+    use crate::accounting::PodFacts;
+    use crate::kube_scheduler::PodRules;
+
+    fn kind_of(pod: &Value) -> u64 {
+        let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
+        let facts = PodFacts::of(&pod, &ResourceNames::default()).unwrap();
+        kind(&facts, &PodRules::of(&pod))
+    }
+
+    fn pod() -> Value {
+        let limits = json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"});
+        json!({
+            "metadata": {"name": "a", "uid": "u", "namespace": "default"},
+            "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]},
+        })
+    }
+
+    /// The name and kube-scheduler's words about the last attempt are no part of the kind.
+    #[test]
+    fn pods_of_one_template_are_of_one_kind() {
+        let mut other = pod();
+        other["metadata"] = json!({"name": "b", "uid": "v", "namespace": "default"});
+        assert_eq!(kind_of(&pod()), kind_of(&other));
+    }
+
+    #[rstest]
+    #[case::amount("/spec/containers/0/resources/limits/koordinator.sh~1gpu-memory", json!("2Gi"))]
+    #[case::selector("/spec/nodeSelector", json!({"gpu-type": "a100"}))]
+    #[case::toleration("/spec/tolerations", json!([{"operator": "Exists"}]))]
+    #[case::other_resource("/spec/containers/0/resources/requests", json!({"cpu": "900"}))]
+    #[case::annotation(
+        "/metadata/annotations",
+        json!({"scheduling.koordinator.sh/device-allocate-hint": r#"{"gpu": {"selector": {"matchLabels": {"a": "b"}}}}"#})
+    )]
+    #[case::gate(
+        "/status",
+        json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]})
+    )]
+    fn what_decides_makes_another_kind(#[case] field: &str, #[case] value: Value) {
+        let mut other = pod();
+        let (parent, key) = field.rsplit_once('/').unwrap();
+        other.pointer_mut(parent).unwrap()[key.replace("~1", "/")] = value;
+        assert_ne!(kind_of(&pod()), kind_of(&other));
     }
 }

@@ -192,6 +192,7 @@ pub(crate) fn pending_pods(index: &Index, most: usize) -> (usize, Vec<PendingPod
                 name: entry.facts.name.to_string(),
                 uid: uid.to_string(),
                 asked: asked(&entry.facts.request, cluster.common_unit()),
+                kind: entry.kind,
             });
         }
     }
