@@ -25,9 +25,9 @@ async function call(method, url, body) {
   return JSON.parse(text);
 }
 
-function create(name, amounts) {
+function create(name, amounts, rules = {}) {
   const resources = {limits: amounts, requests: amounts};
-  return call('POST', PODS, {metadata: {name, namespace: 'default'}, spec: {containers: [{name: 'main', image: 'none', resources}]}});
+  return call('POST', PODS, {metadata: {name, namespace: 'default'}, spec: {...rules, containers: [{name: 'main', image: 'none', resources}]}});
 }
 
 function share(gpus, memory) {
@@ -57,7 +57,7 @@ test('the listener answers with the policy, and only to localhost', async () => 
 test('made-up clusters have the fields of the real scheduler', async () => {
   const names = (value) => Object.keys(value ?? {});
   const real = await call('GET', `${PAGE}v1/state`);
-  const made = new MadeUp({nodes: 3}).state();
+  const made = new MadeUp({nodes: 3, pending: 1}).state();
   assert.deepEqual(names(made).filter((name) => !(name in real)), []);
   const gpus = real.nodes.flatMap((node) => node.gpus);
   const optional = ['stranded', 'used', 'plugin', 'core'];
@@ -67,6 +67,7 @@ test('made-up clusters have the fields of the real scheduler', async () => {
   assert.deepEqual(all.flatMap(names).filter((name) => !known(gpus).has(name)), []);
   const holders = (gpus) => gpus.flatMap((gpu) => gpu.holders ?? []);
   assert.deepEqual(holders(all).flatMap(names).filter((name) => !known(holders(gpus)).has(name)), []);
+  assert.deepEqual(names(made.pending[0]).sort(), names(real.pending[0]).sort());
   assert.deepEqual(names(made.totals).sort(), names(real.totals).filter((name) => name !== 'used').sort());
 });
 
@@ -86,6 +87,22 @@ test('the table of the cards is the state, and pods come and go', async () => {
   await until(page, 'its end', () => !document.getElementById('table').textContent.includes('default/page-comes'));
   assert.deepEqual(page.problems, []);
   await page.close();
+});
+
+test('pods that ask for the same by other rules have reasons of their own', async () => {
+  await create('page-plain', share(3, 99));
+  await create('page-chosen', share(3, 99), {nodeSelector: {'gpu-type': 'none'}});
+  await create('page-gated', share(3, 3), {schedulingGates: [{name: 'example.com/quota'}]});
+  const page = await open(browser, `${PAGE}#waiting`);
+  await live(page);
+  await until(page, 'the reasons', () => {
+    const [, ...found] = [...document.querySelectorAll('#pending tr')].map((row) => row.textContent);
+    const has = (name, reason) => found.some((text) => text.includes(name) && text.includes(reason));
+    return has('page-plain', 'Insufficient koordinator.sh/gpu-memory') && has('page-chosen', 'node affinity/selector')
+      && has('page-gated', 'scheduling gates');
+  });
+  await page.close();
+  for (const name of ['page-plain', 'page-chosen', 'page-gated']) await call('DELETE', `${PODS}/${name}`);
 });
 
 test('the colours of a waiting pod are the reasons of explain and of filter', async () => {

@@ -68,7 +68,7 @@ test('the headline says what is wrong', async () => {
     assert.equal(`${problems.length} of 480 GPUs are unhealthy.`, text.split('\n').find((line) => line.includes('unhealthy')));
   });
   await withPage({nodes: 3, trouble: 0}, {}, async (page, server) => {
-    server.cluster.pending = Array.from({length: 9}, (_, n) => ({namespace: 'ml', name: `late-${n}`, uid: `late-${n}`, asked: `${90 + Math.min(n, 7)} GiB`}));
+    server.cluster.pending = Array.from({length: 9}, (_, n) => ({namespace: 'ml', name: `late-${n}`, uid: `late-${n}`, asked: `${90 + Math.min(n, 7)} GiB`, kind: Math.min(n, 7)}));
     server.send({pending: server.cluster.pending});
     await until(page, 'all', () => document.getElementById('headline').textContent.includes('9 pods wait for a GPU (7: not enough memory free on any one GPU; 2: other or unknown reasons).'));
   });
@@ -188,7 +188,7 @@ test('changes arrive: pods, nodes that come and go, pods that wait', async () =>
     server.send({nodes: [another], removed: ['gpu-1']});
     await until(page, 'the node', () => [...document.querySelectorAll('#table td')].some((cell) => cell.textContent === 'gpu-20'));
     assert.deepEqual([...new Set((await rows(page, '#table')).map((cells) => cells[0]))], ['gpu-2', 'gpu-3', 'gpu-4', 'gpu-20']);
-    server.cluster.pending = [{namespace: 'ml', name: 'late', uid: 'late', asked: '60 GiB'}];
+    server.cluster.pending = [{namespace: 'ml', name: 'late', uid: 'late', asked: '60 GiB', kind: 1}];
     server.send({pending: server.cluster.pending});
     await until(page, 'the wait', () => document.getElementById('headline').textContent.includes('1 pod waits'));
   });

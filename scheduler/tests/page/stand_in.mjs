@@ -46,7 +46,7 @@ export class MadeUp {
     }
     this.pending = [];
     for (let n = 0; n < pending; n += 1) {
-      this.pending.push({namespace: 'ml', name: this.names(`waits-${n}`), uid: `waits-${n}`, asked: n % 3 ? '60 GiB' : '20 GiB, 50 % core, over 2 GPUs'});
+      this.pending.push({namespace: 'ml', name: this.names(`waits-${n}`), uid: `waits-${n}`, asked: n % 3 ? '60 GiB' : '20 GiB, 50 % core, over 2 GPUs', kind: n % 3 ? 1 : 2});
     }
     this.points = [];
   }
