@@ -182,6 +182,22 @@ fn used(state: &Value, pointer: &str) -> Option<u64> {
     state.pointer(pointer)?.as_u64()
 }
 
+/// Waits for an event of this reason on a pod, and returns its message.
+async fn until_event(installed: &Installed, pod: &str, reason: &str) -> Result<String> {
+    let events = || installed.cluster.api().objects().list("events", None);
+    let is_it = |event: &Value| event["reason"] == reason && event["involvedObject"]["name"] == pod;
+    let message = async {
+        loop {
+            if let Some(event) = events()?.iter().find(|event| is_it(event)) {
+                return anyhow::Ok(event["message"].as_str().unwrap_or_default().to_owned());
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let message = timeout(DEADLINE, message).await;
+    message.with_context(|| format!("no event {reason} on {pod}"))?
+}
+
 /// The pod uses more than the 4 GiB that it requests.
 async fn top_shows_the_memory_in_use(installed: &mut Installed) -> Result<()> {
     use_memory(installed, "small", "n1", 0, 5120).await?;
@@ -206,20 +222,7 @@ async fn top_shows_the_memory_in_use(installed: &mut Installed) -> Result<()> {
     assert_eq!(pods[0]["overShare"], true);
     let table = installed.run(&["top", "pods"]).await?.out;
     ensure!(table.contains("5.0 GiB (over 4.0 GiB)"), "{table}");
-    let events = || installed.cluster.api().objects().list("events", None);
-    let is_shown =
-        |event: &Value| event["reason"] == "GPUMemoryOverShare" && event["involvedObject"]["name"] == "small";
-    let message = async {
-        loop {
-            if let Some(event) = events()?.iter().find(|event| is_shown(event)) {
-                return anyhow::Ok(event["message"].as_str().unwrap_or_default().to_owned());
-            }
-            sleep(Duration::from_millis(50)).await;
-        }
-    };
-    let message = timeout(DEADLINE, message)
-        .await
-        .context("no event on the pod")??;
+    let message = until_event(installed, "small", "GPUMemoryOverShare").await?;
     ensure!(
         message.contains("uses 5 GiB of GPU 0") && message.contains("its share is 4 GiB"),
         "{message}"
@@ -227,6 +230,33 @@ async fn top_shows_the_memory_in_use(installed: &mut Installed) -> Result<()> {
     let table = installed.run(&["top"]).await?.out;
     ensure!(table.contains("USED") && table.contains("5.5 GiB"), "{table}");
     Ok(())
+}
+
+/// An application causes an error, with which the pod's process ends; another process on the GPU goes on.
+async fn an_error_of_an_application_is_reported_on_its_pod(installed: &mut Installed) -> Result<()> {
+    let node = installed.cluster.node("n1")?;
+    node.set_health(0, GpuFault::Xid(31))?;
+    let log = node.plugin().context("n1 has a plugin")?.log().to_owned();
+    let is_reported = async {
+        while !std::fs::read_to_string(&log)?.contains("an application has caused an error") {
+            sleep(Duration::from_millis(50)).await;
+        }
+        anyhow::Ok(())
+    };
+    timeout(DEADLINE, is_reported)
+        .await
+        .context("the plugin does not see the XID")??;
+    let mut gpus = node.gpus().to_vec();
+    if let Some(Value::Array(processes)) = gpus[0].details.get_mut("processes") {
+        processes.remove(0);
+    }
+    node.set_gpus(gpus)?;
+    let message = until_event(installed, "small", "GPUApplicationFault").await?;
+    ensure!(
+        message.contains("XID 31 on GPU") && message.contains(" of container "),
+        "{message}"
+    );
+    installed.cluster.node("n1")?.set_health(0, GpuFault::Healthy)
 }
 
 /// A plugin that does not measure, and one without a pod.
@@ -672,6 +702,7 @@ async fn commands_on_a_live_cluster() -> Result<()> {
     installed.until_runs("small").await?;
     assert_eq!(installed.replicas.leaders().len(), 1);
     top_shows_the_memory_in_use(&mut installed).await?;
+    an_error_of_an_application_is_reported_on_its_pod(&mut installed).await?;
     doctor_finds_planted_faults(&mut installed).await?;
     doctor_finds_faults_of_programs(&mut installed).await?;
     use_that_is_unknown_has_a_reason(&mut installed).await?;

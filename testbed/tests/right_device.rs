@@ -220,7 +220,7 @@ async fn a_copied_assigned_annotation_does_not_block_a_pod() -> Result<()> {
     verify(&cluster).await
 }
 
-/// Node and pod show a GPU that falls sick, and its return; the node shows an error of an application.
+/// Node and pod show a GPU that falls sick, and its return.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unhealthy_gpu_is_reported_on_node_and_pod() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
@@ -233,13 +233,6 @@ async fn an_unhealthy_gpu_is_reported_on_node_and_pod() -> Result<()> {
             .context("no device")?
             .0,
     )?;
-    // An error of an application, whose process is not known on this node.
-    cluster.node("n1")?.set_health(minor, GpuFault::Xid(31))?;
-    let said = until_event(&cluster, "n1", "GPUApplicationFault").await?;
-    ensure!(
-        said.contains("XID 31") && said.ends_with("running pods with a share of that GPU: default/a"),
-        "{said}"
-    );
     cluster.node("n1")?.set_health(minor, GpuFault::Xid(79))?;
     ensure!(
         until_event(&cluster, "n1", "GPUUnhealthy")

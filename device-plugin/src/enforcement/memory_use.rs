@@ -399,6 +399,13 @@ mod tests {
             .collect();
         assert_eq!(found, [("a", "main", true, 15), ("a", "main", false, 1)]);
         assert_eq!(measured.unattributed, Some([(gpu(0).uuid, 101)].into()));
+        let main = Some((PodUid::from("a"), "main".to_owned()));
+        let of_main = measured
+            .processes
+            .iter()
+            .filter(|process| process.container == main);
+        assert_eq!(of_main.map(|process| process.pid).collect::<Vec<_>>(), [7, 8, 7]);
+        assert_eq!(measured.processes.len(), 5);
     }
 
     /// The use of a container that was created after the measurement is not known, and is not 0.
@@ -445,7 +452,8 @@ mod tests {
         let node = NodeState::new(settings, fleet, pods_watch, Path::new("/nonexistent"));
         let (sender, mut measured) = watch::channel(None);
         let procfs = Some(dir.path().to_owned());
-        let measuring = measure_memory_use(Arc::new(node), DeviceSource::File(file), procfs, sender);
+        let node = Arc::new(node);
+        let measuring = measure_memory_use(Arc::clone(&node), DeviceSource::File(file), procfs, sender);
         tokio::spawn(measuring);
         assert!(
             timeout(INTERVAL, measured.changed()).await.is_err(),
@@ -463,6 +471,8 @@ mod tests {
         measured.changed().await.unwrap();
         let second = measured.borrow_and_update().clone().unwrap();
         assert_eq!(second.unattributed, Some(BTreeMap::new()));
+        node.measure_again.notify_one();
+        measured.changed().await.unwrap();
         assert!(started.elapsed() < INTERVAL / 2, "{:?}", started.elapsed());
     }
 
