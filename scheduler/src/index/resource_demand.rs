@@ -222,12 +222,12 @@ fn refuse_unknown_types(cluster: &Cluster, constraints: Option<&Constraints>) ->
     let Some(constraints) = constraints else {
         return Ok(());
     };
+    let known = cluster.kinds.names();
     let by_kind = constraints.by_kind.iter().map(|(kind, _)| (ALLOCATE_HINT, kind));
     let joint = constraints.joint.iter().flat_map(|joint| &joint.kinds);
     for (key, kind) in by_kind.chain(joint.map(|kind| (JOINT_ALLOCATE, kind))) {
-        let known = cluster.kinds.names();
         if !known.contains(kind.as_str()) {
-            let known: Vec<&str> = known.into_iter().collect();
+            let known = Vec::from_iter(known);
             return Err(unknown_device_type(key, kind.as_str(), &known));
         }
     }
