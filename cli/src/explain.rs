@@ -168,6 +168,9 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
     if explanation.verdicts.iter().any(|verdict| !verdict.fits) {
         lines += "\n";
         lines += &table(&explanation.verdicts, all).render(screen);
+        if !all && is_cut(explanation) {
+            lines += "The nearest nodes and GPUs; --all shows every one.\n";
+        }
     }
     if !explanation.reasons.is_empty() {
         lines += "\n";
@@ -186,6 +189,13 @@ fn warning(explanation: &Explanation, screen: &Screen) -> String {
     screen.paint(Colour::Yellow, &screen.wrap(0, &format!("Warning: {doubt}\n")))
 }
 
+/// Returns true if the table without `--all` leaves out nodes or GPUs.
+fn is_cut(explanation: &Explanation) -> bool {
+    let n_nodes = u32::try_from(explanation.verdicts.len()).unwrap_or(u32::MAX);
+    let has_more_gpus = |verdict: &NodeVerdict| verdict.gpus.len() > MAX_GPUS;
+    n_nodes < explanation.nodes || explanation.verdicts.iter().any(has_more_gpus)
+}
+
 /// The table of the verdicts of nodes and GPUs.
 fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
     let mut table = TextTable::new([
@@ -197,7 +207,8 @@ fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
     ]);
     for verdict in verdicts {
         // The node itself comes first: its rule decides whatever room its GPUs have.
-        if !verdict.fits && (verdict.detail.is_some() || verdict.gpus.is_empty()) {
+        let is_by_node = !verdict.fits && verdict.detail.is_some();
+        if is_by_node || (!verdict.fits && verdict.gpus.is_empty()) {
             let detail = verdict.detail.as_deref().unwrap_or(&verdict.reason);
             table.push([
                 verdict.node.as_str().into(),
@@ -209,7 +220,8 @@ fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
         }
         // The nearest GPUs come first: two of them show what a node lacks.
         let n_gpus = if all { verdict.gpus.len() } else { MAX_GPUS };
-        for gpu in verdict.gpus.iter().take(n_gpus) {
+        let gpus = verdict.gpus.iter().filter(|gpu| all || !(is_by_node && gpu.fits));
+        for gpu in gpus.take(n_gpus) {
             let lacks = if gpu.lacks.is_empty() {
                 &gpu.reason
             } else {

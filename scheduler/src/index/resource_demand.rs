@@ -194,6 +194,15 @@ impl<'a> ResourceDemand<'a> {
         n_joined > 1
     }
 
+    /// The number of GPUs that the pod gets, at least 1.
+    pub fn n_gpus(&self) -> u32 {
+        match self.gpus {
+            RequestedGpus::Share(share) => share.devices,
+            RequestedGpus::Whole(n) => n,
+            RequestedGpus::All { .. } | RequestedGpus::Nothing => 1,
+        }
+    }
+
     /// Returns true if the pod requests devices of this type.
     fn requests(&self, kind: &DeviceType) -> bool {
         match kind {

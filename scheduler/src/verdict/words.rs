@@ -249,11 +249,20 @@ pub(crate) fn gpu_lacks(reason: Reason, fit: &DeviceFit<'_>) -> String {
     }
 }
 
-/// The GPU that comes nearest, with the amounts that it lacks; `None` if every GPU has room.
-pub(crate) fn nearest_gpu(nearest_first: &[DeviceFit<'_>]) -> Option<String> {
+/// The GPU that comes nearest, with the amounts that it lacks, and the number of GPUs with room if the pod needs several; `None` if
+/// every GPU has room.
+pub(crate) fn nearest_gpu(nearest_first: &[DeviceFit<'_>], n_needed: u32) -> Option<String> {
     let mut refusing = nearest_first.iter();
     let (fit, reason) = refusing.find_map(|fit| Some((fit, fit.fit.err()?)))?;
-    Some(format!("GPU {} {}", fit.gpu.minor, gpu_lacks(reason, fit)))
+    let lacks = format!("GPU {} {}", fit.gpu.minor, gpu_lacks(reason, fit));
+    if n_needed == 1 {
+        return Some(lacks);
+    }
+    let n_fitting = nearest_first.iter().filter(|fit| fit.fit.is_ok()).count();
+    Some(format!(
+        "the pod needs {n_needed} GPUs, and {n_fitting} of the node's {} have room; of the others {lacks}",
+        nearest_first.len()
+    ))
 }
 
 /// The GPUs of a node that is too small or too sick; `None` for a reason of single GPUs.

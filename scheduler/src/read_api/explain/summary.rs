@@ -1,7 +1,7 @@
 //! The sentences that an explanation begins with: the reason that decides, and what would help.
 
 use placement::{Reason, RequestedGpus, RequestedMemory};
-use proto::memory_text::memory_text;
+use proto::memory_text::{memory_text, units_text};
 use proto::read_api::PodName;
 use proto::resource::{ResourceNames, VENDOR_GPUS, is_gpu_resource};
 
@@ -9,8 +9,10 @@ use super::survey::{LargestGpus, Offer, Refused, Survey};
 use crate::kube_scheduler::{NodeRefusal, PodRules};
 use crate::verdict::{Asker, Refusal, words};
 
-/// Most names of nodes or pods in one sentence.
+/// Most names of nodes in one sentence.
 const MAX_NAMES: usize = 3;
+/// Most names of pods whose end makes room.
+const MAX_PODS: usize = 10;
 /// The reason of kube-scheduler's condition for a pod with scheduling gates.
 const GATED: &str = "SchedulingGated";
 
@@ -41,7 +43,11 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
         return sentences;
     }
     let too_large = larger_than_any(survey, asker);
-    let missing = missing_resources(survey, asker.rules);
+    // A node's sum of memory is larger than any GPU, and would suggest an amount that fits none either.
+    let is_said =
+        |resource: &str| too_large.is_some() && is_gpu_resource(resource, &ResourceNames::default());
+    let offers = survey.offers.iter().filter(|offer| !is_said(&offer.resource));
+    let missing = missing_resources(offers, survey, asker.rules);
     let is_decided = too_large.is_some() || !missing.is_empty();
     sentences.extend(too_large);
     sentences.extend(missing);
@@ -88,10 +94,14 @@ fn room(survey: &Survey, rules: &PodRules) -> String {
 }
 
 /// The resources of which no node that the pod may use has as much as the pod requests.
-fn missing_resources(survey: &Survey, rules: &PodRules) -> Vec<String> {
+fn missing_resources<'s>(
+    offers: impl Iterator<Item = &'s Offer>,
+    survey: &Survey,
+    rules: &PodRules,
+) -> Vec<String> {
     let mut sentences = Vec::new();
     let mut kept_away = Vec::new();
-    for offer in &survey.offers {
+    for offer in offers {
         let Offer {
             resource,
             asked,
@@ -117,7 +127,10 @@ fn missing_resources(survey: &Survey, rules: &PodRules) -> Vec<String> {
             .iter()
             .map(|offer| words::amount_of(&offer.resource, offer.asked))
             .collect();
-        sentences.push(format!("No node that the pod may use has {}.", names.join(", ")));
+        sentences.push(format!(
+            "The pod may not use the nodes that have {}.",
+            names.join(", ")
+        ));
         let with_resource = survey.refused.iter().filter(|refused| refused.offers(first));
         sentences.extend(obstacles(with_resource, rules));
     }
@@ -127,7 +140,9 @@ fn missing_resources(survey: &Survey, rules: &PodRules) -> Vec<String> {
 /// The step by which nodes come to offer a resource.
 fn provider(resource: &str) -> String {
     if VENDOR_GPUS.contains(&resource) {
-        return "its device plugin runs on none, and gpushare serves whole GPUs on none (docs/migrate.md)"
+        return "its device plugin runs on none, and gpushare serves whole GPUs on none. Ask gpushare for a whole GPU by \
+                koordinator.sh/gpu.shared: 1 and koordinator.sh/gpu-memory-ratio: 100, or have one of the two set up \
+                (docs/migrate.md)"
             .to_owned();
     }
     if is_gpu_resource(resource, &ResourceNames::default()) || resource.starts_with("koordinator.sh/") {
@@ -186,14 +201,20 @@ fn larger_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
     let RequestedGpus::Share(share) = asker.demand.ok()?.gpus else {
         return None;
     };
-    let RequestedMemory::Bytes(bytes) = share.memory else {
-        return None;
+    let unit = asker.demand.ok()?.unit;
+    let (bytes, asked, help) = match share.memory {
+        RequestedMemory::Bytes(bytes) => {
+            let help = "Ask for less, or spread the request over more GPUs (koordinator.sh/gpu.shared)";
+            (bytes, memory_text(bytes), help)
+        }
+        // A pod that requests units gets them of one GPU.
+        RequestedMemory::Units(units) => (units.checked_mul(unit?)?, units_text(units, unit), "Ask for less"),
+        RequestedMemory::Ratio(_) => return None,
     };
     let largest = survey.largest.memory;
     (largest > 0 && bytes > largest).then(|| {
         format!(
-            "No GPU has {}: the largest has {}. Ask for less, or spread the request over more GPUs (koordinator.sh/gpu.shared).",
-            memory_text(bytes),
+            "No GPU has {asked}: the largest has {}. {help}.",
             memory_text(largest)
         )
     })
@@ -205,11 +226,7 @@ fn other_help(survey: &Survey, asker: Asker<'_>) -> String {
         return String::new();
     };
     let LargestGpus { n_healthy, memory } = survey.largest_usable;
-    let n_needed = match demand.gpus {
-        RequestedGpus::Share(share) => share.devices,
-        RequestedGpus::Whole(n) => n,
-        RequestedGpus::All { .. } | RequestedGpus::Nothing => 1,
-    };
+    let n_needed = demand.n_gpus();
     if usize::try_from(n_needed).unwrap_or(usize::MAX) > n_healthy {
         let gpus = if n_needed == 1 { "GPU" } else { "GPUs" };
         return format!(
@@ -274,12 +291,12 @@ fn pod_names(pods: &[PodName]) -> String {
             format!("{n_hidden} pods of other namespaces")
         };
     }
-    let n_more = n_hidden + names.len().saturating_sub(MAX_NAMES);
-    names.truncate(MAX_NAMES);
-    if n_more > 0 {
-        format!("{} and {n_more} more", names.join(", "))
-    } else {
-        names.join(" and ")
+    let n_more = n_hidden + names.len().saturating_sub(MAX_PODS);
+    names.truncate(MAX_PODS);
+    match (n_more, names.split_last()) {
+        (0, Some((last, others))) if !others.is_empty() => format!("{} and {last}", others.join(", ")),
+        (0, _) => names.join(""),
+        _ => format!("{} and {n_more} more", names.join(", ")),
     }
 }
 

@@ -188,7 +188,8 @@ impl Survey {
             };
             let fits = demanded_fits(&index, &refused.name, Some(demand));
             let detail = words::detail(&index, &refused.name, &refused.refusal, asker, &fits);
-            refused.detail = detail.or_else(|| words::nearest_gpu(&fits).filter(|_| lacks_room));
+            refused.detail =
+                detail.or_else(|| words::nearest_gpu(&fits, demand.n_gpus()).filter(|_| lacks_room));
             if !lacks_room {
                 break;
             }
