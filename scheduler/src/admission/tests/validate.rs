@@ -135,7 +135,7 @@ fn share() -> Value {
 )]
 #[case::hint(
     annotated(share(), "scheduling.koordinator.sh/device-allocate-hint", r#"{"gpu": 1}"#),
-    "annotation scheduling.koordinator.sh/device-allocate-hint is \"{\\\"gpu\\\": 1}\": gpu: invalid type: integer `1`, expected a JSON object"
+    "annotation scheduling.koordinator.sh/device-allocate-hint is '{\"gpu\": 1}': gpu: invalid type: integer `1`, expected a JSON object"
 )]
 #[case::joint(
     annotated(share(), "scheduling.koordinator.sh/device-joint-allocate", "gpu"),
@@ -147,7 +147,7 @@ fn share() -> Value {
         "scheduling.koordinator.sh/gpu-partition-spec",
         r#"{"ringBusBandwidth": "fast"}"#
     ),
-    "annotation scheduling.koordinator.sh/gpu-partition-spec is \"{\\\"ringBusBandwidth\\\": \\\"fast\\\"}\": ringBusBandwidth: \"fast\" is not a quantity"
+    "annotation scheduling.koordinator.sh/gpu-partition-spec is '{\"ringBusBandwidth\": \"fast\"}': ringBusBandwidth: \"fast\" is not a quantity"
 )]
 fn invalid_annotations_and_names_are_refused(#[case] pod: Value, #[case] expected: &str) {
     let message = refusal(validated(&Rules::default(), &creation(&pod)));
