@@ -44,9 +44,9 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
     }
     let too_large = larger_than_any(survey, asker);
     // A node's sum of memory is larger than any GPU, and would suggest an amount that fits none either.
-    let is_said =
+    let is_covered =
         |resource: &str| too_large.is_some() && is_gpu_resource(resource, &ResourceNames::default());
-    let offers = survey.offers.iter().filter(|offer| !is_said(&offer.resource));
+    let offers = survey.offers.iter().filter(|offer| !is_covered(&offer.resource));
     let missing = missing_resources(offers, survey, asker.rules);
     let is_decided = too_large.is_some() || !missing.is_empty();
     sentences.extend(too_large);
@@ -202,7 +202,7 @@ fn larger_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
         return None;
     };
     let unit = asker.demand.ok()?.unit;
-    let (bytes, asked, help) = match share.memory {
+    let (bytes, amount, help) = match share.memory {
         RequestedMemory::Bytes(bytes) => {
             let help = "Ask for less, or spread the request over more GPUs (koordinator.sh/gpu.shared)";
             (bytes, memory_text(bytes), help)
@@ -214,7 +214,7 @@ fn larger_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
     let largest = survey.largest.memory;
     (largest > 0 && bytes > largest).then(|| {
         format!(
-            "No GPU has {asked}: the largest has {}. {help}.",
+            "No GPU has {amount}: the largest has {}. {help}.",
             memory_text(largest)
         )
     })
