@@ -29,8 +29,8 @@ mod shrinking;
 use cluster::Case;
 use comparison::{Tally, compare};
 
-/// As many as two busy cores try in about a minute.
-const CASES: u64 = 500;
+/// As many as two busy cores try in less than a minute.
+const CASES: u64 = 300;
 
 /// A number from the environment.
 fn setting(name: &str, default: u64) -> u64 {
