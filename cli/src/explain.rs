@@ -189,7 +189,7 @@ fn warning(explanation: &Explanation, screen: &Screen) -> String {
     screen.paint(Colour::Yellow, &screen.wrap(0, &format!("Warning: {doubt}\n")))
 }
 
-/// Returns true if the table without `--all` leaves out nodes or GPUs.
+/// Returns true if the table without `--all` leaves out nodes, or GPUs beyond [`MAX_GPUS`] of a node.
 fn is_cut(explanation: &Explanation) -> bool {
     let n_nodes = u32::try_from(explanation.verdicts.len()).unwrap_or(u32::MAX);
     let has_more_gpus = |verdict: &NodeVerdict| verdict.gpus.len() > MAX_GPUS;

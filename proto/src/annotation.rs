@@ -2,6 +2,8 @@
 
 use serde::de::DeserializeOwned;
 
+use crate::request::excerpt;
+
 pub(crate) mod keys;
 
 /// An annotation that cannot be read, or whose value would be refused by its readers.
@@ -48,8 +50,7 @@ pub(crate) fn parse<T: DeserializeOwned>(
 ///
 /// JSON is in single quotes, so that its own ones need no backslashes; characters that do not print are escaped.
 pub(crate) fn quoted(value: &str) -> String {
-    const MAX_CHARS: usize = 64;
-    let mut shown: String = value.chars().take(MAX_CHARS).collect();
+    let mut shown = excerpt(value);
     if shown.len() < value.len() {
         shown.push('…');
     }

@@ -1,9 +1,6 @@
 //! Amounts of memory in words for people: one form in events, refusals, tables and the read API.
 
-/// Bytes in one MiB.
-const MIB: u64 = 1 << 20;
-/// Bytes in one GiB.
-const GIB: u64 = 1 << 30;
+use crate::memory_unit::{GIB, MIB};
 
 /// An amount of memory: in GiB or MiB with at most one digit after the point, below 1 MiB in bytes.
 ///

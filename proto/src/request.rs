@@ -7,6 +7,7 @@
 use std::fmt;
 
 use crate::memory_text::{memory_text, units_text};
+use crate::memory_unit::MIB;
 use crate::memory_unit::MemoryUnit;
 use crate::pod::{ALL_DEVICES, Container, Pod, PodSpec};
 use crate::resource::{
@@ -24,10 +25,8 @@ const MAX_DEVICES: u64 = 1024;
 /// Largest amount of any resource, 2^50: 1 PiB of memory. More is taken for a mistake, and sums of a pod's containers stay far
 /// from the end of 64 bits.
 const MAX_AMOUNT: u64 = 1 << 50;
-/// The number of times the memory of the largest GPU from which on memory units are taken for a mistake in their unit.
+/// A request for this many times the memory of the largest GPU, or more, is taken for a mistake in the unit.
 const MAX_TIMES_LARGEST: u64 = 1000;
-/// Bytes in one MiB.
-const MIB: u64 = 1 << 20;
 /// Most characters of a value that an error repeats: a pod's author may have written a file there.
 const EXCERPT: usize = 64;
 

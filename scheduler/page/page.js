@@ -4,7 +4,7 @@ import {HistoryChart, describe, sums} from './charts.js';
 import {Cluster, freeMemory, gpuTroubles, isUnusable, nodeTroubles} from './cluster.js';
 import {Connection} from './connection.js';
 import {clock, count, element, measure, memory, minute, part, percent, podName, thousands, usedMemory} from './format.js';
-import {HAS_GATES, HAS_ROOM, shortReason, statements, withRoom} from './headline.js';
+import {HAS_GATES, HAS_ROOM, despiteRoom, shortReason, statements} from './headline.js';
 import {CardMap} from './map.js';
 import {Palette, PodPaint, VerdictPaint, swatch} from './paint.js';
 import {GpuRows, Table} from './table.js';
@@ -168,7 +168,7 @@ async function findWhy() {
   for (const pods of [...kinds.values()].sort((a, b) => b.length - a.length).slice(0, MAX_KINDS)) {
     const answer = await ask(explainPath(pods[0]));
     // The node that comes nearest has the reason that counts; others may be too small for the pod even when they are empty.
-    const reason = answer?.invalid ?? (answer?.fitting ? withRoom(answer) : answer?.verdicts?.[0]?.reason);
+    const reason = answer?.invalid ?? (answer?.fitting ? despiteRoom(answer) : answer?.verdicts?.[0]?.reason);
     if (reason) why.set(reason, (why.get(reason) ?? 0) + pods.length);
     explained.set(pods[0].kind, {reason, missing: missingMemory(answer)});
   }

@@ -16,7 +16,7 @@ pub(super) struct PodEntry {
     pub(super) facts: PodFacts,
     /// The fields that kube-scheduler compares with nodes; `None` for a pod that a watch has shown bound, or not shown yet.
     pub(super) rules: Option<Box<PodRules>>,
-    /// Equal for waiting pods of which one explanation holds for all: [`kind`] of the request and the rules.
+    /// Equal for waiting pods that have one explanation: [`kind`] of the request and the rules.
     pub(super) kind: u64,
     /// The decision of a bind, until a watch shows the pod bound.
     pub(super) assumption: Option<Box<Assumption>>,

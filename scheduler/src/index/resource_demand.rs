@@ -16,8 +16,8 @@ use proto::totals::HostResources;
 use super::cluster::Cluster;
 use crate::accounting::{self, PodFacts};
 
-/// Fewer bytes are no absurd request for memory units: a thousand times the memory of a GPU with 1 GiB, of which none has less.
-const LEAST_ABSURD: u64 = 1000 << 30;
+/// Requests for fewer bytes of memory units are not compared with the GPUs: 1,000 times 1 GiB, and no GPU has less memory.
+const LEAST_SUSPICIOUS: u64 = 1000 << 30;
 
 /// The demand of a pod for a node.
 #[derive(Clone, Debug, Default)]
@@ -220,7 +220,7 @@ fn refuse_other_unit(cluster: &Cluster, gpus: Option<&GpuRequest>) -> Result<(),
     let unit = cluster.common_unit();
     // Practically all requests: without a look at every GPU.
     let bytes = units.saturating_mul(unit.unwrap_or(MemoryUnit::MIB.bytes()));
-    if bytes < LEAST_ABSURD {
+    if bytes < LEAST_SUSPICIOUS {
         return Ok(());
     }
     request::refuse_other_unit(units, cluster.largest_gpu_in_units(), unit, &cluster.names)

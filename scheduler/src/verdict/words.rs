@@ -260,7 +260,7 @@ pub(crate) fn nearest_gpu(nearest_first: &[DeviceFit<'_>], n_needed: u32) -> Opt
     }
     let n_fitting = nearest_first.iter().filter(|fit| fit.fit.is_ok()).count();
     Some(format!(
-        "the pod needs {n_needed} GPUs, and {n_fitting} of the node's {} have room; of the others {lacks}",
+        "the pod needs {n_needed} GPUs, and {n_fitting} of the node's {} have room; the nearest without room: {lacks}",
         nearest_first.len()
     ))
 }
