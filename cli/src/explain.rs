@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use proto::read_api::{Explanation, NodeVerdict};
+use proto::read_api::{Explanation, GpuVerdict, NodeVerdict};
 
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult, code_of_answer};
@@ -189,11 +189,23 @@ fn warning(explanation: &Explanation, screen: &Screen) -> String {
     screen.paint(Colour::Yellow, &screen.wrap(0, &format!("Warning: {doubt}\n")))
 }
 
-/// Returns true if the table without `--all` leaves out nodes, or GPUs beyond [`MAX_GPUS`] of a node.
+/// Returns true if the table without `--all` leaves out nodes or GPUs.
 fn is_cut(explanation: &Explanation) -> bool {
     let n_nodes = u32::try_from(explanation.verdicts.len()).unwrap_or(u32::MAX);
-    let has_more_gpus = |verdict: &NodeVerdict| verdict.gpus.len() > MAX_GPUS;
+    let has_more_gpus = |verdict: &NodeVerdict| verdict.gpus.len() > shown_gpus(verdict, false).count();
     n_nodes < explanation.nodes || explanation.verdicts.iter().any(has_more_gpus)
+}
+
+/// Returns true if the node refuses the pod by a rule of its own, whatever room its GPUs have.
+fn is_by_node(verdict: &NodeVerdict) -> bool {
+    !verdict.fits && verdict.detail.is_some()
+}
+
+/// The GPUs of a node that are listed, the nearest first: two of them show what a node lacks.
+fn shown_gpus(verdict: &NodeVerdict, all: bool) -> impl Iterator<Item = &GpuVerdict> {
+    let n_gpus = if all { verdict.gpus.len() } else { MAX_GPUS };
+    let is_shown = move |gpu: &&GpuVerdict| all || !(is_by_node(verdict) && gpu.fits);
+    verdict.gpus.iter().filter(is_shown).take(n_gpus)
 }
 
 /// The table of the verdicts of nodes and GPUs.
@@ -207,8 +219,7 @@ fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
     ]);
     for verdict in verdicts {
         // The node itself comes first: its rule decides whatever room its GPUs have.
-        let is_by_node = !verdict.fits && verdict.detail.is_some();
-        if is_by_node || (!verdict.fits && verdict.gpus.is_empty()) {
+        if is_by_node(verdict) || (!verdict.fits && verdict.gpus.is_empty()) {
             let detail = verdict.detail.as_deref().unwrap_or(&verdict.reason);
             table.push([
                 verdict.node.as_str().into(),
@@ -218,10 +229,7 @@ fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
                 detail.into(),
             ]);
         }
-        // The nearest GPUs come first: two of them show what a node lacks.
-        let n_gpus = if all { verdict.gpus.len() } else { MAX_GPUS };
-        let gpus = verdict.gpus.iter().filter(|gpu| all || !(is_by_node && gpu.fits));
-        for gpu in gpus.take(n_gpus) {
+        for gpu in shown_gpus(verdict, all) {
             let lacks = if gpu.lacks.is_empty() {
                 &gpu.reason
             } else {

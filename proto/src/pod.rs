@@ -93,9 +93,20 @@ pub struct PodSpec {
     /// Volumes; only their kinds are read.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub volumes: Vec<Volume>,
+    /// The marks whose owners have to remove them before kube-scheduler tries the pod.
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
+    pub scheduling_gates: Vec<SchedulingGate>,
     /// The `PodGroup` that kube-scheduler places as a whole, with the feature gate `GenericWorkload`.
     #[serde(skip_serializing)]
     pub scheduling_group: Option<SchedulingGroup>,
+}
+
+/// A mark that keeps kube-scheduler from trying a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SchedulingGate {
+    /// The gate's name, which says whose it is; unique in the pod.
+    pub name: String,
 }
 
 /// A claim that a pod uses.

@@ -292,6 +292,9 @@ pub struct Explanation {
     pub nodes: u32,
     /// The number of nodes that take the pod now: by kube-scheduler's own checks, by its request and by their devices.
     pub fitting: u32,
+    /// The names of the scheduling gates for whose removal kube-scheduler waits; absent if there is none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gates: Vec<String>,
     /// Sentences for people: first the reason that decides, then what would help. Absent for a pod that has a node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub summary: Vec<String>,

@@ -9,7 +9,7 @@ export const HAS_ROOM = 'GPUs have room, see kubectl describe pod';
 export const HAS_GATES = 'its scheduling gates hold it back';
 
 /** Why a pod waits that some node has room for. */
-export const despiteRoom = ({summary}) => summary?.[0]?.includes('spec.schedulingGates') ? HAS_GATES : HAS_ROOM;
+export const despiteRoom = ({gates}) => gates?.length ? HAS_GATES : HAS_ROOM;
 
 /** Reasons in short, by the words that filter's texts begin or go on with; others are shown as they are. */
 const SHORT = [

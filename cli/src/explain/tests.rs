@@ -118,3 +118,14 @@ fn other_states() {
         .collect();
     insta::assert_snapshot!(texts.join("---\n"));
 }
+
+#[test]
+fn a_node_that_refuses_by_a_rule_hides_gpus_with_room() {
+    let mut tainted = waiting();
+    (tainted.nodes, tainted.verdicts[0].detail) =
+        (1, Some("the pod does not tolerate taint a:NoSchedule".to_owned()));
+    tainted.verdicts[0].gpus[0].fits = true;
+    let shown = [false, true].map(|all| render(&tainted, &SCREEN, all));
+    assert!(shown[0].contains("--all shows every one") && !shown[0].contains("has room"));
+    assert!(!shown[1].contains("--all shows every one") && shown[1].contains("has room"));
+}

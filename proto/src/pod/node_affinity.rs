@@ -3,6 +3,8 @@
 //! Matches as kube-scheduler's plugin `NodeAffinity` does (`k8s.io/component-helpers/scheduling/corev1/nodeaffinity`). Preferred
 //! terms are not read: kube-scheduler scores by them and refuses no node.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::{is_default, null_as_default};
@@ -56,6 +58,14 @@ pub enum NameRule {
 }
 
 impl NodeSelector {
+    /// The keys of the labels on which the terms have requirements.
+    pub fn label_keys(&self) -> impl Iterator<Item = &str> {
+        let terms = self.node_selector_terms.iter();
+        terms
+            .flat_map(|term| &term.match_expressions)
+            .map(|requirement| requirement.key.as_str())
+    }
+
     /// Returns whether kube-scheduler looks at a node of this name at all.
     pub fn name_rule(&self, name: &str) -> NameRule {
         let (mut is_named, mut is_conflict) = (false, true);
@@ -109,6 +119,17 @@ impl NodeSelectorTerm {
         let mut fields = self.match_fields.iter();
         labels.all(|requirement| requirement.is_met_by(label(&requirement.key)))
             && fields.all(|requirement| requirement.key == NAME_FIELD && requirement.is_met_by(Some(name)))
+    }
+}
+
+impl fmt::Display for NodeSelectorRequirement {
+    /// Writes the requirement as `zone In a, b`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.key, self.operator)?;
+        if self.values.is_empty() {
+            return Ok(());
+        }
+        write!(f, " {}", self.values.join(", "))
     }
 }
 

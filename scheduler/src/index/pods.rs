@@ -68,7 +68,7 @@ impl PodEntry {
 
 /// A number that is equal for waiting pods with equal requests and rules, whatever their names; below 2^53, as JavaScript reads it.
 ///
-/// kube-scheduler's last attempt is the pod's own, and changes; only its reason counts, which differs for a pod with gates.
+/// kube-scheduler's last attempt is the pod's own, and does not count.
 fn kind(facts: &PodFacts, rules: &PodRules) -> u64 {
     let PodFacts {
         request,
@@ -84,14 +84,14 @@ fn kind(facts: &PodFacts, rules: &PodRules) -> u64 {
         tolerations,
         requests,
         priority,
-        last_attempt,
+        gates,
+        last_attempt: _,
     } = rules;
-    let attempt = last_attempt.as_ref().map(|condition| &condition.reason);
     let mut hasher = DefaultHasher::new();
     // The types come from Kubernetes' API and have no `Hash`.
-    format!("{request:?} {constraints:?} {preference:?} {node_selector:?} {affinity:?} {tolerations:?} {requests:?} {attempt:?}")
+    format!("{request:?} {constraints:?} {preference:?} {node_selector:?} {affinity:?} {tolerations:?} {requests:?}")
         .hash(&mut hasher);
-    (isolation, node_name, priority).hash(&mut hasher);
+    (isolation, node_name, priority, gates).hash(&mut hasher);
     hasher.finish() >> 11
 }
 
@@ -137,10 +137,7 @@ mod tests {
         "/metadata/annotations",
         json!({"scheduling.koordinator.sh/device-allocate-hint": r#"{"gpu": {"selector": {"matchLabels": {"a": "b"}}}}"#})
     )]
-    #[case::gate(
-        "/status",
-        json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]})
-    )]
+    #[case::gate("/spec/schedulingGates", json!([{"name": "example.com/quota"}]))]
     fn what_decides_makes_another_kind(#[case] field: &str, #[case] value: Value) {
         let mut other = pod();
         let (parent, key) = field.rsplit_once('/').unwrap();

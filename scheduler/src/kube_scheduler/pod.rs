@@ -1,6 +1,6 @@
 //! The fields of a waiting pod that kube-scheduler compares with nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proto::pod::{NodeSelector, Pod, PodCondition, Toleration};
 
@@ -22,6 +22,8 @@ pub struct PodRules {
     pub requests: PodRequests,
     /// The pod's priority: nominated pods of at least this priority count on their nodes.
     pub priority: i32,
+    /// The names of the scheduling gates: kube-scheduler does not try the pod before its last one is removed.
+    pub gates: Box<[Box<str>]>,
     /// The condition `PodScheduled`, if kube-scheduler has written one that is not true.
     pub last_attempt: Option<PodCondition>,
 }
@@ -37,8 +39,24 @@ impl PodRules {
             tolerations: pod.spec.tolerations.clone(),
             requests: requests_of(pod),
             priority: pod.priority(),
+            gates: pod
+                .spec
+                .scheduling_gates
+                .iter()
+                .map(|gate| gate.name.as_str().into())
+                .collect(),
             last_attempt: pod.unscheduled_condition().cloned(),
         }
+    }
+
+    /// The keys of the labels by which the pod chooses its nodes, each once.
+    pub(crate) fn label_keys(&self) -> BTreeSet<&str> {
+        let of_affinity = self.affinity.iter().flat_map(NodeSelector::label_keys);
+        self.node_selector
+            .keys()
+            .map(String::as_str)
+            .chain(of_affinity)
+            .collect()
     }
 
     /// Returns true if the labels and the name of a node match the selector and the affinity.

@@ -84,6 +84,7 @@ pub(super) fn explain_to(
             *explanation.reasons.entry(reason.clone()).or_default() += 1;
         }
     }
+    explanation.gates = rules.gates.iter().map(ToString::to_string).collect();
     explanation.kube_scheduler = last_attempt(&rules);
     explanation.summary = summary(&survey, asker);
     add_verdicts(&mut explanation, index, &survey, asker, all);

@@ -86,10 +86,7 @@ pub(crate) fn kube_scheduler_detail(refusal: &NodeRefusal, rules: &PodRules) -> 
                 taint.key, taint.effect
             )
         }
-        NodeRefusal::Affinity => match selector(rules) {
-            Some(selector) => format!("the node does not match the pod's {selector}"),
-            None => "the node does not match the pod's required node affinity".to_owned(),
-        },
+        NodeRefusal::Affinity => format!("the node does not match the pod's {}", selector(rules)),
         NodeRefusal::Insufficient(shortages) => {
             let parts: Vec<String> = shortages.iter().map(shortage).collect();
             parts.join("; ")
@@ -97,13 +94,30 @@ pub(crate) fn kube_scheduler_detail(refusal: &NodeRefusal, rules: &PodRules) -> 
     }
 }
 
-/// The pod's `nodeSelector` as text; `None` if it has none.
-fn selector(rules: &PodRules) -> Option<String> {
-    let mut parts = Vec::new();
+/// The pod's `nodeSelector` and required node affinity as text.
+fn selector(rules: &PodRules) -> String {
+    let mut labels = Vec::new();
     for (key, value) in &rules.node_selector {
-        parts.push(format!("{key}={value}"));
+        labels.push(format!("{key}={value}"));
     }
-    (!parts.is_empty()).then(|| format!("nodeSelector {}", parts.join(",")))
+    let mut terms = Vec::new();
+    for term in rules
+        .affinity
+        .iter()
+        .flat_map(|affinity| &affinity.node_selector_terms)
+    {
+        let requirements = term.match_expressions.iter().chain(&term.match_fields);
+        let requirements: Vec<String> = requirements.map(ToString::to_string).collect();
+        terms.push(requirements.join(" and "));
+    }
+    let mut parts = Vec::new();
+    if !labels.is_empty() {
+        parts.push(format!("nodeSelector {}", labels.join(",")));
+    }
+    if !terms.is_empty() {
+        parts.push(format!("required node affinity ({})", terms.join("; or ")));
+    }
+    parts.join(" and ")
 }
 
 /// A resource of which a node has too little, with its amounts.

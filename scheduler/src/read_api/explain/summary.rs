@@ -1,5 +1,7 @@
 //! The sentences that an explanation begins with: the reason that decides, and what would help.
 
+use std::collections::BTreeMap;
+
 use placement::{Reason, RequestedGpus, RequestedMemory};
 use proto::memory_text::{memory_text, units_text};
 use proto::read_api::PodName;
@@ -13,18 +15,13 @@ use crate::verdict::{Asker, Refusal, words};
 const MAX_NAMES: usize = 3;
 /// Most names of pods whose end makes room.
 const MAX_PODS: usize = 10;
-/// The reason of kube-scheduler's condition for a pod with scheduling gates.
-const GATED: &str = "SchedulingGated";
+/// Most values of one label.
+const MAX_VALUES: usize = 5;
 
 /// The sentences about a pod that has no node, the most important first.
 pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
     let mut sentences = Vec::new();
-    if is_gated(asker.rules) {
-        sentences.push(
-            "The pod has scheduling gates (spec.schedulingGates), and kube-scheduler does not try it before they are removed."
-                .to_owned(),
-        );
-    }
+    sentences.extend(gates(asker.rules));
     if let Err(rule) = asker.demand {
         // A rule that names what was probably meant ends with a question.
         let stop = if rule.ends_with('?') { "" } else { "." };
@@ -62,14 +59,21 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
         }
         return sentences;
     }
-    sentences.extend(obstacles(survey.refused.iter(), asker.rules));
+    sentences.extend(obstacles(survey.refused.iter(), survey, asker.rules));
     sentences
 }
 
-/// Returns true if kube-scheduler waits for the pod's scheduling gates.
-fn is_gated(rules: &PodRules) -> bool {
-    let attempt = rules.last_attempt.as_ref();
-    attempt.is_some_and(|attempt| attempt.reason == GATED)
+/// The scheduling gates by name: a gate's name says which controller, or which person, removes it.
+fn gates(rules: &PodRules) -> Option<String> {
+    let (gates, they, owners) = match rules.gates.len() {
+        0 => return None,
+        1 => ("gate", "it is", "its owner's controller does that"),
+        _ => ("gates", "they are", "their owners' controllers do that"),
+    };
+    Some(format!(
+        "The pod has the scheduling {gates} {} (spec.schedulingGates), and kube-scheduler does not try it before {they} removed; {owners}.",
+        some_names(rules.gates.iter().map(|name| &**name))
+    ))
 }
 
 /// The nodes that take the pod.
@@ -80,7 +84,7 @@ fn room(survey: &Survey, rules: &PodRules) -> String {
     } else {
         "take"
     };
-    if is_gated(rules) {
+    if !rules.gates.is_empty() {
         return format!("After that {names} {takes} it.");
     }
     match &rules.last_attempt {
@@ -132,7 +136,7 @@ fn missing_resources<'s>(
             names.join(", ")
         ));
         let with_resource = survey.refused.iter().filter(|refused| refused.offers(first));
-        sentences.extend(obstacles(with_resource, rules));
+        sentences.extend(obstacles(with_resource, survey, rules));
     }
     sentences
 }
@@ -251,8 +255,13 @@ fn other_help(survey: &Survey, asker: Asker<'_>) -> String {
     format!("No pod that ends helps. {step}").trim_end().to_owned()
 }
 
-/// Everything that keeps the pod off nodes whatever room is there: the nodes with the fewest obstacles first.
-fn obstacles<'a>(refused: impl Iterator<Item = &'a Refused>, rules: &PodRules) -> Vec<String> {
+/// Everything that keeps the pod off nodes whatever room is there, the nodes with the fewest obstacles first; then the values that
+/// nodes have of the labels by which the pod chooses them.
+fn obstacles<'a>(
+    refused: impl Iterator<Item = &'a Refused>,
+    survey: &Survey,
+    rules: &PodRules,
+) -> Vec<String> {
     let mut by_obstacles: Vec<(usize, &Refused)> = Vec::new();
     for refused in refused.filter(|refused| !refused.obstacles.is_empty()) {
         let mut known = by_obstacles.iter_mut();
@@ -262,8 +271,11 @@ fn obstacles<'a>(refused: impl Iterator<Item = &'a Refused>, rules: &PodRules) -
         }
     }
     by_obstacles.sort_by_key(|(n, refused)| (refused.obstacles.len(), std::cmp::Reverse(*n)));
+    by_obstacles.truncate(MAX_NAMES);
+    let is_by_label = |(_, refused): &(usize, &Refused)| refused.obstacles.contains(&NodeRefusal::Affinity);
+    let labels = by_obstacles.iter().any(is_by_label).then_some(&survey.labels);
     let mut sentences = Vec::new();
-    for (n, first) in by_obstacles.into_iter().take(MAX_NAMES) {
+    for (n, first) in by_obstacles {
         let nodes = match n {
             1 => first.name.to_string(),
             n => format!("{n} nodes, such as {}", first.name),
@@ -274,7 +286,29 @@ fn obstacles<'a>(refused: impl Iterator<Item = &'a Refused>, rules: &PodRules) -
             .map(|obstacle| words::obstacle(obstacle, rules, &first.name));
         sentences.push(format!("{nodes}: {}.", each.collect::<Vec<_>>().join("; ")));
     }
+    for (key, values) in labels.into_iter().flatten() {
+        sentences.push(label_values(key, values));
+    }
     sentences
+}
+
+/// The values that nodes have of one label, the most frequent first.
+fn label_values(key: &str, values: &BTreeMap<Box<str>, usize>) -> String {
+    if values.is_empty() {
+        return format!("No node has label {key}.");
+    }
+    let mut by_frequency: Vec<(&Box<str>, &usize)> = values.iter().collect();
+    by_frequency.sort_by_key(|(_, n)| std::cmp::Reverse(**n));
+    let n_more = by_frequency.len().saturating_sub(MAX_VALUES);
+    let mut parts = Vec::new();
+    for (value, n) in by_frequency.into_iter().take(MAX_VALUES) {
+        let nodes = if *n == 1 { "node" } else { "nodes" };
+        parts.push(format!("{key}={value} ({n} {nodes})"));
+    }
+    if n_more > 0 {
+        parts.push(format!("{n_more} more values"));
+    }
+    format!("Nodes have {}.", parts.join(", "))
 }
 
 /// Names of pods by whose end a node takes the pod. A name that the client may not see is counted.

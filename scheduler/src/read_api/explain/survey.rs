@@ -1,6 +1,6 @@
 //! The verdicts of all nodes on one pod, ordered by how near the nodes come, and the largest amounts that nodes offer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{DeviceFit, NodeView, RequestedGpus};
 use proto::read_api::PodName;
@@ -25,6 +25,8 @@ pub(super) struct Survey {
     pub(super) refused: Vec<Refused>,
     /// What nodes offer of each resource that the pod requests, in the order of their names.
     pub(super) offers: Vec<Offer>,
+    /// The number of nodes by the value of each label by which the pod chooses its nodes.
+    pub(super) labels: BTreeMap<Box<str>, BTreeMap<Box<str>, usize>>,
     /// The largest GPUs of all nodes.
     pub(super) largest: LargestGpus,
     /// The largest GPUs of nodes that the pod may use.
@@ -108,6 +110,9 @@ impl Survey {
                 nodes_with_enough: BTreeSet::new(),
             });
         }
+        for key in asker.rules.label_keys() {
+            survey.labels.insert(key.into(), BTreeMap::new());
+        }
         for chunk in names.chunks(NODES) {
             let index = index.read();
             let mut batch = asker.demand.ok().map(|demand| index.filter().batch(demand));
@@ -118,6 +123,7 @@ impl Survey {
                 }
                 let verdict = evaluate(&index, name, asker, &survey.nominated, batch.as_mut());
                 survey.note_offers(&index, name, verdict.as_ref().err());
+                survey.note_labels(&index, name);
                 match verdict {
                     Ok(_) => survey.fitting.push(name.clone()),
                     Err(refusal) => survey.refused.push(Refused::of(&index, name, refusal, asker)),
@@ -165,6 +171,15 @@ impl Survey {
         self.largest.raise_to(on_node);
         if is_usable {
             self.largest_usable.raise_to(on_node);
+        }
+    }
+
+    /// Counts the values of the labels by which the pod chooses its nodes.
+    fn note_labels(&mut self, index: &Index, name: &str) {
+        for (key, values) in &mut self.labels {
+            if let Some(value) = index.node_facts(name).and_then(|node| node.label(key)) {
+                *values.entry(value.into()).or_default() += 1;
+            }
         }
     }
 

@@ -143,6 +143,13 @@ fn waiting_pods_of_each_kind() {
         ),
         pod("elsewhere", &memory(1), &json!({"nodeSelector": {"zone": "b"}})),
         pod(
+            "by-affinity",
+            &memory(1),
+            &json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "gpu-model", "operator": "In", "values": ["H100", "H200"]}, {"key": "zone", "operator": "Exists"}]}
+            ]}}}}),
+        ),
+        pod(
             "tolerant",
             &memory(12),
             &json!({"tolerations": [{"key": "team", "operator": "Exists"}]}),
@@ -163,15 +170,15 @@ fn waiting_pods_of_each_kind() {
         ),
         pod("unknown-type", &memory(1), &json!({})),
     ];
-    waiting[15]["metadata"]["annotations"]["scheduling.koordinator.sh/device-allocate-hint"] =
+    waiting[16]["metadata"]["annotations"]["scheduling.koordinator.sh/device-allocate-hint"] =
         r#"{"gpus": {"exclusivePolicy": "DeviceLevel"}}"#.into();
-    waiting[10]["status"]["conditions"] = json!([
+    waiting[11]["status"]["conditions"] = json!([
         {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "Scheduling is blocked due to non-empty scheduling gates"}
     ]);
     waiting[0]["status"]["conditions"] = json!([
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/4 nodes are available: 1 node(s) had untolerated taint(s)"}
     ]);
-    waiting[11]["metadata"]["labels"] = json!({"koordinator.sh/gpu-isolation-provider": "HAMi-core"});
+    waiting[12]["metadata"]["labels"] = json!({"koordinator.sh/gpu-isolation-provider": "HAMi-core"});
     let names: Vec<String> = waiting
         .iter()
         .map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned())
