@@ -140,6 +140,31 @@ impl HealthPolicy {
         }
     }
 
+    /// The end of a message about trouble: the step, if one is needed, and the condition under which the device is healthy again.
+    fn remedy(&self, reason: HealthReason, needs_reset: bool, relapses: u32) -> String {
+        let relapse = match relapses {
+            0 => String::new(),
+            n => format!(" (relapse {n})"),
+        };
+        if needs_reset {
+            return format!(
+                "it stays unhealthy until it has been reset (`nvidia-smi --gpu-reset`), the node has booted, or an operator clears \
+                 it{relapse}"
+            );
+        }
+        let step = match reason {
+            HealthReason::Lost => "if it does not come back, restart the node; ",
+            HealthReason::PortDown => "check its cable and its switch; ",
+            HealthReason::ProbeFailed => "if that lasts, see the node's kernel log; ",
+            _ => "",
+        };
+        format!(
+            "{step}it is healthy again after {} probes and {} s without trouble{relapse}",
+            self.answers,
+            self.quiet_after(relapses).as_secs()
+        )
+    }
+
     /// The time that a device must be without trouble after this number of relapses.
     fn quiet_after(&self, relapses: u32) -> Duration {
         // An error that comes back every few minutes must not return the device to pods each time.
@@ -279,9 +304,10 @@ impl Health {
         };
         // The quiet time starts now, since the probes that an earlier process saw answered are not known.
         let change = self.observe(now, &observation)?;
-        let remedy = remedy(self.policy.needs_reset(HealthReason::Xid(xid)));
+        let reason = HealthReason::Xid(xid);
+        let remedy = self.policy.remedy(reason, self.policy.needs_reset(reason), 0);
         let message = format!(
-            "the driver reported critical error XID {xid} before this process began; unhealthy since {since}{remedy}"
+            "the driver reported critical error XID {xid} before this process began; unhealthy since {since}; {remedy}"
         );
         Some(HealthChange { message, ..change })
     }
@@ -355,19 +381,12 @@ impl Health {
         if reason_before == Some(reason) {
             return None;
         }
-        let remedy = remedy(needs_reset);
-        let relapse = match state.relapses {
-            0 => String::new(),
-            n => format!(
-                "; relapse {n}: to recover it must be without trouble for {} s",
-                self.policy.quiet_after(n).as_secs()
-            ),
-        };
+        let remedy = self.policy.remedy(reason, needs_reset, state.relapses);
         Some(HealthChange {
             device: device.clone(),
             is_healthy: false,
             reason,
-            message: format!("{message}{remedy}{relapse}"),
+            message: format!("{message}; {remedy}"),
         })
     }
 
@@ -383,15 +402,6 @@ impl Health {
             reason: HealthReason::Cleared,
             message: format!("an operator has cleared {}", trouble.reason),
         })
-    }
-}
-
-/// The end of a message about trouble.
-fn remedy(needs_reset: bool) -> &'static str {
-    if needs_reset {
-        "; it stays unhealthy until it has been reset or an operator clears it"
-    } else {
-        ""
     }
 }
 

@@ -418,7 +418,7 @@ impl fmt::Display for GpuRequest {
             (Dialect::AllDevices, _) => return f.write_str("all GPUs of the node and no amounts of them"),
             (Dialect::Vendor, _) => return write!(f, "{} whole GPU{plural}", self.devices),
             (_, Memory::Units(units)) => write!(f, "{units} memory units")?,
-            (_, Memory::Bytes(bytes)) => write!(f, "{bytes} bytes of memory")?,
+            (_, Memory::Bytes(bytes)) => write!(f, "{} of memory", memory_text(bytes))?,
             (_, Memory::Ratio(ratio)) => write!(f, "{ratio} % of memory")?,
         }
         if self.core > 0 {

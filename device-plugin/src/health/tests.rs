@@ -167,9 +167,9 @@ fn messages_name_the_fault_and_the_remedy() {
             .observe(seconds(at), &of(A, kind))
             .map(|change| change.message)
     };
-    insta::assert_snapshot!(message(0, failed()).unwrap(), @"the device does not answer: no");
-    insta::assert_snapshot!(message(0, ObservationKind::Lost).unwrap(), @"the device fell off the bus or is not listed any more");
-    insta::assert_snapshot!(message(1, ObservationKind::Xid(92)).unwrap(), @"the driver reported critical error XID 92");
+    insta::assert_snapshot!(message(0, failed()).unwrap(), @"the device does not answer: no; if that lasts, see the node's kernel log; it is healthy again after 3 probes and 5 s without trouble");
+    insta::assert_snapshot!(message(0, ObservationKind::Lost).unwrap(), @"the device fell off the bus or is not listed any more; if it does not come back, restart the node; it is healthy again after 3 probes and 5 s without trouble");
+    insta::assert_snapshot!(message(1, ObservationKind::Xid(92)).unwrap(), @"the driver reported critical error XID 92; it is healthy again after 3 probes and 5 s without trouble");
     assert_eq!(message(5, ObservationKind::Answered), None);
     assert_eq!(message(6, ObservationKind::Answered), None);
     insta::assert_snapshot!(message(7, ObservationKind::Answered).unwrap(), @"the device answered 3 probes in 6 s without trouble since Xid92");
@@ -252,7 +252,8 @@ fn errors_before_recovery_are_no_relapse_and_do_not_shorten_a_long_quiet_time() 
         .unwrap();
     assert_eq!(
         change.message,
-        "the device fell off the bus or is not listed any more; relapse 1: to recover it must be without trouble for 7200 s"
+        "the device fell off the bus or is not listed any more; if it does not come back, restart the node; it is healthy again after 1 probes \
+         and 7200 s without trouble (relapse 1)"
     );
 }
 
@@ -263,7 +264,7 @@ fn an_xid_of_an_earlier_process_is_restored() {
     let change = health
         .load(seconds(5), &uuid(A), 92, "2026-01-01T00:00:00Z")
         .unwrap();
-    insta::assert_snapshot!(change.message, @"the driver reported critical error XID 92 before this process began; unhealthy since 2026-01-01T00:00:00Z");
+    insta::assert_snapshot!(change.message, @"the driver reported critical error XID 92 before this process began; unhealthy since 2026-01-01T00:00:00Z; it is healthy again after 3 probes and 60 s without trouble");
     assert_eq!(
         (change.is_healthy, health.trouble(&uuid(A))),
         (false, Some(HealthReason::Xid(92)))
@@ -460,7 +461,7 @@ fn a_device_that_needs_a_reset_recovers_only_after_it(#[case] trouble: Observati
         assert!(
             change
                 .message
-                .ends_with("until it has been reset or an operator clears it"),
+                .ends_with("until it has been reset (`nvidia-smi --gpu-reset`), the node has booted, or an operator clears it"),
             "{}",
             change.message
         );

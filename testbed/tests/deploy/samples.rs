@@ -30,9 +30,9 @@ fn samples_request_the_documented_amounts() {
         .collect();
     insta::assert_snapshot!(lines.join("\n"), @r"
     gpushare-memory: 4 memory units on 1 device
-    koordinator-memory: 4294967296 bytes of memory on 1 device
+    koordinator-memory: 4 GiB of memory on 1 device
     koordinator-ratio-core: 50 % of memory and 33 % of core on 1 device
-    koordinator-two-gpus: 2147483648 bytes of memory and 100 % of core on 2 devices
+    koordinator-two-gpus: 2 GiB of memory and 100 % of core on 2 devices
     gpushare-many-containers: 4 memory units on 1 device
     gpushare-beside-a: 1 memory units on 1 device
     gpushare-beside-b: 1 memory units on 1 device

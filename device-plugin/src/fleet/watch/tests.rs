@@ -214,7 +214,8 @@ async fn without_observations_all_devices_are_unhealthy_until_they_answer() {
         .gpus
         .iter()
         .map(|entry| (entry.is_healthy, entry.reason, entry.message.as_str()));
-    let message = "the device does not answer: the driver has not answered for 70 s";
+    let message = "the device does not answer: the driver has not answered for 70 s; if that lasts, see the node's kernel log; it \
+        is healthy again after 3 probes and 60 s without trouble";
     assert_eq!(
         states.collect::<Vec<_>>(),
         [(false, Some(HealthReason::ProbeFailed), message); 2]
