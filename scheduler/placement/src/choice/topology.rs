@@ -268,6 +268,7 @@ fn best_sets(
     let without_gpus = [GpuSet::plain(Set::EMPTY)];
     let has_gpus = pools.iter().any(|pool| pool.kind == DeviceType::Gpu);
     let gpu_sets = if has_gpus { gpu_sets } else { &without_gpus };
+    let only_partitions = gpu_sets.iter().all(GpuSet::is_partition);
     let mut best: Option<(Rank, Vec<FollowerRank>, Vec<Set>)> = None;
     for gpu_set in gpu_sets {
         let mut followers = Vec::with_capacity(rest.len());
@@ -284,9 +285,15 @@ fn best_sets(
         };
         let Some((chosen, rank)) = found else { continue };
         // The problem knows no partitions, so their part of the rank is added here.
+        let (partition, partition_after) = match (&lead.kind, rest) {
+            (DeviceType::Gpu, []) => (gpu_set.partition, 0),
+            // GPUs that follow are taken near the leading devices before they are a partition, if they need not be one.
+            (DeviceType::Other(_), _) if !only_partitions => (0, gpu_set.partition),
+            _ => (gpu_set.score, gpu_set.partition),
+        };
         let rank = Rank {
-            score: gpu_set.score,
-            partition: gpu_set.partition,
+            partition,
+            partition_after,
             ..rank
         };
         // The devices that follow only decide between equal ranks, and take longer to find.
@@ -354,8 +361,8 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Re
         choices => choices.unwrap_or_default(),
     };
     sets.retain(|set| scopes.iter().any(|scope| set.allowed.is_within(*scope)));
-    // If partitions are only preferred, sets that are no partition will do as well; at equal distances their
-    // rank puts them behind every partition.
+    // If partitions are only preferred, sets that are no partition will do as well; their rank puts them behind every
+    // partition.
     if !is_binding {
         sets.extend(scopes.into_iter().map(GpuSet::plain));
     } else if sets.is_empty() {
@@ -406,7 +413,8 @@ fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misf
         followers.push(Follower { pool, allowed });
     }
     // Without the rule of the same switch, the nearest choice shows what is missing on its switches.
-    let problem = Problem::new(lead, lead.all(), followers, false, None);
+    let mut problem = Problem::new(lead, lead.all(), followers, false, None);
+    problem.closeness_first = false;
     let (nearest, _) = search(&problem)?;
     let mut lacking = *rest.first()?;
     let mut switch = None;

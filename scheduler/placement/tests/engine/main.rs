@@ -13,6 +13,8 @@ mod hints;
 #[cfg(test)]
 mod inventories;
 #[cfg(test)]
+mod joint;
+#[cfg(test)]
 mod model;
 #[cfg(test)]
 mod model_based;

@@ -10,14 +10,14 @@ use rstest::rstest;
 
 use crate::build::{GIB, ask, gpu};
 
-fn place(numa: u32, switch: u32) -> DeviceLocation {
+pub(crate) fn place(numa: u32, switch: u32) -> DeviceLocation {
     DeviceLocation {
         numa: Some(numa),
         switch: Some(format!("0000:{switch:02x}").into()),
     }
 }
 
-fn gpu_at(minor: u32, numa: u32, switch: u32) -> Device {
+pub(crate) fn gpu_at(minor: u32, numa: u32, switch: u32) -> Device {
     Device {
         attributes: DeviceAttributes {
             location: Some(place(numa, switch)),
@@ -27,7 +27,7 @@ fn gpu_at(minor: u32, numa: u32, switch: u32) -> Device {
     }
 }
 
-fn nic_at(minor: u32, numa: u32, switch: u32) -> Device {
+pub(crate) fn nic_at(minor: u32, numa: u32, switch: u32) -> Device {
     let resources = [("rdma".into(), 100)].into();
     let attributes = DeviceAttributes {
         location: Some(place(numa, switch)),
@@ -40,7 +40,7 @@ fn nic_at(minor: u32, numa: u32, switch: u32) -> Device {
     }
 }
 
-fn class(kind: &str, devices: Vec<Device>) -> DevicesOfType {
+pub(crate) fn class(kind: &str, devices: Vec<Device>) -> DevicesOfType {
     DevicesOfType {
         kind: kind.into(),
         devices,
@@ -62,7 +62,7 @@ fn eight_switches(nics: &[u32]) -> Inventory {
     }
 }
 
-fn fleet_of(inventory: Inventory) -> Fleet {
+pub(crate) fn fleet_of(inventory: Inventory) -> Fleet {
     let mut fleet = Fleet::new();
     assert_eq!(fleet.set_inventory("n", inventory), []);
     fleet
@@ -85,7 +85,7 @@ fn fleet_of_nics(nics: Vec<Device>) -> Fleet {
     })
 }
 
-fn rdma(amount: u64) -> DeviceRequest {
+pub(crate) fn rdma(amount: u64) -> DeviceRequest {
     DeviceRequest {
         kind: "rdma".into(),
         amounts: [("rdma".into(), amount)].into(),
@@ -93,7 +93,7 @@ fn rdma(amount: u64) -> DeviceRequest {
     }
 }
 
-fn nic() -> DeviceType {
+pub(crate) fn nic() -> DeviceType {
     DeviceType::from("rdma")
 }
 
@@ -114,7 +114,7 @@ fn constraint_of(kind: DeviceType, constraint: DeviceConstraint) -> Constraints 
     }
 }
 
-fn try_choose(
+pub(crate) fn try_choose(
     fleet: &Fleet,
     gpus: RequestedGpus,
     others: &[DeviceRequest],
@@ -136,7 +136,7 @@ fn try_choose(
 }
 
 /// Minors of GPUs and of NICs.
-fn chosen(choice: Result<Placement, Reason>) -> Result<(Vec<u32>, Vec<u32>), Reason> {
+pub(crate) fn chosen(choice: Result<Placement, Reason>) -> Result<(Vec<u32>, Vec<u32>), Reason> {
     let minors = |placement: Placement| {
         (
             placement.gpus().map(|share| share.minor).collect(),

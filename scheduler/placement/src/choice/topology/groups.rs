@@ -17,7 +17,7 @@ use crate::state::occupancy::DeviceUse;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GpuSet {
     pub(crate) allowed: Set,
-    /// Place of its partition's score among the scores, 0 for the best, if only partitions will do.
+    /// Place of its partition's score among the scores, 0 for the best; the last place if it is none.
     pub(crate) score: u32,
     /// Place of the partition in the order of preference; the last place if it is none.
     pub(crate) partition: u32,
@@ -28,9 +28,13 @@ impl GpuSet {
     pub(crate) const fn plain(allowed: Set) -> Self {
         Self {
             allowed,
-            score: 0,
+            score: u32::MAX,
             partition: u32::MAX,
         }
+    }
+
+    pub(crate) const fn is_partition(&self) -> bool {
+        self.partition != u32::MAX
     }
 
     /// The candidates of a pool that may be taken: the set restricts GPUs alone.
@@ -105,8 +109,7 @@ impl Partitions<'_> {
             last = Some(partition.score);
             choices.push(GpuSet {
                 allowed,
-                // If partitions are only preferred, the distances of other devices decide before any partition.
-                score: if self.is_binding() { score } else { 0 },
+                score,
                 partition: place,
             });
         }

@@ -12,28 +12,48 @@ use crate::data::ident::DeviceType;
 use crate::state::hardware::Location;
 
 /// The rank of a choice; smaller is better, the first field weighs most, and no two choices of leading devices are equal.
+///
+/// The closeness of leading GPUs to one another weighs more than that of the devices that follow them. Leading devices of
+/// other types have nothing to exchange, so they are taken where the devices that follow are near.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
-    /// Place of the partition's score among the scores in the table, the highest first, if only partitions will do.
-    pub(crate) score: u32,
+    /// Place of the partition by score; if no type follows, by preference.
+    pub(crate) partition: u32,
+    /// Closeness of the leading devices, if it weighs more than the devices that follow.
+    pub(crate) closeness: Closeness,
     /// For each following type, the distance of the farthest requested device from the leading ones.
     pub(crate) distances: Distances,
-    /// Number of leading devices' switches without a device of a following type, summed over these types.
-    pub(crate) n_bare: u32,
-    /// Place of the partition in the order of preference; the last place if it is none.
-    pub(crate) partition: u32,
-    /// Fewest links between any two of the GPUs, most first; zero for other types.
-    pub(crate) fewest_links: Reverse<u32>,
-    /// Links between the GPUs in all, most first.
-    pub(crate) links: Reverse<u32>,
-    /// Number of NUMA nodes that the leading devices are spread over.
-    pub(crate) n_numas: u32,
-    /// Number of switches that the leading devices are spread over.
-    pub(crate) n_switches: u32,
+    /// Places of the leading devices without a device of a following type.
+    pub(crate) bare: BarePlaces,
+    /// Place of the partition by preference, if a type follows.
+    pub(crate) partition_after: u32,
+    /// Closeness of the leading devices, if it weighs less than the devices that follow.
+    pub(crate) closeness_after: Closeness,
     /// Sum of the devices' places in the order of preference: by policy, then by the groups that they break.
     pub(crate) preferences: u32,
     /// Lowest minors, compared from the lowest on.
     pub(crate) lowness: Reverse<u64>,
+}
+
+/// Closeness of devices to one another; smaller is closer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Closeness {
+    /// Fewest links between any two of the GPUs, most first; zero for other types.
+    fewest_links: Reverse<u32>,
+    /// Links between the GPUs in all, most first.
+    links: Reverse<u32>,
+    /// Number of NUMA nodes that the devices are spread over.
+    n_numas: u32,
+    /// Number of switches that the devices are spread over.
+    n_switches: u32,
+}
+
+/// Numbers of places without a device of a following type, summed over these types.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct BarePlaces {
+    pub(crate) n_switches: u32,
+    /// Decides where the farthest requested device is on no NUMA node of a leading one, but another may be.
+    pub(crate) n_numas: u32,
 }
 
 /// Distances by type, the first type in the highest digit.
@@ -141,6 +161,8 @@ pub(crate) struct Problem<'a> {
     pub(crate) followers: Vec<Follower<'a>>,
     /// True if every switch must have devices of all types or of none.
     pub(crate) same_switch: bool,
+    /// True if the closeness of the leading devices to one another weighs more than the devices that follow.
+    pub(crate) closeness_first: bool,
     pub(crate) links: Option<&'a Links>,
     /// NUMA nodes with leading devices that may be taken.
     pub(crate) numas: Vec<Numa>,
@@ -173,11 +195,11 @@ impl Switch {
     pub(crate) fn is_used(&self, chosen: Set) -> bool {
         !self.lead.and(chosen).is_empty()
     }
+}
 
-    /// Number of following types without a device on the switch.
-    pub(crate) fn n_bare(&self) -> u32 {
-        self.n_followers.iter().map(|n| u32::from(*n == 0)).sum()
-    }
+/// Number of following types without a device, by the number of devices of each type.
+pub(crate) fn n_bare(n_followers: &[usize]) -> u32 {
+    n_followers.iter().map(|n| u32::from(*n == 0)).sum()
 }
 
 impl<'a> Problem<'a> {
@@ -194,6 +216,7 @@ impl<'a> Problem<'a> {
             allowed,
             followers,
             same_switch,
+            closeness_first: lead.kind == DeviceType::Gpu,
             links,
             numas: Vec::new(),
         };
@@ -224,7 +247,7 @@ impl<'a> Problem<'a> {
             lead: on_switch.and(self.allowed),
             n_followers: self.count_followers(|other| other.switch == location.switch),
         };
-        (!self.same_switch || switch.n_bare() == 0).then_some(switch)
+        (!self.same_switch || n_bare(&switch.n_followers) == 0).then_some(switch)
     }
 
     /// Number of devices of each following type at some locations.
@@ -265,36 +288,44 @@ impl<'a> Problem<'a> {
     /// The rank of a choice of leading devices, apart from its partition; `None` if it breaks a rule.
     pub(crate) fn rank(&self, chosen: Set) -> Option<Rank> {
         let (fewest_links, _, links) = self.links.map_or((0, 0, 0), |links| links.among(chosen));
-        let mut rank = Rank {
-            // Score and partition belong to the set of GPUs, and the caller adds them.
-            score: 0,
-            distances: Distances::default(),
-            n_bare: 0,
-            partition: 0,
+        let mut closeness = Closeness {
             fewest_links: Reverse(fewest_links),
             links: Reverse(links),
-            n_numas: 0,
-            n_switches: 0,
-            preferences: self.lead.preference_sum(chosen),
-            lowness: Reverse(chosen.lowness()),
+            ..Closeness::default()
         };
+        let mut bare = BarePlaces::default();
         let mut on_switches = Set::EMPTY;
-        for numa in &self.numas {
-            rank.n_numas += u32::from(numa.is_used(chosen));
-            for switch in &numa.switches {
-                if switch.is_used(chosen) {
-                    rank.n_switches += 1;
-                    rank.n_bare += switch.n_bare();
-                    on_switches = on_switches.or(switch.lead);
-                }
+        for numa in self.numas.iter().filter(|numa| numa.is_used(chosen)) {
+            closeness.n_numas += 1;
+            bare.n_numas += n_bare(&numa.n_followers);
+            for switch in numa.switches.iter().filter(|switch| switch.is_used(chosen)) {
+                closeness.n_switches += 1;
+                bare.n_switches += n_bare(&switch.n_followers);
+                on_switches = on_switches.or(switch.lead);
             }
         }
         let max_switches = self.max_switches();
-        let is_too_wide = max_switches.is_some_and(|max| rank.n_switches as usize > max);
+        let is_too_wide = max_switches.is_some_and(|max| closeness.n_switches as usize > max);
         // A switch that must not be used is in no NUMA node's list, so its devices are on none of these switches.
         if chosen.len() != self.lead.n || !chosen.is_within(on_switches) || is_too_wide {
             return None;
         }
+        let (closeness, closeness_after) = if self.closeness_first {
+            (closeness, Closeness::default())
+        } else {
+            (Closeness::default(), closeness)
+        };
+        let mut rank = Rank {
+            // The places of the partition belong to the set of GPUs, and the caller adds them.
+            partition: 0,
+            closeness,
+            distances: Distances::default(),
+            bare,
+            partition_after: 0,
+            closeness_after,
+            preferences: self.lead.preference_sum(chosen),
+            lowness: Reverse(chosen.lowness()),
+        };
         for at in 0..self.followers.len() {
             rank.distances = rank.distances.then(self.distance(at, chosen)?);
         }

@@ -11,7 +11,7 @@
 //! miss a solution in which all types share switches. Beyond [`MAX_SUBSETS`] it ignores links.
 
 use crate::choice::topology::candidates::Set;
-use crate::choice::topology::problem::{Distance, Numa, Problem, Rank, Switch};
+use crate::choice::topology::problem::{Distance, Numa, Problem, Rank, Switch, n_bare};
 
 /// Most steps of one search.
 const MAX_STEPS: usize = 1 << 22;
@@ -27,16 +27,21 @@ pub(crate) fn search(problem: &Problem<'_>) -> Option<(Set, Rank)> {
     if has_different_links && problem.allowed.n_subsets(n) <= MAX_SUBSETS {
         return try_all(problem);
     }
+    // The closest leading devices may have no device of another type near.
+    if problem.closeness_first && !problem.same_switch {
+        return search_nearer(problem);
+    }
     // Most often all types fit on the switches, and no farther choice is better than one there.
     let nearest = search_within(problem, &vec![Distance::Switch; problem.followers.len()]);
     if nearest.is_some() || problem.same_switch {
         return nearest;
     }
-    search_farther(problem)
+    search_nearer(problem)
 }
 
-/// The best choice where not all types can be on the switches: as near as possible for the first type, then for the next.
-fn search_farther(problem: &Problem<'_>) -> Option<(Set, Rank)> {
+/// The best choice where not all types need to be on the switches: as near as the rank allows for the first type, then for
+/// the next.
+fn search_nearer(problem: &Problem<'_>) -> Option<(Set, Rank)> {
     let mut limits = vec![Distance::Machine; problem.followers.len()];
     let mut found = search_within(problem, &limits)?;
     for at in 0..limits.len() {
@@ -206,7 +211,7 @@ impl StateTable {
             }
             let near = self.near(state % n_near, switch, (!is_numa_used).then_some(numa));
             let mut way = Way {
-                cost: way.cost + cost_of_switch(switch.n_bare(), !is_numa_used),
+                cost: way.cost + cost_of_switch(problem, switch, (!is_numa_used).then_some(numa)),
                 chosen: way.chosen,
             };
             // Of one switch the preferred devices are taken first: any others would cost more and be no nearer.
@@ -238,9 +243,18 @@ impl StateTable {
     }
 }
 
-/// The cost of using a switch, in one number whose parts do not overflow into each other: at most 64 devices are ever taken.
-fn cost_of_switch(n_bare: u32, is_new_numa: bool) -> u128 {
-    u128::from(n_bare) << 112 | u128::from(is_new_numa) << 104 | 1 << 96
+/// The cost of using a switch, and its NUMA node if that is new, in one number whose parts weigh as in the [`Rank`] and do not
+/// overflow into each other: at most 64 devices are ever taken, and more than 127 following types count as 127.
+fn cost_of_switch(problem: &Problem<'_>, switch: &Switch, new_numa: Option<&Numa>) -> u128 {
+    let closeness = u128::from(new_numa.is_some()) << 7 | 1;
+    let bare_switches = u128::from(n_bare(&switch.n_followers).min(127));
+    let bare_numas = u128::from(new_numa.map_or(0, |numa| n_bare(&numa.n_followers)).min(127));
+    let bare = bare_switches << 13 | bare_numas;
+    if problem.closeness_first {
+        closeness << 114 | bare << 88
+    } else {
+        bare << 102 | closeness << 88
+    }
 }
 
 /// The cost of using a device: its preference, then its minor, such that the lowest minors cost least.

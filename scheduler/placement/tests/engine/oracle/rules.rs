@@ -300,7 +300,7 @@ impl Machine<'_> {
                     let score = distinct.iter().position(|score| score.0 == one.2).unwrap();
                     choices.push(Allowed {
                         of: one.0.clone(),
-                        score: if is_binding { score } else { 0 },
+                        score,
                         partition: Some(place),
                     });
                 }
@@ -309,7 +309,7 @@ impl Machine<'_> {
         if !is_binding {
             choices.extend(scopes.into_iter().map(|of| Allowed {
                 of,
-                score: 0,
+                score: usize::MAX,
                 partition: None,
             }));
         }
@@ -484,6 +484,7 @@ impl Machine<'_> {
                 nics.to_vec()
             }
         };
+        let is_binding = choices.iter().all(|choice| choice.partition.is_some());
         let (lead_levels, follow_levels) = (self.levels(lead, &of(lead)), self.levels(follow, &of(follow)));
         let mut best = None;
         for choice in choices {
@@ -522,19 +523,24 @@ impl Machine<'_> {
                     far.sort_unstable();
                     let asked_for = far[follow.n - 1];
                     far.reverse();
-                    let bare = switches.len() - covered;
-                    let rank = self.rank(lead, &leading, &lead_levels);
-                    let partition = choice.partition.unwrap_or(usize::MAX);
+                    let numas = groups(&leading, |at| lead.numa(at));
+                    let numas_of_followers = groups(&allowed(follow), |at| follow.numa(at));
+                    let bare = (
+                        switches.len() - covered,
+                        numas.difference(&numas_of_followers).count(),
+                    );
+                    let (fewest, links, n_numas, n_switches, preferences, minors) =
+                        self.rank(lead, &leading, &lead_levels);
+                    let closeness = (fewest, links, n_numas, n_switches);
                     let level: usize = coming.iter().map(|at| follow_levels[at]).sum();
+                    let gpus_lead = lead.is_gpu.then_some((choice.score, closeness));
+                    let binding_score = is_binding.then_some(choice.score);
                     let key = (
-                        choice.score,
-                        asked_for,
-                        bare,
-                        partition,
-                        rank,
-                        far,
-                        level,
-                        coming.clone(),
+                        (binding_score, gpus_lead),
+                        (asked_for, bare),
+                        choice.partition.unwrap_or(usize::MAX),
+                        (closeness, preferences, minors),
+                        (far, level, coming.clone()),
                     );
                     if best.as_ref().is_none_or(|(other, _)| key < *other) {
                         best = Some((key, leading.clone()));
@@ -542,7 +548,7 @@ impl Machine<'_> {
                 }
             }
         }
-        best.map(|((.., coming), leading)| (leading, coming))
+        best.map(|((.., (_, _, coming)), leading)| (leading, coming))
     }
 }
 
