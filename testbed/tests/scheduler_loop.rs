@@ -257,6 +257,31 @@ async fn an_error_fails_the_attempt_and_the_pod_is_tried_again(
     );
 }
 
+/// kube-scheduler 1.36 writes the first event, another one since the pod's condition has changed, and then a series.
+#[tokio::test]
+async fn failures_of_an_unchanged_pod_are_a_series() {
+    let n_asked = std::sync::atomic::AtomicUsize::new(0);
+    let answer = move |_: &str, _: &Value| match n_asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst) {
+        0..3 => (200, json!({"NodeNames": null, "Error": "out of order"})),
+        _ => (200, passing(&["b"])),
+    };
+    let mut rig = Rig::start("  nodeCacheCapable: true", answer).await;
+    rig.create("p", "1");
+    while !matches!(rig.attempt().await.outcome, SchedulingOutcome::Bound(_)) {}
+    // Reports are written in order, so that those of the failures come before the one of the binding.
+    let mut watch = rig.api.objects().watch("events", None, "", "", None).unwrap();
+    let is_bound = async { while watch.next().await.unwrap().object["reason"] != "Scheduled" {} };
+    tokio::time::timeout(DEADLINE, is_bound)
+        .await
+        .expect("the event in time");
+    let events = rig.api.objects().list("events", None).unwrap();
+    let failures = events
+        .iter()
+        .filter(|event| event["reason"] == "FailedScheduling");
+    let series: Vec<&Value> = failures.map(|event| &event["series"]["count"]).collect();
+    assert_eq!(series, [&Value::Null, &json!(2)]);
+}
+
 #[tokio::test]
 async fn an_ignorable_extender_that_fails_is_skipped() {
     let mut rig = Rig::start(

@@ -1,12 +1,14 @@
 //! Reports to users: a pod's `PodScheduled` condition and its Events.
 //!
 //! One task writes the reports in order. A failed write is logged and dropped, as in kube-scheduler: the next attempt reports
-//! again.
+//! again. Failures of a pod that has not changed are one event with a series, as client-go's event broadcaster makes them: the second
+//! failure sets the series' count to 2. Left out: its later writes, every 30 minutes, and the end of a series after 6.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::api::core::v1::{Event, EventSeries, EventSource, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
@@ -44,12 +46,26 @@ pub(super) enum ReportContent {
 /// A pod, as it was when the attempt ended, and the report about it.
 pub(super) type Report = (Arc<Pod>, ReportContent);
 
+/// The last event about a failure of each waiting pod, by the pod's UID.
+type Failures = HashMap<String, FailureEvent>;
+
+/// An event about failed attempts at a pod.
+#[derive(Debug)]
+struct FailureEvent {
+    name: String,
+    /// The resource version of the pod: an event about a pod that has changed since is a new one.
+    of_version: Option<String>,
+    /// True once the event has a series.
+    is_series: bool,
+}
+
 /// Writes reports in their order until the loop, which sends them, has ended.
 pub(super) async fn write_all(
     client: Client,
     component: String,
     mut reports: mpsc::UnboundedReceiver<Report>,
 ) {
+    let mut failures = Failures::new();
     while let Some((pod, news)) = reports.recv().await {
         let written = match &news {
             ReportContent::Scheduled(node) => {
@@ -58,18 +74,25 @@ pub(super) async fn write_all(
                     namespace(&pod),
                     pod.name_any()
                 );
-                write_event(&client, &component, &pod, ("Normal", "Scheduled"), &message).await
+                failures.remove(&pod.uid().unwrap_or_default());
+                let event = ("Normal", "Scheduled");
+                write_event(&client, &component, &pod, event, &message)
+                    .await
+                    .map(|_| ())
             }
             ReportContent::Unschedulable(message, nomination) => {
-                write_failure(&client, &component, &pod, ("Unschedulable", message), nomination).await
+                let failure = ("Unschedulable", message.as_str());
+                write_failure(&client, &component, &pod, failure, nomination, &mut failures).await
             }
             ReportContent::Failed(message) => {
+                let failure = ("SchedulerError", message.as_str());
                 write_failure(
                     &client,
                     &component,
                     &pod,
-                    ("SchedulerError", message),
+                    failure,
                     &Nomination::Clear,
+                    &mut failures,
                 )
                 .await
             }
@@ -100,8 +123,9 @@ async fn write_failure(
     pod: &Pod,
     (reason, message): (&str, &str),
     nomination: &Nomination,
+    failures: &mut Failures,
 ) -> kube::Result<()> {
-    write_event(client, component, pod, ("Warning", "FailedScheduling"), message).await?;
+    write_failure_event(client, component, pod, message, failures).await?;
     let nominated = match nomination {
         Nomination::Keep => None,
         Nomination::Clear => Some(None),
@@ -125,6 +149,42 @@ async fn write_failure(
     pods.patch_status(&pod.name_any(), &PatchParams::default(), &patch)
         .await
         .map(|_| ())
+}
+
+/// Writes an event about a failed attempt, or counts the attempt in the series of the last one.
+async fn write_failure_event(
+    client: &Client,
+    component: &str,
+    pod: &Pod,
+    message: &str,
+    failures: &mut Failures,
+) -> kube::Result<()> {
+    let uid = pod.uid().unwrap_or_default();
+    let last = failures.get_mut(&uid);
+    match last.filter(|last| last.of_version == pod.resource_version()) {
+        Some(last) if last.is_series => Ok(()),
+        Some(last) => {
+            let series = EventSeries {
+                count: Some(2),
+                last_observed_time: Some(MicroTime(Timestamp::now())),
+            };
+            let events: Api<Event> = Api::namespaced(client.clone(), namespace(pod));
+            let patch = Patch::Merge(json!({"series": series}));
+            events.patch(&last.name, &PatchParams::default(), &patch).await?;
+            last.is_series = true;
+            Ok(())
+        }
+        None => {
+            let event = write_event(client, component, pod, ("Warning", "FailedScheduling"), message).await?;
+            let failure = FailureEvent {
+                name: event.name_any(),
+                of_version: pod.resource_version(),
+                is_series: false,
+            };
+            failures.insert(uid, failure);
+            Ok(())
+        }
+    }
 }
 
 /// Writes the node that a pod waits to be bound to into the pod's status.
@@ -154,7 +214,7 @@ async fn write_event(
     pod: &Pod,
     kind: (&str, &str),
     message: &str,
-) -> kube::Result<()> {
+) -> kube::Result<Event> {
     let events: Api<Event> = Api::namespaced(client.clone(), namespace(pod));
     let now = Time(Timestamp::now());
     let event = Event {
@@ -183,5 +243,5 @@ async fn write_event(
         count: Some(1),
         ..Event::default()
     };
-    events.create(&PostParams::default(), &event).await.map(|_| ())
+    events.create(&PostParams::default(), &event).await
 }
