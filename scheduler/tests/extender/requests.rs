@@ -2,9 +2,10 @@
 
 use http::StatusCode;
 use insta::{assert_json_snapshot, assert_snapshot};
+use proto::read_api::FitRequest;
 use rstest::rstest;
 use scheduler::offline;
-use scheduler::read_api::explain;
+use scheduler::read_api::{explain, fit};
 use serde_json::{Value, json};
 
 use crate::objects::{device, node, old_node, on, pod, shared, units};
@@ -211,6 +212,7 @@ async fn a_cpu_only_pod_avoids_the_cpu_that_gpus_need() {
 #[case::negative(json!({"aliyun.com/gpu-mem": "-1"}), "container \"main\": aliyun.com/gpu-mem is \"-1\", which is not a whole number up to 1125899906842624")]
 #[case::absurd(json!({"aliyun.com/gpu-mem": "9223372036854775807"}), "container \"main\": aliyun.com/gpu-mem is \"9223372036854775807\", which is not a whole number up to 1125899906842624")]
 #[case::no_number(json!({"aliyun.com/gpu-mem": {"a": 1}}), "container \"main\": aliyun.com/gpu-mem is \"{\\\"a\\\":1}\", which is not a whole number up to 1125899906842624")]
+#[case::other_unit(json!({"aliyun.com/gpu-mem": "8192M"}), "the pod: aliyun.com/gpu-mem is 8000000 GiB (8192000000 units of 1 MiB), and the largest GPU of the cluster has 100 MiB (100 units of 1 MiB); the amount is a number of units: did you mean 8192?")]
 #[tokio::test]
 async fn an_invalid_request_is_refused_on_every_node(#[case] limits: Value, #[case] reason: &str) {
     let world = World::new().with_node("n1", &[100]);
@@ -228,6 +230,14 @@ async fn an_invalid_request_is_refused_on_every_node(#[case] limits: Value, #[ca
             .is_some_and(|sentence| error.ends_with(sentence)),
         "{shown:?}"
     );
+    let pod = serde_json::from_value(pod).unwrap();
+    let request = FitRequest {
+        pod,
+        replicas: 2,
+        add_nodes: Vec::new(),
+    };
+    let fitting = fit(&world.index, &request).unwrap();
+    assert_eq!((fitting.fitting, fitting.invalid), (0, shown.invalid));
 }
 
 /// Charts write zeros for unused resources.
