@@ -18,8 +18,6 @@ use crate::resource::{
 mod amounts;
 pub mod hints;
 
-pub use amounts::refuse_old_names;
-
 /// Most devices that one pod may request; more is taken for a mistake.
 const MAX_DEVICES: u64 = 1024;
 /// Largest amount of any resource, 2^50: 1 PiB of memory. More is taken for a mistake, and sums of a pod's containers stay far
@@ -213,10 +211,7 @@ impl PodRequest {
     /// # Errors
     /// The first rule that the pod breaks: those of [`Self::read`], and those that only a new pod can still obey.
     pub fn read_new(pod: &Pod, names: &ResourceNames) -> Result<Option<Self>, RequestError> {
-        // An old name alone is no request for devices: kube-scheduler leaves such a pod to its own resources.
-        if amounts::asks_for_known_devices(&pod.spec, names) {
-            refuse_old_names(&pod.spec)?;
-        }
+        amounts::refuse_old_names(&pod.spec)?;
         // The order of the checks decides which of several faults the author is shown.
         sees_all_devices(pod)?;
         amounts::refuse_mixed_dialects(&pod.spec, names)?;

@@ -329,19 +329,12 @@ pub(super) fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Re
     }
 }
 
-/// Returns true if a container names a resource that belongs to a device in every cluster, by its current name.
-pub(super) fn asks_for_known_devices(spec: &PodSpec, names: &ResourceNames) -> bool {
-    spec.all_containers().any(|container| {
-        let mut quantities = container.quantities();
-        quantities.any(|(name, _)| is_gpu_resource(name, names) || name == RDMA || name == FPGA)
-    })
-}
-
 /// Refuses deprecated resource names, which the mutating webhook replaces where it can.
 ///
 /// # Errors
-/// The first container that uses one. Kubernetes reserves these names: no node has them, and kube-scheduler asks no extender.
-pub fn refuse_old_names(spec: &PodSpec) -> Result<(), RequestError> {
+/// The first container that uses one. No device plugin can serve these names, so the pod would run without devices where
+/// kube-scheduler ignores them.
+pub(super) fn refuse_old_names(spec: &PodSpec) -> Result<(), RequestError> {
     for container in spec.all_containers() {
         if let Some((old, new)) = OLD_NAMES
             .into_iter()

@@ -232,7 +232,7 @@ fn other_devices_are_summed_like_amounts_of_gpus() {
 
 #[rstest]
 #[case::nothing(json!({"cpu": "1", "memory": "1Gi"}))]
-#[case::deprecated_names(json!({"kubernetes.io/gpu-memory": 1, "batch.kubernetes.io/x": 2}))]
+#[case::names_of_kubernetes(json!({"kubernetes.io/x": 1, "batch.kubernetes.io/x": 2}))]
 #[case::no_number_of_something_unknown(json!({"example.com/dongle": "500m"}))]
 fn resources_of_other_plugins_are_ignored(#[case] limits: serde_json::Value) {
     assert_eq!(read(&pod(&[limits])), Ok(None));

@@ -63,9 +63,6 @@ fn check_new(
 
 /// Checks the device requests and annotations of a new pod; returns the doubt about a valid request, if there is one.
 fn check_request(rules: &Rules, pod: &Pod, cluster: &impl KnownCluster) -> Result<Option<String>, Refusal> {
-    // Before `read_new`, which lets a pod with an old name and no other device request pass: Kubernetes reserves the old names, so
-    // no node offers them.
-    request::refuse_old_names(&pod.spec)?;
     let asked = PodRequest::read_new(pod, &rules.names)?;
     refuse_all_devices(rules, pod)?;
     for key in RECORD {

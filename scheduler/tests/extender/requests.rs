@@ -213,6 +213,12 @@ async fn a_cpu_only_pod_avoids_the_cpu_that_gpus_need() {
 #[case::absurd(json!({"aliyun.com/gpu-mem": "9223372036854775807"}), "container \"main\": aliyun.com/gpu-mem is \"9223372036854775807\", which is not a whole number up to 1125899906842624")]
 #[case::no_number(json!({"aliyun.com/gpu-mem": {"a": 1}}), "container \"main\": aliyun.com/gpu-mem is \"{\\\"a\\\":1}\", which is not a whole number up to 1125899906842624")]
 #[case::other_unit(json!({"aliyun.com/gpu-mem": "8192M"}), "the pod: aliyun.com/gpu-mem is 8000000 GiB (8192000000 units of 1 MiB), and the largest GPU of the cluster has 100 MiB (100 units of 1 MiB); the amount is a number of units: did you mean 8192?")]
+#[case::old_gpu(json!({"kubernetes.io/gpu": "50"}), "container \"main\" asks for kubernetes.io/gpu, an old name of koordinator.sh/gpu; write koordinator.sh/gpu alone")]
+#[case::old_core(json!({"kubernetes.io/gpu-core": "50"}), "container \"main\" asks for kubernetes.io/gpu-core, an old name of koordinator.sh/gpu-core; write koordinator.sh/gpu-core alone")]
+#[case::old_memory(json!({"kubernetes.io/gpu-memory": "4Gi"}), "container \"main\" asks for kubernetes.io/gpu-memory, an old name of koordinator.sh/gpu-memory; write koordinator.sh/gpu-memory alone")]
+#[case::old_ratio(json!({"kubernetes.io/gpu-memory-ratio": "60"}), "container \"main\" asks for kubernetes.io/gpu-memory-ratio, an old name of koordinator.sh/gpu-memory-ratio; write koordinator.sh/gpu-memory-ratio alone")]
+#[case::old_rdma(json!({"kubernetes.io/rdma": "100"}), "container \"main\" asks for kubernetes.io/rdma, an old name of koordinator.sh/rdma; write koordinator.sh/rdma alone")]
+#[case::old_fpga(json!({"kubernetes.io/fpga": "100"}), "container \"main\" asks for kubernetes.io/fpga, an old name of koordinator.sh/fpga; write koordinator.sh/fpga alone")]
 #[tokio::test]
 async fn an_invalid_request_is_refused_on_every_node(#[case] limits: Value, #[case] reason: &str) {
     let world = World::new().with_node("n1", &[100]);

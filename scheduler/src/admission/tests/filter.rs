@@ -4,7 +4,6 @@ use std::iter;
 use std::time::Instant;
 
 use proptest::prelude::*;
-use proto::resource::OLD_NAMES;
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -177,7 +176,7 @@ fn annotations() -> impl Strategy<Value = Value> {
     ])
 }
 
-/// kube-scheduler calls the extender for no other pods: no extender manages the old resource names.
+/// kube-scheduler calls the extender for no other pods.
 fn is_asked_about(pod: &Value) -> bool {
     let lists = ["initContainers", "containers"]
         .iter()
@@ -186,8 +185,7 @@ fn is_asked_about(pod: &Value) -> bool {
         ["limits", "requests"].map(|amounts| container["resources"][amounts].as_object())
     });
     let others = ["cpu", "memory", "example.com/gpu"];
-    let is_ours =
-        |name: &String| !others.contains(&name.as_str()) && !OLD_NAMES.iter().any(|(old, _)| old == name);
+    let is_ours = |name: &String| !others.contains(&name.as_str());
     amounts.any(|amounts| amounts.is_some_and(|amounts| amounts.keys().any(is_ours)))
 }
 
