@@ -155,8 +155,9 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
     if let Some(rule) = &explanation.invalid
         && explanation.summary.is_empty()
     {
-        let sentence =
-            format!("It fits no node, whatever is free: {rule}. Correct its resources or annotations.\n");
+        let sentence = format!(
+            "It fits no node, whatever is free: {rule}. Correct the pod's manifest, and create the pod again.\n"
+        );
         lines += &screen.wrap(0, &sentence);
     }
     if let Some(words) = &explanation.kube_scheduler {

@@ -298,8 +298,9 @@ pub struct Explanation {
     /// Sentences for people: first the reason that decides, then what would help. Absent for a pod that has a node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub summary: Vec<String>,
-    /// kube-scheduler's own words about its last attempt, from the pod's condition `PodScheduled`; absent if there is none. They may
-    /// name a reason that is not evaluated here: volumes, affinity to pods, spreading, ports.
+    /// kube-scheduler's own reasons for its last attempt's outcome, from the pod's condition `PodScheduled`, without its words on
+    /// preemption; absent if there are none, or if they repeat `invalid`. They may name a reason that is not evaluated here: volumes,
+    /// affinity to pods, spreading, ports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kube_scheduler: Option<String>,
     /// The number of nodes that refuse the pod, by the reason. kube-scheduler counts a node under each resource that is too little.

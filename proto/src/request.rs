@@ -121,7 +121,7 @@ pub enum RequestError {
     /// A container requests amounts, but no resource for which kubelet calls the plugin: rule 4 of the validating webhook in the
     /// proposal "Enhance the GPU Share API".
     #[error(
-        "container {container:?} asks for {resource} ({value}) but not for {GPU_SHARED}; without it kubelet does not ask for a device"
+        "container {container:?} asks for {resource} ({value}) but not for {GPU_SHARED}, without which kubelet gives it no device: add {GPU_SHARED}: 1, or the number of GPUs"
     )]
     NotServed {
         /// The container's name.

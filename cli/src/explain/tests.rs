@@ -85,7 +85,7 @@ fn other_states() {
     let invalid = Explanation {
         invalid: Some(rule.to_owned()),
         summary: vec![format!(
-            "It fits no node, whatever is free: {rule}. Correct its resources or annotations."
+            "It fits no node, whatever is free: {rule}. Correct the pod's manifest, or its controller's template, and create the pod again."
         )],
         kube_scheduler: None,
         ..waiting()

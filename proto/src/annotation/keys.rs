@@ -92,8 +92,10 @@ impl Keyed {
         let path = &self.path;
         let shown = excerpt(&format!("{path}{key}"));
         match nearest(key, names) {
-            Some(name) => format!("unknown key {shown:?}; did you mean \"{path}{name}\"?"),
-            None => format!("unknown key {shown:?}, none of {}", names.join(", ")),
+            Some(name) => {
+                format!("unknown key {shown:?} (case does not matter); did you mean \"{path}{name}\"?")
+            }
+            None => format!("unknown key {shown:?}; known are {}", names.join(", ")),
         }
     }
 }

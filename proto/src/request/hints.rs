@@ -254,7 +254,7 @@ pub fn unknown_device_type(key: &'static str, device_type: &str, known: &[&str])
     RequestError::Rule {
         place: format!("annotation {key}"),
         rule: format!(
-            "unknown device type {shown:?}, none of {}{}",
+            "unknown device type {shown:?}; known are {}{}",
             known.join(", "),
             meant.unwrap_or_default()
         ),

@@ -85,7 +85,13 @@ pub(super) fn explain_to(
         }
     }
     explanation.gates = rules.gates.iter().map(ToString::to_string).collect();
-    explanation.kube_scheduler = last_attempt(&rules);
+    let is_repeated = |words: &String| {
+        explanation
+            .invalid
+            .as_ref()
+            .is_some_and(|rule| words.contains(rule))
+    };
+    explanation.kube_scheduler = last_attempt(&rules).filter(|words| !is_repeated(words));
     explanation.summary = summary(&survey, asker);
     add_verdicts(&mut explanation, index, &survey, asker, all);
     Some(explanation)
@@ -102,7 +108,11 @@ fn find_pod(index: &Index, namespace: &str, name: &str) -> Option<(OwnerId, PodF
     found.map(|(uid, facts)| (uid.clone(), facts.clone()))
 }
 
-/// kube-scheduler's message about its last attempt, or its reason if it wrote no message.
+/// The words of kube-scheduler after its reasons: other pods' end is evaluated here with the devices, which kube-scheduler does not
+/// know.
+const AFTER_REASONS: [&str; 2] = [" no new claims to deallocate", " preemption: "];
+
+/// kube-scheduler's reasons for the outcome of its last attempt, or its one word if it wrote no message.
 fn last_attempt(rules: &PodRules) -> Option<String> {
     let condition = rules.last_attempt.as_ref()?;
     let text = if condition.message.is_empty() {
@@ -110,7 +120,9 @@ fn last_attempt(rules: &PodRules) -> Option<String> {
     } else {
         &condition.message
     };
-    (!text.is_empty()).then(|| text.clone())
+    let ends = AFTER_REASONS.iter().filter_map(|words| text.find(words));
+    let reasons = text.get(..ends.min().unwrap_or(text.len()))?;
+    (!reasons.is_empty()).then(|| reasons.to_owned())
 }
 
 /// Adds the verdicts that are listed.

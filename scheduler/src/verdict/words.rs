@@ -185,8 +185,8 @@ pub(crate) fn obstacle(refusal: &NodeRefusal, rules: &PodRules, node: &str) -> S
             "add a toleration to the pod, or `kubectl taint node {node} {}:{}-`",
             taint.key, taint.effect
         ),
-        NodeRefusal::NotNamed | NodeRefusal::AffinityConflict => "change it in the pod".to_owned(),
-        NodeRefusal::Affinity => "change it in the pod, or label the node".to_owned(),
+        NodeRefusal::NotNamed | NodeRefusal::AffinityConflict => "change it in the pod's manifest".to_owned(),
+        NodeRefusal::Affinity => "change it in the pod's manifest, or label the node".to_owned(),
         NodeRefusal::Insufficient(_) => "ask for less, or add a larger node".to_owned(),
     };
     format!("{obstacle} ({step})")

@@ -207,7 +207,7 @@ async fn a_cpu_only_pod_avoids_the_cpu_that_gpus_need() {
 
 /// A request that breaks a rule is refused on every node, with the text of the rule.
 #[rstest]
-#[case::amounts_alone(json!({"koordinator.sh/gpu-memory": "1Gi"}), "container \"main\" asks for koordinator.sh/gpu-memory (1Gi) but not for koordinator.sh/gpu.shared; without it kubelet does not ask for a device")]
+#[case::amounts_alone(json!({"koordinator.sh/gpu-memory": "1Gi"}), "container \"main\" asks for koordinator.sh/gpu-memory (1Gi) but not for koordinator.sh/gpu.shared, without which kubelet gives it no device: add koordinator.sh/gpu.shared: 1, or the number of GPUs")]
 #[case::two_dialects(json!({"aliyun.com/gpu-mem": "1", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}), "the pod asks for both aliyun.com/gpu-mem (1) and koordinator.sh/gpu.shared (1); use the resources of one dialect only")]
 #[case::negative(json!({"aliyun.com/gpu-mem": "-1"}), "container \"main\": aliyun.com/gpu-mem is \"-1\", which is not a whole number up to 1125899906842624")]
 #[case::absurd(json!({"aliyun.com/gpu-mem": "9223372036854775807"}), "container \"main\": aliyun.com/gpu-mem is \"9223372036854775807\", which is not a whole number up to 1125899906842624")]

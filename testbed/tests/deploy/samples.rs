@@ -67,7 +67,7 @@ fn special_samples_request_the_documented_devices() {
     other-device: example.com/npu-core 6
     rdma-and-fpga: 50 % of memory on 1 device, koordinator.sh/fpga 100, koordinator.sh/rdma 50
     whole-gpu: 2 whole GPUs
-    with-webhooks: 200 % of memory and 200 % of core on 2 devices (container "main" asks for koordinator.sh/gpu-memory-ratio (200) but not for koordinator.sh/gpu.shared; without it kubelet does not ask for a device)
+    with-webhooks: 200 % of memory and 200 % of core on 2 devices (container "main" asks for koordinator.sh/gpu-memory-ratio (200) but not for koordinator.sh/gpu.shared, without which kubelet gives it no device: add koordinator.sh/gpu.shared: 1, or the number of GPUs)
     "#);
 }
 

@@ -173,17 +173,17 @@ fn refusals(#[case] key: &str, #[case] text: &str, #[case] rule: &str) {
 #[case::one_letter(
     JOINT_ALLOCATE,
     r#"{"requiredScop": "SamePCIe"}"#,
-    r#"unknown key "requiredScop"; did you mean "requiredScope"?"#
+    r#"unknown key "requiredScop" (case does not matter); did you mean "requiredScope"?"#
 )]
 #[case::wrong_case_too(
     JOINT_ALLOCATE,
     r#"{"devicetype": []}"#,
-    r#"unknown key "devicetype"; did you mean "deviceTypes"?"#
+    r#"unknown key "devicetype" (case does not matter); did you mean "deviceTypes"?"#
 )]
 #[case::far(
     JOINT_ALLOCATE,
     r#"{"foo": null}"#,
-    r#"unknown key "foo", none of deviceTypes, requiredScope"#
+    r#"unknown key "foo"; known are deviceTypes, requiredScope"#
 )]
 #[case::partition(
     PARTITION_SPEC,
@@ -193,12 +193,12 @@ fn refusals(#[case] key: &str, #[case] text: &str, #[case] rule: &str) {
 #[case::empty(
     PARTITION_SPEC,
     r#"{"": 1}"#,
-    r#"unknown key "", none of allocatePolicy, ringBusBandwidth"#
+    r#"unknown key ""; known are allocatePolicy, ringBusBandwidth"#
 )]
 #[case::hint(
     ALLOCATE_HINT,
     r#"{"rdma": {"vfSelectors": {}}}"#,
-    r#"unknown key "rdma.vfSelectors"; did you mean "rdma.vfSelector"?"#
+    r#"unknown key "rdma.vfSelectors" (case does not matter); did you mean "rdma.vfSelector"?"#
 )]
 #[case::selector(
     ALLOCATE_HINT,

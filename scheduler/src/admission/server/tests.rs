@@ -78,7 +78,7 @@ async fn answers_have_the_form_of_an_admission_review() {
     )
     .await;
     assert_eq!(status, StatusCode::OK);
-    insta::assert_snapshot!(text, @r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{"uid":"u3","allowed":false,"status":{"message":"container \"c\" asks for koordinator.sh/gpu-memory (1Gi) but not for koordinator.sh/gpu.shared; without it kubelet does not ask for a device","reason":"Invalid","code":422}}}"#);
+    insta::assert_snapshot!(text, @r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{"uid":"u3","allowed":false,"status":{"message":"container \"c\" asks for koordinator.sh/gpu-memory (1Gi) but not for koordinator.sh/gpu.shared, without which kubelet gives it no device: add koordinator.sh/gpu.shared: 1, or the number of GPUs","reason":"Invalid","code":422}}}"#);
     let mut metrics = String::new();
     prometheus_client::encoding::text::encode(&mut metrics, &registry).unwrap();
     for (webhook, verdict) in [

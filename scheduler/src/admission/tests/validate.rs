@@ -62,7 +62,7 @@ fn valid_pods_are_allowed(#[case] asked: Value) {
 #[case::unknown_type(
     &json!({"nvidia.com/gpu": "1"}),
     r#"{"GPU": {"exclusivePolicy": "DeviceLevel"}}"#,
-    Err("annotation scheduling.koordinator.sh/device-allocate-hint: unknown device type \"GPU\", none of fpga, gpu, npu, rdma; did you mean \"gpu\"?")
+    Err("annotation scheduling.koordinator.sh/device-allocate-hint: unknown device type \"GPU\"; known are fpga, gpu, npu, rdma; did you mean \"gpu\"?")
 )]
 #[case::types_that_the_pod_does_not_ask_for(
     &json!({"nvidia.com/gpu": "1"}),

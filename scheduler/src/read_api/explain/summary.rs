@@ -26,8 +26,11 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
         // A rule that names what was probably meant ends with a question.
         let stop = if rule.ends_with('?') { "" } else { "." };
         sentences.push(format!(
-            "It fits no node, whatever is free: {rule}{stop} Correct its resources or annotations."
+            "It fits no node, whatever is free: {rule}{stop} Correct the pod's manifest, or its controller's template, and create the pod again."
         ));
+        // A resource that no node offers keeps the corrected pod waiting.
+        let unoffered = survey.offers.iter().filter(|offer| offer.most.is_none());
+        sentences.extend(missing_resources(unoffered, survey, asker.rules));
         return sentences;
     }
     if survey.refused.is_empty() && survey.fitting.is_empty() {
@@ -39,19 +42,17 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
         sentences.push(room(survey, asker.rules));
         return sentences;
     }
-    let too_large = larger_than_any(survey, asker);
+    let n_before = sentences.len();
+    sentences.extend(larger_than_any(survey, asker));
+    sentences.extend(more_gpus_than_any(survey, asker));
     // A node's sum of memory is larger than any GPU, and would suggest an amount that fits none either.
-    let is_covered =
-        |resource: &str| too_large.is_some() && is_gpu_resource(resource, &ResourceNames::default());
+    let is_too_large = sentences.len() > n_before;
+    let is_covered = |resource: &str| is_too_large && is_gpu_resource(resource, &ResourceNames::default());
     let offers = survey.offers.iter().filter(|offer| !is_covered(&offer.resource));
-    let missing = missing_resources(offers, survey, asker.rules);
-    let is_decided = too_large.is_some() || !missing.is_empty();
-    sentences.extend(too_large);
-    sentences.extend(missing);
-    if is_decided {
+    sentences.extend(missing_resources(offers, survey, asker.rules));
+    if sentences.len() > n_before {
         return sentences;
     }
-    let n_before = sentences.len();
     sentences.extend(nearest(survey));
     if sentences.len() > n_before {
         if survey.is_helped_by_ends == Some(false) {
@@ -65,15 +66,18 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
 
 /// The scheduling gates by name: a gate's name says which controller, or which person, removes it.
 fn gates(rules: &PodRules) -> Option<String> {
-    let (gates, they, owners) = match rules.gates.len() {
-        0 => return None,
-        1 => ("gate", "it is", "its owner's controller does that"),
-        _ => ("gates", "they are", "their owners' controllers do that"),
-    };
-    Some(format!(
-        "The pod has the scheduling {gates} {} (spec.schedulingGates), and kube-scheduler does not try it before {they} removed; {owners}.",
-        some_names(rules.gates.iter().map(|name| &**name))
-    ))
+    let names = some_names(rules.gates.iter().map(|name| &**name));
+    match rules.gates.len() {
+        0 => None,
+        1 => Some(format!(
+            "The pod has the scheduling gate {names} (spec.schedulingGates). kube-scheduler tries the pod once the controller to which \
+             the gate belongs has removed the gate."
+        )),
+        _ => Some(format!(
+            "The pod has the scheduling gates {names} (spec.schedulingGates). kube-scheduler tries the pod once the controllers to which \
+             the gates belong have removed them."
+        )),
+    }
 }
 
 /// The nodes that take the pod.
@@ -132,8 +136,8 @@ fn missing_resources<'s>(
             .map(|offer| words::amount_of(&offer.resource, offer.asked))
             .collect();
         sentences.push(format!(
-            "The pod may not use the nodes that have {}.",
-            names.join(", ")
+            "kube-scheduler keeps the pod off every node that has as much as it asks for ({}).",
+            names.join(" and ")
         ));
         let with_resource = survey.refused.iter().filter(|refused| refused.offers(first));
         sentences.extend(obstacles(with_resource, survey, rules));
@@ -144,9 +148,8 @@ fn missing_resources<'s>(
 /// The step by which nodes come to offer a resource.
 fn provider(resource: &str) -> String {
     if VENDOR_GPUS.contains(&resource) {
-        return "its device plugin runs on none, and gpushare serves whole GPUs on none. Ask gpushare for a whole GPU by \
-                koordinator.sh/gpu.shared: 1 and koordinator.sh/gpu-memory-ratio: 100, or have one of the two set up \
-                (docs/migrate.md)"
+        return "neither its vendor's plugin nor gpushare serves it there (docs/migrate.md). For a whole GPU of gpushare, replace it by \
+                koordinator.sh/gpu.shared: 1 and koordinator.sh/gpu-memory-ratio: 100"
             .to_owned();
     }
     if is_gpu_resource(resource, &ResourceNames::default()) || resource.starts_with("koordinator.sh/") {
@@ -208,11 +211,15 @@ fn larger_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
     let unit = asker.demand.ok()?.unit;
     let (bytes, amount, help) = match share.memory {
         RequestedMemory::Bytes(bytes) => {
-            let help = "Ask for less, or spread the request over more GPUs (koordinator.sh/gpu.shared)";
+            let help = "Ask for less, spread the request over more GPUs (koordinator.sh/gpu.shared), or add a node with larger GPUs";
             (bytes, memory_text(bytes), help)
         }
         // A pod that requests units gets them of one GPU.
-        RequestedMemory::Units(units) => (units.checked_mul(unit?)?, units_text(units, unit), "Ask for less"),
+        RequestedMemory::Units(units) => (
+            units.checked_mul(unit?)?,
+            units_text(units, unit),
+            "Ask for less, or add a node with larger GPUs",
+        ),
         RequestedMemory::Ratio(_) => return None,
     };
     let largest = survey.largest.memory;
@@ -220,6 +227,20 @@ fn larger_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
         format!(
             "No GPU has {amount}: the largest has {}. {help}.",
             memory_text(largest)
+        )
+    })
+}
+
+/// The largest number of healthy GPUs, if the pod asks for shares of more GPUs than any node has.
+fn more_gpus_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
+    let demand = asker.demand.ok()?;
+    let (n_needed, most) = (demand.n_gpus(), survey.largest_usable.n_healthy);
+    // Without any GPU that the pod may use, the obstacles decide.
+    let is_decided = most > 0 && usize::try_from(n_needed).unwrap_or(usize::MAX) > most;
+    (matches!(demand.gpus, RequestedGpus::Share(_)) && is_decided).then(|| {
+        format!(
+            "No node that the pod may use has {n_needed} healthy GPUs: the most is {most}. Ask for fewer (koordinator.sh/gpu.shared), or \
+             add a node with more."
         )
     })
 }
@@ -234,7 +255,7 @@ fn other_help(survey: &Survey, asker: Asker<'_>) -> String {
     if usize::try_from(n_needed).unwrap_or(usize::MAX) > n_healthy {
         let gpus = if n_needed == 1 { "GPU" } else { "GPUs" };
         return format!(
-            "No pod that ends helps: it takes a node with {n_needed} healthy {gpus}; there is none with more than {n_healthy} that the pod may use."
+            "The end of other pods does not help: the pod needs a node with {n_needed} healthy {gpus}, and none that it may use has more than {n_healthy}."
         );
     }
     if let RequestedGpus::Share(share) = demand.gpus
@@ -242,7 +263,7 @@ fn other_help(survey: &Survey, asker: Asker<'_>) -> String {
         && bytes > memory
     {
         return format!(
-            "No pod that ends helps: it takes a GPU with {}; the largest that the pod may use has {}.",
+            "The end of other pods does not help: the pod needs a GPU with {}, and the largest that it may use has {}.",
             memory_text(bytes),
             memory_text(memory)
         );
@@ -252,7 +273,9 @@ fn other_help(survey: &Survey, asker: Asker<'_>) -> String {
         Some((Refusal::Devices(reason), node)) => words::step_by_devices(*reason, node, demand),
         _ => String::new(),
     };
-    format!("No pod that ends helps. {step}").trim_end().to_owned()
+    format!("The end of other pods does not help. {step}")
+        .trim_end()
+        .to_owned()
 }
 
 /// Everything that keeps the pod off nodes whatever room is there, the nodes with the fewest obstacles first; then the values that
