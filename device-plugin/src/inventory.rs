@@ -6,6 +6,7 @@
 //!
 //! Only `inventory/nvml` uses NVML.
 
+mod driver_library;
 mod error;
 mod feed;
 mod file;

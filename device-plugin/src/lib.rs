@@ -26,6 +26,7 @@ pub mod node_gauges;
 pub mod node_state;
 pub mod pods;
 pub mod publish;
+pub mod root_dir;
 pub mod run;
 pub mod runtime_hook;
 pub mod settings;

@@ -1,4 +1,5 @@
 //! Builders and recorded machines, for the tests of several modules.
 
 pub(crate) mod builders;
+pub(crate) mod node_trees;
 pub(crate) mod recorded;

@@ -901,13 +901,20 @@ async fn a_driver_that_is_replaced_under_a_watch_is_reported() {
     }
 }
 
-/// A mounted driver root shows the driver that is there now.
+/// A mounted driver root shows the driver that is there now; its links lead to files below it.
 #[tokio::test]
 async fn a_driver_root_is_followed_when_the_driver_appears_or_changes() {
     let machine = Machine::new(&[card(0)]);
     let (empty, root) = (machine.path("empty-root"), machine.path("root"));
-    let folder = root.join("usr/lib/x86_64-linux-gnu");
-    fs::create_dir_all(&folder).unwrap();
+    let (of_links, folder) = (
+        root.join("usr/lib/x86_64-linux-gnu"),
+        root.join("usr/local/nvidia/lib64"),
+    );
+    for folder in [&of_links, &folder] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    let target = "/usr/local/nvidia/lib64/libnvidia-ml.so.1";
+    std::os::unix::fs::symlink(target, of_links.join("libnvidia-ml.so.1")).unwrap();
     let nvml = NvmlSource {
         driver_roots: vec![empty, root.clone()],
         probe_interval: OFTEN,

@@ -9,8 +9,9 @@
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use memory_limits::{CgroupMemory, cgroup_memory};
@@ -19,6 +20,7 @@ use nvml_wrapper::{Device, Nvml, error::NvmlError};
 use proto::topology::GpuLinks;
 use tracing::warn;
 
+use super::driver_library::find_library;
 use super::feed::Watcher;
 use super::pci::{self, Bus};
 use super::{
@@ -26,6 +28,9 @@ use super::{
     PciLocation, PhysicalId, ProcessMemory, no_gpu,
 };
 use watch::NvmlWatch;
+
+/// The name of the NVIDIA management library.
+pub(crate) const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// `NVML_DEVICE_MIG_ENABLE`.
 const MIG_ENABLED: u32 = 1;
@@ -38,23 +43,6 @@ const MAX_LINKS: u32 = 64;
 
 /// NVIDIA's number in the PCI registry; its switches are bridges.
 const NVIDIA: u32 = 0x10de;
-
-/// The library's directories below the root of a driver: with distributions and NVIDIA's driver container, in the order of NVIDIA's
-/// own tools; then with Container-Optimized OS (`lib64` below its driver directory), Talos and Bottlerocket.
-const LIBRARY_DIRECTORIES: [&str; 12] = [
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib/aarch64-linux-gnu/nvidia/current",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "usr/lib",
-    "lib",
-    "usr/local/glibc/usr/lib",
-    "usr/lib/nvidia/tesla",
-];
 
 /// The NVIDIA devices of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +69,7 @@ pub struct NvmlSource {
 impl Default for NvmlSource {
     fn default() -> Self {
         Self {
-            library: PathBuf::from("libnvidia-ml.so.1"),
+            library: PathBuf::from(LIBRARY),
             driver_roots: Vec::new(),
             sysfs: PathBuf::from("/sys"),
             procfs: PathBuf::from("/proc"),
@@ -221,16 +209,10 @@ impl NvmlSource {
         if self.driver_roots.is_empty() {
             return Ok(self.library.clone());
         }
-        let default_name = Path::new("libnvidia-ml.so.1");
-        let name = self.library.file_name().map_or(default_name, Path::new);
-        for root in &self.driver_roots {
-            for directory in LIBRARY_DIRECTORIES {
-                let path = root.join(directory).join(name);
-                // A root may be there before its driver, as the empty mount point of a driver container.
-                if path.exists() {
-                    return Ok(path);
-                }
-            }
+        let name = self.library.file_name().unwrap_or(OsStr::new(LIBRARY));
+        // A root may be there before its driver, as the empty mount point of a driver container.
+        if let Some(found) = find_library(&self.driver_roots, name) {
+            return Ok(found);
         }
         let roots: Vec<_> = self
             .driver_roots
@@ -239,7 +221,7 @@ impl NvmlSource {
             .collect();
         Err(InventoryError::absent(format!(
             "no {} in {}: install the NVIDIA driver on this node, or name with --driver-root the directory that holds it",
-            name.display(),
+            name.to_string_lossy(),
             roots.join(", ")
         )))
     }
