@@ -100,7 +100,7 @@ pub struct Config {
     pub reserved_memory: ReservedMemory,
 
     /// Reaction to a node without NVIDIA's library, driver or GPU, and without other devices
-    #[arg(long, env = "GPUSHARE_NO_GPU", default_value = "exit", value_enum)]
+    #[arg(long, env = "GPUSHARE_NO_GPU", default_value = "wait", value_enum)]
     pub no_gpu: NoGpu,
 
     /// Number of containers that may share one GPU: the amount of koordinator.sh/gpu.shared per GPU

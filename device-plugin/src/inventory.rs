@@ -262,6 +262,14 @@ impl DeviceSource {
         }
     }
 
+    /// The kernel driver of this machine's GPUs that is loaded, by its version; `None` for a file of simulated devices.
+    pub fn loaded_driver(&self) -> Option<String> {
+        match self {
+            Self::Machine(machine) => machine.gpus.loaded_driver(),
+            Self::File(_) => None,
+        }
+    }
+
     /// Lists the devices once. Blocks: NVML may take seconds to wake a GPU.
     pub fn discover(&self) -> Result<NodeInventory, InventoryError> {
         match self {

@@ -78,6 +78,15 @@ pub struct PublisherSettings {
     pub boot_id: Option<String>,
 }
 
+/// The reason for which this node has no devices to share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Absence {
+    /// The reason in one word.
+    pub reason: &'static str,
+    /// The reason in a sentence.
+    pub message: String,
+}
+
 /// The inputs of a [`NodePublisher`].
 #[derive(Clone, Debug)]
 pub struct PublisherInputs {
@@ -99,6 +108,8 @@ pub struct PublisherInputs {
     pub enforcements: watch::Receiver<Arc<Enforcements>>,
     /// The report on pods without devices; `None` until it is known.
     pub pods_without_devices: watch::Receiver<Option<String>>,
+    /// The reason for which this node has no devices; `None` if it has some.
+    pub absence: watch::Receiver<Option<Absence>>,
 }
 
 impl PublisherInputs {
@@ -115,6 +126,8 @@ impl PublisherInputs {
             Ok(()) = self.pods_without_devices.changed() => {}
             Ok(()) = self.injection.changed() => {}
             Ok(()) = self.enforcements.changed() => {}
+            // A node with devices does not lack them later.
+            Ok(()) = self.absence.changed() => {}
             () = sleep_until_some(undo_at) => {}
         }
     }
@@ -195,9 +208,10 @@ impl NodePublisher {
         let wanted = self.wanted_device(&fleet, &node, &stored);
         // The unit comes first, because no reader should have to guess it. A failed write does not keep the others back.
         let unit = self.publish_unit(&node).await;
+        let condition = self.publish_condition(&node).await;
         if !fleet.is_health_loaded {
             // The Device object may name errors of an earlier process that are not loaded yet.
-            return unit;
+            return unit.and(condition);
         }
         let labels = self.publish_labels(&wanted, &node).await;
         let offered = node_patches::offered(&wanted.spec.devices);
@@ -209,7 +223,8 @@ impl NodePublisher {
             None => Ok(()),
         };
         // Each part has been tried by now, whatever happened to the ones before; the first error decides that all are tried again.
-        unit.and(labels).and(revision).and(device).and(status)
+        let metadata = unit.and(labels).and(revision);
+        metadata.and(device).and(status).and(condition)
     }
 
     /// Writes the memory unit of this plugin into an annotation of the Node, if the Node does not have it yet.
@@ -259,6 +274,19 @@ impl NodePublisher {
             within(REQUEST_LIMIT, "write node status", request).await?;
             info!(values = %amounts, "published node status");
         }
+        Ok(())
+    }
+
+    /// Writes the condition that is False while this node has no devices, if it differs; a node that never lacked them gets none.
+    async fn publish_condition(&mut self, node: &Node) -> Result<(), ApiRequestError> {
+        let absence = self.inputs.absence.borrow_and_update().clone();
+        let Some(condition) = node_patches::condition(node, absence.as_ref(), Utc::now()) else {
+            return Ok(());
+        };
+        // This kind of patch changes the condition of this type alone; a merge patch would replace kubelet's.
+        let (params, patch) = (PatchParams::default(), Patch::Strategic(condition));
+        let request = self.nodes.patch_status(&self.settings.node_name, &params, &patch);
+        within(REQUEST_LIMIT, "write the node's condition", request).await?;
         Ok(())
     }
 

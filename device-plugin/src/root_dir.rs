@@ -64,7 +64,11 @@ impl RootDir {
             return None;
         }
         let mut bytes = Vec::new();
-        File::open(found).ok()?.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
+        File::open(found)
+            .ok()?
+            .take(MAX_BYTES)
+            .read_to_end(&mut bytes)
+            .ok()?;
         Some(bytes)
     }
 

@@ -114,12 +114,13 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
     let gauges = NodeGauges::register(&mut registry);
 
     // Health. Probes are answered before the devices are found, since a driver may need minutes.
-    let (known, registered) = (pods.subscribe(), registrations.subscribe());
-    let readiness = move || readiness::check(&known, &registered);
+    let (absence, absent) = watch::channel(None);
+    let (known, registered, lacking) = (pods.subscribe(), registrations.subscribe(), absent.clone());
+    let readiness = move || readiness::check(&known, &registered, &lacking);
     process
         .serve_health(health::router(readiness, MetricsText::new(registry)))
         .await?;
-    let Some(inventory) = process.complete(find_devices(&config)).await? else {
+    let Some(inventory) = process.complete(find_devices(&config, &absence)).await? else {
         return Ok(());
     };
 
@@ -173,7 +174,7 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
         &plugin.config,
         &plugin.connection,
         &plugin.node,
-        (seen, overrides),
+        (seen, overrides, absent),
         plugin.recorder.clone(),
     );
     plugin.decide_enforcement(&published, levels);

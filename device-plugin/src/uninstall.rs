@@ -1,5 +1,5 @@
-//! Removes everything that the plugin has written on a node: CDI specs, sockets, and annotations, labels and amounts of the Node
-//! object. A process with `--uninstall` does this instead of serving devices.
+//! Removes everything that the plugin has written on a node: CDI specs, sockets, and annotations, labels, amounts and the condition of
+//! the Node object. A process with `--uninstall` does this instead of serving devices.
 //!
 //! The Device object and the label by which the operator selected the node stay: the plugin has the right to remove neither.
 
@@ -12,7 +12,7 @@ use anyhow::{Context, bail, ensure};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use proto::device::NODE_LABELS;
-use proto::node::Node;
+use proto::node::{CONDITION_SHARING_READY, Node};
 use proto::resource::ResourceNames;
 use serde_json::{Map, Value, json};
 use tokio::net::UnixStream;
@@ -92,6 +92,13 @@ pub fn status_patch(node: &Node, resources: &[&str]) -> Option<Value> {
     (!parts.is_empty()).then(|| json!({"status": parts}))
 }
 
+/// The strategic merge patch that removes the plugin's condition from the node's status, if the node has it.
+pub fn condition_patch(node: &Node) -> Option<Value> {
+    node.sharing_condition()?;
+    let removal = json!({"type": CONDITION_SHARING_READY, "$patch": "delete"});
+    Some(json!({"status": {"conditions": [removal]}}))
+}
+
 /// Adds the removal of these keys of a field to a merge patch.
 fn add_removals(patch: &mut Map<String, Value>, field: &str, keys: &[&str]) {
     // null removes a key in a merge patch.
@@ -169,6 +176,12 @@ impl Removal {
         );
         self.patch(metadata.as_ref(), false).await?;
         self.patch(amounts.as_ref(), true).await?;
+        let condition = condition_patch(&node);
+        if let Some(patch) = &condition {
+            let (params, strategic) = (PatchParams::default(), Patch::Strategic(patch));
+            let request = self.nodes.patch_status(&self.node_name, &params, &strategic);
+            within(REQUEST_LIMIT, "remove the node's condition", request).await?;
+        }
         let mut own = Vec::new();
         for resource in OWN_RESOURCES {
             own.extend(self.names.of(resource));
@@ -187,7 +200,7 @@ impl Removal {
         // The watch shows the object as it was before this attempt, so the next attempt sees if another program has written
         // something again.
         ensure!(
-            metadata.or(amounts).or(served).is_none(),
+            metadata.or(amounts).or(condition).or(served).is_none(),
             "the API server does not show the node's changes yet"
         );
         Ok(())

@@ -1,8 +1,9 @@
-//! The binary as a process: its end when it hangs.
+//! The binary as a process: its end when it hangs, and its wait for a driver.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should end")]
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -22,19 +23,22 @@ impl Drop for Process {
 impl Process {
     /// The plugin with one simulated GPU in a directory without kubelet, and an API server that is away.
     fn start(dir: &Path) -> Self {
-        let text = "{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}], \
-                    clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], users: [{name: u, user: {}}]}";
-        std::fs::write(dir.join("kubeconfig"), text).unwrap();
         std::fs::write(
             dir.join("gpus.json"),
             r#"{"gpus": [{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]}"#,
         )
         .unwrap();
+        let inventory = format!("--inventory=file:{}", dir.join("gpus.json").display());
+        Self::start_with(dir, &["--hang-timeout=1s", &inventory])
+    }
+
+    /// The plugin with these flags.
+    fn start_with(dir: &Path, flags: &[&str]) -> Self {
+        let text = "{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}], \
+                    clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], users: [{name: u, user: {}}]}";
+        std::fs::write(dir.join("kubeconfig"), text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpushare-device-plugin"));
-        command.args(["--node-name=n1", "--hang-timeout=1s"]);
-        command
-            .arg("--inventory")
-            .arg(format!("file:{}", dir.join("gpus.json").display()));
+        command.arg("--node-name=n1").args(flags);
         command
             .arg("--device-plugin-dir")
             .arg(dir)
@@ -81,4 +85,39 @@ fn a_plugin_that_hangs_ends_itself() {
         status.starts_with("signal: 6") && log.contains("hangs=\"runtime\" limit=1s"),
         "{status}: {log}"
     );
+}
+
+/// A plugin that ends is restarted again and again, and each time finds the same.
+#[test]
+fn a_plugin_without_a_driver_waits_and_is_not_ready() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = format!("--driver-root={}", dir.path().join("host").display());
+    let sysfs = format!("--sysfs-root={}", dir.path().join("sys").display());
+    let mut process = Process::start_with(dir.path(), &[&root, &sysfs, "--health-listen=127.0.0.1:0"]);
+    let mut lines = BufReader::new(process.0.stderr.take().unwrap()).lines();
+    let mut log = String::new();
+    let mut address = None;
+    // Of a process that ends the log ends too.
+    while !log.contains("no devices to share, looking again") {
+        let line = lines.next().expect(&log).unwrap();
+        let listening = line
+            .split("address=")
+            .nth(1)
+            .filter(|_| line.contains("listening"));
+        address = address.or(listening.map(|rest| rest.split_whitespace().next().unwrap().to_owned()));
+        log.push_str(&line);
+        log.push('\n');
+    }
+    assert!(log.contains("no libnvidia-ml.so.1 in"), "{log}");
+    let mut probe = TcpStream::connect(address.expect(&log)).unwrap();
+    probe
+        .write_all(b"GET /readyz HTTP/1.1\r\nHost: n1\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    let mut answer = String::new();
+    probe.read_to_string(&mut answer).unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 503") && answer.contains("no devices to share: no libnvidia-ml.so.1"),
+        "{answer}"
+    );
+    assert!(process.0.try_wait().unwrap().is_none());
 }

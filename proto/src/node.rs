@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::pod::{QuantityText, Taint, is_default, null_as_default};
+
+/// The condition of a Node that is False while its plugin finds no GPU that pods can share.
+pub const CONDITION_SHARING_READY: &str = "GPUSharingReady";
 
 /// The fields of a Node that gpushare reads.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Resource)]
@@ -47,6 +50,31 @@ pub struct NodeStatus {
     /// Versions of the node's software.
     #[serde(rename = "nodeInfo")]
     pub node_info: NodeInfo,
+    /// The condition [`CONDITION_SHARING_READY`], if the node has it; no other.
+    #[serde(deserialize_with = "own_conditions", skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<NodeCondition>,
+}
+
+/// A condition of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeCondition {
+    /// The type of the condition.
+    #[serde(rename = "type")]
+    pub condition_type: String,
+    /// `True`, `False` or `Unknown`.
+    pub status: String,
+    /// The reason in one word.
+    pub reason: String,
+    /// The reason in a sentence.
+    pub message: String,
+}
+
+/// Reads gpushare's condition alone: kubelet's change with every heartbeat.
+fn own_conditions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<NodeCondition>, D::Error> {
+    let mut conditions: Vec<NodeCondition> = null_as_default(deserializer)?;
+    conditions.retain(|condition| condition.condition_type == CONDITION_SHARING_READY);
+    Ok(conditions)
 }
 
 /// Versions of a node's software.
@@ -58,6 +86,11 @@ pub struct NodeInfo {
 }
 
 impl Node {
+    /// The condition that says if the node's plugin has GPUs to share, if the plugin has ever lacked them.
+    pub fn sharing_condition(&self) -> Option<&NodeCondition> {
+        self.status.conditions.first()
+    }
+
     /// The node's capacity of a resource, in whole units; `None` if it is absent, negative or not a whole number.
     pub fn capacity(&self, resource: &str) -> Option<u64> {
         // Capacity, not allocatable: unhealthy devices are still of the node's size.

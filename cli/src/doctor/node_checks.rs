@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proto::device::ENFORCEMENT;
+use proto::node::CONDITION_SHARING_READY;
 use proto::record::DEVICE_ALLOCATED;
 use proto::resource::GPU_MEM;
 use scheduler::read_api::node_findings;
@@ -85,7 +86,11 @@ pub(super) fn plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Ou
             ),
             Some(pod) if !has_condition(pod, "/status/conditions", "Ready") => report.error(
                 object,
-                format!("the device plugin's pod {} is not ready", name(pod)),
+                format!(
+                    "the device plugin's pod {} is not ready{}",
+                    name(pod),
+                    absence(node).map(|why| format!(": {why}")).unwrap_or_default()
+                ),
                 format!(
                     "see `kubectl -n {} logs {}`: it names the file, socket or library that it lacks",
                     facts.namespace,
@@ -108,6 +113,12 @@ pub(super) fn plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Ou
     ))
 }
 
+/// The reason that a node's plugin gives for finding no GPU that pods can share.
+fn absence(node: &Value) -> Option<&str> {
+    let found = condition(node, "/status/conditions", CONDITION_SHARING_READY)?;
+    (text(found, "/status") == "False").then(|| text(found, "/message"))
+}
+
 /// Checks that every labelled node has a Device object with devices, and every Device object a node.
 pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let devices = facts.list("devices")?;
@@ -124,7 +135,10 @@ pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport
             ),
             Some(device) if array(device, "/spec/devices").is_empty() => report.error(
                 format!("node {}", name(node)),
-                "its Device object lists no device",
+                match absence(node) {
+                    Some(why) => format!("its Device object lists no device: {why}"),
+                    None => "its Device object lists no device".to_owned(),
+                },
                 format!(
                     "the driver may not be loaded, or --driver-root may be another; see {}",
                     plugin_log(facts, name(node))

@@ -18,7 +18,7 @@ fn the_default_settings() {
     let config = parse(&[]).unwrap();
     assert_eq!(
         (config.slots.get(), config.memory_unit, config.no_gpu),
-        (100, MemoryUnit::GIB, NoGpu::Exit)
+        (100, MemoryUnit::GIB, NoGpu::Wait)
     );
     assert_eq!(config.resource_names(), ExtendedResourceNames::default());
     assert_eq!(config.shared_devices, SharedDevices::All);
@@ -149,7 +149,8 @@ fn absent() -> InventoryError {
 #[rstest]
 #[case::no_gpu(absent(), false, true)]
 #[case::all_in_mig_mode(InventoryError::NothingToShare { path: "lib".into(), reasons: "MIG".to_owned() }, true, true)]
-#[case::replaced(InventoryError::DriverReplaced { how: String::new() }, false, false)]
+#[case::replaced(InventoryError::DriverReplaced { how: String::new() }, false, true)]
+#[case::fails(InventoryError::Failed { problem: "NVML".to_owned(), source: None }, false, true)]
 fn waiting_without_devices(#[case] error: InventoryError, #[case] exits: bool, #[case] waits: bool) {
     assert_eq!(
         (NoGpu::Exit.waits_after(&error), NoGpu::Wait.waits_after(&error)),

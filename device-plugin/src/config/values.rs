@@ -138,7 +138,7 @@ impl Inject {
 pub enum NoGpu {
     /// End with an error.
     Exit,
-    /// Look again every 30 seconds.
+    /// Look again every 30 seconds, not ready meanwhile, with the reason in an event and a condition of the node.
     Wait,
 }
 
@@ -146,7 +146,7 @@ impl NoGpu {
     /// Returns true if the daemon waits after this error.
     pub fn waits_after(self, error: &InventoryError) -> bool {
         // If an operator has left out every GPU, as with MIG mode, kubelet would restart the daemon again and again.
-        error.is_by_choice() || self == Self::Wait && error.is_absence()
+        error.is_by_choice() || self == Self::Wait
     }
 }
 

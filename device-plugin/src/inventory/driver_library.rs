@@ -62,7 +62,10 @@ fn find_in(root: &RootDir, name: &OsStr) -> Option<PathBuf> {
     let mut folders = Vec::new();
     add_configured(root, Path::new(CONFIGURATION), 0, &mut folders);
     folders.extend(FOLDERS.map(PathBuf::from));
-    folders.into_iter().map(|folder| folder.join(name)).find_map(usable)
+    folders
+        .into_iter()
+        .map(|folder| folder.join(name))
+        .find_map(usable)
 }
 
 /// The paths of a library in the loader's cache. All versions of its format list paths that end with a zero byte.

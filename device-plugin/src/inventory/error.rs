@@ -25,7 +25,7 @@ pub enum InventoryError {
         reasons: String,
     },
     /// The container was created with another driver, or with none; only a new container gets the library of the present one.
-    #[error("the NVIDIA driver of this node is not the one that this container was created with: {how}")]
+    #[error("this container does not have the library of this node's NVIDIA driver: {how}")]
     DriverReplaced {
         /// The evidence.
         how: String,
@@ -55,6 +55,16 @@ impl InventoryError {
         Self::Failed {
             problem,
             source: Some(Box::new(source)),
+        }
+    }
+
+    /// The reason in one word, for a condition.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Absent { .. } => "GPUsNotFound",
+            Self::NothingToShare { .. } => "GPUNotShared",
+            Self::DriverReplaced { .. } => "DriverLibraryMissing",
+            Self::Failed { .. } => "DriverFails",
         }
     }
 

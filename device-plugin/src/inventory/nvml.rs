@@ -174,7 +174,9 @@ impl NvmlSource {
         Err(match error {
             NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_) if self.is_stale_container() => {
                 InventoryError::DriverReplaced {
-                    how: "it was installed after this container was created".to_owned(),
+                    how: "it was installed after this container was created, or the container runtime gives this container no library; \
+                          deploy/which-node.sh names the component that this node needs"
+                        .to_owned(),
                 }
             }
             NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_) => InventoryError::Absent {
@@ -192,7 +194,9 @@ impl NvmlSource {
             )),
             NvmlError::LibRmVersionMismatch if self.driver_roots.is_empty() => {
                 InventoryError::DriverReplaced {
-                    how: "it is of another version than the library in this container".to_owned(),
+                    how: "the loaded kernel driver is of another version than the library in this container: load the driver's modules \
+                          again, or reboot this node"
+                        .to_owned(),
                 }
             }
             // The library in a driver root changes with the driver, so this container can stay.
@@ -226,9 +230,16 @@ impl NvmlSource {
         )))
     }
 
+    /// The kernel driver that is loaded: its version, or an empty text if it names none.
+    pub(super) fn loaded_driver(&self) -> Option<String> {
+        let module = self.sysfs.join("module/nvidia");
+        let version = fs::read_to_string(module.join("version"));
+        module.exists().then(|| version.unwrap_or_default())
+    }
+
     /// Returns true if a driver is loaded although this container has no library: it can get one only at its creation.
     fn is_stale_container(&self) -> bool {
-        self.driver_roots.is_empty() && self.sysfs.join("module/nvidia").exists()
+        self.driver_roots.is_empty() && self.loaded_driver().is_some()
     }
 
     /// The GPUs that this session lists. It is no error if none of them can be shared.

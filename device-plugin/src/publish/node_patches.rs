@@ -1,17 +1,19 @@
-//! Merge patches of this node's Node: its memory unit, its labels, its status, and the revision of its Device object.
+//! Patches of this node's Node: its memory unit, its labels, its status, its condition, and the revision of its Device object. That
+//! of the condition is a strategic merge patch, the others are merge patches.
 //!
 //! Each function returns `None` if the node needs no change.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use chrono::{DateTime, SecondsFormat, Utc};
 use kube::ResourceExt;
 use proto::device::{
     DEVICES_REVISION, DeviceInfo, NODE_LABELS, RawDevice, SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
 };
 use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use proto::memory_unit::MemoryUnit;
-use proto::node::Node;
+use proto::node::{CONDITION_SHARING_READY, Node, NodeCondition};
 use proto::plugin_reports::PODS_WITHOUT_DEVICES;
 use proto::pod::QuantityText;
 use proto::quantity::Quantity;
@@ -19,6 +21,8 @@ use proto::resource::{GPU, GPU_CORE, GPU_COUNT, ResourceNames};
 use serde_json::{Map, Value, json};
 
 use crate::pods::{NodePods, PodStage, Requests};
+
+use super::Absence;
 
 /// The annotation with the size of a memory unit, so that no reader has to guess it.
 pub fn memory_unit(node: &Node, names: &ResourceNames, unit: MemoryUnit) -> Option<Value> {
@@ -58,6 +62,33 @@ pub fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
         return None;
     }
     Some(json!({"metadata": {"annotations": {DEVICES_REVISION: revision}}}))
+}
+
+/// The condition of a node without devices, or of one that has some again. A node that never lacked them has none.
+pub fn condition(node: &Node, absence: Option<&Absence>, now: DateTime<Utc>) -> Option<Value> {
+    let before = node.sharing_condition();
+    let (status, reason, message) = if let Some(absence) = absence {
+        ("False", absence.reason, absence.message.as_str())
+    } else {
+        before?;
+        ("True", "GPUsFound", "the plugin has devices to share")
+    };
+    let is_same = |before: &NodeCondition| {
+        (&*before.reason, &*before.message) == (reason, message) && before.status == status
+    };
+    if before.is_some_and(is_same) {
+        return None;
+    }
+    let now = now.to_rfc3339_opts(SecondsFormat::Secs, true);
+    let mut condition = json!({
+        "type": CONDITION_SHARING_READY, "status": status, "reason": reason, "message": message, "lastHeartbeatTime": now
+    });
+    if before.is_none_or(|before| before.status != status)
+        && let Some(fields) = condition.as_object_mut()
+    {
+        fields.insert("lastTransitionTime".to_owned(), json!(now));
+    }
+    Some(json!({"status": {"conditions": [condition]}}))
 }
 
 /// The amounts of resources in node status that no device plugin advertises.
@@ -142,6 +173,60 @@ mod tests {
     fn device(uid: &str, generation: i64, checkpoints: Option<&str>) -> RawDevice {
         let object = json!({"metadata": {"uid": uid, "generation": generation, "annotations": {DEVICES_CHECKPOINTS: checkpoints}}});
         serde_json::from_value(object).unwrap_or_default()
+    }
+
+    /// The status, the reason and the time of the condition in a patch.
+    fn written(before: Option<(&str, &str)>, absence: Option<&str>) -> Option<String> {
+        let condition = before.map(|(status, message)| {
+            let reason = if status == "True" {
+                "GPUsFound"
+            } else {
+                "GPUsNotFound"
+            };
+            json!({"type": CONDITION_SHARING_READY, "status": status, "reason": reason, "message": message})
+        });
+        let conditions: Vec<_> = std::iter::once(json!({"type": "Ready", "status": "True"}))
+            .chain(condition)
+            .collect();
+        let node =
+            serde_json::from_value(json!({"metadata": {}, "status": {"conditions": conditions}})).unwrap();
+        let absence = absence.map(|message| Absence {
+            reason: "GPUsNotFound",
+            message: message.to_owned(),
+        });
+        let patch = super::condition(&node, absence.as_ref(), DateTime::UNIX_EPOCH)?;
+        let [condition] = patch["status"]["conditions"].as_array()?.as_slice() else {
+            panic!("{patch}")
+        };
+        let text = |key: &str| condition[key].as_str().unwrap_or("-").to_owned();
+        assert_eq!(condition["type"], CONDITION_SHARING_READY);
+        Some(
+            ["status", "reason", "message", "lastTransitionTime"]
+                .map(text)
+                .join(" "),
+        )
+    }
+
+    const FOUND: &str = "the plugin has devices to share";
+
+    #[rstest]
+    #[case::never_lacked_devices(None, None, None)]
+    #[case::none(
+        None,
+        Some("no driver"),
+        Some("False GPUsNotFound no driver 1970-01-01T00:00:00Z")
+    )]
+    #[case::still_none(Some(("False", "no driver")), Some("no driver"), None)]
+    #[case::none_for_another_reason(Some(("False", "no driver")), Some("not loaded"), Some("False GPUsNotFound not loaded -"))]
+    #[case::found(Some(("False", "no driver")), None, Some("True GPUsFound the plugin has devices to share 1970-01-01T00:00:00Z"))]
+    #[case::still_there(Some(("True", FOUND)), None, None)]
+    #[case::gone_again(Some(("True", FOUND)), Some("no driver"), Some("False GPUsNotFound no driver 1970-01-01T00:00:00Z"))]
+    fn the_condition_of_a_node_says_why_it_has_no_devices(
+        #[case] before: Option<(&str, &str)>,
+        #[case] absence: Option<&str>,
+        #[case] expected: Option<&str>,
+    ) {
+        assert_eq!(written(before, absence).as_deref(), expected);
     }
 
     #[rstest]

@@ -128,6 +128,7 @@ impl Server {
             overrides: overrides_seen,
             injection: watch::channel(None).1,
             pods_without_devices: watch::channel(None).1,
+            absence: watch::channel(None).1,
         };
         let settings = PublisherSettings {
             node_name: "n1".to_owned(),

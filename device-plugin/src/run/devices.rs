@@ -1,21 +1,25 @@
 //! Finds the devices of this node at the start of the plugin.
+//!
+//! A plugin without devices waits for some. kubelet would restart a process that ends, and the next one would find no more; its
+//! reason is in the readiness, in an event on the node, and in a condition of the node.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::api_server::Connection;
-use daemon::events::EventType;
+use daemon::events::{EventType, Recorder};
 use daemon::supervise::Tasks;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
 
-use crate::config::Config;
+use crate::config::{Config, NoGpu};
 use crate::fleet::NodeFleet;
 use crate::fleet::watch::discover;
 use crate::inventory::{InventoryError, NodeInventory};
 use crate::node_state::NodeState;
 use crate::pods::NodePods;
+use crate::publish::Absence;
 use crate::runtime_hook::seen::SeenGpus;
 
 use super::tasks;
@@ -23,39 +27,67 @@ use super::tasks;
 /// Delay before another search on a node without devices, and between two warnings while the driver does not answer.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 
+/// Time after which a plugin whose container lacks the driver's library ends. A container gets the library at its creation alone, and
+/// nothing that the plugin sees shows that the container runtime has been configured to mount it.
+const CONTAINER_AGE: Duration = Duration::from_secs(3600);
+
 /// Finds the devices of this node. While the plugin waits for some (`--no-gpu=wait`, or an operator has left out every GPU), it
-/// publishes that the node has none.
-pub(super) async fn find_devices(config: &Config) -> anyhow::Result<NodeInventory> {
+/// publishes that the node has none, and `absence` has the reason.
+pub(super) async fn find_devices(
+    config: &Config,
+    absence: &watch::Sender<Option<Absence>>,
+) -> anyhow::Result<NodeInventory> {
+    let (began, driver) = (Instant::now(), config.source().loaded_driver());
     // Started by the first search that finds nothing, and aborted when this function returns.
-    let mut absence = None;
+    let mut publishing = None;
     loop {
         let error = match discover_with_warnings(config).await {
-            Ok(inventory) => return Ok(inventory),
+            Ok(inventory) => {
+                absence.send_replace(None);
+                return Ok(inventory);
+            }
             Err(error) => error,
         };
-        let cause = error.downcast_ref::<InventoryError>();
-        // If waiting cannot help, the process ends with the error, and kubelet's restarts make the failure visible.
-        if !cause.is_some_and(|cause| config.no_gpu.waits_after(cause)) {
+        let Some(cause) = error.downcast_ref::<InventoryError>() else {
+            return Err(error);
+        };
+        let is_driver_of_start = config.source().loaded_driver() == driver;
+        if !waits(config.no_gpu, cause, is_driver_of_start, began.elapsed()) {
             return Err(error);
         }
-        let is_by_choice = cause.is_some_and(InventoryError::is_by_choice);
-        warn!(error = %format!("{error:#}"), "no devices to share, looking again in {} s", DISCOVERY_RETRY.as_secs());
-        let tasks = if let Some(tasks) = &mut absence {
-            tasks
+        let found = Absence {
+            reason: cause.reason(),
+            message: format!("{error:#}"),
+        };
+        warn!(error = %found.message, "no devices to share, looking again in {} s", DISCOVERY_RETRY.as_secs());
+        let (tasks, recorder) = if let Some(publishing) = &mut publishing {
+            publishing
         } else {
             let connection = Connection::new(config.process.kubeconfig.as_deref()).await?;
-            let mut tasks = publish_no_devices(config, &connection)?;
-            if is_by_choice {
-                let recorder = tasks::write_events(&mut tasks, config, &connection);
-                recorder.node(EventType::Warning, "GPUNotShared", format!("{error:#}"));
-            }
-            absence.insert(tasks)
+            publishing.insert(publish_no_devices(config, &connection, absence.subscribe())?)
         };
+        let is_new = absence.send_if_modified(|present| {
+            let is_new = present.as_ref() != Some(&found);
+            *present = Some(found.clone());
+            is_new
+        });
+        if is_new {
+            recorder.node(EventType::Warning, found.reason, found.message);
+        }
         tokio::select! {
             () = sleep(DISCOVERY_RETRY) => {}
             ended = tasks.ended() => return Err(ended.into()),
         }
     }
+}
+
+/// Returns true if the plugin goes on waiting after this error. `is_driver_of_start` is false if another kernel driver is loaded than
+/// when the process began; `waited` is the time since then.
+fn waits(no_gpu: NoGpu, error: &InventoryError, is_driver_of_start: bool, waited: Duration) -> bool {
+    // A new container gets the library of a driver that was installed meanwhile. It is no better off if nothing has changed since
+    // this one was created, and kubelet would create one after the other.
+    let needs_container = matches!(error, InventoryError::DriverReplaced { .. });
+    no_gpu.waits_after(error) && (!needs_container || is_driver_of_start && waited < CONTAINER_AGE)
 }
 
 /// Searches for devices, and logs a warning every 30 s while the driver does not answer.
@@ -72,8 +104,13 @@ async fn discover_with_warnings(config: &Config) -> anyhow::Result<NodeInventory
     }
 }
 
-/// Starts the tasks that publish that this node has no devices, so that what was published about earlier devices is removed.
-pub(super) fn publish_no_devices(config: &Config, connection: &Connection) -> anyhow::Result<Tasks> {
+/// Starts the tasks that publish that this node has no devices and why, so that what was published about earlier devices is removed.
+/// Returns them with the recorder of events.
+pub(super) fn publish_no_devices(
+    config: &Config,
+    connection: &Connection,
+    absence: watch::Receiver<Option<Absence>>,
+) -> anyhow::Result<(Tasks, Recorder)> {
     let mut tasks = Tasks::default();
     let nothing = NodeInventory::default();
     let ids = config.sharing().id_scheme(&nothing)?;
@@ -90,11 +127,48 @@ pub(super) fn publish_no_devices(config: &Config, connection: &Connection) -> an
         config,
         connection,
         &node,
-        (seen, Arc::default()),
-        recorder,
+        (seen, Arc::default(), absence),
+        recorder.clone(),
     );
     // The publisher needs the sender of the fleet as long as it runs.
     let keep_sender = async move { fleet_sender.closed().await };
     tasks.spawn("absent devices", keep_sender);
-    Ok(tasks)
+    Ok((tasks, recorder))
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn replaced() -> InventoryError {
+        InventoryError::DriverReplaced { how: String::new() }
+    }
+
+    fn absent() -> InventoryError {
+        InventoryError::Absent {
+            problem: String::new(),
+            source: None,
+        }
+    }
+
+    /// A process ends for the sake of a new container only if that container can have what this one lacks.
+    #[rstest]
+    #[case::no_driver(absent(), true, 0, true)]
+    #[case::no_driver_for_long(absent(), true, 7200, true)]
+    #[case::driver_came(absent(), false, 0, true)]
+    #[case::library_missing_from_the_start(replaced(), true, 0, true)]
+    #[case::runtime_may_have_changed(replaced(), true, 3600, false)]
+    #[case::another_driver_since(replaced(), false, 30, false)]
+    fn a_plugin_without_a_driver_waits(
+        #[case] error: InventoryError,
+        #[case] is_driver_of_start: bool,
+        #[case] waited: u64,
+        #[case] expected: bool,
+    ) {
+        let waited = Duration::from_secs(waited);
+        assert_eq!(waits(NoGpu::Wait, &error, is_driver_of_start, waited), expected);
+        assert!(!waits(NoGpu::Exit, &error, is_driver_of_start, waited));
+    }
 }

@@ -4,12 +4,17 @@ use tokio::sync::watch;
 
 use crate::extended_resource::Registrations;
 use crate::pods::NodePods;
+use crate::publish::Absence;
 
 /// Returns an error with the reason if the plugin is not ready.
 pub(super) fn check(
     pods: &watch::Receiver<NodePods>,
     registered: &watch::Receiver<Registrations>,
+    absence: &watch::Receiver<Option<Absence>>,
 ) -> Result<(), String> {
+    if let Some(absence) = &*absence.borrow() {
+        return Err(format!("no devices to share: {}", absence.message));
+    }
     // Until the first list of pods is complete, the plugin cannot match a call of Allocate with its pod.
     if !pods.borrow().is_synced() {
         return Err("the pods of this node are not known yet".to_owned());
@@ -28,13 +33,15 @@ mod tests {
     use crate::extended_resource::ExtendedResource;
 
     #[rstest]
-    #[case::nothing_yet(false, [false, false], false)]
-    #[case::kubelet_knows_one(true, [true, false], false)]
-    #[case::pods_unknown(false, [true, true], false)]
-    #[case::all_there(true, [true, true], true)]
+    #[case::nothing_yet(false, [false, false], None, false)]
+    #[case::kubelet_knows_one(true, [true, false], None, false)]
+    #[case::pods_unknown(false, [true, true], None, false)]
+    #[case::all_there(true, [true, true], None, true)]
+    #[case::no_driver(true, [true, true], Some(Absence::default()), false)]
     fn ready_when_pods_are_known_and_all_resources_registered(
         #[case] is_synced: bool,
         #[case] registered: [bool; 2],
+        #[case] absence: Option<Absence>,
         #[case] expected: bool,
     ) {
         let mut known = NodePods::default();
@@ -46,6 +53,7 @@ mod tests {
             .into_iter()
             .zip(registered);
         let (_registered, registered) = watch::channel(registered.collect());
-        assert_eq!(check(&pods, &registered).is_ok(), expected);
+        let absence = watch::channel(absence).1;
+        assert_eq!(check(&pods, &registered, &absence).is_ok(), expected);
     }
 }

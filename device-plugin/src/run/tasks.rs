@@ -23,7 +23,7 @@ use crate::pods::watch::watch_pods as watch_node_pods;
 use crate::publish::node_overrides::{NodeOverrides, watch_node_overrides};
 use crate::publish::own_objects::{StoredDevice, watch_device, watch_node};
 use crate::publish::pods_without_devices::watch_pods_without_devices;
-use crate::publish::{NodePublisher, PublisherInputs, PublisherSettings};
+use crate::publish::{Absence, NodePublisher, PublisherInputs, PublisherSettings};
 use crate::runtime_hook::seen::SeenGpus;
 use crate::vendor::{AdminAccess, VendorSettings, VendorWatch};
 
@@ -107,7 +107,11 @@ pub(super) fn publish(
     config: &Config,
     connection: &Connection,
     node: &NodeState,
-    (seen, overrides): (watch::Receiver<SeenGpus>, Arc<NodeOverrides>),
+    (seen, overrides, absence): (
+        watch::Receiver<SeenGpus>,
+        Arc<NodeOverrides>,
+        watch::Receiver<Option<Absence>>,
+    ),
     recorder: Recorder,
 ) -> Published {
     let own_node = watch_own_node(tasks, config, connection);
@@ -138,6 +142,7 @@ pub(super) fn publish(
         injection: node.injection.clone(),
         enforcements: node.enforcements.clone(),
         pods_without_devices,
+        absence,
     };
     let settings = PublisherSettings {
         node_name: config.node_name.clone(),

@@ -25,6 +25,7 @@ use super::*;
 use crate::device_ids::IdScheme;
 use crate::fleet::NodeFleet;
 use crate::inventory::NodeInventory;
+use crate::publish::Absence;
 use crate::publish::own_objects::StoredDevice;
 use crate::settings::NodeSettings;
 
@@ -146,7 +147,13 @@ async fn published_objects_are_removed_with_the_devices() {
     ];
     let config = Config::try_parse_from(args).unwrap();
     let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-    let _tasks = publish_no_devices(&config, &Client::new(service, "default").into()).unwrap();
+    let absence = Absence {
+        reason: "GPUsNotFound",
+        message: "no driver".to_owned(),
+    };
+    let (_absence, absent) = watch::channel(Some(absence));
+    let connection = Client::new(service, "default").into();
+    let _tasks = publish_no_devices(&config, &connection, absent).unwrap();
     let amounts = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu": "100", "cpu": "4"});
     let node = json!({
         "metadata": {"name": "n1", "uid": "u", "labels": {"node.koordinator.sh/gpu-vendor": "nvidia"}, "annotations": {"aliyun.com/gpu-mem-unit": "GiB"}},
@@ -157,7 +164,7 @@ async fn published_objects_are_removed_with_the_devices() {
     let device = json!({"metadata": {"name": "n1", "labels": {"node.koordinator.sh/gpu-vendor": "nvidia"}}, "spec": {"devices": [{"health": true}]}});
     let mut written = BTreeMap::new();
     let mut watches = Vec::new();
-    while written.len() < 3 {
+    while written.len() < 4 {
         let (request, answer) = timeout(REQUEST_LIMIT, requests.next_request())
             .await
             .unwrap()
@@ -179,7 +186,11 @@ async fn published_objects_are_removed_with_the_devices() {
             _ => {
                 let body = request.into_body().collect().await.unwrap().to_bytes();
                 let body: Value = serde_json::from_slice(&body).unwrap();
-                written.insert(line, body.clone());
+                let is_condition = body["status"].get("conditions").is_some();
+                written.insert(
+                    format!("{line}{}", if is_condition { " condition" } else { "" }),
+                    body.clone(),
+                );
                 body
             }
         };
@@ -193,6 +204,11 @@ async fn published_objects_are_removed_with_the_devices() {
     assert_eq!(
         written["PATCH nodes/n1"],
         json!({"metadata": {"labels": {"node.koordinator.sh/gpu-vendor": null}}})
+    );
+    let condition = &written["PATCH n1/status condition"]["status"]["conditions"][0];
+    assert_eq!(
+        (&condition["type"], &condition["status"], &condition["message"]),
+        (&json!("GPUSharingReady"), &json!("False"), &json!("no driver"))
     );
     let amounts = json!({"koordinator.sh/gpu-core": "30", "koordinator.sh/gpu": null});
     assert_eq!(

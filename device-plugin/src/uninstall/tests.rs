@@ -4,6 +4,7 @@ use http::{Request, Response};
 use http_body_util::BodyExt;
 use kube::Client;
 use kube::client::Body;
+use proto::node::NodeCondition;
 use rstest::rstest;
 use tempfile::TempDir;
 use tower_test::mock::Handle;
@@ -52,6 +53,14 @@ fn patches_remove_only_the_plugins_own_fields() {
     assert_eq!(
         status_patch(&used(), &IN_NODE_STATUS),
         Some(json!({"status": {"capacity": amounts, "allocatable": amounts}}))
+    );
+    let mut without_devices = used();
+    assert_eq!(condition_patch(&without_devices), None);
+    without_devices.status.conditions.push(NodeCondition::default());
+    let removal = json!({"type": "GPUSharingReady", "$patch": "delete"});
+    assert_eq!(
+        condition_patch(&without_devices),
+        Some(json!({"status": {"conditions": [removal]}}))
     );
     assert_eq!(metadata_patch(&clean(), &names), None);
     assert_eq!(status_patch(&clean(), &IN_NODE_STATUS), None);

@@ -3,6 +3,7 @@
 //! Only an API server can evaluate the expressions.
 
 use proto::device::NODE_LABELS;
+use proto::node::CONDITION_SHARING_READY;
 use serde_json::Value;
 use testbed::rbac::DEVICE_PLUGIN;
 
@@ -105,7 +106,7 @@ fn expressions_check_that_optional_fields_exist() {
 
 /// A node's status has fields that differ from version to version, so the policy says which may change and not which may not.
 #[test]
-fn the_plugin_may_change_only_amounts_in_a_node_status() {
+fn the_plugin_may_change_only_amounts_and_its_condition_in_a_node_status() {
     let objects = render("base");
     let policy = find(
         &objects,
@@ -116,12 +117,24 @@ fn the_plugin_may_change_only_amounts_in_a_node_status() {
     let says_so = |expression: &str| {
         expression.contains("[[object.?status.orValue({}), oldObject.?status.orValue({})]")
             && expression.contains("[oldObject.?status.orValue({}), object.?status.orValue({})]]")
-            && expression.contains("field in ['capacity', 'allocatable']")
+            && expression.contains("field in ['capacity', 'allocatable', 'conditions']")
     };
     assert!(
         validations
             .iter()
             .any(|validation| says_so(validation["expression"].as_str().unwrap())),
+        "{validations:?}"
+    );
+    let others = |object: &str| {
+        format!(
+            "{object}.?status.?conditions.orValue([]).filter(condition, condition.type != '{CONDITION_SHARING_READY}')"
+        )
+    };
+    let keeps_others = format!("{} == {}", others("object"), others("oldObject"));
+    assert!(
+        validations
+            .iter()
+            .any(|validation| validation["expression"] == keeps_others.as_str()),
         "{validations:?}"
     );
 }

@@ -24,10 +24,19 @@ fn ubuntu() -> NodeTree {
         &[("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04", "")],
         &[
             ("lib", "usr/lib"),
-            ("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "libnvidia-ml.so.580.159.04"),
+            (
+                "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+                "libnvidia-ml.so.580.159.04",
+            ),
         ],
     )
-    .with_cache("", &["/lib/x86_64-linux-gnu/libc.so.6", "/lib/x86_64-linux-gnu/libnvidia-ml.so.1"])
+    .with_cache(
+        "",
+        &[
+            "/lib/x86_64-linux-gnu/libc.so.6",
+            "/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+        ],
+    )
 }
 
 fn debian() -> NodeTree {
@@ -35,7 +44,10 @@ fn debian() -> NodeTree {
     NodeTree::new(
         &[(&format!("{dir}/nvidia/current/libnvidia-ml.so.535.247.01"), "")],
         &[
-            (&format!("{dir}/nvidia/current/libnvidia-ml.so.1"), "libnvidia-ml.so.535.247.01"),
+            (
+                &format!("{dir}/nvidia/current/libnvidia-ml.so.1"),
+                "libnvidia-ml.so.535.247.01",
+            ),
             (
                 &format!("{dir}/libnvidia-ml.so.1"),
                 "/etc/alternatives/nvidia--libnvidia-ml.so.1-x86_64-linux-gnu",
@@ -65,7 +77,10 @@ fn rhel() -> NodeTree {
 fn container_optimized_os() -> NodeTree {
     let dir = "home/kubernetes/bin/nvidia/lib64";
     NodeTree::new(
-        &[(&format!("{dir}/libnvidia-ml.so.535.247.01"), ""), ("etc/ld.so.cache", "")],
+        &[
+            (&format!("{dir}/libnvidia-ml.so.535.247.01"), ""),
+            ("etc/ld.so.cache", ""),
+        ],
         &[(&format!("{dir}/libnvidia-ml.so.1"), "libnvidia-ml.so.535.247.01")],
     )
 }
@@ -73,13 +88,19 @@ fn container_optimized_os() -> NodeTree {
 fn flatcar() -> NodeTree {
     NodeTree::new(
         &[
-            ("etc/ld.so.conf", "# of the distribution\ninclude ld.so.conf.d/*.conf\n"),
+            (
+                "etc/ld.so.conf",
+                "# of the distribution\ninclude ld.so.conf.d/*.conf\n",
+            ),
             ("etc/ld.so.conf.d/nvidia.conf", "/opt/nvidia/current/lib64\n"),
             ("opt/nvidia/580.159.04/lib64/libnvidia-ml.so.580.159.04", ""),
         ],
         &[
             ("opt/nvidia/current", "/opt/nvidia/580.159.04"),
-            ("opt/nvidia/580.159.04/lib64/libnvidia-ml.so.1", "libnvidia-ml.so.580.159.04"),
+            (
+                "opt/nvidia/580.159.04/lib64/libnvidia-ml.so.1",
+                "libnvidia-ml.so.580.159.04",
+            ),
         ],
     )
 }
@@ -101,7 +122,10 @@ fn nixos() -> NodeTree {
                 "nix/store/a-graphics-drivers/lib/libnvidia-ml.so.1",
                 "/nix/store/b-nvidia-x11/lib/libnvidia-ml.so.1",
             ),
-            ("nix/store/b-nvidia-x11/lib/libnvidia-ml.so.1", "libnvidia-ml.so.580.159.04"),
+            (
+                "nix/store/b-nvidia-x11/lib/libnvidia-ml.so.1",
+                "libnvidia-ml.so.580.159.04",
+            ),
         ],
     )
 }
@@ -110,7 +134,10 @@ fn gpu_operator() -> NodeTree {
     let root = "run/nvidia/driver";
     NodeTree::new(
         &[
-            (&format!("{root}/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04"), ""),
+            (
+                &format!("{root}/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04"),
+                "",
+            ),
             ("run/nvidia/validations/driver-ready", ""),
         ],
         &[
@@ -128,7 +155,10 @@ fn gpu_operator() -> NodeTree {
 fn bottlerocket() -> NodeTree {
     NodeTree::new(
         &[("usr/lib/nvidia/tesla/libnvidia-ml.so.570.172.08", "")],
-        &[("usr/lib/nvidia/tesla/libnvidia-ml.so.1", "libnvidia-ml.so.570.172.08")],
+        &[(
+            "usr/lib/nvidia/tesla/libnvidia-ml.so.1",
+            "libnvidia-ml.so.570.172.08",
+        )],
     )
 }
 
@@ -141,7 +171,10 @@ fn absolute_links() -> NodeTree {
                 "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
                 "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
             ),
-            ("usr/local/nvidia/lib64/libnvidia-ml.so.1", "libnvidia-ml.so.580.159.04"),
+            (
+                "usr/local/nvidia/lib64/libnvidia-ml.so.1",
+                "libnvidia-ml.so.580.159.04",
+            ),
         ],
     )
 }
@@ -160,7 +193,10 @@ fn configuration_only() -> NodeTree {
     NodeTree::new(
         &[
             ("etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n"),
-            ("etc/ld.so.conf.d/a.conf", "include /etc/ld.so.conf.d/a.conf\n/srv/none\n"),
+            (
+                "etc/ld.so.conf.d/a.conf",
+                "include /etc/ld.so.conf.d/a.conf\n/srv/none\n",
+            ),
             ("etc/ld.so.conf.d/b.conf", "  /srv/driver/lib # of the vendor\n"),
             ("etc/ld.so.conf.d/c.txt", "/srv/other\n"),
             ("srv/other/libnvidia-ml.so.1", ""),
@@ -180,8 +216,11 @@ fn stale() -> NodeTree {
 }
 
 fn no_driver() -> NodeTree {
-    NodeTree::new(&[("usr/lib64/libc.so.6", ""), ("etc/ld.so.cache", "no cache")], &[])
-        .with_cache("run/nvidia/driver/", &[])
+    NodeTree::new(
+        &[("usr/lib64/libc.so.6", ""), ("etc/ld.so.cache", "no cache")],
+        &[],
+    )
+    .with_cache("run/nvidia/driver/", &[])
 }
 
 fn link_loop() -> NodeTree {
@@ -213,7 +252,10 @@ fn link_out_of_the_root() -> NodeTree {
 
 #[rstest]
 #[case::ubuntu(ubuntu(), Some("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04"))]
-#[case::debian(debian(), Some("usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.535.247.01"))]
+#[case::debian(
+    debian(),
+    Some("usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.535.247.01")
+)]
 #[case::rhel(rhel(), Some("usr/lib64/libnvidia-ml.so.580.159.04"))]
 #[case::container_optimized_os(
     container_optimized_os(),
