@@ -48,7 +48,7 @@ settings_of() {
         case $dir in *\**) ;; *) dir=$(resolve "$of" "$dir") || continue ;; esac
         for found in "$of"$dir/${pattern##*/}; do
             file=$(resolve "$of" "${found#"$of"}") || continue
-            if [ -f "$of$file" ]; then sed 's/#.*//' "$of$file"; fi
+            if [ -f "$of$file" ]; then sed 's/#.*//; /^[[:space:]]*$/d' "$of$file"; fi
         done
     done
 }

@@ -223,7 +223,8 @@ pub struct Config {
     )]
     pub unrestricted_namespaces: Vec<String>,
 
-    /// Mount point of the node's root directory, in which the plugin looks for device nodes and for the MPS control daemon
+    /// Mount point of the node's root directory, in which the plugin looks for device nodes, for the MPS control daemon and for the
+    /// configuration of the container runtime
     #[arg(long, env = "GPUSHARE_HOST_ROOT", default_value = "/", value_name = "DIR")]
     pub host_root: PathBuf,
 

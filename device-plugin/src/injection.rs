@@ -8,11 +8,13 @@ pub mod content;
 mod decide;
 pub mod detect;
 mod own_container;
+mod runtime_files;
 
 use proto::device::TYPE_GPU;
 
 pub use decide::{Cdi, Driver, InjectionFacts, VariableFacts, VariableSupport, decide, exposure, variable};
 pub use own_container::OwnContainer;
+pub use runtime_files::ConfiguredRuntime;
 
 /// The injection mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

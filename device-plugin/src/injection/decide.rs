@@ -1,6 +1,6 @@
 //! Decides the injection mode from the facts of the node. Pure.
 
-use super::{CDI_OFF, Certainty, Exposure, Injection, Mode, NO_DRIVER_SPEC, OwnContainer};
+use super::{CDI_OFF, Certainty, ConfiguredRuntime, Exposure, Injection, Mode, NO_DRIVER_SPEC, OwnContainer};
 
 /// The runtime's support for CDI, as far as this plugin has seen it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +59,8 @@ pub struct VariableFacts {
     pub is_simulated: bool,
     /// This plugin's own container.
     pub own: OwnContainer,
+    /// The configuration of the node's container runtime; `None` if the node's root is not mounted.
+    pub configured: Option<ConfiguredRuntime>,
     /// True if a spec of NVIDIA's toolkit names one of this node's GPUs by UUID.
     pub toolkit_names_uuid: bool,
     /// True if GPU Operator's spec is there, or was since this process started; it names `all` alone. The runtime that resolved
@@ -93,22 +95,39 @@ pub fn variable(facts: &VariableFacts) -> VariableSupport {
     }
 }
 
-/// The pods in which the runtime acts on the value `all` of the variable, which CUDA's images set; inferred from the runtime's
-/// effect in this plugin's own pod. A runtime that acts on `all` may still be unable to resolve UUIDs. `None` if no runtime shows
-/// the devices to any pod.
+/// The pods in which the runtime acts on the value `all` of the variable, which CUDA's images set: by the runtime's effect in this
+/// plugin's own pod, and by its configuration. A runtime that acts on `all` may still be unable to resolve UUIDs. `None` if no
+/// runtime shows the devices to any pod.
 pub fn exposure(facts: &VariableFacts) -> Option<Exposure> {
     if facts.is_simulated {
         return None;
     }
-    let own = &facts.own;
-    Some(match (own.why_inconclusive(), own.visible_devices.as_deref()) {
+    let seen = exposure_by_own_container(&facts.own);
+    let is_seen = !matches!(seen, Exposure::Unknown(_));
+    match facts.configured {
+        // The configuration may have changed since this container was created.
+        Some(ConfiguredRuntime::Default) => Some(Exposure::EveryPod),
+        // What was seen counts more than files that may be those of another runtime.
+        _ if is_seen => Some(seen),
+        Some(ConfiguredRuntime::OfRuntimeClass) => Some(Exposure::RuntimeClass("nvidia".to_owned())),
+        Some(ConfiguredRuntime::Inactive) => None,
+        Some(ConfiguredRuntime::Unknown) => Some(Exposure::Unknown(
+            "no configuration of the container runtime is below --host-root",
+        )),
+        None => Some(seen),
+    }
+}
+
+/// The same, as far as this plugin's own container shows it.
+fn exposure_by_own_container(own: &OwnContainer) -> Exposure {
+    match (own.why_inconclusive(), own.visible_devices.as_deref()) {
         (Some(why), _) => Exposure::Unknown(why),
         (None, Some("all" | "void")) => own
             .runtime_class
             .clone()
             .map_or(Exposure::EveryPod, Exposure::RuntimeClass),
         (None, _) => Exposure::Unknown("the plugin's own container does not set NVIDIA_VISIBLE_DEVICES=all"),
-    })
+    }
 }
 
 /// The mode of a node with these facts: the one that the operator asks for, else the best that works.
@@ -352,6 +371,41 @@ mod tests {
             panic!("{:?}", exposure(&facts));
         };
         assert!(why.contains(words), "{why}");
+    }
+
+    /// The configuration of the node's runtime, for a plugin whose own container shows nothing, or has seen something.
+    #[rstest]
+    #[case::default(ConfiguredRuntime::Default, privileged(), "Some(EveryPod)")]
+    #[case::class(
+        ConfiguredRuntime::OfRuntimeClass,
+        privileged(),
+        "Some(RuntimeClass(\"nvidia\"))"
+    )]
+    #[case::runc(ConfiguredRuntime::Inactive, privileged(), "None")]
+    #[case::no_files(ConfiguredRuntime::Unknown, privileged(), "Some(Unknown(\"no configuration")]
+    #[case::became_the_default(ConfiguredRuntime::Default, OwnContainer { runtime_class: Some("nvidia".to_owned()), ..own("all") }, "Some(EveryPod)")]
+    #[case::seen(ConfiguredRuntime::Inactive, own("all"), "Some(EveryPod)")]
+    #[case::seen_without_files(ConfiguredRuntime::Unknown, own("all"), "Some(EveryPod)")]
+    fn exposure_follows_from_the_configuration_too(
+        #[case] configured: ConfiguredRuntime,
+        #[case] own: OwnContainer,
+        #[case] expected: &str,
+    ) {
+        let facts = VariableFacts {
+            configured: Some(configured),
+            ..seen(own)
+        };
+        let found = format!("{:?}", exposure(&facts));
+        assert!(found.starts_with(expected), "{found}");
+    }
+
+    /// As the component `driver-root` makes the plugin's container.
+    fn privileged() -> OwnContainer {
+        OwnContainer {
+            has_driver_root: true,
+            is_privileged: true,
+            ..own("void")
+        }
     }
 
     /// One row per kind of node in docs/nvidia.md.

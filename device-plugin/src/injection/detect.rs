@@ -1,6 +1,7 @@
 //! Detects the injection mode of this node again and again, and keeps the driver's CDI device in step with the vendor's specs.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,10 +15,11 @@ use crate::cdi::vendor::VendorKind;
 use crate::cdi::{Edits, SpecDir, name_of};
 use crate::node_state::NodeState;
 use crate::pods::PodStage;
+use crate::root_dir::RootDir;
 
 use super::content::driver_edits;
 use super::decide::{Cdi, Driver, InjectionFacts, VariableFacts, decide, exposure, variable};
-use super::{CDI_OFF, Injection, Mode};
+use super::{CDI_OFF, ConfiguredRuntime, Injection, Mode};
 
 /// Interval at which the plugin checks the vendor's specs and the runtime's reads.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -27,6 +29,9 @@ const FIRST_READ: Duration = Duration::from_secs(1);
 
 /// Interval at which the plugin prompts the runtime to read the specs while it has not been seen reading.
 const PROMPT_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Interval at which the plugin reads the configuration of the container runtime.
+const CONFIGURATION_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Time for which a node stays with CDI although its specs cannot be written or the driver's spec is missing. The vendor's services
 /// delete and write their specs while pods come, and kubelet fails a pod for good whose devices are unhealthy at that moment. A
@@ -51,6 +56,7 @@ pub async fn detect_injection(node: Arc<NodeState>, listeners: Listeners) {
         driver: None,
         prompted: None,
         has_management_spec: false,
+        configured: None,
     };
     let mut without_cdi: Option<Instant> = None;
     // Collecting the facts writes the spec of the driver, which prompts the runtime to read.
@@ -123,11 +129,14 @@ struct InjectionDetector {
     prompted: Option<Instant>,
     /// True once GPU Operator's spec has been seen.
     has_management_spec: bool,
+    /// The configuration of the container runtime, and the time at which it was read.
+    configured: Option<(Instant, ConfiguredRuntime)>,
 }
 
 impl InjectionDetector {
     /// Collects the facts of this moment, and writes the driver's spec if it has to change.
     fn collect_facts(&mut self) -> InjectionFacts {
+        let configured = self.configured();
         let (driver, edits) = self.driver();
         let written = self.write_driver(edits).and_then(|()| self.prompt());
         let (settings, readers) = (&self.node.settings, &self.node.readers);
@@ -149,6 +158,7 @@ impl InjectionDetector {
             toolkit_names_uuid: vendor_specs.names_any(VendorKind::Toolkit, uuids),
             has_management_spec: self.has_management_spec,
             own: settings.own_container.clone(),
+            configured,
         };
         InjectionFacts {
             cdi,
@@ -157,6 +167,23 @@ impl InjectionDetector {
             exposure: exposure(&of_variable),
             has_hook: settings.has_runtime_hook,
         }
+    }
+
+    /// The configuration of the container runtime; `None` if the node's root is not mounted.
+    fn configured(&mut self) -> Option<ConfiguredRuntime> {
+        let host_root = &self.node.settings.host_root;
+        // Without the flag that is the root of this container.
+        if host_root == Path::new("/") {
+            return None;
+        }
+        if let Some((at, configured)) = self.configured
+            && at.elapsed() < CONFIGURATION_INTERVAL
+        {
+            return Some(configured);
+        }
+        let configured = ConfiguredRuntime::read(&RootDir::new(host_root));
+        self.configured = Some((Instant::now(), configured));
+        Some(configured)
     }
 
     /// The source of the driver, and the edits of its device, if a container can have any.
@@ -229,10 +256,15 @@ impl InjectionDetector {
 
 #[cfg(test)]
 mod tests {
+    use proto::memory_unit::MemoryUnit;
+    use proto::resource::ResourceNames;
     use rstest::rstest;
 
     use super::*;
-    use crate::injection::Certainty;
+    use crate::injection::{Certainty, Exposure, OwnContainer};
+    use crate::settings::NodeSettings;
+    use crate::tests::builders;
+    use crate::tests::node_trees::NodeTree;
 
     fn injection(mode: Mode, certainty: Certainty, reason: &'static str) -> Injection {
         Injection {
@@ -241,6 +273,43 @@ mod tests {
             reason,
             message: String::new(),
             exposure: None,
+        }
+    }
+
+    /// A privileged plugin on a node where NVIDIA's runtime becomes the default, and takes no part any more.
+    #[tokio::test(start_paused = true)]
+    async fn a_change_of_the_runtimes_configuration_is_noticed() {
+        let tree = NodeTree::new(&[], &[]);
+        let names = ResourceNames::default();
+        let mut settings = NodeSettings::plain(names, MemoryUnit::GIB, Duration::ZERO);
+        tree.path().clone_into(&mut settings.host_root);
+        settings.specs = SpecDir::new(tree.path().join("cdi"));
+        settings.own_container = OwnContainer {
+            is_privileged: true,
+            ..OwnContainer::default()
+        };
+        let mut fleet = builders::fleet(1);
+        fleet.needs_driver = true;
+        let fleet = watch::channel(Arc::new(fleet)).1;
+        let node = NodeState::new(settings, fleet, watch::channel(builders::pods([])).1, tree.path());
+        let mut detector = InjectionDetector {
+            node: Arc::new(node),
+            driver: None,
+            prompted: None,
+            has_management_spec: false,
+            configured: None,
+        };
+        let mut now = || detector.collect_facts().exposure;
+        assert!(matches!(now(), Some(Exposure::Unknown(_))));
+        for (name, expected) in [
+            ("runc", None),
+            ("nvidia", Some(Exposure::EveryPod)),
+            ("runc", None),
+        ] {
+            let text = format!("default_runtime_name = '{name}'\n");
+            tree.write("etc/containerd/config.toml", text.as_bytes());
+            tokio::time::advance(CONFIGURATION_INTERVAL).await;
+            assert_eq!(now(), expected, "{name}");
         }
     }
 
