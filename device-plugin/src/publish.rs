@@ -305,11 +305,15 @@ impl NodePublisher {
         let stored_annotation = |key| stored.and_then(|stored| stored.annotations().get(key).cloned());
         let overrides = Arc::clone(&self.inputs.overrides.borrow_and_update());
         let allocations = self.inputs.checkpoints.borrow_and_update().clone();
-        let report_problem = ReportProblem::find(fleet, &overrides, allocations.as_ref());
         let checkpoints = match &allocations {
             Some(known) => known.annotation(),
             None => stored_annotation(DEVICES_CHECKPOINTS),
         };
+        // The annotation of this plugin comes first for the scheduler.
+        let noted = stored
+            .filter(|_| checkpoints.is_none())
+            .and_then(|stored| KubeletAllocations::read_gpu_checkpoints(stored.annotations()));
+        let report_problem = ReportProblem::find(fleet, &overrides, allocations.as_ref(), noted.as_ref());
         let report = self.inputs.pods_without_devices.borrow_and_update().clone();
         // The watch may not show the last write yet, and its conditions have the right times.
         let before = match &self.applied {

@@ -16,7 +16,7 @@ use crate::resource::VENDOR_GPUS;
 /// The annotation's key in the text of the proposal; the only key that the plugin writes.
 pub const DEVICES_CHECKPOINTS: &str = "node.koordinator.sh/devices-checkpoints";
 /// The annotation's key in the example of the proposal; read where [`DEVICES_CHECKPOINTS`] is absent.
-const GPU_CHECKPOINTS: &str = "node.koordinator.sh/gpu-checkpoints";
+pub const GPU_CHECKPOINTS: &str = "node.koordinator.sh/gpu-checkpoints";
 
 /// Longest annotation that is read or written, in bytes; the API server allows 256 KiB for all annotations of an object.
 pub const MAX_BYTES: usize = 128 * 1024;
@@ -63,12 +63,19 @@ impl KubeletAllocations {
     /// It is not a list of entries, an entry has another form, or it is longer than [`MAX_BYTES`]. The devices of its last valid
     /// value then stay in use.
     pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, AnnotationError> {
-        for key in [DEVICES_CHECKPOINTS, GPU_CHECKPOINTS] {
-            if let Some(text) = annotations.get(key) {
-                return Self::parse(key, text).map(Some);
-            }
-        }
-        Ok(None)
+        let read = Self::key(annotations).and_then(|key| Some(Self::parse(key, annotations.get(key)?)));
+        read.transpose()
+    }
+
+    /// Reads the annotation [`GPU_CHECKPOINTS`] alone; `None` if it is absent or cannot be read.
+    pub fn read_gpu_checkpoints(annotations: &BTreeMap<String, String>) -> Option<Self> {
+        Self::parse(GPU_CHECKPOINTS, annotations.get(GPU_CHECKPOINTS)?).ok()
+    }
+
+    /// The key of the annotation that counts; `None` if the object has neither.
+    pub fn key(annotations: &BTreeMap<String, String>) -> Option<&'static str> {
+        let mut keys = [DEVICES_CHECKPOINTS, GPU_CHECKPOINTS].into_iter();
+        keys.find(|key| annotations.contains_key(*key))
     }
 
     /// The first GPU of a vendor's resource for which `is_listed` is false. MIG instances are never listed, and are left out.

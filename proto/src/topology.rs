@@ -4,8 +4,12 @@
 //! Reads and writes the texts; the scheduler chooses GPUs by them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::marker::PhantomData;
+use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{self, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::annotation::{self, AnnotationError};
 use crate::pod::is_default;
@@ -45,18 +49,33 @@ pub type GpuPartitionTable = BTreeMap<u32, Vec<GpuPartition>>;
 #[serde(rename_all = "camelCase")]
 pub struct GpuPartition {
     /// Minor numbers of the GPUs.
+    #[serde(deserialize_with = "whole_numbers")]
     pub minors: Vec<u32>,
     /// Type of the links between them, such as `NVLink`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub gpu_link_type: String,
-    /// Bandwidth of a ring through the GPUs, in bytes per second; a whole number up to 2^50.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Bandwidth of a ring through the GPUs, in bytes per second; a whole number up to 2^50. The proposal has a second name for it.
+    #[serde(
+        default,
+        alias = "ringAllReduceBandwidth",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub ring_bus_bandwidth: Option<Quantity>,
     /// Rank among partitions of one size; the scheduler takes the highest first, as the proposal says (Koordinator's code the
     /// lowest).
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(
+        default,
+        deserialize_with = "whole_number",
+        skip_serializing_if = "is_default"
+    )]
     pub allocation_score: i64,
 }
+
+/// A whole number that may be in quotes, as in an example of the proposal.
+struct WholeNumber<T>(T);
+
+/// Reads a [`WholeNumber`].
+struct WholeNumberVisitor<T>(PhantomData<T>);
 
 /// The effect of the partition table on pods of whole GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -197,6 +216,48 @@ pub fn read_links(text: &str) -> Result<Vec<GpuLinks>, AnnotationError> {
             format!("the group {:?} names a GPU twice", group.minors),
         )),
         None => Ok(groups),
+    }
+}
+
+/// Reads a field as a [`WholeNumber`].
+fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
+    WholeNumber::deserialize(deserializer).map(|number| number.0)
+}
+
+/// Reads a field as a list of [`WholeNumber`]s.
+fn whole_numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
+    let numbers = Vec::<WholeNumber<u32>>::deserialize(deserializer)?;
+    Ok(numbers.into_iter().map(|number| number.0).collect())
+}
+
+impl<'de, T: FromStr + TryFrom<i64>> Deserialize<'de> for WholeNumber<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(WholeNumberVisitor(PhantomData))
+    }
+}
+
+impl<T: FromStr + TryFrom<i64>> Visitor<'_> for WholeNumberVisitor<T> {
+    type Value = WholeNumber<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a whole number")
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
+        let read = T::try_from(number).map(WholeNumber);
+        read.map_err(|_| E::invalid_value(Unexpected::Signed(number), &self))
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
+        match i64::try_from(number) {
+            Ok(number) => self.visit_i64(number),
+            Err(_) => Err(E::invalid_value(Unexpected::Unsigned(number), &self)),
+        }
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        let read = text.parse().map(WholeNumber);
+        read.map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
     }
 }
 

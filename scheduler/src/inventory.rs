@@ -15,7 +15,7 @@ use proto::device::{
     DeviceCondition, DeviceInfo, DeviceTopology, ENFORCED_BY_DRIVER, ENFORCEMENT, GPU_MODEL_LABEL,
     GPU_VENDOR_LABEL, SERVES_VENDOR_LABEL, SHARING_LABEL,
 };
-use proto::kubelet_allocations::{DEVICES_CHECKPOINTS, KubeletAllocations};
+use proto::kubelet_allocations::KubeletAllocations;
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
 use proto::resource::{
@@ -38,6 +38,8 @@ const MAX_AMOUNT: u64 = 1 << 50;
 const MAX_SHOWN_ID: usize = 64;
 /// The status of a condition that the plugin can neither confirm nor deny.
 const UNKNOWN: &str = "Unknown";
+/// Prefix of the UUIDs of GPUs.
+const UUID: &str = "GPU-";
 /// Prefix of the generated IDs of devices that are known by their minor only.
 const MADE_UP: &str = "minor-";
 /// Labels of nodes that the scheduler reads.
@@ -59,6 +61,8 @@ pub struct NodeReport {
     pub problems: Vec<String>,
     /// The problem of the partition table: it cannot be read, names GPUs that are not listed, or is not used.
     pub table_problem: Option<String>,
+    /// The problem that kubelet has allocated GPUs which may be any of the node's.
+    pub allocation_problem: Option<String>,
 }
 
 /// The devices that a Device object reports.
@@ -70,6 +74,8 @@ pub struct DeviceReport {
     /// The condition of the GPUs on the report of their node, while it is not true.
     condition: Option<DeviceCondition>,
     problems: Vec<String>,
+    /// The problem that kubelet has allocated GPUs which may be any of the node's.
+    allocation_problem: Option<String>,
     /// True if an annotation shows a problem: the condition has the same one in other words.
     has_unusable_annotation: bool,
 }
@@ -162,15 +168,21 @@ impl DeviceReport {
         self.has_unusable_annotation = true;
     }
 
-    /// Adds the problem that kubelet has allocated a GPU which the object does not list.
-    pub fn check_allocations(&mut self, allocations: &KubeletAllocations) {
+    /// Adds the problem that kubelet has allocated a GPU which the object does not list, by the annotation with this key.
+    pub fn check_allocations(&mut self, key: &str, allocations: &KubeletAllocations) {
         let gpus = &self.inventory.gpus;
         let is_listed = |id: &str| gpus.iter().any(|gpu| gpu.id.as_str() == id);
-        if let Some(id) = allocations.unlisted_gpu(is_listed) {
-            let id: String = id.chars().take(MAX_SHOWN_ID).collect();
-            self.add_annotation_problem(format!(
-                "annotation {DEVICES_CHECKPOINTS} names GPU {id:?}, which the object does not list"
-            ));
+        let Some(id) = allocations.unlisted_gpu(is_listed) else {
+            return;
+        };
+        let shown: String = id.chars().take(MAX_SHOWN_ID).collect();
+        let problem = format!("annotation {key} names GPU {shown:?}, which the object does not list");
+        if is_certainly_absent(id, &self.inventory) {
+            self.add_annotation_problem(format_args!("{problem}; it counts on no other GPU"));
+        } else {
+            let problem = format!("{problem}; until it names GPUs by UUID, no GPU of the node is shared");
+            self.add_annotation_problem(&problem);
+            self.allocation_problem = Some(problem);
         }
     }
 
@@ -230,8 +242,16 @@ impl DeviceReport {
             opaque: false,
             problems,
             table_problem: self.table.problem().map(str::to_owned),
+            allocation_problem: self.allocation_problem.clone(),
         }
     }
+}
+
+/// Returns true if no listed GPU can be the one with this ID: both have the UUIDs of NVIDIA's driver. An index, for example, may
+/// stand for any GPU.
+pub fn is_certainly_absent(id: &str, inventory: &Inventory) -> bool {
+    let mut gpus = inventory.gpus.iter();
+    id.starts_with(UUID) && gpus.all(|gpu| gpu.id.as_str().starts_with(UUID) && gpu.id.as_str() != id)
 }
 
 /// Reads a device of a Device object: the amounts of a GPU that the engine knows, or all resources of a device of another type.
@@ -336,7 +356,7 @@ fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
         inventory,
         opaque: unit.is_none(),
         problems,
-        table_problem: None,
+        ..NodeReport::default()
     })
 }
 

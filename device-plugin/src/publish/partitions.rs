@@ -17,12 +17,12 @@ const BOARDS: [&str; 3] = ["H100", "H800", "H20"];
 /// Words in the names of cards that have the name of a known model and sit on no board.
 const CARDS: [&str; 2] = ["PCIe", "NVL"];
 
-/// The partition table for these devices, if there is one that can be read. The operator's table counts only if this node has all
-/// GPUs that it names.
+/// The partition table for these devices, if there is one that can be read. The operator's table counts if this node has all GPUs
+/// of one of its partitions; those with other GPUs do not count.
 pub fn table(fleet: &NodeFleet, overrides: &NodeOverrides) -> Option<GpuPartitionTable> {
     // One file may serve nodes of several kinds, so a table of another node is no error.
     if let Some(table) = &overrides.partitions
-        && missing_gpu(fleet, table).is_none()
+        && is_for(fleet, table)
     {
         return Some(table.clone());
     }
@@ -38,9 +38,21 @@ pub fn table(fleet: &NodeFleet, overrides: &NodeOverrides) -> Option<GpuPartitio
 
 /// The minor number of the first GPU that a table names and this node does not have.
 pub fn missing_gpu(fleet: &NodeFleet, table: &GpuPartitionTable) -> Option<u32> {
-    let present: BTreeSet<u32> = fleet.gpus.iter().map(|entry| entry.device.minor).collect();
+    let present = minors_of(fleet);
     let mut minors = table.values().flatten().flat_map(|partition| &partition.minors);
     minors.find(|minor| !present.contains(minor)).copied()
+}
+
+/// Returns true if this node has all GPUs of one of a table's partitions, or the table has none.
+fn is_for(fleet: &NodeFleet, table: &GpuPartitionTable) -> bool {
+    let present = minors_of(fleet);
+    let mut partitions = table.values().flatten().peekable();
+    let is_present = |minor| present.contains(minor);
+    partitions.peek().is_none() || partitions.any(|partition| partition.minors.iter().all(is_present))
+}
+
+fn minors_of(fleet: &NodeFleet) -> BTreeSet<u32> {
+    fleet.gpus.iter().map(|entry| entry.device.minor).collect()
 }
 
 /// True if the GPUs of this node are the eight of one board in [`BOARDS`], on which `NVSwitches` link them.
@@ -160,6 +172,13 @@ mod tests {
             "the last valid one"
         );
         assert_eq!(of_operator(Some(9), None), Some(of(2)), "it is of another node");
+        let (mut partly, other) = (of(3), of(9));
+        partly.entry(1).or_default().extend(other[&1].clone());
+        let overrides = NodeOverrides {
+            partitions: Some(partly.clone()),
+            ..NodeOverrides::default()
+        };
+        assert_eq!(table(&fleet, &overrides), Some(partly), "a GPU of it is missing");
         assert_eq!(of_operator(None, None), Some(of(2)));
         assert_eq!(of_operator(None, Some("at the start")), None);
     }

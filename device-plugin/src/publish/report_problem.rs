@@ -7,7 +7,7 @@
 use proto::device::{
     CONDITION_REPORT_VALID, DeviceCondition, DeviceSpec, PARTITIONS_OF_OTHER_NODE, PARTITIONS_UNREADABLE,
 };
-use proto::kubelet_allocations::KubeletAllocations;
+use proto::kubelet_allocations::{GPU_CHECKPOINTS, KubeletAllocations};
 
 use crate::fleet::NodeFleet;
 
@@ -16,6 +16,9 @@ use super::partitions::{missing_gpu, table};
 
 /// The event reason for a part of the report that is not valid.
 pub(super) const EVENT: &str = "GPUReportInvalid";
+
+/// The reason of the condition if a GPU that kubelet has allocated is not one of the node's.
+const ALLOCATION_OF_MISSING: &str = "AllocationOfMissingGPU";
 
 /// The problems of a node's report.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,11 +32,13 @@ pub struct ReportProblem {
 }
 
 impl ReportProblem {
-    /// The problems of the report on these devices; `None` if there is none.
+    /// The problems of the report on these devices; `None` if there is none. `noted` are the allocations that another program has
+    /// written into the Device object, if they count.
     pub(super) fn find(
         fleet: &NodeFleet,
         overrides: &NodeOverrides,
         allocations: Option<&KubeletAllocations>,
+        noted: Option<&KubeletAllocations>,
     ) -> Option<Self> {
         let mut problems: Vec<(&'static str, String)> = Vec::new();
         let in_force = table(fleet, overrides);
@@ -47,7 +52,9 @@ impl ReportProblem {
             });
         }
         if let Some(minor) = in_force.and_then(|table| missing_gpu(fleet, &table)) {
-            let text = format!("the partition table names minor {minor}, which no GPU of the node has");
+            let text = format!(
+                "the partition table names minor {minor}, which no GPU of the node has; its sets with missing GPUs do not count"
+            );
             problems.push(("PartitionsOfMissingGPU", text));
         }
         if let Some(minor) = missing_linked_gpu(fleet) {
@@ -57,7 +64,12 @@ impl ReportProblem {
         let is_listed = |id: &str| fleet.gpus.iter().any(|entry| entry.device.uuid.as_str() == id);
         if let Some(id) = allocations.and_then(|allocations| allocations.unlisted_gpu(is_listed)) {
             let text = format!("kubelet has allocated GPU {id:?} to a pod, and the node does not have it");
-            problems.push(("AllocationOfMissingGPU", text));
+            problems.push((ALLOCATION_OF_MISSING, text));
+        }
+        if let Some(id) = noted.and_then(|noted| noted.unlisted_gpu(is_listed)) {
+            let text =
+                format!("annotation {GPU_CHECKPOINTS} names GPU {id:?}, and the node does not have it");
+            problems.push((ALLOCATION_OF_MISSING, text));
         }
         if let Some((reason, _)) = problems.first() {
             let texts: Vec<&str> = problems.iter().map(|(_, text)| text.as_str()).collect();
@@ -71,8 +83,8 @@ impl ReportProblem {
         Some(Self {
             reason: PARTITIONS_OF_OTHER_NODE,
             message: format!(
-                "--gpu-partitions names minor {minor}, which no GPU of the node has, so that its table is taken to be that of \
-                 another kind of node"
+                "every set of --gpu-partitions has a GPU that the node does not have, such as minor {minor}, so that its table is \
+                 taken to be that of another kind of node"
             ),
             is_certain: false,
         })
@@ -156,8 +168,8 @@ mod tests {
     )]
     #[case::of_another_node(
         overrides(Some(of_minor(9)), None), None,
-        Some((PARTITIONS_OF_OTHER_NODE, false, "--gpu-partitions names minor 9, which no GPU of the node has, so that its table \
-            is taken to be that of another kind of node"))
+        Some((PARTITIONS_OF_OTHER_NODE, false, "every set of --gpu-partitions has a GPU that the node does not have, such as \
+            minor 9, so that its table is taken to be that of another kind of node"))
     )]
     #[case::allocated(
         overrides(None, None),
@@ -173,7 +185,7 @@ mod tests {
         #[case] allocations: Option<KubeletAllocations>,
         #[case] expected: Option<(&str, bool, &str)>,
     ) {
-        let found = ReportProblem::find(&builders::fleet(2), &overrides, allocations.as_ref());
+        let found = ReportProblem::find(&builders::fleet(2), &overrides, allocations.as_ref(), None);
         let found = found.as_ref();
         let found = found.map(|found| (found.reason, found.is_certain, found.message.as_str()));
         assert_eq!(found, expected);
@@ -187,13 +199,30 @@ mod tests {
             minors: vec![1, 3],
             links: 4,
         }];
-        let found = ReportProblem::find(&fleet, &NodeOverrides::default(), None).unwrap();
+        let found = ReportProblem::find(&fleet, &NodeOverrides::default(), None, None).unwrap();
         assert_eq!(found.reason, "PartitionsOfMissingGPU");
         assert_eq!(
             found.message,
-            "the partition table names minor 2, which no GPU of the node has; the links between GPUs name minor 3, which no GPU \
-             of the node has"
+            "the partition table names minor 2, which no GPU of the node has; its sets with missing GPUs do not count; the links \
+             between GPUs name minor 3, which no GPU of the node has"
         );
+    }
+
+    /// Another program's annotation is read by the scheduler where this plugin writes none.
+    #[test]
+    fn allocations_that_another_program_has_noted_are_checked() {
+        let fleet = builders::fleet(2);
+        let found = |noted: &KubeletAllocations| {
+            let found = ReportProblem::find(&fleet, &NodeOverrides::default(), None, Some(noted));
+            found.map(|found| (found.reason, found.is_certain, found.message))
+        };
+        assert_eq!(
+            found(&allocated("GPU-00000000-aaaa-bbbb-cccc-000000000000")),
+            None
+        );
+        let text = "annotation node.koordinator.sh/gpu-checkpoints names GPU \"GPU-old\", and the node does not have it";
+        let expected = (ALLOCATION_OF_MISSING, true, text.to_owned());
+        assert_eq!(found(&allocated("GPU-old")), Some(expected));
     }
 
     /// One event for each problem, whatever process of the plugin writes the object; none for a node of another kind.
@@ -202,7 +231,7 @@ mod tests {
         let fleet = builders::fleet(2);
         let spec = |overrides: NodeOverrides, before: Option<&DeviceSpec>| {
             let inputs = DeviceObjectInputs {
-                report_problem: ReportProblem::find(&fleet, &overrides, None),
+                report_problem: ReportProblem::find(&fleet, &overrides, None, None),
                 ..DeviceObjectInputs::default()
             };
             let now = DateTime::from_timestamp(0, 0).unwrap();

@@ -197,6 +197,17 @@ impl Server {
         serde_json::from_value(body).unwrap()
     }
 
+    /// Accepts all requests up to the next one that writes the Device object, and returns the object.
+    async fn next_device(&mut self) -> Device {
+        loop {
+            let (line, body, answer) = self.next().await;
+            answer.send_response(response(StatusCode::OK, &body));
+            if line.starts_with(DEVICE) {
+                return serde_json::from_value(body).unwrap();
+            }
+        }
+    }
+
     async fn settle(&mut self) -> [String; 4] {
         [
             self.accept().await,
@@ -398,14 +409,27 @@ async fn the_published_allocations_stay_until_kubelets_are_known() {
     server
         .checkpoints
         .send_replace(Some(KubeletAllocations::default()));
-    let written = loop {
-        let (line, body, answer) = server.next().await;
-        answer.send_response(response(StatusCode::OK, &body));
-        if line.starts_with(DEVICE) {
-            break serde_json::from_value::<Device>(body).unwrap();
-        }
-    };
-    assert_eq!(annotation(&written), None);
+    assert_eq!(annotation(&server.next_device().await), None);
+}
+
+/// The scheduler reads another program's annotation too, so a GPU in it that the node does not have is a problem of the report.
+#[tokio::test(start_paused = true)]
+async fn a_missing_gpu_in_the_annotation_of_another_program_is_reported() {
+    let mut before = object(&fleet(1));
+    let text = r#"[{"podUID":"u","resourceName":"nvidia.com/gpu","deviceIDs":["GPU-old"]}]"#;
+    before.metadata.annotations =
+        Some([("node.koordinator.sh/gpu-checkpoints".to_owned(), text.to_owned())].into());
+    let mut server = Server::holding(stored(&before));
+    let written = server.next_device().await;
+    let conditions = &written.spec.devices[0].conditions;
+    let found = conditions
+        .iter()
+        .find(|found| found.condition_type == "ReportValid")
+        .unwrap();
+    assert_eq!(
+        (found.status.as_str(), found.reason.as_str()),
+        ("False", "AllocationOfMissingGPU")
+    );
 }
 
 #[tokio::test(start_paused = true)]

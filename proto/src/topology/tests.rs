@@ -25,11 +25,52 @@ fn a_table_as_koordinator_writes_it_is_read_and_written_alike() {
     );
 }
 
+/// The proposal's own spellings: a score as a string, and three names of the bandwidth.
+#[rstest]
+#[case::score_in_quotes(r#"{"1":[{"minors":[3],"allocationScore":"-7"}]}"#, None, -7)]
+#[case::minors_in_quotes(r#"{"1":[{"minors":["3"],"allocationScore":5}]}"#, None, 5)]
+#[case::bandwidth(r#"{"1":[{"minors":[3],"ringBusBandwidth":"4Gi"}]}"#, Some("4Gi"), 0)]
+#[case::third_spelling(r#"{"1":[{"minors":[3],"ringAllReduceBandwidth":"4Gi"}]}"#, Some("4Gi"), 0)]
+#[case::third_spelling_in_any_case(
+    r#"{"1":[{"minors":[3],"RingAllReduceBandwidth":"4Gi"}]}"#,
+    Some("4Gi"),
+    0
+)]
+#[case::bandwidth_as_a_number(r#"{"1":[{"minors":[3],"ringAllReduceBandwidth":400}]}"#, Some("400"), 0)]
+fn every_spelling_of_the_proposal_is_read(
+    #[case] text: &str,
+    #[case] bandwidth: Option<&str>,
+    #[case] score: i64,
+) {
+    let expected = GpuPartition {
+        minors: vec![3],
+        ring_bus_bandwidth: bandwidth.map(|bandwidth| bandwidth.parse().unwrap()),
+        allocation_score: score,
+        ..GpuPartition::default()
+    };
+    assert_eq!(
+        read_partitions(text),
+        Ok(GpuPartitionTable::from([(1, vec![expected])]))
+    );
+}
+
 #[rstest]
 #[case::no_json("Invalid JSON format", "does not parse: expected value at line 1 column 1")]
-#[case::quoted_score(
-    r#"{"1":[{"minors":[0],"allocationScore":"1"}]}"#,
-    r#"does not parse: 1[0].allocationScore: invalid type: string "1", expected i64"#
+#[case::score_in_words(
+    r#"{"1":[{"minors":[0],"allocationScore":"best"}]}"#,
+    r#"does not parse: 1[0].allocationScore: invalid value: string "best", expected a whole number"#
+)]
+#[case::minor_in_words(
+    r#"{"1":[{"minors":["a"]}]}"#,
+    r#"does not parse: 1[0].minors[0]: invalid value: string "a", expected a whole number"#
+)]
+#[case::negative_minor(
+    r#"{"1":[{"minors":["-1"]}]}"#,
+    r#"does not parse: 1[0].minors[0]: invalid value: string "-1", expected a whole number"#
+)]
+#[case::two_spellings(
+    r#"{"1":[{"minors":[0],"ringBusBandwidth":"1Gi","ringAllReduceBandwidth":"1Gi"}]}"#,
+    "does not parse: duplicate field `ringBusBandwidth`"
 )]
 #[case::no_number(
     r#"{"two":[{"minors":[0,1]}]}"#,

@@ -6,6 +6,8 @@ use placement::{
 use proto::pod::ALL_DEVICES;
 use proto::request::{Dialect, GpuRequest};
 
+use crate::inventory::is_certainly_absent;
+
 use super::kubelet_allocations;
 use super::others::others_held;
 use super::shares::{NamedShares, from_gpushare, from_shares, named_twice, unknown};
@@ -220,7 +222,10 @@ fn whole_unknown(
 ) -> Account {
     let is_other_gpu = |id: &str| match context.gpu(&DeviceRef::Id(id.into())) {
         Some(gpu) => !held.iter().any(|part| part.device.identifies(gpu)),
-        None => context.inventory.is_none(),
+        // A GPU that is certainly not there takes none of those that are.
+        None => context
+            .inventory
+            .is_none_or(|inventory| is_certainly_absent(id, inventory)),
     };
     let n_given = context
         .given

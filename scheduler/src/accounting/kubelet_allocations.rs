@@ -9,6 +9,8 @@ use placement::{
 use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, physical_id};
 use proto::resource::{FPGA, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
 
+use crate::inventory::is_certainly_absent;
+
 /// A device that kubelet allocated to a pod, which counts as used wholly.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AllocatedDevice {
@@ -86,9 +88,11 @@ pub fn alone(given: &[AllocatedDevice], inventory: Option<&Inventory>) -> (Holdi
     };
     let problem = join(&mut holdings, given, inventory);
     for device in given {
-        // A GPU that the node does not report takes one of those that it reports, whichever that is.
-        let is_known = inventory.is_none_or(|inventory| find(inventory, &device.id).is_some());
-        holdings.unknown_whole += u32::from(device.is_gpu && !is_known);
+        // A GPU that is named by other means than its UUID may be any of those that the node reports.
+        let is_certain = inventory.is_none_or(|inventory| {
+            find(inventory, &device.id).is_some() || is_certainly_absent(&device.id, inventory)
+        });
+        holdings.unknown_whole += u32::from(device.is_gpu && !is_certain);
     }
     (holdings, problem)
 }

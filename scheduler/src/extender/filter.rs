@@ -63,8 +63,8 @@ struct RefusalTexts<'a> {
     uniform: Option<&'a str>,
     /// The node that the pod is nominated to, and the text for it while pods that were evicted for the pod have not ended.
     nominated: Option<(&'a str, &'static str)>,
-    /// The texts for nodes whose partition table cannot be read, by name: they say why.
-    unreadable: BTreeMap<&'a str, String>,
+    /// The texts for nodes with a mistake in their report that may be why they are refused, by name: they say the mistake.
+    mistaken: BTreeMap<&'a str, String>,
     /// A suffix for one node's text, so that the refusal differs from the last one.
     suffix: Option<&'static str>,
 }
@@ -275,22 +275,22 @@ impl<'r> Filter<'_, 'r> {
             by_reason: texts_by_reason(resources, evaluation),
             uniform: if is_constant { Some(NO_NODE) } else { uniform },
             nominated,
-            unreadable: self.unreadable_texts(resources, evaluation),
+            mistaken: self.mistaken_texts(resources, evaluation),
             suffix,
         }
     }
 
-    /// The texts for the nodes whose partition table cannot be read. They name no node: one file of an operator may be that of
-    /// many nodes, and kube-scheduler counts equal texts.
-    fn unreadable_texts(
+    /// The texts for the nodes with a mistake in their report that may be why they are refused. They name no node: one file of an
+    /// operator may be that of many nodes, and kube-scheduler counts equal texts.
+    fn mistaken_texts(
         &self,
         resources: &ResourceDemand<'_>,
         evaluation: &Evaluation<'r>,
     ) -> BTreeMap<&'r str, String> {
+        let filter = self.index.filter();
         let mut texts = BTreeMap::new();
         for (name, misfit) in &evaluation.misfits {
-            if misfit.reason == Reason::PartitionsUnreadable {
-                let filter = self.index.filter();
+            if filter.problem_behind(name, misfit.reason).is_some() {
                 texts.insert(*name, filter.refusal(name, misfit.reason, resources));
             }
         }
@@ -415,7 +415,7 @@ impl RefusalTexts<'_> {
         match (self.uniform, self.nominated) {
             (Some(text), _) => text,
             (None, Some((node, text))) if node == name => text,
-            (None, _) => match self.unreadable.get(name) {
+            (None, _) => match self.mistaken.get(name) {
                 Some(text) => text,
                 None => self.of_reason(misfit.reason),
             },

@@ -490,9 +490,9 @@ impl NodeState {
         has_changed
     }
 
-    /// The problem of the node's partition table, for people.
-    pub(super) fn table_problem(&self) -> Option<&str> {
-        self.report.as_ref()?.table_problem.as_deref()
+    /// The node's devices as far as they can be read; `None` if it has none.
+    pub(super) fn report(&self) -> Option<&NodeReport> {
+        self.report.as_ref()
     }
 
     /// Returns true if the node has devices of any type.

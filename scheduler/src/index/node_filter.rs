@@ -9,6 +9,7 @@ use super::cluster::{Cluster, NodeState};
 use super::plugins::{Plugins, Standing, TRIED_AT_ONCE};
 use super::resource_demand::ResourceDemand;
 use crate::api_server::shorten;
+use crate::inventory::NodeReport;
 
 /// The nodes of the cluster, as a filter sees them.
 #[derive(Clone, Copy, Debug)]
@@ -167,11 +168,12 @@ impl<'a> NodeFilter<'a> {
         let hints = Hints::RespectOthers(demand.uid);
         let misfit = fleet.misfit(fleet.node_id(name)?, demand.devices(), hints)?;
         let mut detail = misfit.to_string();
-        // A table that names GPUs which are gone, or is not used, is why too few partitions are there.
-        if [Reason::Partition, Reason::PartitionsUnreadable].contains(&reason)
-            && let Some(problem) = self.table_problem(name)
-        {
-            let separator = if reason == Reason::Partition { ";" } else { ":" };
+        if let Some(problem) = self.problem_behind(name, reason) {
+            let separator = if reason == Reason::PartitionsUnreadable {
+                ":"
+            } else {
+                ";"
+            };
             detail = format!("{detail}{separator} {problem}");
         }
         let is_of_engine = ![Reason::UnitUnknown, Reason::NoIsolationProvider].contains(&reason);
@@ -180,17 +182,26 @@ impl<'a> NodeFilter<'a> {
 
     /// The text of a node's refusal, as kube-scheduler and people get it.
     pub fn refusal(self, name: &str, reason: Reason, demand: &ResourceDemand<'_>) -> String {
-        match self.table_problem(name) {
+        match self.problem_behind(name, reason) {
             Some(problem) if reason == Reason::PartitionsUnreadable => {
                 shorten(&format!("{reason}: {problem}"))
             }
-            _ => demand.refusal(reason),
+            Some(problem) => shorten(&format!("{}; {problem}", demand.refusal(reason))),
+            None => demand.refusal(reason),
         }
     }
 
-    /// The problem of a node's partition table: it cannot be read, names GPUs that are gone, or is not used.
-    pub fn table_problem(self, name: &str) -> Option<&'a str> {
-        self.cluster.nodes.get(name)?.table_problem()
+    /// The problem of the node's report that may be behind a refusal for this reason: of its partition table, or of the GPUs that
+    /// kubelet has allocated.
+    pub fn problem_behind(self, name: &str, reason: Reason) -> Option<&'a str> {
+        let problem_in: fn(&NodeReport) -> &Option<String> = match reason {
+            // A table that names GPUs which are gone, or is not used, is why too few partitions are there.
+            Reason::Partition | Reason::PartitionsUnreadable => |report| &report.table_problem,
+            Reason::Vendor => |report| &report.allocation_problem,
+            // Without a look-up of the node: a filter asks for each node that it refuses.
+            _ => return None,
+        };
+        problem_in(self.cluster.nodes.get(name)?.report()?).as_deref()
     }
 
     /// The reason for which a node gets no pods, or few, on account of its plugin.

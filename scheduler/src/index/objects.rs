@@ -138,8 +138,10 @@ impl ObjectStore<RawDevice> for Index {
         let swapped = noted(&mut report, plugin_reports::read_swapped_records(annotations));
         let allocations = annotations.map(KubeletAllocations::read).transpose();
         let allocations = noted(&mut report, allocations.map(Option::flatten));
-        if let Some(Some(allocations)) = &allocations {
-            report.check_allocations(allocations);
+        if let Some(Some(allocations)) = &allocations
+            && let Some(key) = annotations.and_then(KubeletAllocations::key)
+        {
+            report.check_allocations(key, allocations);
         }
         let without_devices = noted(
             &mut report,

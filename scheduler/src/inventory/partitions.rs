@@ -24,7 +24,7 @@ const KNOWN_VENDORS: [&str; 2] = ["", "nvidia"];
 /// The annotations and labels of a Device object about partitions of GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ReportedTable {
-    /// The partitions in the annotation; `None` without the annotation, empty if it cannot be read.
+    /// The partitions in the annotation whose GPUs the object lists; `None` without the annotation, empty if it cannot be read.
     partitions: Option<Vec<Partition>>,
     /// True if there is a table and it cannot be read.
     is_unreadable: bool,
@@ -46,10 +46,8 @@ impl ReportedTable {
         }
         match value_of(metadata.annotations.as_ref(), GPU_PARTITIONS).map(read_partitions) {
             Some(Ok(read)) => {
-                let partitions = partitions_of(read);
-                let mut minors = partitions.iter().flat_map(|partition| &partition.minors);
-                table.problem = missing_gpu(&mut minors, gpus).map(|minor| unlisted(GPU_PARTITIONS, minor));
-                table.partitions = Some(partitions);
+                let (partitions, problem) = with_listed_gpus(partitions_of(read), gpus);
+                (table.partitions, table.problem) = (Some(partitions), problem);
             }
             Some(Err(error)) => {
                 table.problem = Some(error.to_string());
@@ -126,15 +124,33 @@ fn is_about_table(condition: Option<&DeviceCondition>) -> bool {
 }
 
 /// The first of the minor numbers that none of the GPUs has.
-fn missing_gpu<'a>(minors: &mut impl Iterator<Item = &'a u32>, gpus: &[Device]) -> Option<u32> {
+fn missing_gpu<'a>(minors: impl IntoIterator<Item = &'a u32>, gpus: &[Device]) -> Option<u32> {
+    let mut minors = minors.into_iter();
     minors
         .find(|minor| gpus.iter().all(|gpu| gpu.minor != **minor))
         .copied()
 }
 
-/// The problem of an annotation that names a minor number which no GPU has.
-fn unlisted(annotation: &str, minor: u32) -> String {
-    format!("annotation {annotation} names minor {minor}, which no GPU of the object has")
+/// The partitions all of whose GPUs are listed, and the problem of the others. A partition with a GPU that is not there could never
+/// be allocated, and with the highest score it would keep pods that demand this score waiting.
+fn with_listed_gpus(mut partitions: Vec<Partition>, gpus: &[Device]) -> (Vec<Partition>, Option<String>) {
+    let mut first = None;
+    let n_before = partitions.len();
+    partitions.retain(|partition| match missing_gpu(&partition.minors, gpus) {
+        None => true,
+        Some(minor) => {
+            first.get_or_insert_with(|| (partition.minors.clone(), minor));
+            false
+        }
+    });
+    let problem = first.map(|(minors, minor)| {
+        let sets = match n_before - partitions.len() {
+            1 => "the set does not count".to_owned(),
+            n_sets => format!("{n_sets} such sets do not count"),
+        };
+        format!("annotation {GPU_PARTITIONS}: the set {minors:?} names minor {minor}, which no GPU of the object has; {sets}")
+    });
+    (partitions, problem)
 }
 
 /// The partitions of a table in the engine's terms.
@@ -162,8 +178,10 @@ pub(super) fn links(metadata: &ObjectMeta, gpus: &[Device]) -> (Vec<LinkGroup>, 
                     n_links: group.links,
                 });
             }
-            let mut minors = links.iter().flat_map(|group| &group.minors);
-            let problem = missing_gpu(&mut minors, gpus).map(|minor| unlisted(GPU_LINKS, minor));
+            let missing = missing_gpu(links.iter().flat_map(|group| &group.minors), gpus);
+            let problem = missing.map(|minor| {
+                format!("annotation {GPU_LINKS} names minor {minor}, which no GPU of the object has")
+            });
             (links, problem)
         }
         Some(Err(error)) => (links, Some(error.to_string())),

@@ -251,22 +251,54 @@ async fn devices_of_pods_of_other_schedulers_are_counted() {
     );
     world.delete_pod(&on(whole("v", 1), "n1"));
     assert_eq!(all(&world), ["@n1", "uid-v@n1"], "as long as the node says so");
-    world.apply_device(&given(
-        device("n1", &[100, 100, 100]),
-        &[("uid-v", &["GPU-unknown"])],
-    ));
-    assert!(
-        reason(&world, &shared("s", 1, 1), "n1")
-            .await
-            .contains("kept apart"),
-        "it may be any"
-    );
+    world.apply_device(&given(device("n1", &[100, 100, 100]), &[("uid-v", &["0"])]));
+    assert_eq!(all(&world), ["uid-v@n1"], "it may be any");
     let mut nonsense = device("n1", &[100, 100, 100]);
     nonsense["metadata"]["annotations"]["node.koordinator.sh/devices-checkpoints"] = "nonsense".into();
     world.apply_device(&nonsense);
     assert_eq!(all(&world), ["uid-v@n1"], "what was read before stays in force");
     world.apply_device(&device("n1", &[100, 100, 100]));
     assert_eq!(all(&world), [""; 0]);
+}
+
+/// A GPU that is not there takes none of those that are. One that is named by an index may be any of them, and the refusal says so.
+#[tokio::test]
+async fn a_checkpoint_of_a_gpu_that_is_not_listed_closes_nothing_else() {
+    let world = World::new().with_node("n1", &[100, 100]);
+    let with = |ids: &[&str]| {
+        let mut object = device("n1", &[100, 100]);
+        let entries = json!([{"podUID": "uid-v", "resourceName": "nvidia.com/gpu", "deviceIDs": ids}]);
+        object["metadata"]["annotations"]["node.koordinator.sh/gpu-checkpoints"] = entries.to_string().into();
+        object
+    };
+    let problems = async || world.inspect(Some("n1")).await["nodes"][0]["problems"].clone();
+    let text = |id: &str, effect: &str| {
+        format!(
+            "annotation node.koordinator.sh/gpu-checkpoints names GPU {id:?}, which the object does not list; {effect}"
+        )
+    };
+    let gone = "GPU-36b27e44-b086-46f7-f2dc-73c36dc65991";
+    for is_known in [false, true] {
+        if is_known {
+            world.apply_pod(&on(whole("v", 1), "n1"));
+        }
+        world.apply_device(&with(&[gone]));
+        let expected = text(gone, "it counts on no other GPU");
+        assert_eq!(problems().await, json!([format!("Device object: {expected}")]));
+        assert_eq!(world.fitting(&shared("s", 2, 200), &["n1"]).await, ["n1"]);
+        world.apply_device(&with(&["3"]));
+        let expected = text("3", "until it names GPUs by UUID, no GPU of the node is shared");
+        assert_eq!(problems().await, json!([format!("Device object: {expected}")]));
+        let refusal = reason(&world, &shared("s", 1, 1), "n1").await;
+        assert!(
+            refusal.contains("kept apart") && refusal.ends_with(&expected),
+            "{refusal}"
+        );
+        world.apply_device(&with(&[&uuid("n1", 1)]));
+        assert_eq!(problems().await, Value::Null);
+        assert_eq!(world.fitting(&shared("s", 1, 100), &["n1"]).await, ["n1"]);
+        assert_ne!(reason(&world, &shared("s", 2, 200), "n1").await, "");
+    }
 }
 
 /// GPUs that are set apart belong to the vendor's plugin; the others to those who share.

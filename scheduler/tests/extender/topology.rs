@@ -226,21 +226,25 @@ async fn a_refusal_names_the_mistake_of_a_table_that_cannot_be_read() {
     assert_eq!(refusal(&world, &demanding).await, (expected.clone(), expected));
 }
 
-/// A partition with a GPU that is not there is never free: the refusal says so beside the rule.
+/// A set with a GPU that is not there does not count, whatever its score, and the refusal says so; the other sets do.
 #[tokio::test]
-async fn a_refusal_names_the_missing_gpu_of_a_table() {
-    let of_more = json!({"2": [{"minors": [2, 3]}]});
-    let world = world(&with_table(gpus(3), &of_more, "Honor"));
-    let (text, detail) = refusal(&world, &asking("a", 2, 0)).await;
+async fn a_set_with_a_missing_gpu_does_not_count_and_is_named() {
+    const MISTAKE: &str = "annotation scheduling.koordinator.sh/gpu-partitions: the set [3, 4] names minor 4, which no GPU of the \
+                           object has; the set does not count";
+    let of_more = json!({"2": [{"minors": [3, 4], "allocationScore": "10"}, {"minors": [1, 2]}]});
+    let world = world(&with_table(gpus(4), &of_more, "Honor"));
+    let problems = &world.inspect(Some("n1")).await["nodes"][0]["problems"];
+    assert_eq!(*problems, json!([format!("Device object: {MISTAKE}")]));
+    let restricted = annotated(asking("a", 2, 0), SPEC, r#"{"allocatePolicy": "Restricted"}"#);
+    world.place(&restricted, "n1").await;
+    assert_eq!(minors(&world, &restricted, "gpu"), [1, 2]);
+    let (text, detail) = refusal(&world, &asking("b", 2, 0)).await;
     assert!(
         text.starts_with("devices that belong together are not free"),
         "{text}"
     );
-    assert_eq!(
-        detail,
-        "no partition of 2 GPUs is free; annotation scheduling.koordinator.sh/gpu-partitions names minor 3, which no GPU of \
-         the object has"
-    );
+    assert!(text.ends_with(&format!("; {MISTAKE}")), "{text}");
+    assert_eq!(detail, format!("no partition of 2 GPUs is free; {MISTAKE}"));
 }
 
 /// The plugin publishes no table that it cannot read, and says why in a condition of its GPUs.
@@ -310,6 +314,11 @@ async fn annotations_that_cannot_be_used_are_problems_of_their_node() {
         ),
         (
             "node.koordinator.sh/devices-checkpoints",
+            checkpoint("GPU-x"),
+            "names GPU \"GPU-x\", which the object does not list",
+        ),
+        (
+            "node.koordinator.sh/gpu-checkpoints",
             checkpoint("GPU-x"),
             "names GPU \"GPU-x\", which the object does not list",
         ),

@@ -66,7 +66,10 @@ fn the_partition_policy_of_a_node_decides_if_its_table_binds(
 /// A node with a table of its own does not get the table of its model.
 #[rstest]
 #[case::no_json("{", "EOF")]
-#[case::score_is_text(r#"{"1": [{"minors": [0], "allocationScore": "1"}]}"#, "invalid type: string")]
+#[case::score_is_text(
+    r#"{"1": [{"minors": [0], "allocationScore": "best"}]}"#,
+    "invalid value: string"
+)]
 #[case::another_size(r#"{"2": [{"minors": [0]}]}"#, "is of another size")]
 fn a_malformed_table_is_dropped_and_reported(#[case] table: &str, #[case] expected: &str) {
     let metadata = json!({"labels": {"node.koordinator.sh/gpu-model": "H800"}, "annotations": {"scheduling.koordinator.sh/gpu-partitions": table}});
@@ -84,6 +87,34 @@ fn a_malformed_table_is_dropped_and_reported(#[case] table: &str, #[case] expect
         expected.split('|').any(|expected| problem.contains(expected)),
         "{problem}"
     );
+}
+
+/// A set with a GPU that is not there is left out of the table, and the table counts without it.
+#[rstest]
+#[case::one_set(
+    r#"{"2": [{"minors": [6, 8], "allocationScore": 10}, {"minors": [0, 1]}], "1": [{"minors": [3]}]}"#,
+    &[&[3][..], &[0, 1]],
+    "the set [6, 8] names minor 8, which no GPU of the object has; the set does not count"
+)]
+#[case::several_sets(
+    r#"{"2": [{"minors": [6, 8]}, {"minors": [9, 1]}], "1": [{"minors": [3]}]}"#,
+    &[&[3][..]],
+    "the set [6, 8] names minor 8, which no GPU of the object has; 2 such sets do not count"
+)]
+#[case::all_sets(
+    r#"{"1": [{"minors": [8]}]}"#,
+    &[],
+    "the set [8] names minor 8, which no GPU of the object has; the set does not count"
+)]
+fn a_missing_gpu_makes_its_sets_invalid(#[case] table: &str, #[case] sets: &[&[u32]], #[case] problem: &str) {
+    let labels = json!({"node.koordinator.sh/gpu-partition-policy": "Honor"});
+    let metadata =
+        json!({"labels": labels, "annotations": {"scheduling.koordinator.sh/gpu-partitions": table}});
+    let report = read(&json!({}), &metadata, &eight());
+    assert_eq!(shown(&report.inventory), Some((true, sets.to_vec())));
+    let problem = format!("annotation scheduling.koordinator.sh/gpu-partitions: {problem}");
+    assert_eq!(report.problems, [format!("Device object: {problem}")]);
+    assert_eq!(report.table_problem, Some(problem));
 }
 
 /// A node whose policy allows only partitions must not allocate anything else because its table has a mistake.
