@@ -3,7 +3,9 @@
 //! Knows nothing about the routes. It checks the certificates of clients, and marks requests with [`ClientCertificate`] and
 //! [`ClientName`].
 
+mod conversation;
 mod head_limit;
+mod places;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -30,16 +32,14 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 use tracing::{debug, info, warn};
 
-use crate::panics::named;
+use crate::log_limit::LogLimit;
 use crate::x509::common_name;
-use head_limit::{Conversation, HeadLimit};
+use conversation::{Answering, AnsweringBody, Conversation, KEEP_ALIVE};
+use head_limit::HeadLimit;
+use places::Places;
 
 /// Time within which the head of a request must have arrived.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Time for which a client may keep an idle connection: longer than the 90 s of Go's HTTP client, which does not repeat a POST on
-/// a connection that was just closed.
-const KEEP_ALIVE: Duration = Duration::from_secs(120);
 
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -52,6 +52,8 @@ const H2: &[u8] = b"h2";
 
 /// The ALPN names that the TLS settings of a server must offer.
 pub const ALPN_PROTOCOLS: [&[u8]; 2] = [H2, b"http/1.1"];
+
+static NOT_ACCEPTED: LogLimit = LogLimit::new();
 
 /// The TLS settings of new connections; open connections keep the settings that they began with.
 pub type CurrentTls = watch::Receiver<Arc<ServerConfig>>;
@@ -86,6 +88,8 @@ pub struct HttpServer {
     pub router: Router,
     /// The TLS settings; `None` for a server in plain text.
     pub tls: Option<CurrentTls>,
+    /// The most connections at a time.
+    pub most_connections: usize,
     /// Time within which a TLS handshake, and the head of a request, must have arrived.
     pub read_timeout: Duration,
     /// Changes whenever all clients have to connect again.
@@ -94,13 +98,14 @@ pub struct HttpServer {
 
 impl HttpServer {
     /// A server in plain text that never resets its connections.
-    pub fn new(listener: TcpListener, router: Router) -> Self {
+    pub fn new(listener: TcpListener, router: Router, most_connections: usize) -> Self {
         // A receiver without a sender never sees a change.
         let (_, never) = watch::channel(0);
         Self {
             listener,
             router,
             tls: None,
+            most_connections,
             read_timeout: READ_TIMEOUT,
             connection_resets: never,
         }
@@ -113,6 +118,7 @@ impl HttpServer {
             tls: self.tls,
             read_timeout: self.read_timeout,
         };
+        let places = Places::new(self.most_connections);
         let mut open = OpenConnections::default();
         loop {
             let accepted = tokio::select! {
@@ -125,11 +131,18 @@ impl HttpServer {
             };
             match accepted {
                 Ok((stream, address)) => {
-                    let served = settings.clone().serve(stream, address, open.current.watcher());
-                    tokio::spawn(named("connection", served));
+                    let has_handshake = settings.tls.is_some();
+                    let conversation = Conversation::new(address.ip(), settings.read_timeout, has_handshake);
+                    let watcher = open.current.watcher();
+                    let serving = settings
+                        .clone()
+                        .serve(stream, address, conversation.clone(), watcher);
+                    places.serve(conversation, serving);
                 }
                 Err(error) => {
-                    warn!(%error, "cannot accept a connection");
+                    if let Some(left_out) = NOT_ACCEPTED.left_out() {
+                        warn!(%error, left_out, "cannot accept a connection");
+                    }
                     // With all file descriptors in use, accept fails at once: the pause keeps the loop from spinning.
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
@@ -188,7 +201,13 @@ struct ConnectionSettings {
 
 impl ConnectionSettings {
     /// Serves one connection until it ends.
-    async fn serve(self, stream: TcpStream, address: SocketAddr, watcher: Watcher) {
+    async fn serve(
+        self,
+        stream: TcpStream,
+        address: SocketAddr,
+        conversation: Conversation,
+        watcher: Watcher,
+    ) {
         // Answers are written whole or in large pieces, so to wait for more bytes only delays them.
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");
@@ -198,17 +217,17 @@ impl ConnectionSettings {
             .as_ref()
             .map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())))
         else {
-            return self
-                .serve_http1(stream, ConnectionClient::new(address, None), watcher)
-                .await;
+            let client = ConnectionClient::new(address, None);
+            return self.serve_http1(stream, client, conversation, watcher).await;
         };
         match tokio::time::timeout(self.read_timeout, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => {
+                conversation.note_handshake();
                 let (_, session) = stream.get_ref();
                 let client = ConnectionClient::new(address, session.peer_certificates());
                 match session.alpn_protocol() {
-                    Some(H2) => self.serve_http2(stream, client, watcher).await,
-                    _ => self.serve_http1(stream, client, watcher).await,
+                    Some(H2) => self.serve_http2(stream, client, conversation, watcher).await,
+                    _ => self.serve_http1(stream, client, conversation, watcher).await,
                 }
             }
             Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
@@ -221,9 +240,9 @@ impl ConnectionSettings {
         self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         client: ConnectionClient,
+        conversation: Conversation,
         watcher: Watcher,
     ) {
-        let conversation = Conversation::new(self.read_timeout);
         let stream = HeadLimit::new(stream, conversation.clone());
         let mut builder = http1::Builder::new();
         // hyper counts from the end of a request to the head of the next, so this limits idle connections. `HeadLimit` ends
@@ -233,13 +252,7 @@ impl ConnectionSettings {
             .header_read_timeout(KEEP_ALIVE + self.read_timeout);
         let router = self.router;
         let service = service_fn(move |request| {
-            let answering = conversation.answering();
-            let answer = answer(router.clone(), request, client.clone());
-            async move {
-                let answer = answer.await;
-                drop(answering);
-                answer
-            }
+            answer(router.clone(), request, client.clone(), conversation.answering())
         });
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         log_end(watcher.watch(connection).await);
@@ -250,6 +263,7 @@ impl ConnectionSettings {
         self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         client: ConnectionClient,
+        conversation: Conversation,
         watcher: Watcher,
     ) {
         let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -260,9 +274,15 @@ impl ConnectionSettings {
             .keep_alive_timeout(self.read_timeout)
             .max_frame_size(FRAME);
         let router = self.router;
-        let service = service_fn(move |request| answer(router.clone(), request, client.clone()));
+        let overdue = conversation.clone().overdue();
+        let service = service_fn(move |request| {
+            answer(router.clone(), request, client.clone(), conversation.answering())
+        });
         let connection = builder.serve_connection(TokioIo::new(stream), service);
-        log_end(watcher.watch(connection).await);
+        tokio::select! {
+            ended = watcher.watch(connection) => log_end(ended),
+            () = overdue => debug!("connection ended: no request in time"),
+        }
     }
 }
 
@@ -279,13 +299,20 @@ async fn answer(
     router: Router,
     request: Request<Incoming>,
     client: ConnectionClient,
+    answering: Answering,
 ) -> Result<Response<Body>, Infallible> {
     let mut request = request.map(Body::new);
     if client.has_certificate {
         request.extensions_mut().insert(ClientCertificate);
     }
     request.extensions_mut().insert(client.name);
-    router.oneshot(request).await
+    let answer = router.oneshot(request).await?;
+    Ok(answer.map(|body| {
+        Body::new(AnsweringBody {
+            body,
+            _answering: answering,
+        })
+    }))
 }
 
 #[cfg(test)]

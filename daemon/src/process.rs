@@ -19,12 +19,16 @@ use tracing::{error, info, warn};
 use crate::duration::parse_duration;
 use crate::http_server::{HttpServer, listen};
 use crate::logging::{self, LogFilter, LogFormat};
+use crate::open_files;
 use crate::panics::{log_panics, named};
 use crate::supervise::Tasks;
 use crate::watchdog::{self, Probe};
 
 /// Longest time in which the servers may answer the requests in work at the end.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+
+/// The most connections of the listener for probes and metrics: kubelet, Prometheus and a few people.
+pub const HEALTH_CONNECTIONS: usize = 64;
 
 /// The flags that every daemon has.
 #[derive(Clone, Debug, clap::Args)]
@@ -64,6 +68,8 @@ pub struct Process {
     pub tasks: Tasks,
     /// Tasks that end some time after `stop` is cancelled, once they have answered the requests in work.
     pub servers: Tasks,
+    /// The most connections of all servers together.
+    n_connections: usize,
     args: ProcessArgs,
 }
 
@@ -75,6 +81,7 @@ where
     // Before anything that can fail, so that every failure is in the log.
     logging::start(args.log_format, &args.log_level);
     log_panics();
+    open_files::raise_limit();
     match run_to_end(args, runtime, daemon) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -111,6 +118,7 @@ impl Process {
             stop: CancellationToken::new(),
             tasks: Tasks::default(),
             servers: Tasks::default(),
+            n_connections: 0,
             args,
         })
     }
@@ -135,12 +143,16 @@ impl Process {
             return Ok(());
         };
         let listener = listen(address).await.context("--health-listen")?;
-        self.serve("probes and metrics", HttpServer::new(listener, routes));
+        self.serve(
+            "probes and metrics",
+            HttpServer::new(listener, routes, HEALTH_CONNECTIONS),
+        );
         Ok(())
     }
 
     /// Starts an HTTP server, which ends with the process.
     pub fn serve(&mut self, name: &'static str, server: HttpServer) {
+        self.n_connections += server.most_connections;
         self.servers.spawn(name, server.serve(self.stop.clone()));
     }
 
@@ -165,6 +177,7 @@ impl Process {
     /// # Errors
     /// A task ended that should run as long as the process.
     pub async fn serve_until_signal(mut self, farewell: impl Future<Output = ()>) -> anyhow::Result<()> {
+        open_files::log_room(self.n_connections);
         let signal = self.signal.clone();
         let service = async {
             signal.cancelled().await;
@@ -225,6 +238,7 @@ mod tests {
             stop: CancellationToken::new(),
             tasks: Tasks::default(),
             servers: Tasks::default(),
+            n_connections: 0,
             args: ProcessArgs {
                 kubeconfig: None,
                 health_listen: None,

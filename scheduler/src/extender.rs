@@ -46,6 +46,7 @@ use crate::metrics::{Ending, Metrics, Timer, Verb};
 use avoided_nodes::AvoidedNodes;
 use bind_limiter::{BindLimiter, KeyedLock};
 use daemon::http_server::ClientCertificate;
+use daemon::log_limit::LogLimit;
 use filter_clients::FilterClients;
 use inspect::ViewLimits;
 pub(crate) use inspect::{Access, Denied};
@@ -53,6 +54,8 @@ use preempt::NamedVictims;
 use recent_pods::RecentPods;
 use recheck::Recheck;
 use requeue::{SampleRetries, WaitingPods};
+
+static REFUSED: LogLimit = LogLimit::new();
 
 /// The state and configuration of all verbs and views.
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
@@ -150,7 +153,9 @@ impl RequestError {
 impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
         let (status, _) = self.outcome();
-        tracing::warn!(status = status.as_u16(), error = %self, "request refused");
+        if let Some(left_out) = REFUSED.left_out() {
+            tracing::warn!(status = status.as_u16(), error = %self, left_out, "request refused");
+        }
         (status, format!("{self}\n")).into_response()
     }
 }

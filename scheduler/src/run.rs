@@ -15,7 +15,8 @@ use axum::Router;
 use daemon::api_server::Connection;
 use daemon::http_server::{CurrentTls, HttpServer, listen};
 use daemon::metrics_text::MetricsText;
-use daemon::process::Process;
+use daemon::open_files::OWN_FILES;
+use daemon::process::{HEALTH_CONNECTIONS, Process};
 use daemon::supervise::Tasks;
 use daemon::watch::WatchLag;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -41,6 +42,19 @@ use crate::prewarm::prewarm;
 use crate::read_api::{self, ReadApi};
 use crate::room::Room;
 use crate::watch::{ObjectStore, follow, watch};
+
+/// The most connections of the extender: kube-scheduler opens one for each binding that is under way at the same time.
+const EXTENDER_CONNECTIONS: usize = 512;
+/// The most connections of the webhooks: each API server has a few.
+const WEBHOOK_CONNECTIONS: usize = 128;
+/// The most connections of the read API on an address of its own, and of the page: a browser opens six.
+const VIEW_CONNECTIONS: usize = 96;
+
+// A container has at least 1,024 open files.
+const _: () = assert!(
+    EXTENDER_CONNECTIONS + WEBHOOK_CONNECTIONS + 2 * VIEW_CONNECTIONS + HEALTH_CONNECTIONS + OWN_FILES
+        <= 1024
+);
 
 /// Runs the daemon in its process.
 ///
@@ -133,7 +147,7 @@ async fn serve_requests(
     let server = HttpServer {
         tls: tls.extender,
         connection_resets,
-        ..HttpServer::new(listen(serving.listen).await?, routes)
+        ..HttpServer::new(listen(serving.listen).await?, routes, EXTENDER_CONNECTIONS)
     };
     process.serve("extender", server);
 
@@ -162,7 +176,7 @@ async fn serve_webhooks(
     let routes = admission::server::router(Arc::new(webhooks), PREFIX);
     let server = HttpServer {
         tls,
-        ..HttpServer::new(listen(settings.listen).await?, routes)
+        ..HttpServer::new(listen(settings.listen).await?, routes, WEBHOOK_CONNECTIONS)
     };
     process.serve("webhooks", server);
     Ok(())
@@ -187,7 +201,7 @@ async fn serve_views(
         let is_local = address.ip().to_canonical().is_loopback();
         let server = HttpServer {
             tls: tls.clone().filter(|_| !is_local),
-            ..HttpServer::new(listen(address).await?, routes(api, !is_local))
+            ..HttpServer::new(listen(address).await?, routes(api, !is_local), VIEW_CONNECTIONS)
         };
         process.serve(name, server);
     }

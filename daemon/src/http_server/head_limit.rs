@@ -7,77 +7,16 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::conversation::Conversation;
+
 /// Time for which a client may read nothing of its answer. The server keeps the memory of an answer until it is read.
 const STALL: Duration = Duration::from_secs(30);
-
-/// The stage of a connection between two requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ConversationStage {
-    /// The client has connected, or has begun the head of a request. The head must be complete at `until`.
-    Head { until: Instant },
-    /// A request is being answered; the handler limits the time of its body.
-    Answering,
-    /// The connection is idle.
-    Idle,
-}
-
-/// The stage of a connection, shared by its stream, which sees the bytes, and its service, which sees the requests.
-#[derive(Clone, Debug)]
-pub(super) struct Conversation {
-    stage: Arc<Mutex<ConversationStage>>,
-    /// Longest time from the first byte of a head to its end.
-    limit: Duration,
-}
-
-/// Marks a request as being answered until dropped.
-#[derive(Debug)]
-pub(super) struct Answering(Conversation);
-
-impl Conversation {
-    /// The stage of a connection that was just accepted.
-    pub(super) fn new(limit: Duration) -> Self {
-        // A client that connects and sends nothing holds a connection as well.
-        let until = Instant::now() + limit;
-        Self {
-            stage: Arc::new(Mutex::new(ConversationStage::Head { until })),
-            limit,
-        }
-    }
-
-    /// Notes that the head of a request is complete.
-    pub(super) fn answering(&self) -> Answering {
-        *self.stage() = ConversationStage::Answering;
-        Answering(self.clone())
-    }
-
-    /// Notes that bytes have arrived.
-    fn note_bytes(&self) {
-        let mut stage = self.stage();
-        // Bytes of a body, and those of a pipelined request, change nothing while a request is being answered.
-        if *stage == ConversationStage::Idle {
-            *stage = ConversationStage::Head {
-                until: Instant::now() + self.limit,
-            };
-        }
-    }
-
-    fn stage(&self) -> MutexGuard<'_, ConversationStage> {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Answering {
-    fn drop(&mut self) {
-        *self.0.stage() = ConversationStage::Idle;
-    }
-}
 
 /// A stream that ends when a head is overdue, as if the client had closed it, and fails when the client reads nothing for long.
 #[derive(Debug)]
@@ -103,7 +42,7 @@ impl<S> HeadLimit<S> {
 
     /// Is ready when a head is overdue.
     fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let ConversationStage::Head { until } = *self.conversation.stage() else {
+        let Some(until) = self.conversation.head_until() else {
             return Poll::Pending;
         };
         // The stage may have changed since the timer was set, and one timer serves all heads of a connection.

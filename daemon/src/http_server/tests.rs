@@ -7,11 +7,12 @@ use axum::routing::get;
 use hyper_util::server::graceful::GracefulShutdown;
 use rstest::rstest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::conversation::Conversation;
 use super::{ConnectionClient, ConnectionSettings, HttpServer};
 
 const REQUEST: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
@@ -41,6 +42,7 @@ fn connect() -> DuplexStream {
             .serve_http1(
                 server,
                 ConnectionClient::new(([127, 0, 0, 1], 1).into(), None),
+                Conversation::new([127, 0, 0, 1].into(), Duration::from_secs(10), false),
                 graceful.watcher(),
             )
             .await;
@@ -166,7 +168,7 @@ async fn a_reset_answers_running_requests_and_closes_idle_connections() {
     let (hang_up, hangups) = watch::channel(0);
     let server = HttpServer {
         connection_resets: hangups,
-        ..HttpServer::new(listener, router)
+        ..HttpServer::new(listener, router, 8)
     };
     tokio::spawn(server.serve(CancellationToken::new()));
     let (mut idle, mut busy) = (
@@ -195,4 +197,41 @@ async fn a_reset_answers_running_requests_and_closes_idle_connections() {
         "{text}"
     );
     assert!(TcpStream::connect(address).await.is_ok(), "new ones are welcome");
+}
+
+/// Connects from an address of this machine.
+async fn connect_from(address: [u8; 4], server: std::net::SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((address, 0).into()).unwrap();
+    socket.connect(server).await.unwrap()
+}
+
+/// 80 connections that send nothing, or keep a request's connection, from four addresses, against 16 places.
+#[rstest]
+#[case::silent("")]
+#[case::half_a_head("GET / HT")]
+#[case::idle(REQUEST)]
+#[tokio::test]
+async fn idle_clients_keep_no_other_client_out(#[case] sent: &str) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = listener.local_addr().unwrap();
+    let router = Router::new().route("/", get(async || "quick"));
+    let serving = HttpServer::new(listener, router, 16).serve(CancellationToken::new());
+    tokio::spawn(serving);
+    let mut regular = connect_from([127, 0, 0, 9], server).await;
+    let mut attackers = Vec::new();
+    for at in (0..4_u8).cycle().take(80) {
+        let mut attacker = connect_from([127, 0, 0, 2 + at], server).await;
+        attacker.write_all(sent.as_bytes()).await.unwrap();
+        attackers.push(attacker);
+        // The connection of a client that asks now and then stays, and a new client gets one.
+        let mut probe = connect_from([127, 0, 0, 8], server).await;
+        for client in [&mut regular, &mut probe] {
+            client.write_all(REQUEST.as_bytes()).await.unwrap();
+            let mut reply = vec![0; 4096];
+            let read = timeout(Duration::from_secs(10), client.read(&mut reply));
+            let n = read.await.expect("an answer in time").unwrap();
+            assert!(reply[..n].ends_with(b"quick"));
+        }
+    }
 }

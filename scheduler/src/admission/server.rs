@@ -24,6 +24,7 @@ use tracing::{debug, warn};
 use crate::api_server::shorten;
 use crate::index::{Index, Shared};
 use daemon::http_server::ClientCertificate;
+use daemon::log_limit::LogLimit;
 
 use super::{Rules, Unreadable, Verdict};
 
@@ -38,6 +39,8 @@ const SMALL_BODY: usize = 64 << 10;
 const LARGE_BODIES: usize = 8;
 /// Longest time for a review to arrive: the API server does not wait longer for the answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
+
+static NOT_ANSWERED: LogLimit = LogLimit::new();
 
 /// The two webhooks, and the limits of their requests.
 #[derive(Debug)]
@@ -103,7 +106,9 @@ impl IntoResponse for ReviewFailure {
             Self::Broken(_) => StatusCode::REQUEST_TIMEOUT,
             Self::NoCertificate => StatusCode::FORBIDDEN,
         };
-        warn!(status = status.as_u16(), error = %self, "review not answered");
+        if let Some(left_out) = NOT_ANSWERED.left_out() {
+            warn!(status = status.as_u16(), error = %self, left_out, "review not answered");
+        }
         (status, format!("{self}\n")).into_response()
     }
 }

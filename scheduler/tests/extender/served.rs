@@ -40,7 +40,7 @@ async fn start(world: &World, tls: Option<CurrentTls>, read_timeout: Duration) -
     let server = HttpServer {
         tls,
         read_timeout,
-        ..HttpServer::new(listener, world.router.clone())
+        ..HttpServer::new(listener, world.router.clone(), 64)
     };
     let task = tokio::spawn(server.serve(stop.clone()));
     Server { address, stop, task }

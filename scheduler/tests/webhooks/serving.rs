@@ -36,7 +36,7 @@ async fn start(tls: CurrentTls, routes: axum::Router) -> SocketAddr {
     let server = HttpServer {
         tls: Some(tls),
         read_timeout: Duration::from_secs(5),
-        ..HttpServer::new(listener, routes)
+        ..HttpServer::new(listener, routes, 64)
     };
     tokio::spawn(server.serve(CancellationToken::new()));
     address

@@ -1,0 +1,170 @@
+//! The stage of one connection, from its TLS handshake to its end, and the time that each stage may take.
+
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use hyper::body::{Frame, SizeHint};
+use tokio::time::{Instant, sleep_until};
+
+/// Time for which a client may keep an idle connection: longer than the 90 s of Go's HTTP client, which does not repeat a POST on
+/// a connection that was just closed.
+pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(120);
+
+/// The stage of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The client has connected, and its TLS handshake is not complete.
+    Handshake { since: Instant },
+    /// The client may send its first request, or has begun the head of one. The head must be complete at `until`.
+    Head { until: Instant },
+    /// As many requests are being answered; the handler limits the time of their bodies.
+    Answering { n: u32 },
+    /// No request is being answered.
+    Idle { since: Instant },
+}
+
+/// The stage of a connection, shared by its stream, which sees the bytes, its service, which sees the requests, and the listener.
+#[derive(Clone, Debug)]
+pub(super) struct Conversation {
+    stage: Arc<Mutex<Stage>>,
+    /// Longest time of a handshake, and from the first byte of a head to its end.
+    limit: Duration,
+    /// The client.
+    pub(super) address: IpAddr,
+}
+
+/// Marks a request as being answered until dropped.
+#[derive(Debug)]
+pub(super) struct Answering(Conversation);
+
+impl Conversation {
+    /// The stage of a connection that was just accepted; the TLS handshake, if there is one, comes first.
+    pub(super) fn new(address: IpAddr, limit: Duration, has_handshake: bool) -> Self {
+        let since = Instant::now();
+        let stage = if has_handshake {
+            Stage::Handshake { since }
+        } else {
+            // A client that connects and sends nothing holds a connection as well.
+            Stage::Head { until: since + limit }
+        };
+        Self {
+            stage: Arc::new(Mutex::new(stage)),
+            limit,
+            address: address.to_canonical(),
+        }
+    }
+
+    /// Notes that the TLS handshake is complete.
+    pub(super) fn note_handshake(&self) {
+        *self.stage() = Stage::Head {
+            until: Instant::now() + self.limit,
+        };
+    }
+
+    /// Notes that bytes of HTTP/1.1 have arrived.
+    pub(super) fn note_bytes(&self) {
+        let mut stage = self.stage();
+        // Bytes of a body, and those of a pipelined request, change nothing while a request is being answered.
+        if matches!(*stage, Stage::Idle { .. }) {
+            *stage = Stage::Head {
+                until: Instant::now() + self.limit,
+            };
+        }
+    }
+
+    /// Notes that the head of a request is complete.
+    pub(super) fn answering(&self) -> Answering {
+        let mut stage = self.stage();
+        let n = match *stage {
+            Stage::Answering { n } => n + 1,
+            _ => 1,
+        };
+        *stage = Stage::Answering { n };
+        drop(stage);
+        Answering(self.clone())
+    }
+
+    /// The time at which the head must be complete, while the client sends one.
+    pub(super) fn head_until(&self) -> Option<Instant> {
+        match *self.stage() {
+            Stage::Head { until } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// The time since which no request is being answered; `None` while one is.
+    pub(super) fn quiet_since(&self) -> Option<Instant> {
+        match *self.stage() {
+            Stage::Answering { .. } => None,
+            Stage::Handshake { since } | Stage::Idle { since } => Some(since),
+            Stage::Head { until } => Some(until - self.limit),
+        }
+    }
+
+    /// Returns true before the TLS handshake is complete.
+    pub(super) fn is_in_handshake(&self) -> bool {
+        matches!(*self.stage(), Stage::Handshake { .. })
+    }
+
+    /// Returns once the client has sent no request in time. Only for HTTP/2, whose pings keep a connection without requests alive.
+    pub(super) async fn overdue(self) {
+        loop {
+            let until = match *self.stage() {
+                Stage::Head { until } => until,
+                Stage::Idle { since } => since + KEEP_ALIVE,
+                Stage::Handshake { .. } | Stage::Answering { .. } => Instant::now() + KEEP_ALIVE,
+            };
+            if until <= Instant::now() {
+                return;
+            }
+            sleep_until(until).await;
+        }
+    }
+
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The body of an answer, with which the answer ends.
+#[derive(Debug)]
+pub(super) struct AnsweringBody {
+    pub(super) body: Body,
+    pub(super) _answering: Answering,
+}
+
+impl HttpBody for AnsweringBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        let mut stage = self.0.stage();
+        *stage = match *stage {
+            Stage::Answering { n } if n > 1 => Stage::Answering { n: n - 1 },
+            _ => Stage::Idle {
+                since: Instant::now(),
+            },
+        };
+    }
+}

@@ -1,0 +1,270 @@
+//! The places of a listener for connections, and the connection that ends when all places are taken.
+//!
+//! Every client of the network can connect, so that places are given by address: at most a quarter to one address, and at the limit
+//! the address with the most connections loses the one that has been quiet longest.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::conversation::Conversation;
+use crate::log_limit::LogLimit;
+use crate::panics::named;
+
+/// The part of all places that one address may take, and that TLS handshakes may take.
+const SHARE: usize = 4;
+
+/// Addresses at which the connections of many clients end: port-forwards, and the other containers of the pod.
+const SHARED: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+
+static REFUSED: LogLimit = LogLimit::new();
+static ENDED: LogLimit = LogLimit::new();
+
+/// The places of one listener.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    most: usize,
+    taken: Arc<Mutex<Taken>>,
+}
+
+/// The connections that have a place, by number.
+#[derive(Debug, Default)]
+struct Taken {
+    next: u64,
+    open: BTreeMap<u64, OpenConnection>,
+}
+
+/// A connection that has a place.
+#[derive(Debug)]
+struct OpenConnection {
+    conversation: Conversation,
+    task: AbortHandle,
+}
+
+/// Frees the place of a connection when dropped.
+struct Place {
+    taken: Arc<Mutex<Taken>>,
+    number: u64,
+}
+
+impl Places {
+    /// Free places for this many connections.
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            most,
+            taken: Arc::default(),
+        }
+    }
+
+    /// Serves a connection on a task of its own, if a place is free or can be freed; else drops it.
+    pub(super) fn serve(
+        &self,
+        conversation: Conversation,
+        serving: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let address = conversation.address;
+        let mut taken = self.lock();
+        let freed = match taken.free_for(address, self.most) {
+            Room::Free => None,
+            Room::Of(number) => taken.open.remove(&number),
+            Room::None => {
+                drop(taken);
+                if let Some(left_out) = REFUSED.left_out() {
+                    warn!(%address, most = self.most, left_out, "connection refused: each place has a request in work");
+                }
+                return;
+            }
+        };
+        let number = taken.next;
+        taken.next += 1;
+        let place = Place {
+            taken: Arc::clone(&self.taken),
+            number,
+        };
+        let task = tokio::spawn(named("connection", async move {
+            let _place = place;
+            serving.await;
+        }));
+        // Under the lock, so that a task that ends at once finds its place.
+        let task = task.abort_handle();
+        taken.open.insert(number, OpenConnection { conversation, task });
+        drop(taken);
+        if let Some(freed) = freed {
+            freed.task.abort();
+            if let Some(left_out) = ENDED.left_out() {
+                let address = freed.conversation.address;
+                warn!(%address, most = self.most, left_out, "a quiet connection ended, for all places are taken");
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The room for one more connection.
+#[derive(Debug, PartialEq, Eq)]
+enum Room {
+    /// A place is free.
+    Free,
+    /// The place of this connection.
+    Of(u64),
+    /// No place: every connection that could end has a request in work.
+    None,
+}
+
+impl Taken {
+    /// The room for one more connection of an address, of `most` places in all.
+    fn free_for(&self, address: IpAddr, most: usize) -> Room {
+        let share = (most / SHARE).max(1);
+        let mut by_address: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        let mut n_handshakes = 0;
+        for connection in self.open.values() {
+            *by_address.entry(connection.conversation.address).or_default() += 1;
+            n_handshakes += usize::from(connection.conversation.is_in_handshake());
+        }
+        let of_address = by_address.get(&address).copied().unwrap_or_default();
+        let victim = if of_address >= share && !SHARED.contains(&address) {
+            self.quietest(&by_address, |conversation| conversation.address == address)
+        } else if n_handshakes >= share {
+            self.quietest(&by_address, Conversation::is_in_handshake)
+        } else if self.open.len() >= most {
+            self.quietest(&by_address, |_| true)
+        } else {
+            return Room::Free;
+        };
+        victim.map_or(Room::None, Room::Of)
+    }
+
+    /// Of the connections that `may_end` accepts and that have no request in work, the one that has been quiet longest of the address
+    /// with the most connections.
+    fn quietest(
+        &self,
+        by_address: &BTreeMap<IpAddr, usize>,
+        may_end: impl Fn(&Conversation) -> bool,
+    ) -> Option<u64> {
+        let now = Instant::now();
+        let mut candidates = Vec::new();
+        for (number, OpenConnection { conversation, .. }) in &self.open {
+            if let Some(since) = conversation.quiet_since()
+                && may_end(conversation)
+            {
+                let n = by_address.get(&conversation.address).copied().unwrap_or_default();
+                candidates.push(((n, now.saturating_duration_since(since)), *number));
+            }
+        }
+        candidates
+            .into_iter()
+            .max_by_key(|(rank, _)| *rank)
+            .map(|(_, number)| number)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.open.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::time::Duration;
+
+    use rstest::rstest;
+    use tokio::task::yield_now;
+    use tokio::time::advance;
+
+    use super::*;
+
+    const MOST: usize = 8;
+
+    fn address(n: u8) -> IpAddr {
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, n))
+    }
+
+    /// Takes a place for a connection that stays, one second after the one before.
+    async fn connect(places: &Places, from: IpAddr, has_handshake: bool) -> Conversation {
+        advance(Duration::from_secs(1)).await;
+        let conversation = Conversation::new(from, Duration::from_secs(10), has_handshake);
+        places.serve(conversation.clone(), pending());
+        yield_now().await;
+        conversation
+    }
+
+    /// The last bytes of the addresses with a place, in the order of their connections.
+    fn open(places: &Places) -> Vec<u8> {
+        let mut open = Vec::new();
+        for connection in places.lock().open.values() {
+            match connection.conversation.address {
+                IpAddr::V4(address) => open.push(address.octets()[3]),
+                IpAddr::V6(_) => open.push(0),
+            }
+        }
+        open
+    }
+
+    #[rstest]
+    #[case::room_for_all(&[1, 2, 3], &[1, 2, 3])]
+    #[case::a_quarter_for_an_address(&[1, 1, 1, 2], &[1, 1, 2])]
+    #[case::the_quietest_of_the_largest(&[1, 2, 2, 3, 3, 4, 5, 6, 7], &[1, 2, 3, 3, 4, 5, 6, 7])]
+    #[case::among_equals_the_quietest(&[1, 2, 3, 4, 5, 6, 7, 8, 9], &[2, 3, 4, 5, 6, 7, 8, 9])]
+    #[tokio::test(start_paused = true)]
+    async fn places_are_given_by_address(#[case] clients: &[u8], #[case] expected: &[u8]) {
+        let places = Places::new(MOST);
+        for client in clients {
+            connect(&places, address(*client), false).await;
+        }
+        assert_eq!(open(&places), expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_in_work_are_not_cut_off() {
+        let places = Places::new(MOST);
+        let mut answering = Vec::new();
+        for client in 1..=8 {
+            answering.push(connect(&places, address(client), false).await.answering());
+        }
+        connect(&places, address(9), false).await;
+        assert_eq!(open(&places), [1, 2, 3, 4, 5, 6, 7, 8]);
+        answering.remove(3);
+        connect(&places, address(9), false).await;
+        assert_eq!(open(&places), [1, 2, 3, 5, 6, 7, 8, 9]);
+    }
+
+    /// A client that only begins handshakes ends other handshakes, and no connection past its own.
+    #[tokio::test(start_paused = true)]
+    async fn handshakes_have_a_share_of_the_places() {
+        let places = Places::new(MOST);
+        connect(&places, address(1), true).await.note_handshake();
+        for client in 2..=6 {
+            connect(&places, address(client), true).await;
+        }
+        assert_eq!(open(&places), [1, 5, 6]);
+    }
+
+    /// All port-forwards of a pod end at its loopback address.
+    #[tokio::test(start_paused = true)]
+    async fn the_loopback_address_may_have_all_places() {
+        let places = Places::new(MOST);
+        for _ in 0..=MOST {
+            connect(&places, SHARED[0], false).await;
+        }
+        assert_eq!(open(&places).len(), MOST);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_ends_frees_its_place() {
+        let places = Places::new(MOST);
+        let conversation = Conversation::new(address(1), Duration::from_secs(10), false);
+        places.serve(conversation, async {});
+        yield_now().await;
+        assert_eq!(open(&places), [] as [u8; 0]);
+    }
+}

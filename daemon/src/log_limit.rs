@@ -1,0 +1,51 @@
+//! Lets one line of a kind into the log each minute: clients that cause a line with every request must not fill it.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Time between two lines of one kind.
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// The lines of one kind: the time of the last one, and the number of those left out since.
+#[derive(Debug)]
+pub struct LogLimit(Mutex<(Option<Instant>, u64)>);
+
+impl LogLimit {
+    /// A kind without a line yet.
+    #[expect(clippy::new_without_default, reason = "it stands in a static")]
+    pub const fn new() -> Self {
+        Self(Mutex::new((None, 0)))
+    }
+
+    /// The number of lines left out since the last one, if a line may be written now; else `None`, and this line counts as left out.
+    pub fn left_out(&self) -> Option<u64> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (last, left_out) = &mut *state;
+        if last.is_some_and(|last| last.elapsed() < INTERVAL) {
+            *left_out += 1;
+            return None;
+        }
+        *last = Some(Instant::now());
+        Some(std::mem::take(left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_minute_has_one_line_and_the_count_of_the_others() {
+        let limit = LogLimit::new();
+        let lines: Vec<_> = (0..1000).map(|_| limit.left_out()).collect();
+        assert_eq!(lines.iter().flatten().collect::<Vec<_>>(), [&0]);
+        advance(INTERVAL).await;
+        assert_eq!([limit.left_out(), limit.left_out()], [Some(999), None]);
+        advance(INTERVAL * 2).await;
+        assert_eq!(limit.left_out(), Some(1));
+    }
+}
