@@ -46,6 +46,8 @@ mod page;
 mod plugin_away;
 #[path = "extender/preempting.rs"]
 mod preempting;
+#[path = "extender/proposals.rs"]
+mod proposals;
 #[path = "extender/read_api.rs"]
 mod read_api;
 #[path = "extender/readers.rs"]
