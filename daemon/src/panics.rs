@@ -1,7 +1,4 @@
-//! Logs each panic with the name of the task that panicked.
-//!
-//! Release builds abort after that (`panic = "abort"` in the workspace's Cargo.toml), so no daemon goes on without one of its
-//! tasks.
+//! Logs each panic with the name of the task that panicked, and ends the process: no daemon goes on without one of its tasks.
 
 use std::panic::PanicHookInfo;
 
@@ -16,13 +13,15 @@ pub async fn named<T>(name: &'static str, task: impl Future<Output = T>) -> T {
     NAME.scope(name, task).await
 }
 
-/// Logs every panic from now on, in addition to Rust's report on standard error. Must be called once, after the start of the log.
-pub fn log_panics() {
+/// From now on each panic is logged, in addition to Rust's report on standard error, and ends the process. Must be called once,
+/// after the start of the log.
+pub fn end_at_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         log(panic);
         // Rust's own hook prints the message and the backtrace.
         print(panic);
+        std::process::abort();
     }));
 }
 

@@ -20,7 +20,7 @@ use crate::duration::parse_duration;
 use crate::http_server::{HttpServer, listen};
 use crate::logging::{self, LogFilter, LogFormat};
 use crate::open_files;
-use crate::panics::{log_panics, named};
+use crate::panics::{end_at_panics, named};
 use crate::supervise::Tasks;
 use crate::watchdog::{self, Probe};
 
@@ -80,7 +80,7 @@ where
 {
     // Before anything that can fail, so that every failure is in the log.
     logging::start(args.log_format, &args.log_level);
-    log_panics();
+    end_at_panics();
     open_files::raise_limit();
     match run_to_end(args, runtime, daemon) {
         Ok(()) => ExitCode::SUCCESS,

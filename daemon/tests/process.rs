@@ -1,4 +1,4 @@
-//! Processes with a fault, built in release mode like the daemons.
+//! Processes with a fault.
 
 #![expect(
     clippy::unwrap_used,
@@ -13,33 +13,36 @@ use std::time::{Duration, Instant};
 
 use rstest::rstest;
 
+/// The beginnings of variables that cargo sets for the package of a test.
+const OF_PACKAGE: [&str; 5] = [
+    "CARGO_PKG_",
+    "CARGO_MANIFEST_",
+    "CARGO_BIN_",
+    "CARGO_CRATE_",
+    "CARGO_PRIMARY_",
+];
+
 /// The time within which a process must end.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The example, built in release mode into a folder of its own, where no other build waits for it.
+/// The example, built with the features of the workspace's tests, so that no dependency is compiled for it.
 fn program() -> &'static PathBuf {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
-        let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("release-example");
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args([
-            "build",
-            "--quiet",
-            "--locked",
-            "--release",
-            "--package",
-            "daemon",
-            "--example",
-            "supervised",
-            "--target-dir",
-        ]);
-        let built = cargo
-            .arg(&target)
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status()
-            .unwrap();
+        cargo.args(["build", "--quiet", "--locked", "--workspace", "--all-features"]);
+        cargo
+            .args(["--example", "supervised"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"));
+        // Variables of this package, on which build scripts of dependencies depend, would have them compiled again.
+        for (name, _) in std::env::vars().filter(|(name, _)| OF_PACKAGE.iter().any(|of| name.starts_with(of)))
+        {
+            cargo.env_remove(name);
+        }
+        let built = cargo.status().unwrap();
         assert!(built.success(), "{built}");
-        target.join("release/examples/supervised")
+        let test = std::env::current_exe().unwrap();
+        test.ancestors().nth(2).unwrap().join("examples/supervised")
     })
 }
 
