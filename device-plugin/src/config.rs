@@ -95,8 +95,13 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_GPU_MEMORY", value_parser = gpu_memory, value_name = "QUANTITY")]
     pub gpu_memory: Option<u64>,
 
-    /// Use of the memory that the driver of a GPU reserves for itself, which no pod can allocate
-    #[arg(long, env = "GPUSHARE_RESERVED_MEMORY", default_value = "share", value_enum)]
+    /// Use of the memory that the driver of a GPU reserves for itself, if it reports any: no pod can allocate it
+    #[arg(
+        long,
+        env = "GPUSHARE_RESERVED_MEMORY",
+        default_value = "withhold",
+        value_enum
+    )]
     pub reserved_memory: ReservedMemory,
 
     /// Reaction to a node without NVIDIA's library, driver or GPU, and without other devices
@@ -353,6 +358,7 @@ impl Config {
             slots: self.slots,
             memory_unit: self.memory_unit,
             has_numa_hints: self.numa_hints,
+            allocated: BTreeSet::new(),
         }
     }
 

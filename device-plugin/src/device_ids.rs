@@ -4,7 +4,7 @@
 //! memory unit is `<start of the UUID's hash>-<n>`: there are many of them, and kubelet accepts no message above 4 MiB. All IDs are
 //! functions of the devices' own IDs, so they are the same after a restart.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proto::kubelet::MAX_MESSAGE_BYTES;
 use proto::memory_unit::MemoryUnit;
@@ -45,6 +45,8 @@ pub struct NumberedIds {
     prefix: String,
     /// The number of IDs; none if the prefix alone is the only ID.
     count: Option<u64>,
+    /// Numbers of further IDs, from `count` on: memory units that the driver keeps by now, and that pods were given before.
+    kept: Vec<u64>,
 }
 
 impl NumberedIds {
@@ -55,19 +57,22 @@ impl NumberedIds {
             prefix: format!("{device}::"),
             device,
             count: Some(count),
+            kept: Vec::new(),
         }
     }
 
     /// Every ID of these virtual devices, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = String> + use<> {
         let (prefix, is_alone) = (self.prefix.clone(), self.count.is_none());
-        (0..self.count.unwrap_or(1)).map(move |n| {
-            if is_alone {
-                prefix.clone()
-            } else {
-                format!("{prefix}{n}")
-            }
-        })
+        (0..self.count.unwrap_or(1))
+            .chain(self.kept.clone())
+            .map(move |n| {
+                if is_alone {
+                    prefix.clone()
+                } else {
+                    format!("{prefix}{n}")
+                }
+            })
     }
 
     /// True if `id` is the ID of one of these virtual devices.
@@ -78,15 +83,24 @@ impl NumberedIds {
         let Some(count) = self.count else {
             return number.is_empty();
         };
-        // The parser alone would accept a sign.
-        number.bytes().all(|byte| byte.is_ascii_digit()) && number.parse().is_ok_and(|n: u64| n < count)
+        parse_number(number).is_some_and(|n| n < count || self.kept.contains(&n))
+    }
+
+    /// Keeps the IDs among `allocated` whose number is from `count` on and below `end`.
+    fn keep(&mut self, allocated: &BTreeSet<String>, end: u64) {
+        let Some(count) = self.count else { return };
+        for id in allocated {
+            let number = id.strip_prefix(&self.prefix).and_then(parse_number);
+            self.kept.extend(number.filter(|n| (count..end).contains(n)));
+        }
+        self.kept.sort_unstable();
     }
 
     /// Encoded size of a list of these IDs, if each entry has `besides` bytes beside its ID and its health.
     fn list_bytes(&self, besides: u64) -> u64 {
         let prefix = self.prefix.len() as u64;
         match self.count {
-            Some(count) => list_bytes(prefix, count, besides),
+            Some(count) => list_bytes(prefix, count + self.kept.len() as u64, besides),
             None => device_bytes(prefix, besides),
         }
     }
@@ -187,6 +201,7 @@ impl IdScheme {
                 // The form of NVIDIA's own plugin: monitoring tools find the GPU by it.
                 prefix: gpu.uuid.to_string(),
                 count: None,
+                kept: Vec::new(),
             };
             self.by_resource
                 .entry(ExtendedResource::Whole)
@@ -199,6 +214,19 @@ impl IdScheme {
             {
                 let ids = NumberedIds::parts(device.id.clone(), percent.min(MOST_OF_ONE));
                 self.by_resource.entry(resource).or_default().push(ids);
+            }
+        }
+        self
+    }
+
+    /// The same IDs, with those memory units among `allocated` that pods were given when the driver did not keep its memory. kubelet
+    /// admits no pod again whose units are not listed, such as after a reboot.
+    #[must_use]
+    pub fn with_allocated(mut self, allocated: &BTreeSet<String>, gpus: &[Gpu], unit: MemoryUnit) -> Self {
+        let numbered = self.by_resource.get_mut(&ExtendedResource::Memory);
+        for ids in numbered.into_iter().flatten() {
+            if let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == ids.device) {
+                ids.keep(allocated, unit.units_in(gpu.memory_with_reserved()));
             }
         }
         self
@@ -254,6 +282,13 @@ impl IdScheme {
     }
 }
 
+/// The number that the digits stand for.
+fn parse_number(digits: &str) -> Option<u64> {
+    // The parser alone would accept a sign.
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|_| is_number)
+}
+
 /// The IDs of shares of each GPU.
 fn share_ids(gpus: &[Gpu], slots: u64) -> Vec<NumberedIds> {
     let mut numbered = Vec::with_capacity(gpus.len());
@@ -271,6 +306,7 @@ fn memory_ids(gpus: &[Gpu], stems: &[String], unit: MemoryUnit) -> Vec<NumberedI
             device: gpu.uuid.clone(),
             prefix: format!("{stem}-"),
             count: Some(unit.units_in(gpu.memory_bytes)),
+            kept: Vec::new(),
         });
     }
     numbered

@@ -63,6 +63,13 @@ pub struct Gpu {
     pub device_node: PathBuf,
 }
 
+impl Gpu {
+    /// All memory of the GPU in bytes, that of its driver included.
+    pub fn memory_with_reserved(&self) -> u64 {
+        self.memory_bytes.saturating_add(self.reserved_bytes)
+    }
+}
+
 /// A device of another type than a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherDevice {

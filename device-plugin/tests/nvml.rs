@@ -704,27 +704,28 @@ fn known_memory_is_not_replaced() {
 
 /// The memory that the driver reserves changes now and then, and the device stays the same.
 #[tokio::test]
-async fn reserved_memory_is_withheld_if_the_flag_is_set() {
+async fn reserved_memory_is_withheld_unless_pods_are_to_share_it() {
     let machine = Machine::new(&[card(0)]);
     machine.set("reserved", Some("471859200"));
+    let sharing = NvmlSource {
+        withholds_reserved: false,
+        ..machine.nvml()
+    };
     assert_eq!(
-        machine.source().discover().unwrap().gpus[0].memory_bytes,
+        of_gpus(sharing).discover().unwrap().gpus[0].memory_bytes,
         16 << 30
     );
-    let withholding = |interval| {
-        of_gpus(NvmlSource {
-            withholds_reserved: true,
-            probe_interval: interval,
-            reopen_interval: interval,
-            ..machine.nvml()
-        })
-    };
-    let gpu = withholding(OFTEN).discover().unwrap().gpus.remove(0);
+    let withholding = of_gpus(NvmlSource {
+        probe_interval: OFTEN,
+        reopen_interval: OFTEN,
+        ..machine.nvml()
+    });
+    let gpu = withholding.discover().unwrap().gpus.remove(0);
     assert_eq!(
         (gpu.memory_bytes, gpu.reserved_bytes),
         ((16 << 30) - (450 << 20), 450 << 20)
     );
-    let mut watched = Watched::start(&withholding(OFTEN));
+    let mut watched = Watched::start(&withholding);
     machine.set("reserved", Some("481859200"));
     let changed = Observation {
         device: None,

@@ -58,6 +58,10 @@ pub const ENFORCEMENT: &str = "gpushare/enforcement";
 /// The value of [`ENFORCEMENT`] for limits that the GPU driver enforces.
 pub const ENFORCED_BY_DRIVER: &str = "driver";
 
+/// The label of a GPU with the bytes of its memory that the driver keeps for itself and pods may not share, beside the amount that
+/// the Device object offers.
+pub const RESERVED_MEMORY: &str = "gpushare/reserved-memory";
+
 /// The condition that is true if a device works.
 pub const CONDITION_HEALTHY: &str = "Healthy";
 /// The condition that is true if containers of the node can get the device; its message names the injection mode.

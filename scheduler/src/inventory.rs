@@ -13,7 +13,7 @@ use placement::{
 };
 use proto::device::{
     DeviceCondition, DeviceInfo, DeviceTopology, ENFORCED_BY_DRIVER, ENFORCEMENT, GPU_MODEL_LABEL,
-    GPU_VENDOR_LABEL, SERVES_VENDOR_LABEL, SHARING_LABEL,
+    GPU_VENDOR_LABEL, RESERVED_MEMORY, SERVES_VENDOR_LABEL, SHARING_LABEL,
 };
 use proto::kubelet_allocations::KubeletAllocations;
 use proto::memory_unit::MemoryUnit;
@@ -272,6 +272,14 @@ fn device(kind: &DeviceType, info: &DeviceInfo) -> Result<Device, String> {
         device.sharing = sharing.is_none_or(|sharing| sharing != "disabled");
         let memory = amount(info, GPU_MEMORY)?;
         device.memory_bytes = memory.ok_or_else(|| format!("resources has no {GPU_MEMORY}"))?;
+        // An absurd amount is no amount: it only excuses holdings of earlier pods.
+        let reserved = info
+            .labels
+            .get(RESERVED_MEMORY)
+            .and_then(|label| label.parse().ok());
+        device.reserved_bytes = reserved
+            .filter(|bytes| *bytes <= device.memory_bytes)
+            .unwrap_or(0);
         device.core = count(info, GPU_CORE, 100)?;
         device.slots = count(info, GPU_SHARED, DEFAULT_SLOTS)?;
         return Ok(device);

@@ -75,9 +75,9 @@ pub(super) fn gpu_memory(text: &str) -> Result<u64, String> {
 /// The treatment of the memory that a driver reserves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReservedMemory {
-    /// Pods may share it, as in the first gpushare and in Koordinator.
+    /// Pods may share it, as in the first gpushare and in Koordinator: CUDA refuses the last of them a part of their memory.
     Share,
-    /// Pods may not share it; running pods keep their records.
+    /// Pods may not share it; pods that were given it before keep it.
     Withhold,
 }
 

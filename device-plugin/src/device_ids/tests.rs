@@ -85,6 +85,28 @@ fn an_id_names_its_gpu_and_other_texts_name_none() {
     assert_eq!(scheme.device_of(ExtendedResource::Shared, "GPU-a::2"), None);
 }
 
+/// A GPU of 4 GiB, of which the driver keeps 1.5 GiB since the last start. kubelet has given the third unit to a pod.
+#[test]
+fn units_that_pods_hold_stay_when_the_driver_keeps_their_memory() {
+    let mut found = gpus(&["GPU-a"], 4 << 30);
+    (found[0].memory_bytes, found[0].reserved_bytes) = (5 << 29, 3 << 29);
+    let scheme = IdScheme::new(&found, 2, MemoryUnit::GIB).unwrap();
+    let ids = |scheme: &IdScheme| {
+        let ids = scheme.ids(ExtendedResource::Memory, &found[0].uuid);
+        ids.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(ids(&scheme), "c8a15d95-0 c8a15d95-1");
+    let bytes = scheme.longest_list_bytes(ExtendedResource::Memory);
+    // One that is listed in any case, one that is kept, and others that this GPU never had.
+    let allocated = ["c8a15d95-0", "c8a15d95-2", "c8a15d95-4", "c8a15d95-+3", "b-2"];
+    let allocated = allocated.map(str::to_owned).into();
+    let scheme = scheme.with_allocated(&allocated, &found, MemoryUnit::GIB);
+    assert_eq!(ids(&scheme), "c8a15d95-0 c8a15d95-1 c8a15d95-2");
+    assert_eq!(scheme.longest_list_bytes(ExtendedResource::Memory), bytes / 2 * 3);
+    let gpu_of = |id| scheme.device_of(ExtendedResource::Memory, id).is_some();
+    assert_eq!(["c8a15d95-2", "c8a15d95-3"].map(gpu_of), [true, false]);
+}
+
 /// One ID for each GPU, shared or not; of other devices as many as they have percent.
 #[test]
 fn a_whole_gpu_has_one_id_and_another_device_one_per_percent() {

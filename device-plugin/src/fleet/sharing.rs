@@ -20,6 +20,8 @@ pub struct Sharing {
     pub memory_unit: MemoryUnit,
     /// True if kubelet gets the NUMA node of each device.
     pub has_numa_hints: bool,
+    /// The IDs of memory units that kubelet had given to pods when this process began.
+    pub allocated: BTreeSet<String>,
 }
 
 impl Sharing {
@@ -31,7 +33,9 @@ impl Sharing {
         // Without IDs of its own kubelet cannot allocate a part of a GPU that is not shared.
         let gpus = inventory.gpus.iter();
         let shared: Vec<Gpu> = gpus.filter(|gpu| self.devices.includes(gpu)).cloned().collect();
-        IdScheme::with_numa_nodes(self.has_numa_hints, &shared, self.slots.get(), self.memory_unit)
+        let ids =
+            IdScheme::with_numa_nodes(self.has_numa_hints, &shared, self.slots.get(), self.memory_unit)?;
+        Ok(ids.with_allocated(&self.allocated, &shared, self.memory_unit))
     }
 }
 

@@ -74,7 +74,7 @@ impl Default for NvmlSource {
             sysfs: PathBuf::from("/sys"),
             procfs: PathBuf::from("/proc"),
             unknown_memory: None,
-            withholds_reserved: false,
+            withholds_reserved: true,
             probe_interval: Duration::from_secs(10),
             reopen_interval: Duration::from_secs(30),
         }

@@ -8,8 +8,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use proto::device::{
     BOOT_ID, CONDITION_HEALTHY, CONDITION_INJECTABLE, CONDITION_ISOLATED, CONDITION_LIMITED,
     CONDITION_REPORT_VALID, Device, DeviceCondition, DeviceInfo, DeviceSpec, DeviceTopology, ENFORCEMENT,
-    GPU_DRIVER_LABEL, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, RawDevice, SERVES_VENDOR_LABEL, SHARING_DISABLED,
-    SHARING_LABEL, TYPE_GPU,
+    GPU_DRIVER_LABEL, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, RESERVED_MEMORY, RawDevice, SERVES_VENDOR_LABEL,
+    SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
 };
 use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use proto::node::Node;
@@ -243,6 +243,10 @@ impl DeviceEntries<'_> {
             ),
             (GPU_MEMORY_RATIO.to_owned(), percent),
         ]);
+        if entry.device.reserved_bytes > 0 {
+            let bytes = entry.device.reserved_bytes.to_string();
+            info.labels.insert(RESERVED_MEMORY.to_owned(), bytes);
+        }
         if let Some(found) = self.inputs.enforcements.get(&entry.device.uuid) {
             let level = found.level.as_str().to_owned();
             info.labels.insert(ENFORCEMENT.to_owned(), level);

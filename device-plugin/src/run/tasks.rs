@@ -1,5 +1,6 @@
 //! Starts the tasks that more than one kind of process has: the watches of the API server, publishing, and events.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use daemon::api_server::Connection;
@@ -13,9 +14,11 @@ use tracing::{error, info, warn};
 use crate::config::{Config, VendorServer};
 use crate::fleet::NodeFleet;
 use crate::fleet::corrections::Correction;
+use crate::fleet::sharing::Sharing;
 use crate::fleet::watch::{FleetChannels, FleetWatch};
 use crate::health::{ApplicationFault, Health};
 use crate::inventory::NodeInventory;
+use crate::kubelet_checkpoint;
 use crate::kubelet_pod_resources::{self, PodResources};
 use crate::node_state::NodeState;
 use crate::pods::NodePods;
@@ -46,7 +49,10 @@ pub(super) fn watch_devices(
     config: &Config,
     inventory: NodeInventory,
 ) -> anyhow::Result<WatchedDevices> {
-    let sharing = config.sharing();
+    let sharing = Sharing {
+        allocated: allocated_units(config),
+        ..config.sharing()
+    };
     let fleet = NodeFleet {
         // No container starts before the XIDs that an earlier process saw are loaded.
         is_health_loaded: false,
@@ -72,6 +78,18 @@ pub(super) fn watch_devices(
         faults,
         corrections: correction_sender,
     })
+}
+
+/// The IDs of memory units that kubelet's checkpoint gives to containers.
+fn allocated_units(config: &Config) -> BTreeSet<String> {
+    let mut ids = BTreeSet::new();
+    // Without a checkpoint kubelet has given none.
+    for entry in kubelet_checkpoint::read(&config.device_plugin_dir).unwrap_or_default() {
+        if entry.resource_name == config.memory_resource {
+            ids.extend(entry.device_ids);
+        }
+    }
+    ids
 }
 
 /// Starts the task that watches this node's Node object.

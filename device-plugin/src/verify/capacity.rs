@@ -234,9 +234,11 @@ fn recorded_bytes(
 ) -> u64 {
     let recorded = held.bytes_of(gpu.memory_bytes);
     // Units of another size than the node's are worth the same part of the GPU as when the record was written.
+    // The driver's own memory counted as the pods' when an earlier record was written.
+    let known = [gpu.memory_bytes, gpu.memory_with_reserved()].map(|bytes| unit.units_in(bytes));
     let other_unit = placement
         .gpushare
-        .filter(|record| record.device_units > 0 && record.device_units != unit.units_in(gpu.memory_bytes));
+        .filter(|record| record.device_units > 0 && !known.contains(&record.device_units));
     let in_other_unit =
         other_unit.map(|record| scaled(gpu.memory_bytes, record.pod_units, record.device_units));
     match recorded.or(in_other_unit) {
@@ -251,7 +253,7 @@ fn gpu_share<'a>(gpu: &'a Gpu, fleet: &NodeFleet, held: DeviceAmounts) -> PodSha
     let slots = u64::from(fleet.ids.slots());
     // Reserved memory counts as capacity here, so that a record which was written before the operator reserved it stays valid.
     let total = DeviceAmounts {
-        bytes: gpu.memory_bytes.saturating_add(gpu.reserved_bytes),
+        bytes: gpu.memory_with_reserved(),
         core: WHOLE_DEVICE_PERCENT,
         slots,
         ..DeviceAmounts::default()

@@ -262,7 +262,10 @@ fn units_of_device(
     let unit = context.inventory?.unit_bytes.filter(|unit| *unit > 0)?;
     let gpu = context.gpu(gpu)?;
     let now = gpu.memory_bytes / unit;
-    (record.device_units > 0 && record.device_units != now).then_some((now, gpu.memory_bytes, unit))
+    // The driver's own memory counted as the pods' when the record was written.
+    let with_reserved = gpu.memory_bytes.saturating_add(gpu.reserved_bytes) / unit;
+    let is_known = [0, now, with_reserved].contains(&record.device_units);
+    (!is_known).then_some((now, gpu.memory_bytes, unit))
 }
 
 /// Returns true if two references name one device, as far as is known.

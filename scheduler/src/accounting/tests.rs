@@ -248,6 +248,18 @@ fn records_keep_their_bytes_when_the_memory_unit_changes(
     assert_eq!(shown(&account), [("GPU-0".to_owned(), mib, false)]);
 }
 
+/// A record of the old extender has the number of units from before the driver's memory was kept from pods. It is not doubtful.
+#[test]
+fn units_that_the_driver_keeps_by_now_make_no_other_unit() {
+    let mut inventory = inventory();
+    for gpu in &mut inventory.gpus {
+        (gpu.memory_bytes, gpu.reserved_bytes) = (985 * MIB, 15 * MIB);
+    }
+    let account = account_where(true, &inventory, &units(8), &old("0", "8", "100"));
+    assert_eq!(account.problem, None);
+    assert_eq!(shown(&account).first().map(|share| share.2), Some(true));
+}
+
 /// The device is unknown: every device of the node is charged, and the account says why.
 #[rstest]
 #[case::missing(units(8), json!({}), "it has no allocation record")]

@@ -155,7 +155,7 @@ impl AllocationSnapshot {
                     node: node.name().to_owned(),
                     minor: view.device.minor,
                     uuid: record_id(view.device.id.as_str()).to_owned(),
-                    total: view.device.memory_bytes,
+                    total: view::shown_total(view.device, used.memory.bytes_ceil()),
                     used: used.memory.bytes_ceil(),
                     stranded: view::stranded_bytes(&view, typical, unit),
                     core: (used.core, view.device.core),

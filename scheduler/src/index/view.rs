@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use placement::{Amounts, DeviceView, Fleet, HolderView, NodeId, NodeView, RequestedGpus};
+use placement::{Amounts, Device, DeviceView, Fleet, HolderView, NodeId, NodeView, RequestedGpus};
 use proto::device::{ENFORCEMENT, GPU_MODEL_LABEL};
 use proto::memory_text::{memory_text, units_text};
 use proto::read_api::{Amount, Gpu, Holder, Node, PendingPod};
@@ -75,6 +75,13 @@ pub(super) fn stranded_bytes(view: &DeviceView<'_>, typical: &[RequestedGpus], u
     }
 }
 
+/// The memory of a GPU of which pods hold `used` bytes. Memory that the driver keeps by now is a part of it for as long as pods of
+/// before hold it: it is not lost to them, and the GPU is full.
+pub(super) fn shown_total(gpu: &Device, used: u64) -> u64 {
+    let with_reserved = gpu.memory_bytes.saturating_add(gpu.reserved_bytes);
+    gpu.memory_bytes.max(used.min(with_reserved))
+}
+
 /// A GPU in the terms of the read API; `unit` is the memory unit of its node.
 pub(super) fn gpu(
     cluster: &Cluster,
@@ -97,7 +104,7 @@ pub(super) fn gpu(
         uuid: record_id(gpu.id.as_str()).to_owned(),
         healthy: gpu.healthy,
         memory: Amount {
-            total: gpu.memory_bytes,
+            total: shown_total(gpu, used.memory.bytes_ceil()),
             allocated: used.memory.bytes_ceil(),
         },
         stranded: stranded_bytes(view, typical, unit),

@@ -22,7 +22,7 @@ use tower::ServiceExt;
 
 use crate::api::Fault;
 use crate::model_based::{N_NODES, Run, node_name, steps};
-use crate::objects::{on, pod, shared, units};
+use crate::objects::{device, node, on, pod, shared, units};
 use crate::world::World;
 
 fn api_of(world: &World, demands_credentials: bool) -> Router {
@@ -41,6 +41,51 @@ async fn small_world() -> World {
     let world = World::new().with_node("n1", &[10_000, 10_000]);
     world.place(&shared("a", 1, 6000), "n1").await;
     world.with_pod(&shared("b", 2, 18_000))
+}
+
+/// The plugin is upgraded on a node that is full, and keeps the driver's memory from pods from then on: 450 MiB of a GPU of 16 GiB.
+#[tokio::test]
+async fn a_node_that_was_full_before_the_drivers_memory_was_kept_is_full() {
+    let world = World::new();
+    world.apply_node(&node("n1", "GiB"));
+    world.apply_device(&device("n1", &[16 << 10]));
+    for name in ["a", "b"] {
+        world.place(&units(name, 8), "n1").await;
+    }
+    let mut upgraded = device("n1", &[(16 << 10) - 450]);
+    upgraded["spec"]["devices"][0]["labels"]["gpushare/reserved-memory"] = json!((450_u64 << 20).to_string());
+    world.apply_device(&upgraded);
+    let api = api_of(&world, false);
+    let full = 16_u64 << 30;
+    let state = read(&world, &api, "/v1/state").await;
+    let memory = json!({"total": full, "allocated": full});
+    assert_eq!(state["nodes"][0]["gpus"][0]["memory"], memory);
+    let shown = &world.inspect(Some("n1")).await["nodes"][0]["devs"][0];
+    assert_eq!((&shown["usedGPU"], &shown["totalGPU"]), (&json!(16), &json!(16)));
+    let diagnosis = read(&world, &api, "/v1/doctor").await.to_string();
+    assert!(
+        !diagnosis.contains("gpu-overcommitted") && !diagnosis.contains("pod-record"),
+        "{diagnosis}"
+    );
+    let (_, metrics) = world.send("GET", "/metrics", "").await;
+    for name in ["total", "allocated"] {
+        let mut lines = metrics.lines();
+        let line =
+            lines.find(|line| line.starts_with(&format!("gpushare_scheduler_gpu_memory_{name}_bytes{{")));
+        assert!(
+            line.is_some_and(|line| line.ends_with(&format!(" {full}.0"))),
+            "{line:?}"
+        );
+    }
+    assert!(world.fitting(&units("c", 1), &["n1"]).await.is_empty());
+    world.check();
+    // 7.56 GiB are left for pods once one of the two has ended.
+    world.delete_pod(&units("b", 8));
+    let shown = &world.inspect(Some("n1")).await["nodes"][0]["devs"][0];
+    assert_eq!(shown["totalBytes"], json!(full - (450 << 20)));
+    assert!(world.fitting(&units("c", 8), &["n1"]).await.is_empty());
+    assert_eq!(world.fitting(&units("c", 7), &["n1"]).await, ["n1"]);
+    world.check();
 }
 
 #[tokio::test]
@@ -382,8 +427,8 @@ fn bind_all(index: &mut Index, pod: &Pod) -> u32 {
 
 #[test]
 fn added_nodes_are_empty_copies() {
-    let objects = [crate::objects::node("n1", "MiB")].into_iter();
-    let devices = [crate::objects::device("n1", &[1000, 1000])].into_iter();
+    let objects = [node("n1", "MiB")].into_iter();
+    let devices = [device("n1", &[1000, 1000])].into_iter();
     let pods = [on(units("full", 900), "n1")].into_iter();
     let index = Shared::new(offline::index(objects, devices, pods));
     let asked: Pod = serde_json::from_value(units("probe", 900)).unwrap();

@@ -1,5 +1,6 @@
 //! Feeds that report, end, change their devices or hang.
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use super::*;
@@ -27,6 +28,7 @@ fn sharing(memory_unit: MemoryUnit) -> Sharing {
         slots: NonZeroU32::new(100).unwrap(),
         memory_unit,
         has_numa_hints: false,
+        allocated: BTreeSet::new(),
     }
 }
 

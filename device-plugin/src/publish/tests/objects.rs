@@ -381,3 +381,22 @@ fn a_condition_names_the_pods_that_see_gpus_uncounted() {
         "{message}"
     );
 }
+
+#[test]
+fn memory_that_the_driver_keeps_is_named_beside_the_offered_memory() {
+    let mut fleet = fleet(2);
+    (
+        fleet.gpus[0].device.memory_bytes,
+        fleet.gpus[0].device.reserved_bytes,
+    ) = (1000, 24);
+    let devices = object(&fleet).spec.devices;
+    let memory = |at: usize| devices[at].resources["koordinator.sh/gpu-memory"].unsigned();
+    let kept = |at: usize| {
+        devices[at]
+            .labels
+            .get("gpushare/reserved-memory")
+            .map(String::as_str)
+    };
+    assert_eq!((memory(0), kept(0)), (Some(1000), Some("24")));
+    assert_eq!(kept(1), None, "the driver of this one names no such memory");
+}

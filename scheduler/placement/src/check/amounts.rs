@@ -84,7 +84,7 @@ pub(super) fn check_amounts(node: &Node) -> Vec<Violation> {
             let totals = totals(kind, device);
             for (resource, total) in &totals {
                 let used = amount(&certain, resource);
-                if used > *total {
+                if used > *total + reserve(kind, device, resource) {
                     violations.push(Violation::Oversubscribed {
                         node: node.name.to_string(),
                         kind: kind.clone(),
@@ -223,6 +223,15 @@ fn totals<'a>(kind: &DeviceType, device: &'a Device) -> Sums<'a> {
         totals.extend(gpu_sums(memory, device.core, device.slots));
     }
     totals
+}
+
+/// The amount beyond the total of a resource that may be held without oversubscription: memory that the driver keeps by now.
+fn reserve(kind: &DeviceType, device: &Device, resource: &str) -> u128 {
+    if *kind == DeviceType::Gpu && resource == "memory" {
+        u128::from(device.reserved_bytes) * 100
+    } else {
+        0
+    }
 }
 
 /// Amounts of a GPU by resource.

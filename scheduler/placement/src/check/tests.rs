@@ -232,6 +232,34 @@ fn holdings_of_unhealthy_or_missing_devices_violate_nothing() {
     assert_eq!(fleet.check(), []);
 }
 
+/// The driver keeps memory that owners were given before. Only what they hold beyond that is too much.
+#[test]
+fn memory_that_the_driver_keeps_by_now_is_no_oversubscription() {
+    for (memory_bytes, reserved_bytes, expected) in [
+        (100, 0, &[][..]),
+        (90, 10, &[][..]),
+        (90, 9, &["Oversubscribed"]),
+        (90, 0, &["Oversubscribed"]),
+    ] {
+        let mut fleet = fleet();
+        let shrunk = Device {
+            memory_bytes,
+            reserved_bytes,
+            ..gpu("n", 0)
+        };
+        let inventory = Inventory {
+            gpus: vec![shrunk, gpu("n", 1)],
+            ..Inventory::default()
+        };
+        fleet.set_inventory("n", inventory);
+        assert_eq!(
+            kinds(&fleet),
+            expected,
+            "{memory_bytes} and {reserved_bytes} bytes"
+        );
+    }
+}
+
 fn kinds(fleet: &Fleet) -> Vec<&'static str> {
     let kind = |violation: &Violation| match violation {
         Violation::Oversubscribed { .. } => "Oversubscribed",

@@ -19,6 +19,9 @@ pub struct Device {
     pub minor: u32,
     /// Memory of a GPU in bytes, from 1 to 2^50; 0 for other types.
     pub memory_bytes: u64,
+    /// Memory of a GPU in bytes that its driver keeps for itself, beside `memory_bytes`. No request gets it. It may be held by owners
+    /// that were given it before the driver's share was kept, and that is no oversubscription.
+    pub reserved_bytes: u64,
     /// Computing power of a GPU in percent, up to 2^20 and usually 100; 0 for other types.
     pub core: u32,
     /// Number of pods that can share a GPU, up to 2^20 and usually 100; 0 for other types.
@@ -40,6 +43,7 @@ impl Device {
             id: id.into(),
             minor,
             memory_bytes: 0,
+            reserved_bytes: 0,
             core: 0,
             slots: 0,
             resources: NamedAmounts::new(),
