@@ -20,6 +20,9 @@ pub(super) const EVENT: &str = "GPUReportInvalid";
 /// The reason of the condition if a GPU that kubelet has allocated is not one of the node's.
 const ALLOCATION_OF_MISSING: &str = "AllocationOfMissingGPU";
 
+/// The reason for links that name a GPU which the node does not have.
+const LINKS_OF_MISSING: &str = "LinksOfMissingGPU";
+
 /// The problems of a node's report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportProblem {
@@ -59,7 +62,7 @@ impl ReportProblem {
         }
         if let Some(minor) = missing_linked_gpu(fleet) {
             let text = format!("the links between GPUs name minor {minor}, which no GPU of the node has");
-            problems.push(("LinksOfMissingGPU", text));
+            problems.push((LINKS_OF_MISSING, text));
         }
         let is_listed = |id: &str| fleet.gpus.iter().any(|entry| entry.device.uuid.as_str() == id);
         if let Some(id) = allocations.and_then(|allocations| allocations.unlisted_gpu(is_listed)) {
@@ -98,22 +101,31 @@ fn missing_linked_gpu(fleet: &NodeFleet) -> Option<u32> {
     minors.find(is_missing).copied()
 }
 
-/// The message of the event that the write of a Device object calls for: its problem, unless the object of before has the same.
+/// The message of the event that the write of a Device object calls for: its problem with the step that ends it, unless the object of
+/// before has the same problem.
 pub(super) fn event(before: Option<&DeviceSpec>, written: &DeviceSpec) -> Option<String> {
-    let message = problem_in(written)?;
+    let problem = problem_in(written)?;
+    let known = before.and_then(problem_in).map(|known| &known.message);
     // The object outlives the process, so that a restart of the plugin makes no second event.
-    (before.and_then(problem_in) != Some(message)).then(|| message.to_owned())
+    (known != Some(&problem.message)).then(|| format!("{}. {}", problem.message, step(&problem.reason)))
 }
 
-/// The certain problem that the conditions of a Device object have.
-fn problem_in(spec: &DeviceSpec) -> Option<&str> {
+/// The step that ends a problem with this reason.
+fn step(reason: &str) -> &'static str {
+    match reason {
+        ALLOCATION_OF_MISSING => "Delete the pod that holds it, if there is one, and create it again",
+        LINKS_OF_MISSING => {
+            "Restart the device plugin of the node; if that does not help, compare `nvidia-smi topo -m`"
+        }
+        _ => "Correct the file of --gpu-partitions, or the source of the node's table",
+    }
+}
+
+/// The condition of a Device object with a certain problem.
+fn problem_in(spec: &DeviceSpec) -> Option<&DeviceCondition> {
     let mut conditions = spec.devices.iter().flat_map(|device| &device.conditions);
-    let is_problem = |condition: &&DeviceCondition| {
-        condition.condition_type == CONDITION_REPORT_VALID && condition.status == "False"
-    };
     conditions
-        .find(is_problem)
-        .map(|condition| condition.message.as_str())
+        .find(|condition| condition.condition_type == CONDITION_REPORT_VALID && condition.status == "False")
 }
 
 #[cfg(test)]
@@ -240,7 +252,7 @@ mod tests {
         let sound = spec(overrides(None, None), None);
         assert_eq!(event(None, &sound), None);
         let broken = spec(overrides(None, Some("a mistake")), Some(&sound));
-        let message = "--gpu-partitions: a mistake";
+        let message = "--gpu-partitions: a mistake. Correct the file of --gpu-partitions, or the source of the node's table";
         assert_eq!(event(Some(&sound), &broken).as_deref(), Some(message));
         assert_eq!(event(None, &broken).as_deref(), Some(message));
         assert_eq!(event(Some(&broken), &broken), None);
