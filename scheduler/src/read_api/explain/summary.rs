@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use placement::{Reason, RequestedGpus, RequestedMemory};
 use proto::memory_text::{memory_text, units_text};
 use proto::read_api::PodName;
-use proto::resource::{ResourceNames, VENDOR_GPUS, is_gpu_resource};
+use proto::resource::{FPGA, RDMA, ResourceNames, VENDOR_GPUS, is_gpu_resource};
 
 use super::survey::{LargestGpus, Offer, Refused, Survey};
 use crate::kube_scheduler::{NodeRefusal, PodRules};
@@ -150,6 +150,10 @@ fn provider(resource: &str) -> String {
     if VENDOR_GPUS.contains(&resource) {
         return "neither its vendor's plugin nor gpushare serves it there (docs/migrate.md). For a whole GPU of gpushare, replace it by \
                 koordinator.sh/gpu.shared: 1 and koordinator.sh/gpu-memory-ratio: 100"
+            .to_owned();
+    }
+    if [RDMA, FPGA].contains(&resource) {
+        return "the device plugin runs on none, or has found no such device there: see its log, and `kubectl get devices`"
             .to_owned();
     }
     if is_gpu_resource(resource, &ResourceNames::default()) || resource.starts_with("koordinator.sh/") {
