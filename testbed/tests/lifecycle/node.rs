@@ -14,6 +14,7 @@ use testbed::kubelet::{Kubelet, RunState};
 use testbed::observer::ClusterSnapshot;
 use testbed::pod_fields::{phase, unscheduled_because};
 use testbed::pods::{NamespacePods, PodBuilder};
+use testbed::polling;
 
 use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_event, until_run, verify};
 
@@ -335,8 +336,43 @@ async fn a_partition_table_with_a_mistake_is_named_everywhere() -> Result<()> {
     cluster
         .until("the condition to be true", DEADLINE, is_valid)
         .await?;
-    let events = events(&cluster, "n1", "GPUReportInvalid");
-    ensure!(events.len() == 1, "{events:?}");
+    let n_events = events(&cluster, "n1", "GPUReportInvalid").len();
+    ensure!(n_events == 1, "{n_events} events");
+
+    // A set with a GPU that the node does not have is left out, whatever its score, and named; the other set is used.
+    pods.delete("whole").await?;
+    std::fs::write(
+        &file,
+        r#"{"2": [{"minors": [0, 1]}, {"minors": [1, 7], "allocationScore": "9"}]}"#,
+    )?;
+    let names_minor =
+        |snapshot: &ClusterSnapshot| condition(snapshot).filter(|found| found.message.contains("minor 7"));
+    let found = cluster
+        .until("the condition of the set", DEADLINE, names_minor)
+        .await?;
+    ensure!(
+        found.status == "False" && found.reason == "PartitionsOfMissingGPU",
+        "{found:?}"
+    );
+    let spec = (
+        "scheduling.koordinator.sh/gpu-partition-spec".to_owned(),
+        r#"{"allocatePolicy": "Restricted"}"#.to_owned(),
+    );
+    pods.create(&PodBuilder::new("restricted", &whole).annotated(&[spec].into()))
+        .await?;
+    until_run(&cluster, &["restricted"]).await?;
+    // The read API renews its state within a second.
+    let names_set = async || {
+        let diagnosis: Result<Diagnosis> = read(&cluster, "doctor").await;
+        let findings = diagnosis.map(|diagnosis| diagnosis.findings).unwrap_or_default();
+        let of_set = findings
+            .iter()
+            .filter(|finding| finding.message.contains("the set [1, 7] names minor 7"));
+        of_set.count() == 1
+    };
+    polling::until(DEADLINE, "doctor does not name the set", names_set).await?;
+    let n_events = events(&cluster, "n1", "GPUReportInvalid").len();
+    ensure!(n_events == 2, "{n_events} events");
     verify(&cluster).await
 }
 
