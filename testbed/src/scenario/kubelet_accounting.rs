@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 
 use anyhow::{Context, Result, ensure};
+use proto::node::CONDITION_SHARING_READY;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::json;
 
@@ -109,7 +110,7 @@ async fn until_shares(world: &mut World, node: &str, n_shares: usize) -> Result<
 }
 
 /// The node's resources follow its GPUs: fewer, all again, all lost. A plugin that starts without GPUs removes the
-/// amounts that an earlier one left.
+/// amounts that an earlier one left, and waits.
 async fn devices_gone(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     let name = &node.name;
@@ -134,14 +135,28 @@ async fn devices_gone(world: &mut World) -> Result<()> {
     let api = world.cluster()?.api().objects().clone();
     let left = json!({GPU_CORE: "100", GPU_MEMORY_RATIO: "100", GPU_MEMORY: "16Gi"});
     api.patch_status("nodes", "", name, &json!({"capacity": left, "allocatable": left}))?;
-    world.node(name)?.start_plugin(&["--no-gpu", "wait"])?;
+    world.node(name)?.start_plugin(&[])?;
     until_node_offers(world, name, 0).await?;
+    until_sharing_ready(world, name, "False").await?;
     let node = world.node(name)?;
     node.set_gpus(gpus)?;
     node.restart_plugin().await?;
     until_node_offers(world, name, all).await?;
+    until_sharing_ready(world, name, "True").await?;
     world.until_running(&["waits"]).await?;
     world.cluster()?.until_ready(DEADLINE).await
+}
+
+/// Waits until the node's condition about its GPUs has this status.
+async fn until_sharing_ready(world: &World, node: &str, status: &str) -> Result<()> {
+    let has_status = |snapshot: &ClusterSnapshot| {
+        let of_node = snapshot.nodes.get(node)?.status.as_ref()?;
+        let mut conditions = of_node.conditions.as_ref()?.iter();
+        let found = conditions.find(|condition| condition.type_ == CONDITION_SHARING_READY)?;
+        (found.status == status).then_some(())
+    };
+    let what = format!("{CONDITION_SHARING_READY} of {node} to be {status}");
+    world.until(&what, has_status).await
 }
 
 /// kubelet loses its checkpoint and zeroes the node's extended resources; the plugin writes its own amounts again.
