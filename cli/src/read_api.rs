@@ -126,7 +126,8 @@ impl ReadApiClient {
             .method(method)
             .uri(format!("/{VERSION}/{path}"))
             // The read API answers only requests for localhost, against pages whose name resolves to it.
-            .header(header::HOST, "localhost");
+            .header(header::HOST, "localhost")
+            .header(header::CONTENT_TYPE, "application/json");
         if let Some(last) = last {
             request = request.header("last-event-id", last);
         }

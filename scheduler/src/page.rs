@@ -13,7 +13,7 @@ use axum::routing::get;
 use http::HeaderValue;
 use http::header::{self, HeaderName};
 
-use crate::read_api::{self, ReadApi, refuse_foreign_host};
+use crate::read_api::{self, ReadApi, refuse_foreign_site};
 
 /// The path of a file, its content type, and its content.
 type File = (&'static str, &'static str, &'static [u8]);
@@ -90,7 +90,7 @@ fn file_response((_, content_type, content): File) -> ([(HeaderName, &'static st
 
 /// Middleware that refuses requests to the names of other hosts.
 async fn demand_local_host(request: Request, next: Next) -> Response {
-    match refuse_foreign_host(request.headers()) {
+    match refuse_foreign_site(&request) {
         Some(refusal) => refusal,
         None => next.run(request).await,
     }

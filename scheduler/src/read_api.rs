@@ -15,7 +15,7 @@ mod snapshot;
 mod state;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -25,7 +25,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Router, middleware};
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use proto::read_api::{Diagnosis, FitRequest, Node, Replica, State as ClusterState, Totals, VERSION};
 use serde::Serialize;
@@ -50,6 +50,8 @@ use snapshot::{StatePublisher, StateSnapshot};
 const MAX_FOLLOWERS: usize = 64;
 /// Most explanations and fits in work at one time: they take at most one core from filters.
 const MAX_COMPUTING: usize = 1;
+/// The media type of requests and answers.
+const JSON: &str = "application/json";
 /// Largest body of a request, in bytes. A fit request has one pod.
 const MAX_BODY: usize = 1 << 20;
 /// Time between two points of the history.
@@ -227,7 +229,7 @@ async fn admit(State(gate): State<Gate>, mut request: Request<Body>, next: Next)
     } else {
         // A page of another site has no client certificate of the cluster, but it reaches an address without credentials.
         if !gate.demands_credentials
-            && let Some(refusal) = refuse_foreign_host(request.headers())
+            && let Some(refusal) = refuse_foreign_site(&request)
         {
             return refusal;
         }
@@ -256,28 +258,61 @@ async fn demand_sync(
     }
 }
 
-/// The refusal of a request to a foreign name at an address without credentials: a page on the Internet whose name resolves to
-/// the loopback address sends its own name here.
-pub(crate) fn refuse_foreign_host(headers: &HeaderMap) -> Option<Response> {
-    let refused = (
-        StatusCode::MISDIRECTED_REQUEST,
-        "this address answers only requests to localhost\n",
-    );
-    (!is_local_host(headers)).then(|| refused.into_response())
+/// The refusal of a request that another site's page has caused, at an address without credentials. A page on the Internet whose name
+/// resolves to the loopback address sends its own name here; every other page sends its origin with requests that could act.
+pub(crate) fn refuse_foreign_site(request: &Request<Body>) -> Option<Response> {
+    let headers = request.headers();
+    let refuse = |status, text: &'static str| Some((status, text).into_response());
+    if headers.get_all(header::HOST).iter().count() > 1 {
+        return refuse(
+            StatusCode::BAD_REQUEST,
+            "the request has more than one header Host\n",
+        );
+    }
+    // Every browser sends the header `Host`; a client without it is no browser.
+    let host = headers.get(header::HOST).map(HeaderValue::as_bytes);
+    let authority = request
+        .uri()
+        .authority()
+        .map(|authority| authority.as_str().as_bytes());
+    if host
+        .into_iter()
+        .chain(authority)
+        .any(|host| !is_this_machine(host))
+    {
+        let text = "this address answers only requests to localhost\n";
+        return refuse(StatusCode::MISDIRECTED_REQUEST, text);
+    }
+    let origin = headers.get(header::ORIGIN).map(HeaderValue::as_bytes);
+    let is_own = |origin: &[u8]| origin.strip_prefix(b"http://").is_some_and(is_this_machine);
+    if origin.is_some_and(|origin| !is_own(origin)) {
+        let text = "this address answers no requests of other sites (header Origin)\n";
+        return refuse(StatusCode::FORBIDDEN, text);
+    }
+    // A browser sends other types for a page of another site, whose origin it may leave out, without asking first.
+    let content_type = headers.get(header::CONTENT_TYPE);
+    if request.method() == Method::POST && content_type.is_none_or(|content_type| content_type != JSON) {
+        let text = "send the header Content-Type: application/json\n";
+        return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, text);
+    }
+    None
 }
 
-/// Returns true if the request addresses this machine by `localhost` or a loopback address, and not by a name that another site has
-/// pointed to it (DNS rebinding).
-fn is_local_host(headers: &HeaderMap) -> bool {
-    // Every browser sends the header `Host`; a client without it is no browser.
-    let Some(host) = headers.get(header::HOST).and_then(|host| host.to_str().ok()) else {
-        return true;
+/// Returns true if a host, with or without a port, is `localhost` or a loopback address, and not a name that another site has pointed
+/// to this machine (DNS rebinding).
+fn is_this_machine(host: &[u8]) -> bool {
+    let Ok(host) = str::from_utf8(host) else {
+        return false;
     };
     if let Ok(address) = host.parse::<SocketAddr>() {
         return address.ip().is_loopback();
     }
+    // An IPv6 address has brackets, and colons of its own.
+    if let Some(address) = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        return address.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_loopback());
+    }
     let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    name == "localhost" || name.parse::<Ipv4Addr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// Streams the changes of the state since the revision that the client has seen last.
@@ -407,7 +442,7 @@ fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
 
 /// The response with an answer as JSON.
 fn respond(answer: &impl Serialize) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], json(answer)).into_response()
+    ([(header::CONTENT_TYPE, JSON)], json(answer)).into_response()
 }
 
 fn json(answer: &impl Serialize) -> Vec<u8> {

@@ -228,6 +228,7 @@ impl World {
         let request = Request::builder()
             .method(method)
             .uri(path)
+            .header("Content-Type", "application/json")
             .body(body.into())
             .unwrap();
         let reply = router.clone().oneshot(request).await.unwrap();

@@ -136,7 +136,7 @@ fn missing_resources<'s>(
             .map(|offer| words::amount_of(&offer.resource, offer.asked))
             .collect();
         sentences.push(format!(
-            "kube-scheduler keeps the pod off every node that has as much as it asks for ({}).",
+            "kube-scheduler keeps the pod off every node that is large enough for it ({}).",
             names.join(" and ")
         ));
         let with_resource = survey.refused.iter().filter(|refused| refused.offers(first));
