@@ -134,11 +134,21 @@ impl Taken {
         } else if n_handshakes >= share {
             self.quietest(&by_address, Conversation::is_in_handshake)
         } else if self.open.len() >= most {
-            self.quietest(&by_address, |_| true)
+            // Requests that never end must not keep other addresses out.
+            let quietest = self.quietest(&by_address, |_| true);
+            quietest.or_else(|| self.first_of_largest(&by_address, of_address))
         } else {
             return Room::Free;
         };
         victim.map_or(Room::None, Room::Of)
+    }
+
+    /// The oldest connection of the address with the most connections, if it has at least two more than a client with `of_address`.
+    fn first_of_largest(&self, by_address: &BTreeMap<IpAddr, usize>, of_address: usize) -> Option<u64> {
+        let (largest, n) = by_address.iter().max_by_key(|(_, n)| **n)?;
+        let mut open = self.open.iter();
+        let first = open.find(|(_, connection)| connection.conversation.address == *largest);
+        first.map(|(number, _)| *number).filter(|_| *n >= of_address + 2)
     }
 
     /// Of the connections that `may_end` accepts and that have no request in work, the one that has been quiet longest of the address
@@ -151,10 +161,13 @@ impl Taken {
         let now = Instant::now();
         let mut candidates = Vec::new();
         for (number, OpenConnection { conversation, .. }) in &self.open {
+            let n = by_address.get(&conversation.address).copied().unwrap_or_default();
+            // The last connection of an address makes room for none of others, whose requests never end.
+            let is_last = n == 1 && by_address.values().any(|n| *n > 2);
             if let Some(since) = conversation.quiet_since()
                 && may_end(conversation)
+                && !is_last
             {
-                let n = by_address.get(&conversation.address).copied().unwrap_or_default();
                 candidates.push(((n, now.saturating_duration_since(since)), *number));
             }
         }
@@ -236,6 +249,21 @@ mod tests {
         answering.remove(3);
         connect(&places, address(9), false).await;
         assert_eq!(open(&places), [1, 2, 3, 5, 6, 7, 8, 9]);
+    }
+
+    /// Four addresses whose requests never end keep no other address out, and end no only connection.
+    #[tokio::test(start_paused = true)]
+    async fn unfinished_requests_of_a_few_addresses_make_room() {
+        const MOST: usize = 17;
+        let places = Places::new(MOST);
+        connect(&places, address(9), false).await;
+        let mut unfinished = Vec::new();
+        for n in 0..16 {
+            unfinished.push(connect(&places, address(n % 4), false).await.answering());
+        }
+        connect(&places, address(8), false).await;
+        assert_eq!(open(&places), [9, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 8]);
+        assert_eq!(open(&places).len(), MOST);
     }
 
     /// A client that only begins handshakes ends other handshakes, and no connection past its own.
