@@ -140,7 +140,7 @@ impl HttpServer {
                     places.serve(conversation, serving);
                 }
                 Err(error) => {
-                    if let Some(left_out) = NOT_ACCEPTED.left_out() {
+                    if let Some(left_out) = NOT_ACCEPTED.next_line() {
                         warn!(%error, left_out, "cannot accept a connection");
                     }
                     // With all file descriptors in use, accept fails at once: the pause keeps the loop from spinning.

@@ -20,7 +20,7 @@ impl LogLimit {
     }
 
     /// The number of lines left out since the last one, if a line may be written now; else `None`, and this line counts as left out.
-    pub fn left_out(&self) -> Option<u64> {
+    pub fn next_line(&self) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (last, left_out) = &mut *state;
         if last.is_some_and(|last| last.elapsed() < INTERVAL) {
@@ -41,11 +41,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_minute_has_one_line_and_the_count_of_the_others() {
         let limit = LogLimit::new();
-        let lines: Vec<_> = (0..1000).map(|_| limit.left_out()).collect();
+        let lines: Vec<_> = (0..1000).map(|_| limit.next_line()).collect();
         assert_eq!(lines.iter().flatten().collect::<Vec<_>>(), [&0]);
         advance(INTERVAL).await;
-        assert_eq!([limit.left_out(), limit.left_out()], [Some(999), None]);
+        assert_eq!([limit.next_line(), limit.next_line()], [Some(999), None]);
         advance(INTERVAL * 2).await;
-        assert_eq!(limit.left_out(), Some(1));
+        assert_eq!(limit.next_line(), Some(1));
     }
 }

@@ -7,8 +7,7 @@
 use std::fmt;
 
 use crate::memory_text::{memory_text, units_text};
-use crate::memory_unit::MIB;
-use crate::memory_unit::MemoryUnit;
+use crate::memory_unit::{MIB, MemoryUnit};
 use crate::pod::{ALL_DEVICES, Container, Pod, PodSpec};
 use crate::resource::{
     FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS,

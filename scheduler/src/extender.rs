@@ -153,7 +153,7 @@ impl RequestError {
 impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
         let (status, _) = self.outcome();
-        if let Some(left_out) = REFUSED.left_out() {
+        if let Some(left_out) = REFUSED.next_line() {
             tracing::warn!(status = status.as_u16(), error = %self, left_out, "request refused");
         }
         (status, format!("{self}\n")).into_response()

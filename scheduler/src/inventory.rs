@@ -272,7 +272,8 @@ fn device(kind: &DeviceType, info: &DeviceInfo) -> Result<Device, String> {
         device.sharing = sharing.is_none_or(|sharing| sharing != "disabled");
         let memory = amount(info, GPU_MEMORY)?;
         device.memory_bytes = memory.ok_or_else(|| format!("resources has no {GPU_MEMORY}"))?;
-        // An absurd amount is no amount: it only excuses holdings of earlier pods.
+        // A label with more than the offered memory is ignored. The amount only keeps that which earlier pods hold from being
+        // reported as too much.
         let reserved = info
             .labels
             .get(RESERVED_MEMORY)

@@ -46,7 +46,7 @@ struct OpenConnection {
 }
 
 /// Frees the place of a connection when dropped.
-struct Place {
+struct PlaceGuard {
     taken: Arc<Mutex<Taken>>,
     number: u64,
 }
@@ -68,20 +68,20 @@ impl Places {
     ) {
         let address = conversation.address;
         let mut taken = self.lock();
-        let freed = match taken.free_for(address, self.most) {
-            Room::Free => None,
-            Room::Of(number) => taken.open.remove(&number),
-            Room::None => {
+        let ended = match taken.accept(address, self.most) {
+            Accept::Free => None,
+            Accept::InsteadOf(number) => taken.open.remove(&number),
+            Accept::Refuse => {
                 drop(taken);
-                if let Some(left_out) = REFUSED.left_out() {
-                    warn!(%address, most = self.most, left_out, "connection refused: each place has a request in work");
+                if let Some(left_out) = REFUSED.next_line() {
+                    warn!(%address, most = self.most, left_out, "connection refused: none of those that could make room is without a request in work");
                 }
                 return;
             }
         };
         let number = taken.next;
         taken.next += 1;
-        let place = Place {
+        let place = PlaceGuard {
             taken: Arc::clone(&self.taken),
             number,
         };
@@ -93,11 +93,11 @@ impl Places {
         let task = task.abort_handle();
         taken.open.insert(number, OpenConnection { conversation, task });
         drop(taken);
-        if let Some(freed) = freed {
-            freed.task.abort();
-            if let Some(left_out) = ENDED.left_out() {
-                let address = freed.conversation.address;
-                warn!(%address, most = self.most, left_out, "a quiet connection ended, for all places are taken");
+        if let Some(ended) = ended {
+            ended.task.abort();
+            if let Some(left_out) = ENDED.next_line() {
+                let address = ended.conversation.address;
+                warn!(%address, most = self.most, left_out, "connection ended to make room for another one");
             }
         }
     }
@@ -107,21 +107,25 @@ impl Places {
     }
 }
 
-/// The room for one more connection.
+/// The answer to a client that connects.
 #[derive(Debug, PartialEq, Eq)]
-enum Room {
+enum Accept {
     /// A place is free.
     Free,
-    /// The place of this connection.
-    Of(u64),
-    /// No place: every connection that could end has a request in work.
-    None,
+    /// This connection ends, and leaves its place.
+    InsteadOf(u64),
+    /// No connection ends for it.
+    Refuse,
 }
 
 impl Taken {
-    /// The room for one more connection of an address, of `most` places in all.
-    fn free_for(&self, address: IpAddr, most: usize) -> Room {
+    /// The answer to one more connection of an address, of `most` in all.
+    fn accept(&self, address: IpAddr, most: usize) -> Accept {
         let share = (most / SHARE).max(1);
+        // No limit can be reached: nothing has to be counted.
+        if self.open.len() < share {
+            return Accept::Free;
+        }
         let mut by_address: BTreeMap<IpAddr, usize> = BTreeMap::new();
         let mut n_handshakes = 0;
         for connection in self.open.values() {
@@ -129,26 +133,26 @@ impl Taken {
             n_handshakes += usize::from(connection.conversation.is_in_handshake());
         }
         let of_address = by_address.get(&address).copied().unwrap_or_default();
-        let victim = if of_address >= share && !SHARED.contains(&address) {
+        let ended = if of_address >= share && !SHARED.contains(&address) {
             self.quietest(&by_address, |conversation| conversation.address == address)
         } else if n_handshakes >= share {
             self.quietest(&by_address, Conversation::is_in_handshake)
         } else if self.open.len() >= most {
             // Requests that never end must not keep other addresses out.
             let quietest = self.quietest(&by_address, |_| true);
-            quietest.or_else(|| self.first_of_largest(&by_address, of_address))
+            quietest.or_else(|| self.oldest_of_largest(&by_address, of_address))
         } else {
-            return Room::Free;
+            return Accept::Free;
         };
-        victim.map_or(Room::None, Room::Of)
+        ended.map_or(Accept::Refuse, Accept::InsteadOf)
     }
 
-    /// The oldest connection of the address with the most connections, if it has at least two more than a client with `of_address`.
-    fn first_of_largest(&self, by_address: &BTreeMap<IpAddr, usize>, of_address: usize) -> Option<u64> {
+    /// The oldest connection of the address with the most connections, if these are at least two more than `of_address`.
+    fn oldest_of_largest(&self, by_address: &BTreeMap<IpAddr, usize>, of_address: usize) -> Option<u64> {
         let (largest, n) = by_address.iter().max_by_key(|(_, n)| **n)?;
         let mut open = self.open.iter();
-        let first = open.find(|(_, connection)| connection.conversation.address == *largest);
-        first.map(|(number, _)| *number).filter(|_| *n >= of_address + 2)
+        let oldest = open.find(|(_, connection)| connection.conversation.address == *largest);
+        oldest.map(|(number, _)| *number).filter(|_| *n >= of_address + 2)
     }
 
     /// Of the connections that `may_end` accepts and that have no request in work, the one that has been quiet longest of the address
@@ -159,14 +163,14 @@ impl Taken {
         may_end: impl Fn(&Conversation) -> bool,
     ) -> Option<u64> {
         let now = Instant::now();
+        // While a client has many connections, a client with one does not lose it.
+        let least = if by_address.values().any(|n| *n > 2) { 2 } else { 1 };
         let mut candidates = Vec::new();
         for (number, OpenConnection { conversation, .. }) in &self.open {
             let n = by_address.get(&conversation.address).copied().unwrap_or_default();
-            // The last connection of an address makes room for none of others, whose requests never end.
-            let is_last = n == 1 && by_address.values().any(|n| *n > 2);
             if let Some(since) = conversation.quiet_since()
                 && may_end(conversation)
-                && !is_last
+                && n >= least
             {
                 candidates.push(((n, now.saturating_duration_since(since)), *number));
             }
@@ -178,7 +182,7 @@ impl Taken {
     }
 }
 
-impl Drop for Place {
+impl Drop for PlaceGuard {
     fn drop(&mut self) {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.open.remove(&self.number);

@@ -222,7 +222,7 @@ fn whole_unknown(
 ) -> Account {
     let is_other_gpu = |id: &str| match context.gpu(&DeviceRef::Id(id.into())) {
         Some(gpu) => !held.iter().any(|part| part.device.identifies(gpu)),
-        // A GPU that is certainly not there takes none of those that are.
+        // The allocation of a GPU that the node certainly does not have takes none of its GPUs.
         None => context
             .inventory
             .is_none_or(|inventory| is_certainly_absent(id, inventory)),

@@ -263,8 +263,7 @@ fn units_of_device(
     let gpu = context.gpu(gpu)?;
     let now = gpu.memory_bytes / unit;
     // The driver's own memory counted as the pods' when the record was written.
-    let with_reserved = gpu.memory_bytes.saturating_add(gpu.reserved_bytes) / unit;
-    let is_known = [0, now, with_reserved].contains(&record.device_units);
+    let is_known = [0, now, gpu.memory_with_reserved() / unit].contains(&record.device_units);
     (!is_known).then_some((now, gpu.memory_bytes, unit))
 }
 

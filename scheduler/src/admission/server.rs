@@ -106,7 +106,7 @@ impl IntoResponse for ReviewFailure {
             Self::Broken(_) => StatusCode::REQUEST_TIMEOUT,
             Self::NoCertificate => StatusCode::FORBIDDEN,
         };
-        if let Some(left_out) = NOT_ANSWERED.left_out() {
+        if let Some(left_out) = NOT_ANSWERED.next_line() {
             warn!(status = status.as_u16(), error = %self, left_out, "review not answered");
         }
         (status, format!("{self}\n")).into_response()

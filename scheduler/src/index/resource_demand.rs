@@ -16,7 +16,7 @@ use proto::totals::HostResources;
 use super::cluster::Cluster;
 use crate::accounting::{self, PodFacts};
 
-/// Requests for fewer bytes of memory units are not compared with the GPUs: 1,000 times 1 GiB, and no GPU has less memory.
+/// Bytes below which a request for memory units is not compared with the GPUs: 1,000 times 1 GiB, and no GPU has less memory.
 const LEAST_SUSPICIOUS: u64 = 1000 << 30;
 
 /// The demand of a pod for a node.

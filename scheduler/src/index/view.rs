@@ -75,11 +75,10 @@ pub(super) fn stranded_bytes(view: &DeviceView<'_>, typical: &[RequestedGpus], u
     }
 }
 
-/// The memory of a GPU of which pods hold `used` bytes. Memory that the driver keeps by now is a part of it for as long as pods of
-/// before hold it: it is not lost to them, and the GPU is full.
+/// The total that is shown of a GPU's memory while pods hold `used` bytes of it. Pods that were placed before the driver's own memory
+/// was withheld may hold a part of that memory, which is added to the total as long as they hold it.
 pub(super) fn shown_total(gpu: &Device, used: u64) -> u64 {
-    let with_reserved = gpu.memory_bytes.saturating_add(gpu.reserved_bytes);
-    gpu.memory_bytes.max(used.min(with_reserved))
+    gpu.memory_bytes.max(used.min(gpu.memory_with_reserved()))
 }
 
 /// A GPU in the terms of the read API; `unit` is the memory unit of its node.

@@ -6,9 +6,8 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use proto::admission::AdmissionRequest;
-use proto::pod::Pod;
 use proto::quantity::Quantity;
-use scheduler::admission::{KnownCluster, Refusal, Rules, Verdict};
+use scheduler::admission::{Refusal, Rules, Verdict};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -95,18 +94,6 @@ struct Machine {
     labels: Value,
     annotations: Value,
     device: Value,
-}
-
-struct NoCluster;
-
-impl KnownCluster for NoCluster {
-    fn asks(&self, _namespace: &str, _name: &str, _node: &str) -> bool {
-        false
-    }
-
-    fn refusal(&self, _pod: &Pod) -> Option<String> {
-        None
-    }
 }
 
 fn once() -> usize {
@@ -223,7 +210,7 @@ fn completed(mut pod: Value) -> Value {
 }
 
 /// The pod as the webhooks leave it, or their refusal.
-fn admitted(pod: &Value) -> Result<Value, String> {
+fn admitted(world: &World, pod: &Value) -> Result<Value, String> {
     let rules = Rules {
         allow_all_devices: true,
         ..Rules::default()
@@ -246,7 +233,7 @@ fn admitted(pod: &Value) -> Result<Value, String> {
             json_patch::patch(&mut pod, &patch).unwrap();
         }
     }
-    match rules.validate(&request(&pod), &NoCluster).unwrap() {
+    match rules.validate(&request(&pod), &world.index).unwrap() {
         Verdict::Refused(refusal) => Err(words(refusal)),
         Verdict::Allowed { .. } => Ok(pod),
     }
@@ -295,7 +282,11 @@ impl Example {
     async fn difference(&self, machines: &BTreeMap<String, Machine>, has_webhooks: bool) -> Option<String> {
         let pod = completed(self.pod.clone());
         let world = self.world(machines);
-        let (pod, outcome) = match if has_webhooks { admitted(&pod) } else { Ok(pod) } {
+        let (pod, outcome) = match if has_webhooks {
+            admitted(&world, &pod)
+        } else {
+            Ok(pod)
+        } {
             Ok(pod) => {
                 let outcome = scheduled(&world, &pod, &self.nodes).await;
                 (pod, outcome)

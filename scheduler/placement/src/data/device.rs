@@ -53,6 +53,11 @@ impl Device {
         }
     }
 
+    /// All memory of a GPU in bytes, that of its driver included.
+    pub const fn memory_with_reserved(&self) -> u64 {
+        self.memory_bytes.saturating_add(self.reserved_bytes)
+    }
+
     /// Memory, computing power and slots that the device has, healthy or not.
     pub fn total(&self) -> Amounts {
         Amounts {
