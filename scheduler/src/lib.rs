@@ -12,6 +12,7 @@ pub mod config;
 pub mod extender;
 pub mod index;
 pub mod inventory;
+mod keyed_lock;
 pub mod kube_scheduler;
 pub mod leader;
 pub mod metrics;

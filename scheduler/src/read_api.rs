@@ -5,6 +5,7 @@
 //! in every client of the loopback address, which is every client that may forward a port to the pod.
 
 mod changes;
+mod computing_slot;
 mod doctor;
 mod explain;
 mod fit;
@@ -15,6 +16,7 @@ mod snapshot;
 mod state;
 
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -28,6 +30,7 @@ use axum::{Router, middleware};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use proto::read_api::{Diagnosis, FitRequest, Node, Replica, State as ClusterState, Totals, VERSION};
+use rustc_hash::FxHasher;
 use serde::Serialize;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::sleep;
@@ -36,7 +39,8 @@ use tokio_util::sync::CancellationToken;
 use crate::certificates::server_tls::CertificateMetrics;
 use crate::extender::{Denied, Extender};
 use crate::index::{Index, Shared};
-use daemon::http_server::ClientCertificate;
+use computing_slot::ComputingSlot;
+use daemon::http_server::{ClientCertificate, ClientName};
 pub use doctor::node_findings;
 pub use explain::explain;
 use explain::explain_to;
@@ -48,8 +52,6 @@ use snapshot::{StatePublisher, StateSnapshot};
 
 /// Most clients that follow changes at one time.
 const MAX_FOLLOWERS: usize = 64;
-/// Most explanations and fits in work at one time: they take at most one core from filters.
-const MAX_COMPUTING: usize = 1;
 /// The media type of requests and answers.
 const JSON: &str = "application/json";
 /// Largest body of a request, in bytes. A fit request has one pod.
@@ -67,7 +69,7 @@ pub struct ReadApi {
     history: Mutex<HistoryRecorder>,
     memory_use: Arc<PluginMeasurements>,
     followers: Arc<Semaphore>,
-    computing: Semaphore,
+    computing: ComputingSlot,
     certificates: Option<CertificateMetrics>,
     /// Ends the streams of changes, which would hold up the end of the process.
     stop: CancellationToken,
@@ -96,7 +98,7 @@ impl ReadApi {
             history: Mutex::default(),
             memory_use: Arc::default(),
             followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
-            computing: Semaphore::new(MAX_COMPUTING),
+            computing: ComputingSlot::default(),
             certificates: None,
             stop,
         }
@@ -178,7 +180,10 @@ impl ReadApi {
             SeenNames::Of(access.listable(headers, namespaces).await)
         };
         let token = headers.get(header::AUTHORIZATION).cloned();
+        let mut hasher = FxHasher::default();
+        token.hash(&mut hasher);
         Ok(Viewer {
+            caller: format!("token {:x}", hasher.finish()).into(),
             names,
             credentials: token.map(|token| HeaderMap::from_iter([(header::AUTHORIZATION, token)])),
         })
@@ -233,7 +238,9 @@ async fn admit(State(gate): State<Gate>, mut request: Request<Body>, next: Next)
         {
             return refusal;
         }
+        let name = request.extensions().get::<ClientName>();
         Viewer {
+            caller: name.map_or_else(Arc::default, |name| Arc::clone(&name.0)),
             names: SeenNames::All,
             credentials: None,
         }
@@ -377,25 +384,28 @@ async fn explain_pod(
     let all = parameter(query.as_deref(), "all") == Some("true");
     let index = api.index().clone();
     let pod = format!("{namespace}/{name}");
-    let _permit = api.computing.acquire().await;
+    let caller = viewer.caller.clone();
     let evaluate = move || {
         explain_to(&index, &namespace, &name, all, |namespace| {
             viewer.names.include(namespace)
         })
     };
-    // On a thread of its own: an evaluation of all nodes would hold up the filters that wait for this one.
-    match tokio::task::spawn_blocking(evaluate).await {
+    match api.computing.compute(&caller, evaluate).await {
         Ok(Some(explanation)) => respond(&explanation),
         Ok(None) => {
             let text = format!("there is no pod {pod:?} that asks for devices\n");
             (StatusCode::NOT_FOUND, text).into_response()
         }
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+        Err(refusal) => refusal,
     }
 }
 
 /// Answers how many equal pods of the kind in the request fit now, and on which nodes.
-async fn fit_pods(State(api): State<Arc<ReadApi>>, request: Request<Body>) -> Response {
+async fn fit_pods(
+    State(api): State<Arc<ReadApi>>,
+    Extension(viewer): Extension<Viewer>,
+    request: Request<Body>,
+) -> Response {
     let body = match Limited::new(request.into_body(), MAX_BODY).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) => {
@@ -407,11 +417,13 @@ async fn fit_pods(State(api): State<Arc<ReadApi>>, request: Request<Body>) -> Re
         Err(error) => return (StatusCode::BAD_REQUEST, format!("fit request: {error}\n")).into_response(),
     };
     let index = api.index().clone();
-    let _permit = api.computing.acquire().await;
-    match tokio::task::spawn_blocking(move || fit(&index, &request)).await {
+    let answer = api
+        .computing
+        .compute(&viewer.caller, move || fit(&index, &request));
+    match answer.await {
         Ok(Ok(answer)) => respond(&answer),
         Ok(Err(error)) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+        Err(refusal) => refusal,
     }
 }
 

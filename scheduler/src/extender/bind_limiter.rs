@@ -3,67 +3,18 @@
 //! A bind that waits here has chosen no devices yet, so that it can be given up.
 
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use futures::poll;
-use rustc_hash::FxHashMap;
-use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
+
+use crate::keyed_lock::{KeyGuard, KeyedLock};
 
 /// The time that a binding waits for the one before it on its node: well below what is left of kube-scheduler's timeout.
 const NODE_QUEUE_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// A lock for each key, taken in the order of arrival. A holder may leave a value to the next one that waits.
-#[derive(Debug, Default)]
-pub(super) struct KeyedLock<T = ()>(Mutex<Locks<T>>);
-
-type Locks<T> = FxHashMap<Box<str>, Arc<tokio::sync::Mutex<T>>>;
-
-/// Holds the lock of one key until dropped.
-#[derive(Debug)]
-pub(super) struct KeyGuard<'a, T = ()> {
-    locks: &'a KeyedLock<T>,
-    key: Box<str>,
-    guard: Option<OwnedMutexGuard<T>>,
-}
-
-impl<T: Default> KeyedLock<T> {
-    /// Waits until the lock of this key is free, and takes it. The first use of a key adds its entry.
-    pub(super) async fn lock(&self, key: &str) -> KeyGuard<'_, T> {
-        let lock = Arc::clone(self.entries().entry(key.into()).or_default());
-        // Made before the wait, so that its drop removes the entry even if the wait is given up.
-        let mut guard = KeyGuard {
-            locks: self,
-            key: key.into(),
-            guard: None,
-        };
-        guard.guard = Some(lock.lock_owned().await);
-        guard
-    }
-}
-
-impl<T> KeyedLock<T> {
-    fn entries(&self) -> MutexGuard<'_, Locks<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<T> Drop for KeyGuard<'_, T> {
-    /// Releases the lock, and removes the entry of its key if no other task waits for it.
-    fn drop(&mut self) {
-        let mut entries = self.locks.entries();
-        self.guard.take();
-        // Each task that waits for the lock has a reference of its own.
-        if entries
-            .get(&self.key)
-            .is_some_and(|lock| Arc::strong_count(lock) == 1)
-        {
-            entries.remove(&self.key);
-        }
-    }
-}
 
 /// Issues [`BindPermit`]s.
 #[derive(Debug)]
@@ -110,7 +61,7 @@ impl BindLimiter {
             permit = None;
             timeout(NODE_QUEUE_TIMEOUT, lock).await.ok()
         };
-        let handed_on = node.as_mut().and_then(|node| node.guard.as_mut()?.take());
+        let handed_on = node.as_mut().and_then(|node| node.value()?.take());
         let permit = match permit.or(handed_on) {
             None => self.permit().await,
             permit => permit,
@@ -128,7 +79,7 @@ impl Drop for BindPermit<'_> {
     /// Leaves the permit to the next binding that waits for the same node.
     fn drop(&mut self) {
         // If no other binding waits for the node, the permit is released together with the node's lock.
-        if let Some(value) = self.node.as_mut().and_then(|node| node.guard.as_deref_mut()) {
+        if let Some(value) = self.node.as_mut().and_then(KeyGuard::value) {
             *value = self.permit.take();
         }
     }
@@ -137,31 +88,6 @@ impl Drop for BindPermit<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test]
-    async fn each_key_has_one_holder_and_leaves_no_entry() {
-        let locks = KeyedLock::<()>::default();
-        let first = locks.lock("a").await;
-        let other = locks.lock("b").await;
-        let mut second = pin!(locks.lock("a"));
-        assert!(poll!(second.as_mut()).is_pending());
-        drop(first);
-        let second = second.await;
-        assert_eq!(locks.entries().len(), 2);
-        drop((second, other));
-        assert_eq!(locks.entries().len(), 0);
-    }
-
-    #[tokio::test]
-    async fn a_cancelled_wait_leaves_no_entry() {
-        let locks = KeyedLock::<()>::default();
-        let first = locks.lock("a").await;
-        let mut second = Box::pin(locks.lock("a"));
-        assert!(poll!(second.as_mut()).is_pending());
-        drop(first);
-        drop(second);
-        assert_eq!(locks.entries().len(), 0);
-    }
 
     #[tokio::test]
     async fn the_number_of_permits_is_limited() {

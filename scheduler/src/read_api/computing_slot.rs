@@ -1,0 +1,125 @@
+//! The slot in which answers that take all nodes are computed: one at a time, and callers in turn.
+
+use std::sync::Arc;
+
+use axum::response::{IntoResponse, Response};
+use http::{StatusCode, header};
+use tokio::sync::Semaphore;
+
+use crate::keyed_lock::KeyedLock;
+
+/// Most questions of one caller that are computed or wait at one time. All port-forwards to a pod are one caller.
+const MAX_OF_CALLER: usize = 8;
+
+/// Has explanations and fits computed, which take at most one core from filters.
+#[derive(Debug)]
+pub(super) struct ComputingSlot {
+    /// A caller with many questions waits here with all but one of them, so that another caller's question is soon next.
+    callers: KeyedLock,
+    slot: Arc<Semaphore>,
+}
+
+impl Default for ComputingSlot {
+    fn default() -> Self {
+        Self {
+            callers: KeyedLock::default(),
+            slot: Arc::new(Semaphore::new(1)),
+        }
+    }
+}
+
+impl ComputingSlot {
+    /// Computes an answer in the caller's turn, on a thread of its own: filters wait for this one.
+    ///
+    /// # Errors
+    /// The response to a caller with too many questions, or whose question could not be computed.
+    pub(super) async fn compute<T: Send + 'static>(
+        &self,
+        caller: &str,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Response> {
+        if self.callers.n_users(caller) >= MAX_OF_CALLER {
+            let text = format!(
+                "{MAX_OF_CALLER} questions of this client are being computed, as many as may at one time; try again later\n"
+            );
+            return Err((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "1")], text).into_response());
+        }
+        let _turn = self.callers.lock(caller).await;
+        // The semaphore is never closed.
+        let permit = Arc::clone(&self.slot).acquire_owned().await.ok();
+        let computing = tokio::task::spawn_blocking(move || {
+            // Freed by the computation, which goes on if its caller disconnects.
+            let _permit = permit;
+            question()
+        });
+        computing
+            .await
+            .map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::{Mutex, mpsc};
+
+    use futures::poll;
+    use tokio::sync::oneshot;
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    /// A question that ends when its sender is dropped, and has begun when the receiver has a value.
+    fn question() -> (mpsc::Sender<()>, oneshot::Receiver<()>, impl FnOnce() + Send) {
+        let (end, ended) = mpsc::channel();
+        let (begin, begun) = oneshot::channel();
+        let question = move || {
+            begin.send(()).unwrap();
+            ended.recv().unwrap_err();
+        };
+        (end, begun, question)
+    }
+
+    #[tokio::test]
+    async fn callers_take_turns_and_have_a_limit() {
+        let slot = Arc::new(ComputingSlot::default());
+        let (end, begun, first) = question();
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut answers = JoinSet::new();
+        answers.spawn({
+            let slot = Arc::clone(&slot);
+            async move { slot.compute("many", first).await.is_ok() }
+        });
+        begun.await.unwrap();
+        for caller in ["many"; MAX_OF_CALLER].into_iter().chain(["few"]) {
+            let (slot, order) = (Arc::clone(&slot), Arc::clone(&order));
+            let question = move || order.lock().unwrap().push(caller);
+            answers.spawn(async move { slot.compute(caller, question).await.is_ok() });
+        }
+        let refused = answers.join_next().await.unwrap();
+        assert!(!refused.unwrap(), "one more than the limit");
+        drop(end);
+        let answered = answers.join_all().await;
+        assert_eq!(answered, [true; MAX_OF_CALLER + 1]);
+        let few = order.lock().unwrap().iter().position(|caller| *caller == "few");
+        assert!(
+            few.unwrap() <= 1,
+            "after at most one waiting question of the other caller"
+        );
+    }
+
+    /// A caller that disconnects again and again has no more than one question computed.
+    #[tokio::test]
+    async fn an_abandoned_question_keeps_the_slot_to_its_end() {
+        let slot = ComputingSlot::default();
+        let (end, begun, first) = question();
+        let mut abandoned = Box::pin(slot.compute("a", first));
+        assert!(poll!(abandoned.as_mut()).is_pending());
+        begun.await.unwrap();
+        drop(abandoned);
+        let mut second = pin!(slot.compute("a", || ()));
+        assert!(poll!(second.as_mut()).is_pending());
+        drop(end);
+        second.await.unwrap();
+    }
+}
