@@ -2,7 +2,7 @@
 //! lead to one address, without DNS.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -27,6 +27,7 @@ use tokio_rustls::client::TlsStream;
 pub struct Connector {
     tls: Option<TlsConnector>,
     address: Option<SocketAddr>,
+    source: Option<Ipv4Addr>,
 }
 
 impl std::fmt::Debug for Connector {
@@ -34,6 +35,7 @@ impl std::fmt::Debug for Connector {
         f.debug_struct("Connector")
             .field("tls", &self.tls.is_some())
             .field("address", &self.address)
+            .field("source", &self.source)
             .finish()
     }
 }
@@ -70,7 +72,7 @@ impl Connector {
             .with_client_auth_cert(own, key)?;
         Ok(Self {
             tls: Some(TlsConnector::from(Arc::new(config))),
-            address: None,
+            ..Self::default()
         })
     }
 
@@ -83,7 +85,7 @@ impl Connector {
             .with_no_client_auth();
         Ok(Self {
             tls: Some(TlsConnector::from(Arc::new(config))),
-            address: None,
+            ..Self::default()
         })
     }
 
@@ -96,11 +98,31 @@ impl Connector {
         }
     }
 
+    /// The same connector, but its connections come from this address of the machine.
+    #[must_use]
+    pub(crate) fn coming_from(self, source: Ipv4Addr) -> Self {
+        Self {
+            source: Some(source),
+            ..self
+        }
+    }
+
+    /// The same connector, but it offers HTTP/2 only.
+    #[must_use]
+    pub(crate) fn offering_http2(self) -> Self {
+        let tls = self.tls.map(|tls| {
+            let mut config = ClientConfig::clone(tls.config());
+            config.alpn_protocols = vec![b"h2".to_vec()];
+            TlsConnector::from(Arc::new(config))
+        });
+        Self { tls, ..self }
+    }
+
     /// Connects to the host of a URL, or to the fixed address, with TLS if the scheme is `https`.
     async fn connect(self, uri: Uri) -> io::Result<TokioIo<Stream>> {
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
         let stream = match self.address {
-            Some(address) => TcpStream::connect(address).await?,
+            Some(address) => connect_from(self.source.unwrap_or(Ipv4Addr::UNSPECIFIED), address).await?,
             None => TcpStream::connect((host.as_str(), uri.port_u16().unwrap_or(80))).await?,
         };
         stream.set_nodelay(true)?;
@@ -120,6 +142,16 @@ impl Connector {
         };
         Ok(TokioIo::new(stream))
     }
+}
+
+/// Connects to an address from one of the machine's own; the unspecified one lets the kernel choose.
+pub(crate) async fn connect_from(source: Ipv4Addr, address: SocketAddr) -> io::Result<TcpStream> {
+    if source.is_unspecified() {
+        return TcpStream::connect(address).await;
+    }
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::new(IpAddr::V4(source), 0))?;
+    socket.connect(address).await
 }
 
 /// Reads a file of certificate authorities.

@@ -31,6 +31,7 @@ pub mod pod_fields;
 pub mod pods;
 pub mod polling;
 pub mod ports;
+pub mod process_usage;
 pub mod rbac;
 pub mod replicas;
 pub mod scenario;

@@ -32,6 +32,7 @@ macro_rules! scenarios {
 }
 
 mod all_devices;
+mod attack;
 mod breaking;
 mod claims;
 mod daemon_faults;
@@ -167,7 +168,7 @@ const GROUPS: &[Group] = &[
         stages: &[ScenarioStage::Waiting],
     },
     Group {
-        lists: &[webhooks::SCENARIOS, slow::SCENARIOS],
+        lists: &[webhooks::SCENARIOS, slow::SCENARIOS, attack::network::SCENARIOS],
         needs: Needs::Testbed("the port of the webhooks"),
         stages: &[ScenarioStage::Webhooks],
     },

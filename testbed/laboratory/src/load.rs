@@ -24,6 +24,7 @@ use testbed::observer::ClusterSnapshot;
 use testbed::pod_fields::{is_running, node_of, phase};
 use testbed::pods::{NamespacePods, PodBuilder};
 use testbed::ports::free_address;
+use testbed::process_usage::ProcessUsage;
 
 mod admission;
 mod baseline;
@@ -37,6 +38,7 @@ mod injection;
 mod kept_connection;
 mod requests;
 mod schedule;
+mod soak;
 mod viewers;
 
 pub use admission::AdmissionArgs;
@@ -45,6 +47,7 @@ pub use filter::FilterArgs;
 use histogram::Histogram;
 pub use injection::InjectionArgs;
 pub use schedule::ScheduleArgs;
+pub use soak::SoakArgs;
 
 /// The percentiles of latency that results show: median, 90th, 99th, and the longest.
 const PERCENTS: [usize; 4] = [50, 90, 99, 100];
@@ -73,6 +76,8 @@ enum Load {
     Admission(AdmissionArgs),
     /// Let containerd's own code inject the plugin's specs, in bursts of starts on nodes that are full.
     Injection(InjectionArgs),
+    /// Let both daemons work for an hour, and see if their memory, files, threads or logs grow.
+    Soak(SoakArgs),
 }
 
 /// Runs the load; false if a container saw wrong devices or kubelet refused a pod.
@@ -84,6 +89,7 @@ pub async fn run(args: LoadArgs) -> Result<bool> {
         Load::Schedule(args) => schedule::run(&console, &args).await.map(|()| true),
         Load::Admission(args) => admission::run(&console, &args).await,
         Load::Injection(args) => injection::run(&console, &args).await,
+        Load::Soak(args) => soak::run(&console, &args).await,
     }
 }
 
@@ -146,22 +152,16 @@ impl Rig {
 
     /// Resident memory of the scheduler in MiB.
     fn rss(&self) -> Result<f64> {
-        self.memory("VmRSS:")
+        Ok(mib(self.usage()?.resident))
     }
 
     /// The scheduler's highest resident memory so far, in MiB.
     fn peak_rss(&self) -> Result<f64> {
-        self.memory("VmHWM:")
+        Ok(mib(self.usage()?.peak))
     }
 
-    /// A line of the scheduler's `/proc/PID/status`, such as `VmRSS:`, in MiB.
-    fn memory(&self, field: &str) -> Result<f64> {
-        let pid = self.scheduler.pid().context("the scheduler has no process id")?;
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("cannot read /proc")?;
-        let line = status.lines().find_map(|line| line.strip_prefix(field));
-        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<f64>().ok());
-        // The kernel writes kB and means KiB.
-        Ok(kib.context("/proc shows no resident memory")? / 1024.0)
+    fn usage(&self) -> Result<ProcessUsage> {
+        ProcessUsage::of(self.scheduler.pid().context("the scheduler has no process id")?)
     }
 
     /// The scheduler's own histogram of the request times of one verb.
@@ -196,6 +196,11 @@ async fn until_it_binds(client: &HttpClient, url: &str) -> Result<()> {
     tokio::time::timeout(Duration::from_secs(60), asking)
         .await
         .context("the scheduler does not begin to bind in time")?
+}
+
+/// Bytes in MiB.
+fn mib(bytes: u64) -> f64 {
+    f64::from(u32::try_from(bytes >> 10).unwrap_or(u32::MAX)) / 1024.0
 }
 
 fn float(n: usize) -> f64 {

@@ -14,14 +14,14 @@ const MEASURED_BY: [&str; 3] = [
 ];
 
 /// The points of a curve.
-type Points = Vec<(f64, f64)>;
+pub(super) type Points = Vec<(f64, f64)>;
 
 /// The content of one panel.
-struct PanelContent<'a> {
-    heading: &'a str,
-    y: Axis,
+pub(super) struct PanelContent<'a> {
+    pub(super) heading: &'a str,
+    pub(super) y: Axis,
     /// A curve for each name of the legend; some may have no points.
-    curves: Vec<Points>,
+    pub(super) curves: Vec<Points>,
 }
 
 /// The plots for which there are at least two measurements, with their names.
@@ -154,7 +154,13 @@ fn memory_and_start(clusters: &[&FilterMeasurement]) -> String {
 }
 
 /// Draws panels side by side over one horizontal axis.
-fn draw(drawing: &mut Drawing, x: Axis, x_label: &str, panels: &[PanelContent<'_>], each_has_numbers: bool) {
+pub(super) fn draw(
+    drawing: &mut Drawing,
+    x: Axis,
+    x_label: &str,
+    panels: &[PanelContent<'_>],
+    each_has_numbers: bool,
+) {
     for (nth, shown) in (0..).zip(panels) {
         let panel = Panel::nth(nth, x, shown.y);
         drawing.axes(&panel, shown.heading, x_label, nth == 0 || each_has_numbers);

@@ -1,0 +1,219 @@
+//! Clients of the network without a credential: many connections, floods of HTTP/2, and requests with two lengths.
+
+use std::collections::VecDeque;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Resource, getrlimit};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tower::Service;
+
+use super::super::{DEADLINE, ScenarioEntry, World};
+use super::http2::{Flood, beginning};
+use super::target::Target;
+use crate::connector::{Connector, connect_from};
+
+/// The scenarios of this file, for the table of all scenarios.
+pub(in crate::scenario) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+    "connections-flooded" => connections_flooded,
+        "ten thousand connections from four addresses leave no probe, filter or review without an answer";
+    "connections-held" => connections_held,
+        "as many idle TLS connections as there are places cost little memory, and others are served";
+    "http2-floods" => http2_floods,
+        "floods of HTTP/2 frames cost little memory, and others are served";
+    "two-lengths" => two_lengths,
+        "a request with two lengths is answered once or not at all";
+};
+
+/// The addresses of the attackers. Those of the loopback network belong to every Linux machine.
+const ATTACKERS: [Ipv4Addr; 4] = [
+    Ipv4Addr::new(127, 0, 0, 2),
+    Ipv4Addr::new(127, 0, 0, 3),
+    Ipv4Addr::new(127, 0, 0, 4),
+    Ipv4Addr::new(127, 0, 0, 5),
+];
+const N_CONNECTIONS: usize = 10_000;
+/// The limit of open files that most machines give to a process.
+const OPEN_FILES: u64 = 1024;
+/// Files that this process needs beside the connections of the attack.
+const OWN_FILES: usize = 300;
+/// The most that the scheduler's memory may grow, in bytes.
+const MOST_GROWTH: u64 = 64 << 20;
+/// The most lines that one attack may add to the log. Certificates are renewed all the time on this cluster, which is logged, too.
+const MOST_LINES: usize = 200;
+/// The most pieces of a flood.
+const N_PIECES: u32 = 20_000;
+/// The time for which a flood waits until the server takes more.
+const TAKES_NO_MORE: Duration = Duration::from_secs(1);
+
+/// Many connections to every listener; half of them begin a request.
+async fn connections_flooded(world: &mut World) -> Result<()> {
+    let target = Target::of(world.cluster()?)?;
+    target.limit_files(OPEN_FILES)?;
+    let (memory, lines) = (target.memory()?, target.log_lines()?);
+    let mut flood = std::pin::pin!(flood(target.listeners.clone()));
+    let held = loop {
+        tokio::select! {
+            held = &mut flood => break held?,
+            answered = target.check_answers() => answered.context("during the flood")?,
+        }
+    };
+    for _ in 0..10 {
+        target.check_answers().await.context("after the flood")?;
+    }
+    check_cost(&target, memory, lines)?;
+    drop(held);
+    Ok(())
+}
+
+/// Opens connections, and returns those that are still held: as many as this process may.
+async fn flood(listeners: Vec<SocketAddr>) -> Result<VecDeque<TcpStream>> {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let most_held = usize::try_from(limit)?
+        .saturating_sub(OWN_FILES)
+        .min(N_CONNECTIONS);
+    let targets = listeners.iter().cycle().zip(ATTACKERS.into_iter().cycle());
+    let mut held = VecDeque::new();
+    for (n, (listener, attacker)) in targets.take(N_CONNECTIONS).enumerate() {
+        let connecting = timeout(TAKES_NO_MORE, connect_from(attacker, *listener)).await;
+        // A connection that the server closes at once is an answer, too.
+        if let Ok(Ok(mut stream)) = connecting {
+            if n % 2 == 0 {
+                // It may be closed already.
+                let _ = stream.write_all(b"POST / HTTP/1.1\r\nhost: a\r\n").await;
+            }
+            held.push_back(stream);
+        }
+        if held.len() > most_held {
+            held.pop_front();
+        }
+    }
+    Ok(held)
+}
+
+/// Fails if the scheduler's memory or log has grown by more than an attack may cost.
+fn check_cost(target: &Target<'_>, memory: u64, lines: usize) -> Result<()> {
+    let growth = target.memory()?.saturating_sub(memory);
+    ensure!(
+        growth <= MOST_GROWTH,
+        "the scheduler's memory has grown by {} MiB",
+        growth >> 20
+    );
+    let n_lines = target.log_lines()?.saturating_sub(lines);
+    ensure!(n_lines <= MOST_LINES, "the scheduler has logged {n_lines} lines");
+    Ok(())
+}
+
+/// Complete TLS handshakes on both listeners with TLS, in all their places, without a request.
+async fn connections_held(world: &mut World) -> Result<()> {
+    let cluster = world.cluster()?;
+    let (connector, url) = cluster.webhook_connector()?;
+    let target = Target::of(cluster)?;
+    let (memory, lines) = (target.memory()?, target.log_lines()?);
+    let mut held = Vec::new();
+    for listener in target.listeners.iter().take(2) {
+        for _ in 0..PLACES_OF_ADDRESS {
+            for attacker in ATTACKERS {
+                let connector = connector.clone().at(*listener).coming_from(attacker);
+                held.push(connect(connector, &url).await?);
+            }
+        }
+    }
+    target.check_answers().await?;
+    check_cost(&target, memory, lines)?;
+    drop(held);
+    Ok(())
+}
+
+/// A quarter of the places of the extender, which is as many as one address may take; more than the webhooks have.
+const PLACES_OF_ADDRESS: usize = 128;
+
+async fn connect(
+    mut connector: Connector,
+    url: &str,
+) -> Result<impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + use<>> {
+    let connecting = timeout(DEADLINE, connector.call(url.parse()?)).await;
+    let stream = connecting.context("the scheduler takes no connection")??;
+    Ok(stream.into_inner())
+}
+
+/// Each flood of HTTP/2 in turn, at the webhooks, whose clients show no certificate.
+async fn http2_floods(world: &mut World) -> Result<()> {
+    let cluster = world.cluster()?;
+    let (connector, url) = cluster.webhook_connector()?;
+    let connector = connector.offering_http2();
+    let target = Target::of(cluster)?;
+    let (memory, lines) = (target.memory()?, target.log_lines()?);
+    for flood in Flood::ALL {
+        let mut streams = Vec::new();
+        for attacker in ATTACKERS {
+            let mut stream = connect(connector.clone().coming_from(attacker), &url).await?;
+            stream.write_all(&beginning()).await?;
+            streams.push(send_all(stream, flood));
+        }
+        let mut sending = std::pin::pin!(futures::future::join_all(streams));
+        let _streams = loop {
+            tokio::select! {
+                streams = &mut sending => break streams,
+                answered = target.check_answers() => answered.with_context(|| format!("during {flood:?}"))?,
+            }
+        };
+        target
+            .check_answers()
+            .await
+            .with_context(|| format!("after {flood:?}"))?;
+        check_cost(&target, memory, lines).with_context(|| format!("after {flood:?}"))?;
+    }
+    Ok(())
+}
+
+/// Sends the pieces of a flood until the server closes the connection or takes no more; reads nothing.
+async fn send_all<S: tokio::io::AsyncWrite + Unpin>(mut stream: S, flood: Flood) -> S {
+    for n in 0..N_PIECES {
+        let piece = flood.piece(n);
+        let written = timeout(TAKES_NO_MORE, stream.write_all(&piece)).await;
+        if !matches!(written, Ok(Ok(()))) {
+            break;
+        }
+    }
+    stream
+}
+
+/// Requests whose length is said twice. Two programs that read different lengths in one of them see different requests after it.
+const TWO_LENGTHS: [&str; 6] = [
+    "content-length: 5\r\ncontent-length: 6\r\n\r\n",
+    "content-length: 35\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n\r\n0\r\n\r\n",
+    "transfer-encoding: identity, chunked, identity\r\n\r\n",
+    "content-length : 35\r\n\r\n",
+    "content-length: +35\r\n\r\n",
+];
+
+/// A second request behind each of them: an answer to it would show that its bytes were not taken for a body.
+async fn two_lengths(world: &mut World) -> Result<()> {
+    let target = Target::of(world.cluster()?)?;
+    let [.., health, _, _] = target.listeners[..] else {
+        anyhow::bail!("no listener of probes");
+    };
+    for lengths in TWO_LENGTHS {
+        let mut stream = TcpStream::connect(health).await?;
+        let requests = format!(
+            "GET /healthz HTTP/1.1\r\nhost: a\r\n{lengths}GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+        );
+        stream.write_all(requests.as_bytes()).await?;
+        stream.shutdown().await?;
+        let mut answers = Vec::new();
+        timeout(DEADLINE, stream.read_to_end(&mut answers))
+            .await
+            .context("the answer does not end")??;
+        let answers = String::from_utf8_lossy(&answers);
+        ensure!(
+            !answers.contains("# TYPE"),
+            "{lengths:?} hid a request: {answers}"
+        );
+    }
+    Ok(())
+}

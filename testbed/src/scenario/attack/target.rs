@@ -1,0 +1,125 @@
+//! The scheduler under attack: its listeners, its memory, and the requests that it must answer meanwhile.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use http::StatusCode;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::cluster::LocalCluster;
+use crate::http_client::HttpClient;
+use crate::process_usage::ProcessUsage;
+
+/// The time within which each request must be answered: kubelet's probes have 1 s, kube-scheduler's requests 3 s.
+const IN_TIME: Duration = Duration::from_secs(1);
+
+/// A running scheduler.
+pub(super) struct Target<'a> {
+    cluster: &'a LocalCluster,
+    pid: u32,
+    /// The addresses of its listeners.
+    pub(super) listeners: Vec<SocketAddr>,
+    health: String,
+}
+
+impl<'a> Target<'a> {
+    /// The scheduler of a cluster with webhooks.
+    pub(super) fn of(cluster: &'a LocalCluster) -> Result<Self> {
+        let pid = cluster.scheduler.pid().context("the scheduler does not run")?;
+        let invocation = cluster.scheduler.invocation();
+        let mut listeners = Vec::new();
+        for flag in [
+            "--listen",
+            "--webhook-listen",
+            "--health-listen",
+            "--read-listen",
+            "--page-listen",
+        ] {
+            let address = invocation.value(flag).with_context(|| format!("no {flag}"))?;
+            listeners.push(address.parse().with_context(|| format!("{flag}={address}"))?);
+        }
+        let health = invocation.value("--health-listen").unwrap_or_default();
+        Ok(Self {
+            cluster,
+            pid,
+            listeners,
+            health: format!("http://{health}/healthz"),
+        })
+    }
+
+    /// Sets the most files that the process may have open, and can allow itself.
+    pub(super) fn limit_files(&self, most: u64) -> Result<()> {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let limit = Rlimit {
+            current: Some(most),
+            maximum: Some(most),
+        };
+        prlimit(pid, Resource::Nofile, limit).context("cannot limit the scheduler's open files")?;
+        Ok(())
+    }
+
+    /// Resident memory, in bytes.
+    pub(super) fn memory(&self) -> Result<u64> {
+        Ok(ProcessUsage::of(self.pid)?.resident)
+    }
+
+    /// The number of lines that it has logged.
+    pub(super) fn log_lines(&self) -> Result<usize> {
+        let log = std::fs::read_to_string(self.cluster.scheduler.log())?;
+        Ok(log.lines().count())
+    }
+
+    /// Sends what kubelet, kube-scheduler and the API server send, each over a new connection; fails if one gets no answer.
+    pub(super) async fn check_answers(&self) -> Result<()> {
+        let health = HttpClient::new();
+        expect_ok("probe", health.get(&self.health)).await?;
+        let pod = json!({
+            "metadata": {"name": "asked", "namespace": "default", "uid": "asked"},
+            "spec": {"containers": [{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "1"}}}]},
+        });
+        let filter = json!({"Pod": pod, "NodeNames": ["n1"]}).to_string();
+        let url = format!("{}/gpushare-scheduler/filter", self.cluster.scheduler_url());
+        let extender = self.cluster.scheduler_client()?;
+        expect_ok("filter", extender.post(&url, filter)).await?;
+        let (connector, url) = self.cluster.webhook_connector()?;
+        let url = format!("{url}/gpushare-scheduler/webhook/validate");
+        expect_ok(
+            "review",
+            HttpClient::by(connector).post(&url, review(&pod).to_string()),
+        )
+        .await
+    }
+}
+
+/// Fails unless the answer to a request is in time and has status 200.
+async fn expect_ok<B, E>(what: &str, answer: impl Future<Output = Result<(StatusCode, B), E>>) -> Result<()>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    let answer = timeout(IN_TIME, answer).await;
+    let (status, _) = answer
+        .with_context(|| format!("{what}: no answer"))?
+        .with_context(|| what.to_owned())?;
+    ensure!(status == StatusCode::OK, "{what}: {status}");
+    Ok(())
+}
+
+/// The API server's question about the creation of a pod.
+fn review(pod: &Value) -> Value {
+    json!({
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "asked",
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "namespace": "default",
+            "operation": "CREATE",
+            "userInfo": {"username": "somebody"},
+            "object": pod,
+        },
+    })
+}
