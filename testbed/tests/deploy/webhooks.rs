@@ -74,11 +74,9 @@ fn the_configured_webhooks_are_those_that_the_scheduler_serves(
     assert_eq!(service["spec"]["ports"][0]["targetPort"], port["name"]);
     assert_eq!(service["spec"]["type"], "ClusterIP");
     let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
-    let admitted = policy["spec"]["ingress"][0]["ports"].as_array().unwrap();
-    assert!(
-        admitted.iter().any(|rule| rule["port"] == port["containerPort"]),
-        "{policy:#}"
-    );
+    let for_all = json!({"ports": [{"port": port["containerPort"], "protocol": "TCP"}]});
+    let rules = policy["spec"]["ingress"].as_array().unwrap();
+    assert!(rules.contains(&for_all), "{policy:#}");
     let webhooks = webhooks(&objects);
     let paths: Vec<&str> = webhooks
         .iter()

@@ -158,8 +158,8 @@ fn the_probes_and_the_service_of_the_scheduler_use_its_ports() {
         assert!(own.all(|(key, value)| labels[key] == *value), "{selector}");
     }
     let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
-    let admitted = [port, health].map(|port| json!({"port": port["containerPort"], "protocol": "TCP"}));
-    assert_eq!(policy["spec"]["ingress"], json!([{"ports": admitted}]));
+    let extender = json!({"ports": [{"port": port["containerPort"], "protocol": "TCP"}]});
+    assert_eq!(policy["spec"]["ingress"], json!([extender, for_monitoring(health)]));
 }
 
 /// kubelet shows no certificate, and reaches the pod's address only.
@@ -192,10 +192,7 @@ fn the_extender_of_the_second_scheduler_listens_on_loopback_only(#[case] folder:
     assert_eq!(ports.len(), 1, "{ports:?}");
     assert_probed_in_the_clear(extender, &ports[0]);
     let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
-    assert_eq!(
-        policy["spec"]["ingress"],
-        json!([{"ports": [{"port": ports[0]["containerPort"], "protocol": "TCP"}]}])
-    );
+    assert_eq!(policy["spec"]["ingress"], json!([for_monitoring(&ports[0])]));
     let kube_scheduler = container(deployment, "kube-scheduler");
     let volume = &pod(deployment)["volumes"][0];
     let map = find(
@@ -287,7 +284,11 @@ fn the_probes_of_the_device_plugin_use_its_port() {
     );
     assert_probed_in_the_clear(container, &container["ports"][0]);
     let policy = find(&objects, "NetworkPolicy", DEVICE_PLUGIN.name);
-    assert!(admits_requests_to(policy, &container["ports"][0]));
+    assert_eq!(policy["spec"]["policyTypes"], json!(["Ingress"]));
+    assert_eq!(
+        policy["spec"]["ingress"],
+        json!([for_monitoring(&container["ports"][0])])
+    );
 }
 
 /// A new plugin beside the old one would lose the resource when the old one ends (kubelet looks plugins up by resource).
@@ -537,11 +538,14 @@ fn the_policy_covers_all_resources_that_the_plugin_publishes() {
     }
 }
 
-/// Prometheus reads the metrics there; the plugin serves nothing else over the network.
-fn admits_requests_to(policy: &Value, port: &Value) -> bool {
-    policy["spec"]["policyTypes"] == json!(["Ingress"])
-        && policy["spec"]["ingress"]
-            == json!([{"ports": [{"port": port["containerPort"], "protocol": "TCP"}]}])
+/// The rule of a network policy that admits Prometheus, and no other pod, to the port of health and metrics.
+fn for_monitoring(port: &Value) -> Value {
+    let labels = [
+        json!({"kubernetes.io/metadata.name": "monitoring"}),
+        json!({"gpushare/monitoring": "true"}),
+    ];
+    let peers = labels.map(|labels| json!({"namespaceSelector": {"matchLabels": labels}}));
+    json!({"from": peers, "ports": [{"port": port["containerPort"], "protocol": "TCP"}]})
 }
 
 /// The `DaemonSet` for nodes where our plugin serves whole GPUs is a copy, as kustomize cannot make one.

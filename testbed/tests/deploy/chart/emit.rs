@@ -160,6 +160,14 @@ impl Lines {
                 );
                 self.add(indent, &text);
             }
+            _ if place.kind == "NetworkPolicy" && key == "from" => {
+                self.add(indent, "from:");
+                let text = format!(
+                    "  {{{{- toYaml .Values.networkPolicy.metricsFrom | nindent {} }}}}",
+                    indent + 2
+                );
+                self.add(indent, &text);
+            }
             Tree::Map(_) if place.kind == "ConfigMap" && key == "data" => {
                 self.add(indent, "data:");
                 for file in value_keys(value) {
