@@ -18,6 +18,7 @@ label=app.kubernetes.io/part-of=gpushare
 kinds=configmaps,daemonsets.apps,deployments.apps,networkpolicies.networking.k8s.io,poddisruptionbudgets.policy,resourcequotas,\
 rolebindings.rbac.authorization.k8s.io,roles.rbac.authorization.k8s.io,serviceaccounts,services,\
 clusterrolebindings.rbac.authorization.k8s.io,clusterroles.rbac.authorization.k8s.io,flowschemas.flowcontrol.apiserver.k8s.io,\
+prioritylevelconfigurations.flowcontrol.apiserver.k8s.io,\
 mutatingwebhookconfigurations.admissionregistration.k8s.io,validatingadmissionpolicies.admissionregistration.k8s.io,\
 validatingadmissionpolicybindings.admissionregistration.k8s.io,validatingwebhookconfigurations.admissionregistration.k8s.io
 

@@ -16,7 +16,8 @@ usage() { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 namespace=gpushare-system
 label=app.kubernetes.io/part-of=gpushare
 cluster_kinds=clusterrolebindings.rbac.authorization.k8s.io,clusterroles.rbac.authorization.k8s.io,\
-flowschemas.flowcontrol.apiserver.k8s.io,validatingadmissionpolicies.admissionregistration.k8s.io,\
+flowschemas.flowcontrol.apiserver.k8s.io,prioritylevelconfigurations.flowcontrol.apiserver.k8s.io,\
+validatingadmissionpolicies.admissionregistration.k8s.io,\
 validatingadmissionpolicybindings.admissionregistration.k8s.io
 webhooks=mutatingwebhookconfigurations.admissionregistration.k8s.io,validatingwebhookconfigurations.admissionregistration.k8s.io
 devices=devices.scheduling.koordinator.sh

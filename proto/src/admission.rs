@@ -13,7 +13,7 @@ pub const KIND: &str = "AdmissionReview";
 
 /// Default of `--unrestricted-namespaces`: namespaces, separated by commas, whose pods may choose the GPUs that they see. The
 /// scheduler's webhook and the plugin's runtime hook must agree on them.
-pub const UNRESTRICTED_NAMESPACES: &str = "kube-system,gpu-operator,gpushare-system";
+pub const UNRESTRICTED_NAMESPACES: &str = "kube-system,gpushare-system";
 
 /// A review with a request.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -151,6 +151,7 @@ batch/v1                        jobs                              Job           
 coordination.k8s.io/v1          leases                            Lease                            namespaced -      -        -
 events.k8s.io/v1                events                            Event                            namespaced -      ev       -
 flowcontrol.apiserver.k8s.io/v1 flowschemas                       FlowSchema                       cluster    status -        -
+flowcontrol.apiserver.k8s.io/v1 prioritylevelconfigurations       PriorityLevelConfiguration       cluster    status -        -
 networking.k8s.io/v1            networkpolicies                   NetworkPolicy                    namespaced -      netpol   -
 policy/v1                       poddisruptionbudgets              PodDisruptionBudget              namespaced status pdb      -
 rbac.authorization.k8s.io/v1    clusterrolebindings               ClusterRoleBinding               cluster    -      -        -

@@ -6,7 +6,7 @@ use kube::Client;
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::apiserver::{ApiServer, User};
-use testbed::cluster::{SCHEDULER_USER, default_deploy};
+use testbed::cluster::{PLUGIN_USER, SCHEDULER_USER, default_deploy};
 use testbed::manifests;
 
 use crate::raw::{Answer, send};
@@ -17,6 +17,10 @@ const PODS: &str = "/api/v1/namespaces/default/pods";
 const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/gpushare-system/leases";
 const LEADERS: &str = "/apis/gpushare.io/v1alpha1/namespaces/gpushare-system/schedulerleaders";
+/// The token of the plugin on the node n1.
+const PLUGIN_OF_N1: &str = "plugin-n1";
+const EVENTS: &str = "/api/v1/namespaces/default/events";
+const DEVICES: &str = "/apis/scheduling.koordinator.sh/v1alpha1/devices";
 const RECORD: &str = "scheduling.koordinator.sh/device-allocated";
 
 async fn server() -> ApiServer {
@@ -32,6 +36,18 @@ async fn server() -> ApiServer {
     };
     server.add_token("s-0", replica("s-0"));
     server.add_token("s-1", replica("s-1"));
+    let claim = (
+        "authentication.kubernetes.io/node-name".to_owned(),
+        vec!["n1".to_owned()],
+    );
+    server.add_token(
+        PLUGIN_OF_N1,
+        User {
+            name: PLUGIN_USER.to_owned(),
+            extra: [claim].into(),
+            ..User::default()
+        },
+    );
     for name in [
         ADMIN,
         "alice",
@@ -340,4 +356,122 @@ async fn policies_decide_new_pods_and_bindings_as_kube_apiserver_did() {
             expected
         );
     }
+}
+
+/// An event about the pod p as the plugin of n1 writes it.
+fn event(name: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "default"}, "type": "Warning", "reason": "GPUMismatch", "message": "m", "count": 1,
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "p", "uid": "u"},
+        "source": {"component": "gpushare-device-plugin", "host": "n1"},
+    })
+}
+
+/// An event with another value of one field.
+fn event_with(pointer: &str, value: impl Into<Value>) -> Value {
+    let mut event = event("f");
+    let (parent, field) = pointer.rsplit_once('/').unwrap();
+    event.pointer_mut(parent).unwrap()[field] = value.into();
+    event
+}
+
+/// A server with the policies, two nodes, a pod on each, and an event and a Device object of the first.
+async fn server_with_nodes() -> ApiServer {
+    let server = server().await;
+    for file in ["crd.yaml", "device-plugin-admission.yaml"] {
+        apply(&server, file).await;
+    }
+    for node in ["n1", "n2"] {
+        server
+            .objects()
+            .create("nodes", json!({"metadata": {"name": node}}))
+            .unwrap();
+        let mut pod = pod(&format!("on-{node}"));
+        pod["spec"]["nodeName"] = json!(node);
+        assert_eq!(code_of(&server, ADMIN, Method::POST, PODS, &pod).await, 201);
+    }
+    for (path, body) in [(EVENTS, event("e")), (DEVICES, device("n1"))] {
+        assert_eq!(
+            code_of(&server, PLUGIN_OF_N1, Method::POST, path, &body).await,
+            201
+        );
+    }
+    server
+}
+
+fn device(name: &str) -> Value {
+    json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device", "metadata": {"name": name}})
+}
+
+fn label() -> Value {
+    json!({"metadata": {"labels": {"a": "b"}}})
+}
+
+/// A change of the event e, with the source that the policy asks for.
+fn to_event(field: &str, value: impl Into<Value>) -> Value {
+    json!({"source": {"component": "gpushare-device-plugin", "host": "n1"}, field: value.into()})
+}
+
+fn capacity(resource: &str) -> Value {
+    json!({"status": {"capacity": {resource: "100"}}})
+}
+
+/// Attempts with the token of one node's plugin, apart from RBAC: the policies alone decide.
+#[rstest]
+#[case::event(Method::POST, EVENTS, event("f"), 201)]
+#[case::event_of_another_component(Method::POST, EVENTS, event_with("/source/component", "kubelet"), 403)]
+#[case::event_of_another_node(Method::POST, EVENTS, event_with("/source/host", "n2"), 403)]
+#[case::event_reported_by_another(Method::POST, EVENTS, event_with("/reportingComponent", "kubelet"), 403)]
+#[case::event_about_another_node(Method::POST, EVENTS, event_with("/involvedObject", json!({"kind": "Node", "name": "n2"})), 422)]
+#[case::event_about_a_secret(Method::POST, EVENTS, event_with("/involvedObject/kind", "Secret"), 422)]
+#[case::count_of_an_event(
+    Method::PATCH,
+    "/api/v1/namespaces/default/events/e",
+    to_event("count", 2),
+    200
+)]
+#[case::text_of_an_event(
+    Method::PATCH,
+    "/api/v1/namespaces/default/events/e",
+    to_event("message", "x"),
+    403
+)]
+#[case::pod_of_an_event(Method::PATCH, "/api/v1/namespaces/default/events/e", to_event("involvedObject", json!({"name": "q"})), 403)]
+#[case::end_of_an_event(Method::DELETE, "/api/v1/namespaces/default/events/e", Value::Null, 422)]
+#[case::annotation(Method::PATCH, "/api/v1/namespaces/default/pods/on-n1", annotations(json!({"a": "b"})), 200)]
+#[case::label_of_a_pod(Method::PATCH, "/api/v1/namespaces/default/pods/on-n1", label(), 403)]
+#[case::finalizer(Method::PATCH, "/api/v1/namespaces/default/pods/on-n1", json!({"metadata": {"finalizers": ["a/b"]}}), 403)]
+#[case::status(Method::PATCH, "/api/v1/namespaces/default/pods/on-n1/status", json!({"status": {"phase": "Failed"}}), 422)]
+#[case::pod_of_another_node(Method::PATCH, "/api/v1/namespaces/default/pods/on-n2", annotations(json!({"a": "b"})), 403)]
+#[case::end_of_a_pod(Method::DELETE, "/api/v1/namespaces/default/pods/on-n1", Value::Null, 422)]
+#[case::new_pod(Method::POST, PODS, pod("new"), 422)]
+#[case::annotation_of_its_node(Method::PATCH, "/api/v1/nodes/n1", annotations(json!({"a": "b"})), 200)]
+#[case::label_of_its_node(Method::PATCH, "/api/v1/nodes/n1", label(), 403)]
+#[case::spec_of_its_node(Method::PATCH, "/api/v1/nodes/n1", json!({"spec": {"unschedulable": true}}), 403)]
+#[case::another_node(Method::PATCH, "/api/v1/nodes/n2", annotations(json!({"a": "b"})), 403)]
+#[case::amounts(Method::PATCH, "/api/v1/nodes/n1/status", capacity("koordinator.sh/gpu"), 200)]
+#[case::cpus(Method::PATCH, "/api/v1/nodes/n1/status", capacity("cpu"), 403)]
+#[case::devices_of_its_node(
+    Method::PATCH,
+    "/apis/scheduling.koordinator.sh/v1alpha1/devices/n1",
+    label(),
+    200
+)]
+#[case::devices_of_another_node(Method::POST, DEVICES, device("n2"), 403)]
+#[case::end_of_devices(
+    Method::DELETE,
+    "/apis/scheduling.koordinator.sh/v1alpha1/devices/n1",
+    Value::Null,
+    422
+)]
+#[tokio::test]
+async fn policies_confine_the_token_of_a_plugin_to_its_node(
+    #[case] method: Method,
+    #[case] path: &str,
+    #[case] body: Value,
+    #[case] code: u16,
+) {
+    let server = server_with_nodes().await;
+    let answer = ask(&server, PLUGIN_OF_N1, method, path, &body).await;
+    assert_eq!(answer.code, code, "{}", answer.text);
 }

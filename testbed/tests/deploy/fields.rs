@@ -6,7 +6,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ResourceQuota, Service, ServiceAccount};
-use k8s_openapi::api::flowcontrol::v1::FlowSchema;
+use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
@@ -45,6 +45,7 @@ fn kinds() -> Vec<(&'static str, &'static str, Known)> {
         entry::<NetworkPolicy>(),
         entry::<Pod>(),
         entry::<PodDisruptionBudget>(),
+        entry::<PriorityLevelConfiguration>(),
         entry::<ResourceQuota>(),
         entry::<Role>(),
         entry::<RoleBinding>(),

@@ -1,4 +1,4 @@
-//! The scheduler's requests have the priority of kube-scheduler's, and do not queue behind every other service account.
+//! The scheduler's requests do not queue behind every other service account, nor can they hold up kube-scheduler's.
 
 use rstest::rstest;
 use serde_json::json;
@@ -12,6 +12,8 @@ use crate::{find, texts};
 
 /// The precedence of Kubernetes' own schema for all service accounts.
 const ALL_SERVICE_ACCOUNTS: i64 = 9000;
+/// The shares of Kubernetes' own level `workload-high`, which serves kube-scheduler and kube-controller-manager.
+const SHARES_OF_KUBE_SCHEDULER: i64 = 40;
 
 #[rstest]
 fn the_flow_schema_comes_before_that_of_service_accounts(
@@ -20,10 +22,19 @@ fn the_flow_schema_comes_before_that_of_service_accounts(
     let objects = render(folder);
     let schema = &find(&objects, "FlowSchema", daemons::SCHEDULER.name)["spec"];
     assert!((1..ALL_SERVICE_ACCOUNTS).contains(&schema["matchingPrecedence"].as_i64().unwrap()));
-    // Not mandatory, but in every cluster: what kube-scheduler itself is given.
+    let level = find(&objects, "PriorityLevelConfiguration", daemons::SCHEDULER.name);
     assert_eq!(
-        schema["priorityLevelConfiguration"],
-        json!({"name": "workload-high"})
+        schema["priorityLevelConfiguration"]["name"],
+        level["metadata"]["name"]
+    );
+    let limits = &level["spec"]["limited"];
+    assert!(
+        limits["nominalConcurrencyShares"].as_i64().unwrap() < SHARES_OF_KUBE_SCHEDULER,
+        "{limits}"
+    );
+    assert!(
+        limits["borrowingLimitPercent"].is_number(),
+        "without a limit it borrows all that is idle: {limits}"
     );
     let deployment = find(&objects, "Deployment", daemons::SCHEDULER.name);
     let account = &deployment["spec"]["template"]["spec"]["serviceAccountName"];

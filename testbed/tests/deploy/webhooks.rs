@@ -15,7 +15,7 @@ use testbed::rbac::{
 
 use crate::daemons::{DEVICE_PLUGIN, SCHEDULER};
 use crate::render::{render, render_base_with, render_with};
-use crate::{find, texts};
+use crate::{all, find, texts};
 
 const ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-scheduler";
 const OWN_CERTIFICATES: &str = "components/webhooks";
@@ -115,10 +115,7 @@ fn the_webhooks_do_not_block_pods_or_system_namespaces() {
             [json!("Ignore"), json!("None"), json!(2)],
             "{name}: a hung scheduler holds up two of them"
         );
-        let namespaces = match name {
-            "validate.pods.gpushare" => json!(["kube-system", "gpu-operator", "gpushare-system"]),
-            _ => json!(["kube-system", "gpushare-system"]),
-        };
+        let namespaces = ["kube-system", "gpushare-system"];
         let expected =
             json!([{"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": namespaces}]);
         assert_eq!(
@@ -179,6 +176,18 @@ fn unrestricted_namespaces_are_the_same_everywhere() {
         let (_, flag) = help.split_once("--unrestricted-namespaces <NAMESPACES>").unwrap();
         let (_, default) = flag.split_once("[default: ").unwrap();
         assert_eq!(default.split_once(']').unwrap().0, selected, "{}", daemon.name);
+    }
+    let objects = render_with("base", &["components/whole-gpus", "components/gpu-operator"]);
+    let workloads = [all(&objects, "Deployment"), all(&objects, "DaemonSet")].concat();
+    assert_eq!(workloads.len(), 3);
+    for workload in workloads {
+        let container = &workload["spec"]["template"]["spec"]["containers"][0];
+        assert_eq!(
+            flag(container, "--unrestricted-namespaces"),
+            Some("kube-system,gpu-operator,gpushare-system"),
+            "{}",
+            workload["metadata"]["name"]
+        );
     }
 }
 

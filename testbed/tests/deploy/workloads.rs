@@ -159,7 +159,10 @@ fn the_probes_and_the_service_of_the_scheduler_use_its_ports() {
     }
     let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
     let extender = json!({"ports": [{"port": port["containerPort"], "protocol": "TCP"}]});
-    assert_eq!(policy["spec"]["ingress"], json!([extender, for_monitoring(health)]));
+    assert_eq!(
+        policy["spec"]["ingress"],
+        json!([extender, for_monitoring(health)])
+    );
 }
 
 /// kubelet shows no certificate, and reaches the pod's address only.
