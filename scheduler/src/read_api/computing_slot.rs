@@ -72,9 +72,9 @@ mod tests {
     /// A question that ends when its sender is dropped, and has begun when the receiver has a value.
     fn question() -> (mpsc::Sender<()>, oneshot::Receiver<()>, impl FnOnce() + Send) {
         let (end, ended) = mpsc::channel();
-        let (begin, begun) = oneshot::channel();
+        let (running, begun) = oneshot::channel();
         let question = move || {
-            begin.send(()).unwrap();
+            running.send(()).unwrap();
             ended.recv().unwrap_err();
         };
         (end, begun, question)
