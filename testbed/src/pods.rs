@@ -111,6 +111,17 @@ impl PodBuilder {
         self
     }
 
+    /// Sets a field by its JSON pointer, whose parent exists.
+    #[must_use]
+    pub(crate) fn at(mut self, pointer: &str, value: Value) -> Self {
+        if let Some((parent, field)) = pointer.rsplit_once('/')
+            && let Some(parent) = self.0.pointer_mut(parent)
+        {
+            set(parent, field, value);
+        }
+        self
+    }
+
     /// With a `ResourceClaim` that its first container uses.
     #[must_use]
     pub fn claiming(mut self, claim: &str) -> Self {

@@ -107,7 +107,12 @@ struct Group {
 /// Every scenario, harmless ones first.
 const GROUPS: &[Group] = &[
     Group {
-        lists: &[sharing::SCENARIOS, requests::SCENARIOS, isolation::SCENARIOS],
+        lists: &[
+            sharing::SCENARIOS,
+            requests::SCENARIOS,
+            isolation::SCENARIOS,
+            attack::tenant::SCENARIOS,
+        ],
         needs: Needs::Commands(&[]),
         stages: &[ScenarioStage::Plain, ScenarioStage::Webhooks],
     },
@@ -168,7 +173,12 @@ const GROUPS: &[Group] = &[
         stages: &[ScenarioStage::Waiting],
     },
     Group {
-        lists: &[webhooks::SCENARIOS, slow::SCENARIOS, attack::network::SCENARIOS],
+        lists: &[
+            webhooks::SCENARIOS,
+            slow::SCENARIOS,
+            attack::network::SCENARIOS,
+            attack::tenant::DETOURS,
+        ],
         needs: Needs::Testbed("the port of the webhooks"),
         stages: &[ScenarioStage::Webhooks],
     },

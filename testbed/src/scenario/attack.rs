@@ -1,5 +1,6 @@
-//! Attacks by clients of the network, which have no credential.
+//! Attacks: by clients of the network, which have no credential, and by a tenant, who may create pods.
 
-pub(super) mod http2;
+mod http2;
 pub(super) mod network;
 mod target;
+pub(super) mod tenant;
