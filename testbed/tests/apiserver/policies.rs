@@ -20,6 +20,9 @@ const LEADERS: &str = "/apis/gpushare.io/v1alpha1/namespaces/gpushare-system/sch
 /// The token of the plugin on the node n1.
 const PLUGIN_OF_N1: &str = "plugin-n1";
 const EVENTS: &str = "/api/v1/namespaces/default/events";
+const SECRETS: &str = "/api/v1/namespaces/gpushare-system/secrets";
+const MUTATING: &str =
+    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/gpushare-scheduler";
 const DEVICES: &str = "/apis/scheduling.koordinator.sh/v1alpha1/devices";
 const RECORD: &str = "scheduling.koordinator.sh/device-allocated";
 
@@ -89,6 +92,7 @@ async fn code_of(server: &ApiServer, token: &str, method: Method, path: &str, bo
     ask(server, token, method, path, body).await.code
 }
 
+/// Applies a file of `deploy/base`, or another one by its path from there.
 async fn apply(server: &ApiServer, file: &str) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config");
@@ -473,5 +477,80 @@ async fn policies_confine_the_token_of_a_plugin_to_its_node(
 ) {
     let server = server_with_nodes().await;
     let answer = ask(&server, PLUGIN_OF_N1, method, path, &body).await;
+    assert_eq!(answer.code, code, "{}", answer.text);
+}
+
+fn secret(name: &str, kind: &str) -> Value {
+    json!({"metadata": {"name": name, "namespace": "gpushare-system"}, "type": kind})
+}
+
+/// A change of one field of the configuration's webhook.
+fn to_webhook(path: &str, value: impl Into<Value>) -> Value {
+    json!([{"op": "add", "path": format!("/webhooks/0{path}"), "value": value.into()}])
+}
+
+/// Attempts with the token of a replica of the scheduler at its Secret and its webhook configurations, apart from RBAC.
+#[rstest]
+#[case::own_secret(
+    Method::POST,
+    SECRETS,
+    secret("gpushare-scheduler-certificates", "Opaque"),
+    201
+)]
+#[case::another_secret(
+    Method::POST,
+    SECRETS,
+    secret("sh.helm.release.v1.gpushare.v2", "helm.sh/release.v1"),
+    403
+)]
+#[case::token(
+    Method::POST,
+    SECRETS,
+    secret("gpushare-scheduler-certificates", "kubernetes.io/service-account-token"),
+    403
+)]
+#[case::authority(Method::PATCH, MUTATING, to_webhook("/clientConfig/caBundle", "eA=="), 200)]
+#[case::address(
+    Method::PATCH,
+    MUTATING,
+    to_webhook("/clientConfig/service/name", "other"),
+    403
+)]
+#[case::rules(Method::PATCH, MUTATING, to_webhook("/rules/0/resources", json!(["*"])), 403)]
+#[case::policy(Method::PATCH, MUTATING, to_webhook("/failurePolicy", "Fail"), 403)]
+#[case::condition(Method::PATCH, MUTATING, json!([{"op": "remove", "path": "/webhooks/0/matchConditions"}]), 403)]
+#[case::no_webhook(Method::PATCH, MUTATING, json!([{"op": "remove", "path": "/webhooks/0"}]), 403)]
+#[case::owner(Method::PATCH, MUTATING, json!([{"op": "add", "path": "/metadata/ownerReferences", "value":
+    [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u"}]}]), 403)]
+#[case::end(Method::DELETE, MUTATING, Value::Null, 403)]
+#[tokio::test]
+async fn policies_confine_the_token_of_a_replica_to_its_certificates(
+    #[case] method: Method,
+    #[case] path: &str,
+    #[case] body: Value,
+    #[case] code: u16,
+) {
+    let server = server().await;
+    for file in [
+        "scheduler-admission.yaml",
+        "../components/webhooks/admission.yaml",
+        "../components/webhook-configurations/webhook-configurations.yaml",
+    ] {
+        apply(&server, file).await;
+    }
+    let headers = [
+        ("authorization", "Bearer s-0"),
+        (
+            "content-type",
+            if method == Method::PATCH {
+                "application/json-patch+json"
+            } else {
+                "application/json"
+            },
+        ),
+    ];
+    let answer = send(&server, method, path, &headers, body.to_string())
+        .await
+        .unwrap();
     assert_eq!(answer.code, code, "{}", answer.text);
 }

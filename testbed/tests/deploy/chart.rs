@@ -22,13 +22,14 @@ use conditions::{Choice, Condition, Universe};
 use tree::Tree;
 
 /// Components that change what others have added come after them; the rest follows in the order of names.
-const FIRST: [&str; 6] = [
+const FIRST: [&str; 7] = [
     "second-scheduler",
     "whole-gpus",
     "certificate-files",
     "webhooks",
     "webhooks-cert-manager",
     "guard-bindings",
+    "fail-closed",
 ];
 /// A part of other components, and none by itself.
 const PART: &str = "webhook-configurations";

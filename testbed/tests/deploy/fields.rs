@@ -62,7 +62,7 @@ fn kinds() -> Vec<(&'static str, &'static str, Known)> {
 #[case::simulated(render("overlays/simulated"))]
 #[case::second_scheduler(render("attach/second-scheduler"))]
 #[case::samples(render("attach/second-scheduler/samples"))]
-#[case::webhooks(render_with("base", &["components/webhooks", "components/guard-bindings"]))]
+#[case::webhooks(render_with("base", &["components/webhooks", "components/guard-bindings", "components/fail-closed"]))]
 #[case::webhooks_cert_manager(render_base_with("components/webhooks-cert-manager"))]
 #[case::evict_pods(render_base_with("components/evict-pods"))]
 #[case::runtime_class(render_base_with("components/nvidia-runtime-class"))]

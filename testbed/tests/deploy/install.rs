@@ -105,12 +105,14 @@ fn everything() -> Vec<Value> {
     for entry in fs::read_dir(deploy().join("components")).unwrap() {
         let component = format!("components/{}", entry.unwrap().file_name().to_str().unwrap());
         // The one changes objects of another.
-        let components =
-            if component.ends_with("guard-bindings") || component.ends_with("webhooks-cert-manager") {
-                vec!["components/webhooks".to_owned(), component]
-            } else {
-                vec![component]
-            };
+        let components = if ["guard-bindings", "fail-closed", "webhooks-cert-manager"]
+            .iter()
+            .any(|name| component.ends_with(name))
+        {
+            vec!["components/webhooks".to_owned(), component]
+        } else {
+            vec![component]
+        };
         let components: Vec<&str> = components.iter().map(String::as_str).collect();
         if !components[0].ends_with("webhook-configurations") {
             objects.extend(render_with("base", &components));

@@ -273,6 +273,7 @@ fn every_kustomization_is_tested() {
     components/driver-limits/kustomization.yaml
     components/driver-root/kustomization.yaml
     components/evict-pods/kustomization.yaml
+    components/fail-closed/kustomization.yaml
     components/gpu-operator/kustomization.yaml
     components/guard-bindings/kustomization.yaml
     components/hami-core/kustomization.yaml

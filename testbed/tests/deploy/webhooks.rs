@@ -3,12 +3,17 @@
 
 use std::collections::BTreeSet;
 
+use http::Method;
+use kube::Client;
 use proto::pod::ALL_DEVICES;
+use proto::record::DEVICE_ALLOCATED;
 use proto::resource::{
     GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, OLD_NAMES, RDMA, VENDOR_GPUS,
 };
 use rstest::rstest;
 use serde_json::{Value, json};
+use testbed::apiserver::{ApiServer, ApiServerConfig, User};
+use testbed::cluster::PLUGIN_USER;
 use testbed::rbac::{
     Permission, Rbac, RbacTarget, SCHEDULER as SCHEDULER_RIGHTS, SCHEDULER_CERTIFICATES, SCHEDULER_WEBHOOKS,
 };
@@ -21,6 +26,7 @@ const ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-scheduler"
 const OWN_CERTIFICATES: &str = "components/webhooks";
 const CERT_MANAGER: &str = "components/webhooks-cert-manager";
 const GUARD: &str = "components/guard-bindings";
+const FAIL_CLOSED: &str = "components/fail-closed";
 const KINDS: [&str; 2] = ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"];
 
 fn container(objects: &[Value]) -> Value {
@@ -280,4 +286,159 @@ fn cert_manager_issues_the_certificate_instead_of_the_scheduler() {
         Rbac::of(&objects).unwrap().granted(ACCOUNT),
         without_secrets.collect()
     );
+}
+
+/// An API server with the component `fail-closed` and no scheduler, a pod with a GPU that was made before, and clients of an
+/// administrator and of a node's plugin.
+async fn server_without_a_scheduler(objects: &[Value]) -> (ApiServer, [Client; 2]) {
+    let server = ApiServer::start(ApiServerConfig::loopback()).await.unwrap();
+    let (admin, plugin) = (client(&server, "admin").await, client(&server, PLUGIN_USER).await);
+    let namespace = json!({"metadata": {"name": "gpushare-system"}});
+    server.objects().create("namespaces", namespace).unwrap();
+    send(&admin, Method::POST, PODS, &pod("before", ON_A_GPU))
+        .await
+        .unwrap();
+    for kind in KINDS {
+        let configuration = find(objects, kind, SCHEDULER.name).clone();
+        server
+            .objects()
+            .create(&format!("{}s", kind.to_lowercase()), configuration)
+            .unwrap();
+    }
+    (server, [admin, plugin])
+}
+
+/// A client with the name of a user.
+async fn client(server: &ApiServer, name: &str) -> Client {
+    let user = User {
+        name: name.to_owned(),
+        ..User::default()
+    };
+    server.add_token(name, user);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config");
+    server.kubeconfig(&path, name).unwrap();
+    testbed::cluster::client_of(&path).await.unwrap()
+}
+
+/// The text of the API server's refusal, if there is one.
+async fn send(client: &Client, method: Method, path: &str, body: &Value) -> Result<(), String> {
+    let content = if method == Method::PATCH {
+        "application/merge-patch+json"
+    } else {
+        "application/json"
+    };
+    let request = http::Request::builder()
+        .method(method)
+        .uri(path)
+        .header("content-type", content);
+    let request = request.body(body.to_string().into_bytes()).unwrap();
+    match client.request_text(request).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) => Err(status.message.clone()),
+        Err(error) => panic!("{path}: {error}"),
+    }
+}
+
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const OWN_PODS: &str = "/api/v1/namespaces/gpushare-system/pods";
+/// Fields of a container.
+const ON_A_GPU: &str = r#"{"resources": {"limits": {"aliyun.com/gpu-mem": "1"}}}"#;
+const SEES_ALL: &str = r#"{"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}"#;
+const SEES_NONE: &str = r#"{"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]}"#;
+
+/// A pod whose one container has these fields beside its name and image.
+fn pod(name: &str, fields: &str) -> Value {
+    let mut container: Value = serde_json::from_str(fields).unwrap();
+    container["name"] = json!("c");
+    container["image"] = json!("busybox");
+    json!({"metadata": {"name": name}, "spec": {"containers": [container]}})
+}
+
+fn annotation(key: &str) -> Value {
+    json!({"metadata": {"annotations": {key: "x"}}})
+}
+
+/// While no replica answers, new pods that a webhook would review are refused, and nothing else is.
+#[tokio::test]
+async fn with_fail_closed_only_pods_that_are_reviewed_wait_for_the_scheduler() {
+    let objects = render_with("base", &[OWN_CERTIFICATES, GUARD, FAIL_CLOSED]);
+    let (_server, [admin, plugin]) = server_without_a_scheduler(&objects).await;
+    let own = |kind: &str, name: &str| {
+        let template = &find(&objects, kind, name)["spec"]["template"];
+        json!({"metadata": {"name": name}, "spec": template["spec"]})
+    };
+    let running = format!("{PODS}/before");
+    let binding = json!({"metadata": {"name": "plain"}, "target": {"kind": "Node", "name": "n1"}});
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    let finalizers = json!({"metadata": {"finalizers": ["a/b"]}});
+    let (post, patch) = (Method::POST, Method::PATCH);
+    let rows = [
+        (&admin, &post, PODS.to_owned(), pod("plain", "{}"), true),
+        (&admin, &post, PODS.to_owned(), pod("blind", SEES_NONE), true),
+        (&admin, &post, PODS.to_owned(), pod("asks", ON_A_GPU), false),
+        (&admin, &post, PODS.to_owned(), pod("sees", SEES_ALL), false),
+        (
+            &admin,
+            &post,
+            PODS.replace("default", "kube-system"),
+            pod("a", SEES_ALL),
+            true,
+        ),
+        (
+            &admin,
+            &post,
+            OWN_PODS.to_owned(),
+            own("Deployment", SCHEDULER.name),
+            true,
+        ),
+        (
+            &admin,
+            &post,
+            OWN_PODS.to_owned(),
+            own("DaemonSet", DEVICE_PLUGIN.name),
+            true,
+        ),
+        (&admin, &post, format!("{PODS}/plain/binding"), binding, true),
+        (&admin, &patch, running.clone(), label, true),
+        (&admin, &patch, running.clone(), finalizers, true),
+        (
+            &admin,
+            &patch,
+            running.clone(),
+            annotation("cni.example.com/ip"),
+            true,
+        ),
+        (
+            &admin,
+            &patch,
+            running.clone(),
+            annotation("cdi.k8s.io/gpu"),
+            false,
+        ),
+        (&admin, &patch, running.clone(), annotation(ALL_DEVICES), false),
+        (
+            &admin,
+            &patch,
+            running.clone(),
+            annotation(DEVICE_ALLOCATED),
+            false,
+        ),
+        (
+            &plugin,
+            &patch,
+            running.clone(),
+            annotation(DEVICE_ALLOCATED),
+            true,
+        ),
+        (&admin, &Method::DELETE, running, json!({}), true),
+    ];
+    for (client, method, path, body, passes) in rows {
+        let answer = send(client, method.clone(), &path, &body).await;
+        let is_expected = match &answer {
+            Ok(()) => passes,
+            Err(text) => !passes && text.contains("failed calling webhook"),
+        };
+        assert!(is_expected, "{method} {path}: {answer:?}\n{body}");
+    }
 }

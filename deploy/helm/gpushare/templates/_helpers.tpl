@@ -18,6 +18,9 @@
 {{- if and $with.guardBindings (not (or $with.webhooks $with.webhooksCertManager)) }}
 {{- fail "components.guardBindings needs components.webhooks or components.webhooksCertManager" }}
 {{- end }}
+{{- if and $with.failClosed (not (or $with.webhooks $with.webhooksCertManager)) }}
+{{- fail "components.failClosed needs components.webhooks or components.webhooksCertManager" }}
+{{- end }}
 {{- end }}
 
 {{- /* "true" unless another project, such as Koordinator, has installed the CustomResourceDefinition. */}}

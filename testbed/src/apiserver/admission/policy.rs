@@ -145,7 +145,8 @@ pub(super) fn matching_rules(
     }
     params.refresh(state, &kinds);
     // Policies do not apply to policies, so that a wrong one can still be corrected or deleted.
-    if request.target.resource.group == ADMISSION {
+    let resource = &request.target.resource;
+    if resource.group == ADMISSION && resource.plural.starts_with("validatingadmissionpolic") {
         return Vec::new();
     }
     let mut rules = Vec::new();

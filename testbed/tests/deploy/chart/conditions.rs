@@ -2,6 +2,9 @@
 
 use std::collections::BTreeSet;
 
+/// Components that change the webhooks of another one.
+const NEED_WEBHOOKS: [&str; 2] = ["guard-bindings", "fail-closed"];
+
 /// The components that are chosen.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Choice(BTreeSet<String>);
@@ -26,7 +29,7 @@ impl Choice {
         n_sources <= 1
             && n_files <= 1
             && (n_files == 0 || !self.has("second-scheduler"))
-            && (n_sources == 1 || !self.has("guard-bindings"))
+            && (n_sources == 1 || !NEED_WEBHOOKS.iter().any(|name| self.has(name)))
     }
 }
 
@@ -141,9 +144,10 @@ impl Universe {
         for one in components {
             for other in components {
                 for third in ["webhooks", "webhooks-cert-manager"] {
-                    // What guards bindings needs one of them.
-                    let third =
-                        (one == "guard-bindings" || other == "guard-bindings").then(|| third.to_owned());
+                    let needs_third = NEED_WEBHOOKS
+                        .iter()
+                        .any(|name| [one, other].contains(&&(*name).to_owned()));
+                    let third = needs_third.then(|| third.to_owned());
                     choices.insert(Choice::new([one.clone(), other.clone()].into_iter().chain(third)));
                 }
             }
