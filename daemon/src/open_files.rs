@@ -6,6 +6,12 @@ use tracing::{info, warn};
 /// Files that a daemon opens beside the connections of its listeners: watches, requests to the API server, sockets, its own pipes.
 pub const OWN_FILES: usize = 128;
 
+/// The limit for which the connections of all listeners are planned; most systems give it to every process.
+const USUAL_LIMIT: usize = 1024;
+
+/// The fewest connections of a listener.
+const FEWEST: usize = 4;
+
 /// Raises the limit to the highest that the process may set for itself.
 pub fn raise_limit() {
     let before = getrlimit(Resource::Nofile);
@@ -18,11 +24,28 @@ pub fn raise_limit() {
     }
 }
 
-/// Logs the limit and the number of files that the listeners leave for everything else.
-pub fn log_room(n_connections: usize) {
+/// The connections that a listener may have instead of `most` where the process may open fewer files than usual, so that those of
+/// strangers leave room for the daemon's own.
+pub fn connections_within_limit(most: usize) -> usize {
+    connections_within(limit(), most)
+}
+
+/// [`connections_within_limit`] for a given limit.
+fn connections_within(limit: usize, most: usize) -> usize {
+    let (left, usually_left) = (limit.saturating_sub(OWN_FILES), USUAL_LIMIT - OWN_FILES);
+    (most * left.min(usually_left) / usually_left).max(FEWEST)
+}
+
+/// The number of files that the process may have open.
+fn limit() -> usize {
     // Without a limit there is room for all.
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
+/// Logs the limit and the number of files that the listeners leave for everything else.
+pub fn log_room(n_connections: usize) {
+    let limit = limit();
     let left = limit.saturating_sub(n_connections);
     if left < OWN_FILES {
         warn!(
@@ -33,5 +56,25 @@ pub fn log_room(n_connections: usize) {
         );
     } else {
         info!(limit, left, "open files");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::without_a_limit(usize::MAX, 512, 512)]
+    #[case::usual(1024, 512, 512)]
+    #[case::half(576, 512, 256)]
+    #[case::few(64, 64, 4)]
+    fn connections_leave_room_for_own_files(
+        #[case] limit: usize,
+        #[case] most: usize,
+        #[case] expected: usize,
+    ) {
+        assert_eq!(connections_within(limit, most), expected);
     }
 }

@@ -150,8 +150,9 @@ impl Process {
         Ok(())
     }
 
-    /// Starts an HTTP server, which ends with the process.
-    pub fn serve(&mut self, name: &'static str, server: HttpServer) {
+    /// Starts an HTTP server, which ends with the process. It has fewer connections where the process may open few files.
+    pub fn serve(&mut self, name: &'static str, mut server: HttpServer) {
+        server.most_connections = open_files::connections_within_limit(server.most_connections);
         self.n_connections += server.most_connections;
         self.servers.spawn(name, server.serve(self.stop.clone()));
     }

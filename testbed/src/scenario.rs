@@ -183,7 +183,7 @@ const GROUPS: &[Group] = &[
         stages: &[ScenarioStage::Webhooks],
     },
     Group {
-        lists: &[plugin_alone::SCENARIOS],
+        lists: &[plugin_alone::SCENARIOS, attack::network::OF_PLUGIN],
         needs: Needs::Testbed("an API server that fails on command"),
         stages: &[ScenarioStage::Plugins],
     },

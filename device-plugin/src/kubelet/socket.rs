@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -107,6 +107,8 @@ impl OwnSocket {
             Err(_) => {}
         }
         let listener = UnixListener::bind(&path)?;
+        // kubelet is root. The directory is root's alone, too, unless somebody has changed that.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
         let id = FileId::read(&path)
             .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the socket has vanished"))?;
         Ok((Self { path, id }, listener))
@@ -220,5 +222,19 @@ pub(super) async fn register(
             resource: resource.to_owned(),
             source: Box::new(source),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_is_for_its_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        let (socket, _listener) = OwnSocket::bind(path.clone()).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(socket.is_in_place());
     }
 }

@@ -256,6 +256,19 @@ impl SimulatedNode {
         Ok(self.kill_plugin().await?.restart_as(invocation).await?)
     }
 
+    /// Kills its plugin and starts it with this limit of open files.
+    pub(crate) async fn restart_plugin_limited(&mut self, n_files: u32) -> Result<()> {
+        let mut limited = self.invocation.clone();
+        let program = std::mem::replace(&mut limited.program, "sh".into());
+        let own = [
+            "-c".to_owned(),
+            format!(r#"ulimit -n {n_files}; exec "$0" "$@""#),
+            program.display().to_string(),
+        ];
+        limited.args.splice(..0, own);
+        Ok(self.kill_plugin().await?.restart_as(limited).await?)
+    }
+
     /// Ends its plugin by SIGTERM, and then starts another one, as a `DaemonSet` does; true if the old one ended cleanly.
     pub async fn replace_plugin(&mut self, grace: Duration) -> Result<bool> {
         let old = self.plugin.take().context("no plugin runs on this node")?;

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use proto::resource::GPU_MEM;
 use rustix::process::{Resource, getrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -15,6 +16,7 @@ use super::super::{DEADLINE, ScenarioEntry, World};
 use super::http2::{Flood, beginning};
 use super::target::Target;
 use crate::connector::{Connector, connect_from};
+use crate::kubelet::Kubelet;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(in crate::scenario) const SCENARIOS: &[ScenarioEntry] = scenarios! {
@@ -28,6 +30,12 @@ pub(in crate::scenario) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "a request with two lengths is answered once or not at all";
 };
 
+/// The scenarios of this file for a device plugin.
+pub(in crate::scenario) const OF_PLUGIN: &[ScenarioEntry] = scenarios! {
+    "plugin-flooded" => plugin_flooded,
+        "a plugin with few open files, all of whose places for probes are taken, still registers and lets pods start";
+};
+
 /// The addresses of the attackers. Those of the loopback network belong to every Linux machine.
 const ATTACKERS: [Ipv4Addr; 4] = [
     Ipv4Addr::new(127, 0, 0, 2),
@@ -36,6 +44,11 @@ const ATTACKERS: [Ipv4Addr; 4] = [
     Ipv4Addr::new(127, 0, 0, 5),
 ];
 const N_CONNECTIONS: usize = 10_000;
+/// More than a plugin with few files has, and has places for.
+const N_TO_PLUGIN: usize = 200;
+const FEW_FILES: u32 = 64;
+/// Longest time until kubelet has the plugin's devices: 5 s where nothing disturbs it.
+const REGISTERED: Duration = Duration::from_secs(10);
 /// The limit of open files that most machines give to a process.
 const OPEN_FILES: u64 = 1024;
 /// Files that this process needs beside the connections of the attack.
@@ -54,7 +67,7 @@ async fn connections_flooded(world: &mut World) -> Result<()> {
     let target = Target::of(world.cluster()?)?;
     target.limit_files(OPEN_FILES)?;
     let (memory, lines) = (target.memory()?, target.log_lines()?);
-    let mut flood = std::pin::pin!(flood(target.listeners.clone()));
+    let mut flood = std::pin::pin!(flood(&target.listeners, N_CONNECTIONS));
     let held = loop {
         tokio::select! {
             held = &mut flood => break held?,
@@ -70,14 +83,14 @@ async fn connections_flooded(world: &mut World) -> Result<()> {
 }
 
 /// Opens connections, and returns those that are still held: as many as this process may.
-async fn flood(listeners: Vec<SocketAddr>) -> Result<VecDeque<TcpStream>> {
+async fn flood(listeners: &[SocketAddr], n_connections: usize) -> Result<VecDeque<TcpStream>> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let most_held = usize::try_from(limit)?
         .saturating_sub(OWN_FILES)
-        .min(N_CONNECTIONS);
+        .min(n_connections);
     let targets = listeners.iter().cycle().zip(ATTACKERS.into_iter().cycle());
     let mut held = VecDeque::new();
-    for (n, (listener, attacker)) in targets.take(N_CONNECTIONS).enumerate() {
+    for (n, (listener, attacker)) in targets.take(n_connections).enumerate() {
         let connecting = timeout(TAKES_NO_MORE, connect_from(attacker, *listener)).await;
         // A connection that the server closes at once is an answer, too.
         if let Ok(Ok(mut stream)) = connecting {
@@ -92,6 +105,37 @@ async fn flood(listeners: Vec<SocketAddr>) -> Result<VecDeque<TcpStream>> {
         }
     }
     Ok(held)
+}
+
+/// Many connections to the plugin's probes, before kubelet and the container runtime connect to it again.
+async fn plugin_flooded(world: &mut World) -> Result<()> {
+    let name = world.gpu_node(1)?.name;
+    let node = world.node(&name)?;
+    node.restart_plugin_limited(FEW_FILES).await?;
+    let metrics = node.metrics_address();
+    let is_listening = async {
+        while TcpStream::connect(metrics).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(DEADLINE, is_listening)
+        .await
+        .context("the plugin does not listen")?;
+    let held = flood(&[metrics], N_TO_PLUGIN).await?;
+    world.node(&name)?.restart_kubelet().await?;
+    let offers_units = |kubelet: &Kubelet| {
+        kubelet
+            .capacity()
+            .get(GPU_MEM)
+            .is_some_and(|(_, healthy)| *healthy > 0)
+    };
+    ensure!(
+        world.node(&name)?.kubelet().until(REGISTERED, offers_units).await,
+        "the plugin has not registered within {REGISTERED:?}"
+    );
+    world.start_units("flooded", "1", &name).await?;
+    drop(held);
+    world.node(&name)?.restart_plugin().await
 }
 
 /// Fails if the scheduler's memory or log has grown by more than an attack may cost.
