@@ -1,10 +1,19 @@
-//! The testbed's model of NVIDIA's container runtime, compared with recordings of the real program.
+//! The testbed's model of NVIDIA's container runtime, compared with recordings of the real program; and `gpu-probe`, the program of
+//! the scenarios on real GPUs, with a stand-in for the driver's library.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that cannot go on should end"
+)]
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde::Deserialize;
 use serde_json::Value;
+use tempfile::TempDir;
 use testbed::kubelet::nvidia_runtime::{
     Created, Modification, NvidiaRuntime, RuntimeMode, VISIBLE_DEVICES, find_gpus,
 };
@@ -135,4 +144,145 @@ fn the_model_does_what_nvidias_runtime_did() {
         cases.len(),
         different.join("\n")
     );
+}
+
+/// Compiles a C file of this crate.
+fn compile(source: &str, output: &Path, options: &[&str]) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+    let status = Command::new("cc")
+        .args(["-Wall", "-Wextra", "-Werror"])
+        .args(options)
+        .arg("-o")
+        .args([output, &source])
+        .arg("-ldl")
+        .status()
+        .expect("the tests need a C compiler named `cc`");
+    assert!(status.success(), "{} does not compile", source.display());
+}
+
+/// A folder with `gpu-probe`, device files, and the stand-in for libcuda.
+struct ProbeFolder(TempDir);
+
+impl ProbeFolder {
+    fn new() -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
+        compile("gpu-probe/gpu-probe.c", &folder.path("gpu-probe"), &[]);
+        std::fs::create_dir_all(folder.path("dev/nvidia-caps")).unwrap();
+        std::fs::create_dir(folder.path("lib")).unwrap();
+        compile(
+            "tests/stand_in/cuda.c",
+            &folder.path("lib/libcuda.so.1"),
+            &["-shared", "-fPIC"],
+        );
+        for name in ["nvidiactl", "nvidia3", "null", "nvidia-caps/nvidia-cap1"] {
+            std::fs::write(folder.path("dev").join(name), "").unwrap();
+        }
+        folder
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Runs commands with two GPUs of the stand-in, the first of 1 MiB; returns the exit status and the printed objects, without
+    /// figures that differ from run to run.
+    fn run(&self, commands: &str, env: &[(&str, &str)]) -> (Option<i32>, String) {
+        let gpus = "000102030405060708090a0b0c0d0e0f:1048576 ffffffffffffffffffffffffffffffff:2097152";
+        let ended = Command::new(self.path("gpu-probe"))
+            .arg("--dev")
+            .arg(self.path("dev"))
+            .args(commands.split(' '))
+            .env_clear()
+            .env("LD_LIBRARY_PATH", self.path("lib"))
+            .env("GPUS", gpus)
+            .envs(env.iter().copied())
+            .output()
+            .unwrap();
+        let mut lines = Vec::new();
+        for line in String::from_utf8(ended.stdout).unwrap().lines() {
+            let mut object: Value = serde_json::from_str(line).unwrap();
+            for (key, value) in object.as_object_mut().unwrap() {
+                if [
+                    "contextMilliseconds",
+                    "kernels",
+                    "lateSeconds",
+                    "longestMilliseconds",
+                    "perSecond",
+                ]
+                .contains(&key.as_str())
+                {
+                    assert!(value.as_f64().unwrap() >= 0.0, "{line}");
+                    *value = Value::Null;
+                }
+            }
+            let folder = self.0.path().display().to_string();
+            lines.push(object.to_string().replace(&folder, ""));
+        }
+        (ended.status.code(), lines.join("\n"))
+    }
+}
+
+#[test]
+fn the_probe_shows_and_uses_the_gpus_of_a_container() {
+    let folder = ProbeFolder::new();
+    let (status, printed) = folder.run(
+        "see memory allocate=786432 fill sum fill sum memory work=0.01 until=0 rate=0.01 hold=0",
+        &[("NVIDIA_VISIBLE_DEVICES", "all")],
+    );
+    assert_eq!(status, Some(0), "{printed}");
+    insta::assert_snapshot!(printed, @r###"
+    {"command":"see","cudaVersion":"13.0","deniedFiles":[],"deviceFiles":["nvidia-caps/nvidia-cap1","nvidia3","nvidiactl"],"devices":[{"bytes":1048576,"name":"Stand-in \"0\"","uuid":"GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"},{"bytes":2097152,"name":"Stand-in \"1\"","uuid":"GPU-ffffffff-ffff-ffff-ffff-ffffffffffff"}],"library":"/lib/libcuda.so.1","variable":"all"}
+    {"command":"memory","contextMilliseconds":null,"freeBytes":1048576,"totalBytes":1048576}
+    {"bytes":786432,"command":"allocate"}
+    {"command":"fill","word":1}
+    {"command":"sum","expected":196608,"sum":196608}
+    {"command":"fill","word":2}
+    {"command":"sum","expected":393216,"sum":393216}
+    {"command":"memory","contextMilliseconds":null,"freeBytes":262136,"totalBytes":1048576}
+    {"command":"work","rounds":1,"wrong":0}
+    {"command":"until","lateSeconds":null}
+    {"command":"rate","kernels":null,"longestMilliseconds":null,"perSecond":null}
+    {"command":"hold"}
+    "###);
+}
+
+#[test]
+fn the_probe_names_the_call_that_fails_and_its_error() {
+    let folder = ProbeFolder::new();
+    let mut lines = Vec::new();
+    let cases: [(&str, &[(&str, &str)]); 9] = [
+        ("see memory hold=9", &[("LD_LIBRARY_PATH", "/nowhere")]),
+        ("see memory", &[("GPUS", "")]),
+        ("allocate=2000000 fill", &[]),
+        ("fill", &[]),
+        ("sum", &[]),
+        ("allocate=4000 fill sum hold=9", &[("FLIPS", "1")]),
+        ("allocate=4000 work=0.01", &[("FLIPS", "1")]),
+        ("fault hold=9", &[]),
+        ("files=/nowhere hold=9", &[]),
+    ];
+    for (commands, env) in cases {
+        let (status, printed) = folder.run(commands, env);
+        assert_eq!(status, Some(1), "{commands}: {printed}");
+        lines.push(printed);
+    }
+    for misspelt in ["se", "allocate", "hold:9"] {
+        assert_eq!(folder.run(misspelt, &[]), (Some(2), String::new()), "{misspelt}");
+    }
+    insta::assert_snapshot!(lines.join("\n"), @r###"
+    {"command":"see","deniedFiles":[],"deviceFiles":["nvidia-caps/nvidia-cap1","nvidia3","nvidiactl"],"error":{"call":"dlopen","code":0,"name":"libcuda.so.1: cannot open shared object file: No such file or directory"}}
+    {"command":"memory","error":{"call":"dlopen","code":0,"name":"libcuda.so.1: cannot open shared object file: No such file or directory"}}
+    {"command":"see","deniedFiles":[],"deviceFiles":["nvidia-caps/nvidia-cap1","nvidia3","nvidiactl"],"error":{"call":"cuInit","code":100,"name":"CUDA_ERROR_NO_DEVICE"},"library":"/lib/libcuda.so.1"}
+    {"command":"memory","error":{"call":"cuInit","code":100,"name":"CUDA_ERROR_NO_DEVICE"}}
+    {"bytes":2000000,"command":"allocate","error":{"call":"cuMemAlloc_v2","code":2,"name":"CUDA_ERROR_OUT_OF_MEMORY"}}
+    {"command":"fill","error":{"call":"fill","code":0,"name":"nothing is allocated"},"word":1}
+    {"command":"sum","error":{"call":"sum","code":0,"name":"nothing is allocated"}}
+    {"bytes":4000,"command":"allocate"}
+    {"command":"fill","word":1}
+    {"command":"sum","error":{"call":"sum","code":0,"name":"the memory has other words than were written"},"expected":1000,"sum":999}
+    {"bytes":4000,"command":"allocate"}
+    {"command":"work","rounds":1,"wrong":1}
+    {"command":"fault","error":{"call":"cuCtxSynchronize","code":700,"name":"CUDA_ERROR_ILLEGAL_ADDRESS"}}
+    {"command":"files","error":{"call":"opendir","code":2,"name":"No such file or directory"},"names":[]}
+    "###);
 }

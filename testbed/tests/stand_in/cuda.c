@@ -1,0 +1,124 @@
+/*
+ * A stand-in for libcuda: just enough of the driver's API for gpu-probe. Device memory is memory of the host, kernels run as C
+ * functions of the same names, and PTX is not compiled. GPUS has a GPU in each word: "UUID:BYTES", with the 32 digits of the UUID.
+ * As in CUDA, a context that had a fault answers every later call with the same error.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700 };
+
+#define MAX_GPUS 8
+
+static struct {
+    unsigned char uuid[16];
+    size_t bytes, used;
+} gpus[MAX_GPUS];
+static int n_gpus, fault;
+
+int cuInit(unsigned flags) {
+    const char *text = getenv("GPUS");
+    (void)flags;
+    for (n_gpus = 0; text && *text && n_gpus < MAX_GPUS;) {
+        for (int i = 0; i < 16; i++, text += 2) {
+            unsigned byte = 0;
+            if (sscanf(text, "%2x", &byte) != 1) return INVALID_VALUE;
+            gpus[n_gpus].uuid[i] = (unsigned char)byte;
+        }
+        gpus[n_gpus++].bytes = (size_t)strtoull(text + 1, (char **)&text, 10);
+        while (*text == ' ') text++;
+    }
+    return n_gpus ? SUCCESS : NO_DEVICE;
+}
+
+int cuDriverGetVersion(int *version) { return *version = 13000, SUCCESS; }
+
+int cuGetErrorName(int code, const char **name) {
+    *name = code == OUT_OF_MEMORY     ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : code == NO_DEVICE       ? "CUDA_ERROR_NO_DEVICE"
+            : code == NOT_FOUND       ? "CUDA_ERROR_NOT_FOUND"
+            : code == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+                                      : "CUDA_ERROR_INVALID_VALUE";
+    return SUCCESS;
+}
+
+int cuDeviceGetCount(int *n) { return *n = n_gpus, SUCCESS; }
+
+int cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < n_gpus ? SUCCESS : INVALID_VALUE; }
+
+int cuDeviceGetName(char *name, int n, int device) { return snprintf(name, (size_t)n, "Stand-in \"%d\"", device), SUCCESS; }
+
+int cuDeviceGetUuid(unsigned char *uuid, int device) { return memcpy(uuid, gpus[device].uuid, 16), SUCCESS; }
+
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { return *bytes = gpus[device].bytes, SUCCESS; }
+
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    (void)device;
+    return *value = attribute == 16 ? 4 : 0, SUCCESS;
+}
+
+int cuDevicePrimaryCtxRetain(void **context, int device) { return *context = &gpus[device], SUCCESS; }
+
+int cuCtxSetCurrent(void *context) { return context == &gpus[0] ? SUCCESS : INVALID_VALUE; }
+
+int cuCtxSynchronize(void) { return fault; }
+
+int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
+    *total = gpus[0].bytes;
+    *free_bytes = gpus[0].bytes - gpus[0].used;
+    return fault;
+}
+
+int cuMemAlloc_v2(uint64_t *pointer, size_t bytes) {
+    if (fault) return fault;
+    if (bytes > gpus[0].bytes - gpus[0].used) return OUT_OF_MEMORY;
+    gpus[0].used += bytes;
+    *pointer = (uint64_t)(uintptr_t)malloc(bytes);
+    return SUCCESS;
+}
+
+int cuMemsetD32_v2(uint64_t pointer, unsigned word, size_t n) {
+    unsigned *words = (unsigned *)(uintptr_t)pointer;
+    for (size_t i = 0; i < n; i++) words[i] = word;
+    /* A word that the memory loses. */
+    if (getenv("FLIPS") && n > 2) words[n / 2] ^= 1;
+    return fault;
+}
+
+int cuMemcpyDtoH_v2(void *to, uint64_t pointer, size_t bytes) {
+    memcpy(to, (void *)(uintptr_t)pointer, bytes);
+    return fault;
+}
+
+int cuModuleLoadData(void **module, const void *image) {
+    *module = (void *)image;
+    return strstr(image, ".visible .entry") ? fault : INVALID_VALUE;
+}
+
+int cuModuleGetFunction(void **kernel, void *module, const char *name) {
+    char entry[64];
+    snprintf(entry, sizeof entry, ".entry %s(", name);
+    *kernel = strstr(module, entry);
+    return *kernel ? fault : NOT_FOUND;
+}
+
+int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                   void *stream, void **arguments, void **extra) {
+    const char *name = (const char *)kernel + strlen(".entry ");
+    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream, (void)extra;
+    if (fault) return fault;
+    if (!strncmp(name, "sum(", 4)) {
+        const unsigned *words = *(unsigned **)arguments[0];
+        uint64_t *out = *(uint64_t **)arguments[2];
+        for (uint64_t i = 0; i < *(uint64_t *)arguments[1]; i++) *out += words[i];
+    } else if (!strncmp(name, "spin(", 5)) {
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    } else {
+        /* As in CUDA, the fault is seen when the kernel has run. */
+        fault = ILLEGAL_ADDRESS;
+    }
+    return SUCCESS;
+}
