@@ -1,8 +1,9 @@
 //! `testbed e2e`: runs scenarios on the testbed's own cluster or on a real one, and prints their results.
 //!
-//! On a real cluster the scenarios that break something run if a file gives the commands for it.
+//! On a real cluster the scenarios that break something run if a file gives the commands for it. Those on real GPUs are a set of
+//! their own.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,14 +14,27 @@ use crate::cluster::{LocalCluster, client_of, default_deploy};
 use crate::console::{Console, table};
 use crate::daemons::Binaries;
 use crate::parts::Commands;
+use crate::scenario::real_gpus::{self, GpuOptions, GpuScenario};
 use crate::scenario::{self, Scenario, ScenarioStage, World};
+
+/// The image with `gpu-probe`, which `deploy/docker/Dockerfile` builds.
+const PROBE_IMAGE: &str = concat!("ghcr.io/gpushare/gpushare-testbed:", env!("CARGO_PKG_VERSION"));
 
 /// `testbed e2e`.
 #[derive(Clone, Debug, Args)]
 pub struct E2eArgs {
-    /// A real cluster on which gpushare is deployed with simulated GPUs; the testbed's own without it.
+    /// A real cluster on which gpushare is deployed, with simulated GPUs unless --real-gpus is given; the testbed's own without it.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+    /// Run the scenarios for a node with real GPUs instead (docs/nvidia.md). They pass on real GPUs alone.
+    #[arg(long, requires = "kubeconfig")]
+    real_gpus: bool,
+    /// Node for --real-gpus; the one whose GPU has the most free memory without it.
+    #[arg(long, value_name = "NAME", requires = "real_gpus")]
+    node: Option<String>,
+    /// Image of the pods of --real-gpus, which has the program gpu-probe.
+    #[arg(long, value_name = "NAME", requires = "real_gpus", default_value = PROBE_IMAGE)]
+    probe_image: String,
     /// Commands that kill, stop and start the parts of that cluster (docs/real-cluster.md); without them no scenario breaks any of it.
     #[arg(long, value_name = "FILE", requires = "kubeconfig")]
     break_with: Option<PathBuf>,
@@ -64,6 +78,9 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
         (Some(file), Some(kubeconfig)) => Some(Commands::read(file, kubeconfig)?),
         _ => None,
     };
+    if args.real_gpus {
+        return on_real_gpus(&console, &args, commands).await;
+    }
     let chosen = choose(&args, commands.as_ref().unwrap_or(&Commands::default()))?;
     if args.list {
         for scenario in chosen {
@@ -76,11 +93,7 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
     }
     let endings = match &args.kubeconfig {
         Some(kubeconfig) => {
-            let client = client_of(kubeconfig).await?;
-            let namespace = format!("gpushare-e2e-{}", std::process::id());
-            let mut world = World::new(client, &namespace, args.scheduler_name.clone(), None)
-                .await?
-                .broken_by(commands);
+            let mut world = real_world(&args, kubeconfig, commands).await?;
             let endings = run_all(&console, &mut world, "", &chosen).await;
             world.end().await?;
             endings
@@ -90,6 +103,50 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
     console.finish();
     show(&console, &endings);
     Ok(endings.iter().all(|ending| ending.failure.is_none()))
+}
+
+/// A real cluster, with a namespace for the scenarios.
+async fn real_world(args: &E2eArgs, kubeconfig: &Path, commands: Option<Commands>) -> Result<World> {
+    let client = client_of(kubeconfig).await?;
+    let namespace = format!("gpushare-e2e-{}", std::process::id());
+    let world = World::new(client, &namespace, args.scheduler_name.clone(), None).await?;
+    Ok(world.broken_by(commands))
+}
+
+/// Runs the scenarios on real GPUs; true if none has failed and one has passed at least.
+async fn on_real_gpus(console: &Console, args: &E2eArgs, commands: Option<Commands>) -> Result<bool> {
+    let mut chosen = real_gpus::all();
+    for name in &args.scenarios {
+        let is_known = chosen.iter().any(|scenario| scenario.name == *name);
+        ensure!(
+            is_known,
+            "there is no scenario {name:?} on real GPUs; see --real-gpus --list"
+        );
+    }
+    chosen.retain(|scenario| {
+        args.scenarios.is_empty() || args.scenarios.iter().any(|name| name == scenario.name)
+    });
+    if args.list {
+        for GpuScenario {
+            name, about, needs, ..
+        } in chosen
+        {
+            console.result(&format!("{name:22}{about}{needs}"));
+        }
+        return Ok(true);
+    }
+    let kubeconfig = args
+        .kubeconfig
+        .as_ref()
+        .context("--real-gpus needs --kubeconfig")?;
+    let options = GpuOptions::of_real_gpus(args.node.clone(), args.probe_image.clone());
+    let world = real_world(args, kubeconfig, commands).await?;
+    let (world, report) = real_gpus::run(console, world, &chosen, &options).await?;
+    world.end().await?;
+    console.finish();
+    console.result(&report.text());
+    console.json(&report);
+    Ok(report.is_ok())
 }
 
 /// Starts the testbed's clusters that scenarios need, and runs the scenarios of different clusters

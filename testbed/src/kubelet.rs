@@ -7,7 +7,7 @@
 //! as `devicesToReuse` in comments are functions of that code.
 //!
 //! It uses nothing else of the testbed, and the API server only through the client that it is given, so it
-//! works against any API server. It leaves out processes, images, probes, eviction and alignment of devices by
+//! works against any API server. It leaves out processes but for `gpu-probe`, images, probes, eviction and alignment of devices by
 //! NUMA node (the topology manager's policy is `none`, kubelet's default).
 
 mod cdi;
@@ -19,6 +19,7 @@ mod device_manager;
 mod devices;
 mod endpoint;
 mod fit;
+pub(crate) mod gpu_probe;
 mod injector;
 mod machine;
 mod node_status;
@@ -47,6 +48,7 @@ pub use config::{
     CdiSupport, ContainerStart, ContainersHook, Delays, KubeletConfig, KubeletFaults, LogSink, MachineGpus,
     OrderRule, Ordering, RuntimeConfig, StartHook,
 };
+pub use gpu_probe::ProbeProgram;
 pub use machine::{PodAdmission, StartupError};
 pub use pod::{ContainerType, EXIT_AFTER};
 

@@ -202,7 +202,7 @@ impl ClusterSnapshot {
 }
 
 /// The reason why a pod does not run: from its scheduling, its status or a waiting container.
-fn reason_not_running(pod: &Pod) -> String {
+pub(crate) fn reason_not_running(pod: &Pod) -> String {
     if let Some(message) = unscheduled_because(pod) {
         return message.to_owned();
     }

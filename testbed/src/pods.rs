@@ -43,6 +43,33 @@ impl PodBuilder {
         )
     }
 
+    /// A pod whose one container runs a program of an image to its end, and prints nothing else. It tolerates all taints,
+    /// as nodes with GPUs often have some.
+    pub(crate) fn of_program(name: &str, image: &str, command: &[String], limits: &Limits<'_>) -> Self {
+        let mut pod = Self(json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {
+                "terminationGracePeriodSeconds": 1, "restartPolicy": "Never", "automountServiceAccountToken": false,
+                "tolerations": [{"operator": "Exists"}],
+            },
+        }));
+        pod.push("containers", program("main", image, command, limits));
+        pod
+    }
+
+    /// With an init container that runs a program of an image to its end.
+    #[must_use]
+    pub(crate) fn init_program(
+        mut self,
+        name: &str,
+        image: &str,
+        command: &[String],
+        limits: &Limits<'_>,
+    ) -> Self {
+        self.push("initContainers", program(name, image, command, limits));
+        self
+    }
+
     /// With one more container.
     #[must_use]
     pub fn container(mut self, name: &str, limits: &Limits<'_>) -> Self {
@@ -169,7 +196,8 @@ impl PodBuilder {
         serde_json::from_value(self.0.clone()).context("a pod is malformed")
     }
 
-    fn set_spec(&mut self, field: &str, value: Value) {
+    /// Sets a field of the spec.
+    pub(crate) fn set_spec(&mut self, field: &str, value: Value) {
         if let Some(spec) = self.0.get_mut("spec") {
             set(spec, field, value);
         }
@@ -208,6 +236,12 @@ fn container(name: &str, limits: &Limits<'_>) -> Value {
         "resources": {"limits": limits},
         "env": [{"name": LAST_VARIABLE, "value": "1"}],
     })
+}
+
+/// A container that runs a program of an image.
+fn program(name: &str, image: &str, command: &[String], limits: &Limits<'_>) -> Value {
+    let limits: BTreeMap<&str, &str> = limits.iter().copied().collect();
+    json!({"name": name, "image": image, "command": command, "resources": {"limits": limits}})
 }
 
 /// Pods of one namespace.

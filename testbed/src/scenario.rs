@@ -51,6 +51,7 @@ mod plugin_alone;
 mod plugin_away;
 mod policies;
 mod preemption;
+pub mod real_gpus;
 mod records;
 mod replicas;
 mod requests;

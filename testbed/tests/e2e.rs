@@ -1,7 +1,10 @@
 //! Every scenario, faults included, on the testbed; then what the daemons asked of the API server against `deploy/`.
 
+#[path = "stand_in/cuda.rs"]
+mod cuda;
+
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -11,13 +14,14 @@ use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use serde_json::json;
 use testbed::apiserver::{Fault, Matching, UsedAccess};
 use testbed::cluster::{
-    ClusterSpec, LocalCluster, NodeSetup, PLUGIN_USER, SCHEDULER_USER, WebhookSpec, default_deploy,
+    ClusterSpec, LocalCluster, NodeKind, NodeSetup, PLUGIN_USER, SCHEDULER_USER, WebhookSpec, default_deploy,
 };
 use testbed::console::Console;
-use testbed::kubelet::PreparedDevice;
+use testbed::kubelet::{PreparedDevice, ProbeProgram};
 use testbed::observer::ClusterSnapshot;
 use testbed::pods::PodBuilder;
 use testbed::rbac::{self, Permission, Rbac, RbacTarget};
+use testbed::scenario::real_gpus::{self, GpuOptions, SideBySide};
 use testbed::scenario::{self, World};
 use testbed::{e2e, manifests, replicas};
 use tokio::time::timeout;
@@ -30,6 +34,88 @@ async fn every_scenario_ends_as_it_promises() {
     let failures: Vec<_> = endings.iter().filter(|ending| ending.failure.is_some()).collect();
     assert!(failures.is_empty(), "{failures:#?}");
     assert!(endings.len() >= 20);
+}
+
+/// The UUID of a GPU on which the scenarios for real GPUs run.
+const PROBED: &str = "GPU-5d1ca1c6-5f1b-4b1a-9c1e-0123456789ab";
+
+/// Nodes with `gpu-probe` and a stand-in for CUDA: one like that of `docs/nvidia.md#seen-on-a-gpu` with a smaller GPU, and one where
+/// NVIDIA's runtime is the default.
+fn probed_nodes([program, libraries]: [PathBuf; 2]) -> Vec<NodeSetup> {
+    let node = |kind, name, mib: u64| {
+        let mut node = NodeSetup::of_kind(kind, name, &[mib]);
+        for gpu in &mut node.gpus {
+            PROBED.clone_into(&mut gpu.uuid);
+        }
+        node.probe = Some(ProbeProgram {
+            program: program.clone(),
+            libraries: libraries.clone(),
+            gpu_bytes: mib << 20,
+        });
+        node
+    };
+    vec![
+        node(NodeKind::PlainCdi, "plain", 12_288),
+        node(NodeKind::JitCdi, "exposed", 16_384),
+    ]
+}
+
+/// All that reaches containers is compared, and nothing counts as passed. Left out is the scenario that waits for the removal of CDI
+/// specs, which takes a minute.
+#[tokio::test(flavor = "multi_thread")]
+async fn scenarios_on_real_gpus_run_up_to_cuda_on_the_testbed() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = LocalCluster::start(ClusterSpec::of(probed_nodes(cuda::build(dir.path()))))
+        .await
+        .unwrap();
+    let mut world = World::new(cluster.client().clone(), "gpus", None, Some(cluster))
+        .await
+        .unwrap();
+    let console = Console::new(true);
+    let options = |node: &str, simulated| GpuOptions {
+        simulated,
+        side_by_side: SideBySide {
+            ready: 0,
+            compute: 1,
+            latest: f64::INFINITY,
+        },
+        ..GpuOptions::of_real_gpus(
+            Some(node.to_owned()),
+            "nvidia/cuda:12.4.1-base-ubuntu22.04".to_owned(),
+        )
+    };
+    let named = |names: &[&str]| {
+        let mut scenarios = real_gpus::all();
+        scenarios.retain(|scenario| names.is_empty() || names.contains(&scenario.name));
+        scenarios
+    };
+    let mut most = named(&[]);
+    assert_eq!(most.pop().unwrap().name, "gpu-nothing-left");
+    // Times and rates differ from run to run.
+    let figures = r"\d+\.\d+ s|-?\d+ % lost|\d+ (alone|for)|\b\d+, |rounds \d+ to \d+";
+    let figures = regex::Regex::new(figures).unwrap();
+    let mut lines = Vec::new();
+    for (options, scenarios) in [
+        (options("plain", false), named(&["gpu-offered"])),
+        (options("plain", true), most),
+        (options("exposed", true), named(&["gpu-without-request"])),
+    ] {
+        let report;
+        (world, report) = real_gpus::run(&console, world, &scenarios, &options)
+            .await
+            .unwrap();
+        assert!(!report.is_ok());
+        for result in &report.results {
+            let text = figures.replace_all(&result.result, "…");
+            lines.push(format!("{} {:?}: {text}", result.scenario, result.outcome));
+        }
+        if let Some(versions) = report.versions {
+            assert_eq!(versions.driver, "550.54.15");
+            assert_eq!(versions.gpushare, env!("CARGO_PKG_VERSION"));
+        }
+    }
+    world.end().await.unwrap().unwrap().stop().await.unwrap();
+    insta::assert_snapshot!(lines.join("\n"));
 }
 
 /// The plugin refuses to start its container twice, as kubelet tries again: it writes an event, and counts the same event again.

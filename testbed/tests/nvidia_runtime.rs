@@ -1,11 +1,10 @@
 //! The testbed's model of NVIDIA's container runtime, compared with recordings of the real program; and `gpu-probe`, the program of
 //! the scenarios on real GPUs, with a stand-in for the driver's library.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test that cannot go on should end"
-)]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should end")]
+
+#[path = "stand_in/cuda.rs"]
+mod cuda;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -146,34 +145,14 @@ fn the_model_does_what_nvidias_runtime_did() {
     );
 }
 
-/// Compiles a C file of this crate.
-fn compile(source: &str, output: &Path, options: &[&str]) {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
-    let status = Command::new("cc")
-        .args(["-Wall", "-Wextra", "-Werror"])
-        .args(options)
-        .arg("-o")
-        .args([output, &source])
-        .arg("-ldl")
-        .status()
-        .expect("the tests need a C compiler named `cc`");
-    assert!(status.success(), "{} does not compile", source.display());
-}
-
 /// A folder with `gpu-probe`, device files, and the stand-in for libcuda.
 struct ProbeFolder(TempDir);
 
 impl ProbeFolder {
     fn new() -> Self {
         let folder = Self(tempfile::tempdir().unwrap());
-        compile("gpu-probe/gpu-probe.c", &folder.path("gpu-probe"), &[]);
+        cuda::build(folder.0.path());
         std::fs::create_dir_all(folder.path("dev/nvidia-caps")).unwrap();
-        std::fs::create_dir(folder.path("lib")).unwrap();
-        compile(
-            "tests/stand_in/cuda.c",
-            &folder.path("lib/libcuda.so.1"),
-            &["-shared", "-fPIC"],
-        );
         for name in ["nvidiactl", "nvidia3", "null", "nvidia-caps/nvidia-cap1"] {
             std::fs::write(folder.path("dev").join(name), "").unwrap();
         }

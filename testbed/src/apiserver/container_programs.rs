@@ -1,4 +1,5 @@
-//! Programs that run in containers: the testbed runs none, and answers for a few by what the container runtime has injected.
+//! Programs that `kubectl exec` runs in containers: the testbed runs none, and answers for a few by what the container runtime has
+//! injected.
 
 use serde_json::Value;
 

@@ -80,6 +80,7 @@ impl SimulatedNode {
             has_nri: spec.runtime != RuntimeSpec::Plain,
             needs_nri: spec.runtime == RuntimeSpec::RequiredPlugins,
             runtime: spec.container_runtime.clone(),
+            probe: spec.probe.clone(),
             cdi_dirs: vec![node_dir.join("etc-cdi"), node_dir.join("cdi")],
             log: Arc::new(move |namespace, pod, container, text| {
                 cluster.append_log(namespace, pod, container, &text);

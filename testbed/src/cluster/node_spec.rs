@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::NodeKind;
 use crate::kubelet::nvidia_runtime::{NvidiaRuntime, RuntimeMode};
-use crate::kubelet::{Delays, RefreshDelay, RuntimeConfig, StartHook};
+use crate::kubelet::{Delays, ProbeProgram, RefreshDelay, RuntimeConfig, StartHook};
 
 /// The longest delay until the container runtime of [`NodeSetup::of_kind`] reads changed CDI specs, several
 /// times the delay that was measured.
@@ -120,6 +120,8 @@ pub struct NodeSetup {
     pub machine: Map<String, Value>,
     /// True if the plugin must survive a limit of zero on file sizes, by which chaos runs imitate a full disk.
     pub disk_may_be_full: bool,
+    /// The program `gpu-probe`, if containers that name it run it.
+    pub probe: Option<ProbeProgram>,
     /// True if its driver can limit containers and its plugin has the driver do it.
     pub driver_limits: bool,
 }
@@ -165,6 +167,7 @@ impl NodeSetup {
             others: Vec::new(),
             machine: Map::new(),
             disk_may_be_full: false,
+            probe: None,
             driver_limits: false,
         }
     }

@@ -11,6 +11,7 @@ use kube::Client;
 use parking_lot::Mutex;
 
 use super::cdi::RefreshDelay;
+use super::gpu_probe::ProbeProgram;
 use super::nvidia_runtime::NvidiaRuntime;
 use super::runtime::RuntimeContainer;
 
@@ -63,6 +64,8 @@ pub struct KubeletConfig {
     pub runtime: RuntimeConfig,
     /// The GPUs that the machine's driver lists. A test may change them.
     pub gpus: MachineGpus,
+    /// The program `gpu-probe`, if containers that name it run it.
+    pub probe: Option<ProbeProgram>,
 }
 
 /// A node's container runtime.
@@ -149,6 +152,7 @@ impl KubeletConfig {
             needs_nri: false,
             runtime: RuntimeConfig::default(),
             gpus: MachineGpus::default(),
+            probe: None,
         }
     }
 

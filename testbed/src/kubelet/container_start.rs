@@ -15,6 +15,7 @@ use super::config::{CdiSupport, ContainerStart, RuntimeConfig};
 use super::device_manager::{DeviceManager, PreStartError, Reusable};
 use super::devices::AllocationError;
 use super::devices::DeviceHolder;
+use super::gpu_probe;
 use super::injector::InjectError;
 use super::machine::KubeletMachine;
 use super::nri::CreateError;
@@ -249,6 +250,7 @@ impl ContainerStarter {
             RunState::Running { since: now }
         };
         let starts = self.next_start(pod, container);
+        let commands = &container.probe_commands;
         let container = RuntimeContainer {
             state,
             starts,
@@ -267,7 +269,8 @@ impl ContainerStarter {
             pre_start,
             injection,
         });
-        self.machine.runtime.put(container);
+        self.machine.runtime.put(container.clone());
+        gpu_probe::start(&self.machine, container, commands);
     }
 
     /// The number that the next start of this container will have, from 1 on.

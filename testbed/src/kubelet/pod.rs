@@ -10,6 +10,7 @@ use kube::ResourceExt;
 use proto::quantity::Quantity;
 
 use super::fit::WholeAmounts;
+use super::gpu_probe;
 use crate::pod_fields::has_ended;
 
 /// The annotation that makes the app containers of a pod finish at once. Its value does not matter.
@@ -43,6 +44,8 @@ pub(crate) struct ContainerSpec {
     pub(crate) is_privileged: bool,
     /// True if the process ends by itself.
     pub(crate) finishes: bool,
+    /// The commands of `gpu-probe`; empty if the container runs another program.
+    pub(crate) probe_commands: Vec<String>,
 }
 
 /// A pod bound to this node.
@@ -137,6 +140,11 @@ fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
     }
     let claims = resources.claims.into_iter().flatten();
     let security = container.security_context.as_ref();
+    let command = container.command.as_deref().unwrap_or_default();
+    let probe_commands = match command {
+        [program, commands @ ..] if program == gpu_probe::PROGRAM => commands.to_vec(),
+        _ => Vec::new(),
+    };
     ContainerSpec {
         name: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
@@ -146,10 +154,8 @@ fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
         claims: claims.map(|claim| claim.name).collect(),
         is_privileged: security.is_some_and(|context| context.privileged == Some(true)),
         env,
-        finishes: container
-            .command
-            .as_deref()
-            .is_some_and(|command| command == ["true"]),
+        finishes: command == ["true"],
+        probe_commands,
     }
 }
 

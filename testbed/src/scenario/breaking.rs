@@ -20,8 +20,9 @@ use crate::pod_fields::{container_statuses, node_of};
 use crate::polling;
 
 /// The label of the pods of both daemons in `deploy/`.
-const NAME_LABEL: &str = "app.kubernetes.io/name";
-const PLUGIN: &str = "gpushare-device-plugin";
+pub(super) const NAME_LABEL: &str = "app.kubernetes.io/name";
+/// The value of [`NAME_LABEL`] on pods of the device plugin.
+pub(super) const PLUGIN: &str = "gpushare-device-plugin";
 const SCHEDULER: &str = "gpushare-scheduler";
 
 /// The line that the plugin logs when kubelet has accepted its registration.

@@ -1,7 +1,8 @@
 /*
- * A stand-in for libcuda: just enough of the driver's API for gpu-probe. Device memory is memory of the host, kernels run as C
- * functions of the same names, and PTX is not compiled. GPUS has a GPU in each word: "UUID:BYTES", with the 32 digits of the UUID.
- * As in CUDA, a context that had a fault answers every later call with the same error.
+ * A stand-in for libcuda: just enough of the driver's API for gpu-probe. Memory of a device is memory of the host; of a large block,
+ * as a host may not have, only the word is kept that fills it. Kernels run as C functions of the same names, and PTX is not compiled.
+ * GPUS has a GPU in each word: "UUID:BYTES", with the 32 digits of the UUID. Each process has these GPUs to itself. As in CUDA, a
+ * context that had a fault answers every later call with the same error.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -18,6 +19,11 @@ static struct {
     size_t bytes, used;
 } gpus[MAX_GPUS];
 static int n_gpus, fault;
+
+#define LARGE ((size_t)64 << 20)
+/* The only large block of the process: its address, which is not mapped, and its word. */
+static const uint64_t large_block = 0x700000000000ull;
+static unsigned large_word;
 
 int cuInit(unsigned flags) {
     const char *text = getenv("GPUS");
@@ -76,12 +82,13 @@ int cuMemAlloc_v2(uint64_t *pointer, size_t bytes) {
     if (fault) return fault;
     if (bytes > gpus[0].bytes - gpus[0].used) return OUT_OF_MEMORY;
     gpus[0].used += bytes;
-    *pointer = (uint64_t)(uintptr_t)malloc(bytes);
+    *pointer = bytes >= LARGE ? large_block : (uint64_t)(uintptr_t)malloc(bytes);
     return SUCCESS;
 }
 
 int cuMemsetD32_v2(uint64_t pointer, unsigned word, size_t n) {
     unsigned *words = (unsigned *)(uintptr_t)pointer;
+    if (pointer == large_block) return large_word = word, fault;
     for (size_t i = 0; i < n; i++) words[i] = word;
     /* A word that the memory loses. */
     if (getenv("FLIPS") && n > 2) words[n / 2] ^= 1;
@@ -112,8 +119,9 @@ int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned
     if (fault) return fault;
     if (!strncmp(name, "sum(", 4)) {
         const unsigned *words = *(unsigned **)arguments[0];
-        uint64_t *out = *(uint64_t **)arguments[2];
-        for (uint64_t i = 0; i < *(uint64_t *)arguments[1]; i++) *out += words[i];
+        uint64_t n = *(uint64_t *)arguments[1], *out = *(uint64_t **)arguments[2];
+        if ((uint64_t)(uintptr_t)words == large_block) *out = n * large_word;
+        else for (uint64_t i = 0; i < n; i++) *out += words[i];
     } else if (!strncmp(name, "spin(", 5)) {
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     } else {

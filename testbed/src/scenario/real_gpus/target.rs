@@ -1,0 +1,305 @@
+//! The GPU that the scenarios use, and the sizes of their pods, from the objects of the cluster. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use proto::device::{Device, GPU_DRIVER_LABEL, GPU_MODEL_LABEL};
+use proto::resource::GPU_MEM;
+use serde::Serialize;
+
+use super::GpuOptions;
+use crate::invariants::{self, GpuUse};
+use crate::observer::ClusterSnapshot;
+
+pub(super) const MIB: u64 = 1 << 20;
+pub(super) const GIB: u64 = 1 << 30;
+
+/// More than a CUDA context takes of its pod's share: 520 MiB on an H200.
+const CONTEXT: u64 = 544 * MIB;
+
+/// A GPU with its node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TargetGpu {
+    pub(super) node: String,
+    pub(super) uuid: String,
+    pub(super) minor: i32,
+    /// Bytes that the node offers of it.
+    pub(super) total: u64,
+    /// Bytes that no pod holds.
+    pub(super) free: u64,
+    /// Bytes of a memory unit.
+    pub(super) unit: u64,
+}
+
+/// The versions of a node's software, as its status and its Device object show them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeVersions {
+    /// Name of the node.
+    pub node: String,
+    /// Model of its GPUs.
+    pub gpu: String,
+    /// Version of the GPU driver.
+    pub driver: String,
+    /// Container runtime.
+    pub container_runtime: String,
+    /// kubelet.
+    pub kubernetes: String,
+    /// Kernel.
+    pub kernel: String,
+    /// The device plugin, by its metrics, or else its image.
+    pub gpushare: String,
+}
+
+impl TargetGpu {
+    /// The healthy GPU with the most free memory, of the node that the options name if they do; real unless simulated ones will do.
+    ///
+    /// # Errors
+    /// The reason for which there is none.
+    pub(super) fn find(snapshot: &ClusterSnapshot, options: &GpuOptions) -> Result<Self, String> {
+        let is_chosen = |node: &String| options.node.as_ref().is_none_or(|chosen| chosen == node);
+        let nodes: Vec<&str> = snapshot
+            .devices
+            .keys()
+            .filter(|node| is_chosen(node))
+            .map(String::as_str)
+            .collect();
+        if nodes.is_empty() {
+            let node = options
+                .node
+                .as_ref()
+                .map_or("no node".to_owned(), |node| format!("no node {node:?}"));
+            return Err(format!(
+                "there is {node} with a Device object, which gpushare's device plugin writes"
+            ));
+        }
+        let accounts = invariants::accounts(snapshot, &BTreeSet::new());
+        let free = |gpu: &GpuUse| gpu.total.saturating_sub(gpu.used());
+        let is_real = |gpu: &&GpuUse| {
+            let device = snapshot.devices.get(&gpu.node);
+            options.simulated || device.is_some_and(|device| is_of_driver(device, &gpu.uuid))
+        };
+        let of_nodes = accounts.gpus.values().filter(|gpu| is_chosen(&gpu.node));
+        let real: Vec<&GpuUse> = of_nodes.filter(is_real).collect();
+        if real.is_empty() {
+            let nodes = nodes.join(", ");
+            return Err(format!(
+                "no GPU of {nodes} is real: the models or UUIDs in the Device objects are those of simulated GPUs"
+            ));
+        }
+        let found = real
+            .into_iter()
+            .filter(|gpu| gpu.healthy)
+            .max_by_key(|gpu| free(gpu));
+        let found = found.ok_or("no real GPU is healthy")?;
+        Ok(Self {
+            node: found.node.clone(),
+            uuid: found.uuid.clone(),
+            minor: found.minor,
+            total: found.total,
+            free: free(found),
+            unit: invariants::memory_unit(snapshot, &found.node),
+        })
+    }
+
+    /// The fewest memory units with so many bytes.
+    pub(super) fn units(&self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.unit)
+    }
+
+    /// A part of the free memory in whole GiB, one at least.
+    pub(super) fn part(&self, parts: u64) -> u64 {
+        (self.free / parts / GIB).max(1) * GIB
+    }
+}
+
+/// The bytes that a program allocates of its pod's share: nine tenths, or less where its context needs more than the rest.
+pub(super) fn usable(share: u64) -> u64 {
+    let besides_context = share.saturating_sub(CONTEXT);
+    (share / 10 * 9).min(besides_context).max(16 * MIB)
+}
+
+/// Returns true if a GPU's UUID has the form that NVIDIA's driver gives it, and its node has a driver. The file of simulated GPUs
+/// (`deploy/components/simulated`) names them by node and number.
+fn is_of_driver(device: &Device, uuid: &str) -> bool {
+    let groups: Vec<&str> = uuid.strip_prefix("GPU-").unwrap_or_default().split('-').collect();
+    let lengths: Vec<usize> = groups.iter().map(|group| group.len()).collect();
+    let is_hex = groups
+        .iter()
+        .all(|group| group.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    let model = device.labels().get(GPU_MODEL_LABEL);
+    let is_simulated = model.is_some_and(|model| model.starts_with("Simulated"));
+    lengths == [8, 4, 4, 4, 12] && is_hex && device.labels().contains_key(GPU_DRIVER_LABEL) && !is_simulated
+}
+
+impl NodeVersions {
+    /// The versions of a node, but that of gpushare.
+    pub(super) fn of(node: &str, snapshot: &ClusterSnapshot) -> Self {
+        let status = snapshot.nodes.get(node).and_then(|node| node.status.as_ref());
+        let info = status
+            .and_then(|status| status.node_info.clone())
+            .unwrap_or_default();
+        let labels = snapshot.devices.get(node).map(|device| device.labels().clone());
+        let label = |key: &str| {
+            labels
+                .as_ref()
+                .and_then(|labels| labels.get(key))
+                .cloned()
+                .unwrap_or_default()
+        };
+        Self {
+            node: node.to_owned(),
+            gpu: label(GPU_MODEL_LABEL),
+            driver: label(GPU_DRIVER_LABEL),
+            container_runtime: info.container_runtime_version,
+            kubernetes: info.kubelet_version,
+            kernel: info.kernel_version,
+            gpushare: String::new(),
+        }
+    }
+}
+
+impl std::fmt::Display for NodeVersions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            node,
+            gpu,
+            driver,
+            container_runtime,
+            kubernetes,
+            kernel,
+            gpushare,
+        } = self;
+        let known = |text: &str| {
+            if text.is_empty() {
+                "unknown".to_owned()
+            } else {
+                text.to_owned()
+            }
+        };
+        write!(
+            f,
+            "Node {node}: GPU {}, driver {}, container runtime {}, kubelet {}, kernel {}, gpushare {}",
+            known(gpu),
+            known(driver),
+            known(container_runtime),
+            known(kubernetes),
+            known(kernel),
+            known(gpushare)
+        )
+    }
+}
+
+/// The amounts of gpushare's and Koordinator's resources that a node offers.
+pub(super) fn offered(node: &Node) -> BTreeMap<String, String> {
+    let amounts = node.status.as_ref().and_then(|status| status.allocatable.clone());
+    let of_gpus = |name: &str| name == GPU_MEM || name.starts_with("koordinator.sh/gpu");
+    let amounts = amounts.unwrap_or_default().into_iter();
+    amounts
+        .filter(|(name, _)| of_gpus(name))
+        .map(|(name, amount)| (name, amount.0))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::device::{DeviceInfo, DeviceSpec, TYPE_GPU};
+    use proto::quantity::Quantity;
+    use proto::resource::GPU_MEMORY;
+    use rstest::rstest;
+
+    use super::*;
+
+    const REAL: &str = "GPU-5d1ca1c6-5f1b-4b1a-9c1e-0123456789ab";
+
+    fn cluster(gpus: &[(&str, u64, bool)], model: &str) -> ClusterSnapshot {
+        let mut spec = DeviceSpec::default();
+        for (minor, (uuid, gib, health)) in (0..).zip(gpus) {
+            let amounts = [(GPU_MEMORY.to_owned(), Quantity::from_unsigned(gib * GIB))];
+            spec.devices.push(DeviceInfo {
+                device_type: TYPE_GPU.to_owned(),
+                id: (*uuid).to_owned(),
+                minor: Some(minor),
+                health: *health,
+                resources: amounts.into(),
+                ..DeviceInfo::default()
+            });
+        }
+        let mut device = Device::new("n", spec);
+        let labels = [(GPU_MODEL_LABEL, model), (GPU_DRIVER_LABEL, "580.159.04")];
+        device.metadata.labels = Some(
+            labels
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
+        );
+        let mut snapshot = ClusterSnapshot::default();
+        snapshot.devices.insert("n".to_owned(), device);
+        snapshot
+    }
+
+    #[rstest]
+    #[case::real(&[(REAL, 16, true)], "H200", Ok(0))]
+    #[case::more_free(&[(REAL, 16, true), ("GPU-5d1ca1c6-5f1b-4b1a-9c1e-0123456789ac", 32, true)], "H200", Ok(1))]
+    #[case::sick(&[(REAL, 16, true), ("GPU-5d1ca1c6-5f1b-4b1a-9c1e-0123456789ac", 32, false)], "H200", Ok(0))]
+    #[case::all_sick(&[(REAL, 16, false)], "H200", Err("no real GPU is healthy"))]
+    #[case::simulated(&[("GPU-n-0", 16, true)], "Tesla-T4", Err("no GPU of n is real"))]
+    #[case::simulated_by_model(&[(REAL, 16, true)], "Simulated-16-GiB", Err("no GPU of n is real"))]
+    #[case::no_gpu(&[], "H200", Err("no GPU of n is real"))]
+    fn the_freest_healthy_real_gpu_is_used(
+        #[case] gpus: &[(&str, u64, bool)],
+        #[case] model: &str,
+        #[case] expected: Result<i32, &str>,
+    ) {
+        let found = TargetGpu::find(&cluster(gpus, model), &options(None)).map(|gpu| gpu.minor);
+        match (&found, expected) {
+            (Ok(minor), Ok(expected)) => assert_eq!(*minor, expected),
+            (Err(reason), Err(words)) => assert!(reason.contains(words), "{reason}"),
+            _ => panic!("{found:?}"),
+        }
+    }
+
+    fn options(node: Option<&str>) -> GpuOptions {
+        GpuOptions::of_real_gpus(node.map(str::to_owned), String::new())
+    }
+
+    #[rstest]
+    #[case::empty_cluster(&ClusterSnapshot::default(), None, "there is no node with a Device object")]
+    #[case::another_node(&cluster(&[(REAL, 16, true)], "H200"), Some("m"), r#"there is no node "m" with"#)]
+    fn a_cluster_without_device_objects_has_no_gpu(
+        #[case] snapshot: &ClusterSnapshot,
+        #[case] node: Option<&str>,
+        #[case] words: &str,
+    ) {
+        let reason = TargetGpu::find(snapshot, &options(node)).unwrap_err();
+        assert!(reason.starts_with(words), "{reason}");
+    }
+
+    /// The issue of an H200 and of a small GPU: shares, units of them, and what a program allocates.
+    #[rstest]
+    #[case::h200(139, GIB, 16, 8, 8, 7372)]
+    #[case::t4(15, GIB, 16, 1, 1, 480)]
+    #[case::units_of_mib(15, MIB, 7, 2, 2048, 1504)]
+    fn sizes_follow_from_the_gpu(
+        #[case] free_gib: u64,
+        #[case] unit: u64,
+        #[case] parts: u64,
+        #[case] share_gib: u64,
+        #[case] units: u64,
+        #[case] usable_mib: u64,
+    ) {
+        let gpu = TargetGpu {
+            node: "n".to_owned(),
+            uuid: REAL.to_owned(),
+            minor: 0,
+            total: free_gib * GIB,
+            free: free_gib * GIB,
+            unit,
+        };
+        let share = gpu.part(parts);
+        assert_eq!(
+            (share / GIB, gpu.units(share), usable(share) / MIB),
+            (share_gib, units, usable_mib)
+        );
+    }
+}

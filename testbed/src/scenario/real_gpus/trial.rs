@@ -1,0 +1,282 @@
+//! The cluster and the GPU of a run, the pods that the scenarios create on it, and the answers of their program.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use kube::api::{Api, LogParams, PostParams};
+use kube::{Client, ResourceExt};
+use proto::device::{DeviceCondition, DeviceInfo};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use tokio::time::{Instant, sleep};
+
+use super::SideBySide;
+use super::answers::Answers;
+use super::target::{NodeVersions, TargetGpu};
+use crate::invariants;
+use crate::kubelet::DEVICE_NODES;
+use crate::kubelet::gpu_probe::PROGRAM;
+use crate::observer::reason_not_running;
+use crate::pod_fields::{has_ended, node_of, phase};
+use crate::pods::{Limits, PodBuilder};
+use crate::scenario::World;
+use crate::scenario::breaking::{NAME_LABEL, PLUGIN};
+
+/// The longest wait for a pod, whose node may have to pull the image first.
+const START: Duration = Duration::from_secs(300);
+/// The pause between two reads of a log.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The result of a scenario: a text for people, figures for programs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Finding {
+    pub(super) text: String,
+    pub(super) figures: Map<String, Value>,
+    /// The reason for which the scenario could not run, if it could not.
+    pub(super) not_run: Option<String>,
+}
+
+impl Finding {
+    pub(super) fn new(text: impl Into<String>) -> Self {
+        Self {
+            text: text.into(),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn not_run(reason: impl Into<String>) -> Self {
+        Self {
+            not_run: Some(reason.into()),
+            ..Self::default()
+        }
+    }
+
+    /// With a figure.
+    #[must_use]
+    pub(super) fn figure(mut self, name: &str, value: impl Serialize) -> Self {
+        self.figures.insert(name.to_owned(), json!(value));
+        self
+    }
+}
+
+/// A run on one GPU.
+#[derive(Debug)]
+pub(super) struct Trial {
+    pub(super) world: World,
+    pub(super) gpu: TargetGpu,
+    /// The image that has the program.
+    pub(super) image: String,
+    /// Bytes of the GPU that CUDA reports as free, and the number of the plugin's CDI specs, before the first scenario.
+    pub(super) at_start: Option<(u64, usize)>,
+    /// Times of the pods that compute side by side.
+    pub(super) side_by_side: SideBySide,
+}
+
+impl Trial {
+    /// Creates a pod for the GPU's node that runs commands of the program, and holds until it is deleted.
+    pub(super) async fn start(&self, name: &str, commands: &[&str], limits: &Limits<'_>) -> Result<()> {
+        self.create(self.pod(name, commands, limits)).await
+    }
+
+    /// Creates a pod.
+    pub(super) async fn create(&self, pod: PodBuilder) -> Result<()> {
+        self.world.create(pod).await.map(drop)
+    }
+
+    /// A pod for the GPU's node that runs commands of the program.
+    pub(super) fn pod(&self, name: &str, commands: &[&str], limits: &Limits<'_>) -> PodBuilder {
+        PodBuilder::of_program(name, &self.image, &command_line(commands), limits).on(&self.gpu.node)
+    }
+
+    /// The same after an init container that runs other commands.
+    pub(super) fn with_init(&self, pod: PodBuilder, commands: &[&str], limits: &Limits<'_>) -> PodBuilder {
+        pod.init_program("init", &self.image, &command_line(commands), limits)
+    }
+
+    /// Waits for the answer of a pod's container `main` to a command; an error that the program reports before it is an error.
+    pub(super) async fn answers(&self, pod: &str, command: &str) -> Result<Answers> {
+        let answers = self.answers_of(pod, "main", command).await?;
+        match answers.failed() {
+            Some((answer, error)) => bail!("{pod}: {} failed: {error}", answer.command),
+            None => Ok(answers),
+        }
+    }
+
+    /// Waits until a container has answered a command, or has ended.
+    pub(super) async fn answers_of(&self, pod: &str, container: &str, command: &str) -> Result<Answers> {
+        let began = Instant::now();
+        loop {
+            // The state is read before the log: a container that has ended prints no more.
+            let object = self.world.observer.now().pods.remove(&self.world.key(pod));
+            let answers = Answers::parse(&self.log(pod, container).await?);
+            if answers.last(command).is_some() || answers.failed().is_some() {
+                return Ok(answers);
+            }
+            let state = object.as_ref().map_or("not created", phase);
+            ensure!(
+                !object.as_ref().is_some_and(has_ended),
+                "{pod} is {state}, and its program has not answered {command}"
+            );
+            ensure!(
+                began.elapsed() < START,
+                "{pod} is {state}, and has not answered {command} in {START:?}: {}",
+                object.as_ref().map(reason_not_running).unwrap_or_default()
+            );
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// The log of a container; empty before its start.
+    async fn log(&self, pod: &str, container: &str) -> Result<String> {
+        let params = LogParams {
+            container: Some(container.to_owned()),
+            ..LogParams::default()
+        };
+        match self.world.pods.api().logs(pod, &params).await {
+            // The testbed keeps the output of all starts; each begins with the container's device nodes.
+            Ok(log) => Ok(log.rsplit(DEVICE_NODES).next().unwrap_or_default().to_owned()),
+            // The container waits for its start: 400; kubelet was killed and does not serve logs: 500 and above.
+            Err(kube::Error::Api(status)) if status.code == 400 || status.code >= 500 => Ok(String::new()),
+            Err(error) => Err(error).with_context(|| format!("cannot read the log of {pod}")),
+        }
+    }
+
+    /// Waits for a pod's answers up to a command, and compares what its container sees with its record; returns the answers.
+    pub(super) async fn compared(&self, pod: &str, command: &str) -> Result<Answers> {
+        let answers = self.answers(pod, command).await?;
+        self.compare(pod, &answers)?;
+        Ok(answers)
+    }
+
+    /// Compares what a container sees with its pod's record.
+    pub(super) fn compare(&self, pod: &str, answers: &Answers) -> Result<()> {
+        let view = answers
+            .last("see")
+            .with_context(|| format!("{pod} has not shown what it sees"))?;
+        let compared = view.compare_view(&self.record(pod)?);
+        compared.map_err(|difference| anyhow::anyhow!("{pod}: {difference}"))
+    }
+
+    /// Minor numbers and UUIDs of the GPUs in a pod's record.
+    pub(super) fn record(&self, pod: &str) -> Result<Vec<(i32, String)>> {
+        let record = invariants::record(&self.world.pod(pod)?);
+        record.map_err(|problem| anyhow::anyhow!("{pod}: {problem}"))
+    }
+
+    /// The GPU in its node's Device object.
+    pub(super) fn device(&self) -> Result<DeviceInfo> {
+        let mut snapshot = self.world.observer.now();
+        let device = snapshot.devices.remove(&self.gpu.node);
+        let mut devices = device.into_iter().flat_map(|device| device.spec.devices);
+        let found = devices.find(|info| info.id == self.gpu.uuid);
+        found.with_context(|| format!("the Device object of {} has no {}", self.gpu.node, self.gpu.uuid))
+    }
+
+    /// A condition of the GPU.
+    pub(super) fn condition(&self, kind: &str) -> Result<Option<DeviceCondition>> {
+        let mut conditions = self.device()?.conditions.into_iter();
+        Ok(conditions.find(|condition| condition.condition_type == kind))
+    }
+
+    /// Deletes all pods of the run, and waits until they are gone.
+    pub(super) async fn clear(&self) -> Result<()> {
+        self.world.clear_within(START).await
+    }
+
+    /// The versions of the node's software.
+    pub(super) async fn versions(&self) -> NodeVersions {
+        let snapshot = self.world.observer.now();
+        let mut versions = NodeVersions::of(&self.gpu.node, &snapshot);
+        let plugin = snapshot.pods.values().find(|pod| is_plugin(pod, &self.gpu.node));
+        let by_metrics = match self.plugin_metrics().await {
+            Some(metrics) => version_in(&metrics),
+            None => None,
+        };
+        versions.gpushare = by_metrics
+            .or_else(|| plugin.and_then(image_of))
+            .unwrap_or_default();
+        versions
+    }
+
+    /// The metrics of the node's plugin; none where the API server cannot reach them.
+    async fn plugin_metrics(&self) -> Option<String> {
+        if let Some(cluster) = &self.world.cluster {
+            let mut nodes = cluster.nodes();
+            let node = nodes.find(|node| node.name() == self.gpu.node)?;
+            return node.plugin_metrics().await.ok();
+        }
+        let snapshot = self.world.observer.now();
+        let plugin = snapshot
+            .pods
+            .values()
+            .find(|pod| is_plugin(pod, &self.gpu.node))?;
+        let (namespace, name) = (plugin.namespace().unwrap_or_default(), plugin.name_any());
+        // The port of `deploy/base`.
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:8081/proxy/metrics");
+        let request = http::Request::get(path).body(Vec::new()).ok()?;
+        self.world.client.0.request_text(request).await.ok()
+    }
+
+    /// The bytes that the node's plugin has measured in use by a pod's containers, if it measures them.
+    pub(super) async fn measured(&self, pod: &str) -> Option<f64> {
+        let metrics = self.plugin_metrics().await?;
+        let label = format!("pod=\"{pod}\"");
+        let mut lines = metrics
+            .lines()
+            .filter(|line| line.starts_with(USED_METRIC) && line.contains(&label));
+        let (_, value) = lines.next()?.rsplit_once(' ')?;
+        value.parse().ok()
+    }
+}
+
+const USED_METRIC: &str = "gpushare_device_plugin_container_memory_used_bytes{";
+
+/// The version of the plugin whose metrics these are.
+fn version_in(metrics: &str) -> Option<String> {
+    let mut lines = metrics.lines();
+    let line = lines.find(|line| line.starts_with("gpushare_device_plugin_build_info{"))?;
+    let (_, rest) = line.split_once("version=\"")?;
+    rest.split('"').next().map(str::to_owned)
+}
+
+fn is_plugin(pod: &Pod, node: &str) -> bool {
+    pod.labels().get(NAME_LABEL).is_some_and(|name| name == PLUGIN) && node_of(pod) == Some(node)
+}
+
+fn image_of(pod: &Pod) -> Option<String> {
+    pod.spec.as_ref()?.containers.first()?.image.clone()
+}
+
+/// Creates the service account that pods of a namespace have: they would be refused until Kubernetes' own controller has made it.
+pub(super) async fn make_service_account(client: &Client, namespace: &str) -> Result<()> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
+    let account = serde_json::from_value(json!({"metadata": {"name": "default"}}))?;
+    match accounts.create(&PostParams::default(), &account).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        Err(error) => Err(error).context("cannot create the ServiceAccount of the pods"),
+    }
+}
+
+/// The command line of the program with these commands.
+fn command_line(commands: &[&str]) -> Vec<String> {
+    let words = std::iter::once(&PROGRAM).chain(commands);
+    words.map(|word| (*word).to_owned()).collect()
+}
+
+/// An amount of memory in whole MiB.
+pub(super) fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes / super::target::MIB)
+}
+
+/// The middle, the ninetieth percentile and the largest of some seconds.
+pub(super) fn percentiles(mut seconds: Vec<f64>) -> Option<[f64; 3]> {
+    seconds.sort_by(f64::total_cmp);
+    let at = |percent: usize| {
+        seconds
+            .get((seconds.len() * percent).div_ceil(100).saturating_sub(1))
+            .copied()
+    };
+    Some([at(50)?, at(90)?, at(100)?])
+}
