@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use proto::resource::GPU_MEMORY_RATIO;
+use kube::ResourceExt;
+use proto::pod::ALL_DEVICES;
+use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
 use super::{DEADLINE, ScenarioEntry, World};
@@ -15,7 +17,7 @@ use crate::pods::PodBuilder;
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "webhooks-away" => webhooks_away,
-        "without the scheduler pods are made at once all the same, and run when it is back";
+        "without the scheduler pods are made at once all the same, and run when it is back unless they break a rule";
     "uncounted-refused" => uncounted_refused,
         "pods that would see GPUs which are counted for no pod are refused when they are made, with what to do";
     "certificates-renewed" => certificates_renewed,
@@ -29,7 +31,35 @@ const N_RENEWALS: usize = 2;
 /// Both kinds of webhook configurations.
 const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
 
-/// Without the scheduler's process its webhooks do not answer: pods are still created at once, and run later.
+/// Pods that the webhooks would refuse, and the words with which the filter does.
+fn rule_breakers() -> [(PodBuilder, &'static str); 3] {
+    let annotated = |pod: PodBuilder, key: &str, value: &str| {
+        pod.annotated(&BTreeMap::from([(key.to_owned(), value.to_owned())]))
+    };
+    let hint = "scheduling.koordinator.sh/device-allocate-hint";
+    let sees_all = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]);
+    let beside = PodBuilder::share("beside", 10)
+        .container("c", &[])
+        .at("/spec/containers/1/env", sees_all);
+    [
+        (
+            annotated(PodBuilder::share("hinted", 10), hint, r#"{"gpu": 1}"#),
+            "expected a JSON object",
+        ),
+        (
+            annotated(
+                PodBuilder::new("marked", &[(GPU_SHARED, "1")]),
+                ALL_DEVICES,
+                "true",
+            ),
+            "not allowed in this cluster",
+        ),
+        (beside, "sets NVIDIA_VISIBLE_DEVICES to \"all\""),
+    ]
+}
+
+/// Without the scheduler's process its webhooks do not answer: pods are still created at once, and run later. Pods that break a
+/// rule are created too; the plugin refuses the one that is bound past the scheduler, and the filter the others.
 async fn webhooks_away(world: &mut World) -> Result<()> {
     world.cluster()?.scheduler.kill().await;
     let share = PodBuilder::share("gpu", 10);
@@ -46,10 +76,26 @@ async fn webhooks_away(world: &mut World) -> Result<()> {
             began.elapsed()
         );
     }
+    for (spec, _) in rule_breakers() {
+        world.create(spec).await?;
+    }
+    let node = world.gpu_node(1)?.name;
+    let direct = PodBuilder::units("direct", 1).at("/spec/nodeName", json!(node));
+    world.create(direct).await?;
+    world.excused.insert(world.key("direct"));
+    world
+        .until_event(&world.namespace, "direct", "GPUNotPlaced", "")
+        .await?;
     world.until_running(&["ordinary"]).await?;
     world.cluster()?.scheduler.restart().await?;
     world.cluster()?.until_scheduler_ready(DEADLINE).await?;
-    world.until_running(&["gpu", "units"]).await
+    world.until_running(&["gpu", "units"]).await?;
+    for (spec, words) in rule_breakers() {
+        world.until_refused(&spec.pod()?.name_any(), words).await?;
+    }
+    world.delete("direct").await?;
+    world.excused.clear();
+    Ok(())
 }
 
 /// Pods that would see GPUs without being charged for them are refused.

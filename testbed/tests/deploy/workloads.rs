@@ -165,6 +165,19 @@ fn the_probes_and_the_service_of_the_scheduler_use_its_ports() {
     );
 }
 
+/// They show the pods of all namespaces to every client.
+#[rstest]
+fn the_read_api_and_the_page_listen_on_loopback_only(
+    #[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str,
+) {
+    let objects = render(folder);
+    let deployment = find(&objects, "Deployment", SCHEDULER.name);
+    let args = texts(&container(deployment, SCHEDULER.name)["args"]);
+    for flag in ["--read-listen=127.0.0.1:", "--page-listen=127.0.0.1:"] {
+        assert!(args.iter().any(|arg| arg.starts_with(flag)), "{args:?}");
+    }
+}
+
 /// kubelet shows no certificate, and reaches the pod's address only.
 fn assert_probed_in_the_clear(container: &Value, port: &Value) {
     let listen = texts(&container["args"])
