@@ -58,8 +58,20 @@ fn images_are_built_with_the_pinned_compiler() {
 
 /// A test that only compares two builds of one Dockerfile misses a base image that its registry has changed in between.
 #[test]
-fn base_images_can_be_named_by_digest() {
+fn base_images_are_named_by_digest() {
     let text = read("docker/Dockerfile");
+    let named = text.lines().filter_map(|line| line.strip_prefix("ARG "));
+    let images: Vec<&str> = named
+        .filter(|line| line.split('=').next().unwrap().ends_with("_IMAGE"))
+        .collect();
+    assert_eq!(images.len(), 2, "{images:?}");
+    for image in images {
+        let (_, digest) = image.split_once("@sha256:").unwrap();
+        assert!(
+            digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()),
+            "{image}"
+        );
+    }
     let bases = text.lines().filter_map(|line| line.strip_prefix("FROM "));
     let ours = ["daemons", "${BUILD_IMAGE}", "${RUNTIME_IMAGE}"];
     for base in bases.map(|line| line.split(' ').next().unwrap()) {
