@@ -227,7 +227,13 @@ async fn fault(trial: &mut Trial) -> Result<Finding> {
         "{error} in its own container; the GPU stays healthy, another pod goes on computing (rounds {before} to {after}, none \
          wrong), and a new pod works"
     );
-    Ok(Finding::new(text).figure("roundsAfterwards", after - before))
+    let event = trial.fault_event("fault").await;
+    let of_plugin = event
+        .as_ref()
+        .map_or(String::new(), |text| format!("; the plugin's event: {text}"));
+    Ok(Finding::new(text + &of_plugin)
+        .figure("roundsAfterwards", after - before)
+        .figure("event", event))
 }
 
 /// The container runtime and kubelet are killed; a pod that computes goes on in the same container.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
-use kube::api::{Api, LogParams, PostParams};
+use k8s_openapi::api::core::v1::{Event, Pod, ServiceAccount};
+use kube::api::{Api, ListParams, LogParams, PostParams};
 use kube::{Client, ResourceExt};
 use proto::device::{DeviceCondition, DeviceInfo};
 use serde::Serialize;
@@ -18,7 +18,7 @@ use crate::invariants;
 use crate::kubelet::DEVICE_NODES;
 use crate::kubelet::gpu_probe::PROGRAM;
 use crate::observer::reason_not_running;
-use crate::pod_fields::{has_ended, node_of, phase};
+use crate::pod_fields::{container_statuses, has_ended, node_of, phase};
 use crate::pods::{Limits, PodBuilder};
 use crate::scenario::World;
 use crate::scenario::breaking::{NAME_LABEL, PLUGIN};
@@ -114,14 +114,14 @@ impl Trial {
                 return Ok(answers);
             }
             let state = object.as_ref().map_or("not created", phase);
+            let why = object.as_ref().map(why_not_running).unwrap_or_default();
             ensure!(
-                !object.as_ref().is_some_and(has_ended),
-                "{pod} is {state}, and its program has not answered {command}"
+                !object.as_ref().is_some_and(has_ended) && !is_hopeless(&why),
+                "{pod} is {state}, and has not answered {command}: {why}"
             );
             ensure!(
                 began.elapsed() < START,
-                "{pod} is {state}, and has not answered {command} in {START:?}: {}",
-                object.as_ref().map(reason_not_running).unwrap_or_default()
+                "{pod} is {state}, and has not answered {command} in {START:?}: {why}"
             );
             sleep(PAUSE).await;
         }
@@ -218,6 +218,32 @@ impl Trial {
         self.world.client.0.request_text(request).await.ok()
     }
 
+    /// The text of the plugin's event about the fault of this pod's program, on the pod or on the node.
+    pub(super) async fn fault_event(&self, pod: &str) -> Option<String> {
+        // The stand-in for CUDA reports no fault to the plugin.
+        if self.world.cluster.is_some() {
+            return None;
+        }
+        let events: Api<Event> = Api::all(self.world.client.0.clone());
+        let params = ListParams::default().fields("reason=GPUApplicationFault");
+        // By the API server's clock; the node may have events about earlier faults.
+        let created = self.world.pod(pod).ok()?.metadata.creation_timestamp?;
+        let is_of_fault = |event: &&Event| {
+            let object = event.involved_object.name.as_deref();
+            let is_about = object == Some(pod) || object == Some(self.gpu.node.as_str());
+            is_about && event.last_timestamp.as_ref().is_some_and(|last| *last >= created)
+        };
+        let began = Instant::now();
+        while began.elapsed() < FAULT_EVENT {
+            let listed = events.list(&params).await.ok()?;
+            if let Some(event) = listed.iter().find(is_of_fault) {
+                return event.message.clone();
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
+        None
+    }
+
     /// The bytes that the node's plugin has measured in use by a pod's containers, if it measures them.
     pub(super) async fn measured(&self, pod: &str) -> Option<f64> {
         let metrics = self.plugin_metrics().await?;
@@ -229,6 +255,9 @@ impl Trial {
         value.parse().ok()
     }
 }
+
+/// The longest wait for the plugin's event about a fault, whose reports it collects for some seconds.
+const FAULT_EVENT: Duration = Duration::from_secs(25);
 
 const USED_METRIC: &str = "gpushare_device_plugin_container_memory_used_bytes{";
 
@@ -257,6 +286,26 @@ pub(super) async fn make_service_account(client: &Client, namespace: &str) -> Re
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
         Err(error) => Err(error).context("cannot create the ServiceAccount of the pods"),
     }
+}
+
+/// The reason for which a pod does not run, or has ended.
+fn why_not_running(pod: &Pod) -> String {
+    for status in container_statuses(pod) {
+        let ended = status.state.as_ref().and_then(|state| state.terminated.as_ref());
+        if let Some(ended) = ended {
+            let [reason, message] =
+                [&ended.reason, &ended.message].map(|text| text.clone().unwrap_or_default());
+            return format!("{reason} with status {} {message}", ended.exit_code);
+        }
+    }
+    reason_not_running(pod)
+}
+
+/// Returns true if kubelet goes on trying what does not get better by itself.
+fn is_hopeless(why: &str) -> bool {
+    ["ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"]
+        .iter()
+        .any(|reason| why.starts_with(reason))
 }
 
 /// The command line of the program with these commands.
