@@ -99,3 +99,37 @@ fn time(bytes: &[u8]) -> Option<(SystemTime, &[u8])> {
         .checked_add(Duration::from_secs(seconds))
         .map(|time| (time, rest))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rcgen::{CertificateParams, DnType, KeyPair};
+
+    use super::*;
+
+    fn certificate() -> Vec<u8> {
+        let mut params = CertificateParams::new(vec!["a.example".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::OrganizationName, "o");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "kube-scheduler");
+        let key = KeyPair::generate().unwrap();
+        params.self_signed(&key).unwrap().der().to_vec()
+    }
+
+    #[test]
+    fn both_fields_of_a_certificate_are_read() {
+        let certificate = certificate();
+        assert_eq!(common_name(&certificate).as_deref(), Some("kube-scheduler"));
+        assert!(not_after(&certificate).unwrap() > SystemTime::now());
+    }
+
+    proptest! {
+        #![proptest_config(fuzz::config(2000))]
+
+        #[test]
+        fn no_certificate_makes_the_reader_panic(bytes in fuzz::damaged(vec![certificate()])) {
+            let _ = (common_name(&bytes), not_after(&bytes));
+        }
+    }
+}

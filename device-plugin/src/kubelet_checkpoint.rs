@@ -372,10 +372,30 @@ mod tests {
         assert_eq!(reread(dir.path()), Some(Vec::new()));
     }
 
+    /// A checkpoint of this plugin and of another one.
+    fn checkpoint() -> Value {
+        let entries = json!([
+            entry("u1", "aliyun.com/gpu-mem", &json!({"-1": ["a-0"], "0": []})),
+            entry("u2", "koordinator.sh/gpu.shared", &json!({"1": ["GPU-a::0"]})),
+            entry("u3", "nvidia.com/gpu", &json!({"0": ["x"]})),
+        ]);
+        let registered = json!({"aliyun.com/gpu-mem": ["a-0"], "nvidia.com/gpu": null});
+        json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": 1})
+    }
+
     proptest! {
+        #![proptest_config(fuzz::config(500))]
+
         #[test]
-        fn no_text_makes_the_reader_panic(text in r#"(\{|\}|\[|\]|"Data":|"PodDeviceEntries":|"DeviceIDs":|"PodUID":|"a"|,|:|1|null){0,20}"#) {
-            let _ = parse(text.as_bytes());
+        fn no_bytes_make_the_reader_panic(bytes in fuzz::damaged(vec![checkpoint().to_string().into_bytes()])) {
+            let _ = parse(&bytes);
+        }
+
+        #[test]
+        fn no_json_makes_the_reader_panic(value in fuzz::damaged_json(vec![checkpoint()])) {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join(FILE), value.to_string()).unwrap();
+            let _ = (reread(dir.path()), registered(dir.path()));
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::get;
 use hyper_util::server::graceful::GracefulShutdown;
+use proptest::prelude::*;
 use rstest::rstest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -233,5 +234,40 @@ async fn idle_clients_keep_no_other_client_out(#[case] sent: &str) {
             let n = read.await.expect("an answer in time").unwrap();
             assert!(reply[..n].ends_with(b"quick"));
         }
+    }
+}
+
+/// Requests as clients send them, to be damaged.
+fn requests() -> Vec<Vec<u8>> {
+    let requests = [
+        REQUEST,
+        "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhelloGET / HTTP/1.1\r\nhost: x\r\n\r\n",
+        "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n0\r\nt: v\r\n\r\n",
+        "GET / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ];
+    requests.map(|request| request.as_bytes().to_vec()).to_vec()
+}
+
+proptest! {
+    #![proptest_config(fuzz::config(500))]
+
+    /// Every connection ends, with answers of HTTP or with none.
+    #[test]
+    fn no_bytes_make_a_connection_panic_or_hang(bytes in fuzz::damaged(requests())) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let answer = runtime.block_on(async {
+            let (mut reader, mut writer) = tokio::io::split(connect());
+            let mut answer = Vec::new();
+            let sending = async {
+                // The server may end the connection before it has read all.
+                let _ = writer.write_all(&bytes).await;
+                let _ = writer.shutdown().await;
+            };
+            let ((), read) = tokio::join!(sending, timeout(Duration::from_secs(3600), reader.read_to_end(&mut answer)));
+            read.map(|_| answer)
+        });
+        let answer = answer.expect("the connection ends");
+        prop_assert!(answer.is_empty() || answer.starts_with(b"HTTP/1."), "{:?}", String::from_utf8_lossy(&answer));
     }
 }

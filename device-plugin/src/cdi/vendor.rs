@@ -408,6 +408,7 @@ fn parse(path: &Path) -> Option<Arc<VendorSpec>> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use rstest::rstest;
 
     use super::*;
@@ -623,5 +624,20 @@ devices:
         assert_eq!(found.cdi_version, "0.5.0");
         assert_eq!(found.hook["env"][0], "NVIDIA_CTK_DEBUG=false");
         assert_eq!(found.hook["hookName"], "createRuntime");
+    }
+
+    proptest! {
+        #![proptest_config(fuzz::config(300))]
+
+        #[test]
+        fn no_spec_makes_the_reader_panic(
+            spec in fuzz::damaged_json([TOOLKIT, MANAGEMENT].map(|text| serde_yaml_ng::from_str(text).unwrap()).to_vec()),
+            text in fuzz::damaged([TOOLKIT, MANAGEMENT].map(|text| text.as_bytes().to_vec()).to_vec()),
+        ) {
+            for text in [spec.to_string(), String::from_utf8_lossy(&text).into_owned()] {
+                let (_dir, specs) = specs(&[("nvidia.yaml", &text)]);
+                let _ = specs.driver(Some("570.1"));
+            }
+        }
     }
 }

@@ -262,9 +262,28 @@ fn json_value() -> impl Strategy<Value = Value> {
     })
 }
 
+/// Pods with what the webhooks complete, check and refuse, to be damaged.
+fn pods() -> Vec<Value> {
+    let hints = json!({
+        "scheduling.koordinator.sh/device-allocate-hint": "{\"gpu\": {\"selector\": {\"matchLabels\": {\"a\": \"b\"}}}}",
+        "scheduling.koordinator.sh/device-joint-allocate": "{\"deviceTypes\": [\"gpu\", \"rdma\"]}",
+        "cdi.k8s.io/gpu": "nvidia.com/gpu=0",
+    });
+    let limits = json!({"koordinator.sh/gpu.shared": "2", "koordinator.sh/gpu-memory": "8Gi", "koordinator.sh/gpu-core": "50"});
+    let variable = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]);
+    let old = json!({"kubernetes.io/gpu-core": "10", "kubernetes.io/gpu-memory-ratio": "10"});
+    vec![
+        json!({"metadata": {"name": "a", "annotations": hints}, "spec": {"containers": [{"name": "c", "resources": {"limits": limits, "requests": limits}}]}}),
+        json!({"metadata": {"generateName": "b-"}, "spec": {
+            "initContainers": [{"name": "i", "restartPolicy": "Always", "env": variable, "securityContext": {"privileged": true}}],
+            "containers": [{"name": "c", "resources": {"limits": old}}],
+        }}),
+    ]
+}
+
 proptest! {
     #[test]
-    fn any_body_is_answered_with_its_uid_or_400(request in json_value(), object in json_value(), whole in any::<bool>(), known in any::<bool>()) {
+    fn any_body_is_answered_with_its_uid_or_400(request in json_value(), object in prop_oneof![json_value(), fuzz::damaged_json(pods())], whole in any::<bool>(), known in any::<bool>()) {
         let mut body = review("the-uid", &object);
         if whole {
             body["request"] = request;
