@@ -53,11 +53,12 @@ pub const PLUGIN_USER: &str = "system:serviceaccount:gpushare-system:gpushare-de
 const KUBE_SCHEDULER_USER: &str = "system:kube-scheduler";
 /// Manifests of `deploy/base` that the daemons need. The Deployment and `DaemonSet` of the daemons are left out: the testbed
 /// starts the daemons as processes.
-const BASE: [&str; 4] = [
+const BASE: [&str; 5] = [
     "namespace.yaml",
     "crd.yaml",
     "scheduler-rbac.yaml",
     "device-plugin-rbac.yaml",
+    "device-plugin-admission.yaml",
 ];
 /// kube-scheduler's configuration as it is shipped.
 const CONFIGURATION: &str = "attach/kube-scheduler/kube-scheduler-config.yaml";

@@ -13,10 +13,9 @@ use crate::manifests;
 use crate::replicas::NAMESPACE;
 
 /// The manifests of `deploy/base` beside those that every cluster of the testbed has.
-const MANIFESTS: [&str; 6] = [
+const MANIFESTS: [&str; 5] = [
     "scheduler-leader-crd.yaml",
     "scheduler-admission.yaml",
-    "device-plugin-admission.yaml",
     "record-admission.yaml",
     "scheduler.yaml",
     "device-plugin.yaml",

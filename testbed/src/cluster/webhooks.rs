@@ -26,8 +26,9 @@ pub(crate) const CONFIGURATION: &str = "gpushare-scheduler";
 /// The name that the extender's certificate is for.
 const EXTENDER: &str = "gpushare-scheduler.gpushare-system.svc";
 /// The parts of `deploy/` that are needed beside the base.
-const FILES: [&str; 2] = [
+const FILES: [&str; 3] = [
     "components/webhooks/rbac.yaml",
+    "components/webhooks/admission.yaml",
     "components/webhook-configurations/webhook-configurations.yaml",
 ];
 
