@@ -363,12 +363,22 @@ fn name_of(object: &Value) -> &str {
     object::text(object, "/metadata/name")
 }
 
-/// Removes the Pods, Lease and leader object of the replicas, and the policies: they would refuse a scheduler that has no
-/// replicas.
+/// The policies about replicas, and their bindings: they would refuse a scheduler that has none.
+const POLICIES: [&str; 4] = [
+    "gpushare-scheduler-bindings",
+    "gpushare-scheduler-leaders",
+    "gpushare-scheduler-pods",
+    "gpushare-scheduler-secrets",
+];
+
+/// Removes the Pods, Lease and leader object of the replicas, and the policies of [`POLICIES`].
 pub(crate) fn clean(api: &apiserver::ApiObjects) -> Result<()> {
     for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
         for object in api.list(plural, None)? {
-            api.delete(plural, "", name_of(&object), None)?;
+            let name = name_of(&object);
+            if POLICIES.contains(&name) {
+                api.delete(plural, "", name, None)?;
+            }
         }
     }
     if api.get(LEADERS, NAMESPACE, NAME).is_ok() {

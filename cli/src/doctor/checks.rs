@@ -13,7 +13,7 @@ use crate::read_api::SCHEDULER;
 pub(super) type Objects = Result<Vec<Value>, String>;
 
 /// The names of the admission policies of the installation.
-pub(super) const POLICIES: [&str; 8] = [
+pub(super) const POLICIES: [&str; 9] = [
     "gpushare-device-plugin-pods",
     "gpushare-device-plugin-nodes",
     "gpushare-device-plugin-devices",
@@ -22,6 +22,7 @@ pub(super) const POLICIES: [&str; 8] = [
     "gpushare-scheduler-pods",
     "gpushare-scheduler-bindings",
     "gpushare-scheduler-leaders",
+    "gpushare-scheduler-secrets",
 ];
 /// The oldest version of the API server that serves everything the installation uses.
 const OLDEST: (u32, u32) = (1, 33);

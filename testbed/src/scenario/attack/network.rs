@@ -24,6 +24,8 @@ pub(in crate::scenario) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "ten thousand connections from four addresses leave no probe, filter or review without an answer";
     "connections-held" => connections_held,
         "as many idle TLS connections as there are places cost little memory, and others are served";
+    "followers-flooded" => followers_flooded,
+        "a thousand clients that follow the page's changes and never read leave the page to others";
     "http2-floods" => http2_floods,
         "floods of HTTP/2 frames cost little memory, and others are served";
     "two-lengths" => two_lengths,
@@ -44,6 +46,7 @@ const ATTACKERS: [Ipv4Addr; 4] = [
     Ipv4Addr::new(127, 0, 0, 5),
 ];
 const N_CONNECTIONS: usize = 10_000;
+const N_FOLLOWERS: usize = 1000;
 /// More than a plugin with few files has, and has places for.
 const N_TO_PLUGIN: usize = 200;
 const FEW_FILES: u32 = 64;
@@ -67,23 +70,35 @@ async fn connections_flooded(world: &mut World) -> Result<()> {
     let target = Target::of(world.cluster()?)?;
     target.limit_files(OPEN_FILES)?;
     let (memory, lines) = (target.memory()?, target.log_lines()?);
-    let mut flood = std::pin::pin!(flood(&target.listeners, N_CONNECTIONS));
-    let held = loop {
-        tokio::select! {
-            held = &mut flood => break held?,
-            answered = target.check_answers() => answered.context("during the flood")?,
-        }
-    };
-    for _ in 0..10 {
-        target.check_answers().await.context("after the flood")?;
-    }
+    let flood = flood(&target.listeners, N_CONNECTIONS, |n| {
+        (n % 2 == 0).then_some("POST / HTTP/1.1\r\nhost: a\r\n")
+    });
+    let held = target.while_attacked(flood).await??;
     check_cost(&target, memory, lines)?;
     drop(held);
     Ok(())
 }
 
-/// Opens connections, and returns those that are still held: as many as this process may.
-async fn flood(listeners: &[SocketAddr], n_connections: usize) -> Result<VecDeque<TcpStream>> {
+/// Clients that follow the changes of the page, many more than it serves, and never read.
+async fn followers_flooded(world: &mut World) -> Result<()> {
+    let target = Target::of(world.cluster()?)?;
+    let (memory, lines) = (target.memory()?, target.log_lines()?);
+    let page = [target.listeners.last().copied().context("no page")?];
+    let flood = flood(&page, N_FOLLOWERS, |_| {
+        Some("GET /v1/changes HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    });
+    let held = target.while_attacked(flood).await??;
+    check_cost(&target, memory, lines)?;
+    drop(held);
+    Ok(())
+}
+
+/// Opens connections, sends the bytes for the nth of them, and returns those that are still held: as many as this process may.
+async fn flood(
+    listeners: &[SocketAddr],
+    n_connections: usize,
+    bytes: impl Fn(usize) -> Option<&'static str>,
+) -> Result<VecDeque<TcpStream>> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let most_held = usize::try_from(limit)?
         .saturating_sub(OWN_FILES)
@@ -94,9 +109,9 @@ async fn flood(listeners: &[SocketAddr], n_connections: usize) -> Result<VecDequ
         let connecting = timeout(TAKES_NO_MORE, connect_from(attacker, *listener)).await;
         // A connection that the server closes at once is an answer, too.
         if let Ok(Ok(mut stream)) = connecting {
-            if n % 2 == 0 {
+            if let Some(bytes) = bytes(n) {
                 // It may be closed already.
-                let _ = stream.write_all(b"POST / HTTP/1.1\r\nhost: a\r\n").await;
+                let _ = stream.write_all(bytes.as_bytes()).await;
             }
             held.push_back(stream);
         }
@@ -121,7 +136,7 @@ async fn plugin_flooded(world: &mut World) -> Result<()> {
     timeout(DEADLINE, is_listening)
         .await
         .context("the plugin does not listen")?;
-    let held = flood(&[metrics], N_TO_PLUGIN).await?;
+    let held = flood(&[metrics], N_TO_PLUGIN, |_| None).await?;
     world.node(&name)?.restart_kubelet().await?;
     let offers_units = |kubelet: &Kubelet| {
         kubelet
@@ -198,17 +213,9 @@ async fn http2_floods(world: &mut World) -> Result<()> {
             stream.write_all(&beginning()).await?;
             streams.push(send_all(stream, flood));
         }
-        let mut sending = std::pin::pin!(futures::future::join_all(streams));
-        let _streams = loop {
-            tokio::select! {
-                streams = &mut sending => break streams,
-                answered = target.check_answers() => answered.with_context(|| format!("during {flood:?}"))?,
-            }
-        };
-        target
-            .check_answers()
-            .await
-            .with_context(|| format!("after {flood:?}"))?;
+        let attack = futures::future::join_all(streams);
+        let attacked = target.while_attacked(attack).await;
+        let _streams = attacked.with_context(|| format!("{flood:?}"))?;
         check_cost(&target, memory, lines).with_context(|| format!("after {flood:?}"))?;
     }
     Ok(())

@@ -24,6 +24,7 @@ pub(super) struct Target<'a> {
     /// The addresses of its listeners.
     pub(super) listeners: Vec<SocketAddr>,
     health: String,
+    state: String,
 }
 
 impl<'a> Target<'a> {
@@ -43,11 +44,13 @@ impl<'a> Target<'a> {
             listeners.push(address.parse().with_context(|| format!("{flag}={address}"))?);
         }
         let health = invocation.value("--health-listen").unwrap_or_default();
+        let page = invocation.value("--page-listen").unwrap_or_default();
         Ok(Self {
             cluster,
             pid,
             listeners,
             health: format!("http://{health}/healthz"),
+            state: format!("http://{page}/v1/state"),
         })
     }
 
@@ -73,10 +76,24 @@ impl<'a> Target<'a> {
         Ok(log.lines().count())
     }
 
-    /// Sends what kubelet, kube-scheduler and the API server send, each over a new connection; fails if one gets no answer.
+    /// Has the scheduler attacked, asks it all the time, and returns the end of the attack; fails if a question gets no answer.
+    pub(super) async fn while_attacked<T>(&self, attack: impl Future<Output = T>) -> Result<T> {
+        let mut attack = std::pin::pin!(attack);
+        let ended = loop {
+            tokio::select! {
+                ended = &mut attack => break ended,
+                answered = self.check_answers() => answered.context("during the attack")?,
+            }
+        };
+        self.check_answers().await.context("after the attack")?;
+        Ok(ended)
+    }
+
+    /// Sends what kubelet, kube-scheduler, the API server and a page send, each over a new connection; fails if one gets no answer.
     pub(super) async fn check_answers(&self) -> Result<()> {
-        let health = HttpClient::new();
-        expect_ok("probe", health.get(&self.health)).await?;
+        let client = HttpClient::new();
+        expect_ok("probe", client.get(&self.health)).await?;
+        expect_ok("state", client.get(&self.state)).await?;
         let pod = json!({
             "metadata": {"name": "asked", "namespace": "default", "uid": "asked"},
             "spec": {"containers": [{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "1"}}}]},
