@@ -387,6 +387,11 @@ mod tests {
         #![proptest_config(fuzz::config(500))]
 
         #[test]
+        fn no_text_makes_the_reader_panic(text in r#"(\{|\}|\[|\]|"Data":|"PodDeviceEntries":|"DeviceIDs":|"PodUID":|"a"|,|:|1|null){0,20}"#) {
+            let _ = parse(text.as_bytes());
+        }
+
+        #[test]
         fn no_bytes_make_the_reader_panic(bytes in fuzz::damaged(vec![checkpoint().to_string().into_bytes()])) {
             let _ = parse(&bytes);
         }

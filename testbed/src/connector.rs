@@ -121,9 +121,10 @@ impl Connector {
     /// Connects to the host of a URL, or to the fixed address, with TLS if the scheme is `https`.
     async fn connect(self, uri: Uri) -> io::Result<TokioIo<Stream>> {
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
-        let stream = match self.address {
-            Some(address) => connect_from(self.source.unwrap_or(Ipv4Addr::UNSPECIFIED), address).await?,
-            None => TcpStream::connect((host.as_str(), uri.port_u16().unwrap_or(80))).await?,
+        let stream = match (self.address, self.source) {
+            (Some(address), Some(source)) => connect_from(source, address).await?,
+            (Some(address), None) => TcpStream::connect(address).await?,
+            (None, _) => TcpStream::connect((host.as_str(), uri.port_u16().unwrap_or(80))).await?,
         };
         stream.set_nodelay(true)?;
         let stream = match (uri.scheme_str(), self.tls) {
@@ -144,11 +145,8 @@ impl Connector {
     }
 }
 
-/// Connects to an address from one of the machine's own; the unspecified one lets the kernel choose.
+/// Connects to an address from one of the machine's own.
 pub(crate) async fn connect_from(source: Ipv4Addr, address: SocketAddr) -> io::Result<TcpStream> {
-    if source.is_unspecified() {
-        return TcpStream::connect(address).await;
-    }
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::new(IpAddr::V4(source), 0))?;
     socket.connect(address).await

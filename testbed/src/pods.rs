@@ -120,6 +120,19 @@ impl PodBuilder {
         self
     }
 
+    /// With one annotation beside those that it has.
+    #[must_use]
+    pub(crate) fn annotation(mut self, key: &str, value: &str) -> Self {
+        if let Some(Value::Object(metadata)) = self.0.get_mut("metadata") {
+            set(
+                metadata.entry("annotations").or_insert_with(|| json!({})),
+                key,
+                json!(value),
+            );
+        }
+        self
+    }
+
     /// With one label.
     #[must_use]
     pub fn labelled(mut self, key: &str, value: &str) -> Self {

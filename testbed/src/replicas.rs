@@ -71,6 +71,13 @@ const FLAGS: [&str; 6] = [
 ];
 /// The manifests of `deploy/` by which the API server takes bindings from the leader alone.
 pub(crate) const FENCE: [&str; 2] = ["base/scheduler-leader-crd.yaml", "base/scheduler-admission.yaml"];
+/// The policies about replicas, and their bindings: they would refuse a scheduler that has none.
+const POLICIES: [&str; 4] = [
+    "gpushare-scheduler-bindings",
+    "gpushare-scheduler-leaders",
+    "gpushare-scheduler-pods",
+    "gpushare-scheduler-secrets",
+];
 /// The most replicas that one cluster starts in its life. A token is prepared for each, as a pod's
 /// service-account token names the pod.
 const MOST: usize = 16;
@@ -362,14 +369,6 @@ pub(crate) fn write_kubeconfig(cluster: &LocalCluster, replica: &str) -> Result<
 fn name_of(object: &Value) -> &str {
     object::text(object, "/metadata/name")
 }
-
-/// The policies about replicas, and their bindings: they would refuse a scheduler that has none.
-const POLICIES: [&str; 4] = [
-    "gpushare-scheduler-bindings",
-    "gpushare-scheduler-leaders",
-    "gpushare-scheduler-pods",
-    "gpushare-scheduler-secrets",
-];
 
 /// Removes the Pods, Lease and leader object of the replicas, and the policies of [`POLICIES`].
 pub(crate) fn clean(api: &apiserver::ApiObjects) -> Result<()> {

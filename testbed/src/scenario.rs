@@ -36,6 +36,7 @@ mod attack;
 mod breaking;
 mod claims;
 mod daemon_faults;
+mod expected;
 mod gangs;
 mod isolation;
 mod kubelet_accounting;

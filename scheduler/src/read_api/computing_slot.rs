@@ -11,7 +11,7 @@ use crate::keyed_lock::KeyedLock;
 /// Most questions of one caller that are computed or wait at one time. All port-forwards to a pod are one caller.
 const MAX_OF_CALLER: usize = 8;
 
-/// Has explanations and fits computed, which take at most one core from filters.
+/// Computes explanations and fits one at a time, so that they take at most one core from filters.
 #[derive(Debug)]
 pub(super) struct ComputingSlot {
     /// A caller with many questions waits here with all but one of them, so that another caller's question is soon next.
@@ -29,7 +29,7 @@ impl Default for ComputingSlot {
 }
 
 impl ComputingSlot {
-    /// Computes an answer in the caller's turn, on a thread of its own: filters wait for this one.
+    /// Computes an answer in the caller's turn, on a thread for blocking work, so that no filter waits for it.
     ///
     /// # Errors
     /// The response to a caller with too many questions, or whose question could not be computed.

@@ -20,7 +20,7 @@ const MAX_FORMS: usize = 4;
 /// A client with access to the read API.
 #[derive(Clone, Debug)]
 pub(super) struct Viewer {
-    /// Tells the client apart from others: a hash of its token, the name in its certificate, or its address.
+    /// The client as the computing slot knows it: a hash of its token, the name in its certificate, or its address.
     pub(super) caller: Arc<str>,
     pub(super) names: SeenNames,
     /// The header with the client's bearer token; `None` if it needs none, or has shown a certificate.

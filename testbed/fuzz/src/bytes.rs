@@ -5,15 +5,24 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 /// Most damages of one input.
-const MOST: usize = 6;
+const MOST: usize = 8;
 
 /// Pieces at which parsers of text, lengths and markup go wrong.
-const PIECES: [&[u8]; 14] = [
+const PIECES: [&[u8]; 23] = [
     b"",
     b"\0",
     b"\r\n\r\n",
     b"\"",
+    b"{",
     b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"\\",
+    b"null",
+    b"1e999",
+    b"\xef\xbf\xbd",
     b"[[[[[[[[[[[[[[[[",
     b"\\u0000",
     b"\\ud800",
@@ -30,13 +39,13 @@ const PIECES: [&[u8]; 14] = [
 enum Damage {
     Set(Index, u8),
     Flip(Index, u8),
-    Insert(Index, &'static [u8]),
+    Insert(Index, Vec<u8>),
     Remove(Index, usize),
     Repeat(Index, usize),
     Cut(Index),
 }
 
-/// Seeds, each damaged up to six times.
+/// Seeds, each damaged up to eight times.
 pub fn damaged(seeds: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
     (select(seeds), vec(damage(), 0..=MOST)).prop_map(|(mut bytes, damages)| {
         for damage in damages {
@@ -51,10 +60,18 @@ fn damage() -> impl Strategy<Value = Damage> {
     prop_oneof![
         (at(), any::<u8>()).prop_map(|(at, byte)| Damage::Set(at, byte)),
         (at(), 0..8_u8).prop_map(|(at, bit)| Damage::Flip(at, bit)),
-        (at(), select(&PIECES[..])).prop_map(|(at, piece)| Damage::Insert(at, piece)),
+        (at(), piece()).prop_map(|(at, piece)| Damage::Insert(at, piece)),
         (at(), 1..64_usize).prop_map(|(at, length)| Damage::Remove(at, length)),
         (at(), 1..64_usize).prop_map(|(at, length)| Damage::Repeat(at, length)),
         at().prop_map(Damage::Cut),
+    ]
+}
+
+/// Bytes to be put in: a piece of the list, or any.
+fn piece() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        select(&PIECES[..]).prop_map(<[u8]>::to_vec),
+        vec(any::<u8>(), 0..4),
     ]
 }
 

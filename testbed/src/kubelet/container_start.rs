@@ -269,8 +269,11 @@ impl ContainerStarter {
             pre_start,
             injection,
         });
-        self.machine.runtime.put(container.clone());
-        gpu_probe::start(&self.machine, container, commands);
+        let probing = (!commands.is_empty()).then(|| container.clone());
+        self.machine.runtime.put(container);
+        if let Some(container) = probing {
+            gpu_probe::start(&self.machine, container, commands);
+        }
     }
 
     /// The number that the next start of this container will have, from 1 on.

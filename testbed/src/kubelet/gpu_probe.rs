@@ -39,9 +39,6 @@ pub(super) fn start(machine: &Arc<KubeletMachine>, container: RuntimeContainer, 
     let Some(probe) = machine.config.probe.clone() else {
         return;
     };
-    if commands.is_empty() {
-        return;
-    }
     let specs_dir = machine.config.cdi_dirs.last().cloned().unwrap_or_default();
     let of_node = format!("files={SPECS_MOUNT}");
     let commands = commands.iter().map(|command| match command {

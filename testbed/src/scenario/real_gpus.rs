@@ -50,7 +50,7 @@ const LISTS: [&[GpuEntry]; 4] = [
 pub struct GpuScenario {
     /// Name for `--scenario`.
     pub name: &'static str,
-    /// What is tried, for the first column of the table.
+    /// The first column of the table: the pods, or the event, of the scenario.
     pub about: &'static str,
     /// Its needs beside the API of its cluster.
     pub needs: Needs,
@@ -103,13 +103,13 @@ pub enum GpuOutcome {
 pub struct GpuResult {
     /// Its name.
     pub scenario: &'static str,
-    /// What was tried.
+    /// [`GpuScenario::about`].
     pub tried: &'static str,
     /// Its end.
     pub outcome: GpuOutcome,
-    /// What was seen, why it failed, or why it did not run.
+    /// The observation, or the reason that it failed or did not run.
     pub result: String,
-    /// What was measured.
+    /// The measured values, by name.
     pub figures: Map<String, Value>,
     /// The duration of the scenario.
     pub seconds: f64,

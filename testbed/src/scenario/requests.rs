@@ -5,6 +5,7 @@ use anyhow::{Result, bail, ensure};
 use kube::ResourceExt;
 use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 
+use super::expected::{Expected, NO_ROOM};
 use super::{ScenarioEntry, World};
 use crate::invariants;
 use crate::pods::{Limits, PodBuilder};
@@ -20,24 +21,11 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "more than 100 percent is a number of whole devices";
 };
 
-/// The result for a pod.
-#[derive(Clone, Copy, Debug)]
-enum Expected {
-    /// It runs on this number of devices.
-    Runs(usize),
-    /// It is refused with these words: when it is made where there are webhooks, else by the filter.
-    Refused(&'static str),
-    /// It is made and stays pending with these words.
-    Waits(&'static str),
-}
-
 use Expected::{Refused, Runs, Waits};
 
 /// A form: name, limits, the result without webhooks and with them.
 type RequestForm = (&'static str, &'static Limits<'static>, Expected, Expected);
 
-/// The refusal by kube-scheduler: without webhooks, nodes that offer none of the vendor's resource refuse the pod first.
-const NO_ROOM: &str = "nodes are available";
 const UNSERVED: &str = "but not for koordinator.sh/gpu.shared";
 const MEMORY_NEEDED: &str = "needs koordinator.sh/gpu-memory or koordinator.sh/gpu-memory-ratio beside it";
 const EXCLUDED: &str = "exclude each other";
@@ -186,21 +174,9 @@ fn expected_of(world: &World, form: &RequestForm) -> Expected {
 async fn try_form(world: &World, form: &RequestForm) -> Result<()> {
     let (name, limits, ..) = *form;
     let spec = PodBuilder::new(name, limits);
-    match expected_of(world, form) {
-        Runs(n_devices) => {
-            let pod = world.start(spec).await?;
-            let devices = invariants::record(&pod).unwrap_or_default();
-            ensure!(
-                devices.len() == n_devices,
-                "{name} should have {n_devices} devices and has {devices:?}"
-            );
-            check_names(&pod)
-        }
-        Refused(words) => world.until_breaks_rule(spec, words).await,
-        Waits(words) => {
-            world.create(spec).await?;
-            world.until_refused(name, words).await
-        }
+    match expected_of(world, form).try_pod(world, spec).await? {
+        Some(pod) => check_names(&pod),
+        None => Ok(()),
     }
 }
 

@@ -33,9 +33,6 @@ const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookcon
 
 /// Pods that the webhooks would refuse, and the words with which the filter does.
 fn rule_breakers() -> [(PodBuilder, &'static str); 3] {
-    let annotated = |pod: PodBuilder, key: &str, value: &str| {
-        pod.annotated(&BTreeMap::from([(key.to_owned(), value.to_owned())]))
-    };
     let hint = "scheduling.koordinator.sh/device-allocate-hint";
     let sees_all = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]);
     let beside = PodBuilder::share("beside", 10)
@@ -43,15 +40,11 @@ fn rule_breakers() -> [(PodBuilder, &'static str); 3] {
         .at("/spec/containers/1/env", sees_all);
     [
         (
-            annotated(PodBuilder::share("hinted", 10), hint, r#"{"gpu": 1}"#),
+            PodBuilder::share("hinted", 10).annotation(hint, r#"{"gpu": 1}"#),
             "expected a JSON object",
         ),
         (
-            annotated(
-                PodBuilder::new("marked", &[(GPU_SHARED, "1")]),
-                ALL_DEVICES,
-                "true",
-            ),
+            PodBuilder::new("marked", &[(GPU_SHARED, "1")]).annotation(ALL_DEVICES, "true"),
             "not allowed in this cluster",
         ),
         (beside, "sets NVIDIA_VISIBLE_DEVICES to \"all\""),

@@ -12,8 +12,8 @@ use proto::resource::{
 };
 use rstest::rstest;
 use serde_json::{Value, json};
-use testbed::apiserver::{ApiServer, ApiServerConfig, User};
-use testbed::cluster::PLUGIN_USER;
+use testbed::apiserver::{ApiServer, ApiServerConfig};
+use testbed::cluster::{PLUGIN_USER, user_client};
 use testbed::rbac::{
     Permission, Rbac, RbacTarget, SCHEDULER as SCHEDULER_RIGHTS, SCHEDULER_CERTIFICATES, SCHEDULER_WEBHOOKS,
 };
@@ -292,7 +292,9 @@ fn cert_manager_issues_the_certificate_instead_of_the_scheduler() {
 /// administrator and of a node's plugin.
 async fn server_without_a_scheduler(objects: &[Value]) -> (ApiServer, [Client; 2]) {
     let server = ApiServer::start(ApiServerConfig::loopback()).await.unwrap();
-    let (admin, plugin) = (client(&server, "admin").await, client(&server, PLUGIN_USER).await);
+    let dir = tempfile::tempdir().unwrap();
+    let client = async |user| user_client(&server, dir.path(), user, &[]).await.unwrap();
+    let (admin, plugin) = (client("admin").await, client(PLUGIN_USER).await);
     let namespace = json!({"metadata": {"name": "gpushare-system"}});
     server.objects().create("namespaces", namespace).unwrap();
     send(&admin, Method::POST, PODS, &pod("before", ON_A_GPU))
@@ -306,19 +308,6 @@ async fn server_without_a_scheduler(objects: &[Value]) -> (ApiServer, [Client; 2
             .unwrap();
     }
     (server, [admin, plugin])
-}
-
-/// A client with the name of a user.
-async fn client(server: &ApiServer, name: &str) -> Client {
-    let user = User {
-        name: name.to_owned(),
-        ..User::default()
-    };
-    server.add_token(name, user);
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("config");
-    server.kubeconfig(&path, name).unwrap();
-    testbed::cluster::client_of(&path).await.unwrap()
 }
 
 /// The text of the API server's refusal, if there is one.

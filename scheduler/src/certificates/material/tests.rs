@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::ByteString;
-use proptest::prelude::*;
 use rstest::rstest;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
 use super::{AUTHORITIES, CERTIFICATE, CERTIFICATE_KEY, Change, DAY, KEY, Material, NEXT_KEY};
-use daemon::x509::{common_name, not_after};
+use daemon::x509::common_name;
 
 const LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
 
@@ -207,25 +206,4 @@ fn the_common_name_of_a_client() {
 fn debug_output_holds_no_key() {
     let (material, _) = keep(None, start());
     assert!(!format!("{material:?}").contains("PRIVATE"));
-}
-
-proptest! {
-    #[test]
-    fn no_bytes_make_the_reader_of_validity_times_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-        let _ = (not_after(&bytes), common_name(&bytes));
-    }
-
-    /// A certificate with a few bytes changed.
-    #[test]
-    fn no_damaged_certificate_makes_the_reader_of_validity_times_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8), cut in any::<prop::sample::Index>()) {
-        let (material, _) = keep(None, start());
-        let mut bytes = material.signer.certificate.der.to_vec();
-        for (place, byte) in changes {
-            let place = place.index(bytes.len());
-            bytes[place] = byte;
-        }
-        let _ = not_after(&bytes);
-        let _ = common_name(&bytes);
-        let _ = not_after(&bytes[..cut.index(bytes.len())]);
-    }
 }

@@ -12,11 +12,11 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tower::Service;
 
-use super::super::{DEADLINE, ScenarioEntry, World};
 use super::http2::{Flood, beginning};
 use super::target::Target;
 use crate::connector::{Connector, connect_from};
 use crate::kubelet::Kubelet;
+use crate::scenario::{DEADLINE, ScenarioEntry, World};
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(in crate::scenario) const SCENARIOS: &[ScenarioEntry] = scenarios! {
@@ -47,6 +47,8 @@ const ATTACKERS: [Ipv4Addr; 4] = [
 ];
 const N_CONNECTIONS: usize = 10_000;
 const N_FOLLOWERS: usize = 1000;
+/// A quarter of the places of the extender, which is as many as one address may take, and as many as the webhooks have in all.
+const PLACES_OF_ADDRESS: usize = 128;
 /// More than a plugin with few files has, and has places for.
 const N_TO_PLUGIN: usize = 200;
 const FEW_FILES: u32 = 64;
@@ -70,7 +72,8 @@ async fn connections_flooded(world: &mut World) -> Result<()> {
     let target = Target::of(world.cluster()?)?;
     target.limit_files(OPEN_FILES)?;
     let (memory, lines) = (target.memory()?, target.log_lines()?);
-    let flood = flood(&target.listeners, N_CONNECTIONS, |n| {
+    let listeners = target.listeners();
+    let flood = flood(&listeners, N_CONNECTIONS, |n| {
         (n % 2 == 0).then_some("POST / HTTP/1.1\r\nhost: a\r\n")
     });
     let held = target.while_attacked(flood).await??;
@@ -83,7 +86,7 @@ async fn connections_flooded(world: &mut World) -> Result<()> {
 async fn followers_flooded(world: &mut World) -> Result<()> {
     let target = Target::of(world.cluster()?)?;
     let (memory, lines) = (target.memory()?, target.log_lines()?);
-    let page = [target.listeners.last().copied().context("no page")?];
+    let page = [target.page];
     let flood = flood(&page, N_FOLLOWERS, |_| {
         Some("GET /v1/changes HTTP/1.1\r\nhost: localhost\r\n\r\n")
     });
@@ -173,10 +176,10 @@ async fn connections_held(world: &mut World) -> Result<()> {
     let target = Target::of(cluster)?;
     let (memory, lines) = (target.memory()?, target.log_lines()?);
     let mut held = Vec::new();
-    for listener in target.listeners.iter().take(2) {
+    for listener in [target.extender, target.webhooks] {
         for _ in 0..PLACES_OF_ADDRESS {
             for attacker in ATTACKERS {
-                let connector = connector.clone().at(*listener).coming_from(attacker);
+                let connector = connector.clone().at(listener).coming_from(attacker);
                 held.push(connect(connector, &url).await?);
             }
         }
@@ -186,9 +189,6 @@ async fn connections_held(world: &mut World) -> Result<()> {
     drop(held);
     Ok(())
 }
-
-/// A quarter of the places of the extender, which is as many as one address may take; more than the webhooks have.
-const PLACES_OF_ADDRESS: usize = 128;
 
 async fn connect(
     mut connector: Connector,
@@ -246,11 +246,8 @@ const TWO_LENGTHS: [&str; 6] = [
 /// A second request behind each of them: an answer to it would show that its bytes were not taken for a body.
 async fn two_lengths(world: &mut World) -> Result<()> {
     let target = Target::of(world.cluster()?)?;
-    let [.., health, _, _] = target.listeners[..] else {
-        anyhow::bail!("no listener of probes");
-    };
     for lengths in TWO_LENGTHS {
-        let mut stream = TcpStream::connect(health).await?;
+        let mut stream = TcpStream::connect(target.health).await?;
         let requests = format!(
             "GET /healthz HTTP/1.1\r\nhost: a\r\n{lengths}GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
         );

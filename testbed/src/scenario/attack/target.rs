@@ -21,37 +21,41 @@ const IN_TIME: Duration = Duration::from_secs(5);
 pub(super) struct Target<'a> {
     cluster: &'a LocalCluster,
     pid: u32,
-    /// The addresses of its listeners.
-    pub(super) listeners: Vec<SocketAddr>,
-    health: String,
-    state: String,
+    pub(super) extender: SocketAddr,
+    pub(super) webhooks: SocketAddr,
+    pub(super) health: SocketAddr,
+    read_api: SocketAddr,
+    pub(super) page: SocketAddr,
 }
 
 impl<'a> Target<'a> {
     /// The scheduler of a cluster with webhooks.
     pub(super) fn of(cluster: &'a LocalCluster) -> Result<Self> {
-        let pid = cluster.scheduler.pid().context("the scheduler does not run")?;
         let invocation = cluster.scheduler.invocation();
-        let mut listeners = Vec::new();
-        for flag in [
-            "--listen",
-            "--webhook-listen",
-            "--health-listen",
-            "--read-listen",
-            "--page-listen",
-        ] {
+        let address = |flag: &str| {
             let address = invocation.value(flag).with_context(|| format!("no {flag}"))?;
-            listeners.push(address.parse().with_context(|| format!("{flag}={address}"))?);
-        }
-        let health = invocation.value("--health-listen").unwrap_or_default();
-        let page = invocation.value("--page-listen").unwrap_or_default();
+            address.parse().with_context(|| format!("{flag}={address}"))
+        };
         Ok(Self {
             cluster,
-            pid,
-            listeners,
-            health: format!("http://{health}/healthz"),
-            state: format!("http://{page}/v1/state"),
+            pid: cluster.scheduler.pid().context("the scheduler does not run")?,
+            extender: address("--listen")?,
+            webhooks: address("--webhook-listen")?,
+            health: address("--health-listen")?,
+            read_api: address("--read-listen")?,
+            page: address("--page-listen")?,
         })
+    }
+
+    /// The addresses of all listeners.
+    pub(super) fn listeners(&self) -> [SocketAddr; 5] {
+        [
+            self.extender,
+            self.webhooks,
+            self.health,
+            self.read_api,
+            self.page,
+        ]
     }
 
     /// Sets the most files that the process may have open, and can allow itself.
@@ -76,7 +80,7 @@ impl<'a> Target<'a> {
         Ok(log.lines().count())
     }
 
-    /// Has the scheduler attacked, asks it all the time, and returns the end of the attack; fails if a question gets no answer.
+    /// Asks the scheduler during an attack and once after it, and returns the result of the attack; fails if a question gets no answer.
     pub(super) async fn while_attacked<T>(&self, attack: impl Future<Output = T>) -> Result<T> {
         let mut attack = std::pin::pin!(attack);
         let ended = loop {
@@ -92,8 +96,8 @@ impl<'a> Target<'a> {
     /// Sends what kubelet, kube-scheduler, the API server and a page send, each over a new connection; fails if one gets no answer.
     pub(super) async fn check_answers(&self) -> Result<()> {
         let client = HttpClient::new();
-        expect_ok("probe", client.get(&self.health)).await?;
-        expect_ok("state", client.get(&self.state)).await?;
+        expect_ok("probe", client.get(&format!("http://{}/healthz", self.health))).await?;
+        expect_ok("state", client.get(&format!("http://{}/v1/state", self.page))).await?;
         let pod = json!({
             "metadata": {"name": "asked", "namespace": "default", "uid": "asked"},
             "spec": {"containers": [{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "1"}}}]},

@@ -2,18 +2,19 @@
 //!
 //! The check after a scenario compares the devices that each container sees, read back from the runtime, with the pod's record.
 
-use std::collections::BTreeMap;
-
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams, PostParams};
 use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
-use super::super::{ScenarioEntry, World};
-use crate::invariants::{self, VISIBLE_DEVICES};
-use crate::pods::PodBuilder;
+use crate::invariants::VISIBLE_DEVICES;
+use crate::pods::{PodBuilder, set};
+use crate::scenario::expected::{Expected, NO_ROOM};
+use crate::scenario::{ScenarioEntry, World};
+
+use Expected::{Invalid, Refused, Runs, Waits};
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(in crate::scenario) const SCENARIOS: &[ScenarioEntry] = scenarios! {
@@ -29,31 +30,22 @@ pub(in crate::scenario) const DETOURS: &[ScenarioEntry] = scenarios! {
         "the rules about pods hold for each way by which a pod can be made or changed";
 };
 
-/// The result of an attempt.
-#[derive(Clone, Copy, Debug)]
-enum Outcome {
-    /// Refused in these words by the webhook, or by the filter where there is none.
-    Refused(&'static str),
-    /// Refused in these words by Kubernetes itself.
-    Invalid(&'static str),
-    /// It stays pending with these words.
-    Waits(&'static str),
-    /// The webhook refuses it in these words. Without one it stays pending, as nodes offer too little of the resource.
-    RefusedOrWaits(&'static str),
-    /// It runs with this number of devices.
-    Runs(usize),
-    /// kube-scheduler does not ask about the pod, so that only a webhook refuses it, in these words. Without one it runs, and its
-    /// containers see nothing.
-    RefusedOrBlind(&'static str),
+/// A pod, and its result without webhooks and with them.
+type Attempt = (PodBuilder, [Expected; 2]);
+
+/// The same result with webhooks and without.
+fn always(expected: Expected) -> [Expected; 2] {
+    [expected; 2]
 }
 
-use Outcome::{Invalid, Refused, RefusedOrBlind, RefusedOrWaits, Runs, Waits};
+/// The result where kube-scheduler does not ask about the pod: without a webhook it runs, and its containers see nothing.
+fn blind_or_refused(words: &'static str) -> [Expected; 2] {
+    [Runs(0), Refused(words)]
+}
 
-/// The words of kube-scheduler about a pod that no node has room for.
-const NO_ROOM: &str = "nodes are available";
-
-fn annotated(pod: PodBuilder, key: &str, value: impl Into<String>) -> PodBuilder {
-    pod.annotated(&BTreeMap::from([(key.to_owned(), value.into())]))
+/// The result where nodes offer too little of the resource: without a webhook the pod stays pending for that.
+fn pending_or_refused(words: &'static str) -> [Expected; 2] {
+    [Waits(NO_ROOM), Refused(words)]
 }
 
 fn visible(value: &str) -> Value {
@@ -65,59 +57,59 @@ fn plain(name: &str) -> PodBuilder {
 }
 
 /// Attempts at a GPU that is not counted for the pod.
-fn at_devices() -> Vec<(PodBuilder, Outcome)> {
+fn at_devices() -> Vec<Attempt> {
     let by_reference =
         json!([{"name": VISIBLE_DEVICES, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]);
     let sets = "sets NVIDIA_VISIBLE_DEVICES";
     vec![
         (
             plain("variable").with("env", visible("all")),
-            RefusedOrBlind(sets),
+            blind_or_refused(sets),
         ),
-        (plain("reference").with("env", by_reference), RefusedOrBlind(sets)),
+        (
+            plain("reference").with("env", by_reference),
+            blind_or_refused(sets),
+        ),
         (
             plain("init")
                 .init("i", &[])
                 .at("/spec/initContainers/0/env", visible("0")),
-            RefusedOrBlind(sets),
+            blind_or_refused(sets),
         ),
         (
             plain("sidecar")
                 .sidecar("s", &[])
                 .at("/spec/initContainers/0/env", visible("all")),
-            RefusedOrBlind(sets),
+            blind_or_refused(sets),
         ),
         (
             PodBuilder::units("beside", 1)
                 .container("c", &[])
                 .at("/spec/containers/1/env", visible("all")),
-            Refused(sets),
+            always(Refused(sets)),
         ),
         (
-            annotated(plain("cdi"), "cdi.k8s.io/gpu", "nvidia.com/gpu=all"),
-            RefusedOrBlind("annotation cdi.k8s.io/gpu is"),
+            plain("cdi").annotation("cdi.k8s.io/gpu", "nvidia.com/gpu=all"),
+            blind_or_refused("annotation cdi.k8s.io/gpu is"),
         ),
         (
-            annotated(plain("nri-pod"), "nvidia.cdi.k8s.io/pod", "nvidia.com/gpu=0"),
-            RefusedOrBlind("annotation nvidia.cdi.k8s.io/pod is"),
+            plain("nri-pod").annotation("nvidia.cdi.k8s.io/pod", "nvidia.com/gpu=0"),
+            blind_or_refused("annotation nvidia.cdi.k8s.io/pod is"),
         ),
         (
-            annotated(
-                PodBuilder::units("nri-container", 1),
-                "nvidia.cdi.k8s.io/container.main",
-                "nvidia.com/gpu=0",
-            ),
-            Refused("annotation nvidia.cdi.k8s.io/container.main is"),
+            PodBuilder::units("nri-container", 1)
+                .annotation("nvidia.cdi.k8s.io/container.main", "nvidia.com/gpu=0"),
+            always(Refused("annotation nvidia.cdi.k8s.io/container.main is")),
         ),
         (
-            annotated(PodBuilder::share("marked", 10), "gpushare/all-devices", "true"),
-            Refused("gpushare/all-devices"),
+            PodBuilder::share("marked", 10).annotation("gpushare/all-devices", "true"),
+            always(Refused("gpushare/all-devices")),
         ),
     ]
 }
 
 /// Requests with extreme amounts and sizes.
-fn at_amounts() -> Vec<(PodBuilder, Outcome)> {
+fn at_amounts() -> Vec<Attempt> {
     let hint = "scheduling.koordinator.sh/device-allocate-hint";
     let mut thousand = PodBuilder::units("thousand", 1);
     for n in 1..1000 {
@@ -128,125 +120,75 @@ fn at_amounts() -> Vec<(PodBuilder, Outcome)> {
         PodBuilder::new(name, &[(GPU_SHARED, devices), (GPU_MEMORY_RATIO, ratio)])
     };
     vec![
-        (units("nothing", "0"), Runs(0)),
+        (units("nothing", "0"), always(Runs(0))),
         (
             units("negative", "-1"),
-            Invalid("must be greater than or equal to 0"),
+            always(Invalid("must be greater than or equal to 0")),
         ),
-        (units("half", "500m"), Invalid("must be an integer")),
+        (units("half", "500m"), always(Invalid("must be an integer"))),
         (
             units("most", "9223372036854775807"),
-            RefusedOrWaits("which is not a whole number up to"),
+            pending_or_refused("which is not a whole number up to"),
         ),
         (
             shares("many", "4294967296", "100"),
-            RefusedOrWaits("is more than 1024"),
+            pending_or_refused("is more than 1024"),
         ),
         (
             shares("much", "1", "9223372036854775807"),
-            RefusedOrWaits("koordinator.sh/gpu-memory-ratio"),
+            pending_or_refused("koordinator.sh/gpu-memory-ratio"),
         ),
         (
             PodBuilder::new("bytes", &[(GPU_SHARED, "1"), (GPU_MEMORY, "8E")]),
-            RefusedOrWaits("which is not a whole number up to"),
+            pending_or_refused("which is not a whole number up to"),
         ),
-        (thousand, Waits(NO_ROOM)),
+        (thousand, always(Waits(NO_ROOM))),
         (
-            annotated(
-                PodBuilder::share("long", 10),
-                hint,
-                format!("{{\"gpu\": {}}}", " ".repeat(250 << 10)),
-            ),
-            Refused("longer than 8192 bytes"),
+            PodBuilder::share("long", 10)
+                .annotation(hint, &format!("{{\"gpu\": {}}}", " ".repeat(250 << 10))),
+            always(Refused("longer than 8192 bytes")),
         ),
         (
-            annotated(
-                PodBuilder::share("deep", 10),
-                hint,
-                format!("{{\"gpu\": {}", "[".repeat(100_000)),
-            ),
-            Refused("longer than 8192 bytes"),
+            PodBuilder::share("deep", 10).annotation(hint, &format!("{{\"gpu\": {}", "[".repeat(100_000))),
+            always(Refused("longer than 8192 bytes")),
         ),
         (
-            annotated(
-                PodBuilder::share("nested", 10),
-                hint,
-                format!("{{\"gpu\": {}", "[".repeat(8000)),
-            ),
-            Refused("scheduling.koordinator.sh/device-allocate-hint"),
+            PodBuilder::share("nested", 10).annotation(hint, &format!("{{\"gpu\": {}", "[".repeat(8000))),
+            always(Refused("scheduling.koordinator.sh/device-allocate-hint")),
         ),
         (
-            annotated(
-                PodBuilder::share("markup", 10),
+            PodBuilder::share("markup", 10).annotation(
                 hint,
                 r#"{"gpu": {"<img src=x onerror=alert(1)>": "../../etc/passwd"}}"#,
             ),
-            Refused("<img src=x onerror=alert(1)>"),
+            always(Refused("<img src=x onerror=alert(1)>")),
         ),
     ]
 }
 
 async fn tenant_sees(world: &mut World) -> Result<()> {
-    for (spec, outcome) in at_devices() {
-        attempt(world, spec, outcome).await?;
+    for attempt in at_devices() {
+        make(world, attempt).await?;
     }
     if world.cluster.is_some() {
         // An image that sets the variable itself.
-        attempt(
-            world,
-            plain("image").with("image", json!("nvidia/cuda:12.4")),
-            Runs(0),
-        )
-        .await?;
+        let image = plain("image").with("image", json!("nvidia/cuda:12.4"));
+        make(world, (image, always(Runs(0)))).await?;
     }
     Ok(())
 }
 
 async fn tenant_asks(world: &mut World) -> Result<()> {
-    for (spec, outcome) in at_amounts() {
-        attempt(world, spec, outcome).await?;
+    for attempt in at_amounts() {
+        make(world, attempt).await?;
     }
     Ok(())
 }
 
 /// Makes one attempt.
-async fn attempt(world: &World, spec: PodBuilder, outcome: Outcome) -> Result<()> {
-    let name = spec.pod()?.name_any();
-    let tried = async {
-        match outcome {
-            Refused(words) => world.until_breaks_rule(spec, words).await,
-            RefusedOrBlind(words) | RefusedOrWaits(words) if world.has_webhooks => {
-                world.until_breaks_rule(spec, words).await
-            }
-            RefusedOrBlind(_) => runs_with(world, spec, 0).await,
-            Runs(n_devices) => runs_with(world, spec, n_devices).await,
-            RefusedOrWaits(_) => {
-                world.create(spec).await?;
-                world.until_refused(&name, NO_ROOM).await
-            }
-            Waits(words) => {
-                world.create(spec).await?;
-                world.until_refused(&name, words).await
-            }
-            Invalid(words) => match world.create(spec).await {
-                Ok(_) => bail!("it was made"),
-                Err(error) => {
-                    let text = format!("{error:#}");
-                    ensure!(text.contains(words), "not refused with {words:?}: {text}");
-                    Ok(())
-                }
-            },
-        }
-    };
-    tried.await.with_context(|| name.clone())
-}
-
-/// Starts a pod, which has this number of devices.
-async fn runs_with(world: &World, spec: PodBuilder, n_devices: usize) -> Result<()> {
-    let pod = world.start(spec).await?;
-    let devices = invariants::record(&pod).unwrap_or_default();
-    ensure!(devices.len() == n_devices, "it has the devices {devices:?}");
-    Ok(())
+async fn make(world: &World, (spec, [without, with]): Attempt) -> Result<()> {
+    let expected = if world.has_webhooks { with } else { without };
+    expected.try_pod(world, spec).await.map(drop)
 }
 
 /// Each way to make a pod that shows itself all GPUs, and to change one so that it would.
@@ -262,8 +204,8 @@ async fn tenant_detours(world: &mut World) -> Result<()> {
         ..PostParams::default()
     };
     let mut applied = serde_json::to_value(&forbidden)?;
-    crate::pods::set(&mut applied, "apiVersion", json!("v1"));
-    crate::pods::set(&mut applied, "kind", json!("Pod"));
+    set(&mut applied, "apiVersion", json!("v1"));
+    set(&mut applied, "kind", json!("Pod"));
     let apply = PatchParams::apply("tenant");
     denied("dry run", api.create(&dry_run, &forbidden).await)?;
     denied(

@@ -1,4 +1,4 @@
-//! What the node offers, and what containers see of it.
+//! The GPU in the node's objects, and its view from inside containers.
 
 use anyhow::{Context, Result, bail, ensure};
 use proto::device::{CONDITION_INJECTABLE, CONDITION_ISOLATED, RESERVED_MEMORY};
