@@ -56,7 +56,12 @@ impl ObjectStore<Node> for Index {
         // Nodes report their health every few seconds; most of that changes nothing here.
         if state.node.as_ref() != Some(&trimmed) {
             set_soft_taints(&mut self.soft_taints, name, &trimmed.spec.taints);
+            let isolation_before = state.isolation().map(str::to_owned);
             state.node = Some(trimmed);
+            if state.isolation() != isolation_before.as_deref() {
+                // Pods that demand the provider fit now, though nothing of the inventory has changed.
+                self.cluster.fleet.note_opening();
+            }
             self.cluster.refresh_node(name);
         }
     }

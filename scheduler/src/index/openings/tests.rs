@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 use placement::Policies;
 use proto::node::Node;
 use proto::pod::Pod;
-use proto::resource::ResourceNames;
+use proto::resource::{ISOLATION_PROVIDER, ResourceNames};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -29,6 +29,14 @@ fn node() -> Node {
     let amounts = json!({"aliyun.com/gpu-mem": "100", "aliyun.com/gpu-count": "1"});
     let metadata = json!({"name": "n1", "annotations": {"aliyun.com/gpu-mem-unit": "MiB"}});
     of(json!({"metadata": metadata, "status": {"capacity": amounts, "allocatable": amounts}}))
+}
+
+/// The node with an isolation provider in its label.
+fn isolating_node(provider: &str) -> Node {
+    let mut node = node();
+    let labels = node.metadata.labels.get_or_insert_default();
+    labels.insert(ISOLATION_PROVIDER.to_owned(), provider.to_owned());
+    node
 }
 
 fn device(health: bool) -> RawDevice {
@@ -152,6 +160,8 @@ fn decided(world: &mut World) {
 #[case::a_list_leaves_a_pod_out(held, |world: &mut World| list::<Pod>(&mut world.index, Vec::new()), true)]
 #[case::a_bound_pod_is_deleted(held, |world: &mut World| world.index.delete(&on("p", "n1")), false)]
 #[case::a_node_comes(|world: &mut World| world.index.delete(&node()), |world: &mut World| world.index.apply(node()), false)]
+#[case::a_node_gets_an_isolation_provider(nothing, |world: &mut World| world.index.apply(isolating_node("HAMi-core")), false)]
+#[case::it_gets_another(|world: &mut World| world.index.apply(isolating_node("other")), |world: &mut World| world.index.apply(isolating_node("HAMi-core")), false)]
 fn room_opens(#[case] before: Act, #[case] act: Act, #[case] is_silent: bool) {
     let mut world = World::new();
     before(&mut world);
