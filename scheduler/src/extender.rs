@@ -10,6 +10,7 @@ mod evaluation;
 pub mod filter;
 mod filter_clients;
 mod inspect;
+pub mod pod_memory;
 mod preempt;
 pub mod prioritize;
 mod recent_pods;
@@ -35,7 +36,6 @@ use proto::read_api::FilterClient;
 use rustc_hash::FxHashSet;
 use tokio::sync::Semaphore;
 
-use crate::accounting::PodFacts;
 use crate::admission::Rules;
 use crate::api_server::shorten;
 use crate::bind::Binder;
@@ -44,17 +44,13 @@ use crate::index::{Index, Shared};
 use crate::keyed_lock::KeyedLock;
 use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
-use avoided_nodes::AvoidedNodes;
 use bind_limiter::BindLimiter;
 use daemon::http_server::ClientCertificate;
 use daemon::log_limit::LogLimit;
 use filter_clients::FilterClients;
 use inspect::ViewLimits;
 pub(crate) use inspect::{Access, Denied};
-use preempt::NamedVictims;
-use recent_pods::RecentPods;
-use recheck::Recheck;
-use requeue::{SampleRetries, WaitingPods};
+use pod_memory::PodMemory;
 
 static REFUSED: LogLimit = LogLimit::new();
 
@@ -84,18 +80,6 @@ pub struct Extender {
     access: Access,
     view_limits: ViewLimits,
     filter_clients: FilterClients,
-}
-
-/// State of pods from one request to the next. All of it is lost with the process.
-#[derive(Debug, Default)]
-struct PodMemory {
-    /// The pods of filters that no watch has shown yet.
-    facts: RecentPods<PodFacts>,
-    avoided_nodes: AvoidedNodes,
-    victims: RecentPods<NamedVictims>,
-    retries: SampleRetries,
-    waiting: WaitingPods,
-    recheck: Recheck,
 }
 
 /// A request that gets an HTTP error.

@@ -33,6 +33,7 @@ use crate::admission::server::Webhooks;
 use crate::bind::Binder;
 use crate::certificates::issue::{Order, issue};
 use crate::config::{Args, Command, Config, PREFIX, Serving};
+use crate::extender::pod_memory::sweep_memory;
 use crate::extender::{Extender, bind, health_router, requeue, router};
 use crate::index::{Index, RawDevice, Shared};
 use crate::leader::Leadership;
@@ -131,6 +132,7 @@ async fn serve_requests(
         "sweep of unsettled binds",
         bind::sweep_unseen(Arc::clone(&extender)),
     );
+    tasks.spawn("sweep of pods that are gone", sweep_memory(Arc::clone(&extender)));
     let room = Room::new(client, namespace);
     tasks.spawn(
         "announcements of room",

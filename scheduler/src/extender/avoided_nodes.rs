@@ -50,6 +50,11 @@ impl AvoidedNodes {
         tried.avoided(now)
     }
 
+    /// Forgets pods that are gone: see [`RecentPods::sweep`].
+    pub(super) fn sweep(&mut self, is_shown: impl Fn(&str) -> bool) {
+        self.0.sweep(is_shown);
+    }
+
     /// The nodes that a pod avoids.
     pub(super) fn avoided(&mut self, uid: &str, now: Instant) -> Vec<Box<str>> {
         self.0

@@ -55,6 +55,17 @@ impl<T> RecentPods<T> {
         self.young.entry(uid.into()).or_default()
     }
 
+    /// Forgets the pods that were there at the last sweep too and that are not shown: they are gone. With more pods than are
+    /// remembered for certain only the least recently used of them go.
+    pub(super) fn sweep(&mut self, is_shown: impl Fn(&str) -> bool) {
+        self.old.retain(|uid, _| is_shown(uid));
+        if self.old.len() + self.young.len() <= CAPACITY {
+            self.old.extend(self.young.drain());
+            self.young.shrink_to_fit();
+        }
+        self.old.shrink_to_fit();
+    }
+
     /// All values, in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &T)> {
         let values = self.young.iter().chain(&self.old);
@@ -88,5 +99,31 @@ mod tests {
         assert_eq!(pods.get_mut("1"), None);
         let latest = (4 * CAPACITY - 1).to_string();
         assert!(pods.get_mut(&latest).is_some());
+    }
+
+    #[test]
+    fn a_sweep_forgets_pods_that_are_gone_and_no_new_ones() {
+        let mut pods = RecentPods::default();
+        pods.insert("shown", 1);
+        pods.insert("gone", 2);
+        // A watch may show a pod later than kube-scheduler asks about it.
+        pods.sweep(|uid| uid == "shown");
+        pods.insert("new", 3);
+        pods.sweep(|uid| uid == "shown");
+        let mut left: Vec<_> = pods.iter().collect();
+        left.sort_unstable();
+        assert_eq!(left, [("new", &3), ("shown", &1)]);
+    }
+
+    #[test]
+    fn sweeps_keep_no_more_pods_than_before() {
+        let mut pods = RecentPods::default();
+        for nth in 0..6 * CAPACITY {
+            pods.insert(&nth.to_string(), nth);
+            if nth % 1000 == 0 {
+                pods.sweep(|_| true);
+            }
+        }
+        assert!(pods.iter().count() <= 2 * CAPACITY, "{}", pods.iter().count());
     }
 }

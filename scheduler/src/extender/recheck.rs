@@ -49,6 +49,11 @@ impl Recheck {
         (refusal.is_unseen || is_repeated) && self.paused_until.is_none_or(|until| until <= now)
     }
 
+    /// Forgets pods that are gone: see [`RecentPods::sweep`].
+    pub(super) fn sweep(&mut self, is_shown: impl Fn(&str) -> bool) {
+        self.n_openings.sweep(is_shown);
+    }
+
     /// Takes note of a recheck: the refusal that it ended with, if any, and whether an update came meanwhile.
     pub(super) fn finish(&mut self, refusal: Option<&PodRefusal>, is_updated: bool, now: Instant) {
         if let Some(refusal) = refusal {

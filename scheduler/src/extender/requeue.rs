@@ -120,6 +120,11 @@ impl SampleRetries {
         self.pods.remove(uid);
     }
 
+    /// Forgets the samples of pods that are gone: see [`RecentPods::sweep`]. The few other pods give way by age.
+    pub(super) fn sweep(&mut self, is_shown: impl Fn(&str) -> bool) {
+        self.samples.sweep(is_shown);
+    }
+
     /// Returns true if the nodes of a refusal may be a sample. The same nodes twice in a row are all that pass
     /// kube-scheduler's own filters, because a sample begins where the last one ended.
     pub(super) fn is_sample(&mut self, uid: &str, hash_of_nodes: u64) -> bool {
@@ -134,6 +139,8 @@ struct WaitingPod {
     seen: Openings,
     /// The time at which the poll first found that room had opened after the refusal.
     behind_since: Option<Instant>,
+    /// True if a sweep has found the pod and no watch had shown it.
+    is_unshown: bool,
 }
 
 /// Refused pods that are not bound yet, and the announcements for them.
@@ -153,6 +160,7 @@ impl WaitingPods {
         let waiting = WaitingPod {
             seen,
             behind_since: None,
+            is_unshown: false,
         };
         if let Some(known) = self.pods.get_mut(uid) {
             *known = waiting;
@@ -167,6 +175,15 @@ impl WaitingPods {
     /// Forgets a pod that is bound.
     pub(super) fn forget(&mut self, uid: &str) {
         self.pods.remove(uid);
+    }
+
+    /// Forgets the pods that two sweeps in a row have found and no watch shows: they are gone, and no room is announced for them.
+    pub(super) fn sweep(&mut self, is_shown: impl Fn(&str) -> bool) {
+        self.pods.retain(|uid, waiting| {
+            let is_gone = !is_shown(uid) && waiting.is_unshown;
+            waiting.is_unshown = !is_shown(uid);
+            !is_gone
+        });
     }
 
     /// Forgets all pods, since another replica leads.

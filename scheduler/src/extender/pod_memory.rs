@@ -1,0 +1,100 @@
+//! State of pods from one request to the next, and the sweep that forgets pods that are gone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::Extender;
+use super::avoided_nodes::AvoidedNodes;
+use super::preempt::NamedVictims;
+use super::recent_pods::RecentPods;
+use super::recheck::Recheck;
+use super::requeue::{SampleRetries, WaitingPods};
+use crate::accounting::PodFacts;
+
+/// Time between two sweeps. A pod that no watch shows is forgotten after one to two of them.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+
+/// State of pods from one request to the next. All of it is lost with the process.
+#[derive(Debug, Default)]
+pub(super) struct PodMemory {
+    /// The pods of filters that no watch has shown yet.
+    pub(super) facts: RecentPods<PodFacts>,
+    pub(super) avoided_nodes: AvoidedNodes,
+    pub(super) victims: RecentPods<NamedVictims>,
+    pub(super) retries: SampleRetries,
+    pub(super) waiting: WaitingPods,
+    pub(super) recheck: Recheck,
+}
+
+impl PodMemory {
+    /// Forgets the pods that the last sweep has seen and that are not shown now.
+    fn sweep(&mut self, is_shown: impl Fn(&str) -> bool) {
+        self.facts.sweep(&is_shown);
+        self.avoided_nodes.sweep(&is_shown);
+        self.victims.sweep(&is_shown);
+        self.retries.sweep(&is_shown);
+        self.waiting.sweep(&is_shown);
+        self.recheck.sweep(&is_shown);
+    }
+}
+
+/// Sweeps the memory of pods until the process ends.
+pub async fn sweep_memory(extender: Arc<Extender>) {
+    let mut sweeps = interval(SWEEP_INTERVAL);
+    sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        sweeps.tick().await;
+        let index = extender.index.read();
+        extender.memory().sweep(|uid| index.is_shown(uid));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::extender::{filter, now};
+    use crate::offline;
+
+    /// Everything that filters keep for a pod goes with it.
+    #[tokio::test]
+    async fn a_pod_that_is_gone_is_forgotten() {
+        let amounts = json!({"aliyun.com/gpu-mem": "8", "aliyun.com/gpu-count": "1"});
+        let node =
+            json!({"metadata": {"name": "n1"}, "status": {"capacity": amounts, "allocatable": amounts}});
+        let pod = |name: &str, units: &str| {
+            let limits = json!({"aliyun.com/gpu-mem": units});
+            let metadata = json!({"name": name, "namespace": "d", "uid": name});
+            json!({"metadata": metadata, "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}})
+        };
+        let shown = [pod("shown-fits", "1"), pod("shown-waits", "9")];
+        let extender = offline::extender([node].into_iter(), std::iter::empty(), shown.iter().cloned());
+        for pod in shown
+            .iter()
+            .chain(&[pod("gone-fits", "1"), pod("gone-waits", "9")])
+        {
+            let request = json!({"Pod": pod, "NodeNames": ["n1"]}).to_string();
+            filter::answer(&extender, request.as_bytes(), now()).unwrap();
+        }
+        let mut memory = extender.memory();
+        let kept = |memory: &PodMemory, name: &str| format!("{memory:?}").matches(name).count();
+        let before = ["shown-", "gone-"].map(|name| kept(&memory, name));
+        assert!(before[0] >= 1 && before[1] > before[0], "{memory:?}");
+        let is_shown = |uid: &str| extender.index.read().is_shown(uid);
+        memory.sweep(is_shown);
+        assert_eq!(
+            ["shown-", "gone-"].map(|name| kept(&memory, name)),
+            before,
+            "a watch may be behind"
+        );
+        memory.sweep(is_shown);
+        assert_eq!(
+            ["shown-", "gone-"].map(|name| kept(&memory, name)),
+            [before[0], 0],
+            "{memory:?}"
+        );
+    }
+}
