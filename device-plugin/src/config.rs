@@ -26,14 +26,14 @@ use crate::publish::node_overrides::OverrideFiles;
 use crate::settings::{NodeSettings, OnMismatch, OnUnplaced};
 use crate::uninstall::UninstallWhen;
 
-use values::{dra_drivers, duration, gpu_memory, memory_resource, node_name, partition_policy};
+use values::{dra_drivers, gpu_memory, memory_resource, node_name, partition_policy};
 
-pub use values::{Inject, InventoryKind, NoGpu, ReservedMemory, VendorResource, VendorServer};
+pub use values::{Inject, InventoryKind, ReservedMemory, VendorResource, VendorServer};
 
 /// Longest wait of a call from kubelet for its pod to arrive by the watch.
 const ALLOCATE_WAIT: Duration = Duration::from_secs(2);
 
-/// Number of probe intervals without trouble after which a device is healthy again: a minute by default.
+/// Number of probe intervals without trouble after which a device is healthy again: a minute for those of a machine.
 const QUIET_PROBES: u32 = 6;
 
 /// Shares the GPUs of this node among pods.
@@ -104,10 +104,6 @@ pub struct Config {
     )]
     pub reserved_memory: ReservedMemory,
 
-    /// Reaction to a node without NVIDIA's library, driver or GPU, and without other devices
-    #[arg(long, env = "GPUSHARE_NO_GPU", default_value = "wait", value_enum)]
-    pub no_gpu: NoGpu,
-
     /// Number of containers that may share one GPU: the amount of koordinator.sh/gpu.shared per GPU
     #[arg(long, env = "GPUSHARE_SLOTS", default_value_t = NonZeroU32::MIN.saturating_add(proto::resource::DEFAULT_SLOTS - 1))]
     pub slots: NonZeroU32,
@@ -169,16 +165,8 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_NUMA_HINTS")]
     pub numa_hints: bool,
 
-    /// Directory in which the plugin writes its CDI specs; the container runtime must read it
-    #[arg(
-        long,
-        env = "GPUSHARE_CDI_DIR",
-        default_value = "/var/run/cdi",
-        value_name = "DIR"
-    )]
-    pub cdi_dir: PathBuf,
-
-    /// Directories in which NVIDIA's tools write CDI specs, separated by commas
+    /// Directories of CDI specs that the container runtime reads, separated by commas: the plugin looks in them for those of NVIDIA's
+    /// tools, and writes its own into the last
     #[arg(
         long,
         env = "GPUSHARE_CDI_SPEC_DIRS",
@@ -187,10 +175,6 @@ pub struct Config {
         value_name = "DIRS"
     )]
     pub cdi_spec_dirs: Vec<PathBuf>,
-
-    /// With --inject=envvar, also name device nodes in answers to kubelet, for container runtimes that are not NVIDIA's
-    #[arg(long, env = "GPUSHARE_PASS_DEVICE_SPECS")]
-    pub pass_device_specs: bool,
 
     /// Socket on which the container runtime accepts plugins (NRI), such as /var/run/nri/nri.sock: this plugin then corrects the
     /// devices of each container when the runtime creates it
@@ -268,11 +252,6 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_EVICT_FROM_SICK_DEVICES")]
     pub evict_from_sick_devices: bool,
 
-    /// Interval between probes of each device; for simulated devices, between reads of their file. An unhealthy device is healthy
-    /// again after six intervals without trouble
-    #[arg(long, env = "GPUSHARE_PROBE_INTERVAL", default_value = "10s", value_parser = duration, value_name = "DURATION")]
-    pub probe_interval: Duration,
-
     /// Only list to kubelet the devices that kubelet remembers, from a boot until the plugin's pod serves. For a service of the
     /// host: without it, kubelet fails the pods that hold devices before the plugin's own pod can run
     #[arg(long, env = "GPUSHARE_AT_BOOT", conflicts_with = "uninstall")]
@@ -317,7 +296,7 @@ impl Config {
             return DeviceSource::File(FileSource {
                 path: path.clone(),
                 node: self.node_name.clone(),
-                interval: self.probe_interval,
+                interval: FileSource::INTERVAL,
             });
         }
         DeviceSource::Machine(MachineSource::new(NvmlSource {
@@ -325,9 +304,13 @@ impl Config {
             driver_roots: self.driver_roots.clone(),
             unknown_memory: self.gpu_memory,
             withholds_reserved: self.reserved_memory == ReservedMemory::Withhold,
-            probe_interval: self.probe_interval,
             ..NvmlSource::default()
         }))
+    }
+
+    /// The directory of this plugin's own CDI specs: the last one, whose specs the runtime prefers.
+    pub fn own_specs(&self) -> SpecDir {
+        SpecDir::new(self.cdi_spec_dirs.last().cloned().unwrap_or_default())
     }
 
     /// The settings that answers to kubelet and CDI specs depend on. Each call makes caches of its own for the CDI directories.
@@ -337,9 +320,8 @@ impl Config {
             memory_unit: self.memory_unit,
             allocate_wait: ALLOCATE_WAIT,
             injection_mode: self.inject.mode(),
-            specs: SpecDir::new(self.cdi_dir.clone()),
+            specs: self.own_specs(),
             vendor_specs: VendorSpecs::new(self.cdi_spec_dirs.clone()),
-            pass_device_specs: self.pass_device_specs,
             host_root: self.host_root.clone(),
             sysfs_root: self.sysfs_root.clone(),
             // The environment and the rights of this process do not change, so they are read once.
@@ -367,7 +349,7 @@ impl Config {
         HealthPolicy {
             application_xids: self.application_xids.clone(),
             reset_xids: self.reset_xids.clone(),
-            quiet: self.probe_interval * QUIET_PROBES,
+            quiet: self.source().probe_interval() * QUIET_PROBES,
             ..HealthPolicy::default()
         }
     }

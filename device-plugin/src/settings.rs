@@ -14,10 +14,6 @@ use crate::injection::{Mode, OwnContainer};
 
 /// The settings of Allocate answers and CDI specs.
 #[derive(Clone, Debug)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "one for each flag without a value, independent of the others"
-)]
 pub struct NodeSettings {
     /// The resources' names.
     pub names: ExtendedResourceNames,
@@ -31,8 +27,6 @@ pub struct NodeSettings {
     pub specs: SpecDir,
     /// The CDI specs of the GPU vendor's tools.
     pub vendor_specs: VendorSpecs,
-    /// True if answers to Allocate in the mode `envvar` name device nodes too.
-    pub pass_device_specs: bool,
     /// The node's root directory as this process sees it.
     pub host_root: PathBuf,
     /// The mount point of sysfs.
@@ -64,7 +58,6 @@ impl NodeSettings {
             injection_mode: Some(Mode::Envvar),
             specs: SpecDir::new("/var/run/cdi".into()),
             vendor_specs: VendorSpecs::default(),
-            pass_device_specs: false,
             host_root: "/".into(),
             sysfs_root: "/nonexistent".into(),
             own_container: OwnContainer::default(),

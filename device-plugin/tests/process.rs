@@ -39,11 +39,7 @@ impl Process {
         std::fs::write(dir.join("kubeconfig"), text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpushare-device-plugin"));
         command.arg("--node-name=n1").args(flags);
-        command
-            .arg("--device-plugin-dir")
-            .arg(dir)
-            .arg("--cdi-dir")
-            .arg(dir.join("cdi"));
+        command.arg("--device-plugin-dir").arg(dir);
         command
             .arg("--cdi-spec-dirs")
             .arg(dir.join("cdi"))

@@ -31,6 +31,9 @@ pub const MAX_BODY: usize = 32 << 20;
 pub const PREFIX: &str = "/gpushare-scheduler";
 /// Most requests that are answered at one time; more wait. A request that only reads memory takes a fraction of a millisecond.
 pub const CONCURRENCY: usize = 512;
+/// Most bindings that are on their way to the API server at one time, each on a connection of its own; more wait, and one that waits
+/// longer than `--bind-timeout` is given up. More at once make a busy API server slower, not faster.
+pub const BIND_CONCURRENCY: usize = 64;
 /// The longest time for which room is kept for a pod with volumes or claims: kube-scheduler's default for `bindTimeoutSeconds` of
 /// `VolumeBindingArgs`, the time for which it waits for them before it binds.
 const VOLUME_BIND_TIMEOUT: Duration = Duration::from_secs(600);
@@ -85,10 +88,6 @@ pub struct Args {
     /// a pod that is nominated to that node (30m), or that waits for volumes or claims (10m).
     #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = parse_duration)]
     hint_ttl: Duration,
-    /// Most bindings that are on their way to the API server at one time, each on a connection of its own; more wait, and one that waits
-    /// longer than --bind-timeout is given up. More at once make a busy API server slower, not faster.
-    #[arg(long, env = "GPUSHARE_BIND_CONCURRENCY", default_value_t = 64, value_parser = concurrency)]
-    bind_concurrency: usize,
     /// File with the certificate chain of the extender (PEM)
     #[arg(
         long,
@@ -263,7 +262,7 @@ impl TryFrom<Args> for Config {
             max_body: MAX_BODY,
             read_timeout: READ_TIMEOUT,
             concurrency: CONCURRENCY,
-            bind_concurrency: args.bind_concurrency,
+            bind_concurrency: BIND_CONCURRENCY,
             tls,
             tls_from_secret: admission
                 .certificates
@@ -300,15 +299,6 @@ impl TryFrom<Args> for Config {
             command: args.command,
         })
     }
-}
-
-/// Parses a number of requests at one time.
-fn concurrency(text: &str) -> Result<usize, String> {
-    let most: usize = text.parse().map_err(|_| "not a whole number".to_owned())?;
-    (1..=65_536)
-        .contains(&most)
-        .then_some(most)
-        .ok_or_else(|| "must be from 1 to 65536".to_owned())
 }
 
 /// Parses the name of an extended resource: a domain, a slash and a name.

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::bind::{Binder, PodBinding, PodId};
-use crate::config::{CONCURRENCY, MAX_BODY, Serving};
+use crate::config::{BIND_CONCURRENCY, CONCURRENCY, MAX_BODY, Serving};
 use crate::extender::bind::BindError;
 use crate::extender::{Extender, router};
 use crate::index::{Assumed, Index, RawDevice, Shared};
@@ -72,7 +72,7 @@ pub fn serving() -> Serving {
         max_body: MAX_BODY,
         read_timeout: READ_TIMEOUT,
         concurrency: CONCURRENCY,
-        bind_concurrency: 64,
+        bind_concurrency: BIND_CONCURRENCY,
         tls: None,
         tls_from_secret: false,
     }

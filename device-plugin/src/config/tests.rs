@@ -4,7 +4,6 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 use super::*;
-use crate::inventory::InventoryError;
 
 fn parse(flags: &[&str]) -> Result<Config, String> {
     let args = ["gpushare-device-plugin", "--node-name", "n1"]
@@ -16,10 +15,7 @@ fn parse(flags: &[&str]) -> Result<Config, String> {
 #[test]
 fn the_default_settings() {
     let config = parse(&[]).unwrap();
-    assert_eq!(
-        (config.slots.get(), config.memory_unit, config.no_gpu),
-        (100, MemoryUnit::GIB, NoGpu::Wait)
-    );
+    assert_eq!((config.slots.get(), config.memory_unit), (100, MemoryUnit::GIB));
     assert_eq!(config.resource_names(), ExtendedResourceNames::default());
     assert_eq!(config.shared_devices, SharedDevices::All);
     assert_eq!(config.reserved_memory, ReservedMemory::Withhold);
@@ -40,10 +36,6 @@ fn the_default_settings() {
 #[case::inventory(&["--inventory", "nvlm"], "write nvml, or file:")]
 #[case::file_without_path(&["--inventory", "file:"], "write nvml, or file:")]
 #[case::xids(&["--application-xids", "13,x"], r#""x" is not an XID"#)]
-#[case::no_gpu(&["--no-gpu", "hope"], "possible values: exit, wait")]
-#[case::interval(&["--probe-interval", "2"], "write a number and ms, s or m")]
-#[case::zero_interval(&["--probe-interval", "0s"], "write a number and ms, s or m")]
-#[case::long_interval(&["--probe-interval", "99999999999999999999m"], "write a number and ms, s or m")]
 #[case::resource_without_domain(&["--memory-resource", "gpu-mem"], "not of the form domain/name")]
 #[case::resource_of_kubernetes(&["--memory-resource", "kubernetes.io/gpu-mem"], "belongs to Kubernetes")]
 #[case::resource_in_node_status(&["--memory-resource", "koordinator.sh/gpu-memory"], "another meaning")]
@@ -71,14 +63,6 @@ fn invalid_flags_are_refused(#[case] flags: &[&str], #[case] expected: &str) {
 #[case::upper("N1")]
 fn invalid_node_names_are_refused(#[case] name: &str) {
     assert!(node_name(name).is_err());
-}
-
-#[rstest]
-#[case::milliseconds("500ms", Duration::from_millis(500))]
-#[case::seconds("2s", Duration::from_secs(2))]
-#[case::minutes("1m", Duration::from_secs(60))]
-fn durations_are_read_with_their_unit(#[case] text: &str, #[case] expected: Duration) {
-    assert_eq!(duration(text), Ok(expected));
 }
 
 #[test]
@@ -131,31 +115,10 @@ fn all_devices_are_read_from_one_sysfs() {
 proptest! {
     /// Every value is accepted or refused.
     #[test]
-    fn no_value_panics(flag in 0..9_usize, value in "([a-z0-9.=/,_ -]{0,20}|\\PC{0,12}|-?[0-9]{1,22}(ms|s|m|h|Mi|Gi)?)", named in "[a-z./]{0,12}=(vendor|ours|ignore)") {
-        let flags = ["vendor-resource", "memory-unit", "memory-resource", "slots", "shared-devices", "probe-interval", "reset-xids", "inventory", "log-level"];
+    fn no_value_panics(flag in 0..8_usize, value in "([a-z0-9.=/,_ -]{0,20}|\\PC{0,12}|-?[0-9]{1,22}(ms|s|m|h|Mi|Gi)?)", named in "[a-z./]{0,12}=(vendor|ours|ignore)") {
+        let flags = ["vendor-resource", "memory-unit", "memory-resource", "slots", "shared-devices", "reset-xids", "inventory", "log-level"];
         for value in [value, named] {
             let _ = parse(&[&format!("--{}={value}", flags[flag])]);
         }
     }
-}
-
-fn absent() -> InventoryError {
-    InventoryError::Absent {
-        problem: "no GPU".to_owned(),
-        source: None,
-    }
-}
-
-/// Every kind of absence; a GPU in MIG mode never makes the daemon end.
-#[rstest]
-#[case::no_gpu(absent(), false, true)]
-#[case::all_in_mig_mode(InventoryError::NothingToShare { path: "lib".into(), reasons: "MIG".to_owned() }, true, true)]
-#[case::replaced(InventoryError::DriverReplaced { how: String::new() }, false, true)]
-#[case::fails(InventoryError::Failed { problem: "NVML".to_owned(), source: None }, false, true)]
-fn waiting_without_devices(#[case] error: InventoryError, #[case] exits: bool, #[case] waits: bool) {
-    assert_eq!(
-        (NoGpu::Exit.waits_after(&error), NoGpu::Wait.waits_after(&error)),
-        (exits, waits),
-        "{error}"
-    );
 }

@@ -3,16 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
 
 use clap::ValueEnum;
-use daemon::duration::parse_duration;
 use proto::quantity::Quantity;
 use proto::resource::{GPU_SHARED, VENDOR_GPUS};
 use proto::topology::GpuPartitionPolicy;
 
 use crate::injection::Mode;
-use crate::inventory::InventoryError;
 use crate::pods::IN_NODE_STATUS;
 use crate::publish::node_overrides::{MAX_LABEL, is_label_text};
 
@@ -129,35 +126,6 @@ impl Inject {
             Self::Auto => None,
             Self::Envvar => Some(Mode::Envvar),
             Self::Cdi => Some(Mode::Cdi),
-        }
-    }
-}
-
-/// The reaction to a node without devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum NoGpu {
-    /// End with an error.
-    Exit,
-    /// Look again every 30 seconds, not ready meanwhile, with the reason in an event and a condition of the node.
-    Wait,
-}
-
-impl NoGpu {
-    /// Returns true if the daemon waits after this error.
-    pub fn waits_after(self, error: &InventoryError) -> bool {
-        // If an operator has left out every GPU, as with MIG mode, kubelet would restart the daemon again and again.
-        error.is_by_choice() || self == Self::Wait
-    }
-}
-
-/// Parses a duration such as `500ms`, `2s` or `1m`, above zero and at most an hour.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    const LONGEST: Duration = Duration::from_secs(3600);
-    match parse_duration(text) {
-        Ok(duration) if !duration.is_zero() && duration <= LONGEST => Ok(duration),
-        _ => {
-            let rule = "not a duration: write a number and ms, s or m, such as 500ms; at most 60m";
-            Err(rule.to_owned())
         }
     }
 }

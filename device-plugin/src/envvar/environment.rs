@@ -174,14 +174,9 @@ fn check_limits(
 /// A device, its virtual function if the device node belongs to one, and the path of the device node.
 type DeviceNode<'a> = (DeviceKey, Option<&'a str>, &'a Path);
 
-/// Every device node of this node's devices of a resource's type, with the device that it belongs to.
+/// Every device node of this node's devices of a resource's type, with the device that it belongs to. No answer has nodes of GPUs.
 fn device_nodes(fleet: &NodeFleet, resource: ExtendedResource) -> Vec<DeviceNode<'_>> {
     let mut nodes = Vec::new();
-    if resource.device_type() == TYPE_GPU {
-        for FleetDevice { device: gpu, .. } in &fleet.gpus {
-            nodes.push((DeviceKey::from(gpu), None, gpu.device_node.as_path()));
-        }
-    }
     for FleetDevice { device, .. } in fleet.devices_of(resource.device_type()) {
         let key = DeviceKey::from(device);
         for path in &device.device_nodes {

@@ -161,8 +161,8 @@ pub fn variable_answer(
         envs.insert(visible_variable(resource).to_owned(), assigned.ids());
         envs.insert(own_variable(resource).to_owned(), assigned.ids());
         // NVIDIA's runtime finds the nodes of GPUs itself, and knows nothing of other devices.
-        if settings.pass_device_specs || matches!(assigned, AssignedDevices::Others(_)) {
-            for path in device_nodes(settings, recipient, resource, assigned) {
+        if let AssignedDevices::Others(others) = assigned {
+            for path in device_nodes(settings, recipient, resource, others) {
                 let path = path.to_string_lossy().into_owned();
                 devices.push(DeviceSpec {
                     container_path: path.clone(),
@@ -223,8 +223,8 @@ pub fn cdi_edits(
             // Of all values of the variable this one counts, also where the pod sets its own.
             edits.env.insert(VISIBLE_DEVICES.to_owned(), VOID.to_owned());
         }
-        AssignedDevices::Others(_) if has_nodes => {
-            for path in device_nodes(settings, Some(recipient), resource, assigned) {
+        AssignedDevices::Others(others) if has_nodes => {
+            for path in device_nodes(settings, Some(recipient), resource, others) {
                 edits.add_node(&path);
             }
         }
@@ -282,26 +282,17 @@ fn device_nodes(
     settings: &NodeSettings,
     recipient: Option<&Recipient<'_>>,
     resource: ExtendedResource,
-    assigned: &AssignedDevices<'_>,
+    devices: &[&OtherDevice],
 ) -> Vec<PathBuf> {
     let mut paths = Vec::<PathBuf>::new();
-    match assigned {
-        AssignedDevices::Gpus(gpus) => {
-            paths.extend(COMMON_NODES.iter().map(PathBuf::from));
-            paths.extend(gpus.iter().map(|gpu| gpu.device_node.clone()));
+    for device in devices {
+        let functions = recipient.map_or(&[][..], |recipient| given_functions(recipient, resource, device));
+        if functions.is_empty() {
+            paths.extend(device.device_nodes.iter().cloned());
         }
-        AssignedDevices::Others(devices) => {
-            for device in devices {
-                let functions =
-                    recipient.map_or(&[][..], |recipient| given_functions(recipient, resource, device));
-                if functions.is_empty() {
-                    paths.extend(device.device_nodes.iter().cloned());
-                }
-                for function in functions {
-                    let nodes = device.function_nodes.get(function.as_str());
-                    paths.extend(nodes.into_iter().flatten().cloned());
-                }
-            }
+        for function in functions {
+            let nodes = device.function_nodes.get(function.as_str());
+            paths.extend(nodes.into_iter().flatten().cloned());
         }
     }
     // Some files belong to all adapters of the node, and a container may get several.

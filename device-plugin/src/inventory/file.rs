@@ -58,6 +58,9 @@ pub struct FileSource {
 }
 
 impl FileSource {
+    /// The interval of the plugin: a simulated device falls sick, and is healthy again, soon after its file says so.
+    pub const INTERVAL: Duration = Duration::from_millis(200);
+
     pub(super) fn discover(&self) -> Result<NodeInventory, InventoryError> {
         Ok(parse(&self.path, &self.node, &self.read()?)?.inventory)
     }

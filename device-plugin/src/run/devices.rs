@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
 
-use crate::config::{Config, NoGpu};
+use crate::config::Config;
 use crate::fleet::NodeFleet;
 use crate::fleet::watch::discover;
 use crate::inventory::{InventoryError, NodeInventory};
@@ -31,8 +31,8 @@ const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 /// nothing that the plugin sees shows that the container runtime has been configured to mount it.
 const CONTAINER_AGE: Duration = Duration::from_secs(3600);
 
-/// Finds the devices of this node. While the plugin waits for some (`--no-gpu=wait`, or an operator has left out every GPU), it
-/// publishes that the node has none, and `absence` has the reason.
+/// Finds the devices of this node. While the plugin waits for some, it publishes that the node has none, and `absence` has
+/// the reason.
 pub(super) async fn find_devices(
     config: &Config,
     absence: &watch::Sender<Option<Absence>>,
@@ -52,7 +52,7 @@ pub(super) async fn find_devices(
             return Err(error);
         };
         let is_driver_of_start = config.source().loaded_driver() == driver;
-        if !waits(config.no_gpu, cause, is_driver_of_start, began.elapsed()) {
+        if !waits(cause, is_driver_of_start, began.elapsed()) {
             return Err(error);
         }
         let found = Absence {
@@ -83,11 +83,11 @@ pub(super) async fn find_devices(
 
 /// Returns true if the plugin goes on waiting after this error. `is_driver_of_start` is false if another kernel driver is loaded than
 /// when the process began; `waited` is the time since then.
-fn waits(no_gpu: NoGpu, error: &InventoryError, is_driver_of_start: bool, waited: Duration) -> bool {
+fn waits(error: &InventoryError, is_driver_of_start: bool, waited: Duration) -> bool {
     // A new container gets the library of a driver that was installed meanwhile. It is no better off if nothing has changed since
     // this one was created, and kubelet would create one after the other.
     let needs_container = matches!(error, InventoryError::DriverReplaced { .. });
-    no_gpu.waits_after(error) && (!needs_container || is_driver_of_start && waited < CONTAINER_AGE)
+    !needs_container || is_driver_of_start && waited < CONTAINER_AGE
 }
 
 /// Searches for devices, and logs a warning every 30 s while the driver does not answer.
@@ -156,6 +156,8 @@ mod tests {
     /// A process ends for the sake of a new container only if that container can have what this one lacks.
     #[rstest]
     #[case::no_driver(absent(), true, 0, true)]
+    #[case::all_in_mig_mode(InventoryError::NothingToShare { path: "lib".into(), reasons: "MIG".to_owned() }, true, 7200, true)]
+    #[case::driver_fails(InventoryError::Failed { problem: "NVML".to_owned(), source: None }, true, 7200, true)]
     #[case::no_driver_for_long(absent(), true, 7200, true)]
     #[case::driver_came(absent(), false, 0, true)]
     #[case::library_missing_from_the_start(replaced(), true, 0, true)]
@@ -168,7 +170,6 @@ mod tests {
         #[case] expected: bool,
     ) {
         let waited = Duration::from_secs(waited);
-        assert_eq!(waits(NoGpu::Wait, &error, is_driver_of_start, waited), expected);
-        assert!(!waits(NoGpu::Exit, &error, is_driver_of_start, waited));
+        assert_eq!(waits(&error, is_driver_of_start, waited), expected);
     }
 }

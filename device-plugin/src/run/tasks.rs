@@ -141,7 +141,7 @@ pub(super) fn publish(
         watch_pods_without_devices(dir, pods, seen_by_hook, sender)
     });
     let overrides = tasks.spawn_updating("node overrides", overrides, |sender| {
-        watch_node_overrides(config.override_files(), config.probe_interval, sender)
+        watch_node_overrides(config.override_files(), config.source().probe_interval(), sender)
     });
     let checkpoints = watch_vendor(tasks, config, connection, node, seen, recorder.clone());
     // The published objects decide when resources are registered, see `advertise`.

@@ -8,7 +8,6 @@ use kube::Api;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use crate::cdi::SpecDir;
 use crate::config::Config;
 use crate::pods::NodePods;
 use crate::uninstall::{Removal, UninstallWhen};
@@ -34,7 +33,7 @@ pub(super) async fn run(config: Config, when: UninstallWhen, mut process: Proces
         node_name: config.node_name.clone(),
         names: config.resource_names(),
         device_plugin_dir: config.device_plugin_dir.clone(),
-        specs: SpecDir::new(config.cdi_dir.clone()),
+        specs: config.own_specs(),
         pods: pods_seen,
         node,
     };

@@ -226,15 +226,13 @@ impl HookInputs<'_> {
                 ));
             }
         }
-        let is_by_nodes =
-            !present.is_empty() || (self.settings.pass_device_specs && self.mode == Mode::Envvar);
         let mut change = DeviceAdjustment {
             gpus: wanted,
             before: before.map(str::to_owned),
             env,
             ..DeviceAdjustment::default()
         };
-        if is_by_nodes && present != change.gpus {
+        if !present.is_empty() && present != change.gpus {
             self.adjust_nodes(&mut change, gpus, &present);
         }
         HookDecision::Adjust(Box::new(change))

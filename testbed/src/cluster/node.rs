@@ -399,16 +399,13 @@ fn plugin_invocation(
         .flag("--inventory", &format!("file:{}", inventory.display()))
         .flag("--memory-unit", &spec.memory_unit)
         .flag("--inject", spec.inject)
-        .flag("--cdi-dir", &below("cdi"))
         .flag(
             "--cdi-spec-dirs",
             &format!("{},{}", below("etc-cdi"), below("cdi")),
         )
         .flag("--host-root", &below("root"))
         .flag("--kubeconfig", &kubeconfig.display())
-        .flag("--health-listen", &metrics)
-        // A simulated GPU should fall sick and recover within a run.
-        .flag("--probe-interval", "200ms");
+        .flag("--health-listen", &metrics);
     if spec.runtime != RuntimeSpec::Plain {
         invocation = invocation.flag("--nri-socket", &below("nri.sock"));
     }

@@ -216,25 +216,6 @@ fn limits_are_those_of_the_matched_record() {
     );
 }
 
-/// The GPUs have changed numbers since kubelet was answered.
-#[rstest]
-#[case::its_own(&["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia2"], true)]
-#[case::another_s(&["/dev/nvidiactl", "/dev/nvidia1"], false)]
-#[case::of_no_gpu(&["/dev/nvidia7"], true)]
-fn device_nodes_are_those_of_the_record(#[case] nodes: &[&str], #[case] starts: bool) {
-    let pod = two();
-    let node = |path: &&str| DeviceSpec {
-        container_path: (*path).to_owned(),
-        host_path: (*path).to_owned(),
-        permissions: "rw".to_owned(),
-    };
-    let answer = ContainerAllocateResponse {
-        devices: nodes.iter().map(node).collect(),
-        ..envs(&pod)
-    };
-    assert_eq!(checked(&pod, &answer).is_ok(), starts);
-}
-
 /// After a reboot a file can be another function's. One that all adapters use says nothing.
 #[rstest]
 #[case::its_own(&["rdma_cm", "vf2"], true)]

@@ -116,31 +116,34 @@ fn each_limit_is_that_of_the_device_at_its_index() {
     );
 }
 
+/// NVIDIA's runtime finds the nodes of GPUs itself, so an answer has those of other devices alone.
 #[test]
 fn only_existing_device_nodes_are_injected() {
     let root = tempfile::tempdir().unwrap();
-    fs::create_dir(root.path().join("dev")).unwrap();
-    for name in ["nvidiactl", "nvidia1"] {
+    fs::create_dir_all(root.path().join("dev/infiniband")).unwrap();
+    for name in ["nvidiactl", "nvidia1", "infiniband/uverbs0"] {
         fs::write(root.path().join("dev").join(name), "").unwrap();
     }
     let mut settings = settings();
-    settings.pass_device_specs = true;
     root.path().clone_into(&mut settings.host_root);
-    let (zero, one) = (gpu(0), gpu(1));
-    let answer = variable_answer(
-        &settings,
-        None,
-        ExtendedResource::Shared,
-        &AssignedDevices::Gpus(vec![&zero, &one]),
-    );
-    let paths: Vec<_> = answer
-        .devices
-        .iter()
-        .map(|device| (device.container_path.as_str(), device.permissions.as_str()))
-        .collect();
-    assert_eq!(paths, [("/dev/nvidiactl", "rw"), ("/dev/nvidia1", "rw")]);
+    let one = gpu(1);
+    let adapter = OtherDevice {
+        device_nodes: vec!["/dev/infiniband/uverbs0".into(), "/dev/infiniband/rdma_cm".into()],
+        ..adapter(0)
+    };
+    let nodes = |resource, assigned| {
+        let answer = variable_answer(&settings, None, resource, &assigned);
+        let node = |device: DeviceSpec| (device.container_path, device.host_path, device.permissions);
+        answer.devices.into_iter().map(node).collect::<Vec<_>>()
+    };
     assert_eq!(
-        answer.devices[1].host_path, "/dev/nvidia1",
+        nodes(ExtendedResource::Shared, AssignedDevices::Gpus(vec![&one])),
+        []
+    );
+    let path = "/dev/infiniband/uverbs0".to_owned();
+    assert_eq!(
+        nodes(ExtendedResource::Rdma, AssignedDevices::Others(vec![&adapter])),
+        [(path.clone(), path, "rw".to_owned())],
         "a path of the host, wherever it is seen from"
     );
     let pod = pod("a", 1, [shares(2)]);
