@@ -8,12 +8,12 @@
 #
 # Stops before any change while pods hold devices, or while the cluster's own kube-scheduler calls the extender, and names them.
 # Takes about six minutes: kubelet writes a plugin's amounts into node status for five minutes after its end.
-# TIMEOUT (default 15m) is the time for the nodes.
+# TIMEOUT (default 15m) is the time for the nodes, NAMESPACE (default gpushare-system) the namespace of the installation.
 set -eu
 
 usage() { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
-namespace=gpushare-system
+namespace=${NAMESPACE:-gpushare-system}
 label=app.kubernetes.io/part-of=gpushare
 cluster_kinds=clusterrolebindings.rbac.authorization.k8s.io,clusterroles.rbac.authorization.k8s.io,\
 flowschemas.flowcontrol.apiserver.k8s.io,prioritylevelconfigurations.flowcontrol.apiserver.k8s.io,\
@@ -116,6 +116,15 @@ for binding in $(kubectl get clusterrolebindings -o jsonpath="$viewers"); do
     kubectl delete clusterrolebinding "$binding"
 done
 kubectl delete crd -l "$label"
-kubectl delete namespace "$namespace" --ignore-not-found
+if [ "$namespace" = gpushare-system ]; then
+    kubectl delete namespace "$namespace" --ignore-not-found
+else
+    # Other objects may be in it, so the namespace goes only if it is part of the installation.
+    kubectl -n "$namespace" delete configmaps,networkpolicies.networking.k8s.io,poddisruptionbudgets.policy,resourcequotas,\
+rolebindings.rbac.authorization.k8s.io,roles.rbac.authorization.k8s.io,serviceaccounts,services -l "$label"
+    kubectl -n "$namespace" delete secrets gpushare-scheduler-certificates --ignore-not-found
+    kubectl -n "$namespace" delete leases gpushare-scheduler gpushare-kube-scheduler --ignore-not-found
+    kubectl delete namespaces -l "$label"
+fi
 # The records of Helm, which would take the next installation for an upgrade.
 kubectl delete secrets --all-namespaces -l owner=helm,name=gpushare

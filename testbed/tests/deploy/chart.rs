@@ -7,8 +7,9 @@
 mod conditions;
 mod emit;
 mod tree;
+mod values;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -68,7 +69,7 @@ fn file_name(object: &Value) -> String {
 /// A template per object: the condition under which it exists, and its content.
 fn templates(universe: &Universe) -> BTreeMap<String, (Condition, Tree)> {
     let all: Vec<BTreeMap<String, Value>> = universe.choices.iter().map(rendered).collect();
-    let names: std::collections::BTreeSet<&String> = all.iter().flat_map(BTreeMap::keys).collect();
+    let names: BTreeSet<&String> = all.iter().flat_map(BTreeMap::keys).collect();
     let everywhere: Vec<usize> = (0..all.len()).collect();
     let mut templates = BTreeMap::new();
     for name in names {
@@ -112,6 +113,9 @@ fn files(universe: &Universe) -> BTreeMap<PathBuf, String> {
         properties.insert(key, json!({"type": "boolean", "description": description}));
     }
     schema["properties"]["components"]["properties"] = Value::Object(properties);
+    let described = values::read(&values, &schema);
+    values::describe(&mut schema, &described);
+    files.insert("README.md".into(), values::readme(&values, &schema));
     files.insert("values.yaml".into(), values);
     let schema = serde_json::to_string_pretty(&schema).unwrap();
     files.insert("values.schema.json".into(), format!("{schema}\n"));
@@ -161,6 +165,88 @@ fn the_committed_chart_is_the_generated_one() {
     }
 }
 
+/// Every property of the schema is a value with a default, so that the README has it; and no value is missing in the schema.
+#[test]
+fn the_schema_and_the_values_have_the_same_keys() {
+    let schema: Value =
+        serde_json::from_str(&fs::read_to_string(chart().join("values.schema.json")).unwrap()).unwrap();
+    let text = fs::read_to_string(chart().join("values.yaml")).unwrap();
+    let named = values::read(&text, &schema);
+    let named: BTreeSet<String> = named.iter().map(values::ChartValue::name).collect();
+    let defaults: Value = serde_yaml_ng::from_str(&text).unwrap();
+    for key in defaults.as_object().unwrap().keys() {
+        assert!(named.contains(key), "the schema lacks {key}");
+    }
+    // Helm gives every chart the value "global"; the comment of "files" names its keys.
+    let is_exempt = |path: &&String| *path == "global" || path.starts_with("files.");
+    let paths = values::paths(&schema);
+    let missing: Vec<&String> = paths.difference(&named).filter(|path| !is_exempt(path)).collect();
+    assert!(missing.is_empty(), "values.yaml lacks {missing:?}");
+    assert!(named.len() > 70, "{} values", named.len());
+}
+
+/// A value that takes the place of a field has the field's content in the kustomize tree as its default.
+#[test]
+fn defaults_are_those_of_the_kustomize_tree() {
+    let defaults = fs::read_to_string(chart().join("values.yaml")).unwrap();
+    let defaults: Value = serde_yaml_ng::from_str(&defaults).unwrap();
+    let objects = rendered(&Choice::new([
+        "second-scheduler".to_owned(),
+        "whole-gpus".to_owned(),
+    ]));
+    let workloads = [
+        ("gpushare-scheduler-deployment.yaml", "scheduler", "strategy"),
+        (
+            "gpushare-device-plugin-daemonset.yaml",
+            "devicePlugin",
+            "updateStrategy",
+        ),
+        (
+            "gpushare-device-plugin-whole-gpus-daemonset.yaml",
+            "devicePlugin",
+            "updateStrategy",
+        ),
+    ];
+    let mut n_compared = 0;
+    for (file, key, strategy) in workloads {
+        let (spec, values) = (&objects[file]["spec"], &defaults[key]);
+        let pod = &spec["template"]["spec"];
+        let mut compared = vec![(strategy, &spec[strategy], &values["updateStrategy"])];
+        compared.extend(emit::POD_FIELDS.map(|field| (field, &pod[field], &values[field])));
+        compared.extend(
+            emit::NODE_LABELS
+                .map(|label| (label, &pod["nodeSelector"][label], &values["nodeSelector"][label])),
+        );
+        compared.push(("replicas", &spec["replicas"], &values["replicas"]));
+        for container in pod["containers"].as_array().unwrap() {
+            let values = if container["name"] == "kube-scheduler" {
+                &defaults["kubeScheduler"]
+            } else {
+                values
+            };
+            compared.push(("resources", &container["resources"], &values["resources"]));
+            compared.push((
+                "imagePullPolicy",
+                &container["imagePullPolicy"],
+                &values["image"]["pullPolicy"],
+            ));
+        }
+        for (field, expected, found) in compared {
+            assert_eq!(expected, found, "{key}: {field}");
+            n_compared += usize::from(!found.is_null());
+        }
+    }
+    let policy = &objects["gpushare-scheduler-networkpolicy.yaml"]["spec"]["ingress"];
+    let peers = policy
+        .as_array()
+        .unwrap()
+        .iter()
+        .find_map(|rule| rule.get("from"))
+        .unwrap();
+    assert_eq!(*peers, defaults["networkPolicy"]["metricsFrom"]);
+    assert!(n_compared > 20, "{n_compared} fields");
+}
+
 /// The files of a folder of the chart, without those that are written by hand.
 fn generated(folder: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(chart().join(folder)) else {
@@ -173,6 +259,7 @@ fn generated(folder: &str) -> Vec<PathBuf> {
                 "_helpers.tpl",
                 "NOTES.txt",
                 "uninstall.yaml",
+                "gpushare-podmonitor.yaml",
                 "gpushare-prometheusrule.yaml",
                 "alerts.yaml",
             ]

@@ -1,6 +1,19 @@
-{{- /* An image of a repository and a tag. */}}
+{{- /* A repository of images, in the registry of the values: (list $ REPOSITORY). */}}
+{{- define "gpushare.repository" -}}
+{{- $root := index . 0 }}
+{{- $name := index . 1 }}
+{{- with $root.Values.imageRegistry -}}
+{{ trimSuffix "/" . }}/{{ regexReplaceAll "^[^/]*[.:][^/]*/" $name "" }}
+{{- else -}}
+{{ $name }}
+{{- end }}
+{{- end }}
+
+{{- /* The image of a daemon: (list $ KEY-OF-ITS-VALUES). */}}
 {{- define "gpushare.image" -}}
-{{ .repository }}:{{ .tag }}
+{{- $root := index . 0 }}
+{{- $image := (index $root.Values (index . 1)).image -}}
+{{ include "gpushare.repository" (list $root $image.repository) }}:{{ $image.tag }}
 {{- end }}
 
 {{- /* Refuses components that do not go together. */}}
@@ -21,6 +34,9 @@
 {{- if and $with.failClosed (not (or $with.webhooks $with.webhooksCertManager)) }}
 {{- fail "components.failClosed needs components.webhooks or components.webhooksCertManager" }}
 {{- end }}
+{{- if and $with.wholeGpus .Values.devicePlugin.affinity }}
+{{- fail "components.wholeGpus sets the affinity of the plugin's pods: choose nodes by devicePlugin.nodeSelector in place of devicePlugin.affinity" }}
+{{- end }}
 {{- end }}
 
 {{- /* "true" unless another project, such as Koordinator, has installed the CustomResourceDefinition. */}}
@@ -35,7 +51,8 @@ true
 {{- define "gpushare.file" -}}
 {{- $root := index . 0 }}
 {{- $name := index . 1 }}
-{{- index $root.Values.files $name | default ($root.Files.Get (printf "files/%s" $name)) }}
+{{- $ours := $root.Files.Get (printf "files/%s" $name) | replace "gpushare-system" $root.Values.namespace }}
+{{- index $root.Values.files $name | default $ours }}
 {{- end }}
 
 {{- define "gpushare.kubeSchedulerConfig" -}}
@@ -58,7 +75,7 @@ gpushare-kube-scheduler-config-{{ include "gpushare.file" (list . "kube-schedule
 {{- end }}
 
 {{- define "gpushare.kubeSchedulerImage" -}}
-{{ .Values.kubeScheduler.image.repository }}:{{ include "gpushare.kubeSchedulerTag" . }}
+{{ include "gpushare.repository" (list . .Values.kubeScheduler.image.repository) }}:{{ include "gpushare.kubeSchedulerTag" . }}
 {{- end }}
 
 {{- define "gpushare.misfitNodes" -}}

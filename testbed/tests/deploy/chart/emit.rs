@@ -9,11 +9,11 @@ use super::tree::Tree;
 const SETTINGS: [(&str, &str); 5] = [
     (
         "ghcr.io/gpushare/gpushare-scheduler:0.1.0",
-        r#"{{ include "gpushare.image" .Values.scheduler.image }}"#,
+        r#"{{ include "gpushare.image" (list . "scheduler") }}"#,
     ),
     (
         "ghcr.io/gpushare/gpushare-device-plugin:0.1.0",
-        r#"{{ include "gpushare.image" .Values.devicePlugin.image }}"#,
+        r#"{{ include "gpushare.image" (list . "devicePlugin") }}"#,
     ),
     (
         "registry.k8s.io/kube-scheduler:v1.33.6",
@@ -36,6 +36,16 @@ const CONTAINERS: [(&str, &str); 3] = [
     ("kube-scheduler", "kubeScheduler"),
 ];
 
+/// The namespace of all objects in the kustomize tree, and the value that takes its place.
+const NAMESPACE: &str = "gpushare-system";
+const NAMESPACE_VALUE: &str = "{{ .Values.namespace }}";
+
+/// Fields of a workload, and of its pods, that have the content of a value of the same name. The value's default is the content in
+/// the kustomize tree.
+pub(super) const POD_FIELDS: [&str; 3] = ["priorityClassName", "tolerations", "topologySpreadConstraints"];
+/// The labels of nodes that are in the default of a value; others of the kustomize tree belong to components.
+pub(super) const NODE_LABELS: [&str; 2] = ["gpushare", "kubernetes.io/os"];
+
 /// The template of an object that exists under a condition.
 pub(super) fn template(condition: &Condition, object: &Tree) -> String {
     let mut lines = Lines(Vec::new());
@@ -45,7 +55,7 @@ pub(super) fn template(condition: &Condition, object: &Tree) -> String {
         .and_then(|metadata| metadata.get("name")?.text())
         .unwrap();
     let guard = match kind {
-        "Namespace" => Some("ne .Release.Namespace \"gpushare-system\"".to_owned()),
+        "Namespace" => Some("ne .Release.Namespace .Values.namespace".to_owned()),
         "CustomResourceDefinition" => Some(format!(r#"include "gpushare.installsDefinition" {name:?}"#)),
         _ => None,
     };
@@ -64,6 +74,12 @@ pub(super) fn template(condition: &Condition, object: &Tree) -> String {
             0,
             Place {
                 kind,
+                workload: match (kind, name) {
+                    ("Deployment", "gpushare-scheduler") => "scheduler",
+                    ("DaemonSet", _) => "devicePlugin",
+                    _ => "",
+                },
+                parent: "",
                 field: "",
                 container: "",
             },
@@ -76,10 +92,31 @@ pub(super) fn template(condition: &Condition, object: &Tree) -> String {
 #[derive(Clone, Copy)]
 struct Place<'a> {
     kind: &'a str,
+    /// The values of the workload that it belongs to; empty for other objects.
+    workload: &'a str,
+    /// The field that holds the object with that field.
+    parent: &'a str,
     /// The field that holds it.
     field: &'a str,
     /// The name of the container that it belongs to.
     container: &'a str,
+}
+
+impl Place<'_> {
+    /// True for a field of the specification of a workload's pods.
+    fn is_in_pod(self) -> bool {
+        !self.workload.is_empty() && self.parent == "template" && self.field == "spec"
+    }
+
+    /// The value that is the content of a field of a workload.
+    fn value_of(self, key: &str) -> Option<String> {
+        let workload = self.workload;
+        let is_strategy = ["strategy", "updateStrategy"].contains(&key) && self.parent.is_empty();
+        if is_strategy && self.field == "spec" {
+            return Some(format!("{workload}.updateStrategy"));
+        }
+        (self.is_in_pod() && POD_FIELDS.contains(&key)).then(|| format!("{workload}.{key}"))
+    }
 }
 
 struct Lines(Vec<String>);
@@ -122,10 +159,16 @@ impl Lines {
                     });
                 }
                 if fields.iter().any(|(key, _, _)| key == "containers") {
-                    self.add(indent, "{{- with .Values.imagePullSecrets }}");
-                    self.add(indent, "imagePullSecrets:");
-                    self.add(indent, &format!("  {{{{- toYaml . | nindent {} }}}}", indent + 2));
-                    self.add(indent, "{{- end }}");
+                    self.with_optional("affinity", &format!("{}.affinity", place.workload), indent);
+                    self.with_optional("imagePullSecrets", "imagePullSecrets", indent);
+                }
+                if place.parent == "template" && place.field == "metadata" {
+                    assert!(fields.iter().all(|(key, _, _)| key != "annotations"));
+                    self.with_optional(
+                        "annotations",
+                        &format!("{}.podAnnotations", place.workload),
+                        indent,
+                    );
                 }
             }
             Tree::List(items) => {
@@ -138,35 +181,87 @@ impl Lines {
                 if let Some((_, values)) = CONTAINERS.iter().find(|(name, _)| *name == place.container)
                     && place.field == "args"
                 {
+                    // The flag's default names the usual namespace; the component names one more, and ours.
+                    let is_other = format!(
+                        r#"and (ne .Values.namespace "{NAMESPACE}") (not .Values.components.gpuOperator)"#
+                    );
+                    self.add(indent, &format!("{{{{- if {is_other} }}}}"));
+                    let flag = format!("- --unrestricted-namespaces=kube-system,{NAMESPACE_VALUE}");
+                    self.add(indent, &flag);
+                    self.add(indent, "{{- end }}");
                     self.add(indent, &format!("{{{{- range .Values.{values}.extraArgs }}}}"));
                     self.add(indent, "- {{ . | quote }}");
                     self.add(indent, "{{- end }}");
+                }
+                if place.field == "env" && !place.workload.is_empty() {
+                    self.with_more_of(&format!("{}.extraEnv", place.workload), indent);
                 }
             }
             Tree::Same(_) | Tree::Either(_) => unreachable!("written with the field or item that holds it"),
         }
     }
 
+    /// A field with the content of a value.
+    fn with_content_of(&mut self, key: &str, value: &str, indent: usize) {
+        self.add(indent, &format!("{key}:"));
+        let text = format!("  {{{{- toYaml .Values.{value} | nindent {} }}}}", indent + 2);
+        self.add(indent, &text);
+    }
+
+    /// A field with the content of a value, which is absent without content.
+    fn with_optional(&mut self, key: &str, value: &str, indent: usize) {
+        self.add(indent, &format!("{{{{- with .Values.{value} }}}}"));
+        self.add(indent, &format!("{key}:"));
+        self.add(indent, &format!("  {{{{- toYaml . | nindent {} }}}}", indent + 2));
+        self.add(indent, "{{- end }}");
+    }
+
+    /// Further items, or further fields, from a value.
+    fn with_more_of(&mut self, value: &str, indent: usize) {
+        self.add(indent, &format!("{{{{- with .Values.{value} }}}}"));
+        self.add(indent, &format!("{{{{- toYaml . | nindent {indent} }}}}"));
+        self.add(indent, "{{- end }}");
+    }
+
     fn field(&mut self, key: &str, value: &Tree, indent: usize, place: Place<'_>) {
-        let inner = Place { field: key, ..place };
+        let inner = Place {
+            parent: place.field,
+            field: key,
+            ..place
+        };
         let setting = CONTAINERS.iter().find(|(name, _)| *name == place.container);
         match value {
             _ if key == "resources" && setting.is_some() => {
-                let values = setting.unwrap().1;
-                self.add(indent, "resources:");
-                let text = format!(
-                    "  {{{{- toYaml .Values.{values}.resources | nindent {} }}}}",
-                    indent + 2
-                );
+                self.with_content_of(key, &format!("{}.resources", setting.unwrap().1), indent);
+            }
+            _ if key == "imagePullPolicy" && setting.is_some() => {
+                let text = format!("{key}: {{{{ .Values.{}.image.pullPolicy }}}}", setting.unwrap().1);
                 self.add(indent, &text);
             }
-            _ if place.kind == "NetworkPolicy" && key == "from" => {
-                self.add(indent, "from:");
-                let text = format!(
-                    "  {{{{- toYaml .Values.networkPolicy.metricsFrom | nindent {} }}}}",
-                    indent + 2
-                );
+            Tree::Same(_) if key == "priorityClassName" && place.value_of(key).is_some() => {
+                let text = format!("{key}: {{{{ .Values.{} }}}}", place.value_of(key).unwrap());
                 self.add(indent, &text);
+            }
+            _ if place.value_of(key).is_some() => {
+                self.with_content_of(key, &place.value_of(key).unwrap(), indent);
+            }
+            Tree::Map(fields) if key == "nodeSelector" && place.is_in_pod() => {
+                self.with_content_of(key, &format!("{}.nodeSelector", place.workload), indent);
+                let is_other = |name: &str| !NODE_LABELS.contains(&name);
+                let others = fields
+                    .iter()
+                    .filter(|(name, _, _)| is_other(name))
+                    .cloned()
+                    .collect();
+                self.tree(&Tree::Map(others), indent + 2, inner);
+            }
+            Tree::Map(_) if key == "labels" && place.parent == "template" => {
+                self.add(indent, &format!("{key}:"));
+                self.tree(value, indent + 2, inner);
+                self.with_more_of(&format!("{}.podLabels", place.workload), indent + 2);
+            }
+            _ if place.kind == "NetworkPolicy" && key == "from" => {
+                self.with_content_of(key, "networkPolicy.metricsFrom", indent);
             }
             Tree::Map(_) if place.kind == "ConfigMap" && key == "data" => {
                 self.add(indent, "data:");
@@ -262,11 +357,15 @@ impl Lines {
         if has_others {
             let others = "{{ range .Values.recordWriters }}, '{{ . }}'{{ end }}";
             self.add(indent, &format!("{before}>-"));
-            self.add(indent + 2, &format!("{WRITERS}{others}]"));
+            self.add(indent + 2, &with_namespace(&format!("{WRITERS}{others}]")));
             return;
+        }
+        if text == NAMESPACE {
+            return self.add(indent, &format!("{before}{{{{ .Values.namespace | quote }}}}"));
         }
         let yaml = serde_yaml_ng::to_string(value).unwrap();
         assert!(!yaml.contains("{{"), "{yaml}");
+        let yaml = with_namespace(&yaml);
         let mut lines = yaml.trim_end().lines();
         self.add(indent, &format!("{before}{}", lines.next().unwrap()));
         for line in lines {
@@ -276,6 +375,18 @@ impl Lines {
             );
         }
     }
+}
+
+/// A text with the value in place of the namespace, which is also the beginning of the names of some objects.
+fn with_namespace(text: &str) -> String {
+    let mut parts = text.split(NAMESPACE);
+    let mut replaced = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let is_name = part.starts_with('-');
+        replaced += if is_name { NAMESPACE } else { NAMESPACE_VALUE };
+        replaced += part;
+    }
+    replaced
 }
 
 /// The beginning of the list of accounts in the policy gpushare-records.
