@@ -20,6 +20,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 mod commands;
+mod contributing;
 mod quotas;
 mod texts;
 
@@ -167,8 +168,7 @@ fn anchor(heading: &str) -> String {
 
 #[test]
 fn every_link_has_a_target() {
-    let mut documents = files(&root().join("docs"), "md");
-    documents.push(root().join("README.md"));
+    let documents = documents_for_readers();
     let mut anchors = BTreeMap::new();
     for document in &documents {
         let text = read(document);
@@ -225,7 +225,9 @@ fn blocks(text: &str, language: &str) -> Vec<String> {
 
 fn documents_for_readers() -> Vec<PathBuf> {
     let mut documents = files(&root().join("docs"), "md");
-    documents.push(root().join("README.md"));
+    documents.extend(
+        ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"].map(|name| root().join(name)),
+    );
     documents
 }
 
