@@ -54,7 +54,7 @@ if [ -n "$image" ]; then
         exit 1
     fi
 fi
-if [ "$(minor "$newer")" -ge 37 ] 2>/dev/null; then misfit=resolvable; else misfit=unresolvable; fi
+if [ "$(minor "$newer")" -ge 38 ] 2>/dev/null; then misfit=resolvable; else misfit=unresolvable; fi
 sed -e "s|\(image: *registry.k8s.io/kube-scheduler\):.*|\1:$newer|" -e "s|--misfit-nodes=unresolvable|--misfit-nodes=$misfit|" \
     "$work/rendered.yaml" >"$work/objects.yaml"
 

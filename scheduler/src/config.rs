@@ -71,7 +71,7 @@ pub struct Args {
     )]
     answer_nodes: AnswerNodes,
     /// Form in which filter reports nodes whose devices have no room, while evicting pods might make some: set `resolvable` from
-    /// kube-scheduler 1.37 on, which then asks `preempt` about such nodes.
+    /// kube-scheduler 1.38 on, which then asks `preempt` about such nodes.
     #[arg(
         long,
         env = "GPUSHARE_MISFIT_NODES",

@@ -162,7 +162,7 @@ async fn a_node_without_sufficient_victims_is_dropped() {
     );
 }
 
-/// From 1.37 on kube-scheduler proposes no victims where the sums suffice.
+/// From 1.38 on kube-scheduler proposes no victims where the sums suffice.
 #[tokio::test]
 async fn victims_are_chosen_if_kube_scheduler_proposes_none() {
     let mut world = World::new().with_node("n1", &[80, 80]);
@@ -432,7 +432,7 @@ async fn a_new_leader_waits_for_deletions_on_a_nominated_node() {
     assert_eq!(answer["FailedAndUnresolvableNodes"], json!({}));
 }
 
-/// The setting for kube-scheduler from 1.37 on.
+/// The setting for kube-scheduler from 1.38 on.
 #[tokio::test]
 async fn a_flag_makes_nodes_that_do_not_fit_resolvable() {
     let world = World::with_misfit_nodes(MisfitNodes::Resolvable)

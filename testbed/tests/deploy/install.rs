@@ -189,6 +189,11 @@ fn rendered(image: &str) -> String {
     "registry.k8s.io/kube-scheduler:v1.33.6",
     Ok("kube-scheduler:v1.37.1")
 )]
+#[case::that_asks_about_nodes_without_victims(
+    "v1.38.0",
+    "registry.k8s.io/kube-scheduler:v1.33.6",
+    Ok("kube-scheduler:v1.38.0")
+)]
 #[case::mirrored(
     "v1.36.2",
     "r.example.com/kube-scheduler:v1.36.0",
@@ -220,7 +225,7 @@ fn the_image_of_the_second_kube_scheduler_has_the_version_of_the_api_server(
             assert!(output.status.success(), "{}", said(&output));
             let applied = scene.file("applied");
             assert!(applied.contains(&format!("{expected}\n")), "{applied}");
-            let misfit = if server.starts_with("v1.37") {
+            let misfit = if server.starts_with("v1.38") {
                 "--misfit-nodes=resolvable"
             } else {
                 "--misfit-nodes=unresolvable"

@@ -79,7 +79,7 @@ gpushare-kube-scheduler-config-{{ include "gpushare.file" (list . "kube-schedule
 {{- end }}
 
 {{- define "gpushare.misfitNodes" -}}
-{{- if ge ((semver (include "gpushare.kubeSchedulerTag" .)).Minor | int) 37 -}}
+{{- if ge ((semver (include "gpushare.kubeSchedulerTag" .)).Minor | int) 38 -}}
 resolvable
 {{- else -}}
 unresolvable
