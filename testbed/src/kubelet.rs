@@ -18,6 +18,7 @@ mod container_start;
 mod device_manager;
 mod devices;
 mod endpoint;
+mod environment;
 mod fit;
 pub(crate) mod gpu_probe;
 mod injector;

@@ -63,6 +63,7 @@ mod sharing;
 mod slow;
 mod stage;
 mod topology;
+mod unreliable_api_server;
 mod vendors;
 mod waits;
 pub mod waves;
@@ -129,7 +130,7 @@ const GROUPS: &[Group] = &[
         stages: &[],
     },
     Group {
-        lists: &[node_faults::SCENARIOS, kubelet_accounting::SCENARIOS],
+        lists: &[node_faults::SCENARIOS],
         needs: Needs::Testbed("GPUs that fall sick on command"),
         stages: &[ScenarioStage::Faults],
     },
@@ -185,6 +186,16 @@ const GROUPS: &[Group] = &[
         stages: &[ScenarioStage::Webhooks],
     },
     Group {
+        lists: &[kubelet_accounting::SCENARIOS],
+        needs: Needs::Testbed("GPUs that fall sick on command"),
+        stages: &[ScenarioStage::Plugins],
+    },
+    Group {
+        lists: &[unreliable_api_server::SCENARIOS],
+        needs: Needs::Testbed("an API server that fails on command"),
+        stages: &[ScenarioStage::Plugins],
+    },
+    Group {
         lists: &[plugin_alone::SCENARIOS, attack::network::OF_PLUGIN],
         needs: Needs::Testbed("an API server that fails on command"),
         stages: &[ScenarioStage::Plugins],
@@ -214,6 +225,7 @@ const GROUPS: &[Group] = &[
             vendors::SCENARIOS,
             claims::SCENARIOS,
             runtime_hook::SCENARIOS,
+            attack::tenant::ON_HOOKED,
             migration::SCENARIOS,
             nonsense::SCENARIOS,
             other_types::SCENARIOS,

@@ -21,7 +21,7 @@ use super::status::ApiError;
 use super::store::{Key, Store};
 use super::verbs::delete::DeleteOptions;
 use super::verbs::{
-    ApiState, RequestTarget, SharedState, WriteOptions, binding, create, delete, patch, update,
+    ApiState, RequestTarget, SharedState, WriteOptions, WrittenPart, binding, create, delete, patch, update,
 };
 use super::watch::{Watch, WatchStart};
 use super::{object, read};
@@ -127,7 +127,7 @@ impl ApiObjects {
             resource,
             namespace,
             name: name.to_owned(),
-            status: false,
+            part: WrittenPart::Object,
         })
     }
 
@@ -202,7 +202,7 @@ impl ApiObjects {
         patch: &Value,
     ) -> Result<Arc<Value>, ApiError> {
         let target = RequestTarget {
-            status: true,
+            part: WrittenPart::Status,
             ..self.target(resource, namespace, name)?
         };
         let format = if target.resource.custom {

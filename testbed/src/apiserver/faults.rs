@@ -9,9 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rand::RngExt;
+use rand::rngs::StdRng;
 use tokio::sync::{broadcast, watch};
 
 use super::status::ApiError;
+use crate::dice::dice;
 
 /// The effect of a fault on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,19 +36,23 @@ type NamePredicate = dyn Fn(&str) -> bool + Send + Sync;
 /// Selects the requests that a fault meets. Every condition that is set has to hold.
 #[derive(Clone, Default)]
 pub struct Matching {
+    user: Option<String>,
     verb: Option<String>,
     resource: Option<String>,
     subresource: Option<String>,
     name: Option<Arc<NamePredicate>>,
+    percent: Option<u8>,
     times: Option<u64>,
 }
 
 impl std::fmt::Debug for Matching {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Matching")
+            .field("user", &self.user)
             .field("verb", &self.verb)
             .field("resource", &self.resource)
             .field("subresource", &self.subresource)
+            .field("percent", &self.percent)
             .field("times", &self.times)
             .finish_non_exhaustive()
     }
@@ -55,6 +62,13 @@ impl Matching {
     /// Every request for a resource; the other methods narrow the selection.
     pub fn anything() -> Self {
         Self::default()
+    }
+
+    /// Only the requests of this user.
+    #[must_use]
+    pub fn user(mut self, name: &str) -> Self {
+        self.user = Some(name.to_owned());
+        self
     }
 
     /// Only this RBAC verb.
@@ -85,6 +99,13 @@ impl Matching {
         self
     }
 
+    /// Only a random part of the requests that the other conditions select.
+    #[must_use]
+    pub fn percent(mut self, percent: u8) -> Self {
+        self.percent = Some(percent);
+        self
+    }
+
     /// Only the first `times` matching requests.
     #[must_use]
     pub fn times(mut self, times: u64) -> Self {
@@ -92,10 +113,11 @@ impl Matching {
         self
     }
 
-    /// Returns true if a rule with these conditions applies to a call; a condition that is not set accepts everything.
+    /// Returns true if a rule with these conditions may apply to a call; a condition that is not set accepts everything.
     fn accepts(&self, call: &ApiCall<'_>) -> bool {
         let is = |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|w| w == found);
-        is(&self.verb, call.verb)
+        is(&self.user, call.user)
+            && is(&self.verb, call.verb)
             && is(&self.resource, call.resource)
             && is(&self.subresource, call.subresource)
             && self.name.as_ref().is_none_or(|accepts| accepts(call.name))
@@ -105,6 +127,7 @@ impl Matching {
 /// A request, as faults see it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ApiCall<'a> {
+    pub(crate) user: &'a str,
     pub(crate) verb: &'a str,
     pub(crate) resource: &'a str,
     pub(crate) subresource: &'a str,
@@ -116,6 +139,17 @@ struct FaultRule {
     matching: Matching,
     fault: Fault,
     n_hits: Arc<AtomicU64>,
+    dice: StdRng,
+}
+
+impl FaultRule {
+    /// Decides if the fault meets a call, by chance where only a part of the calls is selected.
+    fn meets(&mut self, call: &ApiCall<'_>) -> bool {
+        let matching = &self.matching;
+        let is_selected = matching.times != Some(0) && matching.accepts(call);
+        let percent = matching.percent;
+        is_selected && percent.is_none_or(|percent| self.dice.random_range(0..100) < percent)
+    }
 }
 
 /// An injected fault; it stays until [`Self::remove`].
@@ -162,6 +196,15 @@ impl WatchFault {
     }
 }
 
+/// An order to the running watches that it selects. Watches that begin later do not follow it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WatchOrder {
+    /// The connection of the watch ends.
+    Cut,
+    /// From now on the watch sends bookmarks only, often.
+    Mute,
+}
+
 impl Drop for HeldWatches {
     fn drop(&mut self) {
         self.faults.0.held.send_modify(|held| {
@@ -181,7 +224,7 @@ struct FaultState {
     rules: Mutex<BTreeMap<u64, FaultRule>>,
     next_id: AtomicU64,
     held: watch::Sender<Vec<WatchFault>>,
-    cut: broadcast::Sender<WatchFault>,
+    orders: broadcast::Sender<(WatchFault, WatchOrder)>,
 }
 
 impl Faults {
@@ -190,9 +233,9 @@ impl Faults {
             rules: Mutex::new(BTreeMap::new()),
             next_id: AtomicU64::new(0),
             held: watch::Sender::new(Vec::new()),
-            // A watch that lags behind 16 cuts misses some, which only happens to one that is about to be cut
+            // A watch that lags behind 16 orders misses some, which only happens to one that is about to be cut
             // anyway.
-            cut: broadcast::Sender::new(16),
+            orders: broadcast::Sender::new(16),
         }))
     }
 
@@ -204,6 +247,7 @@ impl Faults {
             matching,
             fault,
             n_hits: Arc::clone(&n_hits),
+            dice: dice(id, &["fault"]),
         };
         self.0.rules.lock().insert(id, rule);
         Injected {
@@ -225,11 +269,22 @@ impl Faults {
 
     /// Cuts the connections of one user's watches on a resource.
     pub(crate) fn drop_watches_of(&self, user: &str, resource: &str) {
-        // Without a running watch there is no receiver.
-        let _ = self.0.cut.send(WatchFault {
+        self.order(user, resource, WatchOrder::Cut);
+    }
+
+    /// Lets the running watches of one user on a resource send bookmarks only, until they end.
+    pub(crate) fn mute_watches_of(&self, user: &str, resource: &str) {
+        self.order(user, resource, WatchOrder::Mute);
+    }
+
+    /// Sends an order to running watches.
+    fn order(&self, user: &str, resource: &str, order: WatchOrder) {
+        let watches = WatchFault {
             resource: resource.to_owned(),
             user: user.to_owned(),
-        });
+        };
+        // Without a running watch there is no receiver.
+        let _ = self.0.orders.send((watches, order));
     }
 
     /// Holds back the events of all watches on a resource (plural) until the result is dropped.
@@ -256,7 +311,7 @@ impl Faults {
         let rule = rules
             .values_mut()
             // A rule that is used up stays in the table, so that its number of hits can still be read.
-            .find(|r| r.matching.times != Some(0) && r.matching.accepts(call))?;
+            .find_map(|rule| rule.meets(call).then_some(rule))?;
         rule.matching.times = rule.matching.times.map(|n| n - 1);
         rule.n_hits.fetch_add(1, Ordering::AcqRel);
         Some(rule.fault)
@@ -267,9 +322,9 @@ impl Faults {
         self.0.held.subscribe()
     }
 
-    /// Receives the order to cut watches each time that a test gives one.
-    pub(crate) fn cuts(&self) -> broadcast::Receiver<WatchFault> {
-        self.0.cut.subscribe()
+    /// Receives the orders that tests give to running watches.
+    pub(crate) fn orders(&self) -> broadcast::Receiver<(WatchFault, WatchOrder)> {
+        self.0.orders.subscribe()
     }
 }
 

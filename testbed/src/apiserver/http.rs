@@ -106,6 +106,7 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
 async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Response, ApiError> {
     let named = request.fault_name();
     let call = ApiCall {
+        user: &request.user.name,
         verb: request.route.verb,
         resource: &request.route.resource.plural,
         subresource: &request.route.subresource,
@@ -146,8 +147,8 @@ async fn dispatch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
         ("create", "binding") => object_verbs::bind(server, request).await,
         ("create", "eviction") => object_verbs::evict(server, request).await,
         ("create", "") => object_verbs::create(server, request).await,
-        ("update", "" | "status" | "finalize") => object_verbs::update(server, request).await,
-        ("patch", "" | "status") => object_verbs::patch(server, request).await,
+        ("update", "" | "status" | "finalize" | "resize") => object_verbs::update(server, request).await,
+        ("patch", "" | "status" | "resize") => object_verbs::patch(server, request).await,
         ("delete", "") => object_verbs::delete(server, request).await,
         (verb, _) => Err(ApiError::method_not_allowed(
             &request.route.resource.qualified(),

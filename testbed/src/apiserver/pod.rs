@@ -14,6 +14,8 @@ use super::{name, object};
 
 /// The lists of a pod's containers.
 const CONTAINERS: [&str; 2] = ["/spec/containers", "/spec/initContainers"];
+/// The annotation of the copy that kubelet writes of a static pod.
+const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
 const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 
 /// Fills in the defaults of a new pod, and resets its status.
@@ -143,11 +145,32 @@ pub(crate) fn validate(pod: &Value) -> Vec<InvalidField> {
         let allowed = ["Always", "OnFailure", "Never"];
         errors.push(InvalidField::unsupported("spec.restartPolicy", policy, &allowed));
     }
+    check_pod_resources(pod, &mut errors);
+    let mirror = object::text(pod, MIRROR);
+    if !mirror.is_empty() && object::text(pod, "/spec/nodeName").is_empty() {
+        let field = "metadata.annotations[kubernetes.io/config.mirror]";
+        let why = "must set spec.nodeName if mirror pod annotation is set";
+        errors.push(InvalidField::invalid(field, mirror, why));
+    }
     if let Some(grace @ ..0) = object::integer(pod, "/spec/terminationGracePeriodSeconds") {
         let field = "spec.terminationGracePeriodSeconds";
         errors.push(InvalidField::invalid(field, &grace.to_string(), NOT_NEGATIVE));
     }
     errors
+}
+
+/// Adds the errors of the resources of the whole pod, where no extended resource is allowed.
+fn check_pod_resources(pod: &Value, errors: &mut Vec<InvalidField>) {
+    for list in ["limits", "requests"] {
+        let amounts = object::object(pod, &format!("/spec/resources/{list}"));
+        for name in amounts.into_iter().flat_map(Map::keys) {
+            if !matches!(name.as_str(), "cpu" | "memory") && !name.starts_with("hugepages-") {
+                let field = format!("spec.resources.{list}[{name}]");
+                let allowed = ["cpu", "hugepages-", "memory"];
+                errors.push(InvalidField::unsupported(field, name, &allowed));
+            }
+        }
+    }
 }
 
 /// Adds the errors of a container: its name, which must be unique in the pod, its image and its resources.
@@ -206,6 +229,59 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
             `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing \
             tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
         errors.push(InvalidField::forbidden("spec", why));
+    }
+    errors
+}
+
+/// The pod after a request for a resize, which changes resources of containers alone: `dropNonResizeUpdates` takes everything else
+/// from the old pod.
+pub(crate) fn resized(old: &Value, new: &Value) -> Value {
+    let mut pod = old.clone();
+    let managed = new.pointer("/metadata/managedFields").cloned();
+    object::set(object::meta(&mut pod), "managedFields", managed);
+    for list in CONTAINERS {
+        for container in object::items_mut(&mut pod, list) {
+            let named = object::text(container, "/name").to_owned();
+            let mut asked = object::array(new, list).iter();
+            if let Some(asked) = asked.find(|asked| object::text(asked, "/name") == named) {
+                let resources = asked.get("resources").cloned();
+                object::set(object::make_object(container), "resources", resources);
+            }
+        }
+    }
+    pod
+}
+
+/// Lists the changes of a resize that the rules for pods forbid. Rules about the quality-of-service class and about removed amounts
+/// of CPU and memory are left out.
+pub(crate) fn check_resize(old: &Value, new: &Value) -> Vec<InvalidField> {
+    let mut errors = Vec::new();
+    if !object::text(old, MIRROR).is_empty() {
+        errors.push(InvalidField::forbidden("", "static pods cannot be resized"));
+    }
+    for list in ["initContainers", "containers"] {
+        for (i, container) in object::array(new, &format!("/spec/{list}")).iter().enumerate() {
+            check_resources(container, &format!("spec.{list}[{i}]"), &mut errors);
+        }
+    }
+    let without_native = |pod: &Value| {
+        let mut spec = pod.get("spec").cloned().unwrap_or_default();
+        for list in ["/containers", "/initContainers"] {
+            for container in object::items_mut(&mut spec, list) {
+                for amounts in ["limits", "requests"] {
+                    let resources = object::child(container, "resources");
+                    let amounts = object::make_object(resources.entry(amounts).or_insert(Value::Null));
+                    amounts.retain(|name, _| name != "cpu" && name != "memory");
+                }
+            }
+        }
+        spec
+    };
+    if without_native(old) != without_native(new) {
+        errors.push(InvalidField::forbidden(
+            "spec",
+            "only cpu and memory resources are mutable",
+        ));
     }
     errors
 }

@@ -37,8 +37,18 @@ pub(crate) struct RequestTarget {
     /// Empty for cluster-scoped resources.
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// True if the request goes to the status subresource.
-    pub(crate) status: bool,
+    pub(crate) part: WrittenPart,
+}
+
+/// The part of an object that a request writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WrittenPart {
+    /// Everything but the status.
+    Object,
+    /// The status subresource.
+    Status,
+    /// The resize subresource of a pod: the resources of its containers.
+    Resize,
 }
 
 /// The options of a write.
@@ -73,7 +83,11 @@ impl RequestTarget {
 
     /// The manager that a write to this target records for the fields that it changes.
     fn writer<'a>(&'a self, options: &'a WriteOptions, api_version: &'a str) -> FieldWriter<'a> {
-        let subresource = if self.status { "status" } else { "" };
+        let subresource = match self.part {
+            WrittenPart::Object => "",
+            WrittenPart::Status => "status",
+            WrittenPart::Resize => "resize",
+        };
         FieldWriter {
             manager: &options.manager,
             subresource,

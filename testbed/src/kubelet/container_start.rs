@@ -15,6 +15,7 @@ use super::config::{CdiSupport, ContainerStart, RuntimeConfig};
 use super::device_manager::{DeviceManager, PreStartError, Reusable};
 use super::devices::AllocationError;
 use super::devices::DeviceHolder;
+use super::environment::{self, EnvironmentError};
 use super::gpu_probe;
 use super::injector::InjectError;
 use super::machine::KubeletMachine;
@@ -48,6 +49,8 @@ pub(crate) enum StartError {
     PreStart(#[from] PreStartError),
     #[error(transparent)]
     Allocation(AllocationError),
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
     #[error("failed to create containerd container: {0}")]
     Cdi(InjectError),
     #[error("failed to create containerd container: CDI devices are requested, and CDI is not enabled")]
@@ -126,10 +129,16 @@ impl ContainerStarter {
         }
         let (responses, held) = self.devices.granted(&holder, &limits);
         let cdi_devices = named_devices(&responses);
+        let env = environment::read(&self.machine.config.client, pod, container).await?;
         let began = Instant::now();
         let edits = self.inject(&cdi_devices).await;
         spent.injection += began.elapsed();
-        let composed = compose(pod, container, &responses, held, (cdi_devices, edits?));
+        let given = ContainerInputs {
+            responses: &responses,
+            env,
+            cdi_devices,
+        };
+        let composed = compose(pod, container, given, held, edits?);
         let made = match &self.machine.nri {
             Some(nri) => nri.make(pod, composed).await.map_err(StartError::Nri)?,
             None => composed,
@@ -317,15 +326,30 @@ fn named_devices(responses: &[Arc<ContainerAllocateResponse>]) -> Vec<String> {
     devices
 }
 
+/// What device plugins and the author of the pod set in a container.
+struct ContainerInputs<'a> {
+    /// The plugins' answers to Allocate.
+    responses: &'a [Arc<ContainerAllocateResponse>],
+    /// The environment by the pod.
+    env: BTreeMap<String, String>,
+    /// The CDI devices that the answers name.
+    cdi_devices: Vec<String>,
+}
+
 /// Puts together the container that runs: environment, device nodes and mounts of the plugin's answers, the pod and the
 /// CDI edits.
 fn compose(
     pod: &KubeletPod,
     container: &ContainerSpec,
-    responses: &[Arc<ContainerAllocateResponse>],
+    given: ContainerInputs<'_>,
     devices: BTreeMap<String, Vec<String>>,
-    (cdi_devices, (edits, stale_devices)): (Vec<String>, (RecordedEdits, Vec<String>)),
+    (edits, stale_devices): (RecordedEdits, Vec<String>),
 ) -> RuntimeContainer {
+    let ContainerInputs {
+        responses,
+        env: of_pod,
+        cdi_devices,
+    } = given;
     let mut env: BTreeMap<String, String> = BTreeMap::new();
     for (name, value) in responses.iter().flat_map(|response| &response.envs) {
         let first = env.entry(name.clone()).or_insert_with(|| value.clone());
@@ -339,7 +363,7 @@ fn compose(
             );
         }
     }
-    env.extend(container.env.iter().cloned());
+    env.extend(of_pod);
     for (name, value) in image_env(&container.image) {
         if !env.contains_key(*name) {
             env.insert((*name).to_owned(), (*value).to_owned());

@@ -1,10 +1,8 @@
 //! The fields of a Pod that the model of kubelet uses, read once from the API object.
-//!
-//! Only literal environment values are kept: `valueFrom` needs objects that this kubelet does not read.
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVar, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use proto::quantity::Quantity;
@@ -38,7 +36,8 @@ pub(crate) struct ContainerSpec {
     /// Whole units of each limit, rounded up.
     pub(crate) limits: BTreeMap<String, i64>,
     pub(crate) requests: WholeAmounts,
-    pub(crate) env: Vec<(String, String)>,
+    pub(crate) env: Vec<EnvVar>,
+    pub(crate) env_from: Vec<EnvFromSource>,
     /// Claims of the pod that it uses.
     pub(crate) claims: Vec<String>,
     pub(crate) is_privileged: bool,
@@ -132,12 +131,6 @@ fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
     if let Some(amounts) = &resources.requests {
         requests.replace(WholeAmounts::read(amounts.iter().map(|(name, q)| (name, &q.0))));
     }
-    let mut env = Vec::new();
-    for variable in container.env.iter().flatten() {
-        if variable.value_from.is_none() {
-            env.push((variable.name.clone(), variable.value.clone().unwrap_or_default()));
-        }
-    }
     let claims = resources.claims.into_iter().flatten();
     let security = container.security_context.as_ref();
     let command = container.command.as_deref().unwrap_or_default();
@@ -153,7 +146,8 @@ fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
         requests,
         claims: claims.map(|claim| claim.name).collect(),
         is_privileged: security.is_some_and(|context| context.privileged == Some(true)),
-        env,
+        env: container.env.clone().unwrap_or_default(),
+        env_from: container.env_from.clone().unwrap_or_default(),
         finishes: command == ["true"],
         probe_commands,
     }

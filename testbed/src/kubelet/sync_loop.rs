@@ -30,6 +30,9 @@ use super::status_manager::StatusManager;
 use super::tasks::KubeletTasks;
 use crate::dice::dice;
 
+/// The annotation of the copy in the API of a static pod.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
 /// A change of this node's pods in the API.
 #[derive(Debug)]
 enum PodUpdate {
@@ -229,6 +232,11 @@ impl SyncLoop {
     /// Takes note of a pod seen for the first time. Returns it if it needs admission; a pod that has ended or is being deleted
     /// needs none.
     fn take_over(&self, pod: Arc<KubeletPod>) -> Option<Arc<KubeletPod>> {
+        // HandlePodCleanups: kubelet runs static pods by their files, and deletes mirrors that have none. This one has no files.
+        if pod.annotations.contains_key(MIRROR) {
+            self.status.publish_deletion(&pod);
+            return None;
+        }
         if !pod.deleting && !pod.terminal {
             return Some(pod);
         }

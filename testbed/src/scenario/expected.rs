@@ -1,11 +1,15 @@
 //! The result that a scenario expects of one pod.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
 use super::World;
+use crate::cluster::LocalCluster;
 use crate::invariants;
+use crate::kubelet::RuntimeContainer;
 use crate::pods::PodBuilder;
 
 /// The words of kube-scheduler about a pod that no node has room for, or no node offers the resource of.
@@ -14,8 +18,11 @@ pub(super) const NO_ROOM: &str = "nodes are available";
 /// The result for a pod.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Expected {
-    /// It runs on this number of devices.
+    /// It runs on this number of devices; without any, its containers see no GPU.
     Runs(usize),
+    /// It runs on no device, and a container of it sees a GPU that is not counted for it: no part of gpushare is asked on this
+    /// cluster. On a real one it depends on the runtime what the container sees.
+    Exposed,
     /// It is refused with these words: when it is made where there are webhooks, else by the filter.
     Refused(&'static str),
     /// It is made and stays pending with these words.
@@ -33,12 +40,18 @@ impl Expected {
         let name = spec.pod()?.name_any();
         match self {
             Self::Runs(n_devices) => {
-                let pod = world.start(spec).await?;
-                let devices = invariants::record(&pod).unwrap_or_default();
+                let pod = started(world, spec, n_devices).await?;
+                let seen = seen_gpus(world, &name);
                 ensure!(
-                    devices.len() == n_devices,
-                    "{name} should have {n_devices} devices and has {devices:?}"
+                    n_devices > 0 || seen.is_empty(),
+                    "{name} should see no GPU and sees {seen:?}"
                 );
+                return Ok(Some(pod));
+            }
+            Self::Exposed => {
+                let pod = started(world, spec, 0).await?;
+                let is_seen = world.cluster.is_none() || !seen_gpus(world, &name).is_empty();
+                ensure!(is_seen, "{name} sees no GPU: nothing was tried");
                 return Ok(Some(pod));
             }
             Self::Refused(words) => world.until_breaks_rule(spec, words).await?,
@@ -59,4 +72,24 @@ impl Expected {
         }
         Ok(None)
     }
+}
+
+/// Starts a pod that should have this number of devices.
+async fn started(world: &World, spec: PodBuilder, n_devices: usize) -> Result<Pod> {
+    let pod = world.start(spec).await?;
+    let devices = invariants::record(&pod).unwrap_or_default();
+    ensure!(
+        devices.len() == n_devices,
+        "{} should have {n_devices} devices and has {devices:?}",
+        pod.name_any()
+    );
+    Ok(pod)
+}
+
+/// The GPUs that the containers of a pod see by the records of the testbed's container runtimes.
+fn seen_gpus(world: &World, name: &str) -> BTreeSet<String> {
+    let nodes = world.cluster.iter().flat_map(LocalCluster::nodes);
+    let mut containers: Vec<RuntimeContainer> = nodes.flat_map(|node| node.kubelet().containers()).collect();
+    containers.retain(|one| one.namespace == world.namespace && one.pod == name);
+    containers.into_iter().flat_map(|one| one.gpus).collect()
 }

@@ -1,6 +1,7 @@
 //! A node's resources as kubelet counts them after a restart: a sick GPU, devices that go, and a checkpoint that is lost.
 
 use std::cmp::Reverse;
+use std::ops::Range;
 
 use anyhow::{Context, Result, ensure};
 use proto::node::CONDITION_SHARING_READY;
@@ -8,9 +9,11 @@ use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::json;
 
 use super::breaking::{self, until_registered};
+use super::world::GpuNode;
 use super::{DEADLINE, ScenarioEntry, World};
 use crate::cluster::GpuFault;
-use crate::kubelet::{Kubelet, OrderRule};
+use crate::files;
+use crate::kubelet::{Kubelet, KubeletConfig, OrderRule, RunState};
 use crate::observer::ClusterSnapshot;
 use crate::parts::{ClusterPart, NodeFile};
 use crate::pods::PodBuilder;
@@ -23,9 +26,14 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "what a node offers goes away with its devices, and comes back with them";
     "checkpoint-lost" => checkpoint_lost,
         "a kubelet that has lost its checkpoint sets resources to zero, and the plugin restores them";
+    "checkpoint-cut" => checkpoint_cut,
+        "half of kubelet's checkpoint is read by no one: the plugin logs it, and no unit is counted twice or forgotten";
     "ended-pods-forgotten" => ended_pods_forgotten,
         "a kubelet that restarts after pods have ended admits the pods that got their room";
 };
+
+/// Memory units of each pod of the scenario `checkpoint-cut`.
+const CUT_UNITS: u64 = 8;
 
 /// Resources that are written into node status.
 const PATCHED: [&str; 3] = [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO];
@@ -172,6 +180,88 @@ async fn checkpoint_lost(world: &mut World) -> Result<()> {
     let is_restored = |snapshot: &ClusterSnapshot| (patched(snapshot) == before).then_some(());
     world.until("what was zeroed to be restored", is_restored).await?;
     world.start(of_one_gpu("after").on(&node)).await.map(drop)
+}
+
+/// Cuts kubelet's checkpoint in half, as a disk can after a power failure.
+fn cut_checkpoint(config: &KubeletConfig) -> std::io::Result<()> {
+    let checkpoint = config.checkpoint();
+    let whole = std::fs::read(&checkpoint)?;
+    let half = whole.get(..whole.len() / 2).unwrap_or_default();
+    let temporary = checkpoint.with_extension("half");
+    std::fs::write(&temporary, half)?;
+    std::fs::rename(temporary, checkpoint)
+}
+
+/// Starts pods of [`CUT_UNITS`] with these numbers on a node, one after the other; returns their names.
+async fn start_numbered(world: &World, node: &str, numbers: Range<u64>) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for number in numbers {
+        let name = format!("pod-{number}");
+        world.start(PodBuilder::units(&name, CUT_UNITS).on(node)).await?;
+        names.push(name);
+    }
+    Ok(names)
+}
+
+/// Half of kubelet's checkpoint is left: under a running plugin, at a start of the plugin, and at a start of kubelet. Running
+/// containers keep their GPUs, and the pods that come later fill the node to its last unit and no further.
+async fn checkpoint_cut(world: &mut World) -> Result<()> {
+    let GpuNode { name: node, units } = world.gpu_node(2)?;
+    let n_pods: u64 = units.iter().map(|units| units / CUT_UNITS).sum();
+    let mut names = start_numbered(world, &node, 0..3).await?;
+    cut_checkpoint(world.node(&node)?.kubelet().config())?;
+    world.restart_container(&node, "pod-0").await?;
+    let plugin = world.node(&node)?.plugin().context("no plugin runs")?;
+    let (log, said) = (
+        files::read(plugin.log())?,
+        "cannot read the devices that kubelet has allocated",
+    );
+    ensure!(log.contains(said), "the plugin does not log {said:?}");
+    names.extend(start_numbered(world, &node, 3..4).await?);
+
+    cut_checkpoint(world.node(&node)?.kubelet().config())?;
+    breaking::restart(world, ClusterPart::Plugin, &node).await?;
+    until_registered(world, &node).await?;
+    world.restart_container(&node, "pod-1").await?;
+    world.verify().await.context("after a start of the plugin")?;
+
+    let mut cut = Ok(());
+    world
+        .node(&node)?
+        .restart_kubelet_with(|config| cut = cut_checkpoint(config))
+        .await?;
+    cut?;
+    until_registered(world, &node).await?;
+    names.extend(start_numbered(world, &node, 4..n_pods).await?);
+    world
+        .create(PodBuilder::units("one-too-many", CUT_UNITS).on(&node))
+        .await?;
+    world.until_refused("one-too-many", "nodes are available").await?;
+    world.until_all_run(&names).await?;
+    world.verify().await.context("after a start of kubelet")?;
+    replace_forgotten(world, &node, "pod-2").await
+}
+
+/// Ends the container of a pod that kubelet has forgotten the devices of: it does not start again, and a new pod does.
+async fn replace_forgotten(world: &mut World, node: &str, name: &str) -> Result<()> {
+    let namespace = world.namespace.clone();
+    let kubelet = world.node(node)?.kubelet();
+    kubelet.restart_container(&namespace, name, "main")?;
+    let is_refused = |kubelet: &Kubelet| {
+        let container = kubelet.container(&namespace, name, "main");
+        container.is_some_and(|container| match container.state {
+            RunState::Waiting { message, .. } => {
+                message.contains("no devices found allocated in local cache")
+            }
+            _ => false,
+        })
+    };
+    ensure!(
+        kubelet.until(DEADLINE, is_refused).await,
+        "kubelet starts the container of {name} again"
+    );
+    world.delete(name).await?;
+    world.until_running(&["one-too-many"]).await
 }
 
 /// kubelet restarts after pods have ended: new pods get the devices of the ended ones.

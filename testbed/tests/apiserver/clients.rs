@@ -7,7 +7,7 @@ use kube::api::{
 };
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, ResourceExt};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 
@@ -337,4 +337,35 @@ async fn programs_in_a_container_answer_by_what_it_has_printed() {
         let status = process.take_status().unwrap().await.unwrap();
         assert_eq!((printed.as_str(), status.status.as_deref()), (output, Some(end)));
     }
+}
+
+#[tokio::test]
+async fn a_resize_changes_cpu_and_memory_of_containers_alone() {
+    let server = start().await;
+    let pods = pods(&server);
+    pods.create(&PostParams::default(), &typed("p")).await.unwrap();
+    let resize = async |limits: Value| {
+        let patch = json!({
+            "metadata": {"labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "c", "image": "other", "resources": {"limits": limits, "requests": limits}}]},
+        });
+        pods.patch_subresource("resize", "p", &PatchParams::default(), &Patch::Strategic(patch))
+            .await
+    };
+    let error = resize(json!({"a.b/c": "1"})).await.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("only cpu and memory resources are mutable"),
+        "{error}"
+    );
+    assert_eq!(code(error), 422);
+    let resized = resize(json!({"cpu": "2"})).await.unwrap();
+    let container = &resized.spec.unwrap().containers[0];
+    assert_eq!(container.image.as_deref(), Some("busybox"));
+    assert_eq!(
+        container.resources.as_ref().unwrap().limits.as_ref().unwrap()["cpu"].0,
+        "2"
+    );
+    assert_eq!(resized.metadata.labels, None);
 }

@@ -45,6 +45,22 @@ async fn a_refusal_affects_matching_requests_the_given_number_of_times() {
 }
 
 #[tokio::test]
+async fn a_part_of_the_requests_of_one_user_is_refused() {
+    let server = start().await;
+    let some = Matching::anything().user("system:anonymous").percent(50);
+    let injected = server.faults().inject(some, Fault::Refuse(500));
+    let other = Matching::anything().user("nobody");
+    let others = server.faults().inject(other, Fault::Refuse(500));
+    let mut codes = Vec::new();
+    for _ in 0..40 {
+        codes.push(get(&server, PODS, "").await.code);
+    }
+    let n_refused = codes.iter().filter(|code| **code == 500).count();
+    assert!((5..35).contains(&n_refused), "{codes:?}");
+    assert_eq!((injected.hits(), others.hits()), (n_refused as u64, 0));
+}
+
+#[tokio::test]
 async fn a_lost_reply_is_not_a_lost_write() {
     let server = start().await;
     let create = || {

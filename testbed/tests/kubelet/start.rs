@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use k8s_openapi::api::core::v1::Pod;
 use proto::kubelet::deviceplugin::{CdiDevice, ContainerAllocateResponse};
 use serde_json::json;
 use tonic::Status;
@@ -121,7 +122,7 @@ async fn variables_of_cdi_override_those_of_the_pod_and_these_the_plugins() {
     let _plugin = node.plugin(script).await;
     let mut main = container("main", &[(SLOTS, "1")]);
     main["env"] = json!([{"name": "Y", "value": "early"}, {"name": "Y", "value": "pod"}, {"name": "Z", "value": "pod"},
-        {"name": "IGNORED", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]);
+        {"name": "IGNORED", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}]);
     node.create(pod("p", json!({"containers": [main]}))).await;
 
     let unresolved = |kubelet: &testbed::kubelet::Kubelet| {
@@ -204,4 +205,58 @@ async fn a_crashed_container_restarts_with_the_same_answer_and_a_new_prestart_ca
             .to_string(),
         "pod default/p has no container missing on this node"
     );
+}
+
+/// `envFrom` comes before `env`, a later source before an earlier one; a container waits for an object that is missing.
+#[tokio::test]
+async fn the_environment_comes_from_objects_and_from_the_pod() {
+    let node = Node::start().await;
+    let spec = json!({"containers": [{
+        "name": "main", "image": "work",
+        "envFrom": [
+            {"configMapRef": {"name": "first"}},
+            {"prefix": "P_", "secretRef": {"name": "second"}},
+            {"configMapRef": {"name": "absent", "optional": true}},
+        ],
+        "env": [
+            {"name": "B", "value": "pod"},
+            {"name": "KEY", "valueFrom": {"configMapKeyRef": {"name": "first", "key": "A"}}},
+            {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        ],
+    }]});
+    node.create(pod("p", spec)).await;
+    let waits = |pod: &Pod| {
+        let status = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.container_statuses.as_ref());
+        let state = status.and_then(|all| all.first()?.state.clone()?.waiting);
+        state.is_some_and(|waiting| {
+            waiting.reason.as_deref() == Some("CreateContainerConfigError")
+                && waiting.message.as_deref() == Some("configmap \"first\" not found")
+        })
+    };
+    node.when("p", waits).await;
+    let objects = node.api.objects();
+    let map =
+        json!({"metadata": {"name": "first", "namespace": "default"}, "data": {"A": "map", "B": "map"}});
+    objects.create("configmaps", map).unwrap();
+    let secret =
+        json!({"metadata": {"name": "second", "namespace": "default"}, "stringData": {"A": "secret"}});
+    objects.create("secrets", secret).unwrap();
+    node.in_phase("p", "Running").await;
+    let env = node.env("p", "main");
+    let found = ["A", "B", "P_A", "KEY", "NAME"].map(|name| env.get(name).map(String::as_str));
+    assert_eq!(found, ["map", "pod", "secret", "map", "p"].map(Some));
+}
+
+/// kubelet runs static pods by files of the node; a pod that only says that it is the copy of one is deleted.
+#[tokio::test]
+async fn a_mirror_pod_without_a_static_pod_is_deleted() {
+    let node = Node::start().await;
+    let mut mirror = slot_pod("p", 1);
+    mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+    node.create(mirror).await;
+    node.when_gone("p").await;
+    assert!(node.kubelet.admissions().is_empty());
 }

@@ -7,7 +7,7 @@ use http::Method;
 use crate::apiserver::api_objects::ApiObjects;
 use crate::apiserver::resource::Resource;
 use crate::apiserver::status::ApiError;
-use crate::apiserver::verbs::RequestTarget;
+use crate::apiserver::verbs::{RequestTarget, WrittenPart};
 
 /// The parameters of a query.
 #[derive(Debug)]
@@ -163,7 +163,11 @@ impl Route {
             resource: Arc::clone(&self.resource),
             namespace: self.namespace.clone().unwrap_or_default(),
             name: self.name.clone(),
-            status: self.subresource == "status",
+            part: match self.subresource.as_str() {
+                "status" => WrittenPart::Status,
+                "resize" => WrittenPart::Resize,
+                _ => WrittenPart::Object,
+            },
         }
     }
 }

@@ -8,11 +8,11 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use futures::Stream;
 use tokio::sync::{broadcast, watch};
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, interval_at, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::Server;
-use crate::apiserver::faults::WatchFault;
+use crate::apiserver::faults::{WatchFault, WatchOrder};
 use crate::apiserver::render::{self, View};
 use crate::apiserver::resource::Resource;
 use crate::apiserver::status::ApiError;
@@ -21,6 +21,9 @@ use crate::apiserver::watch::{EncodedChange, Watch};
 
 /// The duration of a watch whose client sets no `timeoutSeconds`.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// The pause between bookmarks of a watch that a fault lets send nothing else.
+const MUTE_BOOKMARKS: Duration = Duration::from_millis(100);
 
 /// The parameters of a watch.
 #[derive(Debug)]
@@ -42,8 +45,10 @@ pub(super) struct WatchStream {
     watch: Result<Watch, ApiError>,
     bookmark: Interval,
     deadline: Instant,
-    cuts: broadcast::Receiver<WatchFault>,
+    orders: broadcast::Receiver<(WatchFault, WatchOrder)>,
     held: watch::Receiver<Vec<WatchFault>>,
+    /// True if a fault lets the watch send bookmarks only.
+    is_mute: bool,
     stopping: CancellationToken,
     ended: bool,
 }
@@ -53,7 +58,7 @@ enum WakeReason {
     Changed,
     Bookmark,
     Ended,
-    Cut,
+    Ordered(WatchOrder),
 }
 
 impl WatchStream {
@@ -68,8 +73,9 @@ impl WatchStream {
             plan,
             watch,
             bookmark,
-            cuts: server.faults.cuts(),
+            orders: server.faults.orders(),
             held: server.faults.held(),
+            is_mute: false,
             stopping: server.stopping.clone(),
             ended: false,
         }
@@ -93,8 +99,8 @@ impl WatchStream {
             let held = self.is_held();
             let found = match &mut self.watch {
                 // A held watch does not read the log: its cursor stays, and it gets all events when it is
-                // released.
-                Ok(_) if held => Ok(Vec::new()),
+                // released. The bookmarks of a mute one name the revision of its last event.
+                Ok(_) if held || self.is_mute => Ok(Vec::new()),
                 Ok(watch) => watch.read_changes(),
                 Err(error) => Err(error.clone()),
             };
@@ -120,7 +126,11 @@ impl WatchStream {
                     let last = self.plan.bookmarks && !held;
                     return if last { self.bookmark_line(false) } else { None };
                 }
-                WakeReason::Cut => {
+                WakeReason::Ordered(WatchOrder::Mute) => {
+                    self.is_mute = true;
+                    self.bookmark = interval(MUTE_BOOKMARKS);
+                }
+                WakeReason::Ordered(WatchOrder::Cut) => {
                     self.ended = true;
                     return Some(Err(io::Error::new(
                         io::ErrorKind::ConnectionAborted,
@@ -147,10 +157,10 @@ impl WatchStream {
         let (plural, user) = (&self.plan.resource.plural, &self.plan.user);
         tokio::select! {
             () = self.stopping.cancelled() => WakeReason::Ended,
-            () = until_cut(&mut self.cuts, plural, user) => WakeReason::Cut,
+            order = next_order(&mut self.orders, plural, user) => WakeReason::Ordered(order),
             () = sleep_until(self.deadline) => WakeReason::Ended,
             Ok(()) = self.held.changed() => WakeReason::Changed,
-            () = watch.changed(), if !held => WakeReason::Changed,
+            () = watch.changed(), if !held && !self.is_mute => WakeReason::Changed,
             _ = self.bookmark.tick(), if self.plan.bookmarks => WakeReason::Bookmark,
         }
     }
@@ -186,11 +196,15 @@ impl WatchStream {
     }
 }
 
-/// Waits until a fault cuts the watches of this resource and user.
-async fn until_cut(cuts: &mut broadcast::Receiver<WatchFault>, plural: &str, user: &str) {
+/// Waits for an order to the watches of this resource and user.
+async fn next_order(
+    orders: &mut broadcast::Receiver<(WatchFault, WatchOrder)>,
+    plural: &str,
+    user: &str,
+) -> WatchOrder {
     loop {
-        match cuts.recv().await {
-            Ok(cut) if cut.include(plural, user) => return,
+        match orders.recv().await {
+            Ok((watches, order)) if watches.include(plural, user) => return order,
             Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
             Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
 
-use super::{ApiState, RequestTarget};
+use super::{ApiState, RequestTarget, WrittenPart};
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, NAMESPACES};
 use crate::apiserver::selector::Selectors;
 use crate::apiserver::status::ApiError;
@@ -234,7 +234,7 @@ pub(super) fn delete_namespace(
                 resource: Arc::clone(&resource),
                 namespace: key.namespace,
                 name: key.name,
-                status: false,
+                part: WrittenPart::Object,
             };
             delete(state, &inner, &each)?;
         }

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::create::{create, name_mismatch};
 use super::update::commit;
-use super::{ApiState, RequestTarget, WriteOptions, Written, check_kind, to_stored};
+use super::{ApiState, RequestTarget, WriteOptions, Written, WrittenPart, check_kind, to_stored};
 use crate::apiserver::object;
 use crate::apiserver::patch::strategic::Schema;
 use crate::apiserver::patch::{self, PatchFormat};
@@ -95,7 +95,7 @@ fn draft_apply(
     object::strip_nulls(&mut body);
     let current = state.store.get(&target.resource.storage, &target.key()).cloned();
     let live = current.as_ref().map(|v| &*v.value);
-    if live.is_none() && target.status {
+    if live.is_none() && target.part != WrittenPart::Object {
         return Err(target.not_found());
     }
     let schema = Schema::of(&target.resource);

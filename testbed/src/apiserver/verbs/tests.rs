@@ -83,6 +83,8 @@ fn bad_resources_are_refused(#[case] resources: Value, #[case] expected: &str) {
 #[case::bad_name(pod("Not_DNS"), 422)]
 #[case::no_name(json!({"spec": {"containers": [{"name": "c", "image": "i"}]}}), 422)]
 #[case::bad_label(json!({"metadata": {"name": "p", "labels": {"a": "-"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}), 422)]
+#[case::extended_resource_of_the_pod(json!({"metadata": {"name": "p"}, "spec": {"resources": {"limits": {"a.b/c": "1"}}, "containers": [{"name": "c", "image": "i"}]}}), 422)]
+#[case::mirror_without_node(json!({"metadata": {"name": "p", "annotations": {"kubernetes.io/config.mirror": "x"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}), 422)]
 #[case::no_such_namespace(json!({"metadata": {"name": "p", "namespace": "nope"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}), 404)]
 fn bad_pods_are_refused(#[case] pod: Value, #[case] code: u16) {
     let objects = cluster();

@@ -6,7 +6,9 @@ use serde_json::Value;
 
 use super::create::{name_mismatch, refuse};
 use super::delete::remove_object;
-use super::{ApiState, RequestTarget, WriteOptions, Written, check_kind, settle_types, to_stored};
+use super::{
+    ApiState, RequestTarget, WriteOptions, Written, WrittenPart, check_kind, settle_types, to_stored,
+};
 use crate::apiserver::patch::managers;
 use crate::apiserver::patch::strategic::Schema;
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, Resource};
@@ -173,11 +175,13 @@ fn check_preconditions(target: &RequestTarget, old: &Value, new: &Value) -> Resu
 }
 
 /// A write to the object leaves status alone; a write to status leaves everything else alone, but for the labels
-/// and annotations of built-in kinds.
+/// and annotations of built-in kinds; a resize leaves everything but containers' resources alone.
 fn separate_status(target: &RequestTarget, old: &Value, new: &mut Value) {
     let resource = &target.resource;
     let status = |of: &Value| of.get("status").cloned();
-    if target.status {
+    if target.part == WrittenPart::Resize {
+        *new = pod::resized(old, new);
+    } else if target.part == WrittenPart::Status {
         let written = status(new);
         let managed = new.pointer("/metadata/managedFields").cloned();
         let mut result = old.clone();
@@ -224,8 +228,10 @@ fn invalid_changes(target: &RequestTarget, old: &Value, new: &Value) -> Vec<Inva
         errors.push(InvalidField::forbidden("metadata.finalizers", &why));
     }
     errors.extend(admission::check_configuration(&target.resource, new));
-    if target.resource.is_pod() && !target.status {
-        errors.extend(pod::check_update(old, new));
+    match target.part {
+        WrittenPart::Object if target.resource.is_pod() => errors.extend(pod::check_update(old, new)),
+        WrittenPart::Resize => errors.extend(pod::check_resize(old, new)),
+        WrittenPart::Object | WrittenPart::Status => {}
     }
     errors
 }

@@ -1,20 +1,24 @@
 //! A tenant, who may create and change pods of a namespace, and tries to see a GPU that is not counted for a pod.
 //!
-//! The check after a scenario compares the devices that each container sees, read back from the runtime, with the pod's record.
+//! What the containers see is read back from the runtime. The check after a scenario compares it with the records of the pods that
+//! request devices; of the others the table says what they see, and `docs/security.md` where nothing defends against them.
 
 use anyhow::{Result, bail, ensure};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use proto::record::MEM_CONTAINER;
 use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
-use crate::invariants::VISIBLE_DEVICES;
+use crate::invariants::{self, VISIBLE_DEVICES};
+use crate::observer::ClusterSnapshot;
 use crate::pods::{PodBuilder, set};
 use crate::scenario::expected::{Expected, NO_ROOM};
+use crate::scenario::runtime_hook::HOOKED;
 use crate::scenario::{ScenarioEntry, World};
 
-use Expected::{Invalid, Refused, Runs, Waits};
+use Expected::{Exposed, Invalid, Refused, Runs, Waits};
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(in crate::scenario) const SCENARIOS: &[ScenarioEntry] = scenarios! {
@@ -22,12 +26,22 @@ pub(in crate::scenario) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "by no field of a pod does a container see another GPU than the one that is counted for it";
     "tenant-asks" => tenant_asks,
         "numbers at every edge, a thousand containers and huge annotations are refused with their reason";
+    "tenant-resizes" => tenant_resizes,
+        "a pod that runs is resized in CPU alone, and keeps its device";
+    "tenant-reuses" => tenant_reuses,
+        "a pod that gets the device IDs of a deleted one gets its own amounts and nothing else";
 };
 
 /// The scenarios of this file for a cluster with webhooks.
 pub(in crate::scenario) const DETOURS: &[ScenarioEntry] = scenarios! {
     "tenant-detours" => tenant_detours,
         "the rules about pods hold for each way by which a pod can be made or changed";
+};
+
+/// The scenarios of this file for a cluster that has a node with the runtime hook, and no webhooks.
+pub(in crate::scenario) const ON_HOOKED: &[ScenarioEntry] = scenarios! {
+    "tenant-hooked" => tenant_hooked,
+        "with the runtime hook no pod that requests nothing sees a GPU, webhooks or not";
 };
 
 /// A pod, and its result without webhooks and with them.
@@ -38,9 +52,14 @@ fn always(expected: Expected) -> [Expected; 2] {
     [expected; 2]
 }
 
-/// The result where kube-scheduler does not ask about the pod: without a webhook it runs, and its containers see nothing.
+/// The result where kube-scheduler does not ask about the pod, and nothing reads the field: it runs, and its containers see nothing.
 fn blind_or_refused(words: &'static str) -> [Expected; 2] {
     [Runs(0), Refused(words)]
+}
+
+/// The result where kube-scheduler does not ask about the pod: without a webhook and without the runtime hook it sees GPUs.
+fn exposed_or_refused(words: &'static str) -> [Expected; 2] {
+    [Exposed, Refused(words)]
 }
 
 /// The result where nodes offer too little of the resource: without a webhook the pod stays pending for that.
@@ -51,6 +70,12 @@ fn pending_or_refused(words: &'static str) -> [Expected; 2] {
 fn visible(value: &str) -> Value {
     json!([{"name": VISIBLE_DEVICES, "value": value}])
 }
+
+/// The `ConfigMap` whose entries a pod takes as its environment.
+const MAP: &str = "visible";
+
+/// The annotation of the copy that kubelet writes of a static pod.
+const MIRROR: &str = "kubernetes.io/config.mirror";
 
 fn plain(name: &str) -> PodBuilder {
     PodBuilder::new(name, &[])
@@ -64,23 +89,35 @@ fn at_devices() -> Vec<Attempt> {
     vec![
         (
             plain("variable").with("env", visible("all")),
-            blind_or_refused(sets),
+            exposed_or_refused(sets),
         ),
         (
-            plain("reference").with("env", by_reference),
-            blind_or_refused(sets),
+            // The value of the variable is the name of the pod.
+            plain("all").with("env", by_reference),
+            exposed_or_refused(sets),
+        ),
+        (
+            plain("entry").with(
+                "env",
+                json!([{"name": VISIBLE_DEVICES, "valueFrom": {"configMapKeyRef": {"name": MAP, "key": VISIBLE_DEVICES}}}]),
+            ),
+            exposed_or_refused(sets),
+        ),
+        (
+            plain("map").with("envFrom", json!([{"configMapRef": {"name": MAP}}])),
+            always(Exposed),
         ),
         (
             plain("init")
                 .init("i", &[])
                 .at("/spec/initContainers/0/env", visible("0")),
-            blind_or_refused(sets),
+            exposed_or_refused(sets),
         ),
         (
             plain("sidecar")
                 .sidecar("s", &[])
                 .at("/spec/initContainers/0/env", visible("all")),
-            blind_or_refused(sets),
+            exposed_or_refused(sets),
         ),
         (
             PodBuilder::units("beside", 1)
@@ -105,6 +142,65 @@ fn at_devices() -> Vec<Attempt> {
             PodBuilder::share("marked", 10).annotation("gpushare/all-devices", "true"),
             always(Refused("gpushare/all-devices")),
         ),
+    ]
+}
+
+/// Pods that Kubernetes itself refuses: names that the record or a path could be mistaken by, amounts of the whole pod, and the copy
+/// of a static pod that is on no node.
+fn at_names() -> Vec<Attempt> {
+    let label = "a lowercase RFC 1123 label";
+    let units = |name: &str| PodBuilder::units(name, 1);
+    vec![
+        (
+            units("twins").container("main", &[]),
+            always(Invalid("Duplicate value: \"main\"")),
+        ),
+        (
+            units("init-twin").init("main", &[(GPU_MEM, "1")]),
+            always(Invalid("Duplicate value: \"main\"")),
+        ),
+        (units("path").container("../main", &[]), always(Invalid(label))),
+        (
+            units("tag").container("<img src=x onerror=alert(1)>", &[]),
+            always(Invalid(label)),
+        ),
+        (
+            units("key").annotation("<script>/../x", "x"),
+            always(Invalid("metadata.annotations")),
+        ),
+        (
+            plain("whole").at("/spec/resources", json!({"limits": {GPU_MEM: "1"}})),
+            always(Invalid("Unsupported value")),
+        ),
+        (
+            units("mirror").annotation(MIRROR, "x"),
+            always(Invalid("must set spec.nodeName if mirror pod annotation is set")),
+        ),
+    ]
+}
+
+/// Pods without a request that gpushare admits: an image that sets the variable, a runtime class of NVIDIA's runtime, and directories of
+/// the node, which Pod Security refuses. The testbed mounts no directories.
+fn at_the_node() -> Vec<Attempt> {
+    let mounting = |name: &str, path: &str| {
+        plain(name)
+            .at(
+                "/spec/volumes",
+                json!([{"name": "node", "hostPath": {"path": path}}]),
+            )
+            .with("volumeMounts", json!([{"name": "node", "mountPath": "/node"}]))
+    };
+    vec![
+        (
+            plain("image").with("image", json!("nvidia/cuda:12.4")),
+            always(Exposed),
+        ),
+        (
+            plain("class").at("/spec/runtimeClassName", json!("nvidia")),
+            always(Runs(0)),
+        ),
+        (mounting("host-dev", "/dev"), always(Runs(0))),
+        (mounting("host-cdi", "/var/run/cdi"), always(Runs(0))),
     ]
 }
 
@@ -167,13 +263,114 @@ fn at_amounts() -> Vec<Attempt> {
 }
 
 async fn tenant_sees(world: &mut World) -> Result<()> {
-    for attempt in at_devices() {
+    let maps = make_map(world).await?;
+    for attempt in at_devices().into_iter().chain(at_names()) {
         make(world, attempt).await?;
     }
     if world.cluster.is_some() {
-        // An image that sets the variable itself.
-        let image = plain("image").with("image", json!("nvidia/cuda:12.4"));
-        make(world, (image, always(Runs(0)))).await?;
+        for attempt in at_the_node() {
+            make(world, attempt).await?;
+        }
+        mirror_on_a_node(world).await?;
+    }
+    maps.delete(MAP, &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// Makes the `ConfigMap` that pods read their environment from.
+async fn make_map(world: &World) -> Result<Api<ConfigMap>> {
+    let map = json!({"metadata": {"name": MAP}, "data": {VISIBLE_DEVICES: "all"}});
+    let maps: Api<ConfigMap> = Api::namespaced(world.client.0.clone(), &world.namespace);
+    maps.create(&PostParams::default(), &serde_json::from_value(map)?)
+        .await?;
+    Ok(maps)
+}
+
+/// On a node with the runtime hook no pod without a request sees a GPU, though no webhook has refused it.
+async fn tenant_hooked(world: &mut World) -> Result<()> {
+    let maps = make_map(world).await?;
+    for (spec, [without, _]) in at_devices().into_iter().chain(at_the_node()) {
+        let expected = match without {
+            Exposed => Runs(0),
+            expected => expected,
+        };
+        expected.try_pod(world, spec.on(HOOKED)).await?;
+    }
+    maps.delete(MAP, &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// The webhooks admit a mirror pod as it is, and kubelet deletes it without starting it: the tenant has no file on the node.
+async fn mirror_on_a_node(world: &mut World) -> Result<()> {
+    let (node, name) = (world.gpu_node(1)?.name, "mirror-on-node");
+    let mirror = PodBuilder::units(name, 1)
+        .annotation(MIRROR, "x")
+        .at("/spec/nodeName", json!(node))
+        .with("env", visible("all"));
+    world.create(mirror).await?;
+    let key = world.key(name);
+    let is_gone = |snapshot: &ClusterSnapshot| (!snapshot.pods.contains_key(&key)).then_some(());
+    world.until("the mirror pod to be gone", is_gone).await?;
+    let namespace = world.namespace.clone();
+    let started = world.node(&node)?.kubelet().container(&namespace, name, "main");
+    ensure!(
+        started.is_none(),
+        "a mirror pod without a static pod has run: {started:?}"
+    );
+    Ok(())
+}
+
+/// Resizes a pod that runs. The API server refuses other resources than CPU and memory.
+async fn tenant_resizes(world: &mut World) -> Result<()> {
+    let before = world.start(PodBuilder::units("resized", 1)).await?;
+    let resize = async |limits: Value| {
+        let patch = json!({"spec": {"containers": [{"name": "main", "resources": {"limits": limits, "requests": limits}}]}});
+        let api = world.pods.api();
+        api.patch_subresource(
+            "resize",
+            "resized",
+            &PatchParams::default(),
+            &Patch::Strategic(patch),
+        )
+        .await
+    };
+    for limits in [
+        json!({GPU_MEM: "2"}),
+        json!({GPU_SHARED: "1", GPU_MEMORY_RATIO: "100"}),
+    ] {
+        match resize(limits.clone()).await {
+            Err(kube::Error::Api(status)) if status.code == 422 => ensure!(
+                status
+                    .message
+                    .contains("only cpu and memory resources are mutable"),
+                "{limits}: {status}"
+            ),
+            other => bail!("a resize to {limits} should have been refused with 422: {other:?}"),
+        }
+    }
+    resize(json!({"cpu": "1"})).await?;
+    let after = world.pod("resized")?;
+    ensure!(
+        invariants::record(&before) == invariants::record(&after),
+        "the record has changed: {:?}",
+        after.annotations()
+    );
+    Ok(())
+}
+
+/// Takes a whole GPU, deletes the pod, and takes a part of the same device IDs with another pod of the same name.
+async fn tenant_reuses(world: &mut World) -> Result<()> {
+    let node = world.gpu_node(1)?;
+    let all = node.units.first().copied().unwrap_or_default();
+    for units in [all, 1, all] {
+        world
+            .start(PodBuilder::units("reused", units).on(&node.name))
+            .await?;
+        let log = world.log("reused", "main").await?;
+        let amount = format!("{MEM_CONTAINER}={units}\n");
+        ensure!(log.contains(&amount), "{units} units: no {amount:?} in {log}");
+        world.verify().await?;
+        world.delete("reused").await?;
     }
     Ok(())
 }
