@@ -420,7 +420,7 @@ impl Daemon {
     }
 
     /// Kills it and starts it with another command line.
-    pub(crate) async fn restart_as(&mut self, invocation: Invocation) -> Result<(), DaemonError> {
+    pub async fn restart_as(&mut self, invocation: Invocation) -> Result<(), DaemonError> {
         self.kill().await;
         *self = Self::start(invocation, &self.crashes)?;
         Ok(())

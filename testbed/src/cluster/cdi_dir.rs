@@ -63,6 +63,16 @@ impl CdiDir {
             .with_context(|| format!("cannot block {}", self.path.display()))
     }
 
+    /// Lets all processes read and write specs in another directory, which may be a small file system.
+    ///
+    /// # Errors
+    /// A link cannot take the place of the directory.
+    pub fn replace_by(&self, other: &Path) -> Result<()> {
+        std::fs::rename(&self.path, &self.aside)
+            .and_then(|()| in_place_of(&self.path, || std::os::unix::fs::symlink(other, &self.path)))
+            .with_context(|| format!("cannot replace {}", self.path.display()))
+    }
+
     /// Undoes [`CdiDir::block`].
     ///
     /// # Errors

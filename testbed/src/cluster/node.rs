@@ -257,6 +257,12 @@ impl SimulatedNode {
         Ok(self.kill_plugin().await?.restart_as(invocation).await?)
     }
 
+    /// Kills its plugin and starts it by another command line, this once.
+    pub async fn restart_plugin_as(&mut self, change: impl FnOnce(Invocation) -> Invocation) -> Result<()> {
+        let changed = change(self.invocation.clone());
+        Ok(self.kill_plugin().await?.restart_as(changed).await?)
+    }
+
     /// Kills its plugin and starts it with this limit of open files.
     pub(crate) async fn restart_plugin_limited(&mut self, n_files: u32) -> Result<()> {
         let mut limited = self.invocation.clone();

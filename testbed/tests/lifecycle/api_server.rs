@@ -1,14 +1,17 @@
-//! The API server away, for a moment or for ten minutes.
+//! The API server away, for a moment or for ten minutes; and its watches a minute late.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use proto::resource::GPU_MEM;
 use rstest::rstest;
-use testbed::apiserver::{Fault, Matching};
-use testbed::cluster::{ClusterSpec, GpuFault, LocalCluster, NodeSetup};
+use testbed::apiserver::{Fault, Faults, Matching};
+use testbed::cluster::{ClusterSpec, GpuFault, LocalCluster, NodeSetup, PLUGIN_USER, SCHEDULER_USER};
+use testbed::invariants;
 use testbed::kubelet::Kubelet;
 use testbed::observer::ClusterSnapshot;
+use testbed::pod_fields::is_running;
 use testbed::pods::{NamespacePods, PodBuilder};
 
 use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_event, until_run, verify};
@@ -135,4 +138,60 @@ async fn nodes_work_through_a_short_outage_of_the_api_server(#[case] inject: &'s
 #[ignore = "takes ten minutes"]
 async fn nodes_work_through_ten_minutes_without_the_api_server() -> Result<()> {
     away("cdi", Duration::from_secs(600)).await
+}
+
+/// The longest delay of an event.
+const LATE: Duration = Duration::from_secs(60);
+
+/// Holds back the watches of both daemons, again and again.
+async fn late_watches(faults: &Faults) {
+    loop {
+        let held = [SCHEDULER_USER, PLUGIN_USER].map(|user| faults.hold_watches_of(user, ""));
+        tokio::time::sleep(LATE).await;
+        drop(held);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Fills all GPUs, deletes half of the pods, and creates as many.
+async fn replace_half(cluster: &LocalCluster, pods: &NamespacePods) -> Result<()> {
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let (gone, kept) = names.split_at(4);
+    let new = ["i", "j", "k", "l"];
+    for name in names {
+        pods.create(&PodBuilder::units(name, 8)).await?;
+    }
+    until_run_and_fit(cluster, &names).await?;
+    for (old, name) in gone.iter().zip(new) {
+        pods.delete(old).await?;
+        pods.create(&PodBuilder::units(name, 8)).await?;
+    }
+    until_run_and_fit(cluster, &[kept, new.as_slice()].concat()).await
+}
+
+/// Waits until pods run, while no record at any change oversubscribes a GPU.
+async fn until_run_and_fit(cluster: &LocalCluster, names: &[&str]) -> Result<()> {
+    let api = cluster.api().objects().clone();
+    let run = |_: &ClusterSnapshot| {
+        let now = ClusterSnapshot::of(&api);
+        let violations = invariants::accounts(&now, &BTreeSet::new()).violations;
+        if !violations.is_empty() {
+            return Some(Err(anyhow!("{violations:?}")));
+        }
+        let mut pods = names.iter().map(|name| now.pod(name));
+        pods.all(|pod| pod.is_some_and(is_running)).then_some(Ok(()))
+    };
+    cluster.until("all pods to run", LATE * 5, run).await?
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes three to five minutes"]
+async fn watches_that_are_a_minute_late_oversubscribe_no_gpu() -> Result<()> {
+    let (cluster, pods) = cluster("cdi").await?;
+    let faults = cluster.api().faults().clone();
+    tokio::select! {
+        replaced = replace_half(&cluster, &pods) => replaced?,
+        () = late_watches(&faults) => {}
+    }
+    verify(&cluster).await
 }
