@@ -24,6 +24,8 @@ pub(super) const POLICIES: [&str; 9] = [
     "gpushare-scheduler-leaders",
     "gpushare-scheduler-secrets",
 ];
+/// The name of the admission policy of an installation with webhooks.
+pub(super) const WEBHOOK_POLICY: &str = "gpushare-scheduler-webhooks";
 /// The oldest version of the API server that serves everything the installation uses.
 const OLDEST: (u32, u32) = (1, 33);
 
@@ -431,6 +433,14 @@ fn policies(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
         .map(|binding| text(binding, "/spec/policyName"))
         .collect();
     let mut idle = POLICIES.to_vec();
+    let kinds = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
+    // A list that the user may not read shows no webhooks.
+    let has_webhooks = kinds
+        .iter()
+        .any(|kind| own_webhooks(facts, kind).is_ok_and(|own| !own.is_empty()));
+    if has_webhooks {
+        idle.push(WEBHOOK_POLICY);
+    }
     // A policy without a binding is never evaluated, and looks installed.
     idle.retain(|wanted| !is_named(wanted, policies) || !bound.contains(wanted));
     if !idle.is_empty() {

@@ -46,7 +46,7 @@ fn replica(pod: &str, leading: bool) -> AskedReplica {
 
 /// An installation with one node and two replicas.
 fn sound() -> InstallationFacts {
-    let policies: Vec<&str> = checks::POLICIES.to_vec();
+    let policies = [&checks::POLICIES[..], &[checks::WEBHOOK_POLICY]].concat();
     let node = json!({
         "metadata": {"name": "n1", "labels": {"gpushare": "true"}, "annotations": {"aliyun.com/gpu-mem-unit": "GiB"}},
         "status": {"capacity": {"aliyun.com/gpu-mem": "16"}},
@@ -128,16 +128,33 @@ fn sound() -> InstallationFacts {
     }
 }
 
+/// The findings that are faults.
+fn faults(facts: &InstallationFacts) -> Vec<Finding> {
+    let mut faults = findings(facts);
+    faults.retain(|finding| finding.severity != Severity::Ok);
+    faults
+}
+
 #[test]
 fn a_sound_cluster_has_no_finding() {
-    let bad: Vec<Finding> = findings(&sound())
-        .into_iter()
-        .filter(|finding| finding.severity != Severity::Ok)
-        .collect();
-    assert_eq!(bad, Vec::new());
+    assert_eq!(faults(&sound()), []);
 }
 
 /// The objects of a kind, to plant a fault.
+/// Their policy is part of the component.
+#[test]
+fn an_installation_without_webhooks_needs_no_policy_for_them() {
+    let mut facts = sound();
+    for kind in ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"] {
+        *list(&mut facts, kind) = Ok(Vec::new());
+    }
+    list(&mut facts, "validatingadmissionpolicies")
+        .as_mut()
+        .unwrap()
+        .pop();
+    assert_eq!(faults(&facts), []);
+}
+
 fn list<'a>(facts: &'a mut InstallationFacts, kind: &str) -> &'a mut Objects {
     facts.objects.get_mut(kind).unwrap()
 }
@@ -183,6 +200,7 @@ fn report(check: &str, object: &str) -> Finding {
 #[case::no_rights("rights", |facts: &mut InstallationFacts| drop(list(facts, "clusterrolebindings").as_mut().unwrap().remove(1)))]
 #[case::no_policy("policies", |facts: &mut InstallationFacts| drop(list(facts, "validatingadmissionpolicies").as_mut().unwrap().remove(4)))]
 #[case::policy_without_binding("policies", |facts: &mut InstallationFacts| drop(list(facts, "validatingadmissionpolicybindings").as_mut().unwrap().remove(0)))]
+#[case::no_policy_of_the_webhooks("policies", |facts: &mut InstallationFacts| drop(list(facts, "validatingadmissionpolicies").as_mut().unwrap().pop()))]
 #[case::no_ca("webhooks", |facts: &mut InstallationFacts| set(list(facts, "mutatingwebhookconfigurations"), "/webhooks/0/clientConfig/caBundle", json!("")))]
 #[case::webhook_to_nowhere("webhooks", |facts: &mut InstallationFacts| *list(facts, "services") = Ok(Vec::new()))]
 #[case::no_limits("enforcement", |facts: &mut InstallationFacts| {
