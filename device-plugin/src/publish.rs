@@ -72,6 +72,8 @@ pub struct PublisherSettings {
     pub memory_unit: MemoryUnit,
     /// True if this plugin serves a vendor's resource too.
     pub serves_vendor: bool,
+    /// True if the devices are those of a file.
+    pub is_simulated: bool,
     /// The policy for partitions of GPUs, if the operator sets one.
     pub partition_policy: Option<GpuPartitionPolicy>,
     /// The present boot of this node, if the kernel names it.
@@ -323,6 +325,7 @@ impl NodePublisher {
         let inputs = DeviceObjectInputs {
             checkpoints,
             serves_vendor: self.settings.serves_vendor,
+            is_simulated: self.settings.is_simulated,
             overrides,
             partition_policy: self.settings.partition_policy,
             injection: self.inputs.injection.borrow_and_update().clone(),

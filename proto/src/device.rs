@@ -35,6 +35,8 @@ pub const NODE_LABELS: [&str; 3] = [GPU_VENDOR_LABEL, GPU_MODEL_LABEL, GPU_DRIVE
 
 /// Label of the Device object of a node whose plugin serves the vendor's resource (`nvidia.com/gpu`) too: `true`.
 pub const SERVES_VENDOR_LABEL: &str = "gpushare/serves-vendor";
+/// Label of the Device object of a node whose devices are simulated, read from a file: `true`.
+pub const SIMULATED_LABEL: &str = "gpushare/simulated";
 /// Label of a device in the Device object: [`SHARING_DISABLED`] if the device is left to the vendor's plugin.
 pub const SHARING_LABEL: &str = "gpushare/sharing";
 /// The only value of [`SHARING_LABEL`].

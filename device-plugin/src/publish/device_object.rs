@@ -9,7 +9,7 @@ use proto::device::{
     BOOT_ID, CONDITION_HEALTHY, CONDITION_INJECTABLE, CONDITION_ISOLATED, CONDITION_LIMITED,
     CONDITION_REPORT_VALID, Device, DeviceCondition, DeviceInfo, DeviceSpec, DeviceTopology, ENFORCEMENT,
     GPU_DRIVER_LABEL, GPU_MODEL_LABEL, GPU_VENDOR_LABEL, RESERVED_MEMORY, RawDevice, SERVES_VENDOR_LABEL,
-    SHARING_DISABLED, SHARING_LABEL, TYPE_GPU,
+    SHARING_DISABLED, SHARING_LABEL, SIMULATED_LABEL, TYPE_GPU,
 };
 use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use proto::node::Node;
@@ -41,6 +41,8 @@ pub struct DeviceObjectInputs {
     pub checkpoints: Option<String>,
     /// True if this plugin serves a vendor's resource too.
     pub serves_vendor: bool,
+    /// True if the devices are those of a file.
+    pub is_simulated: bool,
     /// The cluster administrator's overrides: labels of this node's devices, and partitions of its GPUs.
     pub overrides: Arc<NodeOverrides>,
     /// The policy for partitions of GPUs, if the operator sets one.
@@ -119,6 +121,9 @@ impl DeviceObjectInputs {
         }
         if self.serves_vendor {
             labels.insert(SERVES_VENDOR_LABEL.to_owned(), "true".to_owned());
+        }
+        if self.is_simulated {
+            labels.insert(SIMULATED_LABEL.to_owned(), "true".to_owned());
         }
         // The policy of a table that cannot be read stays: it decides if whole GPUs may be allocated without one.
         let is_unreadable = self.overrides.partitions_problem.is_some();

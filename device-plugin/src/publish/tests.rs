@@ -135,6 +135,7 @@ impl Server {
             names: ResourceNames::default(),
             memory_unit: MemoryUnit::GIB,
             serves_vendor: false,
+            is_simulated: false,
             partition_policy: None,
             boot_id: None,
         };

@@ -11,7 +11,7 @@ use proto::node::Node;
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
-use crate::config::{Config, VendorServer};
+use crate::config::{Config, InventoryKind, VendorServer};
 use crate::fleet::NodeFleet;
 use crate::fleet::corrections::Correction;
 use crate::fleet::sharing::Sharing;
@@ -165,6 +165,7 @@ pub(super) fn publish(
     let settings = PublisherSettings {
         node_name: config.node_name.clone(),
         serves_vendor: config.resource_names().whole.is_some(),
+        is_simulated: matches!(config.inventory, InventoryKind::File(_)),
         names: config.resource_names().cluster,
         memory_unit: config.memory_unit,
         partition_policy: config.gpu_partition_policy,

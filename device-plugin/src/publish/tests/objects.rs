@@ -28,6 +28,19 @@ fn the_device_object_of_a_node() {
 }
 
 #[test]
+fn devices_of_a_file_are_marked_as_simulated() {
+    let mark = |is_simulated| {
+        let inputs = DeviceObjectInputs {
+            is_simulated,
+            ..DeviceObjectInputs::default()
+        };
+        let device = inputs.device(&fleet(1), &node(&json!({})), None, at(0));
+        device.metadata.labels.unwrap().get("gpushare/simulated").cloned()
+    };
+    assert_eq!((mark(true).as_deref(), mark(false)), (Some("true"), None));
+}
+
+#[test]
 fn the_enforcement_level_is_a_label_and_a_condition_of_each_gpu() {
     let levels = [(0, Level::Driver), (1, Level::HamiCore)];
     let levels = levels.map(|(minor, level)| {
