@@ -7,6 +7,7 @@
  *
  *   see              the device files of NVIDIA, NVIDIA_VISIBLE_DEVICES, the driver's library, and the GPUs by CUDA; does not fail
  *   memory           the memory of the GPU, and the time that its context took
+ *   nvml             the memory of the GPU and of this program by NVML, the driver's library for administration; does not fail
  *   allocate=BYTES   allocates memory of the GPU
  *   fill             fills the allocated memory, each time with another word
  *   sum              adds up the words of the allocated memory by a kernel, and compares the sum with what `fill` has written
@@ -15,10 +16,11 @@
  *   rate=SECONDS     launches a kernel that only computes, again and again, and counts
  *   fault            launches a kernel that writes to an address that is not mapped
  *   files=DIR        the names of the files of a directory
+ *   kernel-log=TEXT  the last lines of the kernel's log that have this text; needs CAP_SYSLOG on most machines; does not fail
  *   hold=SECONDS     sleeps
  *
- * It needs neither headers nor libraries of CUDA: libcuda.so.1 is loaded when the first command needs it, as the container's loader
- * finds it, and the kernels are PTX, which the driver compiles. A container has one GPU in the scenarios that run this program, so
+ * It needs neither headers nor libraries of CUDA: libcuda.so.1 and libnvidia-ml.so.1 are loaded when the first command needs them, as
+ * the container's loader finds them, and the kernels are PTX, which the driver compiles. A container has one GPU in the scenarios that run this program, so
  * other GPUs are shown and not used.
  */
 #define _GNU_SOURCE
@@ -33,11 +35,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/klog.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #define LIBRARY "libcuda.so.1"
+#define NVML_LIBRARY "libnvidia-ml.so.1"
 #define MAX_FILES 256
 #define MAX_NAME 512
 /* CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT */
@@ -115,7 +119,7 @@ static struct {
 
 static Handle library;
 /* The call that failed, its result, and the name of that or the loader's text. */
-static struct {
+static struct failure {
     const char *call;
     int code;
     char name[MAX_NAME];
@@ -137,10 +141,10 @@ static int check(const char *call, int code) {
 }
 
 #define CALL(function, ...) check(#function, cuda.function(__VA_ARGS__))
-#define LOAD(function) load(#function, &cuda.function, sizeof cuda.function)
+#define LOAD(function) load_from(library, #function, &cuda.function, sizeof cuda.function)
 
-static int load(const char *symbol, void *function, size_t size) {
-    void *found = dlsym(library, symbol);
+static int load_from(Handle from, const char *symbol, void *function, size_t size) {
+    void *found = dlsym(from, symbol);
     if (!found) return fail("dlsym", 0, dlerror());
     /* C has no conversion between pointers to objects and to functions. */
     memcpy(function, &found, size);
@@ -295,15 +299,23 @@ static int list_files(const char *dir, const char *below, const char *prefix, ch
     return n;
 }
 
-static void print_device(int device) {
+/* The UUID of a GPU, in the form of NVML. */
+static int uuid_of(char text[MAX_NAME], int device) {
     unsigned char uuid[16] = {0};
-    char name[MAX_NAME] = "";
+    int has_failed = CALL(cuDeviceGetUuid, uuid, device);
+    char *end = text + sprintf(text, "GPU-");
+    for (int i = 0; i < 16; i++) end += sprintf(end, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
+    return has_failed;
+}
+
+static void print_device(int device) {
+    char uuid[MAX_NAME], name[MAX_NAME] = "";
     size_t bytes = 0;
-    int has_failed = CALL(cuDeviceGetUuid, uuid, device) || CALL(cuDeviceGetName, name, sizeof name, device) ||
+    int has_failed = uuid_of(uuid, device) || CALL(cuDeviceGetName, name, sizeof name, device) ||
                      CALL(cuDeviceTotalMem_v2, &bytes, device);
-    printf("{\"uuid\":\"GPU-");
-    for (int i = 0; i < 16; i++) printf("%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
-    printf("\",\"name\":");
+    printf("{\"uuid\":");
+    print_text(uuid);
+    printf(",\"name\":");
     print_text(name);
     printf(",\"bytes\":%zu", bytes);
     if (has_failed) {
@@ -506,6 +518,130 @@ static int hold(double seconds) {
     return 0;
 }
 
+/* --- NVML ------------------------------------------------------------------------------------------------------------- */
+
+/* nvmlMemory_v2_t; used does not count what the driver keeps, unlike in the first version. */
+struct memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
+
+/* nvmlProcessInfo_t, since its second version. */
+struct process_info {
+    unsigned pid;
+    unsigned long long bytes;
+    unsigned gpu_instance, compute_instance;
+};
+
+#define NVML_NOT_AVAILABLE (~0ull)
+#define MAX_PROCESSES 1024
+
+static struct {
+    int (*nvmlInit_v2)(void);
+    const char *(*nvmlErrorString)(int);
+    int (*nvmlDeviceGetHandleByUUID)(const char *, Handle *);
+    int (*nvmlDeviceGetMemoryInfo_v2)(Handle, struct memory_v2 *);
+    int (*nvmlDeviceGetComputeRunningProcesses)(Handle, unsigned *, struct process_info *);
+} nvml_api;
+
+#define NVML_CALL(function, ...) check_nvml(#function, nvml_api.function(__VA_ARGS__))
+
+static int check_nvml(const char *call, int code) {
+    if (code == 0) return 0;
+    return fail(call, code, nvml_api.nvmlErrorString ? nvml_api.nvmlErrorString(code) : "unknown error");
+}
+
+/* Loads the library, and begins. */
+static int open_nvml(void) {
+    Handle nvml_library = dlopen(NVML_LIBRARY, RTLD_NOW);
+    if (!nvml_library) return fail("dlopen", 0, dlerror());
+#define LOAD_NVML(symbol, function) load_from(nvml_library, symbol, &nvml_api.function, sizeof nvml_api.function)
+    if (LOAD_NVML("nvmlInit_v2", nvmlInit_v2) || LOAD_NVML("nvmlErrorString", nvmlErrorString) ||
+        LOAD_NVML("nvmlDeviceGetHandleByUUID", nvmlDeviceGetHandleByUUID) ||
+        LOAD_NVML("nvmlDeviceGetMemoryInfo_v2", nvmlDeviceGetMemoryInfo_v2))
+        return 1;
+    /* The third version has the structure of the second. */
+    if (LOAD_NVML("nvmlDeviceGetComputeRunningProcesses_v3", nvmlDeviceGetComputeRunningProcesses) &&
+        LOAD_NVML("nvmlDeviceGetComputeRunningProcesses_v2", nvmlDeviceGetComputeRunningProcesses))
+        return 1;
+    return NVML_CALL(nvmlInit_v2);
+}
+
+/* Later calls return the result of the first. */
+static int start_nvml(void) {
+    static int has_begun, has_failed;
+    static struct failure first;
+    if (!has_begun) {
+        has_begun = 1;
+        has_failed = open_nvml();
+        first = failure;
+    }
+    if (has_failed) failure = first;
+    return has_failed;
+}
+
+/* The memory of this program, if NVML lists it: in a container NVML has the process IDs of the container. */
+static int own_memory(Handle device, unsigned long long *bytes, unsigned *n_processes) {
+    static struct process_info processes[MAX_PROCESSES];
+    *n_processes = MAX_PROCESSES;
+    *bytes = NVML_NOT_AVAILABLE;
+    if (NVML_CALL(nvmlDeviceGetComputeRunningProcesses, device, n_processes, processes)) return 1;
+    for (unsigned i = 0; i < *n_processes; i++)
+        if (processes[i].pid == (unsigned)getpid() && processes[i].bytes != NVML_NOT_AVAILABLE)
+            *bytes = processes[i].bytes + (*bytes == NVML_NOT_AVAILABLE ? 0 : *bytes);
+    return 0;
+}
+
+static int nvml(void) {
+    struct memory_v2 memory = {.version = sizeof memory | 2u << 24};
+    char uuid[MAX_NAME];
+    Handle device = NULL;
+    unsigned long long bytes = NVML_NOT_AVAILABLE;
+    unsigned n_processes = 0;
+    int first = 0, has_failed = start_cuda() || CALL(cuDeviceGet, &first, 0) || uuid_of(uuid, first) || start_nvml() ||
+                                NVML_CALL(nvmlDeviceGetHandleByUUID, uuid, &device) ||
+                                NVML_CALL(nvmlDeviceGetMemoryInfo_v2, device, &memory);
+    begin("nvml");
+    if (!has_failed) {
+        print(",\"totalBytes\":%llu,\"reservedBytes\":%llu,\"usedBytes\":%llu", memory.total, memory.reserved, memory.used);
+        has_failed = own_memory(device, &bytes, &n_processes);
+        if (!has_failed) print(",\"processes\":%u", n_processes);
+        if (bytes != NVML_NOT_AVAILABLE) print(",\"ownBytes\":%llu", bytes);
+    }
+    end(has_failed);
+    return 0;
+}
+
+/* --- the kernel's log ------------------------------------------------------------------------------------------------- */
+
+/* klogctl(2) has these numbers alone. */
+enum { READ_ALL = 3, SIZE_OF_BUFFER = 10 };
+#define MAX_LINES 20
+
+static int kernel_log(const char *text) {
+    static char lines[MAX_LINES][MAX_NAME];
+    int size = klogctl(SIZE_OF_BUFFER, NULL, 0), n = 0, read = -1, n_lines = 0, has_failed = 0;
+    char *buffer = size > 0 ? malloc((size_t)size + 1) : NULL;
+    if (buffer) read = klogctl(READ_ALL, buffer, size);
+    if (read < 0) has_failed = fail("klogctl", errno, strerror(errno));
+    if (read >= 0) {
+        buffer[read] = 0;
+        for (char *line = strtok(buffer, "\n"); line; line = strtok(NULL, "\n"))
+            if (strstr(line, text)) snprintf(lines[n++ % MAX_LINES], MAX_NAME, "%s", line);
+    }
+    n_lines = n < MAX_LINES ? n : MAX_LINES;
+    begin("kernel-log");
+    print(",\"lines\":[");
+    for (int i = n - n_lines; i < n; i++) {
+        if (i > n - n_lines) print(",");
+        print_text(lines[i % MAX_LINES]);
+    }
+    print("]");
+    free(buffer);
+    end(has_failed);
+    return 0;
+}
+
 /* --- the command line ------------------------------------------------------------------------------------------------- */
 
 /* The value of an argument of this name; NULL if it is another one. */
@@ -518,6 +654,7 @@ static int run(const char *argument) {
     const char *value;
     if (!strcmp(argument, "see")) return see();
     if (!strcmp(argument, "memory")) return memory();
+    if (!strcmp(argument, "nvml")) return nvml();
     if (!strcmp(argument, "fill")) return fill();
     if (!strcmp(argument, "sum")) return sum();
     if (!strcmp(argument, "fault")) return fault();
@@ -526,6 +663,7 @@ static int run(const char *argument) {
     if ((value = value_of(argument, "until"))) return until(atof(value));
     if ((value = value_of(argument, "rate"))) return rate(atof(value));
     if ((value = value_of(argument, "files"))) return show_files(value);
+    if ((value = value_of(argument, "kernel-log"))) return kernel_log(value);
     if ((value = value_of(argument, "hold"))) return hold(atof(value));
     return -1;
 }

@@ -205,19 +205,22 @@ impl ProbeFolder {
 fn the_probe_shows_and_uses_the_gpus_of_a_container() {
     let folder = ProbeFolder::new();
     let (status, printed) = folder.run(
-        "see memory allocate=786432 fill sum fill sum memory work=0.01 until=0 rate=0.01 hold=0",
-        &[("NVIDIA_VISIBLE_DEVICES", "all")],
+        "see nvml memory nvml allocate=786432 fill nvml sum fill sum memory work=0.01 until=0 rate=0.01 hold=0",
+        &[("NVIDIA_VISIBLE_DEVICES", "all"), ("CONTEXT", "4096")],
     );
     assert_eq!(status, Some(0), "{printed}");
     insta::assert_snapshot!(printed, @r###"
     {"command":"see","cudaVersion":"13.0","deniedFiles":[],"deviceFiles":["nvidia-caps/nvidia-cap1","nvidia3","nvidiactl"],"devices":[{"bytes":1048576,"name":"Stand-in \"0\"","uuid":"GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"},{"bytes":2097152,"name":"Stand-in \"1\"","uuid":"GPU-ffffffff-ffff-ffff-ffff-ffffffffffff"}],"library":"/lib/libcuda.so.1","variable":"all"}
-    {"command":"memory","contextMilliseconds":null,"freeBytes":1048576,"totalBytes":1048576}
+    {"command":"nvml","processes":0,"reservedBytes":0,"totalBytes":1048576,"usedBytes":0}
+    {"command":"memory","contextMilliseconds":null,"freeBytes":1044480,"totalBytes":1048576}
+    {"command":"nvml","ownBytes":4096,"processes":1,"reservedBytes":0,"totalBytes":1048576,"usedBytes":4096}
     {"bytes":786432,"command":"allocate"}
     {"command":"fill","word":1}
+    {"command":"nvml","ownBytes":790528,"processes":1,"reservedBytes":0,"totalBytes":1048576,"usedBytes":790528}
     {"command":"sum","expected":196608,"sum":196608}
     {"command":"fill","word":2}
     {"command":"sum","expected":393216,"sum":393216}
-    {"command":"memory","contextMilliseconds":null,"freeBytes":262136,"totalBytes":1048576}
+    {"command":"memory","contextMilliseconds":null,"freeBytes":258040,"totalBytes":1048576}
     {"command":"work","rounds":1,"wrong":0}
     {"command":"until","lateSeconds":null}
     {"command":"rate","kernels":null,"longestMilliseconds":null,"perSecond":null}
@@ -225,14 +228,33 @@ fn the_probe_shows_and_uses_the_gpus_of_a_container() {
     "###);
 }
 
+/// A machine may keep its kernel's log from programs without rights.
+#[test]
+fn the_probe_finds_lines_of_the_kernels_log_or_says_why_not() {
+    let folder = ProbeFolder::new();
+    let (status, printed) = folder.run("kernel-log=[ hold=0", &[]);
+    assert_eq!(status, Some(0), "{printed}");
+    let answer: Value = serde_json::from_str(printed.lines().next().unwrap()).unwrap();
+    let lines = answer["lines"].as_array().unwrap();
+    let is_read = answer.get("error").is_none();
+    assert!(is_read || answer["error"]["call"] == "klogctl", "{printed}");
+    assert!(
+        lines.iter().all(|line| line.as_str().unwrap().contains('[')),
+        "{printed}"
+    );
+    assert!(lines.len() <= 20 && (is_read || lines.is_empty()), "{printed}");
+}
+
 #[test]
 fn the_probe_names_the_call_that_fails_and_its_error() {
     let folder = ProbeFolder::new();
     let mut lines = Vec::new();
-    let cases: [(&str, &[(&str, &str)]); 9] = [
+    let cases: [(&str, &[(&str, &str)]); 10] = [
         ("see memory hold=9", &[("LD_LIBRARY_PATH", "/nowhere")]),
         ("see memory", &[("GPUS", "")]),
         ("allocate=2000000 fill", &[]),
+        // NVML is for information alone, and a program goes on without it.
+        ("nvml nvml fill", &[("NO_NVML", "1")]),
         ("fill", &[]),
         ("sum", &[]),
         ("allocate=4000 fill sum hold=9", &[("FLIPS", "1")]),
@@ -254,6 +276,9 @@ fn the_probe_names_the_call_that_fails_and_its_error() {
     {"command":"see","deniedFiles":[],"deviceFiles":["nvidia-caps/nvidia-cap1","nvidia3","nvidiactl"],"error":{"call":"cuInit","code":100,"name":"CUDA_ERROR_NO_DEVICE"},"library":"/lib/libcuda.so.1"}
     {"command":"memory","error":{"call":"cuInit","code":100,"name":"CUDA_ERROR_NO_DEVICE"}}
     {"bytes":2000000,"command":"allocate","error":{"call":"cuMemAlloc_v2","code":2,"name":"CUDA_ERROR_OUT_OF_MEMORY"}}
+    {"command":"nvml","error":{"call":"nvmlInit_v2","code":9,"name":"Driver Not Loaded"}}
+    {"command":"nvml","error":{"call":"nvmlInit_v2","code":9,"name":"Driver Not Loaded"}}
+    {"command":"fill","error":{"call":"fill","code":0,"name":"nothing is allocated"},"word":1}
     {"command":"fill","error":{"call":"fill","code":0,"name":"nothing is allocated"},"word":1}
     {"command":"sum","error":{"call":"sum","code":0,"name":"nothing is allocated"}}
     {"bytes":4000,"command":"allocate"}

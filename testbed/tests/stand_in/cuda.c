@@ -1,24 +1,32 @@
 /*
- * A stand-in for libcuda: just enough of the driver's API for gpu-probe. Memory of a device is memory of the host; of a large block,
+ * A stand-in for libcuda and, by another name, for libnvidia-ml: just enough of the driver's APIs for gpu-probe. Memory of a device is memory of the host; of a large block,
  * as a host may not have, only the word is kept that fills it. Kernels run as C functions of the same names, and PTX is not compiled.
- * GPUS has a GPU in each word: "UUID:BYTES", with the 32 digits of the UUID. Each process has these GPUs to itself. As in CUDA, a
- * context that had a fault answers every later call with the same error.
+ * GPUS has a GPU in each word: "UUID:BYTES", with the 32 digits of the UUID. Each process has these GPUs to itself, and NVML lists
+ * this process alone. CONTEXT has the bytes that a context takes of the GPU, and LIMIT, as with HAMi-core's library, the MiB that a
+ * process can have of it. As in CUDA, a context that had a fault answers every later call with the same error.
  */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700 };
 
 #define MAX_GPUS 8
 
-static struct {
+static struct gpu {
     unsigned char uuid[16];
     size_t bytes, used;
 } gpus[MAX_GPUS];
 static int n_gpus, fault;
+
+/* A number in a variable; 0 without it. */
+static size_t number(const char *variable) {
+    const char *text = getenv(variable);
+    return text ? (size_t)strtoull(text, NULL, 10) : 0;
+}
 
 #define LARGE ((size_t)64 << 20)
 /* The only large block of the process: its address, which is not mapped, and its word. */
@@ -34,7 +42,9 @@ int cuInit(unsigned flags) {
             if (sscanf(text, "%2x", &byte) != 1) return INVALID_VALUE;
             gpus[n_gpus].uuid[i] = (unsigned char)byte;
         }
-        gpus[n_gpus++].bytes = (size_t)strtoull(text + 1, (char **)&text, 10);
+        gpus[n_gpus].bytes = (size_t)strtoull(text + 1, (char **)&text, 10);
+        if (number("LIMIT")) gpus[n_gpus].bytes = number("LIMIT") << 20;
+        n_gpus++;
         while (*text == ' ') text++;
     }
     return n_gpus ? SUCCESS : NO_DEVICE;
@@ -66,7 +76,10 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     return *value = attribute == 16 ? 4 : 0, SUCCESS;
 }
 
-int cuDevicePrimaryCtxRetain(void **context, int device) { return *context = &gpus[device], SUCCESS; }
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    gpus[device].used += number("CONTEXT");
+    return *context = &gpus[device], SUCCESS;
+}
 
 int cuCtxSetCurrent(void *context) { return context == &gpus[0] ? SUCCESS : INVALID_VALUE; }
 
@@ -128,5 +141,50 @@ int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned
         /* As in CUDA, the fault is seen when the kernel has run. */
         fault = ILLEGAL_ADDRESS;
     }
+    return SUCCESS;
+}
+
+/* --- NVML: the third version of the list of processes is left out, as drivers before 510 do --- */
+
+struct memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
+
+struct process_info {
+    unsigned pid;
+    unsigned long long bytes;
+    unsigned gpu_instance, compute_instance;
+};
+
+int nvmlInit_v2(void) { return getenv("NO_NVML") ? 9 : SUCCESS; }
+
+const char *nvmlErrorString(int code) { return code == 9 ? "Driver Not Loaded" : "Not Found"; }
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    unsigned char bytes[16] = {0};
+    int n = 0;
+    for (const char *digit = uuid + strlen("GPU-"); *digit && n < 32; digit++) {
+        unsigned value = 0;
+        if (*digit == '-') continue;
+        sscanf(digit, "%1x", &value);
+        bytes[n / 2] = (unsigned char)(bytes[n / 2] << 4 | value);
+        n++;
+    }
+    for (int i = 0; i < n_gpus; i++)
+        if (!memcmp(gpus[i].uuid, bytes, 16)) return *device = &gpus[i], SUCCESS;
+    return 6;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(const struct gpu *device, struct memory_v2 *memory) {
+    if (memory->version != (sizeof *memory | 2u << 24)) return 25;
+    memory->total = device->bytes, memory->reserved = 0;
+    memory->free = device->bytes - device->used, memory->used = device->used;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v2(const struct gpu *device, unsigned *n, struct process_info *processes) {
+    *n = device->used > 0;
+    if (*n) processes[0] = (struct process_info){.pid = (unsigned)getpid(), .bytes = device->used};
     return SUCCESS;
 }

@@ -1,4 +1,4 @@
-//! `gpu-probe` and the stand-in for the driver's library that it calls.
+//! `gpu-probe` and the stand-in for the driver's libraries that it calls.
 
 #![expect(
     clippy::unwrap_used,
@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compiles the program into a directory, and the library into `lib` below it; returns the program and that directory.
+/// Compiles the program into a directory, and the libraries into `lib` below it; returns the program and that directory.
 pub(crate) fn build(dir: &Path) -> [PathBuf; 2] {
     let [program, libraries] = ["gpu-probe", "lib"].map(|name| dir.join(name));
     std::fs::create_dir(&libraries).unwrap();
@@ -19,6 +19,8 @@ pub(crate) fn build(dir: &Path) -> [PathBuf; 2] {
         &libraries.join("libcuda.so.1"),
         &["-shared", "-fPIC"],
     );
+    // The loader takes two names of one file for one library, so that both APIs have the same state.
+    std::os::unix::fs::symlink("libcuda.so.1", libraries.join("libnvidia-ml.so.1")).unwrap();
     [program, libraries]
 }
 
