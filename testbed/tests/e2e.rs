@@ -4,24 +4,28 @@
 mod cuda;
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
+use proto::resource::{HAMI_CORE, ISOLATION_PROVIDER};
 use serde_json::json;
 use testbed::apiserver::{Fault, Matching, UsedAccess};
 use testbed::cluster::{
-    ClusterSpec, LocalCluster, NodeKind, NodeSetup, PLUGIN_USER, SCHEDULER_USER, WebhookSpec, default_deploy,
+    ClusterSpec, LocalCluster, NodeKind, NodeSetup, PLUGIN_USER, RuntimeSpec, SCHEDULER_USER, WebhookSpec,
+    default_deploy,
 };
 use testbed::console::Console;
 use testbed::kubelet::{PreparedDevice, ProbeProgram};
 use testbed::observer::ClusterSnapshot;
+use testbed::parts::Commands;
 use testbed::pods::PodBuilder;
 use testbed::rbac::{self, Permission, Rbac, RbacTarget};
-use testbed::scenario::real_gpus::{self, GpuOptions, SideBySide};
+use testbed::scenario::real_gpus::{self, GpuOptions, GpuScenario, ProgramTimes};
 use testbed::scenario::{self, World};
 use testbed::{e2e, manifests, replicas};
 use tokio::time::timeout;
@@ -39,9 +43,14 @@ async fn every_scenario_ends_as_it_promises() {
 /// The UUID of a GPU on which the scenarios for real GPUs run.
 const PROBED: &str = "GPU-5d1ca1c6-5f1b-4b1a-9c1e-0123456789ab";
 
-/// Nodes with `gpu-probe` and a stand-in for CUDA: one like that of `docs/nvidia.md#seen-on-a-gpu` with a smaller GPU, and one where
-/// NVIDIA's runtime is the default.
-fn probed_nodes([program, libraries]: [PathBuf; 2]) -> Vec<NodeSetup> {
+/// The commands of a cluster in which nothing ends: they try the scenario, and no fault.
+const NO_FAULTS: &str = "parts: {containerd: {kill: \"true\"}, kubelet: {kill: \"true\"}}";
+
+/// Nodes with `gpu-probe` and a stand-in for CUDA: one like that of `docs/nvidia.md#seen-on-a-gpu` with a smaller GPU, one where
+/// NVIDIA's runtime is the default, and two where it has a `RuntimeClass`, of which one
+/// has the runtime hook and HAMi-core's library.
+fn probed_nodes(dir: &Path) -> Result<Vec<NodeSetup>, Box<dyn Error>> {
+    let [program, libraries] = cuda::build(dir);
     let node = |kind, name, mib: u64| {
         let mut node = NodeSetup::of_kind(kind, name, &[mib]);
         for gpu in &mut node.gpus {
@@ -51,13 +60,80 @@ fn probed_nodes([program, libraries]: [PathBuf; 2]) -> Vec<NodeSetup> {
             program: program.clone(),
             libraries: libraries.clone(),
             gpu_bytes: mib << 20,
+            context_bytes: 520 << 20,
         });
         node
     };
-    vec![
-        node(NodeKind::PlainCdi, "plain", 12_288),
+    let hami = dir.join("vgpu");
+    std::fs::create_dir(&hami)?;
+    for (file, text) in [
+        ("libvgpu.so", ""),
+        ("ld.so.preload", "/usr/local/vgpu/libvgpu.so\n"),
+    ] {
+        std::fs::write(hami.join(file), text)?;
+    }
+    let mut plain = node(NodeKind::PlainCdi, "plain", 12_288);
+    plain.plugin_args.push("--measure-memory".to_owned());
+    let mut hooked = node(NodeKind::RuntimeClass, "hooked", 12_288);
+    hooked.runtime = RuntimeSpec::Plugins;
+    hooked
+        .labels
+        .insert(ISOLATION_PROVIDER.to_owned(), HAMI_CORE.to_owned());
+    hooked.plugin_args.push(format!("--hami-core={}", hami.display()));
+    Ok(vec![
+        plain,
         node(NodeKind::JitCdi, "exposed", 16_384),
-    ]
+        node(NodeKind::RuntimeClass, "class", 12_288),
+        hooked,
+    ])
+}
+
+/// The settings of a run on simulated GPUs, whose times are short.
+fn gpu_options(node: &str) -> GpuOptions {
+    GpuOptions {
+        simulated: true,
+        times: ProgramTimes {
+            ready: 0,
+            compute: 1,
+            latest: f64::INFINITY,
+            listed: 4,
+        },
+        ..GpuOptions::of_real_gpus(
+            Some(node.to_owned()),
+            "nvidia/cuda:12.4.1-base-ubuntu22.04".to_owned(),
+        )
+    }
+}
+
+fn gpu_scenarios(names: &[&str]) -> Vec<GpuScenario> {
+    let mut scenarios = real_gpus::all();
+    scenarios.retain(|scenario| names.contains(&scenario.name));
+    assert_eq!(scenarios.len(), names.len(), "{names:?}");
+    scenarios
+}
+
+/// Runs scenarios, of which none may count as passed; adds a line for each.
+async fn run_gpu_scenarios(
+    world: World,
+    scenarios: &[GpuScenario],
+    options: &GpuOptions,
+    lines: &mut Vec<String>,
+) -> Result<World, Box<dyn Error>> {
+    // Times and rates differ from run to run.
+    let figures = r"\d+\.\d+ s|-?\d+ % lost|\d+ (alone|for)|\b\d+, |rounds \d+ to \d+";
+    let figures = regex::Regex::new(figures)?;
+    let console = Console::new(true);
+    let (world, report) = real_gpus::run(&console, world, scenarios, options).await?;
+    assert!(!report.is_ok());
+    for result in &report.results {
+        let text = figures.replace_all(&result.result, "…");
+        lines.push(format!("{} {:?}: {text}", result.scenario, result.outcome));
+    }
+    if let Some(versions) = report.versions.filter(|versions| !versions.gpushare.is_empty()) {
+        assert_eq!(versions.driver, "550.54.15");
+        assert_eq!(versions.gpushare, env!("CARGO_PKG_VERSION"));
+    }
+    Ok(world)
 }
 
 /// All that reaches containers is compared, and nothing counts as passed. Left out is the scenario that waits for the removal of CDI
@@ -65,56 +141,53 @@ fn probed_nodes([program, libraries]: [PathBuf; 2]) -> Vec<NodeSetup> {
 #[tokio::test(flavor = "multi_thread")]
 async fn scenarios_on_real_gpus_run_up_to_cuda_on_the_testbed() {
     let dir = tempfile::tempdir().unwrap();
-    let cluster = LocalCluster::start(ClusterSpec::of(probed_nodes(cuda::build(dir.path()))))
+    let cluster = LocalCluster::start(ClusterSpec::of(probed_nodes(dir.path()).unwrap()))
         .await
         .unwrap();
-    let mut world = World::new(cluster.client().clone(), "gpus", None, Some(cluster))
+    let client = cluster.client().clone();
+    let classes: Api<RuntimeClass> = Api::all(client.clone());
+    for (name, handler) in [("nvidia", "nvidia"), ("other", "runc")] {
+        let class = json!({"metadata": {"name": name}, "handler": handler});
+        let class = serde_json::from_value(class).unwrap();
+        classes.create(&PostParams::default(), &class).await.unwrap();
+    }
+    let mut world = World::new(client.clone(), "gpus", None, Some(cluster))
         .await
         .unwrap();
-    let console = Console::new(true);
-    let options = |node: &str, simulated| GpuOptions {
-        simulated,
-        side_by_side: SideBySide {
-            ready: 0,
-            compute: 1,
-            latest: f64::INFINITY,
-        },
-        ..GpuOptions::of_real_gpus(
-            Some(node.to_owned()),
-            "nvidia/cuda:12.4.1-base-ubuntu22.04".to_owned(),
-        )
-    };
-    let named = |names: &[&str]| {
-        let mut scenarios = real_gpus::all();
-        scenarios.retain(|scenario| names.is_empty() || names.contains(&scenario.name));
-        scenarios
-    };
-    let mut most = named(&[]);
+    let mut most = real_gpus::all();
     assert_eq!(most.pop().unwrap().name, "gpu-nothing-left");
-    // Times and rates differ from run to run.
-    let figures = r"\d+\.\d+ s|-?\d+ % lost|\d+ (alone|for)|\b\d+, |rounds \d+ to \d+";
-    let figures = regex::Regex::new(figures).unwrap();
+    let real = GpuOptions {
+        simulated: false,
+        ..gpu_options("plain")
+    };
     let mut lines = Vec::new();
     for (options, scenarios) in [
-        (options("plain", false), named(&["gpu-offered"])),
-        (options("plain", true), most),
-        (options("exposed", true), named(&["gpu-without-request"])),
+        (real, gpu_scenarios(&["gpu-offered"])),
+        (gpu_options("plain"), most),
+        (gpu_options("exposed"), gpu_scenarios(&["gpu-without-request"])),
+        (gpu_options("class"), gpu_scenarios(&["gpu-runtime-classes"])),
+        (
+            gpu_options("hooked"),
+            gpu_scenarios(&["gpu-runtime-classes", "gpu-hami-core"]),
+        ),
     ] {
-        let report;
-        (world, report) = real_gpus::run(&console, world, &scenarios, &options)
+        world = run_gpu_scenarios(world, &scenarios, &options, &mut lines)
             .await
             .unwrap();
-        assert!(!report.is_ok());
-        for result in &report.results {
-            let text = figures.replace_all(&result.result, "…");
-            lines.push(format!("{} {:?}: {text}", result.scenario, result.outcome));
-        }
-        if let Some(versions) = report.versions {
-            assert_eq!(versions.driver, "550.54.15");
-            assert_eq!(versions.gpushare, env!("CARGO_PKG_VERSION"));
-        }
     }
-    world.end().await.unwrap().unwrap().stop().await.unwrap();
+    let cluster = world.end().await.unwrap().unwrap();
+    // A client of a real cluster has its API server alone.
+    let file = dir.path().join("commands.yaml");
+    std::fs::write(&file, NO_FAULTS).unwrap();
+    let commands = Commands::read(&file, Path::new("unused")).unwrap();
+    let world = World::new(client, "gpus-by-api", None, None).await.unwrap();
+    let world = world.broken_by(Some(commands));
+    let scenarios = gpu_scenarios(&["gpu-measured", "gpu-runtime-killed"]);
+    let world = run_gpu_scenarios(world, &scenarios, &gpu_options("plain"), &mut lines)
+        .await
+        .unwrap();
+    world.end().await.unwrap();
+    cluster.stop().await.unwrap();
     insta::assert_snapshot!(lines.join("\n"));
 }
 

@@ -159,6 +159,7 @@ rbac.authorization.k8s.io/v1    clusterroles                      ClusterRole   
 rbac.authorization.k8s.io/v1    rolebindings                      RoleBinding                      namespaced -      -        -
 rbac.authorization.k8s.io/v1    roles                             Role                             namespaced -      -        -
 resource.k8s.io/v1              resourceclaims                    ResourceClaim                    namespaced status -        -
+node.k8s.io/v1                  runtimeclasses                    RuntimeClass                     cluster    -      -        -
 scheduling.k8s.io/v1            priorityclasses                   PriorityClass                    cluster    -      pc       -
 scheduling.k8s.io/v1alpha2      podgroups                         PodGroup                         namespaced status -        -
 storage.k8s.io/v1               csidrivers                        CSIDriver                        cluster    -      -        -

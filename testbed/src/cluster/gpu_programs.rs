@@ -72,16 +72,34 @@ impl InventoryFile {
     }
 }
 
-/// A hook that has each running container use a part of the memory that its pod holds.
-pub(super) fn memory_use(api: ApiObjects, inventory: Arc<InventoryFile>) -> ContainersHook {
+/// A hook that has each running container use memory: that which its program reports where containers run `gpu-probe`, else a part of
+/// the memory that its pod holds.
+pub(super) fn memory_use(api: ApiObjects, inventory: Arc<InventoryFile>, has_probe: bool) -> ContainersHook {
     ContainersHook::new(move |containers| {
         let running: Vec<&RuntimeContainer> = containers
             .filter(|container| matches!(container.state, RunState::Running { .. }))
             .collect();
-        if let Err(error) = inventory.set_processes(processes(&api, &running)) {
+        let processes = if has_probe {
+            probes(&running)
+        } else {
+            processes(&api, &running)
+        };
+        if let Err(error) = inventory.set_processes(processes) {
             tracing::error!(%error, "the memory in use does not follow the containers");
         }
     })
+}
+
+/// The processes of `gpu-probe`, which use the first GPU of their containers.
+fn probes(running: &[&RuntimeContainer]) -> Processes {
+    let mut processes = Processes::new();
+    for container in running.iter().filter(|container| container.gpu_bytes > 0) {
+        if let Some(uuid) = container.gpus.first() {
+            let process = json!({"memory": container.gpu_bytes.to_string(), "container": container.id()});
+            processes.entry(uuid.clone()).or_default().push(process);
+        }
+    }
+    processes
 }
 
 /// A process on each GPU that a container sees.

@@ -111,8 +111,9 @@ impl SimulatedNode {
             gpus: config.gpus.clone(),
             inventory: Arc::new(InventoryFile::at(node_dir.join(INVENTORY))),
         };
-        if spec.uses_memory {
-            config.containers = memory_use(api.objects().clone(), Arc::clone(&machine.inventory));
+        if spec.uses_memory || spec.probe.is_some() {
+            let inventory = Arc::clone(&machine.inventory);
+            config.containers = memory_use(api.objects().clone(), inventory, spec.probe.is_some());
         }
         // The machine's files are written before kubelet and plugin start, as on a machine that has booted.
         machine.set(&spec)?;

@@ -8,6 +8,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
@@ -32,6 +33,8 @@ pub struct ProbeProgram {
     pub libraries: PathBuf,
     /// The memory of each GPU of the stand-in, in bytes.
     pub gpu_bytes: u64,
+    /// The memory that a context of the stand-in takes, in bytes.
+    pub context_bytes: u64,
 }
 
 /// Starts the program for a container that has started. It ends by itself, or with the container.
@@ -51,7 +54,17 @@ pub(super) fn start(machine: &Arc<KubeletMachine>, container: RuntimeContainer, 
     let (changes, weak) = (machine.subscribe(), Arc::downgrade(machine));
     let log = Arc::clone(&machine.config.log);
     tokio::spawn(async move {
-        let print = |line: String| log(&container.namespace, &container.pod, &container.name, line);
+        let note = |bytes| {
+            if let Some(machine) = weak.upgrade() {
+                machine.runtime.set_gpu_bytes(&container, bytes);
+            }
+        };
+        let print = |line: String| {
+            if let Some(bytes) = own_bytes(&line) {
+                note(bytes);
+            }
+            log(&container.namespace, &container.pod, &container.name, line);
+        };
         let is_over = |weak: &std::sync::Weak<KubeletMachine>| {
             weak.upgrade()
                 .is_none_or(|machine| has_ended(&machine, &container))
@@ -60,12 +73,19 @@ pub(super) fn start(machine: &Arc<KubeletMachine>, container: RuntimeContainer, 
         tokio::select! {
             () = ended => {}
             result = run(&probe, &container, commands, &print) => {
+                note(0);
                 if let Err(error) = result {
                     tracing::error!(error = format!("{error:#}"), pod = container.pod, "{PROGRAM} does not run");
                 }
             }
         }
     });
+}
+
+/// The memory that the program uses, if a line of its output has it. The node's plugin gets the figure too, as it would from NVML.
+fn own_bytes(line: &str) -> Option<u64> {
+    let answer: Value = serde_json::from_str(line).ok()?;
+    answer.get("ownBytes")?.as_u64()
 }
 
 /// Returns true if a container no longer runs in the start that `container` is; an init container ends with its program.
@@ -111,6 +131,10 @@ async fn run(
         gpus.push(format!("{digits}:{}", probe.gpu_bytes));
     }
     command.env("GPUS", gpus.join(" "));
+    command.env("CONTEXT", probe.context_bytes.to_string());
+    if container.mounts.iter().any(|path| path == PRELOAD) {
+        command.env("LIMIT", container.env.get(HAMI_LIMIT).map_or("", String::as_str));
+    }
     let mut process = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -127,6 +151,11 @@ async fn run(
     }
     process.wait().await.map(drop).context("the program is lost")
 }
+
+/// The file by which HAMi-core's library is loaded into every program of a container.
+const PRELOAD: &str = "/etc/ld.so.preload";
+/// The variable in which that library finds the limit of the first GPU.
+const HAMI_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT_0";
 
 fn is_driver_library(path: &str) -> bool {
     let file = Path::new(path).file_name().and_then(|name| name.to_str());

@@ -77,6 +77,8 @@ pub struct RuntimeContainer {
     pub hooks: Vec<String>,
     /// UUIDs of the GPUs whose device nodes it has, sorted.
     pub gpus: Vec<String>,
+    /// The memory of the first of them that its program has reported to use, in bytes; see [`super::gpu_probe`].
+    pub gpu_bytes: u64,
 }
 
 impl RuntimeContainer {
@@ -103,6 +105,7 @@ impl RuntimeContainer {
             mounts: Vec::new(),
             hooks: Vec::new(),
             gpus: Vec::new(),
+            gpu_bytes: 0,
         }
     }
 }
@@ -189,6 +192,16 @@ impl Runtime {
             let found = containers.get_mut(&(uid.to_owned(), container.to_owned()));
             found.map(|found| found.state = state).is_some()
         })
+    }
+
+    /// Notes the memory that the program of a container uses, unless the container has been started again since.
+    pub(crate) fn set_gpu_bytes(&self, of: &RuntimeContainer, bytes: u64) {
+        let key = (of.pod_uid.clone(), of.name.clone());
+        self.change(|containers| {
+            if let Some(found) = containers.get_mut(&key).filter(|found| found.starts == of.starts) {
+                found.gpu_bytes = bytes;
+            }
+        });
     }
 
     /// Ends every running container of a pod.

@@ -27,9 +27,13 @@ use trial::{Finding, Trial};
 mod answers;
 mod computing;
 mod containers;
+mod fault;
 mod memory;
+mod plugin;
+mod runtime_classes;
 mod target;
 mod trial;
+mod usage;
 
 /// The function of a scenario.
 type Body = for<'a> fn(&'a mut Trial) -> BoxFuture<'a, Result<Finding>>;
@@ -38,8 +42,11 @@ type Body = for<'a> fn(&'a mut Trial) -> BoxFuture<'a, Result<Finding>>;
 type GpuEntry = (&'static str, &'static str, Body);
 
 /// The scenarios in their order: the one that compares with the state before all others is the last.
-const LISTS: [&[GpuEntry]; 4] = [
+const LISTS: [&[GpuEntry]; 7] = [
     containers::SCENARIOS,
+    runtime_classes::SCENARIOS,
+    usage::SCENARIOS,
+    fault::SCENARIOS,
     computing::SCENARIOS,
     memory::OVERRUN,
     memory::LEFT,
@@ -161,19 +168,21 @@ pub struct GpuOptions {
     pub image: String,
     /// True if simulated GPUs will do, on which no scenario counts as passed.
     pub simulated: bool,
-    /// Times of the pods that compute side by side.
-    pub side_by_side: SideBySide,
+    /// Times that the pods' programs are given.
+    pub times: ProgramTimes,
 }
 
-/// Times of pods that compute side by side, in seconds.
+/// Times that programs are given, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SideBySide {
-    /// From the creation of the first pod until all begin.
+pub struct ProgramTimes {
+    /// From the creation of the first of several pods that compute side by side until all begin.
     pub ready: u64,
     /// For which they compute.
     pub compute: u64,
-    /// The latest begin of a pod after the others.
+    /// The latest begin of one of them after the others.
     pub latest: f64,
+    /// Before a program faults, in which the node's plugin lists its process: it lists the processes every 15 s.
+    pub listed: u64,
 }
 
 impl GpuOptions {
@@ -183,10 +192,11 @@ impl GpuOptions {
             node,
             image,
             simulated: false,
-            side_by_side: SideBySide {
+            times: ProgramTimes {
                 ready: 15,
                 compute: 4,
                 latest: 0.5,
+                listed: 20,
             },
         }
     }
@@ -222,7 +232,7 @@ pub async fn run(
         gpu,
         image: options.image.clone(),
         at_start: None,
-        side_by_side: options.side_by_side,
+        times: options.times,
     };
     let versions = Some(trial.versions().await);
     let mut results = Vec::new();

@@ -90,7 +90,7 @@ impl World {
 
     /// Lets scenarios break parts of a real cluster by these commands.
     #[must_use]
-    pub(crate) fn broken_by(self, commands: Option<Commands>) -> Self {
+    pub fn broken_by(self, commands: Option<Commands>) -> Self {
         Self { commands, ..self }
     }
 

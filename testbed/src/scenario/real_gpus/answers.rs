@@ -27,6 +27,10 @@ pub(super) struct Answer {
     pub(super) devices: Vec<CudaDevice>,
     pub(super) context_milliseconds: Option<f64>,
     pub(super) free_bytes: Option<u64>,
+    /// The memory of the GPU by NVML, that in use on it, and that of the program, which NVML may not list.
+    pub(super) total_bytes: Option<u64>,
+    pub(super) used_bytes: Option<u64>,
+    pub(super) own_bytes: Option<u64>,
     pub(super) bytes: Option<u64>,
     pub(super) rounds: Option<u64>,
     pub(super) wrong: Option<u64>,
@@ -35,6 +39,8 @@ pub(super) struct Answer {
     pub(super) late_seconds: Option<f64>,
     /// Names of files.
     pub(super) names: Vec<String>,
+    /// Lines of the kernel's log.
+    pub(super) lines: Vec<String>,
 }
 
 /// The call that failed.
@@ -65,9 +71,15 @@ impl Answers {
         self.0.iter().rev().find(|answer| answer.command == command)
     }
 
-    /// The first error of a command; `see` shows that a container has no GPU, and does not fail by it.
+    /// The answers to a command.
+    pub(super) fn all<'a>(&'a self, command: &'a str) -> impl Iterator<Item = &'a Answer> {
+        self.0.iter().filter(move |answer| answer.command == command)
+    }
+
+    /// The first error of a command; some commands show that something is not there, and do not fail by it.
     pub(super) fn failed(&self) -> Option<(&Answer, &ProbeError)> {
-        let mut failed = self.0.iter().filter(|answer| answer.command != "see");
+        let fails = |answer: &&Answer| !["see", "nvml", "kernel-log"].contains(&answer.command.as_str());
+        let mut failed = self.0.iter().filter(fails);
         failed.find_map(|answer| Some((answer, answer.error.as_ref()?)))
     }
 }
@@ -85,8 +97,14 @@ impl Answer {
                 "its record has the minors {expected:?}, it has the device files {minors:?}"
             ));
         }
-        if !self.denied_files.is_empty() {
-            return Err(format!("it cannot open {}", self.denied_files.join(", ")));
+        let denied: Vec<&str> = self
+            .denied_files
+            .iter()
+            .map(String::as_str)
+            .filter(|name| is_needed(name))
+            .collect();
+        if !denied.is_empty() {
+            return Err(format!("it cannot open {}", denied.join(", ")));
         }
         if let Some(error) = &self.error {
             return Err(format!("CUDA does not start: {error}"));
@@ -114,6 +132,13 @@ impl Answer {
     }
 }
 
+/// Returns true if CUDA opens the device file: that of a GPU, or one of these two. Others, such as those below `nvidia-caps`, may be
+/// for root alone.
+fn is_needed(file: &str) -> bool {
+    let minor = file.strip_prefix("nvidia").unwrap_or_default();
+    ["nvidiactl", "nvidia-uvm"].contains(&file) || minor.parse::<i32>().is_ok()
+}
+
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
@@ -128,6 +153,7 @@ mod tests {
     #[case::one_of_two(SEEN, &[(0, "GPU-a"), (1, "GPU-b")], Some("has the minors {0, 1}"))]
     #[case::another_uuid(SEEN, &[(1, "GPU-a")], Some(r#"CUDA has {"GPU-b"}"#))]
     #[case::closed_file(r#"{"command":"see","deviceFiles":["nvidia1"],"deniedFiles":["nvidia1"]}"#, &[(1, "GPU-b")], Some("cannot open nvidia1"))]
+    #[case::closed_capability(r#"{"command":"see","deviceFiles":["nvidia1","nvidia-caps/nvidia-cap1"],"deniedFiles":["nvidia-caps/nvidia-cap1"],"library":"l","devices":[{"uuid":"GPU-b","bytes":9}]}"#, &[(1, "GPU-b")], None)]
     #[case::no_library(r#"{"command":"see","deviceFiles":["nvidia1"],"error":{"call":"dlopen","code":0,"name":"none"}}"#, &[(1, "GPU-b")], Some("dlopen: none"))]
     fn a_container_sees_the_gpus_of_its_record(
         #[case] line: &str,

@@ -1,4 +1,4 @@
-//! Many pods on one GPU: their start, their speed, and what the fault of one does to the others.
+//! Many pods on one GPU: their start, their speed, and their life while the container runtime is killed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::target::GIB;
 use super::trial::{Finding, Trial, percentiles};
-use super::{GpuEntry, SideBySide};
+use super::{GpuEntry, ProgramTimes};
 use crate::observer::ClusterSnapshot;
 use crate::parts::ClusterPart;
 use crate::pod_fields::{container_statuses, is_running};
@@ -20,8 +20,6 @@ pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
         "pods of 1 GiB in one burst, up to 40";
     "gpu-time-slicing" => time_slicing,
         "kernels per second of one, two and four pods side by side";
-    "gpu-fault" => fault,
-        "a kernel that faults";
     "gpu-runtime-killed" => runtime_killed,
         "containerd and kubelet killed";
 };
@@ -108,11 +106,12 @@ async fn time_slicing(trial: &mut Trial) -> Result<Finding> {
     let (mut rates, mut gpus) = (Vec::new(), BTreeSet::new());
     for n_pods in [1, 2, 4] {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
-        let SideBySide {
+        let ProgramTimes {
             ready,
             compute,
             latest,
-        } = trial.side_by_side;
+            ..
+        } = trial.times;
         let until = format!("until={}", now.as_secs() + ready);
         let rate = format!("rate={compute}");
         let names: Vec<String> = (0..n_pods).map(|idx| format!("slice-{n_pods}-{idx}")).collect();
@@ -165,7 +164,7 @@ fn rates_text(rates: &[Vec<f64>], n_gpus: usize) -> Option<String> {
 const ROUNDS: u64 = 20;
 
 /// Starts a pod that fills and sums its memory as long as it lives.
-async fn start_survivor(trial: &Trial) -> Result<()> {
+pub(super) async fn start_survivor(trial: &Trial) -> Result<()> {
     let units = trial.gpu.units(GIB).to_string();
     let commands = ["see", "allocate=134217728", "work=0"];
     trial.start("survivor", &commands, &[(GPU_MEM, &units)]).await?;
@@ -188,7 +187,7 @@ async fn rounds(trial: &Trial) -> Result<u64> {
 const SURVIVE: Duration = Duration::from_secs(60);
 
 /// Waits until the survivor has done more rounds; returns those before and after.
-async fn until_more_rounds(trial: &Trial) -> Result<[u64; 2]> {
+pub(super) async fn until_more_rounds(trial: &Trial) -> Result<[u64; 2]> {
     let before = rounds(trial).await?;
     let began = Instant::now();
     loop {
@@ -204,55 +203,37 @@ async fn until_more_rounds(trial: &Trial) -> Result<[u64; 2]> {
     }
 }
 
-/// A pod's kernel writes to an address that is not mapped; another pod goes on, and a new one works.
-async fn fault(trial: &mut Trial) -> Result<Finding> {
-    start_survivor(trial).await?;
-    let units = trial.gpu.units(GIB).to_string();
-    let limits = [(GPU_MEM, units.as_str())];
-    trial
-        .start("fault", &["see", "fault", "hold=3600"], &limits)
-        .await?;
-    let answers = trial.answers_of("fault", "main", "fault").await?;
-    trial.compare("fault", &answers)?;
-    let (_, error) = answers.failed().context("the kernel did not fault")?;
-    let [before, after] = until_more_rounds(trial).await?;
-    let commands = ["see", "allocate=134217728", "fill", "sum", "hold=3600"];
-    trial.start("after-fault", &commands, &limits).await?;
-    trial.compared("after-fault", "sum").await?;
-    ensure!(
-        trial.device()?.health,
-        "the fault of a program made the GPU unhealthy"
-    );
-    let text = format!(
-        "{error} in its own container; the GPU stays healthy, another pod goes on computing (rounds {before} to {after}, none \
-         wrong), and a new pod works"
-    );
-    let event = trial.fault_event("fault").await;
-    let of_plugin = event
-        .as_ref()
-        .map_or(String::new(), |text| format!("; the plugin's event: {text}"));
-    Ok(Finding::new(text + &of_plugin)
-        .figure("roundsAfterwards", after - before)
-        .figure("event", event))
-}
-
 /// The container runtime and kubelet are killed; a pod that computes goes on in the same container.
 async fn runtime_killed(trial: &mut Trial) -> Result<Finding> {
     start_survivor(trial).await?;
+    // The program prints before kubelet writes the pod's status.
+    trial.world.until_running(&["survivor"]).await?;
     let container = |trial: &Trial| {
-        let pod = trial.world.pod("survivor").ok()?;
-        let status = container_statuses(&pod).next().cloned()?;
-        Some((status.container_id, status.restart_count))
+        let pod = trial.world.pod("survivor")?;
+        let status = container_statuses(&pod)
+            .next()
+            .context("the survivor has no status")?;
+        let id = status
+            .container_id
+            .clone()
+            .context("the survivor has no container")?;
+        anyhow::Ok((id, status.restart_count))
     };
-    let before = container(trial);
+    let before = container(trial)?;
     let node = trial.gpu.node.clone();
     for part in [ClusterPart::Containerd, ClusterPart::Kubelet] {
         breaking::restart(&mut trial.world, part, &node).await?;
     }
     breaking::until_ready(&mut trial.world).await?;
     let [before_rounds, after] = until_more_rounds(trial).await?;
-    ensure!(container(trial) == before, "the container was started again");
-    let text = format!("a container that uses CUDA goes on: rounds {before_rounds} to {after}, none wrong");
+    ensure!(container(trial)? == before, "the container was started again");
+    let units = trial.gpu.units(GIB).to_string();
+    let commands = ["see", "allocate=134217728", "fill", "sum", "hold=3600"];
+    trial.start("after-kill", &commands, &[(GPU_MEM, &units)]).await?;
+    trial.compared("after-kill", "sum").await?;
+    let text = format!(
+        "a container that uses CUDA goes on: rounds {before_rounds} to {after}, none wrong; a new pod works"
+    );
     Ok(Finding::new(text).figure("roundsAfterwards", after - before_rounds))
 }
 

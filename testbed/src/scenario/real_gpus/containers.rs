@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::GpuEntry;
 use super::target::{self, GIB, usable};
-use super::trial::{Finding, Trial, mib};
+use super::trial::{Finding, StateBefore, Trial, mib};
 use crate::kubelet::gpu_probe::SPECS_MOUNT;
 use crate::observer::ClusterSnapshot;
 use crate::pod_fields::container_statuses;
@@ -29,8 +29,8 @@ pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
 const CDI_DIR: &str = "/var/run/cdi";
 /// The names of the plugin's specs of containers begin so.
 const SPEC_PREFIX: &str = "gpushare.dev-gpu_";
-/// The number of lists of that directory that a pod makes, in five minutes.
-const N_LISTS: usize = 100;
+/// The number of times that a pod repeats a command every three seconds, in five minutes.
+pub(super) const N_LISTS: usize = 100;
 
 /// The Device object, the node's resources and the conditions, compared with CUDA in a small pod.
 async fn offered(trial: &mut Trial) -> Result<Finding> {
@@ -56,7 +56,13 @@ async fn offered(trial: &mut Trial) -> Result<Finding> {
     }
     start_listing(trial, "specs").await?;
     let n_specs = n_specs(trial, "specs").await?;
-    trial.at_start = Some((free_bytes(trial, "offered").await?, n_specs));
+    // Measured before the first pod that uses the GPU.
+    let metrics = trial.plugin().metrics().await.unwrap_or_default();
+    trial.at_start = Some(StateBefore {
+        free: free_bytes(trial, "offered").await?,
+        n_specs,
+        unattributed: metrics.unattributed(&trial.gpu.uuid),
+    });
     let answers = trial.answers("offered", "see").await?;
     let view = answers.last("see").context("nothing is seen")?;
     let by_cuda = view

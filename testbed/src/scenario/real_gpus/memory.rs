@@ -9,8 +9,9 @@ use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_SHARED, HAMI_CORE, ISOLATION_PROV
 use super::GpuEntry;
 use super::answers::Answers;
 use super::containers::{free_bytes, n_specs, start_listing};
-use super::target::MIB;
+use super::target::{MIB, usable};
 use super::trial::{Finding, Trial, mib};
+use super::usage::beyond_share;
 
 pub(super) const OVERRUN: &[GpuEntry] = scenarios! {
     "gpu-overrun" => overrun,
@@ -41,7 +42,7 @@ async fn allocate(trial: &Trial, name: &str, share: u64, bytes: u64, is_hami: bo
         vec![(GPU_MEM, units.as_str())]
     };
     let allocate = format!("allocate={bytes}");
-    let pod = trial.pod(name, &["see", &allocate, "fill", "hold=3600"], &limits);
+    let pod = trial.pod(name, &["see", &allocate, "fill", "nvml", "hold=3600"], &limits);
     let pod = if is_hami {
         pod.labelled(ISOLATION_PROVIDER, HAMI_CORE)
     } else {
@@ -75,38 +76,24 @@ async fn overrun(trial: &mut Trial) -> Result<Finding> {
             "{asked}: allocated and filled, nothing stops it; enforcement level {level}"
         )),
     };
-    if let Some(used) = until_measured(trial, "overrun", share).await {
-        finding.text = format!(
-            "{}; {:.0} MiB measured by the plugin",
-            finding.text,
-            used / as_float(MIB)
-        );
-        finding = finding.figure("measuredBytes", used);
+    // A program that was stopped uses nothing.
+    if answers.failed().is_none() {
+        let answers = trial.answers_of("overrun", "main", "nvml").await?;
+        let by_nvml = answers.last("nvml").and_then(|answer| answer.own_bytes);
+        let by_plugin = beyond_share(trial, "overrun", share).await?;
+        for (source, used) in [("the plugin", by_plugin), ("NVML in the container", by_nvml)] {
+            if let Some(used) = used {
+                finding.text = format!("{}; {} by {source}", finding.text, mib(used));
+            }
+        }
+        finding = finding
+            .figure("pluginBytes", by_plugin)
+            .figure("nvmlBytes", by_nvml);
     }
     Ok(finding
         .figure("shareBytes", share)
         .figure("askedBytes", 2 * share)
         .figure("level", level))
-}
-
-/// The longest wait for the plugin's measurement, which it repeats every ten seconds.
-const MEASURED_WITHIN: Duration = Duration::from_secs(15);
-
-/// The bytes that the plugin has measured for a pod, once they are more than its share; none on a node that does not measure.
-async fn until_measured(trial: &Trial, pod: &str, share: u64) -> Option<f64> {
-    let began = Instant::now();
-    loop {
-        let used = trial.measured(pod).await?;
-        if used > as_float(share) || began.elapsed() > MEASURED_WITHIN {
-            return Some(used);
-        }
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
-}
-
-/// Whole MiB as a float.
-fn as_float(bytes: u64) -> f64 {
-    f64::from(u32::try_from(bytes / MIB).unwrap_or(u32::MAX)) * 1_048_576.0
 }
 
 /// On a node with HAMi-core, a pod that is labelled for it gets its share and no more.
@@ -121,7 +108,8 @@ async fn hami_core(trial: &mut Trial) -> Result<Finding> {
         )));
     }
     let share = trial.gpu.part(16);
-    let (too_much, enough) = (2 * share, share / 8 * 7);
+    // The context is inside the limit.
+    let (too_much, enough) = (2 * share, usable(share).min(share / 8 * 7));
     let refused = allocate(trial, "hami-too-much", share, too_much, true).await?;
     let allowed = allocate(trial, "hami-enough", share, enough, true).await?;
     let (_, error) = refused
@@ -135,14 +123,21 @@ async fn hami_core(trial: &mut Trial) -> Result<Finding> {
     if let Some((_, error)) = allowed.failed() {
         bail!("{} of {}: {error}", mib(enough), mib(share));
     }
+    // NVML comes through HAMi-core's library too; the limit does not depend on it.
+    let by_nvml = trial.answers_of("hami-enough", "main", "nvml").await.ok();
+    let by_nvml = by_nvml.and_then(|answers| answers.last("nvml")?.total_bytes);
+    let shown = by_nvml.map_or("NVML does not answer in the container".to_owned(), |total| {
+        format!("NVML shows {} in the container", mib(total))
+    });
     let text = format!(
-        "in a pod of {} {} are refused with CUDA_ERROR_OUT_OF_MEMORY, {} work",
+        "in a pod of {} {} are refused with CUDA_ERROR_OUT_OF_MEMORY, {} work; {shown}",
         mib(share),
         mib(too_much),
         mib(enough)
     );
     Ok(Finding::new(text)
         .figure("shareBytes", share)
+        .figure("nvmlTotalBytes", by_nvml)
         .figure("refusedBytes", too_much)
         .figure("allocatedBytes", enough))
 }
@@ -154,35 +149,75 @@ const LEFT_TOLERANCE: u64 = 64 * MIB;
 
 /// All pods of the earlier scenarios are gone: the GPU's memory is free as before the first one, and the node has no further specs.
 async fn nothing_left(trial: &mut Trial) -> Result<Finding> {
-    let Some((free_before, n_before)) = trial.at_start else {
+    let Some(before) = trial.at_start else {
         return Ok(Finding::not_run(
             "it compares with the figures of gpu-offered, which has to run before it",
         ));
     };
     let free = free_bytes(trial, "left").await?;
     ensure!(
-        free + LEFT_TOLERANCE >= free_before,
+        free + LEFT_TOLERANCE >= before.free,
         "{} of the GPU are free, {} were before",
         mib(free),
-        mib(free_before)
+        mib(before.free)
     );
     trial.clear().await?;
     let began = Instant::now();
     start_listing(trial, "left-specs").await?;
     loop {
         let n_left = n_specs(trial, "left-specs").await?;
-        if n_left <= n_before {
+        if n_left <= before.n_specs {
             break;
         }
         let waited = began.elapsed();
         ensure!(
             waited < LEFT_LIMIT,
-            "{n_left} CDI specs are left after {} s, {n_before} were there before",
-            waited.as_secs()
+            "{n_left} CDI specs are left after {} s, {} were there before",
+            waited.as_secs(),
+            before.n_specs
         );
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     let seconds = began.elapsed().as_secs();
-    let text = format!("the GPU's memory is free, and the CDI specs are gone within {seconds} s");
-    Ok(Finding::new(text).figure("seconds", seconds))
+    let of_metrics = metrics_left(trial, before.unattributed).await?;
+    let text =
+        format!("the GPU's memory is free, the CDI specs are gone within {seconds} s, and {of_metrics}");
+    Ok(Finding::new(text)
+        .figure("seconds", seconds)
+        .figure("metrics", of_metrics))
+}
+
+/// The longest wait until the plugin has measured again.
+const MEASURED_AGAIN: Duration = Duration::from_secs(45);
+
+/// Waits until the plugin's metrics have no container of the run, and no more memory of other programs than before it; returns them in
+/// words, or the reason that they are not known.
+async fn metrics_left(trial: &Trial, unattributed_before: Option<u64>) -> Result<String> {
+    let began = Instant::now();
+    loop {
+        let metrics = match trial.plugin().metrics().await {
+            Ok(metrics) => metrics,
+            Err(error) => return Ok(format!("the plugin's metrics are not known: {error:#}")),
+        };
+        let left = metrics.of_namespace(&trial.world.namespace);
+        let unattributed = metrics.unattributed(&trial.gpu.uuid);
+        let limit = unattributed_before.unwrap_or_default() + LEFT_TOLERANCE;
+        if left.is_empty() && unattributed.is_none_or(|bytes| bytes <= limit) {
+            let of_others = match unattributed {
+                Some(bytes) => format!("that of other programs is {bytes} bytes"),
+                None => "the plugin does not measure memory".to_owned(),
+            };
+            return Ok(format!(
+                "the plugin's metrics have none of the containers: {of_others}"
+            ));
+        }
+        ensure!(
+            began.elapsed() < MEASURED_AGAIN,
+            "after {MEASURED_AGAIN:?} the plugin's metrics have {} lines about containers of the run, and {unattributed:?} bytes of other \
+             programs, {unattributed_before:?} before: {}",
+            left.len(),
+            left.join("; ")
+        );
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
-use proto::device::{Device, GPU_DRIVER_LABEL, GPU_MODEL_LABEL};
+use proto::device::{Device, GPU_DRIVER_LABEL, GPU_MODEL_LABEL, SIMULATED_LABEL};
 use proto::resource::GPU_MEM;
 use serde::Serialize;
 
@@ -85,7 +85,7 @@ impl TargetGpu {
         if real.is_empty() {
             let nodes = nodes.join(", ");
             return Err(format!(
-                "no GPU of {nodes} is real: the models or UUIDs in the Device objects are those of simulated GPUs"
+                "no GPU of {nodes} is real: the labels or UUIDs in the Device objects are those of simulated GPUs"
             ));
         }
         let found = real
@@ -120,16 +120,16 @@ pub(super) fn usable(share: u64) -> u64 {
     (share / 10 * 9).min(besides_context).max(16 * MIB)
 }
 
-/// Returns true if a GPU's UUID has the form that NVIDIA's driver gives it, and its node has a driver. The file of simulated GPUs
-/// (`deploy/components/simulated`) names them by node and number.
+/// Returns true if the Device object is not marked as one of simulated GPUs, and the GPU's UUID has the form that NVIDIA's driver gives
+/// it: a plugin of an earlier version does not mark it, and the file of simulated GPUs (`deploy/components/simulated`) names them by
+/// node and number.
 fn is_of_driver(device: &Device, uuid: &str) -> bool {
     let groups: Vec<&str> = uuid.strip_prefix("GPU-").unwrap_or_default().split('-').collect();
     let lengths: Vec<usize> = groups.iter().map(|group| group.len()).collect();
     let is_hex = groups
         .iter()
         .all(|group| group.bytes().all(|byte| byte.is_ascii_hexdigit()));
-    let model = device.labels().get(GPU_MODEL_LABEL);
-    let is_simulated = model.is_some_and(|model| model.starts_with("Simulated"));
+    let is_simulated = device.labels().contains_key(SIMULATED_LABEL);
     lengths == [8, 4, 4, 4, 12] && is_hex && device.labels().contains_key(GPU_DRIVER_LABEL) && !is_simulated
 }
 
@@ -213,7 +213,7 @@ mod tests {
 
     const REAL: &str = "GPU-5d1ca1c6-5f1b-4b1a-9c1e-0123456789ab";
 
-    fn cluster(gpus: &[(&str, u64, bool)], model: &str) -> ClusterSnapshot {
+    fn cluster(gpus: &[(&str, u64, bool)], mark: &str) -> ClusterSnapshot {
         let mut spec = DeviceSpec::default();
         for (minor, (uuid, gib, health)) in (0..).zip(gpus) {
             let amounts = [(GPU_MEMORY.to_owned(), Quantity::from_unsigned(gib * GIB))];
@@ -227,11 +227,13 @@ mod tests {
             });
         }
         let mut device = Device::new("n", spec);
-        let labels = [(GPU_MODEL_LABEL, model), (GPU_DRIVER_LABEL, "580.159.04")];
+        let mut labels = vec![(GPU_MODEL_LABEL, "H200"), (GPU_DRIVER_LABEL, "580.159.04")];
+        labels.extend((!mark.is_empty()).then_some((mark, "true")));
         device.metadata.labels = Some(
             labels
+                .into_iter()
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
-                .into(),
+                .collect(),
         );
         let mut snapshot = ClusterSnapshot::default();
         snapshot.devices.insert("n".to_owned(), device);
@@ -239,19 +241,19 @@ mod tests {
     }
 
     #[rstest]
-    #[case::real(&[(REAL, 16, true)], "H200", Ok(0))]
-    #[case::more_free(&[(REAL, 16, true), ("GPU-5d1ca1c6-5f1b-4b1a-9c1e-0123456789ac", 32, true)], "H200", Ok(1))]
-    #[case::sick(&[(REAL, 16, true), ("GPU-5d1ca1c6-5f1b-4b1a-9c1e-0123456789ac", 32, false)], "H200", Ok(0))]
-    #[case::all_sick(&[(REAL, 16, false)], "H200", Err("no real GPU is healthy"))]
-    #[case::simulated(&[("GPU-n-0", 16, true)], "Tesla-T4", Err("no GPU of n is real"))]
-    #[case::simulated_by_model(&[(REAL, 16, true)], "Simulated-16-GiB", Err("no GPU of n is real"))]
-    #[case::no_gpu(&[], "H200", Err("no GPU of n is real"))]
+    #[case::real(&[(REAL, 16, true)], "", Ok(0))]
+    #[case::more_free(&[(REAL, 16, true), ("GPU-5d1ca1c6-5f1b-4b1a-9c1e-0123456789ac", 32, true)], "", Ok(1))]
+    #[case::sick(&[(REAL, 16, true), ("GPU-5d1ca1c6-5f1b-4b1a-9c1e-0123456789ac", 32, false)], "", Ok(0))]
+    #[case::all_sick(&[(REAL, 16, false)], "", Err("no real GPU is healthy"))]
+    #[case::simulated_by_an_earlier_version(&[("GPU-n-0", 16, true)], "", Err("no GPU of n is real"))]
+    #[case::simulated(&[(REAL, 16, true)], SIMULATED_LABEL, Err("no GPU of n is real"))]
+    #[case::no_gpu(&[], "", Err("no GPU of n is real"))]
     fn the_freest_healthy_real_gpu_is_used(
         #[case] gpus: &[(&str, u64, bool)],
-        #[case] model: &str,
+        #[case] mark: &str,
         #[case] expected: Result<i32, &str>,
     ) {
-        let found = TargetGpu::find(&cluster(gpus, model), &options(None)).map(|gpu| gpu.minor);
+        let found = TargetGpu::find(&cluster(gpus, mark), &options(None)).map(|gpu| gpu.minor);
         match (&found, expected) {
             (Ok(minor), Ok(expected)) => assert_eq!(*minor, expected),
             (Err(reason), Err(words)) => assert!(reason.contains(words), "{reason}"),
@@ -265,7 +267,7 @@ mod tests {
 
     #[rstest]
     #[case::empty_cluster(&ClusterSnapshot::default(), None, "there is no node with a Device object")]
-    #[case::another_node(&cluster(&[(REAL, 16, true)], "H200"), Some("m"), r#"there is no node "m" with"#)]
+    #[case::another_node(&cluster(&[(REAL, 16, true)], ""), Some("m"), r#"there is no node "m" with"#)]
     fn a_cluster_without_device_objects_has_no_gpu(
         #[case] snapshot: &ClusterSnapshot,
         #[case] node: Option<&str>,

@@ -4,24 +4,24 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Event, Pod, ServiceAccount};
+use kube::Client;
 use kube::api::{Api, ListParams, LogParams, PostParams};
-use kube::{Client, ResourceExt};
 use proto::device::{DeviceCondition, DeviceInfo};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::SideBySide;
+use super::ProgramTimes;
 use super::answers::Answers;
+use super::plugin::NodePlugin;
 use super::target::{NodeVersions, TargetGpu};
 use crate::invariants;
 use crate::kubelet::DEVICE_NODES;
 use crate::kubelet::gpu_probe::PROGRAM;
 use crate::observer::reason_not_running;
-use crate::pod_fields::{container_statuses, has_ended, node_of, phase};
+use crate::pod_fields::{container_statuses, has_ended, phase};
 use crate::pods::{Limits, PodBuilder};
 use crate::scenario::World;
-use crate::scenario::breaking::{NAME_LABEL, PLUGIN};
 
 /// The longest wait for a pod, whose node may have to pull the image first.
 const START: Duration = Duration::from_secs(300);
@@ -67,10 +67,21 @@ pub(super) struct Trial {
     pub(super) gpu: TargetGpu,
     /// The image that has the program.
     pub(super) image: String,
-    /// Bytes of the GPU that CUDA reports as free, and the number of the plugin's CDI specs, before the first scenario.
-    pub(super) at_start: Option<(u64, usize)>,
-    /// Times of the pods that compute side by side.
-    pub(super) side_by_side: SideBySide,
+    /// The state before the first scenario.
+    pub(super) at_start: Option<StateBefore>,
+    /// Times that the pods' programs are given.
+    pub(super) times: ProgramTimes,
+}
+
+/// The state of a GPU and its node before any pod of the run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StateBefore {
+    /// Bytes of the GPU that CUDA reports as free.
+    pub(super) free: u64,
+    /// The number of the plugin's CDI specs.
+    pub(super) n_specs: usize,
+    /// Bytes that the plugin has measured in use by other programs, if it measures them.
+    pub(super) unattributed: Option<u64>,
 }
 
 impl Trial {
@@ -105,6 +116,17 @@ impl Trial {
 
     /// Waits until a container has answered a command, or has ended.
     pub(super) async fn answers_of(&self, pod: &str, container: &str, command: &str) -> Result<Answers> {
+        self.answers_within(START, pod, container, command).await
+    }
+
+    /// The same with another longest wait.
+    pub(super) async fn answers_within(
+        &self,
+        limit: Duration,
+        pod: &str,
+        container: &str,
+        command: &str,
+    ) -> Result<Answers> {
         let began = Instant::now();
         loop {
             // The state is read before the log: a container that has ended prints no more.
@@ -120,8 +142,8 @@ impl Trial {
                 "{pod} is {state}, and has not answered {command}: {why}"
             );
             ensure!(
-                began.elapsed() < START,
-                "{pod} is {state}, and has not answered {command} in {START:?}: {why}"
+                began.elapsed() < limit,
+                "{pod} is {state}, and has not answered {command} in {limit:?}: {why}"
             );
             sleep(PAUSE).await;
         }
@@ -186,95 +208,49 @@ impl Trial {
 
     /// The versions of the node's software.
     pub(super) async fn versions(&self) -> NodeVersions {
-        let snapshot = self.world.observer.now();
-        let mut versions = NodeVersions::of(&self.gpu.node, &snapshot);
-        let plugin = snapshot.pods.values().find(|pod| is_plugin(pod, &self.gpu.node));
-        let by_metrics = match self.plugin_metrics().await {
-            Some(metrics) => version_in(&metrics),
-            None => None,
-        };
-        versions.gpushare = by_metrics
-            .or_else(|| plugin.and_then(image_of))
-            .unwrap_or_default();
+        let mut versions = NodeVersions::of(&self.gpu.node, &self.world.observer.now());
+        let metrics = self.plugin().metrics().await.unwrap_or_default();
+        let version = metrics.version().map(str::to_owned);
+        versions.gpushare = version.or_else(|| self.plugin().image()).unwrap_or_default();
         versions
     }
 
-    /// The metrics of the node's plugin; none where the API server cannot reach them.
-    async fn plugin_metrics(&self) -> Option<String> {
-        if let Some(cluster) = &self.world.cluster {
-            let mut nodes = cluster.nodes();
-            let node = nodes.find(|node| node.name() == self.gpu.node)?;
-            return node.plugin_metrics().await.ok();
+    /// The plugin of the GPU's node.
+    pub(super) fn plugin(&self) -> NodePlugin<'_> {
+        NodePlugin {
+            world: &self.world,
+            node: &self.gpu.node,
         }
-        let snapshot = self.world.observer.now();
-        let plugin = snapshot
-            .pods
-            .values()
-            .find(|pod| is_plugin(pod, &self.gpu.node))?;
-        let (namespace, name) = (plugin.namespace().unwrap_or_default(), plugin.name_any());
-        // The port of `deploy/base`.
-        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:8081/proxy/metrics");
-        let request = http::Request::get(path).body(Vec::new()).ok()?;
-        self.world.client.0.request_text(request).await.ok()
     }
 
-    /// The text of the plugin's event about the fault of this pod's program, on the pod or on the node.
-    pub(super) async fn fault_event(&self, pod: &str) -> Option<String> {
-        // The stand-in for CUDA reports no fault to the plugin.
-        if self.world.cluster.is_some() {
-            return None;
-        }
+    /// The bytes of the GPU that the node's plugin has measured in use by a pod's containers, if it measures them.
+    pub(super) async fn measured(&self, pod: &str) -> Option<u64> {
+        let metrics = self.plugin().metrics().await.ok()?;
+        metrics.used((&self.world.namespace, pod), &self.gpu.uuid)
+    }
+
+    /// The newest event of a kind about a pod, or about its node since the pod was created: the object and the message.
+    pub(super) async fn event(&self, pod: &str, reason: &str) -> Result<Option<(String, String)>> {
         let events: Api<Event> = Api::all(self.world.client.0.clone());
-        let params = ListParams::default().fields("reason=GPUApplicationFault");
+        let params = ListParams::default().fields(&format!("reason={reason}"));
+        let listed = events.list(&params).await.context("cannot list events")?;
         // By the API server's clock; the node may have events about earlier faults.
-        let created = self.world.pod(pod).ok()?.metadata.creation_timestamp?;
-        let is_of_fault = |event: &&Event| {
-            let object = event.involved_object.name.as_deref();
-            let is_about = object == Some(pod) || object == Some(self.gpu.node.as_str());
-            is_about && event.last_timestamp.as_ref().is_some_and(|last| *last >= created)
+        let created = self.world.pod(pod)?.metadata.creation_timestamp;
+        let is_about = |event: &&Event| {
+            let of = &event.involved_object;
+            let is_pod =
+                of.name.as_deref() == Some(pod) && of.namespace.as_deref() == Some(&self.world.namespace);
+            is_pod || of.name.as_deref() == Some(&self.gpu.node) && event.last_timestamp >= created
         };
-        let began = Instant::now();
-        while began.elapsed() < FAULT_EVENT {
-            let listed = events.list(&params).await.ok()?;
-            if let Some(event) = listed.iter().find(is_of_fault) {
-                return event.message.clone();
-            }
-            sleep(Duration::from_secs(1)).await;
-        }
-        None
+        let found = listed
+            .iter()
+            .filter(is_about)
+            .max_by_key(|event| event.last_timestamp.clone());
+        Ok(found.map(|event| {
+            let object = event.involved_object.name.clone().unwrap_or_default();
+            (object, event.message.clone().unwrap_or_default())
+        }))
     }
-
-    /// The bytes that the node's plugin has measured in use by a pod's containers, if it measures them.
-    pub(super) async fn measured(&self, pod: &str) -> Option<f64> {
-        let metrics = self.plugin_metrics().await?;
-        let label = format!("pod=\"{pod}\"");
-        let mut lines = metrics
-            .lines()
-            .filter(|line| line.starts_with(USED_METRIC) && line.contains(&label));
-        let (_, value) = lines.next()?.rsplit_once(' ')?;
-        value.parse().ok()
-    }
-}
-
-/// The longest wait for the plugin's event about a fault, whose reports it collects for some seconds.
-const FAULT_EVENT: Duration = Duration::from_secs(25);
-
-const USED_METRIC: &str = "gpushare_device_plugin_container_memory_used_bytes{";
-
-/// The version of the plugin whose metrics these are.
-fn version_in(metrics: &str) -> Option<String> {
-    let mut lines = metrics.lines();
-    let line = lines.find(|line| line.starts_with("gpushare_device_plugin_build_info{"))?;
-    let (_, rest) = line.split_once("version=\"")?;
-    rest.split('"').next().map(str::to_owned)
-}
-
-fn is_plugin(pod: &Pod, node: &str) -> bool {
-    pod.labels().get(NAME_LABEL).is_some_and(|name| name == PLUGIN) && node_of(pod) == Some(node)
-}
-
-fn image_of(pod: &Pod) -> Option<String> {
-    pod.spec.as_ref()?.containers.first()?.image.clone()
 }
 
 /// Creates the service account that pods of a namespace have: they would be refused until Kubernetes' own controller has made it.
