@@ -17,7 +17,8 @@ use insta::assert_json_snapshot;
 use kubelet::{FakeKubelet, SOON};
 use node::{Node, SHARES, UNITS, gpushare, in_the_middle_of_a_container, indices, koordinator, pod, uuid};
 use proto::kubelet::deviceplugin::{
-    ContainerPreferredAllocationRequest, PreStartContainerRequest, PreferredAllocationRequest,
+    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, PreStartContainerRequest,
+    PreferredAllocationRequest,
 };
 use proto::memory_unit::MemoryUnit;
 use serde_json::json;
@@ -432,4 +433,34 @@ async fn long_requests_are_accepted() {
         .await
         .unwrap();
     assert_eq!(answer.into_inner().container_responses[0].device_ids.len(), 3);
+}
+
+/// A kubelet with a fault, or another process of the node: a request of any size has a short answer, and the next is served.
+#[tokio::test]
+async fn nonsense_of_any_size_gets_no_device_and_a_few_words() {
+    let node = Node::new(1);
+    node.show(&pod("a", &[&[(UNITS, 1)]], &gpushare(0, 1, 1)));
+    let mut kubelet = node.kubelet().await;
+    let plugin = kubelet.plugin(UNITS);
+    // As one ID and as many, and longer than any request of kubelet.
+    let long = |n_bytes: usize| vec!["x".repeat(n_bytes), "y".to_owned()];
+    let many = (0..300_000).map(|n| format!("unknown-{n}")).collect();
+    for ids in [long(4 << 20), many, long(17 << 20)] {
+        let request = AllocateRequest {
+            container_requests: vec![ContainerAllocateRequest {
+                device_ids: ids.clone(),
+            }],
+        };
+        let answer = plugin.client.allocate(request).await;
+        // An answer without a device: the check before the start refuses the container, with IDs as they are.
+        let seen = answer
+            .as_ref()
+            .map_or_else(|error| error.message().to_owned(), |answer| format!("{answer:?}"));
+        assert!(seen.len() < 1024, "{} bytes", seen.len());
+        assert!(!seen.contains(&uuid(0)), "{seen}");
+        let request = PreStartContainerRequest { device_ids: ids };
+        let error = plugin.client.pre_start_container(request).await.unwrap_err();
+        assert!(error.message().len() < 1024, "{} bytes", error.message().len());
+    }
+    kubelet.container(&[(UNITS, 1)]).await.unwrap();
 }
