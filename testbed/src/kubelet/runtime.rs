@@ -77,7 +77,7 @@ pub struct RuntimeContainer {
     pub hooks: Vec<String>,
     /// UUIDs of the GPUs whose device nodes it has, sorted.
     pub gpus: Vec<String>,
-    /// The memory of the first of them that its program has reported to use, in bytes; see [`super::gpu_probe`].
+    /// The memory of the first of them that its program, `gpu-probe`, has reported to use, in bytes.
     pub gpu_bytes: u64,
 }
 
