@@ -107,14 +107,16 @@ async fn forward_browser(
 
 /// Opens an address in the user's browser; false if there is none.
 fn open_browser(url: &str) -> bool {
-    let opener = if cfg!(target_os = "macos") {
-        "open"
+    let (opener, needs_display) = if cfg!(target_os = "macos") {
+        ("open", false)
+    } else if cfg!(windows) {
+        ("explorer", false)
     } else {
-        "xdg-open"
+        ("xdg-open", true)
     };
     // Without a display, xdg-open would start a browser for terminals in the midst of this command.
     let has_display = ["DISPLAY", "WAYLAND_DISPLAY"].map(std::env::var_os);
-    if cfg!(not(target_os = "macos")) && has_display.iter().all(Option::is_none) {
+    if needs_display && has_display.iter().all(Option::is_none) {
         return false;
     }
     let mut command = Command::new(opener);

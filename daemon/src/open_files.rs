@@ -1,5 +1,6 @@
 //! The number of files that the process may have open, connections among them.
 
+#[cfg(unix)]
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{info, warn};
 
@@ -13,6 +14,7 @@ const USUAL_LIMIT: usize = 1024;
 const FEWEST: usize = 4;
 
 /// Raises the limit to the highest that the process may set for itself.
+#[cfg(unix)]
 pub fn raise_limit() {
     let before = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -23,6 +25,10 @@ pub fn raise_limit() {
         warn!(%error, limit = before.current, "cannot raise the limit of open files");
     }
 }
+
+/// Does nothing: Windows limits no process.
+#[cfg(not(unix))]
+pub fn raise_limit() {}
 
 /// The connections that a listener may have instead of `most` where the process may open fewer files than usual, so that those of
 /// strangers leave room for the daemon's own.
@@ -37,10 +43,17 @@ fn connections_within(limit: usize, most: usize) -> usize {
 }
 
 /// The number of files that the process may have open.
+#[cfg(unix)]
 fn limit() -> usize {
     // Without a limit there is room for all.
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
+/// The number of files that the process may have open.
+#[cfg(not(unix))]
+fn limit() -> usize {
+    usize::MAX
 }
 
 /// Logs the limit and the number of files that the listeners leave for everything else.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 use axum::Router;
 use tokio::runtime::Builder;
+#[cfg(unix)]
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -206,6 +207,7 @@ impl Process {
 }
 
 /// Returns a token that the first SIGTERM or SIGINT cancels.
+#[cfg(unix)]
 fn cancelled_by_signal() -> std::io::Result<CancellationToken> {
     // Registered before the task runs, so that no signal is missed.
     let mut terminate = signal(SignalKind::terminate())?;
@@ -321,4 +323,17 @@ mod tests {
             .await;
         assert!(failed.is_err());
     }
+}
+
+/// Returns a token that Ctrl-C cancels. The daemons run on Linux alone; elsewhere the command-line client is built with this crate.
+#[cfg(not(unix))]
+fn cancelled_by_signal() -> std::io::Result<CancellationToken> {
+    let token = CancellationToken::new();
+    let cancelled = token.clone();
+    tokio::spawn(named("signals", async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            cancelled.cancel();
+        }
+    }));
+    Ok(token)
 }
