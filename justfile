@@ -48,6 +48,18 @@ helm *args:
 images:
     .ci/images
 
+# The scenarios on real Kubernetes with kind: all versions, or those named
+cluster *versions:
+    .ci/cluster {{ versions }}
+
+# The oldest compiler that Cargo.toml admits
+rust-version:
+    .ci/rust-version
+
+# The lints of GitHub's workflows
+workflows:
+    .ci/workflows
+
 # The programs for real machines: target/release
 build:
     cargo build --locked --release -p scheduler -p device-plugin -p cli --bins

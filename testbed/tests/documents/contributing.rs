@@ -1,5 +1,6 @@
 //! `CONTRIBUTING.md` names files that exist, and in its lists words that are in these files.
 
+use std::fs;
 use std::process::Command;
 
 use regex::Regex;
@@ -99,6 +100,31 @@ fn every_source_that_names_an_example_is_in_its_list() {
         }
     }
     assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// Each script of `.ci` is in the list of commands, and in CONTRIBUTING.md.
+#[test]
+fn every_script_is_a_command_of_the_lists() {
+    let document = read(&root().join(CONTRIBUTING));
+    let recipes = read(&root().join("justfile"));
+    let mut n_scripts = 0;
+    for entry in fs::read_dir(root().join(".ci")).unwrap() {
+        let name = format!(".ci/{}", entry.unwrap().file_name().to_string_lossy());
+        if name.ends_with(".txt") {
+            continue;
+        }
+        n_scripts += 1;
+        assert!(
+            document.contains(&format!("`{name}`")),
+            "{CONTRIBUTING} lacks {name}"
+        );
+        // A workflow alone has archives to name.
+        let is_listed = recipes
+            .lines()
+            .any(|line| line.trim().split(' ').next() == Some(&name));
+        assert!(is_listed || name == ".ci/krew", "justfile lacks {name}");
+    }
+    assert!(n_scripts > 7, "{n_scripts} scripts");
 }
 
 /// The packages, tests and flags of cargo that commands name.
