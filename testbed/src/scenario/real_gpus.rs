@@ -2,8 +2,9 @@
 //! `docs/nvidia.md`.
 //!
 //! Their pods run `gpu-probe` (`testbed/gpu-probe`), which shows and uses a container's GPU by CUDA. The scenarios see what the API
-//! server shows; of the node's files they read the directory of CDI specs alone, in a pod. Tests run them on the testbed's own cluster
-//! up to CUDA, for which a stand-in answers there, and then no scenario counts as passed.
+//! server shows, the plugin's log and metrics included; of the node itself they read the directory of CDI specs and the kernel's log,
+//! each in a pod. Tests run them on the testbed's own cluster up to CUDA, for which a stand-in answers there, and then no scenario
+//! counts as passed.
 
 use std::time::Instant;
 
