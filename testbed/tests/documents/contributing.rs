@@ -109,10 +109,11 @@ fn every_script_is_a_command_of_the_lists() {
     let recipes = read(&root().join("justfile"));
     let mut n_scripts = 0;
     for entry in fs::read_dir(root().join(".ci")).unwrap() {
-        let name = format!(".ci/{}", entry.unwrap().file_name().to_string_lossy());
-        if name.ends_with(".txt") {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "txt") {
             continue;
         }
+        let name = format!(".ci/{}", path.file_name().unwrap().to_string_lossy());
         n_scripts += 1;
         assert!(
             document.contains(&format!("`{name}`")),
