@@ -64,11 +64,11 @@ workflows:
 build:
     cargo build --locked --release -p scheduler -p device-plugin -p cli --bins
 
-# Writes the outputs in docs, the list of texts, and the description of the chart's values
+# Writes the outputs in docs, and the list of all texts
 documents:
     UPDATE_DOCUMENTS=1 cargo test --locked --package testbed --test documents
 
-# Writes the chart from the folders of kustomize
+# Writes the chart and the table of its values, from the folders of kustomize
 chart:
     UPDATE_CHART=1 cargo test --locked --package testbed --test deploy chart
 

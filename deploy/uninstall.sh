@@ -8,12 +8,12 @@
 #
 # Stops before any change while pods hold devices, or while the cluster's own kube-scheduler calls the extender, and names them.
 # Takes about six minutes: kubelet writes a plugin's amounts into node status for five minutes after its end.
-# TIMEOUT (default 15m) is the time for the nodes, NAMESPACE (default gpushare-system) the namespace of the installation.
+# TIMEOUT (default 15m) is the time for the nodes, GPUSHARE_NAMESPACE (default gpushare-system) the namespace of the daemons.
 set -eu
 
 usage() { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
-namespace=${NAMESPACE:-gpushare-system}
+namespace=${GPUSHARE_NAMESPACE:-gpushare-system}
 label=app.kubernetes.io/part-of=gpushare
 cluster_kinds=clusterrolebindings.rbac.authorization.k8s.io,clusterroles.rbac.authorization.k8s.io,\
 flowschemas.flowcontrol.apiserver.k8s.io,prioritylevelconfigurations.flowcontrol.apiserver.k8s.io,\

@@ -52,12 +52,18 @@ impl Scene {
     }
 
     fn run(&self, script: &str, args: &[&str]) -> Output {
+        self.run_in("gpushare-system", script, args)
+    }
+
+    /// Runs a script for an installation in a namespace.
+    fn run_in(&self, namespace: &str, script: &str, args: &[&str]) -> Output {
         let path = format!("{}:{}", self.0.path().display(), std::env::var("PATH").unwrap());
         let mut command = Command::new("sh");
         command
             .arg(deploy().join(script))
             .args(args)
             .env("PATH", path)
+            .env("GPUSHARE_NAMESPACE", namespace)
             .env("SCENE", self.0.path());
         command.output().unwrap()
     }
@@ -317,6 +323,38 @@ fn nodes_are_cleaned_up_before_the_rights_to_do_so_are_deleted() {
     let output = scene.run("uninstall.sh", &[]);
     assert!(output.status.success(), "{}", said(&output));
     insta::assert_snapshot!(scene.changes().join("\n"));
+}
+
+/// A namespace that others use too stays, and loses every object of ours.
+#[test]
+fn a_namespace_of_others_is_not_deleted() {
+    let scene = Scene::new(&[("nodes", NODES), ("crd", "gpushare")]);
+    let output = scene.run_in("gpu", "uninstall.sh", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let changes = scene.changes().join("\n");
+    assert!(
+        !changes.contains("gpushare-system") && !changes.contains("delete namespace "),
+        "{changes}"
+    );
+    assert!(
+        changes.contains("\ndelete namespaces -l app.kubernetes.io/part-of=gpushare"),
+        "{changes}"
+    );
+    let deleting: Vec<&str> = changes
+        .lines()
+        .filter(|line| line.starts_with("-n gpu delete "))
+        .collect();
+    let deleted = deleting.join(",").replace([',', '.', ' '], "\n");
+    let deleted: Vec<&str> = deleted.lines().collect();
+    for object in everything() {
+        let kind = object["kind"].as_str().unwrap().to_lowercase();
+        let plural = kind
+            .strip_suffix('y')
+            .map_or_else(|| format!("{kind}s"), |stem| format!("{stem}ies"));
+        if object["metadata"]["namespace"] == "gpushare-system" {
+            assert!(deleted.contains(&plural.as_str()), "{plural}: {changes}");
+        }
+    }
 }
 
 #[test]

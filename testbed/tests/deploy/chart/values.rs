@@ -153,8 +153,8 @@ kubectl label node NODE gpushare=true
 ```
 
 For another namespace set `namespace=NAME`: the chart creates it. With `--namespace NAME --create-namespace` beside it Helm does, and \
-without `--create-namespace` the namespace is there before. `kubectl gpushare` then takes `--gpushare-namespace NAME`, and \
-`deploy/uninstall.sh` the variable `NAMESPACE`.
+without `--create-namespace` the namespace is there before. `kubectl gpushare` and `deploy/uninstall.sh` then take the variable \
+`GPUSHARE_NAMESPACE`.
 
 A list replaces the default; keys of an object are added to it, and `null` removes one.
 
