@@ -36,6 +36,9 @@ const MAX_GPUS: u64 = 1024;
 const MAX_AMOUNT: u64 = 1 << 50;
 /// Longest part of a device's ID that a problem shows, in characters.
 const MAX_SHOWN_ID: usize = 64;
+/// Longest labels of a device, those of its virtual functions included: keys and values in bytes. The scheduler keeps several copies
+/// for each device, and an object of 1 MiB of labels would take 5 MiB.
+const MAX_LABELS: usize = 4096;
 /// The status of a condition that the plugin can neither confirm nor deny.
 const UNKNOWN: &str = "Unknown";
 /// Prefix of the UUIDs of GPUs.
@@ -262,6 +265,16 @@ fn device(kind: &DeviceType, info: &DeviceInfo) -> Result<Device, String> {
     } else {
         info.id.clone()
     };
+    let of_functions = info.vf_groups.iter().flat_map(|group| &group.labels);
+    let n_bytes: usize = info
+        .labels
+        .iter()
+        .chain(of_functions)
+        .map(|(key, value)| key.len() + value.len())
+        .sum();
+    if n_bytes > MAX_LABELS {
+        return Err(format!("labels have {n_bytes} bytes, more than {MAX_LABELS}"));
+    }
     let mut device = Device {
         healthy: info.health,
         attributes: attributes(info),

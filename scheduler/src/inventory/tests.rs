@@ -86,6 +86,11 @@ fn a_device_object_is_read_with_and_without_optional_amounts() {
 #[case::odd_memory(with("resources", json!({"koordinator.sh/gpu-memory": "16GB"})), "is not a quantity")]
 #[case::negative_memory(with("resources", json!({"koordinator.sh/gpu-memory": "-1"})), "koordinator.sh/gpu-memory is -1, not a whole number")]
 #[case::absurd_core(with("resources", json!({"koordinator.sh/gpu-memory": "1", "koordinator.sh/gpu-core": "9999999999"})), "koordinator.sh/gpu-core is 9999999999, which is absurd")]
+#[case::labels_in_mass(with("labels", json!({"a": "x".repeat(4096)})), "spec.devices[1]: labels have 4097 bytes, more than 4096")]
+#[case::labels_of_functions_in_mass(
+    with("vfGroups", json!([{"labels": {"a": "x".repeat(4000)}}, {"labels": {"b": "x".repeat(100)}}])),
+    "spec.devices[1]: labels have 4102 bytes, more than 4096"
+)]
 #[case::health_is_text(with("health", json!("yes")), "expected a boolean")]
 fn a_malformed_device_is_reported_and_leaves_the_others_alone(#[case] entry: Value, #[case] expected: &str) {
     let report = read(&node(None, &json!({})), Some(&json!([gpu(7), entry]))).unwrap();
