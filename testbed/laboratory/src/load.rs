@@ -39,6 +39,7 @@ mod kept_connection;
 mod requests;
 mod schedule;
 mod soak;
+mod storm;
 mod viewers;
 
 pub use admission::AdmissionArgs;
@@ -48,6 +49,7 @@ use histogram::Histogram;
 pub use injection::InjectionArgs;
 pub use schedule::ScheduleArgs;
 pub use soak::SoakArgs;
+pub use storm::StormArgs;
 
 /// The percentiles of latency that results show: median, 90th, 99th, and the longest.
 const PERCENTS: [usize; 4] = [50, 90, 99, 100];
@@ -78,6 +80,8 @@ enum Load {
     Injection(InjectionArgs),
     /// Let both daemons work for an hour, and see if their memory, files, threads or logs grow.
     Soak(SoakArgs),
+    /// Ask where a pod fits while masses of pods, nodes or Device objects change.
+    Storm(StormArgs),
 }
 
 /// Runs the load; false if a container saw wrong devices or kubelet refused a pod.
@@ -90,6 +94,7 @@ pub async fn run(args: LoadArgs) -> Result<bool> {
         Load::Admission(args) => admission::run(&console, &args).await,
         Load::Injection(args) => injection::run(&console, &args).await,
         Load::Soak(args) => soak::run(&console, &args).await,
+        Load::Storm(args) => storm::run(&console, &args).await.map(|()| true),
     }
 }
 

@@ -16,13 +16,15 @@ use serde::Serialize;
 use testbed::chaos::PluginMode;
 use testbed::cluster::{ClusterSpec, LocalCluster, NodeSetup};
 use testbed::console::{Console, table};
+use testbed::daemons::Daemon;
 use testbed::invariants;
 use testbed::kubelet::{Kubelet, OrderRule, StartHook};
 use testbed::observer::ClusterSnapshot;
 use testbed::pods::{NamespacePods, PodBuilder};
+use testbed::process_usage::ProcessUsage;
 
 use super::{
-    create_all, delete_all, failed_pods, float, is_bound, is_settled, quantiles, times, until_all,
+    create_all, delete_all, failed_pods, float, is_bound, is_settled, mib, quantiles, times, until_all,
     wrong_devices,
 };
 
@@ -30,8 +32,6 @@ use super::{
 const ADMISSION_PERCENTS: [usize; 3] = [50, 99, 100];
 /// The deadline of each single wait.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// GPUs of the node.
-const N_GPUS: usize = 8;
 /// Memory of each GPU, in GiB.
 const GIB_OF_GPU: u64 = 80;
 
@@ -44,6 +44,9 @@ pub struct AdmissionArgs {
     /// The number of times that the node is filled and emptied.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
+    /// GPUs of the node.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(8..=16))]
+    pub gpus: u8,
     /// The plugin's mode.
     #[arg(long, value_enum, default_value = "cdi")]
     pub mode: PluginMode,
@@ -69,6 +72,8 @@ pub struct Admitted {
     pub refused: usize,
     /// Starts for each time that kubelet was asked to list.
     pub starts_per_list: f64,
+    /// The plugin's highest resident memory, in MiB.
+    pub peak_mib: f64,
     /// A sentence for each container that sees other devices than recorded, and for each pod that kubelet
     /// refused.
     pub wrong: Vec<String>,
@@ -79,7 +84,7 @@ pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool>
     let admitted = admission(console, args).await;
     console.finish();
     let admitted = admitted?;
-    let heads = "MODE;PODS;PER SECOND;ALLOCATE P50, P99, MAX ms;START P50, P99, MAX ms;STARTS PER LIST;WRONG";
+    let heads = "MODE;PODS;PER SECOND;ALLOCATE P50, P99, MAX ms;START P50, P99, MAX ms;STARTS PER LIST;PLUGIN AT MOST MiB;WRONG";
     let mut results = table(heads.split(';'));
     results.add_row([
         admitted.mode.to_string(),
@@ -88,6 +93,7 @@ pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool>
         times(admitted.allocate_ms, 2),
         times(admitted.start_ms, 2),
         format!("{:.1}", admitted.starts_per_list),
+        format!("{:.0}", admitted.peak_mib),
         admitted.wrong.len().to_string(),
     ]);
     console.result(&results.to_string());
@@ -112,7 +118,7 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         plugin_args: args.mode.plugin_args(),
         // Pods of the last round may still be terminating when the next ones arrive.
         max_pods: args.pods + 10,
-        ..NodeSetup::new("n1", &[GIB_OF_GPU * 1024; N_GPUS])
+        ..NodeSetup::new("n1", &vec![GIB_OF_GPU * 1024; usize::from(args.gpus)])
     };
     let mut cluster = LocalCluster::start(ClusterSpec {
         // A start that is refused for now would otherwise wait out kubelet's back-off, which is longer than all
@@ -129,7 +135,10 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         wrong.extend(look(&mut cluster)?);
         delete_all(&cluster, &names(args, round), DEADLINE).await?;
     }
-    let kubelet = cluster.node("n1")?.kubelet();
+    let node = cluster.node("n1")?;
+    let plugin = node.plugin().and_then(Daemon::pid).context("no plugin runs")?;
+    let peak = ProcessUsage::of(plugin)?.peak;
+    let kubelet = node.kubelet();
     let starts = starts.lock().clone();
     let admitted = Admitted {
         mode: args.mode,
@@ -141,6 +150,7 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
             ADMISSION_PERCENTS,
         ),
         refused: starts.iter().map(|(_, refused)| refused).sum(),
+        peak_mib: mib(peak),
         starts_per_list: float(starts.len()) / float(kubelet.n_lists().max(1)),
         wrong,
     };
@@ -216,6 +226,7 @@ mod tests {
             rounds: 2,
             mode,
             init_only,
+            gpus: 8,
         };
         admission(&Console::new(true), &args).await.unwrap()
     }
@@ -227,6 +238,7 @@ mod tests {
             (admitted.wrong.as_slice(), admitted.refused, admitted.pods),
             (&[][..], 0, 48)
         );
+        assert!(admitted.peak_mib > 1.0, "{admitted:?}");
         assert!(
             admitted.per_second > 0.0 && admitted.starts_per_list > 0.0,
             "{admitted:?}"

@@ -15,7 +15,7 @@ use testbed::pods::set_in;
 
 const GPUS: u32 = 8;
 const GIB_OF_GPU: u32 = 16;
-const DEVICES: &str = "devices.scheduling.koordinator.sh";
+pub(super) const DEVICES: &str = "devices.scheduling.koordinator.sh";
 pub(super) const NAMESPACE: &str = "default";
 
 /// Most pods that are bound to one node before the measurement: one for each GPU, with half of it.
@@ -91,7 +91,8 @@ pub(super) fn device(name: &str) -> Value {
     })
 }
 
-fn pod(name: &str, units: &str) -> Value {
+/// A pod without a node that asks for memory units.
+pub(super) fn pod(name: &str, units: &str) -> Value {
     let container = json!({"name": "main", "image": "busybox:1.36", "resources": {"limits": {GPU_MEM: units}, "requests": {GPU_MEM: units}}});
     let metadata = json!({"name": name, "namespace": NAMESPACE});
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}})
