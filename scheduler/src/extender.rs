@@ -10,6 +10,7 @@ mod evaluation;
 pub mod filter;
 mod filter_clients;
 mod inspect;
+mod name_lists;
 pub mod pod_memory;
 mod preempt;
 pub mod prioritize;
@@ -50,6 +51,7 @@ use daemon::log_limit::LogLimit;
 use filter_clients::FilterClients;
 use inspect::ViewLimits;
 pub(crate) use inspect::{Access, Denied};
+use name_lists::NameLists;
 use pod_memory::PodMemory;
 
 static REFUSED: LogLimit = LogLimit::new();
@@ -60,6 +62,7 @@ pub struct Extender {
     index: Shared<Index>,
     /// A function that locks both this and the index locks the index first.
     memory: Mutex<PodMemory>,
+    name_lists: NameLists,
     metrics: Metrics,
     binder: Binder,
     /// By pod UID: one bind of a pod at a time.
@@ -151,6 +154,7 @@ impl Extender {
         Self {
             index,
             memory: Mutex::default(),
+            name_lists: NameLists::default(),
             metrics,
             binder,
             pod_locks: KeyedLock::default(),

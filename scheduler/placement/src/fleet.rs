@@ -166,6 +166,11 @@ impl Fleet {
         self.nodes.names.get(name)
     }
 
+    /// Number of changes so far of the table of node names: results of [`Self::node_id`] hold as long as it is the same.
+    pub fn names_version(&self) -> u64 {
+        self.nodes.names.version()
+    }
+
     /// Number of changes so far by which a refused request may fit: grows with every inventory and release.
     pub fn n_openings(&self) -> u64 {
         self.nodes.n_openings

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::hash::BuildHasher;
+use std::sync::Arc;
 
 use placement::{BatchEvaluation, Fleet, Hints, NodeId, Reason, RequestedGpus, Score};
 use proto::extender::{ExtenderArgs, Name, WholeNode};
@@ -15,6 +16,7 @@ use proto::pod::{Pod, PodSpec};
 use rustc_hash::FxBuildHasher;
 
 use super::RequestError;
+use super::name_lists::{NameLists, NodeNames};
 use crate::accounting::PodFacts;
 use crate::api_server::shorten;
 use crate::index::{Index, ResourceDemand};
@@ -27,11 +29,11 @@ const GANG_PAUSED: &str =
 /// The request of `filter` and `prioritize`: a pod, and the nodes that kube-scheduler considers for it.
 #[derive(Debug)]
 pub(super) struct FilterRequest<'a> {
-    /// The request as it came, with the fields of the pod that [`Pod`] leaves out.
-    pub(super) body: &'a [u8],
+    /// The request as it came, with the fields of the pod that [`Pod`] leaves out; without its names if these are remembered.
+    pub(super) body: Cow<'a, [u8]>,
     pub(super) pod: Pod,
-    /// Node names in the order of the request, borrowed from the body: a request may carry thousands of them.
-    pub(super) names: Vec<Cow<'a, str>>,
+    /// Node names in the order of the request: it may carry thousands of them.
+    pub(super) names: NodeNames<'a>,
     /// The Node object of each name, in the same order, unless the extender is configured with `nodeCacheCapable: true`.
     pub(super) whole_nodes: Option<Vec<WholeNode>>,
 }
@@ -129,13 +131,28 @@ struct TopN<'a, T> {
 
 impl<'a> FilterRequest<'a> {
     /// Parses a body. `NodeNames` counts if both forms of nodes are given.
-    pub(super) fn parse(verb: &'static str, body: &'a [u8]) -> Result<Self, RequestError> {
+    pub(super) fn parse(verb: &'static str, body: &'a [u8], lists: &NameLists) -> Result<Self, RequestError> {
+        if let Some((list, rest)) = lists.find(body)
+            && let Ok(args) = serde_json::from_slice::<ExtenderArgs<'_>>(&rest)
+        {
+            let pod = args.pod;
+            return Ok(Self {
+                body: Cow::Owned(rest),
+                pod,
+                names: NodeNames::Remembered(list),
+                whole_nodes: None,
+            });
+        }
         // One check of the whole body for UTF-8 is cheaper than one for each name.
         let text = std::str::from_utf8(body).map_err(|error| RequestError::malformed(verb, &error))?;
         let args: ExtenderArgs<'a> =
             serde_json::from_str(text).map_err(|error| RequestError::malformed(verb, &error))?;
         let (names, whole_nodes) = match (args.node_names, args.nodes) {
-            (Some(names), _) => (names.into_iter().map(|Name(name)| name).collect(), None),
+            (Some(names), _) => {
+                let names: Vec<Cow<'a, str>> = names.into_iter().map(|Name(name)| name).collect();
+                lists.remember(text, &names);
+                (names, None)
+            }
             (None, Some(nodes)) => {
                 let mut names = Vec::with_capacity(nodes.items.len());
                 for node in &nodes.items {
@@ -152,9 +169,9 @@ impl<'a> FilterRequest<'a> {
             }
         };
         Ok(Self {
-            body,
+            body: Cow::Borrowed(body),
             pod: args.pod,
-            names,
+            names: NodeNames::Read(names),
             whole_nodes,
         })
     }
@@ -162,8 +179,8 @@ impl<'a> FilterRequest<'a> {
     /// A hash of the set of node names, which does not depend on their order.
     pub(super) fn hash_of_names(&self) -> u64 {
         let mut hash = 0_u64;
-        for name in &self.names {
-            hash = hash.wrapping_add(FxBuildHasher.hash_one(&**name));
+        for name in self.names.iter() {
+            hash = hash.wrapping_add(FxBuildHasher.hash_one(name));
         }
         hash
     }
@@ -231,14 +248,9 @@ impl<'q> Evaluator<'q> {
         Self { index, demand, batch }
     }
 
-    /// The verdict on a node by its name.
-    pub(super) fn evaluate(&mut self, name: &str) -> Result<Fit, NodeMisfit> {
-        self.evaluate_known(name, self.index.filter().node_id(name))
-    }
-
     /// The verdict on a node whose place in the fleet has been looked up.
     #[inline]
-    fn evaluate_known(&mut self, name: &str, node: Option<NodeId>) -> Result<Fit, NodeMisfit> {
+    pub(super) fn evaluate(&mut self, name: &str, node: Option<NodeId>) -> Result<Fit, NodeMisfit> {
         let (resources, batch) = match (self.demand, &mut self.batch) {
             (Demand::Resources(resources), Some(batch)) => (resources, batch),
             (Demand::Rejected(_) | Demand::GangPaused, _) => {
@@ -272,7 +284,7 @@ impl<'q> Evaluator<'q> {
                 Ok(Fit::default())
             }
             // Of an existing node the index knows more than the Node object says: its devices, and the pods that hold them.
-            _ => self.evaluate_known(name, id),
+            _ => self.evaluate(name, id),
         }
     }
 }
@@ -316,20 +328,16 @@ pub(super) fn evaluate_all<'n>(
         ..Evaluation::default()
     };
     let mut best = best.map(|(ranker, n)| (ranker, TopN::new(n)));
-    // The table of names of a large cluster does not fit the caches of a processor. Without other work between look-ups the
-    // processor waits for several of them at once.
-    let mut ids = Vec::new();
-    if demand.resources().is_some() {
-        let filter = index.filter();
-        ids.extend(request.names.iter().map(|name| filter.node_id(name)));
-    }
+    let ids = match demand.resources() {
+        Some(_) => request.names.nodes(index),
+        None => Arc::default(),
+    };
     for (idx, name) in request.names.iter().enumerate() {
-        let name: &'n str = name;
         let id = ids.get(idx).copied().flatten();
         let whole = request.whole_nodes.as_deref().and_then(|nodes| nodes.get(idx));
         let verdict = match whole {
             Some(whole) => evaluator.evaluate_whole(name, id, &whole.node),
-            None => evaluator.evaluate_known(name, id),
+            None => evaluator.evaluate(name, id),
         };
         let Fit { node, score } = match verdict {
             Ok(fit) => fit,

@@ -75,7 +75,7 @@ struct RefusalTexts<'a> {
 /// The body is not a filter request, the watches have not synced, or another replica leads.
 pub(super) async fn answer_rechecked(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError> {
     extender.check_leading()?;
-    let request = FilterRequest::parse("filter", body)?;
+    let request = FilterRequest::parse("filter", body, &extender.name_lists)?;
     let mut result = answer_once(extender, &request, now())?;
     let refusal = result.refusal.take().filter(|_| !result.is_retried);
     if let Some(refusal) = refusal
@@ -99,7 +99,8 @@ pub(super) async fn answer_rechecked(extender: &Extender, body: &[u8]) -> Result
 /// # Errors
 /// The body is not a filter request, or the watches have not synced.
 pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<FilterResult, RequestError> {
-    answer_once(extender, &FilterRequest::parse("filter", body)?, now)
+    let request = FilterRequest::parse("filter", body, &extender.name_lists)?;
+    answer_once(extender, &request, now)
 }
 
 /// Evaluates the named nodes for a pod, words the refusals, applies the effects in memory (hint, counters), and writes the result.

@@ -1,10 +1,9 @@
 //! `prioritize`: a score from 0 to 10 for each node of the request, relative to the others.
 
-use std::borrow::Cow;
-
 use proto::extender::HostPriority;
 
 use super::evaluation::{Demand, Evaluator, FilterRequest, RankKey, Ranker};
+use super::name_lists::NodeNames;
 use super::{Extender, RequestError};
 use crate::accounting::PodFacts;
 use crate::index::Index;
@@ -17,7 +16,7 @@ const N_SCORES: usize = 11;
 /// # Errors
 /// The body is not a prioritize request, or the watches have not synced.
 pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError> {
-    let FilterRequest { pod, names, .. } = FilterRequest::parse("prioritize", body)?;
+    let FilterRequest { pod, names, .. } = FilterRequest::parse("prioritize", body, &extender.name_lists)?;
     let index = extender.index.read();
     index.ready().map_err(RequestError::NotReady)?;
     let facts = PodFacts::of(&pod, index.names());
@@ -39,7 +38,7 @@ pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError>
 }
 
 /// A score for each node; 0 where the pod does not fit, and everywhere if nodes do not differ for the pod.
-fn score_all(index: &Index, demand: &Demand<'_>, ranker: &Ranker<'_>, names: &[Cow<'_, str>]) -> Vec<i64> {
+fn score_all(index: &Index, demand: &Demand<'_>, ranker: &Ranker<'_>, names: &NodeNames<'_>) -> Vec<i64> {
     let mut scores = vec![0; names.len()];
     if demand.resources().is_none() {
         return scores;
@@ -47,8 +46,9 @@ fn score_all(index: &Index, demand: &Demand<'_>, ranker: &Ranker<'_>, names: &[C
     let mut evaluator = Evaluator::new(index, demand);
     // Scores are relative, so all ranks have to be known first.
     let (mut fitting, mut ranks) = (Vec::new(), Vec::new());
-    for (name, score) in names.iter().zip(&mut scores) {
-        if let Ok(fit) = evaluator.evaluate(name) {
+    let ids = names.nodes(index);
+    for ((name, id), score) in names.iter().zip(&*ids).zip(&mut scores) {
+        if let Ok(fit) = evaluator.evaluate(name, *id) {
             fitting.push(score);
             ranks.push(ranker.rank(name, fit.score));
         }

@@ -35,6 +35,11 @@ impl<'a> NodeFilter<'a> {
         self.cluster.fleet.node_id(name)
     }
 
+    /// See [`placement::Fleet::names_version`].
+    pub fn names_version(self) -> u64 {
+        self.cluster.fleet.names_version()
+    }
+
     /// Checks that a node has room; returns its place in the fleet, if its devices are known.
     ///
     /// # Errors

@@ -14,6 +14,8 @@ const MAX_SHORT: usize = 54;
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     nodes: FxHashMap<NodeName, NodeId>,
+    /// Number of changes so far: a look-up is right as long as it is the same.
+    version: u64,
 }
 
 /// The name of a node, within the table if it is short.
@@ -35,10 +37,16 @@ impl Names {
 
     pub(crate) fn insert(&mut self, name: &str, node: NodeId) {
         self.nodes.insert(NodeName::from(name), node);
+        self.version += 1;
     }
 
     pub(crate) fn remove(&mut self, name: &str) {
         self.nodes.remove(name.as_bytes());
+        self.version += 1;
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.version
     }
 
     #[cfg(any(test, feature = "check"))]

@@ -1,0 +1,339 @@
+//! The lists of node names that requests repeat.
+//!
+//! kube-scheduler sends the same names in the same order for most pods of a cluster whose nodes it considers all. Such a list is the
+//! end of the body, byte for byte, so that one comparison takes the place of reading thousands of strings and looking each up.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use placement::NodeId;
+
+use crate::index::Index;
+
+/// The most lists that are remembered: one for each kind of pod that kube-scheduler's own filters tell apart, in a few kinds.
+const CAPACITY: usize = 4;
+
+/// The fewest names of a list that is remembered: fewer are read as fast as they are compared.
+const MIN_NAMES: usize = 256;
+
+/// The longest list that is remembered, in bytes: more than 100,000 names.
+const MAX_BYTES: usize = 4 << 20;
+
+/// The start of a list in kube-scheduler's bodies, and the end of its body.
+const START: &[u8] = b"\"NodeNames\":[\"";
+const END: &[u8] = b"\"]}";
+
+/// The end of a body with an empty list.
+const EMPTY: &[u8] = b"\"NodeNames\":[]}";
+
+/// The names of a request, in its order.
+#[derive(Debug)]
+pub(super) enum NodeNames<'a> {
+    /// As read from the body.
+    Read(Vec<Cow<'a, str>>),
+    /// As remembered from an earlier one.
+    Remembered(Arc<NameList>),
+}
+
+/// The end of a body from its last field on, which is the list of names.
+#[derive(Debug)]
+pub(super) struct NameList {
+    /// The bytes, which are valid UTF-8.
+    tail: String,
+    /// The place of each name in `tail`.
+    spans: Vec<Range<u32>>,
+    nodes: Mutex<LookedUp>,
+}
+
+/// The nodes of a list, as of a version of the table of node names.
+#[derive(Debug, Default)]
+struct LookedUp {
+    version: Option<u64>,
+    nodes: Arc<[Option<NodeId>]>,
+}
+
+/// The latest lists, the last used first.
+#[derive(Debug, Default)]
+pub(super) struct NameLists(Mutex<VecDeque<Arc<NameList>>>);
+
+impl NodeNames<'_> {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Read(names) => names.len(),
+            Self::Remembered(list) => list.spans.len(),
+        }
+    }
+
+    /// The names in the order of the request.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
+        (0..self.len()).map(|idx| self.get(idx))
+    }
+
+    /// The name at this place; empty beyond the last one.
+    #[inline]
+    fn get(&self, idx: usize) -> &str {
+        match self {
+            Self::Read(names) => names.get(idx).map_or("", |name| name),
+            Self::Remembered(list) => list.get(idx),
+        }
+    }
+
+    /// The node of each name in the fleet.
+    pub(super) fn nodes(&self, index: &Index) -> Arc<[Option<NodeId>]> {
+        let Self::Remembered(list) = self else {
+            return self.look_up(index);
+        };
+        let version = Some(index.filter().names_version());
+        let mut known = list.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.version != version {
+            let nodes = self.look_up(index);
+            *known = LookedUp { version, nodes };
+        }
+        Arc::clone(&known.nodes)
+    }
+
+    /// Looks up each name. The table of a large cluster does not fit the caches of a processor: without other work between look-ups
+    /// the processor waits for several of them at once.
+    fn look_up(&self, index: &Index) -> Arc<[Option<NodeId>]> {
+        let filter = index.filter();
+        self.iter().map(|name| filter.node_id(name)).collect()
+    }
+}
+
+impl NameList {
+    #[inline]
+    fn get(&self, idx: usize) -> &str {
+        let Some(Range { start, end }) = self.spans.get(idx).cloned() else {
+            return "";
+        };
+        // A u32 fits a usize on every platform that Kubernetes runs on.
+        self.tail.get(start as usize..end as usize).unwrap_or_default()
+    }
+
+    /// The list of a body whose names have been read from it; `None` if the names are few or the body is long, or if they do not lie at
+    /// its end as they are.
+    fn of(body: &str, names: &[Cow<'_, str>]) -> Option<Self> {
+        if names.len() < MIN_NAMES || body.len() > MAX_BYTES {
+            return None;
+        }
+        let offset = |name: &Cow<'_, str>| match name {
+            Cow::Borrowed(name) => name.as_ptr().addr().checked_sub(body.as_ptr().addr()),
+            Cow::Owned(_) => None,
+        };
+        let (first, last) = (names.first()?, names.last()?);
+        let begin = body.get(..offset(first)?)?.len().checked_sub(START.len())?;
+        let end = offset(last)?.checked_add(last.len())?;
+        let is_last_field = body.as_bytes().get(begin..)?.starts_with(START)
+            && body.as_bytes().get(end..)?.trim_ascii_end() == END;
+        if !is_last_field {
+            return None;
+        }
+        let mut spans = Vec::with_capacity(names.len());
+        for name in names {
+            let start = offset(name)?.checked_sub(begin)?;
+            spans.push(u32::try_from(start).ok()?..u32::try_from(start + name.len()).ok()?);
+        }
+        Some(Self {
+            tail: body.get(begin..)?.to_owned(),
+            spans,
+            nodes: Mutex::default(),
+        })
+    }
+}
+
+impl NameLists {
+    /// The remembered list that a body ends with, and the body with an empty list in its place.
+    ///
+    /// The two bodies are valid, or invalid, alike: an array stands where an array stood, and both end the object that it is in.
+    pub(super) fn find(&self, body: &[u8]) -> Option<(Arc<NameList>, Vec<u8>)> {
+        let list = {
+            let mut lists = self.lock();
+            let at = lists
+                .iter()
+                .position(|list| body.ends_with(list.tail.as_bytes()))?;
+            let list = lists.remove(at)?;
+            lists.push_front(Arc::clone(&list));
+            list
+        };
+        let head = body.strip_suffix(list.tail.as_bytes())?;
+        Some((list, [head, EMPTY].concat()))
+    }
+
+    /// Remembers the list of a body, if it can be used again.
+    pub(super) fn remember(&self, body: &str, names: &[Cow<'_, str>]) {
+        let Some(list) = NameList::of(body, names) else {
+            return;
+        };
+        let mut lists = self.lock();
+        lists.truncate(CAPACITY - 1);
+        lists.push_front(Arc::new(list));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<NameList>>> {
+        // Every change leaves the lists consistent.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::extender::evaluation::FilterRequest;
+    use crate::offline;
+    use crate::watch::ObjectStore;
+
+    /// The number of nodes, which is enough for a list to be remembered.
+    const N_NODES: usize = 300;
+
+    fn name(at: usize) -> String {
+        format!("node-{at}.example.com")
+    }
+
+    fn node(at: usize) -> Value {
+        let amounts = json!({"aliyun.com/gpu-mem": "8", "aliyun.com/gpu-count": "1"});
+        json!({"metadata": {"name": name(at)}, "status": {"capacity": amounts, "allocatable": amounts}})
+    }
+
+    /// A body as kube-scheduler writes it.
+    fn body(pod: &str, names: &[String]) -> String {
+        let pod = json!({"metadata": {"uid": pod}});
+        format!(
+            r#"{{"Pod":{pod},"Nodes":null,"NodeNames":{}}}"#,
+            Value::from(names)
+        )
+    }
+
+    /// A change of a body, or of its list, from one request to the next.
+    #[derive(Clone, Copy, Debug)]
+    enum Change {
+        Nothing,
+        Rotated(usize),
+        Part(usize),
+        Repeated,
+        UnknownNode,
+        Escaped,
+        /// A byte of the body is another.
+        Byte(prop::sample::Index, u8),
+        Cut(prop::sample::Index),
+        NewlineBehind,
+        ListTwice,
+        /// The list is a field of the pod.
+        InPod,
+        PodAtTheEnd,
+    }
+
+    impl Change {
+        fn body(self) -> Vec<u8> {
+            let mut names: Vec<String> = (0..N_NODES).map(name).collect();
+            match self {
+                Self::Rotated(n) => names.rotate_left(n),
+                Self::Part(n) => names.truncate(n),
+                Self::Repeated => names.extend_from_within(..2),
+                Self::UnknownNode => names.push(name(N_NODES)),
+                _ => {}
+            }
+            let text = body("p", &names);
+            let list = Value::from(names);
+            let text = match self {
+                Self::Escaped => text.replacen("node", r"\u006eode", 1),
+                Self::NewlineBehind => text + "\n",
+                Self::ListTwice => text.replacen(r#""Nodes":null"#, r#""NodeNames":["a"]"#, 1),
+                Self::InPod => format!(r#"{{"Pod":{{"metadata":{{}},"NodeNames":{list}}}"#),
+                Self::PodAtTheEnd => format!(r#"{{"NodeNames":{list},"Pod":{{}}}}"#),
+                _ => text,
+            };
+            let mut bytes = text.into_bytes();
+            match self {
+                Self::Byte(at, other) => {
+                    let at = at.index(bytes.len());
+                    bytes[at] = other;
+                }
+                Self::Cut(at) => bytes.truncate(at.index(bytes.len())),
+                _ => {}
+            }
+            bytes
+        }
+    }
+
+    fn change() -> impl Strategy<Value = Change> {
+        prop_oneof![
+            4 => Just(Change::Nothing),
+            1 => (0..N_NODES).prop_map(Change::Rotated),
+            1 => (0..N_NODES).prop_map(Change::Part),
+            1 => Just(Change::Repeated),
+            1 => Just(Change::UnknownNode),
+            1 => Just(Change::Escaped),
+            2 => (any::<prop::sample::Index>(), any::<u8>()).prop_map(|(at, byte)| Change::Byte(at, byte)),
+            1 => any::<prop::sample::Index>().prop_map(Change::Cut),
+            1 => Just(Change::NewlineBehind),
+            1 => Just(Change::ListTwice),
+            1 => Just(Change::InPod),
+            1 => Just(Change::PodAtTheEnd),
+        ]
+    }
+
+    /// What a request says: its names and its pod, or the error.
+    fn read(
+        body: &[u8],
+        lists: &NameLists,
+        index: &Index,
+    ) -> Result<(Vec<String>, String, Vec<Option<NodeId>>), String> {
+        let request = FilterRequest::parse("filter", body, lists).map_err(|error| error.to_string())?;
+        let names = request.names.iter().map(str::to_owned).collect();
+        Ok((
+            names,
+            format!("{:?}", request.pod),
+            request.names.nodes(index).to_vec(),
+        ))
+    }
+
+    proptest! {
+        /// A remembered list is read as any other, whatever came before it, and while nodes come and go.
+        #[test]
+        fn remembered_lists_are_read_as_others(steps in prop::collection::vec((change(), 0..N_NODES, any::<bool>()), 1..12)) {
+            let mut index = offline::index((0..N_NODES).map(node), std::iter::empty(), std::iter::empty());
+            let lists = NameLists::default();
+            for (change, at, is_changed) in steps {
+                if is_changed {
+                    let node: proto::node::Node = serde_json::from_value(node(at)).unwrap();
+                    if index.filter().node_id(&name(at)).is_some() {
+                        index.delete(&node);
+                    } else {
+                        index.apply(node);
+                    }
+                }
+                let body = change.body();
+                prop_assert_eq!(read(&body, &lists, &index), read(&body, &NameLists::default(), &index), "{:?}", change);
+            }
+        }
+    }
+
+    /// Without this the other test would compare nothing.
+    #[test]
+    fn equal_lists_are_remembered() {
+        let lists = NameLists::default();
+        let names: Vec<String> = (0..N_NODES).map(name).collect();
+        let is_remembered = |pod: &str, names: &[String]| {
+            let body = body(pod, names);
+            let request = FilterRequest::parse("filter", body.as_bytes(), &lists).unwrap();
+            matches!(request.names, NodeNames::Remembered(_))
+        };
+        assert!(!is_remembered("a", &names), "the first of its kind");
+        assert!(is_remembered("another", &names));
+        assert!(!is_remembered("a", &names[1..]));
+        assert!(is_remembered("a", &names[1..]) && is_remembered("a", &names));
+        for n_fewer in 2..2 + CAPACITY {
+            assert!(!is_remembered("a", &names[n_fewer..]));
+        }
+        assert!(!is_remembered("a", &names), "too many others came after it");
+        assert!(
+            !is_remembered("a", &names[..10]) && !is_remembered("a", &names[..10]),
+            "few names"
+        );
+    }
+}
