@@ -1,7 +1,8 @@
 //! The lists of node names that requests repeat.
 //!
-//! kube-scheduler sends the same names in the same order for most pods of a cluster whose nodes it considers all. Such a list is the
-//! end of the body, byte for byte, so that one comparison takes the place of reading thousands of strings and looking each up.
+//! kube-scheduler sends the same names in the same order for most pods of a cluster whose nodes it considers all. If it considers a
+//! sample, it goes through all nodes in turn, and comes back to the same samples. Such a list is the end of the body, byte for byte,
+//! so that one comparison takes the place of reading thousands of strings and looking each up.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -12,13 +13,13 @@ use placement::NodeId;
 
 use crate::index::Index;
 
-/// The most lists that are remembered: one for each kind of pod that kube-scheduler's own filters tell apart, in a few kinds.
-const CAPACITY: usize = 4;
+/// The most lists that are remembered: 15,000 nodes are 20 samples.
+const CAPACITY: usize = 32;
 
 /// The fewest names of a list that is remembered: fewer are read as fast as they are compared.
 const MIN_NAMES: usize = 256;
 
-/// The longest list that is remembered, in bytes: more than 100,000 names.
+/// The most bytes of all lists together, and of a body whose list is remembered: more than 100,000 names.
 const MAX_BYTES: usize = 4 << 20;
 
 /// The start of a list in kube-scheduler's bodies, and the end of its body.
@@ -167,8 +168,13 @@ impl NameLists {
             return;
         };
         let mut lists = self.lock();
-        lists.truncate(CAPACITY - 1);
         lists.push_front(Arc::new(list));
+        lists.truncate(CAPACITY);
+        let mut n_bytes = 0;
+        lists.retain(|list| {
+            n_bytes += list.tail.len();
+            n_bytes <= MAX_BYTES
+        });
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<NameList>>> {
@@ -277,18 +283,14 @@ mod tests {
         ]
     }
 
-    /// What a request says: its names and its pod, or the error.
-    fn read(
-        body: &[u8],
-        lists: &NameLists,
-        index: &Index,
-    ) -> Result<(Vec<String>, String, Vec<Option<NodeId>>), String> {
+    /// The names, their nodes and the pod of a request as text, or the error.
+    fn read(body: &[u8], lists: &NameLists, index: &Index) -> Result<String, String> {
         let request = FilterRequest::parse("filter", body, lists).map_err(|error| error.to_string())?;
-        let names = request.names.iter().map(str::to_owned).collect();
-        Ok((
-            names,
-            format!("{:?}", request.pod),
-            request.names.nodes(index).to_vec(),
+        let names: Vec<&str> = request.names.iter().collect();
+        Ok(format!(
+            "{names:?} {:?} {:?}",
+            request.names.nodes(index),
+            request.pod
         ))
     }
 
@@ -335,5 +337,11 @@ mod tests {
             !is_remembered("a", &names[..10]) && !is_remembered("a", &names[..10]),
             "few names"
         );
+        assert!(is_remembered("a", &names), "short as it is");
+        let long: Vec<String> = (0..40_000).map(name).collect();
+        for n_fewer in 0..=MAX_BYTES / Value::from(long.clone()).to_string().len() {
+            assert!(!is_remembered("a", &long[n_fewer..]));
+        }
+        assert!(!is_remembered("a", &names), "the others are long");
     }
 }

@@ -469,6 +469,7 @@ mod tests {
             mounts: Vec::new(),
             hooks: Vec::new(),
             gpus: Vec::new(),
+            gpu_bytes: 0,
         }
     }
 
