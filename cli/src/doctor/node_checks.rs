@@ -159,7 +159,7 @@ pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport
 }
 
 /// The remedy where containers that request no GPU see GPUs.
-const ISOLATE: &str = "add the component nri (docs/install.md, The runtime hook)";
+const ISOLATE: &str = "add the component nri (docs/device-plugin.md, The runtime hook)";
 
 /// The conditions of devices in which the plugin reports that containers cannot get them, or may see them without a request.
 pub(super) fn injection(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
