@@ -143,7 +143,11 @@ fn node(name: &str, gib_of_gpus: &[u64]) -> NodeSetup {
     }
 }
 
-/// Waits until kube-scheduler has tried to schedule a pod. The next pod is created only then, so that every run shows the same.
+/// The time within which the scheduler uses a workload model that pods have changed: it looks for one every 100 ms.
+const MODEL: Duration = Duration::from_millis(250);
+
+/// Waits until kube-scheduler has tried to schedule a pod, and its place counts for the next one. The next pod is created only then,
+/// so that every run shows the same.
 async fn until_tried(cluster: &LocalCluster, name: &str) -> Result<()> {
     let is_tried = |pod: &Pod| node_of(pod).is_some() || unscheduled_because(pod).is_some();
     let tried = |snapshot: &ClusterSnapshot| {
@@ -151,7 +155,10 @@ async fn until_tried(cluster: &LocalCluster, name: &str) -> Result<()> {
         pod.filter(|pod| is_tried(pod)).map(|_| ())
     };
     let what = format!("pod {name} to be scheduled or refused");
-    cluster.until(&what, DEADLINE, tried).await
+    cluster.until(&what, DEADLINE, tried).await?;
+    // No client can see which model is in use.
+    tokio::time::sleep(MODEL).await;
+    Ok(())
 }
 
 /// Creates the pods of [`SHOWN`], and waits until all that have a node run.
