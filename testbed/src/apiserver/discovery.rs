@@ -127,7 +127,7 @@ fn discovery_entries(resource: &Resource) -> Vec<Value> {
             "binding" => subresource(resource, "binding", "Binding", &["create"]),
             "exec" => subresource(resource, "exec", "PodExecOptions", &["create", "get"]),
             "log" => subresource(resource, "log", "Pod", &["get"]),
-            "resize" => subresource(resource, "resize", "Pod", &["patch", "update"]),
+            "ephemeralcontainers" | "resize" => subresource(resource, action, "Pod", &["patch", "update"]),
             "eviction" => {
                 // kubectl drain looks here for the version of the eviction API.
                 let mut eviction = subresource(resource, "eviction", "Eviction", &["create"]);

@@ -147,8 +147,12 @@ async fn dispatch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
         ("create", "binding") => object_verbs::bind(server, request).await,
         ("create", "eviction") => object_verbs::evict(server, request).await,
         ("create", "") => object_verbs::create(server, request).await,
-        ("update", "" | "status" | "finalize" | "resize") => object_verbs::update(server, request).await,
-        ("patch", "" | "status" | "resize") => object_verbs::patch(server, request).await,
+        ("update", "" | "status" | "finalize" | "resize" | "ephemeralcontainers") => {
+            object_verbs::update(server, request).await
+        }
+        ("patch", "" | "status" | "resize" | "ephemeralcontainers") => {
+            object_verbs::patch(server, request).await
+        }
         ("delete", "") => object_verbs::delete(server, request).await,
         (verb, _) => Err(ApiError::method_not_allowed(
             &request.route.resource.qualified(),

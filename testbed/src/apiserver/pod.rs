@@ -14,6 +14,8 @@ use super::{name, object};
 
 /// The lists of a pod's containers.
 const CONTAINERS: [&str; 2] = ["/spec/containers", "/spec/initContainers"];
+/// The list that a subresource of its own writes.
+const EPHEMERAL: &str = "/spec/ephemeralContainers";
 /// The annotation of the copy that kubelet writes of a static pod.
 const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
 const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
@@ -282,6 +284,53 @@ pub(crate) fn check_resize(old: &Value, new: &Value) -> Vec<InvalidField> {
             "spec",
             "only cpu and memory resources are mutable",
         ));
+    }
+    errors
+}
+
+/// The pod after a request for ephemeral containers: `dropNonEphemeralContainerUpdates` takes everything else from the old pod.
+pub(crate) fn with_ephemeral_containers(old: &Value, new: &Value) -> Value {
+    let mut pod = old.clone();
+    let managed = new.pointer("/metadata/managedFields").cloned();
+    object::set(object::meta(&mut pod), "managedFields", managed);
+    let containers = new.pointer("/spec/ephemeralContainers").cloned();
+    object::set(object::child(&mut pod, "spec"), "ephemeralContainers", containers);
+    pod
+}
+
+/// Lists the changes of ephemeral containers that `ValidatePodEphemeralContainersUpdate` forbids, as far as they concern devices: one
+/// that exists stays as it is, and none has resources.
+pub(crate) fn check_ephemeral_containers(old: &Value, new: &Value) -> Vec<InvalidField> {
+    let mut errors = Vec::new();
+    if !object::text(old, MIRROR).is_empty() {
+        errors.push(InvalidField::forbidden(
+            "",
+            "static pods do not support ephemeral containers",
+        ));
+    }
+    let containers = object::array(new, EPHEMERAL);
+    for (i, container) in containers.iter().enumerate() {
+        if container
+            .get("resources")
+            .is_some_and(|resources| *resources != json!({}))
+        {
+            let field = format!("spec.ephemeralContainers[{i}].resources");
+            errors.push(InvalidField::forbidden(
+                &field,
+                "cannot be set for an Ephemeral Container",
+            ));
+        }
+    }
+    for before in object::array(old, EPHEMERAL) {
+        let name = object::text(before, "/name");
+        let mut found = containers.iter();
+        let problem = match found.find(|container| object::text(container, "/name") == name) {
+            None => "removed",
+            Some(found) if found != before => "changed",
+            Some(_) => continue,
+        };
+        let why = format!("existing ephemeral containers {name:?} may not be {problem}\n");
+        errors.push(InvalidField::forbidden("spec.ephemeralContainers", &why));
     }
     errors
 }

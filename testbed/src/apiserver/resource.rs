@@ -88,7 +88,15 @@ impl Resource {
     /// The subresources of the resource besides `status`, such as `binding` and `log` of pods.
     pub(crate) fn actions(&self) -> &'static [&'static str] {
         if self.is_pod() {
-            &["binding", "eviction", "exec", "log", "portforward", "resize"]
+            &[
+                "binding",
+                "ephemeralcontainers",
+                "eviction",
+                "exec",
+                "log",
+                "portforward",
+                "resize",
+            ]
         } else if self.is("", "namespaces") {
             &["finalize"]
         } else {

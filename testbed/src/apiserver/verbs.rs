@@ -49,6 +49,8 @@ pub(crate) enum WrittenPart {
     Status,
     /// The resize subresource of a pod: the resources of its containers.
     Resize,
+    /// The subresource by which `kubectl debug` adds containers to a pod that runs.
+    EphemeralContainers,
 }
 
 /// The options of a write.
@@ -87,6 +89,7 @@ impl RequestTarget {
             WrittenPart::Object => "",
             WrittenPart::Status => "status",
             WrittenPart::Resize => "resize",
+            WrittenPart::EphemeralContainers => "ephemeralcontainers",
         };
         FieldWriter {
             manager: &options.manager,

@@ -25,6 +25,8 @@ pub enum ContainerType {
     Sidecar,
     /// After all init containers.
     App,
+    /// Added to a pod that runs, for debugging; never started again.
+    Ephemeral,
 }
 
 /// One container as the pod's author wrote it.
@@ -55,7 +57,7 @@ pub(crate) struct KubeletPod {
     pub(crate) name: String,
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) created: Option<Timestamp>,
-    /// Init containers and sidecars, then app containers, each in the author's order.
+    /// Init containers and sidecars, then app containers, then ephemeral ones, each in the author's order.
     pub(crate) containers: Vec<ContainerSpec>,
     pub(crate) runtime_class: Option<String>,
     /// Names of `ResourceClaim`s, by the names under which containers use them.
@@ -90,6 +92,12 @@ impl KubeletPod {
                 finishes: !restarts && (annotated || read.finishes),
                 ..read
             });
+        }
+        for container in spec.ephemeral_containers.iter().flatten() {
+            // The fields that kubelet reads here have the same names.
+            let fields = serde_json::to_value(container).ok()?;
+            let container = serde_json::from_value(fields).ok()?;
+            containers.push(read_container(&container, ContainerType::Ephemeral));
         }
         let claims = spec.resource_claims.iter().flatten();
 
@@ -165,6 +173,7 @@ fn pod_requests(containers: &[ContainerSpec], overhead: &WholeAmounts) -> WholeA
     for container in containers {
         match container.kind {
             ContainerType::App => running.add(&container.requests),
+            ContainerType::Ephemeral => {}
             ContainerType::Sidecar => sidecars.add(&container.requests),
             ContainerType::Init => {
                 let mut step = sidecars.clone();

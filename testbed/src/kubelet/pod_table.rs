@@ -19,6 +19,8 @@ pub(crate) enum PodCommand {
     Delete,
     /// The pod is gone from the API.
     Remove,
+    /// The pod has more ephemeral containers.
+    Update(Arc<KubeletPod>),
     /// This container has crashed.
     Restart(String),
 }

@@ -45,19 +45,19 @@ impl PodWorkers {
         }
         let workers = Arc::clone(self);
         let pod = Arc::clone(pod);
-        self.tasks.spawn(async move { workers.run(&pod, commands).await });
+        self.tasks.spawn(async move { workers.run(pod, commands).await });
     }
 
     /// Runs the task of one pod: starts its containers, repeats failed starts, and obeys commands until the pod is gone.
-    async fn run(&self, pod: &KubeletPod, mut commands: UnboundedReceiver<PodCommand>) {
+    async fn run(&self, mut pod: Arc<KubeletPod>, mut commands: UnboundedReceiver<PodCommand>) {
         let mut due = Some(Instant::now());
-        self.status.publish_status(pod);
+        self.status.publish_status(&pod);
         loop {
             let step = async {
                 match due {
                     Some(at) => {
                         tokio::time::sleep_until(at).await;
-                        self.sync_pod(pod).await
+                        self.sync_pod(&pod).await
                     }
                     None => std::future::pending().await,
                 }
@@ -67,10 +67,14 @@ impl PodWorkers {
                 command = commands.recv() => match command {
                     None => return,
                     Some(PodCommand::Restart(container)) => {
-                        self.crash(pod, &container);
+                        self.crash(&pod, &container);
                         due = Some(Instant::now());
                     }
-                    Some(command) => return self.terminate(pod, &command).await,
+                    Some(PodCommand::Update(new)) => {
+                        pod = new;
+                        due = Some(Instant::now());
+                    }
+                    Some(command) => return self.terminate(&pod, &command).await,
                 },
                 progress = step => {
                     due = (progress == WorkerProgress::Retry).then(|| Instant::now() + self.machine().config.delays.start_retry);
@@ -78,7 +82,7 @@ impl PodWorkers {
                         self.machine().runtime.kill(&pod.uid, 0);
                         self.pods.lock().end(&pod.uid);
                     }
-                    self.status.publish_status(pod);
+                    self.status.publish_status(&pod);
                 }
             }
         }
@@ -98,7 +102,7 @@ impl PodWorkers {
             if let Err(error) = self.starter.start(pod, container).await {
                 self.report_failed_start(pod, container, &error);
                 progress = WorkerProgress::Retry;
-                if container.kind != ContainerType::App {
+                if matches!(container.kind, ContainerType::Init | ContainerType::Sidecar) {
                     return progress;
                 }
             }
@@ -118,7 +122,9 @@ impl PodWorkers {
         match self.machine().runtime.state(&pod.uid, &container.name) {
             None | Some(RunState::Waiting { .. }) => true,
             Some(RunState::Running { .. }) => false,
-            Some(RunState::Exited { .. }) => container.kind != ContainerType::Init && pod.restarts,
+            Some(RunState::Exited { .. }) => {
+                matches!(container.kind, ContainerType::Sidecar | ContainerType::App) && pod.restarts
+            }
         }
     }
 

@@ -85,11 +85,12 @@ impl StatusManager {
         }
         let started = record.started;
         drop(pods);
-        let (mut init, mut app) = (Vec::new(), Vec::new());
+        let (mut init, mut app, mut ephemeral) = (Vec::new(), Vec::new(), Vec::new());
         for container in &pod.containers {
             let status = self.container_status(pod, container, containers.get(&container.name));
             match container.kind {
                 ContainerType::App => app.push(status),
+                ContainerType::Ephemeral => ephemeral.push(status),
                 ContainerType::Init | ContainerType::Sidecar => init.push(status),
             }
         }
@@ -102,6 +103,7 @@ impl StatusManager {
             "startTime": text(started),
             "containerStatuses": app,
             "initContainerStatuses": if init.is_empty() { Value::Null } else { Value::Array(init) },
+            "ephemeralContainerStatuses": if ephemeral.is_empty() { Value::Null } else { Value::Array(ephemeral) },
         });
         self.submit(pod, |pending| pending.status = Some(status));
         self.machine.notify();
@@ -357,6 +359,7 @@ fn conditions(
         match spec.kind {
             ContainerType::Init => initialized &= has_completed(runs),
             ContainerType::App => ready &= is_running(runs),
+            ContainerType::Ephemeral => {}
             ContainerType::Sidecar => {
                 initialized &= is_running(runs);
                 ready &= is_running(runs);

@@ -225,6 +225,10 @@ impl SyncLoop {
                 self.status.publish_deletion(&pod);
             }
             record.spec = pod;
+        } else if pod.containers.len() > record.spec.containers.len() {
+            // Of the containers of a known pod only ephemeral ones become more.
+            record.send(PodCommand::Update(Arc::clone(&pod)));
+            record.spec = pod;
         }
         None
     }

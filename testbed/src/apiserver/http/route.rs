@@ -166,6 +166,7 @@ impl Route {
             part: match self.subresource.as_str() {
                 "status" => WrittenPart::Status,
                 "resize" => WrittenPart::Resize,
+                "ephemeralcontainers" => WrittenPart::EphemeralContainers,
                 _ => WrittenPart::Object,
             },
         }

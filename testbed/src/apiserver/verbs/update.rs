@@ -175,12 +175,15 @@ fn check_preconditions(target: &RequestTarget, old: &Value, new: &Value) -> Resu
 }
 
 /// A write to the object leaves status alone; a write to status leaves everything else alone, but for the labels
-/// and annotations of built-in kinds; a resize leaves everything but containers' resources alone.
+/// and annotations of built-in kinds; a resize leaves everything but containers' resources alone, and a write to ephemeral containers
+/// everything but these.
 fn separate_status(target: &RequestTarget, old: &Value, new: &mut Value) {
     let resource = &target.resource;
     let status = |of: &Value| of.get("status").cloned();
     if target.part == WrittenPart::Resize {
         *new = pod::resized(old, new);
+    } else if target.part == WrittenPart::EphemeralContainers {
+        *new = pod::with_ephemeral_containers(old, new);
     } else if target.part == WrittenPart::Status {
         let written = status(new);
         let managed = new.pointer("/metadata/managedFields").cloned();
@@ -231,6 +234,7 @@ fn invalid_changes(target: &RequestTarget, old: &Value, new: &Value) -> Vec<Inva
     match target.part {
         WrittenPart::Object if target.resource.is_pod() => errors.extend(pod::check_update(old, new)),
         WrittenPart::Resize => errors.extend(pod::check_resize(old, new)),
+        WrittenPart::EphemeralContainers => errors.extend(pod::check_ephemeral_containers(old, new)),
         WrittenPart::Object | WrittenPart::Status => {}
     }
     errors

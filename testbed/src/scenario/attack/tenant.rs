@@ -11,6 +11,7 @@ use proto::record::MEM_CONTAINER;
 use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
+use crate::cluster::LocalCluster;
 use crate::invariants::{self, VISIBLE_DEVICES};
 use crate::observer::ClusterSnapshot;
 use crate::pods::{PodBuilder, set};
@@ -26,6 +27,8 @@ pub(in crate::scenario) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "by no field of a pod does a container see another GPU than the one that is counted for it";
     "tenant-asks" => tenant_asks,
         "numbers at every edge, a thousand containers and huge annotations are refused with their reason";
+    "tenant-debugs" => tenant_debugs,
+        "a container that is added to a pod that runs has no device, not even one of the pod's";
     "tenant-resizes" => tenant_resizes,
         "a pod that runs is resized in CPU alone, and keeps its device";
     "tenant-reuses" => tenant_reuses,
@@ -316,6 +319,68 @@ async fn mirror_on_a_node(world: &mut World) -> Result<()> {
     ensure!(
         started.is_none(),
         "a mirror pod without a static pod has run: {started:?}"
+    );
+    Ok(())
+}
+
+/// Adds containers to pods that run, as `kubectl debug` does.
+async fn tenant_debugs(world: &mut World) -> Result<()> {
+    Runs(0).try_pod(world, plain("debugged")).await?;
+    world.start(PodBuilder::units("debugged-user", 1)).await?;
+    let container = |name: &str, env: Value| json!({"name": name, "image": "none", "env": env});
+    for pod in ["debugged", "debugged-user"] {
+        debug(world, pod, &container("harmless", json!([]))).await?;
+        check_debugger(world, pod, "harmless", false).await?;
+    }
+    let sets = debug(world, "debugged", &container("sets", visible("all"))).await;
+    if world.has_webhooks {
+        denied("an ephemeral container that sets the variable", sets)?;
+    } else {
+        // No part of gpushare is asked here; with the runtime hook the container would see nothing.
+        sets?;
+        check_debugger(world, "debugged", "sets", true).await?;
+    }
+    let mut greedy = container("greedy", json!([]));
+    set(&mut greedy, "resources", json!({"limits": {GPU_MEM: "1"}}));
+    let changed = container("harmless", json!([{"name": "A", "value": "b"}]));
+    for (fields, words) in [
+        (greedy, "cannot be set for an Ephemeral Container"),
+        (changed, "may not be changed"),
+    ] {
+        match debug(world, "debugged", &fields).await {
+            Err(kube::Error::Api(status)) if status.code == 422 => {
+                ensure!(status.message.contains(words), "{words}: {status}");
+            }
+            other => bail!("{words}: it should have been refused with 422: {other:?}"),
+        }
+    }
+    Ok(())
+}
+
+/// Adds an ephemeral container to a pod, or changes one.
+async fn debug(world: &World, pod: &str, container: &Value) -> kube::Result<Pod> {
+    let patch = Patch::Strategic(json!({"spec": {"ephemeralContainers": [container]}}));
+    let api = world.pods.api();
+    api.patch_subresource("ephemeralcontainers", pod, &PatchParams::default(), &patch)
+        .await
+}
+
+/// Waits until an ephemeral container runs, and checks if it sees a GPU.
+async fn check_debugger(world: &World, pod: &str, container: &str, sees: bool) -> Result<()> {
+    let key = world.key(pod);
+    let runs = |snapshot: &ClusterSnapshot| {
+        let status = snapshot.pods.get(&key)?.status.as_ref()?;
+        let mut statuses = status.ephemeral_container_statuses.iter().flatten();
+        let found = statuses.find(|status| status.name == container)?;
+        found.state.as_ref()?.running.as_ref().map(drop)
+    };
+    world.until(&format!("{container} of {pod} to run"), runs).await?;
+    let nodes = world.cluster.iter().flat_map(LocalCluster::nodes);
+    let mut found = nodes.filter_map(|node| node.kubelet().container(&world.namespace, pod, container));
+    let gpus = found.next().map(|found| found.gpus).unwrap_or_default();
+    ensure!(
+        world.cluster.is_none() || gpus.is_empty() != sees,
+        "{container} of {pod} sees {gpus:?}"
     );
     Ok(())
 }
