@@ -312,9 +312,13 @@ async fn mirror_on_a_node(world: &mut World) -> Result<()> {
         .with("env", visible("all"));
     world.create(mirror).await?;
     let key = world.key(name);
-    let is_gone = |snapshot: &ClusterSnapshot| (!snapshot.pods.contains_key(&key)).then_some(());
+    let (namespace, objects) = (world.namespace.clone(), world.cluster()?.api().objects().clone());
+    // The observer's watch may not have shown the pod yet.
+    let is_gone = |snapshot: &ClusterSnapshot| {
+        let is_deleted = objects.get("pods", &namespace, name).is_err();
+        (is_deleted && !snapshot.pods.contains_key(&key)).then_some(())
+    };
     world.until("the mirror pod to be gone", is_gone).await?;
-    let namespace = world.namespace.clone();
     let started = world.node(&node)?.kubelet().container(&namespace, name, "main");
     ensure!(
         started.is_none(),
