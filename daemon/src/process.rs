@@ -225,6 +225,19 @@ fn cancelled_by_signal() -> std::io::Result<CancellationToken> {
     Ok(token)
 }
 
+/// Returns a token that Ctrl-C cancels. The daemons run on Linux alone; elsewhere the command-line client is built with this crate.
+#[cfg(not(unix))]
+fn cancelled_by_signal() -> std::io::Result<CancellationToken> {
+    let token = CancellationToken::new();
+    let cancelled = token.clone();
+    tokio::spawn(named("signals", async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            cancelled.cancel();
+        }
+    }));
+    Ok(token)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::{Arc, Mutex};
@@ -323,17 +336,4 @@ mod tests {
             .await;
         assert!(failed.is_err());
     }
-}
-
-/// Returns a token that Ctrl-C cancels. The daemons run on Linux alone; elsewhere the command-line client is built with this crate.
-#[cfg(not(unix))]
-fn cancelled_by_signal() -> std::io::Result<CancellationToken> {
-    let token = CancellationToken::new();
-    let cancelled = token.clone();
-    tokio::spawn(named("signals", async move {
-        if tokio::signal::ctrl_c().await.is_ok() {
-            cancelled.cancel();
-        }
-    }));
-    Ok(token)
 }

@@ -33,7 +33,7 @@ pub use values::{Inject, InventoryKind, ReservedMemory, VendorResource, VendorSe
 /// Longest wait of a call from kubelet for its pod to arrive by the watch.
 const ALLOCATE_WAIT: Duration = Duration::from_secs(2);
 
-/// Number of probe intervals without trouble after which a device is healthy again: a minute for those of a machine.
+/// Number of probe intervals without trouble after which a device is healthy again: a minute for real devices.
 const QUIET_PROBES: u32 = 6;
 
 /// Shares the GPUs of this node among pods.

@@ -72,7 +72,7 @@ pub struct PublisherSettings {
     pub memory_unit: MemoryUnit,
     /// True if this plugin serves a vendor's resource too.
     pub serves_vendor: bool,
-    /// True if the devices are those of a file.
+    /// True if the devices are simulated: read from a file (`--inventory=file:`).
     pub is_simulated: bool,
     /// The policy for partitions of GPUs, if the operator sets one.
     pub partition_policy: Option<GpuPartitionPolicy>,

@@ -21,6 +21,10 @@ pub use scheduling::{
     Toleration, Volume,
 };
 
+/// Annotation of a mirror pod: the copy that kubelet writes into the API of a static pod, which it runs from a file of its node,
+/// whatever the API server answers.
+pub const MIRROR: &str = "kubernetes.io/config.mirror";
+
 /// Annotation of a pod that requests no amounts and wants to see all GPUs of its node: `"true"`.
 pub const ALL_DEVICES: &str = "gpushare/all-devices";
 

@@ -174,7 +174,8 @@ fn check_limits(
 /// A device, its virtual function if the device node belongs to one, and the path of the device node.
 type DeviceNode<'a> = (DeviceKey, Option<&'a str>, &'a Path);
 
-/// Every device node of this node's devices of a resource's type, with the device that it belongs to. No answer has nodes of GPUs.
+/// Every device node of this node's devices of a resource's type, with the device that it belongs to. Those of GPUs are left out:
+/// answers to kubelet never name them.
 fn device_nodes(fleet: &NodeFleet, resource: ExtendedResource) -> Vec<DeviceNode<'_>> {
     let mut nodes = Vec::new();
     for FleetDevice { device, .. } in fleet.devices_of(resource.device_type()) {

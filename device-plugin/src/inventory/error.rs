@@ -68,11 +68,6 @@ impl InventoryError {
         }
     }
 
-    /// Returns true if there are GPUs and each is left out for a reason of its own, such as MIG mode.
-    pub fn is_by_choice(&self) -> bool {
-        matches!(self, Self::NothingToShare { .. })
-    }
-
     /// Returns true if the machine has no devices that can be shared (yet).
     pub fn is_absence(&self) -> bool {
         matches!(self, Self::Absent { .. } | Self::NothingToShare { .. })

@@ -58,7 +58,7 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// The interval of the plugin: a simulated device falls sick, and is healthy again, soon after its file says so.
+    /// The interval at which the plugin reads the file: short, so that a simulated device falls sick soon after the file says so.
     pub const INTERVAL: Duration = Duration::from_millis(200);
 
     pub(super) fn discover(&self) -> Result<NodeInventory, InventoryError> {

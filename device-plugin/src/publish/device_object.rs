@@ -41,7 +41,7 @@ pub struct DeviceObjectInputs {
     pub checkpoints: Option<String>,
     /// True if this plugin serves a vendor's resource too.
     pub serves_vendor: bool,
-    /// True if the devices are those of a file.
+    /// True if the devices are simulated: read from a file (`--inventory=file:`).
     pub is_simulated: bool,
     /// The cluster administrator's overrides: labels of this node's devices, and partitions of its GPUs.
     pub overrides: Arc<NodeOverrides>,

@@ -1,6 +1,6 @@
 //! The kinds of device resources that a pod requests. A request of zero is none.
 
-use proto::pod::{Container, Pod};
+use proto::pod::{Container, MIRROR, Pod};
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
 };
@@ -18,8 +18,6 @@ pub(super) const RECORD: [&str; 8] = [
     MEM_ASSIGNED,
     MEM_ASSUME_TIME,
 ];
-/// Annotation of a mirror pod: kubelet runs its static pod whatever the API server answers.
-const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// The kinds of device resources that a pod, or a container, requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -45,12 +45,12 @@ pub(super) struct NameList {
     tail: String,
     /// The place of each name in `tail`.
     spans: Vec<Range<u32>>,
-    nodes: Mutex<LookedUp>,
+    nodes: Mutex<ResolvedNodes>,
 }
 
 /// The nodes of a list, as of a version of the table of node names.
 #[derive(Debug, Default)]
-struct LookedUp {
+struct ResolvedNodes {
     version: Option<u64>,
     nodes: Arc<[Option<NodeId>]>,
 }
@@ -90,7 +90,7 @@ impl NodeNames<'_> {
         let mut known = list.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         if known.version != version {
             let nodes = self.look_up(index);
-            *known = LookedUp { version, nodes };
+            *known = ResolvedNodes { version, nodes };
         }
         Arc::clone(&known.nodes)
     }

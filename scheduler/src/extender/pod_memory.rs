@@ -13,7 +13,8 @@ use super::recheck::Recheck;
 use super::requeue::{SampleRetries, WaitingPods};
 use crate::accounting::PodFacts;
 
-/// Time between two sweeps. A pod that no watch shows is forgotten after one to two of them.
+/// Time between two sweeps. A pod that no watch shows, or that requests no devices, is forgotten after one to two of them without
+/// a request about it.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// State of pods from one request to the next. All of it is lost with the process.

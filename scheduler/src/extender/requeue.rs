@@ -180,9 +180,8 @@ impl WaitingPods {
     /// Forgets the pods that two sweeps in a row have found and no watch shows: they are gone, and no room is announced for them.
     pub(super) fn sweep(&mut self, is_shown: impl Fn(&str) -> bool) {
         self.pods.retain(|uid, waiting| {
-            let is_gone = !is_shown(uid) && waiting.is_unshown;
-            waiting.is_unshown = !is_shown(uid);
-            !is_gone
+            let was_unshown = std::mem::replace(&mut waiting.is_unshown, !is_shown(uid));
+            !(was_unshown && waiting.is_unshown)
         });
     }
 

@@ -78,6 +78,14 @@ pub(crate) fn child<'a>(value: &'a mut Value, field: &str) -> &'a mut Map<String
     make_object(make_object(value).entry(field).or_insert(Value::Null))
 }
 
+/// An object with the field managers of another state of it.
+pub(crate) fn with_managers_of(object: &Value, managed: &Value) -> Value {
+    let mut object = object.clone();
+    let managers = managed.pointer("/metadata/managedFields").cloned();
+    set(meta(&mut object), "managedFields", managers);
+    object
+}
+
 /// The metadata of an object, created if there is none.
 pub(crate) fn meta(value: &mut Value) -> &mut Map<String, Value> {
     child(value, "metadata")

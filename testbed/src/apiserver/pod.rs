@@ -238,9 +238,7 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
 /// The pod after a request for a resize, which changes resources of containers alone: `dropNonResizeUpdates` takes everything else
 /// from the old pod.
 pub(crate) fn resized(old: &Value, new: &Value) -> Value {
-    let mut pod = old.clone();
-    let managed = new.pointer("/metadata/managedFields").cloned();
-    object::set(object::meta(&mut pod), "managedFields", managed);
+    let mut pod = object::with_managers_of(old, new);
     for list in CONTAINERS {
         for container in object::items_mut(&mut pod, list) {
             let named = object::text(container, "/name").to_owned();
@@ -290,9 +288,7 @@ pub(crate) fn check_resize(old: &Value, new: &Value) -> Vec<InvalidField> {
 
 /// The pod after a request for ephemeral containers: `dropNonEphemeralContainerUpdates` takes everything else from the old pod.
 pub(crate) fn with_ephemeral_containers(old: &Value, new: &Value) -> Value {
-    let mut pod = old.clone();
-    let managed = new.pointer("/metadata/managedFields").cloned();
-    object::set(object::meta(&mut pod), "managedFields", managed);
+    let mut pod = object::with_managers_of(old, new);
     let containers = new.pointer("/spec/ephemeralContainers").cloned();
     object::set(object::child(&mut pod, "spec"), "ephemeralContainers", containers);
     pod

@@ -53,6 +53,28 @@ pub(crate) enum WrittenPart {
     EphemeralContainers,
 }
 
+impl WrittenPart {
+    /// The parts that a subresource writes.
+    const OF_SUBRESOURCES: [Self; 3] = [Self::Status, Self::Resize, Self::EphemeralContainers];
+
+    /// The part that a request to this subresource writes.
+    pub(crate) fn of(subresource: &str) -> Self {
+        let mut parts = Self::OF_SUBRESOURCES.into_iter();
+        let part = parts.find(|part| part.subresource() == subresource);
+        part.unwrap_or(Self::Object)
+    }
+
+    /// The name of the subresource; empty for the object itself.
+    fn subresource(self) -> &'static str {
+        match self {
+            Self::Object => "",
+            Self::Status => "status",
+            Self::Resize => "resize",
+            Self::EphemeralContainers => "ephemeralcontainers",
+        }
+    }
+}
+
 /// The options of a write.
 #[derive(Debug, Clone)]
 pub(crate) struct WriteOptions {
@@ -85,15 +107,9 @@ impl RequestTarget {
 
     /// The manager that a write to this target records for the fields that it changes.
     fn writer<'a>(&'a self, options: &'a WriteOptions, api_version: &'a str) -> FieldWriter<'a> {
-        let subresource = match self.part {
-            WrittenPart::Object => "",
-            WrittenPart::Status => "status",
-            WrittenPart::Resize => "resize",
-            WrittenPart::EphemeralContainers => "ephemeralcontainers",
-        };
         FieldWriter {
             manager: &options.manager,
-            subresource,
+            subresource: self.part.subresource(),
             api_version,
             now: options.now,
         }

@@ -326,7 +326,7 @@ fn named_devices(responses: &[Arc<ContainerAllocateResponse>]) -> Vec<String> {
     devices
 }
 
-/// What device plugins and the author of the pod set in a container.
+/// The devices and variables of a container, from device plugins and from the author of the pod.
 struct ContainerInputs<'a> {
     /// The plugins' answers to Allocate.
     responses: &'a [Arc<ContainerAllocateResponse>],

@@ -12,6 +12,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
+use proto::pod::MIRROR;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -29,9 +30,6 @@ use super::runtime::KILLED;
 use super::status_manager::StatusManager;
 use super::tasks::KubeletTasks;
 use crate::dice::dice;
-
-/// The annotation of the copy in the API of a static pod.
-const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// A change of this node's pods in the API.
 #[derive(Debug)]

@@ -127,20 +127,20 @@ async fn measure(console: &Console, args: &StormArgs, storm: StormKind) -> Resul
         POD_BYTES,
     )?;
     let rig = Rig::with_scheduler(api, dir, &["--hint-ttl", HINT]).await?;
-    let asking = Asking::start(&rig, args.nodes)?;
+    let client = SteadyClient::start(&rig, args.nodes)?;
     sleep(QUIET).await;
-    let before_millis = quantiles(asking.take()?, STORM_PERCENTS);
+    let before_millis = quantiles(client.take()?, STORM_PERCENTS);
     let rss = rig.rss()?;
     console.step(&format!("{storm:?}"));
     let began = Instant::now();
-    storm.rage(rig.api.objects(), args).await?;
+    storm.run(rig.api.objects(), args).await?;
     let ended = Instant::now();
-    let storm_millis = quantiles(asking.take()?, STORM_PERCENTS);
+    let storm_millis = quantiles(client.take()?, STORM_PERCENTS);
     let [_, usual, _] = before_millis;
     let mut after = Vec::new();
     loop {
         sleep(PERIOD).await;
-        let latencies = asking.take()?;
+        let latencies = client.take()?;
         after.extend(latencies.iter().copied());
         let [_, p99, _] = quantiles(latencies, STORM_PERCENTS);
         if p99 <= (usual * AS_BEFORE).max(usual + 1.0) {
@@ -160,14 +160,14 @@ async fn measure(console: &Console, args: &StormArgs, storm: StormKind) -> Resul
         recovered_seconds: ended.elapsed().as_secs_f64(),
         rss_mib: [rss, rig.peak_rss()?, rig.rss()?],
     };
-    asking.end().await?;
+    client.end().await?;
     rig.stop().await;
     Ok(measured)
 }
 
 impl StormKind {
     /// Changes the objects; returns when all is as before.
-    async fn rage(self, objects: &ApiObjects, args: &StormArgs) -> Result<()> {
+    async fn run(self, objects: &ApiObjects, args: &StormArgs) -> Result<()> {
         let part = |n: u32| (n * args.percent / 100).max(1);
         let (objects, n_nodes) = (objects.clone(), args.nodes);
         match self {
@@ -243,14 +243,14 @@ fn large_device(name: &str) -> Value {
     object
 }
 
-/// A client that asks the filter until it is ended.
-struct Asking {
+/// A client that sends filter requests until it is ended.
+struct SteadyClient {
     latencies: Arc<Mutex<Vec<Duration>>>,
     has_ended: Arc<AtomicBool>,
     thread: JoinHandle<Result<()>>,
 }
 
-impl Asking {
+impl SteadyClient {
     fn start(rig: &Rig, n_nodes: u32) -> Result<Self> {
         let mut requests = PreparedRequests::new((0..n_nodes).map(fleet::node_name), POD_BYTES)?;
         let mut connection = KeptConnection::to(rig.address)?;

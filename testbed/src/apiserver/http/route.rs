@@ -163,12 +163,7 @@ impl Route {
             resource: Arc::clone(&self.resource),
             namespace: self.namespace.clone().unwrap_or_default(),
             name: self.name.clone(),
-            part: match self.subresource.as_str() {
-                "status" => WrittenPart::Status,
-                "resize" => WrittenPart::Resize,
-                "ephemeralcontainers" => WrittenPart::EphemeralContainers,
-                _ => WrittenPart::Object,
-            },
+            part: WrittenPart::of(&self.subresource),
         }
     }
 }

@@ -186,8 +186,7 @@ fn separate_status(target: &RequestTarget, old: &Value, new: &mut Value) {
         *new = pod::with_ephemeral_containers(old, new);
     } else if target.part == WrittenPart::Status {
         let written = status(new);
-        let managed = new.pointer("/metadata/managedFields").cloned();
-        let mut result = old.clone();
+        let mut result = object::with_managers_of(old, new);
         // The status strategies of built-in kinds reset the spec alone, that of custom resources everything
         // but status.
         if !resource.custom {
@@ -196,7 +195,6 @@ fn separate_status(target: &RequestTarget, old: &Value, new: &mut Value) {
                 object::set(object::meta(&mut result), field, value);
             }
         }
-        object::set(object::meta(&mut result), "managedFields", managed);
         object::set(object::make_object(&mut result), "status", written);
         *new = result;
     } else if resource.status {

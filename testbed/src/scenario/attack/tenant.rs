@@ -1,12 +1,14 @@
 //! A tenant, who may create and change pods of a namespace, and tries to see a GPU that is not counted for a pod.
 //!
-//! What the containers see is read back from the runtime. The check after a scenario compares it with the records of the pods that
-//! request devices; of the others the table says what they see, and `docs/security.md` where nothing defends against them.
+//! The GPUs that a container sees are read back from the runtime. Where the pod requests devices, the check after a scenario compares
+//! them with its record; for other pods the tables of this file have the expected view. `docs/security.md` lists the attempts that
+//! nothing prevents.
 
 use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use proto::pod::MIRROR;
 use proto::record::MEM_CONTAINER;
 use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
@@ -76,9 +78,6 @@ fn visible(value: &str) -> Value {
 
 /// The `ConfigMap` whose entries a pod takes as its environment.
 const MAP: &str = "visible";
-
-/// The annotation of the copy that kubelet writes of a static pod.
-const MIRROR: &str = "kubernetes.io/config.mirror";
 
 fn plain(name: &str) -> PodBuilder {
     PodBuilder::new(name, &[])

@@ -30,7 +30,7 @@ const CDI_DIR: &str = "/var/run/cdi";
 /// The names of the plugin's specs of containers begin so.
 const SPEC_PREFIX: &str = "gpushare.dev-gpu_";
 /// The number of times that a pod repeats a command every three seconds, in five minutes.
-pub(super) const N_LISTS: usize = 100;
+pub(super) const N_REPEATS: usize = 100;
 
 /// The Device object, the node's resources and the conditions, compared with CUDA in a small pod.
 async fn offered(trial: &mut Trial) -> Result<Finding> {
@@ -115,7 +115,7 @@ pub(super) async fn free_bytes(trial: &Trial, name: &str) -> Result<u64> {
 /// Starts a pod without a GPU, and so without a CDI spec, that lists the node's specs every few seconds.
 pub(super) async fn start_listing(trial: &Trial, name: &str) -> Result<()> {
     let files = format!("files={SPECS_MOUNT}");
-    let commands = [files.as_str(), "hold=3"].repeat(N_LISTS);
+    let commands = [files.as_str(), "hold=3"].repeat(N_REPEATS);
     let mut pod = trial.pod(name, &commands, &[]);
     let volume = json!({"name": "specs", "hostPath": {"path": CDI_DIR}});
     pod.set_spec("volumes", json!([volume]));

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::GpuEntry;
 use super::computing::{start_survivor, until_more_rounds};
-use super::containers::N_LISTS;
+use super::containers::N_REPEATS;
 use super::plugin::application_xids;
 use super::target::GIB;
 use super::trial::{Finding, Trial};
@@ -149,7 +149,7 @@ impl KernelLog {
             return Self(Err("the testbed's nodes have no kernel of their own".to_owned()));
         }
         let read = format!("{READER}={XID_LINE}");
-        let commands = [read.as_str(), "hold=3"].repeat(N_LISTS);
+        let commands = [read.as_str(), "hold=3"].repeat(N_REPEATS);
         let rights = json!({"runAsUser": 0, "capabilities": {"add": ["SYSLOG"]}});
         let pod = trial.pod(READER, &commands, &[]).with("securityContext", rights);
         Self(match trial.create(pod).await {

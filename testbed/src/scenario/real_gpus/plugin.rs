@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, LogParams};
 
+use crate::cluster::SimulatedNode;
 use crate::pod_fields::node_of;
 use crate::scenario::World;
 use crate::scenario::breaking::{NAME_LABEL, PLUGIN};
@@ -37,11 +38,8 @@ impl NodePlugin<'_> {
     /// # Errors
     /// The API server cannot reach them.
     pub(super) async fn metrics(self) -> Result<PluginMetrics> {
-        if let Some(cluster) = &self.world.cluster {
-            let mut nodes = cluster.nodes();
-            let node = nodes.find(|node| node.name() == self.node);
-            let metrics = node.context("the node is gone")?.plugin_metrics().await?;
-            return Ok(PluginMetrics(metrics));
+        if let Some(node) = self.simulated_node()? {
+            return Ok(PluginMetrics(node.plugin_metrics().await?));
         }
         let plugin = self.pod()?;
         let (namespace, name) = (plugin.namespace().unwrap_or_default(), plugin.name_any());
@@ -61,12 +59,8 @@ impl NodePlugin<'_> {
     /// # Errors
     /// The log cannot be read.
     pub(super) async fn log_since(self, moment: Instant) -> Result<String> {
-        if let Some(cluster) = &self.world.cluster {
-            let mut nodes = cluster.nodes();
-            let node = nodes.find(|node| node.name() == self.node);
-            let plugin = node
-                .and_then(|node| node.plugin())
-                .context("the node has no plugin")?;
+        if let Some(node) = self.simulated_node()? {
+            let plugin = node.plugin().context("the node has no plugin")?;
             // All of it: one GPU of the testbed has one fault.
             return crate::files::read(plugin.log());
         }
@@ -87,6 +81,19 @@ impl NodePlugin<'_> {
     pub(super) fn image(self) -> Option<String> {
         let pod = self.pod().ok()?;
         pod.spec?.containers.into_iter().next()?.image
+    }
+
+    /// The testbed's node; none on a cluster that is not the testbed's.
+    ///
+    /// # Errors
+    /// The testbed's cluster has no such node.
+    fn simulated_node(&self) -> Result<Option<&SimulatedNode>> {
+        let Some(cluster) = &self.world.cluster else {
+            return Ok(None);
+        };
+        let mut nodes = cluster.nodes();
+        let node = nodes.find(|node| node.name() == self.node);
+        node.context("the node is gone").map(Some)
     }
 
     /// Its pod.

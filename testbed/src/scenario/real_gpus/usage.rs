@@ -138,13 +138,13 @@ async fn not_measured(trial: &Trial) -> Result<Option<String>> {
     Ok((!is_measured).then(|| reason.to_owned()))
 }
 
-/// Waits until the plugin's figure of a pod's memory is such; returns it, or the last one, which is not.
-async fn until_figure(trial: &Trial, pod: &str, is_such: impl Fn(u64) -> bool) -> Result<u64> {
+/// Waits until `accepts` takes the plugin's figure of a pod's memory; returns it, or the last one after [`MEASURED_WITHIN`].
+async fn until_figure(trial: &Trial, pod: &str, accepts: impl Fn(u64) -> bool) -> Result<u64> {
     let began = Instant::now();
     loop {
         // The figure is absent until the plugin has measured the container.
         let used = trial.measured(pod).await;
-        if used.is_some_and(&is_such) || began.elapsed() > MEASURED_WITHIN {
+        if used.is_some_and(&accepts) || began.elapsed() > MEASURED_WITHIN {
             return used
                 .with_context(|| format!("the plugin has no figure for {pod} after {MEASURED_WITHIN:?}"));
         }

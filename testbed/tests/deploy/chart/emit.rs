@@ -94,7 +94,7 @@ struct Place<'a> {
     kind: &'a str,
     /// The values of the workload that it belongs to; empty for other objects.
     workload: &'a str,
-    /// The field that holds the object with that field.
+    /// The path of the object that has the field.
     parent: &'a str,
     /// The field that holds it.
     field: &'a str,

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod as PodObject};
 use kube::ResourceExt;
 use proto::device::GPU_MODEL_LABEL;
+use proto::pod::MIRROR;
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_CONTAINER, MEM_DEV,
     MEM_IDX, MEM_POD,
@@ -39,8 +40,6 @@ const WRITTEN: [&str; 9] = [
     MEM_ASSUME_TIME,
     MEM_CONTAINER,
 ];
-/// The annotation of a static pod, which kubelet runs from a file.
-const MIRROR: &str = "kubernetes.io/config.mirror";
 const THOUSAND: i128 = 1000;
 
 /// The replay's input from a cluster.
