@@ -13,6 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::sync::{OnceCell, mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
@@ -429,7 +431,7 @@ impl Daemon {
     /// Stops it (SIGSTOP), and returns when all of its threads have stopped. The kernel delivers the signal to
     /// one thread, and until that one gets a processor the others keep running.
     pub async fn pause(&self) -> Result<(), DaemonError> {
-        self.signal("STOP").await?;
+        self.signal(Signal::STOP)?;
         while self.pid.is_some_and(|pid| !is_stopped(pid)) && !self.is_down() {
             tokio::time::sleep(STOP_POLL).await;
         }
@@ -437,28 +439,31 @@ impl Daemon {
     }
 
     /// Resumes it (SIGCONT).
-    pub(crate) async fn resume(&self) -> Result<(), DaemonError> {
-        self.signal("CONT").await
+    pub(crate) fn resume(&self) -> Result<(), DaemonError> {
+        self.signal(Signal::CONT)
     }
 
-    /// Sending a signal needs unsafe code or a program; every system that runs kubelet has a shell.
-    async fn signal(&self, name: &str) -> Result<(), DaemonError> {
-        let Some(pid) = self.pid else { return Ok(()) };
-        let sent = Command::new("sh")
-            .args(["-c", &format!("kill -{name} {pid}")])
-            .status()
-            .await;
-        sent.map(drop).map_err(|source| DaemonError::Signal {
-            name: self.invocation.name.clone(),
-            source,
-        })
+    /// By a system call, since the testbed's image has no program that sends signals. A process that has ended gets none.
+    fn signal(&self, signal: Signal) -> Result<(), DaemonError> {
+        let pid = self.pid.filter(|_| !self.is_down());
+        let pid = pid.and_then(|pid| i32::try_from(pid).ok());
+        let Some(pid) = pid.and_then(Pid::from_raw) else {
+            return Ok(());
+        };
+        match kill_process(pid, signal) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => Err(DaemonError::Signal {
+                name: self.invocation.name.clone(),
+                source: error.into(),
+            }),
+        }
     }
 
     /// Sends SIGTERM, and SIGKILL if it has not ended within `grace`; true if it ended by itself with success.
     pub async fn stop(self, grace: Duration) -> bool {
         self.is_ending.store(true, Ordering::Release);
         // If the signal cannot be sent, the kill below ends it.
-        let _ = self.signal("TERM").await;
+        let _ = self.signal(Signal::TERM);
         let mut ended = self.ended.clone();
         let success = match tokio::time::timeout(grace, ended.wait_for(Option::is_some)).await {
             Ok(Ok(status)) => status.is_some_and(|status| status.success()),
@@ -621,7 +626,7 @@ mod tests {
             let before = length();
             tokio::time::sleep(STOP_POLL).await;
             assert_eq!(length(), before);
-            daemon.resume().await.unwrap();
+            daemon.resume().unwrap();
             while length() == before {
                 tokio::time::sleep(STOP_POLL).await;
             }

@@ -51,7 +51,7 @@ pub struct E2eArgs {
     #[arg(long)]
     json: bool,
     /// The directory deploy/ of the repository.
-    #[arg(long, value_name = "DIR", default_value_os_t = default_deploy())]
+    #[arg(long, env = "TESTBED_DEPLOY", value_name = "DIR", default_value_os_t = default_deploy())]
     deploy: PathBuf,
 }
 

@@ -293,8 +293,8 @@ impl Replicas {
     }
 
     /// Resumes a replica's process.
-    pub(crate) async fn resume(&mut self, name: &str) -> Result<()> {
-        Ok(self.replica(name)?.daemon.resume().await?)
+    pub(crate) fn resume(&mut self, name: &str) -> Result<()> {
+        Ok(self.replica(name)?.daemon.resume()?)
     }
 
     /// Deletes a replica's pod: no new connections go there, and its process gets SIGTERM.

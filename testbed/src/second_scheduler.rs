@@ -143,8 +143,8 @@ impl SecondScheduler {
     }
 
     /// Lets a container go on.
-    pub(crate) async fn resume(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
-        Ok(self.container(pod, container)?.resume().await?)
+    pub(crate) fn resume(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
+        Ok(self.container(pod, container)?.resume()?)
     }
 
     /// URL of a pod's extender.

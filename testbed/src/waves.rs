@@ -49,6 +49,9 @@ pub struct WavesArgs {
     /// Print every wave as JSON.
     #[arg(long)]
     json: bool,
+    /// The directory deploy/ of the repository.
+    #[arg(long, env = "TESTBED_DEPLOY", value_name = "DIR", default_value_os_t = default_deploy())]
+    deploy: PathBuf,
 }
 
 /// Runs the waves; true if no pod was wrong, over or stuck.
@@ -64,7 +67,7 @@ pub async fn run(args: WavesArgs) -> Result<bool> {
         (world.broken_by(Some(commands)), parts)
     } else {
         Binaries::locate().await?;
-        let cluster = LocalCluster::start(ScenarioStage::Faults.spec(default_deploy())).await?;
+        let cluster = LocalCluster::start(ScenarioStage::Faults.spec(args.deploy.clone())).await?;
         (
             World::new(cluster.client().clone(), "waves", None, Some(cluster)).await?,
             OF_TESTBED.to_vec(),

@@ -185,7 +185,7 @@ pub(super) async fn pause_scheduler(world: &mut World) -> Result<()> {
 /// Lets the scheduler's process go on.
 pub(super) async fn resume_scheduler(world: &mut World) -> Result<()> {
     match &world.cluster {
-        Some(cluster) => Ok(cluster.scheduler.resume().await?),
+        Some(cluster) => Ok(cluster.scheduler.resume()?),
         None => commands(world)?.resume(ClusterPart::Scheduler, "").await,
     }
 }

@@ -145,7 +145,7 @@ async fn leader_paused(world: &mut World, replicas: &mut Replicas) -> Result<()>
     world
         .start(PodBuilder::units("prompt", room).on(&node.name))
         .await?;
-    replicas.resume(&leader).await?;
+    replicas.resume(&leader)?;
     // The resumed process may also close the connection at once, which is as good as a refusal.
     if let Ok((_, body)) = tokio::time::timeout(DEADLINE, waking)
         .await

@@ -90,7 +90,7 @@ async fn containers_paused(world: &mut World, second: &mut SecondScheduler) -> R
     second.pause(&stopped, SchedulerContainer::KubeScheduler).await?;
     second.until_held_by_another_than(&stopped).await?;
     pods_run(world, second, "kube-scheduler-stopped").await?;
-    second.resume(&stopped, SchedulerContainer::KubeScheduler).await?;
+    second.resume(&stopped, SchedulerContainer::KubeScheduler)?;
     pods_run(world, second, "kube-scheduler-goes-on").await?;
     late_bind(world, second).await?;
     world.verify().await
@@ -114,7 +114,7 @@ async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()
     second.until_held_by_another_than(&stopped).await?;
     world.create(spec("prompt", PROFILE)).await?;
     world.until_running(&["prompt"]).await?;
-    second.resume(&stopped, SchedulerContainer::Extender).await?;
+    second.resume(&stopped, SchedulerContainer::Extender)?;
     // The resumed process may also close the connection at once, which is as good as a refusal.
     if let Ok((_, body)) = timeout(DEADLINE, waking)
         .await

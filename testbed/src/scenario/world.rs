@@ -134,7 +134,7 @@ impl World {
         // stopped scheduler, dead daemons, another kube-scheduler, extra nodes.
         let cleared = if let Some(cluster) = &mut self.cluster {
             cluster.api().faults().clear();
-            if let Err(error) = cluster.scheduler.resume().await {
+            if let Err(error) = cluster.scheduler.resume() {
                 warn!(%error, "the scheduler cannot go on");
             }
             if let Err(error) = cluster.restart_ended_daemons().await {

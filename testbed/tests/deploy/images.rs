@@ -47,6 +47,22 @@ fn users_of_images_are_those_of_the_manifests() {
     }
 }
 
+/// The testbed starts a cluster from the manifests of its image; `testbed/tests/demo.rs` runs it with those that the build gets.
+#[test]
+fn the_testbed_finds_the_manifests_of_its_image() {
+    let copied = instructions("testbed", "COPY");
+    let manifests = "--from=simulation /src/deploy/ /gpushare/deploy/";
+    assert!(
+        copied.iter().any(|arguments| arguments == manifests),
+        "{copied:?}"
+    );
+    let variables = instructions("testbed", "ENV");
+    assert!(
+        variables.contains(&"TESTBED_DEPLOY=/gpushare/deploy".to_owned()),
+        "{variables:?}"
+    );
+}
+
 /// The compiler in the images is the one that the repository asks for.
 #[test]
 fn images_are_built_with_the_pinned_compiler() {
